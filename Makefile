@@ -1,0 +1,29 @@
+# One verb each, each safe to run twice; CI calls exactly these.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+PYTHON ?= python3.11
+BIN := .venv/bin
+PROTO_TOOLS := grpcio-tools==1.71.2 # newer tools emit code that fails on older protobuf runtimes
+
+.PHONY: help
+help: ## Show this help
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 12
+
+.venv/.installed: pyproject.toml requirements/dev.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --requirement requirements/dev.txt
+	$(BIN)/pip install --quiet --no-deps --editable .
+	touch $@
+
+.PHONY: install
+install: .venv/.installed ## Install the control plane's environment (.venv)
+
+.venv-proto/.installed: Makefile
+	$(PYTHON) -m venv .venv-proto
+	.venv-proto/bin/pip install --quiet "$(firstword $(PROTO_TOOLS))" "setuptools<81"
+	touch $@
+
+.PHONY: proto
+proto: .venv-proto/.installed ## Generate the stubs of the admin API and of etcd's messages
+	.venv-proto/bin/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. --grpc_python_out=. proto/registry/v1/registry.proto
+	.venv-proto/bin/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. proto/registry/etcd3/rpc.proto

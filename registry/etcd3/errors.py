@@ -1,0 +1,98 @@
+"""What can go wrong between us and etcd, as types.
+
+    EtcdError
+    ├── Unavailable(maybe_applied)   no connection, or it broke
+    ├── Timeout(maybe_applied)       our own deadline ran out
+    ├── NoLeader                     the member is isolated or an election runs; certainly not applied
+    ├── Compacted(compact_revision)  that revision is no longer kept
+    ├── FutureRevision               that revision does not exist yet: the store went backwards
+    ├── LeaseExpired
+    ├── Unauthenticated / PermissionDenied
+    ├── RequestTooLarge / ResponseTooLarge / TooManyRequests / NoSpace
+    ├── InvalidArgument
+    └── WatchCanceled                the server ended a watch for a reason of its own
+
+A write may be repeated blindly only where `certainly_not_applied` is true (facts of etcd: a broken
+connection says nothing about the fate of a proposal).
+"""
+
+from __future__ import annotations
+
+
+class EtcdError(Exception):
+    """Base of all errors of this package. The message never holds a secret."""
+
+    @property
+    def certainly_not_applied(self) -> bool:
+        """True if no write of the failed call can have taken effect, now or later."""
+        return True
+
+
+class _Ambiguous(EtcdError):
+    def __init__(self, message: str, *, maybe_applied: bool) -> None:
+        super().__init__(message)
+        self.maybe_applied = maybe_applied
+
+    @property
+    def certainly_not_applied(self) -> bool:
+        return not self.maybe_applied
+
+
+class Unavailable(_Ambiguous):
+    """No connection could be made, or it broke in mid-flight (then `maybe_applied`)."""
+
+
+class Timeout(_Ambiguous):
+    """The call's own deadline ran out."""
+
+
+class NoLeader(EtcdError):
+    """The member has no leader."""
+
+
+class Compacted(EtcdError):
+    """A revision below `compact_revision` was asked for."""
+
+    def __init__(self, message: str, *, compact_revision: int) -> None:
+        super().__init__(message)
+        self.compact_revision = compact_revision
+
+
+class FutureRevision(EtcdError):
+    """A revision was asked for that the store has not reached."""
+
+
+class LeaseExpired(EtcdError):
+    """The lease is not known to the server (any more)."""
+
+
+class Unauthenticated(EtcdError):
+    """User or password are wrong, or the token is not valid even after a fresh login."""
+
+
+class PermissionDenied(EtcdError):
+    """The user's role does not allow it."""
+
+
+class RequestTooLarge(EtcdError):
+    """The request exceeds the server's --max-request-bytes or --max-txn-ops."""
+
+
+class ResponseTooLarge(EtcdError):
+    """The reply exceeds our receive limit."""
+
+
+class TooManyRequests(EtcdError):
+    """The server sheds load; certainly not applied."""
+
+
+class NoSpace(EtcdError):
+    """The server's database quota is used up; only deletes are taken."""
+
+
+class InvalidArgument(EtcdError):
+    """The server refused the request's form."""
+
+
+class WatchCanceled(EtcdError):
+    """The server cancelled a watch."""

@@ -1,0 +1,164 @@
+"""etcd's operations as immutable values: what a transaction is made of, before anything is sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """A key as it stands at some revision."""
+
+    key: bytes
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    version: int
+    lease: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A change of one key. `kv` is None for a deletion."""
+
+    key: bytes
+    mod_revision: int
+    kv: KeyValue | None
+
+
+class Target(Enum):
+    """What of a key a `Compare` looks at."""
+
+    VERSION = 0
+    CREATE = 1
+    MOD = 2
+    VALUE = 3
+    LEASE = 4
+
+
+class Relation(Enum):
+    """How a `Compare` relates the key's value to the given one."""
+
+    EQUAL = 0
+    GREATER = 1
+    LESS = 2
+    NOT_EQUAL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """A condition of a transaction. Build it with `mod_is`, `absent` or `value_is`."""
+
+    key: bytes
+    target: Target
+    relation: Relation
+    value: int | bytes
+
+
+def mod_is(key: bytes, revision: int) -> Compare:
+    """Holds while the key's last change is `revision`; 0 means that the key is absent."""
+    return Compare(key, Target.MOD, Relation.EQUAL, revision)
+
+
+def absent(key: bytes) -> Compare:
+    """Holds while there is no such key."""
+    return Compare(key, Target.CREATE, Relation.EQUAL, 0)
+
+
+class SortTarget(Enum):
+    """By what a `Range` sorts."""
+
+    KEY = 0
+    MOD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Read keys from `key` up to, not including, `range_end` (empty: just `key`).
+
+    `revision` 0 reads the newest. Inside a transaction it must be 0: members may diverge otherwise.
+    """
+
+    key: bytes
+    range_end: bytes = b""
+    limit: int = 0
+    revision: int = 0
+    keys_only: bool = False
+    count_only: bool = False
+    descending_by: SortTarget | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write a key; `lease` 0 means for ever."""
+
+    key: bytes
+    value: bytes
+    lease: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete a key, or the keys from `key` up to, not including, `range_end`."""
+
+    key: bytes
+    range_end: bytes = b""
+
+
+Op = Range | Put | Delete
+
+
+@dataclass(frozen=True, slots=True)
+class Txn:
+    """If all compares hold: `success`, else `failure`; atomically, in one revision."""
+
+    compare: tuple[Compare, ...]
+    success: tuple[Op, ...]
+    failure: tuple[Op, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RangeResult:
+    """Reply to a `Range`. `count` is the number of keys in the range, not only of those returned."""
+
+    revision: int
+    kvs: tuple[KeyValue, ...]
+    more: bool
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """Reply to a `Put` in a transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteResult:
+    """Reply to a `Delete`: how many keys it removed."""
+
+    deleted: int
+
+
+OpResult = RangeResult | PutResult | DeleteResult
+
+
+@dataclass(frozen=True, slots=True)
+class TxnResult:
+    """Reply to a `Txn`: `revision` is the store's after it."""
+
+    succeeded: bool
+    revision: int
+    responses: tuple[OpResult, ...]
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """First key after all keys that start with `prefix`, for use as a `range_end`.
+
+    Raises:
+        ValueError: the prefix is empty or all 0xff, so that there is no such key.
+    """
+    for i in reversed(range(len(prefix))):
+        if prefix[i] < 0xFF:
+            return prefix[:i] + bytes([prefix[i] + 1])
+    raise ValueError("a prefix must hold a byte below 0xff")

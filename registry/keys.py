@@ -1,0 +1,73 @@
+"""Where things stand in etcd, below one prefix. Pure. docs/etcd-layout.md shows the same as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from registry.model.names import name_key
+
+DEFAULT_PREFIX = "/loraplane/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Builds every key. `prefix` has no slash at its end."""
+
+    prefix: str = DEFAULT_PREFIX
+
+    def _key(self, *parts: str) -> bytes:
+        return "/".join((self.prefix, *parts)).encode()
+
+    def pool(self, pool: str) -> bytes:
+        return self._key("pools", pool)
+
+    def pools(self) -> bytes:
+        return self._key("pools", "")
+
+    def adapter(self, pool: str, name: str) -> bytes:
+        return self._key("adapters", pool, name_key(name))
+
+    def adapters(self, pool: str) -> bytes:
+        return self._key("adapters", pool, "")
+
+    def history(self, pool: str, name: str, generation: int) -> bytes:
+        return self._key("history", pool, name_key(name), str(generation))
+
+    def history_of(self, pool: str, name: str) -> bytes:
+        return self._key("history", pool, name_key(name), "")
+
+    def tenant(self, tenant: str) -> bytes:
+        return self._key("tenants", tenant)
+
+    def tenants(self) -> bytes:
+        return self._key("tenants", "")
+
+    def request(self, request_id: str) -> bytes:
+        return self._key("requests", request_id)
+
+    def audit(self, scope: str, audit_id: str) -> bytes:
+        """`scope` is a pool's name, or "_" for what belongs to no pool."""
+        return self._key("audit", scope, audit_id)
+
+    def audits(self) -> bytes:
+        return self._key("audit", "")
+
+    def replica(self, pool: str, replica: str) -> bytes:
+        return self._key("replicas", pool, replica)
+
+    def replicas(self, pool: str) -> bytes:
+        return self._key("replicas", pool, "")
+
+    def status(self, pool: str, replica: str) -> bytes:
+        return self._key("status", pool, replica)
+
+    def statuses(self, pool: str) -> bytes:
+        return self._key("status", pool, "")
+
+    def meta(self) -> bytes:
+        return self._key("meta")
+
+
+def last_part(key: bytes) -> str:
+    """The part of a key after its last slash, e.g. the name key of an adapter's key."""
+    return key.rsplit(b"/", 1)[-1].decode(errors="backslashreplace")

@@ -1,0 +1,85 @@
+"""Names of adapters, pools, replicas and tenants: what may be one, and why the rest may not.
+
+vLLM takes any name at all. An adapter named like a content-part type hijacks the base model's chat
+requests, commas corrupt a metric, and a name equal to a base model would shadow it; so the rules are ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from registry.errors import InvalidArgument, Reason
+
+MAX_NAME_LENGTH = 160
+DEFAULT_TENANT = "default"
+_SEGMENT = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
+_SEGMENT_ONLY = re.compile(_SEGMENT, re.ASCII)
+_ADAPTER = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})?", re.ASCII)
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
+
+# Types of content parts, and keys beside them, that vLLM's chat endpoints look up by name.
+RESERVED_NAMES = frozenset(
+    "text image audio video input file refusal thinking tool document image_url audio_url video_url image_pil "
+    "image_embeds audio_embeds prompt_embeds input_text input_image input_audio input_file output_text "
+    "tool_use tool_result tool_call tool_reference function_call reasoning summary_text search_result".split()
+)
+
+
+def check_adapter_name(name: str, *, field: str = "name") -> None:
+    """Raises InvalidArgument unless `name` may name an adapter."""
+    if len(name) > MAX_NAME_LENGTH or ".." in name or not _ADAPTER.fullmatch(name):
+        raise InvalidArgument(
+            Reason.INVALID_NAME,
+            f"{name[:200]!r} is not an adapter name: use SEGMENT or SEGMENT/SEGMENT of at most {MAX_NAME_LENGTH} "
+            "characters, each segment letters, digits and . _ - between a letter or digit at both ends, no '..'",
+            field=field,
+        )
+    if name.lower() in RESERVED_NAMES:
+        raise InvalidArgument(
+            Reason.RESERVED_NAME,
+            f"{name!r} is reserved: vLLM reads it as a type of content; choose another",
+            field=field,
+        )
+
+
+def check_not_base(name: str, base_models: Iterable[str], *, field: str = "name") -> None:
+    """Raises InvalidArgument if `name` equals a served base model's name, without regard to case."""
+    if name.lower() in {base.lower() for base in base_models}:
+        raise InvalidArgument(
+            Reason.NAME_IS_BASE_MODEL, f"{name!r} is the name of the pool's base model; choose another", field=field
+        )
+
+
+def check_segment(name: str, *, field: str) -> None:
+    """Raises InvalidArgument unless `name` may name a pool, a replica or a tenant."""
+    if ".." in name or not _SEGMENT_ONLY.fullmatch(name):
+        raise InvalidArgument(
+            Reason.INVALID_NAME,
+            f"{name[:200]!r} is not a name: use 1 to 96 letters, digits and . _ -, a letter or digit at both ends",
+            field=field,
+        )
+
+
+def check_request_id(request_id: str, *, field: str = "request_id") -> None:
+    """Raises InvalidArgument unless `request_id` may identify a request."""
+    if not _REQUEST_ID.fullmatch(request_id):
+        raise InvalidArgument(
+            Reason.INVALID_FIELD, "a request id is 1 to 128 characters of A-Z a-z 0-9 . _ : -", field=field
+        )
+
+
+def tenant_of(name: str) -> str:
+    """The tenant that an adapter's name says: the part before "/", lower-cased, else "default"."""
+    tenant, slash, _ = name.partition("/")
+    return tenant.lower() if slash else DEFAULT_TENANT
+
+
+def name_key(name: str) -> str:
+    """The name as it stands in etcd keys: lower-cased, so that there are no twins, with "/" as "%2F"."""
+    return name.lower().replace("/", "%2F")
+
+
+def name_of_key(key: str) -> str:
+    """The lower-cased name that a key stands for; inverse of `name_key` but for case."""
+    return key.replace("%2F", "/")

@@ -1,0 +1,132 @@
+"""The records that the admin service writes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from registry.model.base import Part, Stored
+
+DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
+Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
+Uri = Annotated[str, StringConstraints(min_length=1, max_length=2048, pattern=r"^[a-z][a-z0-9+.-]*://[^\s\x00-\x1f]+$")]
+LabelKey = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
+LabelValue = Annotated[str, StringConstraints(max_length=256)]
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+Load = Literal["eager", "lazy"]
+
+
+class Source(Part):
+    """Where an adapter's files are. `digest` is the manifest digest, None: not pinned."""
+
+    uri: Uri
+    digest: Digest | None = None
+
+
+class Placement(Part):
+    """On how many replicas of the pool an adapter is served."""
+
+    replicas: Literal["all"] | Annotated[int, Field(ge=1, le=10_000)] = "all"
+
+
+class Prepare(Part):
+    """What may be done to an adapter's files before an engine sees them."""
+
+    remap: Literal["auto", "off"] = "auto"
+    vision: Literal["reject", "drop", "keep"] = "reject"
+    dora: Literal["reject", "strip"] = "reject"
+
+
+class AdapterSpec(Part):
+    """What an operator wants of an adapter. Its change, and nothing else, makes a new generation."""
+
+    source: Source
+    base_model: ModelName | None = None
+    load: Load = "eager"
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    placement: Placement = Placement()
+    prepare: Prepare = Prepare()
+    credentials: Annotated[str, StringConstraints(min_length=1, max_length=96)] | None = None
+    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
+
+
+class AdapterRecord(Stored):
+    """One adapter at one generation. `request_id` is that of the change which made the generation."""
+
+    name: str
+    pool: str
+    tenant: str
+    generation: Annotated[int, Field(ge=1)]
+    spec: AdapterSpec
+    updated_at: str
+    updated_by: str
+    request_id: str = ""
+
+
+class RetiredRecord(AdapterRecord):
+    """An earlier generation, as history keeps it, with the request that replaced or deleted it."""
+
+    retired_by_request: str
+    deleted: bool
+
+
+class PoolLimits(Part):
+    """Limits that hold on every replica of a pool; None: no limit."""
+
+    max_rank: Annotated[int, Field(ge=1, le=512)] | None = None
+    max_adapters: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+
+
+class PoolSpec(Stored):
+    """A pool: the replicas that serve one base model. `base_models` are the names under which they serve it."""
+
+    name: str
+    base_models: Annotated[
+        list[Annotated[str, StringConstraints(min_length=1, max_length=512)]], Field(min_length=1, max_length=32)
+    ]
+    limits: PoolLimits = PoolLimits()
+
+
+class TenantRecord(Stored):
+    """A tenant's quota and how much of it is used; `max_adapters` None: no quota."""
+
+    name: str
+    max_adapters: Annotated[int, Field(ge=1)] | None = None
+    adapters: Annotated[int, Field(ge=0)] = 0
+
+
+class RequestRecord(Stored):
+    """That a request was carried out: the digest of its payload, and its reply without the revision."""
+
+    max_bytes = 1024 * 1024
+    payload_digest: str
+    reply: str
+
+
+class AuditChange(Part):
+    """One value before and after a change, as it stands in etcd; None: absent."""
+
+    kind: Literal["adapter", "pool", "tenant"]
+    name: str
+    before: dict[str, object] | None
+    after: dict[str, object] | None
+
+
+class AuditRecord(Stored):
+    """Who changed what. There is exactly one for each revision that changes desired state."""
+
+    max_bytes = 1024 * 1024
+    at: str
+    principal: str
+    role: str
+    request_id: str
+    method: str
+    changes: list[AuditChange]
+
+
+class Meta(Stored):
+    """The store itself. `epoch` is random, made once: another epoch is another store."""
+
+    epoch: str
+    created_at: str

@@ -1,0 +1,91 @@
+"""What sidecars report: presence and status."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from registry.model.base import MAX_STATUS_BYTES, Part, Stored
+
+
+class Presence(Stored):
+    """That a sidecar lives. `owner` tells its process' host and store, `incarnation` the process itself."""
+
+    pool: str
+    replica: str
+    incarnation: str
+    owner: str
+    labels: dict[str, str] = {}
+    started_at: str
+
+
+class EngineLimits(Part):
+    """What the engine says of its limits; None: it does not say."""
+
+    max_loras: int | None = None
+    max_cpu_loras: int | None = None
+    max_lora_rank: int | None = None
+
+
+class EngineStatus(Part):
+    """The engine as it was last observed; `incarnation` is empty while it is out of reach."""
+
+    kind: str
+    version: str
+    url: str
+    base_models: list[str]
+    incarnation: str
+    limits: EngineLimits = EngineLimits()
+
+
+class Served(Part):
+    """The served set: how many names, and the hash over (name, generation, digest) of all of them."""
+
+    count: Annotated[int, Field(ge=0)]
+    hash: str
+
+
+class Pending(Part):
+    """A name that is not served yet."""
+
+    name: str
+    generation: int
+    reason: str
+    request_id: str = ""
+
+
+class Failed(Part):
+    """A name that was refused or could not be loaded. `retry_at` None: not before something changes."""
+
+    name: str
+    generation: int
+    reason: str
+    message: str
+    attempts: int
+    retry_at: str | None
+    request_id: str = ""
+
+
+class ReplicaStatus(Stored):
+    """Everything that a replica says of itself, true at `observed_revision`.
+
+    `stale`: etcd is out of reach or the observation of the engine is old. `omitted` counts the pending and failed
+    names that did not fit: while it is not 0, a name's absence from both lists proves nothing.
+    `note` says in one sentence why the replica is not ready.
+    """
+
+    max_bytes = MAX_STATUS_BYTES
+    replica: str
+    pool: str
+    engine: EngineStatus
+    observed_revision: int
+    ready: bool
+    stale: bool
+    served: Served
+    pending: list[Pending]
+    failed: list[Failed]
+    omitted: int = 0
+    note: str = ""
+    last_request_id: str = ""
+    updated_at: str

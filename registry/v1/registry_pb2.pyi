@@ -1,0 +1,433 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Source(_message.Message):
+    __slots__ = ("uri", "digest")
+    URI_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    uri: str
+    digest: str
+    def __init__(self, uri: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class Placement(_message.Message):
+    __slots__ = ("replicas",)
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    replicas: int
+    def __init__(self, replicas: _Optional[int] = ...) -> None: ...
+
+class Prepare(_message.Message):
+    __slots__ = ("remap", "vision", "dora")
+    REMAP_FIELD_NUMBER: _ClassVar[int]
+    VISION_FIELD_NUMBER: _ClassVar[int]
+    DORA_FIELD_NUMBER: _ClassVar[int]
+    remap: str
+    vision: str
+    dora: str
+    def __init__(self, remap: _Optional[str] = ..., vision: _Optional[str] = ..., dora: _Optional[str] = ...) -> None: ...
+
+class AdapterSpec(_message.Message):
+    __slots__ = ("source", "base_model", "load", "priority", "placement", "prepare", "credentials", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    source: Source
+    base_model: str
+    load: str
+    priority: int
+    placement: Placement
+    prepare: Prepare
+    credentials: str
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, source: _Optional[_Union[Source, _Mapping]] = ..., base_model: _Optional[str] = ..., load: _Optional[str] = ..., priority: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., credentials: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("name", "pool", "tenant", "generation", "spec", "etag", "updated_at", "updated_by", "request_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    UPDATED_AT_FIELD_NUMBER: _ClassVar[int]
+    UPDATED_BY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    pool: str
+    tenant: str
+    generation: int
+    spec: AdapterSpec
+    etag: str
+    updated_at: str
+    updated_by: str
+    request_id: str
+    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., tenant: _Optional[str] = ..., generation: _Optional[int] = ..., spec: _Optional[_Union[AdapterSpec, _Mapping]] = ..., etag: _Optional[str] = ..., updated_at: _Optional[str] = ..., updated_by: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class AdapterChange(_message.Message):
+    __slots__ = ("upsert", "delete", "etag")
+    UPSERT_FIELD_NUMBER: _ClassVar[int]
+    DELETE_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    upsert: Adapter
+    delete: str
+    etag: str
+    def __init__(self, upsert: _Optional[_Union[Adapter, _Mapping]] = ..., delete: _Optional[str] = ..., etag: _Optional[str] = ...) -> None: ...
+
+class ApplyAdaptersRequest(_message.Message):
+    __slots__ = ("pool", "changes", "validate_only", "request_id")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    changes: _containers.RepeatedCompositeFieldContainer[AdapterChange]
+    validate_only: bool
+    request_id: str
+    def __init__(self, pool: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[AdapterChange, _Mapping]]] = ..., validate_only: bool = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class AdapterResult(_message.Message):
+    __slots__ = ("outcome", "adapter")
+    class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        OUTCOME_UNSPECIFIED: _ClassVar[AdapterResult.Outcome]
+        CREATED: _ClassVar[AdapterResult.Outcome]
+        UPDATED: _ClassVar[AdapterResult.Outcome]
+        UNCHANGED: _ClassVar[AdapterResult.Outcome]
+        DELETED: _ClassVar[AdapterResult.Outcome]
+    OUTCOME_UNSPECIFIED: AdapterResult.Outcome
+    CREATED: AdapterResult.Outcome
+    UPDATED: AdapterResult.Outcome
+    UNCHANGED: AdapterResult.Outcome
+    DELETED: AdapterResult.Outcome
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    outcome: AdapterResult.Outcome
+    adapter: Adapter
+    def __init__(self, outcome: _Optional[_Union[AdapterResult.Outcome, str]] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ...) -> None: ...
+
+class ApplyAdaptersResponse(_message.Message):
+    __slots__ = ("results", "revision", "request_id")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[AdapterResult]
+    revision: int
+    request_id: str
+    def __init__(self, results: _Optional[_Iterable[_Union[AdapterResult, _Mapping]]] = ..., revision: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class GetAdapterRequest(_message.Message):
+    __slots__ = ("pool", "name")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    name: str
+    def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class ListAdaptersRequest(_message.Message):
+    __slots__ = ("pool", "page_size", "page_token", "filter")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    page_size: int
+    page_token: str
+    filter: str
+    def __init__(self, pool: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., filter: _Optional[str] = ...) -> None: ...
+
+class ListAdaptersResponse(_message.Message):
+    __slots__ = ("adapters", "next_page_token", "revision")
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
+    next_page_token: str
+    revision: int
+    def __init__(self, adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class WatchAdaptersRequest(_message.Message):
+    __slots__ = ("pool", "start_revision")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    START_REVISION_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    start_revision: int
+    def __init__(self, pool: _Optional[str] = ..., start_revision: _Optional[int] = ...) -> None: ...
+
+class AdapterEvent(_message.Message):
+    __slots__ = ("put", "deleted")
+    PUT_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    put: Adapter
+    deleted: str
+    def __init__(self, put: _Optional[_Union[Adapter, _Mapping]] = ..., deleted: _Optional[str] = ...) -> None: ...
+
+class WatchAdaptersResponse(_message.Message):
+    __slots__ = ("revision", "events", "snapshot")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    events: _containers.RepeatedCompositeFieldContainer[AdapterEvent]
+    snapshot: bool
+    def __init__(self, revision: _Optional[int] = ..., events: _Optional[_Iterable[_Union[AdapterEvent, _Mapping]]] = ..., snapshot: bool = ...) -> None: ...
+
+class ListAdapterHistoryRequest(_message.Message):
+    __slots__ = ("pool", "name")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    name: str
+    def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class ListAdapterHistoryResponse(_message.Message):
+    __slots__ = ("generations",)
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    generations: _containers.RepeatedCompositeFieldContainer[Adapter]
+    def __init__(self, generations: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
+
+class RollbackAdapterRequest(_message.Message):
+    __slots__ = ("pool", "name", "to_generation", "etag", "validate_only", "request_id")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TO_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    name: str
+    to_generation: int
+    etag: str
+    validate_only: bool
+    request_id: str
+    def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ..., to_generation: _Optional[int] = ..., etag: _Optional[str] = ..., validate_only: bool = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class WatchRolloutRequest(_message.Message):
+    __slots__ = ("pool", "name", "generation")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    name: str
+    generation: int
+    def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class RolloutReplica(_message.Message):
+    __slots__ = ("replica", "state", "reason", "message")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[RolloutReplica.State]
+        PENDING: _ClassVar[RolloutReplica.State]
+        SERVING: _ClassVar[RolloutReplica.State]
+        FAILED: _ClassVar[RolloutReplica.State]
+        UNKNOWN: _ClassVar[RolloutReplica.State]
+    STATE_UNSPECIFIED: RolloutReplica.State
+    PENDING: RolloutReplica.State
+    SERVING: RolloutReplica.State
+    FAILED: RolloutReplica.State
+    UNKNOWN: RolloutReplica.State
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    replica: str
+    state: RolloutReplica.State
+    reason: str
+    message: str
+    def __init__(self, replica: _Optional[str] = ..., state: _Optional[_Union[RolloutReplica.State, str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class Rollout(_message.Message):
+    __slots__ = ("name", "generation", "replicas", "done", "failure")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    generation: int
+    replicas: _containers.RepeatedCompositeFieldContainer[RolloutReplica]
+    done: bool
+    failure: str
+    def __init__(self, name: _Optional[str] = ..., generation: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[RolloutReplica, _Mapping]]] = ..., done: bool = ..., failure: _Optional[str] = ...) -> None: ...
+
+class PoolLimits(_message.Message):
+    __slots__ = ("max_rank", "max_adapters")
+    MAX_RANK_FIELD_NUMBER: _ClassVar[int]
+    MAX_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    max_rank: int
+    max_adapters: int
+    def __init__(self, max_rank: _Optional[int] = ..., max_adapters: _Optional[int] = ...) -> None: ...
+
+class Pool(_message.Message):
+    __slots__ = ("name", "base_models", "limits", "etag")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BASE_MODELS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    base_models: _containers.RepeatedScalarFieldContainer[str]
+    limits: PoolLimits
+    etag: str
+    def __init__(self, name: _Optional[str] = ..., base_models: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[PoolLimits, _Mapping]] = ..., etag: _Optional[str] = ...) -> None: ...
+
+class CreatePoolRequest(_message.Message):
+    __slots__ = ("pool", "request_id", "validate_only")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    pool: Pool
+    request_id: str
+    validate_only: bool
+    def __init__(self, pool: _Optional[_Union[Pool, _Mapping]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
+
+class UpdatePoolRequest(_message.Message):
+    __slots__ = ("pool", "request_id", "validate_only")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    pool: Pool
+    request_id: str
+    validate_only: bool
+    def __init__(self, pool: _Optional[_Union[Pool, _Mapping]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
+
+class GetPoolRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ListPoolsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListPoolsResponse(_message.Message):
+    __slots__ = ("pools", "next_page_token")
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[Pool]
+    next_page_token: str
+    def __init__(self, pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class DeletePoolRequest(_message.Message):
+    __slots__ = ("name", "etag", "request_id", "validate_only")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    etag: str
+    request_id: str
+    validate_only: bool
+    def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., request_id: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
+
+class DeletePoolResponse(_message.Message):
+    __slots__ = ("revision",)
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    def __init__(self, revision: _Optional[int] = ...) -> None: ...
+
+class Replica(_message.Message):
+    __slots__ = ("name", "pool", "labels", "incarnation", "status_json", "started_at")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATUS_JSON_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    pool: str
+    labels: _containers.ScalarMap[str, str]
+    incarnation: str
+    status_json: str
+    started_at: str
+    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., incarnation: _Optional[str] = ..., status_json: _Optional[str] = ..., started_at: _Optional[str] = ...) -> None: ...
+
+class ListReplicasRequest(_message.Message):
+    __slots__ = ("pool", "page_size", "page_token")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    page_size: int
+    page_token: str
+    def __init__(self, pool: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListReplicasResponse(_message.Message):
+    __slots__ = ("replicas", "next_page_token")
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    replicas: _containers.RepeatedCompositeFieldContainer[Replica]
+    next_page_token: str
+    def __init__(self, replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class GetReplicaRequest(_message.Message):
+    __slots__ = ("pool", "name")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    name: str
+    def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class Tenant(_message.Message):
+    __slots__ = ("name", "max_adapters", "adapters", "etag")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MAX_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    max_adapters: int
+    adapters: int
+    etag: str
+    def __init__(self, name: _Optional[str] = ..., max_adapters: _Optional[int] = ..., adapters: _Optional[int] = ..., etag: _Optional[str] = ...) -> None: ...
+
+class SetTenantRequest(_message.Message):
+    __slots__ = ("tenant", "request_id", "validate_only")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    tenant: Tenant
+    request_id: str
+    validate_only: bool
+    def __init__(self, tenant: _Optional[_Union[Tenant, _Mapping]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
+
+class ListTenantsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListTenantsResponse(_message.Message):
+    __slots__ = ("tenants", "next_page_token")
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    tenants: _containers.RepeatedCompositeFieldContainer[Tenant]
+    next_page_token: str
+    def __init__(self, tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...

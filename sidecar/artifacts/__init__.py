@@ -1,0 +1,1 @@
+"""From a record's source to an immutable directory that an engine may read."""

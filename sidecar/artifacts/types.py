@@ -1,0 +1,63 @@
+"""The terms between the planner and the artifact store. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRef:
+    """What a record asks for, so that equal refs may share one directory.
+
+    `digest` is the pinned manifest digest. Where it is None the source is read once for each `pin_key`, and what was
+    found then stays what that ref means on this host: `pin_key` is ``<pool>/<name key>@<generation>``, empty if pinned.
+    """
+
+    uri: str
+    digest: str | None
+    prepare: str = ""
+    credentials: str | None = None
+    pin_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """An artifact in the store: its id, the absolute path of its directory, and the digest of its source."""
+
+    id: str
+    path: str
+    digest: str
+
+
+class ArtifactError(Exception):
+    """An artifact could not be staged. `reason` is stable, `permanent`: repeating cannot help.
+
+    The message says what was found, what was expected, and what to do; never a secret.
+    """
+
+    def __init__(self, reason: str, message: str, *, permanent: bool) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.permanent = permanent
+
+
+class ArtifactStore(Protocol):
+    """Where artifacts become directories. Safe to share between replicas and to kill at any point."""
+
+    def lookup(self, ref: ArtifactRef) -> Staged | None:
+        """The staged artifact if it is in the store, whole, and leased to this replica; no network, no waiting."""
+        ...
+
+    async def ensure(self, ref: ArtifactRef) -> Staged:
+        """Fetches, verifies and stages; at once if it is there already. One download per host at a time and ref.
+
+        Raises:
+            ArtifactError: it cannot be had; `permanent` tells whether it is worth repeating.
+        """
+        ...
+
+    def owns(self, path: str) -> str | None:
+        """The artifact id if `path`, as an engine lists it, is a directory of this store; else None."""
+        ...

@@ -1,0 +1,1 @@
+"""Drivers: how each kind of engine is observed and called."""

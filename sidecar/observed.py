@@ -1,0 +1,94 @@
+"""What an engine was seen to serve, and what a call to it came to. Pure types, shared by planner and drivers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What the engine says of its limits; None: it does not say."""
+
+    max_loras: int | None = None
+    max_cpu_loras: int | None = None
+    max_lora_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What stays the same while one process of an engine lives."""
+
+    kind: str
+    version: str
+    url: str
+    incarnation: str
+    limits: EngineLimits = EngineLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One whole look at an engine, all of it in one incarnation.
+
+    Attributes:
+        facts: which process it was.
+        base_models: names under which it serves the base model.
+        adapters: name to path, exactly as the engine lists them.
+    """
+
+    facts: EngineFacts
+    base_models: tuple[str, ...]
+    adapters: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The engine did it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyThere:
+    """The engine says that the name is loaded already; only a listing tells with which path."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotThere:
+    """The engine says that it knows no such name, so there was nothing to unload."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathMissing:
+    """The engine does not see the files: the store is not mounted at the same path there."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The engine refused it; whether for good cannot be told from its answer."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transient:
+    """Certainly not done, worth repeating (e.g. 429)."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """No answer, or one that makes no sense. It may yet complete: only a listing settles it."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """No connection could be made: certainly not done, and the engine is out of reach."""
+
+    message: str
+
+
+Outcome = Done | AlreadyThere | NotThere | PathMissing | Refused | Transient | Unknown | Gone
