@@ -46,6 +46,14 @@ class Served(Part):
     hash: str
 
 
+class Lazy(Part):
+    """The lazy adapters of the pool: how many, and whether this replica can serve them at the first request."""
+
+    count: int = 0
+    servable: bool = False
+    reason: str = ""
+
+
 class Pending(Part):
     """A name that is not served yet."""
 
@@ -86,6 +94,7 @@ class ReplicaStatus(Stored):
     pending: list[Pending]
     failed: list[Failed]
     omitted: int = 0
+    lazy: Lazy = Lazy()
     note: str = ""
     last_request_id: str = ""
     updated_at: str

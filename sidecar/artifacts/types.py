@@ -23,11 +23,15 @@ class ArtifactRef:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """An artifact in the store: its id, the absolute path of its directory, and the digest of its source."""
+    """An artifact in the store: its id, the absolute path of its directory, the digest of its source, its rank.
+
+    `rank` is the LoRA rank `r` that its adapter_config.json says.
+    """
 
     id: str
     path: str
     digest: str
+    rank: int
 
 
 class ArtifactError(Exception):

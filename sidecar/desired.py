@@ -1,0 +1,235 @@
+"""The informer: folds etcd's records of one pool into the desired state. Pure.
+
+Everything costs in proportion to the change, not to the number of records: a fleet of sidecars pays it for each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from immutables import Map, MapMutation
+
+from registry.errors import RegistryError
+from registry.etcd3.ops import Event, KeyValue
+from registry.keys import last_part
+from registry.model.names import check_adapter_name, name_key
+from registry.model.records import AdapterRecord
+from sidecar.artifacts.types import ArtifactRef
+
+_HASH_SPACE = 1 << 256
+# Above so many changes at once, sorting anew is cheaper than inserting one by one.
+_SORT_ANEW = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredAdapter:
+    """What the sidecar needs of an AdapterRecord. `revision` is etcd's of the record, `key` its name key."""
+
+    key: str
+    name: str
+    generation: int
+    revision: int
+    ref: ArtifactRef
+    lazy: bool
+    priority: int
+    request_id: str
+    updated_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRecord:
+    """A record that cannot be followed (guarantee R14). The adapter's last good generation stays desired."""
+
+    key: str
+    revision: int
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredState:
+    """A whole snapshot of a pool's adapters at one revision.
+
+    Attributes:
+        revision: etcd's revision up to which everything is folded in.
+        adapters: name key to what is desired, without those that were never readable.
+        refused: name key to why the newest record is not followed.
+        order: (-priority, name key) of the eager adapters, sorted: the first are served first.
+        state_hash: sum over all records of sha256(key, revision, value), modulo 2**256 (guarantee R2).
+    """
+
+    revision: int = 0
+    adapters: Map[str, DesiredAdapter] = field(default_factory=Map)
+    refused: Map[str, RefusedRecord] = field(default_factory=Map)
+    order: tuple[tuple[int, str], ...] = ()
+    state_hash: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RawRecord:
+    """A record as it stands in etcd; `good` is the last value that could be followed, if that is another."""
+
+    value: bytes
+    revision: int
+    good: tuple[bytes, int] | None = None
+
+
+def record_hash(key: str, revision: int, value: bytes) -> int:
+    """One record's part of `DesiredState.state_hash`."""
+    digest = hashlib.sha256(b"%s\0%d\0%s" % (key.encode(), revision, value)).digest()
+    return int.from_bytes(digest, "big")
+
+
+def parse_adapter(pool: str, key: str, value: bytes, revision: int) -> DesiredAdapter:
+    """Reads an AdapterRecord.
+
+    Raises:
+        RegistryError: it cannot be followed; `reason` and `message` say why.
+        ValueError: it stands under a key that is not its own.
+    """
+    record = AdapterRecord.parse(value)
+    check_adapter_name(record.name)
+    if name_key(record.name) != key or record.pool != pool:
+        raise ValueError(f"the record is of {record.name!r} in pool {record.pool!r}, which is not what its key says")
+    spec = record.spec
+    digest = spec.source.digest
+    ref = ArtifactRef(
+        uri=spec.source.uri,
+        digest=digest,
+        prepare=spec.prepare.model_dump_json(),
+        credentials=spec.credentials,
+        pin_key="" if digest else f"{pool}/{key}@{record.generation}",
+    )
+    return DesiredAdapter(
+        key=key,
+        name=record.name,
+        generation=record.generation,
+        revision=revision,
+        ref=ref,
+        lazy=spec.load == "lazy",
+        priority=spec.priority,
+        request_id=record.request_id,
+        updated_at=record.updated_at,
+    )
+
+
+class Informer:
+    """Folds lists and events into a `DesiredState`. `raw` holds every record as it stands in etcd."""
+
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+        self.raw: dict[str, RawRecord] = {}
+        self.state = DesiredState()
+
+    def restore(self, revision: int, raw: Mapping[str, RawRecord]) -> None:
+        """Starts from what a snapshot holds."""
+        self.raw = {}
+        self.state = DesiredState()
+        good = [(key, *record.good) for key, record in raw.items() if record.good is not None]
+        self._fold(revision, [(key, KeyValue(b"", value, 0, mod, 0)) for key, value, mod in good])
+        self._fold(revision, [(key, KeyValue(b"", r.value, 0, r.revision, 0)) for key, r in raw.items()])
+
+    def replace(self, revision: int, kvs: Iterable[KeyValue]) -> list[str]:
+        """Takes a whole list by difference, so that deletions made meanwhile are found. Returns changed keys."""
+        listed = {last_part(kv.key): kv for kv in kvs}
+        changes: list[tuple[str, KeyValue | None]] = [(key, None) for key in self.raw if key not in listed]
+        for key, kv in listed.items():
+            known = self.raw.get(key)
+            if known is None or known.revision != kv.mod_revision:
+                changes.append((key, kv))
+        self._fold(revision, changes)
+        return [key for key, _ in changes]
+
+    def apply(self, revision: int, events: Iterable[Event]) -> list[str]:
+        """Takes all events of one revision. Returns changed keys."""
+        changes = [(last_part(event.key), event.kv) for event in events]
+        self._fold(revision, changes)
+        return [key for key, _ in changes]
+
+    def advance(self, revision: int) -> None:
+        """Notes that nothing of this pool changed up to `revision`."""
+        self.state = replace(self.state, revision=max(revision, self.state.revision))
+
+    def _fold(self, revision: int, changes: Iterable[tuple[str, KeyValue | None]]) -> None:
+        state = self.state
+        adapters, refused = state.adapters.mutate(), state.refused.mutate()
+        total = state.state_hash
+        before: dict[str, DesiredAdapter | None] = {}
+        for key, kv in changes:
+            before.setdefault(key, adapters.get(key))
+            verdict = self._judge(key, kv) if kv else None
+            total += self._note(key, kv, was_refused=key in refused, is_refused=isinstance(verdict, RefusedRecord))
+            _settle(adapters, refused, key, verdict)
+        folded = adapters.finish()
+        self.state = DesiredState(
+            revision=max(revision, state.revision),
+            adapters=folded,
+            refused=refused.finish(),
+            order=_reorder(state.order, before, folded),
+            state_hash=total % _HASH_SPACE,
+        )
+
+    def _judge(self, key: str, kv: KeyValue) -> DesiredAdapter | RefusedRecord:
+        try:
+            return parse_adapter(self._pool, key, kv.value, kv.mod_revision)
+        except RegistryError as error:
+            return RefusedRecord(key, kv.mod_revision, error.reason.lower(), error.message)
+        except ValueError as error:
+            return RefusedRecord(key, kv.mod_revision, "key_mismatch", str(error))
+
+    def _note(self, key: str, kv: KeyValue | None, *, was_refused: bool, is_refused: bool) -> int:
+        """Keeps the raw record, and the last good one beside a refused one; returns the change of the state hash."""
+        old = self.raw.pop(key, None)
+        change = -record_hash(key, old.revision, old.value) if old else 0
+        if kv is None:
+            return change
+        good = None
+        if is_refused and old is not None:
+            good = old.good if was_refused else (old.value, old.revision)
+        self.raw[key] = RawRecord(kv.value, kv.mod_revision, good)
+        return change + record_hash(key, kv.mod_revision, kv.value)
+
+
+def _settle(
+    adapters: MapMutation[str, DesiredAdapter],
+    refused: MapMutation[str, RefusedRecord],
+    key: str,
+    verdict: DesiredAdapter | RefusedRecord | None,
+) -> None:
+    """A refused record leaves the last good one in place; a deletion removes both."""
+    refused.pop(key, None)
+    match verdict:
+        case DesiredAdapter():
+            adapters[key] = verdict
+        case RefusedRecord():
+            refused[key] = verdict
+        case None:
+            adapters.pop(key, None)
+
+
+def _rank(adapter: DesiredAdapter | None) -> tuple[int, str] | None:
+    """An eager adapter's place in the order; None for what is not in it."""
+    return None if adapter is None or adapter.lazy else (-adapter.priority, adapter.key)
+
+
+def _reorder(
+    order: tuple[tuple[int, str], ...],
+    before: Mapping[str, DesiredAdapter | None],
+    now: Map[str, DesiredAdapter],
+) -> tuple[tuple[int, str], ...]:
+    moves = [(_rank(old), _rank(now.get(key))) for key, old in before.items()]
+    gone = {old for old, new in moves if old is not None and old != new}
+    come = [new for old, new in moves if new is not None and old != new]
+    if not gone and not come:
+        return order
+    if len(moves) > _SORT_ANEW:
+        return tuple(sorted([rank for rank in order if rank not in gone] + come))
+    ranks = list(order)
+    for rank in gone:
+        del ranks[bisect_left(ranks, rank)]
+    for rank in come:
+        insort(ranks, rank)
+    return tuple(ranks)

@@ -1,0 +1,178 @@
+"""Keeps the last-known-good snapshot on disk, crash-safe at every step.
+
+Files in `directory`: ``snapshot-<n>`` (a base) and ``journal-<n>`` (what came after that base). A boot takes the
+newest whole base and every journal from its number on. No file can prevent a boot: what is damaged is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from sidecar.snapshot import Base, Entry, SnapshotDamaged, decode_base, decode_entries, encode_base, encode_entry
+
+_log = structlog.get_logger()
+_NUMBERED = re.compile(r"(snapshot|journal)-(\d{1,12})")
+# A journal smaller than this is never worth a new base.
+MIN_JOURNAL_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a boot found: a base, and the entries to fold into it."""
+
+    base: Base
+    entries: tuple[Entry, ...]
+
+
+class Journal:
+    """The snapshot of one replica. One task owns it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._number = 0
+        self._descriptor: int | None = None
+        self._journal_bytes = 0
+        self._base_bytes = 0
+        self._unsynced = False
+
+    def restore(self, pool: str) -> Restored | None:
+        """Reads what an earlier process left; None if there is nothing whole of this pool."""
+        try:
+            files = self._files()
+        except OSError as error:
+            _log.warning("snapshot_unreadable", error=str(error))
+            return None
+        self._number = max(files["snapshot"] + files["journal"], default=0)
+        for number in sorted(files["snapshot"], reverse=True):
+            base = self._read_base(number)
+            if base is not None and base.pool == pool:
+                return Restored(base, self._read_entries(sorted(n for n in files["journal"] if n >= number)))
+        return None
+
+    @property
+    def wants_base(self) -> bool:
+        """True if there is no journal to append to, or it has outgrown its base."""
+        return self._descriptor is None or self._journal_bytes > max(MIN_JOURNAL_BYTES, self._base_bytes)
+
+    def append(self, entry: Entry) -> None:
+        """Writes an entry to the journal; it survives a kill at once, a power cut after `sync`.
+
+        A failure is logged and closes the journal, for a gap in it must never be followed by more.
+        """
+        if self._descriptor is None:
+            return
+        line = encode_entry(entry)
+        try:
+            written = os.write(self._descriptor, line)
+        except OSError as error:
+            self._abandon("journal_write_failed", str(error))
+            return
+        if written != len(line):
+            self._abandon("journal_write_failed", "the disk took only a part of it")
+            return
+        self._journal_bytes += written
+        self._unsynced = True
+
+    async def rewrite(self, base: Base) -> None:
+        """Writes a new base; entries appended meanwhile go to the journal after it."""
+        self._number += 1
+        number = self._number
+        self._open(number)
+        try:
+            self._base_bytes = await asyncio.to_thread(self._write_base, number, base)
+        except OSError as error:
+            _log.warning("snapshot_write_failed", error=str(error))
+            self.close()
+            return
+        self._forget_before(number)
+
+    async def sync(self) -> None:
+        """Makes what was appended survive a power cut."""
+        if self._descriptor is None or not self._unsynced:
+            return
+        self._unsynced = False
+        try:
+            await asyncio.to_thread(os.fsync, self._descriptor)
+        except OSError as error:
+            self._abandon("journal_sync_failed", str(error))
+
+    def close(self) -> None:
+        """Closes the journal; the files stay."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self, number: int) -> None:
+        self.close()
+        self._journal_bytes = 0
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            self._descriptor = os.open(self._directory / f"journal-{number}", flags, 0o600)
+        except OSError as error:
+            _log.warning("journal_open_failed", error=str(error))
+
+    def _abandon(self, event: str, error: str) -> None:
+        _log.warning(event, error=error)
+        self.close()
+
+    def _write_base(self, number: int, base: Base) -> int:
+        data = encode_base(base)
+        temporary = self._directory / f"tmp-{number}"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(self._directory / f"snapshot-{number}")
+        _sync_directory(self._directory)
+        return len(data)
+
+    def _forget_before(self, number: int) -> None:
+        for kind, numbers in self._files().items():
+            for old in numbers:
+                if old < number:
+                    (self._directory / f"{kind}-{old}").unlink(missing_ok=True)
+
+    def _files(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {"snapshot": [], "journal": []}
+        if self._directory.is_dir():
+            for entry in self._directory.iterdir():
+                if match := _NUMBERED.fullmatch(entry.name):
+                    found[match[1]].append(int(match[2]))
+        return found
+
+    def _read_base(self, number: int) -> Base | None:
+        try:
+            data = (self._directory / f"snapshot-{number}").read_bytes()
+            base = decode_base(data)
+        except (OSError, SnapshotDamaged) as error:
+            _log.warning("snapshot_damaged", file=f"snapshot-{number}", error=str(error))
+            return None
+        self._base_bytes = len(data)
+        return base
+
+    def _read_entries(self, numbers: list[int]) -> tuple[Entry, ...]:
+        """Entries up to the first damage: after a gap nothing may be folded in any more."""
+        entries: list[Entry] = []
+        for number in numbers:
+            try:
+                entries.extend(decode_entries((self._directory / f"journal-{number}").read_bytes()))
+            except (OSError, SnapshotDamaged) as error:
+                _log.warning("journal_damaged", file=f"journal-{number}", error=str(error))
+                break
+        return tuple(entries)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,208 @@
+"""The planner: from what is desired and what was observed to exactly what shall be done. Pure.
+
+The plan is so specific that its executor has nothing left to choose. It is made anew from the whole state each
+time, so that a lost event, a failed call or somebody else's call to the engine needs no case of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from registry.model.names import name_key, name_of_key
+from registry.model.records import PoolSpec
+from sidecar.artifacts.types import ArtifactRef, Staged
+from sidecar.desired import DesiredAdapter, DesiredState, RefusedRecord
+from sidecar.failures import Failure
+from sidecar.observed import Observed
+from sidecar.plan import (
+    Action,
+    Condition,
+    FailedAdapter,
+    Load,
+    PendingAdapter,
+    Plan,
+    ServedAdapter,
+    Stage,
+    Swap,
+    Unload,
+)
+
+# Names that a driver gives to weights while it proves them loadable. Whatever is left of them is unloaded.
+CHECK_NAME_PREFIX = "loraplane-check-"
+# A status must stay small; more pending names than this are counted only.
+MAX_OVER_CAPACITY_LISTED = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What this replica knows beside desired and observed state.
+
+    Attributes:
+        staged: what is in the store, by ref.
+        staging: refs that are being brought in.
+        failures: by name key.
+        unsettled: name keys whose last load has an unknown outcome that no listing has settled yet.
+        owns: artifact id of a path under our store, else None.
+    """
+
+    staged: Mapping[ArtifactRef, Staged]
+    staging: AbstractSet[ArtifactRef]
+    failures: Mapping[str, Failure]
+    unsettled: AbstractSet[str]
+    owns: Callable[[str], str | None]
+
+
+def capacity_of(pool: PoolSpec | None, observed: Observed) -> int | None:
+    """How many adapters the engine is asked to hold at once; None: no limit."""
+    bounds = [observed.facts.limits.max_cpu_loras, pool.limits.max_adapters if pool else None]
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def wanted(desired: DesiredState, capacity: int | None) -> tuple[DesiredAdapter, ...]:
+    """The adapters that should be in the engine, the most important first."""
+    return tuple(desired.adapters[key] for _, key in desired.order[:capacity])
+
+
+def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, known: Known, *, now: float) -> Plan:
+    """What to do so that the engine comes to serve what is desired.
+
+    Args:
+        desired: the pool's adapters at one revision.
+        pool: the pool's record; None: it has none.
+        observed: the engine, just looked at.
+        known: what this replica knows beside these.
+        now: monotonic seconds.
+    """
+    blocked = _mismatch(pool, observed)
+    if blocked:
+        return Plan(desired.revision, (), (), (), (), (), None, blocked=blocked)
+    capacity = capacity_of(pool, observed)
+    chosen = wanted(desired, capacity)
+    decided = [_decide(adapter, pool, observed, known, now) for adapter in chosen]
+    conditions = [condition for condition, _ in decided]
+    conditions += [_refusal(desired, refused) for refused in desired.refused.values()]
+    actions = [action for _, action in decided if action is not None]
+    over = desired.order[capacity:] if capacity is not None else ()
+    failed = tuple(c for c in conditions if isinstance(c, FailedAdapter))
+    return Plan(
+        revision=desired.revision,
+        stage=tuple(action for action in actions if isinstance(action, Stage)),
+        calls=(
+            *_unloads(desired, {adapter.name for adapter in chosen}, observed, known),
+            *(action for action in actions if not isinstance(action, Stage)),
+        ),
+        served=tuple(c for c in conditions if isinstance(c, ServedAdapter)),
+        pending=(*(c for c in conditions if isinstance(c, PendingAdapter)), *_over_capacity(desired, over)),
+        failed=failed,
+        wake_at=min((f.retry_at for f in failed if f.retry_at is not None), default=None),
+        omitted=max(0, len(over) - MAX_OVER_CAPACITY_LISTED),
+    )
+
+
+def _mismatch(pool: PoolSpec | None, observed: Observed) -> str:
+    if pool is None or set(pool.base_models) & set(observed.base_models):
+        return ""
+    served, expected = ", ".join(observed.base_models), ", ".join(pool.base_models)
+    return f"the engine serves {served}, the pool is for {expected}: check --engine and --pool"
+
+
+def _decide(
+    adapter: DesiredAdapter, pool: PoolSpec | None, observed: Observed, known: Known, now: float
+) -> tuple[Condition, Action | None]:
+    """What to say of one adapter, and what to do about it."""
+    staged = known.staged.get(adapter.ref)
+    current = observed.adapters.get(adapter.name)
+    obstacle = _obstacle(adapter, pool, observed, staged, known.owns)
+    if obstacle is not None:
+        return obstacle, None
+    if staged is not None and current == staged.path:
+        return ServedAdapter(adapter.name, adapter.generation, staged.digest), None
+    failure = known.failures.get(adapter.key)
+    if failure is not None and failure.holds(adapter.ref, observed.facts.incarnation) and failure.is_waiting(now):
+        return _failed(adapter, failure), None
+    if staged is None:
+        stage = None if adapter.ref in known.staging else Stage(adapter.name, adapter.ref, adapter.request_id)
+        return _pending(adapter, "staging"), stage
+    if adapter.key in known.unsettled:
+        return _pending(adapter, "outcome_unknown"), None
+    if current is None:
+        return _pending(adapter, "loading"), Load(adapter.name, staged.path, adapter.ref, adapter.request_id)
+    swap = Swap(adapter.name, current, staged.path, adapter.ref, adapter.request_id)
+    return _pending(adapter, "swapping"), swap
+
+
+def _obstacle(
+    adapter: DesiredAdapter,
+    pool: PoolSpec | None,
+    observed: Observed,
+    staged: Staged | None,
+    owns: Callable[[str], str | None],
+) -> FailedAdapter | None:
+    """Why the adapter cannot be served here, however often it is tried."""
+    name, current = adapter.name, observed.adapters.get(adapter.name)
+    if name.lower() in {base.lower() for base in observed.base_models}:
+        return _hopeless(adapter, "name_is_base_model", f"{name!r} is a name of the engine's base model")
+    if current is not None and owns(current) is None:
+        return _hopeless(
+            adapter, "name_conflict", f"the engine has {name!r} from {current}, which is not ours; unload it"
+        )
+    bounds = [observed.facts.limits.max_lora_rank, pool.limits.max_rank if pool else None]
+    limit = min((bound for bound in bounds if bound is not None), default=None)
+    if staged is not None and limit is not None and staged.rank > limit:
+        return _hopeless(adapter, "rank_too_high", f"rank {staged.rank} is above the replica's limit of {limit}")
+    return None
+
+
+def _refusal(desired: DesiredState, refused: RefusedRecord) -> FailedAdapter:
+    good = desired.adapters.get(refused.key)
+    return FailedAdapter(
+        name=good.name if good else name_of_key(refused.key),
+        generation=good.generation if good else 0,
+        reason=refused.reason,
+        message=f"the record at revision {refused.revision} cannot be followed: {refused.message}",
+        attempts=1,
+        retry_at=None,
+        request_id="",
+        is_settled=True,
+    )
+
+
+def _unloads(desired: DesiredState, keep: AbstractSet[str], observed: Observed, known: Known) -> Iterator[Unload]:
+    for name, path in observed.adapters.items():
+        if name in keep or known.owns(path) is None:
+            continue
+        key = name_key(name)
+        # A record that cannot be read says nothing about what should be served; what is loaded stays.
+        if key in desired.refused and key not in desired.adapters:
+            continue
+        yield Unload(name, path)
+
+
+def _over_capacity(desired: DesiredState, over: tuple[tuple[int, str], ...]) -> Iterator[PendingAdapter]:
+    for _, key in over[:MAX_OVER_CAPACITY_LISTED]:
+        yield _pending(desired.adapters[key], "over_capacity", is_settled=True)
+
+
+def _pending(adapter: DesiredAdapter, reason: str, *, is_settled: bool = False) -> PendingAdapter:
+    return PendingAdapter(adapter.name, adapter.generation, reason, adapter.request_id, is_settled)
+
+
+def _failed(adapter: DesiredAdapter, failure: Failure) -> FailedAdapter:
+    return FailedAdapter(
+        name=adapter.name,
+        generation=adapter.generation,
+        reason=failure.reason,
+        message=failure.message,
+        attempts=failure.attempts,
+        retry_at=failure.retry_at,
+        request_id=adapter.request_id,
+        is_settled=failure.is_settled(),
+    )
+
+
+def _hopeless(adapter: DesiredAdapter, reason: str, message: str) -> FailedAdapter:
+    return FailedAdapter(
+        adapter.name, adapter.generation, reason, message, 1, None, adapter.request_id, is_settled=True
+    )

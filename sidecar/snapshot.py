@@ -1,0 +1,157 @@
+"""The last-known-good snapshot as bytes: a base file with a checksum, and a journal of the changes since. Pure.
+
+A sidecar that boots without etcd must come back to the newest state that it acted upon, or it would move its
+engine back in time (guarantee R1). So each change is in the journal before it is acted upon, and the base is
+written anew only now and then: what a change costs does not depend on the number of records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from registry.etcd3.ops import Event, KeyValue
+from sidecar.desired import RawRecord
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """Everything a sidecar needs of etcd, as of `revision` of the store `cluster_id`."""
+
+    pool: str
+    cluster_id: int
+    revision: int
+    pool_record: bytes | None = None
+    records: Mapping[str, RawRecord] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptersChanged:
+    """All events of one revision; none: the revision was reached without a change."""
+
+    revision: int
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolChanged:
+    """The pool's record changed; None: it was deleted."""
+
+    value: bytes | None
+
+
+Entry = AdaptersChanged | PoolChanged
+
+
+class SnapshotDamaged(Exception):
+    """A file is not what was written; the message says which part is not."""
+
+
+def encode_base(base: Base) -> bytes:
+    """The base file: a header line with the checksum of the lines after it, one line a record."""
+    lines = (_line([key, r.revision, _text(r.value), _good(r)]) for key, r in base.records.items())
+    body = b"".join(lines)
+    header = {
+        "schema": SCHEMA,
+        "pool": base.pool,
+        "cluster_id": base.cluster_id,
+        "revision": base.revision,
+        "pool_record": None if base.pool_record is None else _text(base.pool_record),
+        "sha256": hashlib.sha256(body).hexdigest(),
+    }
+    return _line(header) + body
+
+
+def decode_base(data: bytes) -> Base:
+    """Reads a base file.
+
+    Raises:
+        SnapshotDamaged: it is not whole, or not of a schema known here.
+    """
+    head, _, body = data.partition(b"\n")
+    try:
+        header = json.loads(head)
+        if header["schema"] != SCHEMA or header["sha256"] != hashlib.sha256(body).hexdigest():
+            raise SnapshotDamaged("the checksum or the schema of the snapshot is not as expected")
+        record = header["pool_record"]
+        return Base(
+            pool=header["pool"],
+            cluster_id=header["cluster_id"],
+            revision=header["revision"],
+            pool_record=None if record is None else _bytes(record),
+            records=dict(map(_record, body.splitlines())),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise SnapshotDamaged(f"the snapshot cannot be read: {error}") from error
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """One line of the journal: checksum, space, JSON."""
+    match entry:
+        case AdaptersChanged(revision, events):
+            body = _line({"r": revision, "e": [_event(event) for event in events]})
+        case PoolChanged(value):
+            body = _line({"p": None if value is None else _text(value)})
+    return b"%08x %s" % (zlib.crc32(body), body)
+
+
+def decode_entries(data: bytes) -> Iterator[Entry]:
+    """The entries of a journal.
+
+    Raises:
+        SnapshotDamaged: at the first line that is not whole; what came before it is good.
+    """
+    for line in data.splitlines(keepends=True):
+        checksum, _, body = line.partition(b" ")
+        if checksum != b"%08x" % zlib.crc32(body) or not body.endswith(b"\n"):
+            raise SnapshotDamaged("the journal ends in the middle of a line")
+        yield _entry(json.loads(body))
+
+
+def _entry(fields: dict[str, object]) -> Entry:
+    match fields:
+        case {"r": int(revision), "e": list(events)}:
+            return AdaptersChanged(revision, tuple(_decode_events(events)))
+        case {"p": str() | None as value}:
+            return PoolChanged(None if value is None else _bytes(value))
+        case _:
+            raise SnapshotDamaged("the journal holds an entry of a form that is not known here")
+
+
+def _decode_events(events: Iterable[tuple[str, int, str | None]]) -> Iterator[Event]:
+    for key, revision, value in events:
+        kv = None if value is None else KeyValue(key.encode(), _bytes(value), 0, revision, 0)
+        yield Event(key.encode(), revision, kv)
+
+
+def _event(event: Event) -> list[object]:
+    # Only the last part of a key counts to the informer, and only that is kept.
+    key = event.key.rsplit(b"/", 1)[-1].decode(errors="backslashreplace")
+    return [key, event.mod_revision, None if event.kv is None else _text(event.kv.value)]
+
+
+def _record(line: bytes) -> tuple[str, RawRecord]:
+    key, revision, value, good = json.loads(line)
+    return key, RawRecord(_bytes(value), revision, None if good is None else (_bytes(good[0]), good[1]))
+
+
+def _good(record: RawRecord) -> list[object] | None:
+    return None if record.good is None else [_text(record.good[0]), record.good[1]]
+
+
+def _line(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def _text(value: bytes) -> str:
+    """Any bytes as a string that JSON can hold; latin-1 gives each byte one character."""
+    return value.decode("latin-1")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("latin-1")

@@ -1,0 +1,154 @@
+"""What a replica says of itself, derived whole from one plan and one look at the engine. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from registry.model.base import MAX_STATUS_BYTES
+from registry.model.status import EngineLimits, EngineStatus, Failed, Lazy, Pending, ReplicaStatus, Served
+from sidecar.observed import EngineFacts, Observed
+from sidecar.plan import FailedAdapter, PendingAdapter, Plan, ServedAdapter
+
+MAX_MESSAGE_CHARACTERS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """Who reports."""
+
+    replica: str
+    pool: str
+    engine_kind: str
+    engine_url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Everything that a status is derived from.
+
+    Attributes:
+        revision: etcd's revision that it speaks about.
+        observed: the engine as it was last seen whole; None: it is out of reach or cannot be driven.
+        plan: made from that look; None where there was none or no desired state.
+        ready: the first plan since the engine started has been carried out.
+        stale: etcd is out of reach.
+        lazy_count: how many adapters of the pool are lazy.
+        note: why the replica is not ready; empty if it is.
+        last_request_id: request of the newest change that the plan is made from.
+    """
+
+    revision: int
+    observed: Observed | None
+    plan: Plan | None
+    ready: bool
+    stale: bool
+    lazy_count: int
+    note: str
+    last_request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Now on both clocks: `monotonic` in seconds, `wall` in UTC."""
+
+    monotonic: float
+    wall: datetime
+
+    def wall_of(self, monotonic: float) -> str:
+        """A monotonic time as RFC 3339."""
+        return rfc3339(self.wall + timedelta(seconds=monotonic - self.monotonic))
+
+
+def rfc3339(when: datetime) -> str:
+    """A UTC time to the millisecond."""
+    return when.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def served_hash(served: tuple[ServedAdapter, ...]) -> str:
+    """sha256 over the sorted (name, generation, digest) of what is served: equal sets, equal hashes."""
+    lines = sorted(f"{adapter.name}\0{adapter.generation}\0{adapter.digest}\n" for adapter in served)
+    return "sha256:" + hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def derive_status(replica: Replica, situation: Situation, moment: Moment) -> ReplicaStatus:
+    """The whole status; of the pending and failed names as many as fit, the rest is counted in `omitted`."""
+    plan = situation.plan
+    pending = [_pending(entry) for entry in plan.pending] if plan else []
+    failed = [_failed(entry, moment) for entry in plan.failed] if plan else []
+    status = ReplicaStatus(
+        replica=replica.replica,
+        pool=replica.pool,
+        engine=_engine(replica, situation.observed),
+        observed_revision=situation.revision,
+        ready=situation.ready,
+        stale=situation.stale,
+        served=Served(count=len(plan.served) if plan else 0, hash=served_hash(plan.served if plan else ())),
+        pending=pending,
+        failed=failed,
+        omitted=plan.omitted if plan else 0,
+        lazy=_lazy(situation.lazy_count),
+        note=situation.note,
+        last_request_id=situation.last_request_id,
+        updated_at=rfc3339(moment.wall),
+    )
+    return _fit(status)
+
+
+def says_the_same(one: ReplicaStatus, other: ReplicaStatus) -> bool:
+    """True if the two differ in nothing but the time of writing."""
+    return one.model_copy(update={"updated_at": other.updated_at}) == other
+
+
+def _fit(status: ReplicaStatus) -> ReplicaStatus:
+    """Leaves out pending, then failed names, from the end, until the status is small enough."""
+    while len(status.to_bytes()) > MAX_STATUS_BYTES:
+        pending, failed = status.pending, status.failed
+        drop_pending = (len(pending) + 1) // 2
+        drop_failed = 0 if pending else (len(failed) + 1) // 2
+        status = status.model_copy(
+            update={
+                "pending": pending[: len(pending) - drop_pending],
+                "failed": failed[: len(failed) - drop_failed],
+                "omitted": status.omitted + drop_pending + drop_failed,
+            }
+        )
+    return status
+
+
+def _engine(replica: Replica, observed: Observed | None) -> EngineStatus:
+    facts = observed.facts if observed else EngineFacts(replica.engine_kind, "", replica.engine_url, "")
+    return EngineStatus(
+        kind=facts.kind,
+        version=facts.version,
+        url=facts.url,
+        base_models=list(observed.base_models) if observed else [],
+        incarnation=facts.incarnation,
+        limits=EngineLimits(
+            max_loras=facts.limits.max_loras,
+            max_cpu_loras=facts.limits.max_cpu_loras,
+            max_lora_rank=facts.limits.max_lora_rank,
+        ),
+    )
+
+
+def _lazy(count: int) -> Lazy:
+    # Lazy adapters are loaded by a plugin inside the engine, and this driver has none.
+    return Lazy(count=count, servable=False, reason="needs_plugin" if count else "")
+
+
+def _pending(entry: PendingAdapter) -> Pending:
+    return Pending(name=entry.name, generation=entry.generation, reason=entry.reason, request_id=entry.request_id)
+
+
+def _failed(entry: FailedAdapter, moment: Moment) -> Failed:
+    return Failed(
+        name=entry.name,
+        generation=entry.generation,
+        reason=entry.reason,
+        message=entry.message[:MAX_MESSAGE_CHARACTERS],
+        attempts=entry.attempts,
+        retry_at=None if entry.retry_at is None else moment.wall_of(entry.retry_at),
+        request_id=entry.request_id,
+    )
