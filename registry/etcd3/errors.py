@@ -2,13 +2,15 @@
 
     EtcdError
     ├── Unavailable(maybe_applied)   no connection, or it broke
+    │   └── TlsFailed                the certificates do not fit; repeating does not help
     ├── Timeout(maybe_applied)       our own deadline ran out
     ├── NoLeader                     the member is isolated or an election runs; certainly not applied
     ├── Compacted(compact_revision)  that revision is no longer kept
     ├── FutureRevision               that revision does not exist yet: the store went backwards
     ├── LeaseExpired
     ├── Unauthenticated / PermissionDenied
-    ├── RequestTooLarge / ResponseTooLarge / TooManyRequests / NoSpace
+    ├── RequestTooLarge / TooManyRequests / NoSpace
+    ├── ResponseTooLarge(maybe_applied)
     ├── InvalidArgument
     └── WatchCanceled                the server ended a watch for a reason of its own
 
@@ -42,6 +44,10 @@ class Unavailable(_Ambiguous):
     """No connection could be made, or it broke in mid-flight (then `maybe_applied`)."""
 
 
+class TlsFailed(Unavailable):
+    """The TLS handshake failed, or a certificate or key could not be read. Certainly not applied."""
+
+
 class Timeout(_Ambiguous):
     """The call's own deadline ran out."""
 
@@ -51,7 +57,7 @@ class NoLeader(EtcdError):
 
 
 class Compacted(EtcdError):
-    """A revision below `compact_revision` was asked for."""
+    """A revision below `compact_revision` was asked for; 0 if the server did not say which."""
 
     def __init__(self, message: str, *, compact_revision: int) -> None:
         super().__init__(message)
@@ -78,8 +84,8 @@ class RequestTooLarge(EtcdError):
     """The request exceeds the server's --max-request-bytes or --max-txn-ops."""
 
 
-class ResponseTooLarge(EtcdError):
-    """The reply exceeds our receive limit."""
+class ResponseTooLarge(_Ambiguous):
+    """The reply exceeds our receive limit; what a write did, it did."""
 
 
 class TooManyRequests(EtcdError):

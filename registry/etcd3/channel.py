@@ -1,0 +1,179 @@
+"""One connection to one member: channel options, metadata, deadlines, and gRPC's failures as our errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from registry.etcd3.classify import classify
+from registry.etcd3.errors import TlsFailed, Unavailable
+from registry.etcd3.methods import Method, Req, Res
+from registry.etcd3.options import TlsFiles
+
+MAX_RECEIVE_BYTES = 64 * 1024 * 1024
+CONNECT_SECONDS = 2.0
+_OPTIONS: Sequence[tuple[str, int]] = (
+    ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
+    # Pings oftener than every 5 s, or on an idle channel, are answered with GOAWAY too_many_pings.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),  # the one that is enforced
+    # Without it a new channel would be given the dead connection of the old one.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", int(CONNECT_SECONDS * 1000)),  # in truth the limit of one attempt
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.enable_retries", 0),  # a write is never repeated behind our back
+    ("grpc.enable_http_proxy", 0),
+)
+_SETTLED = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
+
+
+def _read(path: Path | None) -> bytes | None:
+    return None if path is None else path.read_bytes()
+
+
+def _credentials(tls: TlsFiles, endpoint: str) -> grpc.ChannelCredentials:
+    try:
+        ca, key, certificate = _read(tls.ca), _read(tls.key), _read(tls.certificate)
+    except OSError as error:
+        message = f"{endpoint}: cannot read {error.filename}: {error.strerror}"
+        raise TlsFailed(message, maybe_applied=False) from error
+    return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+def _open(endpoint: str, tls: TlsFiles | None) -> grpc.aio.Channel:
+    if tls is None:
+        return grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
+    return grpc.aio.secure_channel(endpoint, _credentials(tls, endpoint), options=_OPTIONS)
+
+
+def _cancelled_by_us() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+@asynccontextmanager
+async def translated(endpoint: str, *, writes: bool) -> AsyncIterator[None]:
+    """Turns gRPC's failures into our errors.
+
+    grpc.aio raises CancelledError also when the server, or a closed channel, ended the call; that is a
+    failure like others, while the cancellation of our own task must pass through.
+    """
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise classify(error.code().name, error.details() or "", writes=writes, endpoint=endpoint) from error
+    except asyncio.CancelledError as error:
+        if _cancelled_by_us():
+            raise
+        raise Unavailable(f"{endpoint}: the call was cancelled", maybe_applied=writes) from error
+    except grpc.aio.UsageError as error:
+        raise Unavailable(f"{endpoint}: the channel is closed", maybe_applied=writes) from error
+
+
+def call_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
+    """Metadata of every call: an isolated member must refuse rather than serve or wait in silence."""
+    leader = ("hasleader", "true")
+    return (leader, ("token", token)) if token else (leader,)
+
+
+class Connection:
+    """A channel to one endpoint. Once retired it closes itself when the last call on it has ended.
+
+    Raises:
+        TlsFailed: a certificate or key cannot be read.
+    """
+
+    def __init__(self, endpoint: str, tls: TlsFiles | None) -> None:
+        self.endpoint = endpoint
+        self.channel = _open(endpoint, tls)
+        self._users = 0
+        self._retired = False
+
+    async def __aenter__(self) -> Self:
+        self._users += 1
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._users -= 1
+        await self._close_if_done()
+
+    async def retire(self) -> None:
+        """Takes no new calls; those that run end by their own deadlines."""
+        self._retired = True
+        await self._close_if_done()
+
+    async def close(self) -> None:
+        """Closes at once; calls that run fail."""
+        await self.channel.close()
+
+    async def _close_if_done(self) -> None:
+        if self._retired and self._users == 0:
+            await self.channel.close()
+
+    async def ready(self) -> None:
+        """Waits until the connection stands, or is known to fail, so that a call never waits unsent.
+
+        Raises:
+            Unavailable: neither was the case within `CONNECT_SECONDS`; certainly not applied.
+        """
+        state = self.channel.get_state(try_to_connect=True)
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                while state not in _SETTLED:
+                    await self.channel.wait_for_state_change(state)
+                    state = self.channel.get_state(try_to_connect=True)
+        except TimeoutError as error:
+            message = f"{self.endpoint}: no connection within {CONNECT_SECONDS:g} s"
+            raise Unavailable(message, maybe_applied=False) from error
+
+    async def unary(self, method: Method[Req, Res], request: Req, *, timeout_seconds: float, token: str | None) -> Res:
+        """Calls a method once.
+
+        Raises:
+            EtcdError: see `registry.etcd3.classify`.
+        """
+        async with translated(self.endpoint, writes=False):
+            await self.ready()
+        async with translated(self.endpoint, writes=method.writes):
+            call = self.channel.unary_unary(method.path, method.request.SerializeToString, method.response.FromString)
+            return await call(request, timeout=timeout_seconds, metadata=call_metadata(token))
+
+    def stream(
+        self, method: Method[Req, Res], *, timeout_seconds: float | None, token: str | None
+    ) -> grpc.aio.StreamStreamCall[Req, Res]:
+        """Opens a stream; to be used inside `translated`."""
+        call: grpc.aio.StreamStreamMultiCallable[Req, Res] = self.channel.stream_stream(
+            method.path, method.request.SerializeToString, method.response.FromString
+        )
+        return call(timeout=timeout_seconds, metadata=call_metadata(token))
+
+    async def exchange(
+        self, method: Method[Req, Res], request: Req, *, timeout_seconds: float, token: str | None
+    ) -> Res:
+        """Sends one message on a stream of its own and takes one answer.
+
+        Raises:
+            EtcdError: see `registry.etcd3.classify`.
+        """
+        async with translated(self.endpoint, writes=method.writes):
+            await self.ready()
+            call = self.stream(method, timeout_seconds=timeout_seconds, token=token)
+            try:
+                await call.write(request)
+                answer = await call.read()
+            finally:
+                call.cancel()
+        if not isinstance(answer, method.response):
+            raise Unavailable(f"{self.endpoint}: the stream ended without an answer", maybe_applied=method.writes)
+        return answer

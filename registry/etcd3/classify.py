@@ -1,0 +1,170 @@
+"""What a failed call means: one table from gRPC's status and etcd's fixed sentences to our error types. Pure.
+
+The code alone decides where it can. Where etcd uses one code for several things, its sentences tell them
+apart; they are part of its client contract (``rpctypes``) and are matched from their first word on.
+
+| code               | sentence                                         | error                        |
+|--------------------|--------------------------------------------------|------------------------------|
+| OUT_OF_RANGE       | mvcc: required revision has been compacted       | Compacted                    |
+| OUT_OF_RANGE       | mvcc: required revision is a future revision     | FutureRevision               |
+| RESOURCE_EXHAUSTED | mvcc: database space exceeded                    | NoSpace                      |
+| RESOURCE_EXHAUSTED | too many requests                                | TooManyRequests              |
+| RESOURCE_EXHAUSTED | grpc: received message larger (the server's)     | RequestTooLarge              |
+| RESOURCE_EXHAUSTED | anything else: our own receive limit             | ResponseTooLarge             |
+| INVALID_ARGUMENT   | request is too large, too many operations in txn | RequestTooLarge              |
+| INVALID_ARGUMENT   | authentication failed, user name is empty, auth revision is old | Unauthenticated |
+| NOT_FOUND          | requested lease not found                        | LeaseExpired                 |
+| UNAUTHENTICATED    |                                                  | Unauthenticated              |
+| PERMISSION_DENIED  |                                                  | PermissionDenied             |
+| DEADLINE_EXCEEDED  |                                                  | Timeout, maybe applied       |
+| UNAVAILABLE        | no leader                                        | NoLeader                     |
+| UNAVAILABLE        | TLS handshake, host name of the certificate      | TlsFailed                    |
+| UNAVAILABLE        | failed to connect, name resolution               | Unavailable, not applied     |
+| UNIMPLEMENTED      | it is not etcd                                   | Unavailable, not applied     |
+| other refusals     | INVALID_ARGUMENT, FAILED_PRECONDITION, …         | InvalidArgument              |
+| everything else    | UNAVAILABLE in mid-flight, UNKNOWN, CANCELLED …  | Unavailable, maybe applied   |
+
+"Maybe applied" holds for calls that write; a failed read never applied anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from registry.etcd3.errors import (
+    Compacted,
+    EtcdError,
+    FutureRevision,
+    InvalidArgument,
+    LeaseExpired,
+    NoLeader,
+    NoSpace,
+    PermissionDenied,
+    RequestTooLarge,
+    ResponseTooLarge,
+    Timeout,
+    TlsFailed,
+    TooManyRequests,
+    Unauthenticated,
+    Unavailable,
+    WatchCanceled,
+)
+
+COMPACTED = "etcdserver: mvcc: required revision has been compacted"
+_ANY = ""
+
+_Make = Callable[[str, bool], EtcdError]
+
+
+def _plain(kind: type[EtcdError]) -> _Make:
+    return lambda message, _writes: kind(message)
+
+
+def _compacted(message: str, _writes: bool) -> EtcdError:
+    return Compacted(message, compact_revision=0)
+
+
+def _response_too_large(message: str, writes: bool) -> EtcdError:
+    return ResponseTooLarge(message, maybe_applied=writes)
+
+
+def _timeout(message: str, writes: bool) -> EtcdError:
+    return Timeout(message, maybe_applied=writes)
+
+
+def _tls(message: str, _writes: bool) -> EtcdError:
+    return TlsFailed(message, maybe_applied=False)
+
+
+def _not_connected(message: str, _writes: bool) -> EtcdError:
+    return Unavailable(message, maybe_applied=False)
+
+
+def _broken(message: str, writes: bool) -> EtcdError:
+    return Unavailable(message, maybe_applied=writes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    code: str
+    says: str
+    make: _Make
+    anywhere: bool = False
+
+    def fits(self, code: str, details: str) -> bool:
+        if self.code != code:
+            return False
+        return self.says in details if self.anywhere else details.startswith(self.says)
+
+
+_CONNECT = "failed to connect to all addresses"
+_ROWS = (
+    _Row("OUT_OF_RANGE", COMPACTED, _compacted),
+    _Row("OUT_OF_RANGE", "etcdserver: mvcc: required revision is a future revision", _plain(FutureRevision)),
+    _Row("OUT_OF_RANGE", _ANY, _plain(InvalidArgument)),
+    _Row("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded", _plain(NoSpace)),
+    _Row("RESOURCE_EXHAUSTED", "etcdserver: too many requests", _plain(TooManyRequests)),
+    _Row("RESOURCE_EXHAUSTED", "grpc: received message larger than max", _plain(RequestTooLarge)),
+    _Row("RESOURCE_EXHAUSTED", _ANY, _response_too_large),
+    _Row("INVALID_ARGUMENT", "etcdserver: request is too large", _plain(RequestTooLarge)),
+    _Row("INVALID_ARGUMENT", "etcdserver: too many operations in txn request", _plain(RequestTooLarge)),
+    _Row("INVALID_ARGUMENT", "etcdserver: authentication failed", _plain(Unauthenticated)),
+    _Row("INVALID_ARGUMENT", "etcdserver: user name is empty", _plain(Unauthenticated)),
+    _Row("INVALID_ARGUMENT", "etcdserver: revision of auth store is old", _plain(Unauthenticated)),
+    _Row("INVALID_ARGUMENT", _ANY, _plain(InvalidArgument)),
+    _Row("NOT_FOUND", "etcdserver: requested lease not found", _plain(LeaseExpired)),
+    _Row("NOT_FOUND", _ANY, _plain(InvalidArgument)),
+    _Row("FAILED_PRECONDITION", _ANY, _plain(InvalidArgument)),
+    _Row("UNAUTHENTICATED", _ANY, _plain(Unauthenticated)),
+    _Row("PERMISSION_DENIED", _ANY, _plain(PermissionDenied)),
+    _Row("DEADLINE_EXCEEDED", _ANY, _timeout),
+    _Row("UNAVAILABLE", "etcdserver: no leader", _plain(NoLeader)),
+    _Row("UNAVAILABLE", "handshake", _tls, anywhere=True),
+    _Row("UNAVAILABLE", "Hostname Verification", _tls, anywhere=True),
+    _Row("UNAVAILABLE", "not in peer certificate", _tls, anywhere=True),
+    _Row("UNAVAILABLE", _CONNECT, _not_connected),
+    _Row("UNAVAILABLE", "DNS resolution failed", _not_connected),
+    _Row("UNIMPLEMENTED", _ANY, _not_connected),
+)
+
+
+def classify(code: str, details: str, *, writes: bool, endpoint: str) -> EtcdError:
+    """The error that a failed call stands for.
+
+    Args:
+        code: name of the gRPC status code, e.g. ``UNAVAILABLE``.
+        details: the status' sentence.
+        writes: whether the call could have changed the store.
+        endpoint: who was asked, for the message.
+    """
+    message = f"{endpoint}: {details or code}"
+    for row in _ROWS:
+        if row.fits(code, details):
+            return row.make(message, writes)
+    return _broken(message, writes)
+
+
+_CANCEL_CODES = (
+    ("etcdserver: permission denied", "PERMISSION_DENIED"),
+    ("etcdserver: invalid auth token", "UNAUTHENTICATED"),
+    ("etcdserver: user name is empty", "UNAUTHENTICATED"),
+    ("etcdserver: revision of auth store is old", "UNAUTHENTICATED"),
+    ("etcdserver: no leader", "UNAVAILABLE"),
+)
+
+
+def classify_cancel(reason: str, compact_revision: int, *, endpoint: str) -> EtcdError:
+    """The error that a watch stands for when the server cancelled it, which has a sentence but no code."""
+    if compact_revision:
+        return Compacted(f"{endpoint}: {reason or COMPACTED}", compact_revision=compact_revision)
+    for sentence, code in _CANCEL_CODES:
+        if reason.startswith(sentence):
+            return classify(code, reason, writes=False, endpoint=endpoint)
+    return WatchCanceled(f"{endpoint}: {reason or 'watch canceled'}")
+
+
+def may_repeat(error: EtcdError) -> bool:
+    """Whether the same call may be sent again, to another member, without knowing more."""
+    passing = isinstance(error, Unavailable | Timeout | NoLeader | TooManyRequests)
+    return passing and error.certainly_not_applied and not isinstance(error, TlsFailed)

@@ -1,0 +1,121 @@
+"""Between our values (`registry.etcd3.ops`) and etcd's messages. Pure."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from registry.etcd3 import rpc_pb2 as rpc
+from registry.etcd3.ops import (
+    Compare,
+    Delete,
+    DeleteResult,
+    Event,
+    KeyValue,
+    Op,
+    OpResult,
+    Put,
+    PutResult,
+    Range,
+    RangeResult,
+    Target,
+    Txn,
+    TxnResult,
+)
+
+_COMPARE_FIELD = {
+    Target.VERSION: "version",
+    Target.CREATE: "create_revision",
+    Target.MOD: "mod_revision",
+    Target.VALUE: "value",
+    Target.LEASE: "lease",
+}
+
+
+def range_request(op: Range) -> rpc.RangeRequest:
+    """The message of a linearizable read."""
+    return rpc.RangeRequest(
+        key=op.key,
+        range_end=op.range_end,
+        limit=op.limit,
+        revision=op.revision,
+        keys_only=op.keys_only,
+        count_only=op.count_only,
+        sort_order="DESCEND" if op.descending_by else "NONE",
+        sort_target=op.descending_by.name if op.descending_by else "KEY",
+    )
+
+
+def _compare(compare: Compare) -> rpc.Compare:
+    message = rpc.Compare(
+        key=compare.key,
+        target=compare.target.name,
+        result=compare.relation.name,
+    )
+    setattr(message, _COMPARE_FIELD[compare.target], compare.value)
+    return message
+
+
+def _op(op: Op) -> rpc.RequestOp:
+    match op:
+        case Range():
+            if op.revision:
+                raise ValueError("a Range inside a Txn must not name a revision: members could diverge")
+            return rpc.RequestOp(request_range=range_request(op))
+        case Put():
+            return rpc.RequestOp(request_put=rpc.PutRequest(key=op.key, value=op.value, lease=op.lease))
+        case Delete():
+            delete = rpc.DeleteRangeRequest(key=op.key, range_end=op.range_end)
+            return rpc.RequestOp(request_delete_range=delete)
+        case _:
+            assert_never(op)
+
+
+def txn_request(txn: Txn) -> rpc.TxnRequest:
+    """The message of a transaction.
+
+    Raises:
+        ValueError: a `Range` in it names a revision.
+    """
+    return rpc.TxnRequest(
+        compare=[_compare(compare) for compare in txn.compare],
+        success=[_op(op) for op in txn.success],
+        failure=[_op(op) for op in txn.failure],
+    )
+
+
+def writes(txn: Txn) -> bool:
+    """Whether the transaction could change the store."""
+    return any(not isinstance(op, Range) for op in (*txn.success, *txn.failure))
+
+
+def key_value(kv: rpc.KeyValue) -> KeyValue:
+    """A key as we know it."""
+    return KeyValue(kv.key, kv.value, kv.create_revision, kv.mod_revision, kv.version, kv.lease)
+
+
+def event(message: rpc.Event) -> Event:
+    """A change of one key."""
+    kv = None if message.type == rpc.Event.DELETE else key_value(message.kv)
+    return Event(message.kv.key, message.kv.mod_revision, kv)
+
+
+def range_result(response: rpc.RangeResponse, revision: int) -> RangeResult:
+    """Reply to a read; `revision` is that of the whole reply, since the parts of a Txn carry none."""
+    return RangeResult(revision, tuple(key_value(kv) for kv in response.kvs), response.more, response.count)
+
+
+def _op_result(response: rpc.ResponseOp, revision: int) -> OpResult:
+    match response.WhichOneof("response"):
+        case "response_range":
+            return range_result(response.response_range, revision)
+        case "response_delete_range":
+            return DeleteResult(response.response_delete_range.deleted)
+        case _:
+            return PutResult()
+
+
+def txn_result(response: rpc.TxnResponse) -> TxnResult:
+    """Reply to a transaction."""
+    revision = response.header.revision
+    responses = tuple(_op_result(one, revision) for one in response.responses)
+    return TxnResult(response.succeeded, revision, responses)

@@ -1,0 +1,70 @@
+"""Fixtures shared by all suites."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from registry.etcd3.client import Client
+from registry.etcd3.options import ClientOptions
+from tests.support.etcd import Cluster, make_cluster
+
+
+@dataclass(frozen=True)
+class EtcdForTest:
+    """A running etcd that is shared by the session, and a prefix that is this test's own (no slash at its end)."""
+
+    cluster: Cluster
+    prefix: str
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        return self.cluster.endpoints
+
+    def options(self, **changes: object) -> ClientOptions:
+        return self.cluster.options(**changes)
+
+    def key(self, *parts: str) -> bytes:
+        return "/".join((self.prefix, *parts)).encode()
+
+
+@pytest.fixture(scope="session")
+def etcd_member(tmp_path_factory) -> Iterator[Cluster]:
+    """One member for the whole session. Tests that stop or replace etcd make a cluster of their own."""
+    cluster = make_cluster(tmp_path_factory.mktemp("etcd"), flags={"unsafe-no-fsync": "true"})
+    cluster.start()
+    try:
+        asyncio.run(cluster.ready())
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def etcd(etcd_member) -> EtcdForTest:
+    """The session's etcd with a fresh prefix."""
+    return EtcdForTest(etcd_member, f"/test/{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+async def etcd_client(etcd) -> AsyncIterator[Client]:
+    """A client of the session's etcd."""
+    client = Client(etcd.options())
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+async def etcd_cluster(tmp_path) -> AsyncIterator[Cluster]:
+    """Three members of this test's own, to be killed and frozen at will."""
+    cluster = make_cluster(tmp_path / "etcd", 3, flags={"unsafe-no-fsync": "true"})
+    cluster.start()
+    try:
+        await cluster.ready()
+        yield cluster
+    finally:
+        cluster.stop()

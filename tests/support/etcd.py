@@ -1,0 +1,186 @@
+"""Real etcd members as child processes that a test can start, stop, kill and freeze."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from registry.dev.etcd_binary import child_environment, find_etcd
+from registry.etcd3.client import Client, MemberStatus
+from registry.etcd3.options import ClientOptions, TlsFiles
+from tests.support.waiting import eventually
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports on the loopback that were free a moment ago, all different."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+@dataclass
+class Member:
+    """One etcd process. `flags` are etcd's own, without the leading dashes."""
+
+    name: str
+    folder: Path
+    client_port: int
+    peer_port: int
+    flags: Mapping[str, str] = field(default_factory=dict)
+    tls: TlsFiles | None = None
+    binary: Path = field(default_factory=find_etcd)
+    cluster: str = ""
+    _process: subprocess.Popen[bytes] | None = None
+    _log: IO[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.client_port}"
+
+    @property
+    def peer_url(self) -> str:
+        return f"http://127.0.0.1:{self.peer_port}"
+
+    @property
+    def client_url(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.endpoint}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Starts the process; does not wait until it serves."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._log = (self.folder / "log").open("ab")
+        command = [str(self.binary), *(f"--{name}={value}" for name, value in self._flags().items())]
+        self._process = subprocess.Popen(command, env=child_environment(), stdout=self._log, stderr=self._log)
+
+    def stop(self) -> None:
+        """Ends it as an operator would; SIGKILL if it does not end."""
+        self.signal(signal.SIGTERM)
+        try:
+            self._reap(20)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """kill -9, and waits for the end."""
+        self.signal(signal.SIGKILL)
+        self._reap(20)
+
+    def freeze(self) -> None:
+        """SIGSTOP: the connections stay up, and nothing is answered."""
+        self.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.signal(signal.SIGCONT)
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def wipe(self) -> None:
+        """Removes the data of a stopped member."""
+        shutil.rmtree(self.folder / "data", ignore_errors=True)
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def _reap(self, timeout_seconds: float) -> None:
+        if self._process is not None:
+            self._process.wait(timeout_seconds)
+            self._process = None
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _flags(self) -> dict[str, str]:
+        own = {
+            "name": self.name,
+            "data-dir": str(self.folder / "data"),
+            "listen-client-urls": self.client_url,
+            "advertise-client-urls": self.client_url,
+            "listen-peer-urls": self.peer_url,
+            "initial-advertise-peer-urls": self.peer_url,
+            "initial-cluster": self.cluster or f"{self.name}={self.peer_url}",
+            "max-txn-ops": "1024",
+            "log-level": "warn",
+        }
+        return {**own, **self.flags}
+
+
+@dataclass
+class Cluster:
+    """Some members that belong together."""
+
+    members: Sequence[Member]
+    tls: TlsFiles | None = None
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        return tuple(member.endpoint for member in self.members)
+
+    def options(self, **changes: object) -> ClientOptions:
+        """Options of a client of the whole cluster."""
+        return ClientOptions(**{"endpoints": self.endpoints, "tls": self.tls, **changes})  # type: ignore[arg-type]
+
+    def start(self) -> None:
+        for member in self.members:
+            member.start()
+
+    def stop(self) -> None:
+        """Ends every member, frozen ones too."""
+        for member in self.members:
+            member.thaw()
+            member.kill()
+
+    async def ready(self) -> None:
+        """Waits until every member answers and knows the leader."""
+        client = Client(self.options(call_timeout_seconds=2))
+        try:
+            await eventually(lambda: _all_led(client), timeout_seconds=60)
+        finally:
+            await client.aclose()
+
+    async def leader(self) -> Member:
+        """The member that leads now."""
+        client = Client(self.options(call_timeout_seconds=2))
+        try:
+            return await eventually(lambda: self._leader(client), timeout_seconds=60)
+        finally:
+            await client.aclose()
+
+    async def _leader(self, client: Client) -> Member | None:
+        for member, status in zip(self.members, await client.status(), strict=True):
+            if isinstance(status, MemberStatus) and status.member_id == status.leader_id:
+                return member
+        return None
+
+
+async def _all_led(client: Client) -> bool:
+    return all(isinstance(one, MemberStatus) and one.leader_id for one in await client.status())
+
+
+def make_cluster(
+    folder: Path, size: int = 1, *, flags: Mapping[str, str] | None = None, tls: TlsFiles | None = None
+) -> Cluster:
+    """Members on free ports of the loopback, not yet started. `tls` is the client's view of it."""
+    ports = free_ports(2 * size)
+    members = [
+        Member(f"m{i}", folder / f"m{i}", ports[2 * i], ports[2 * i + 1], flags=flags or {}, tls=tls)
+        for i in range(size)
+    ]
+    for member in members:
+        member.cluster = ",".join(f"{one.name}={one.peer_url}" for one in members)
+    return Cluster(members, tls)
