@@ -50,6 +50,7 @@ def _compare(compare: Compare) -> rpc.Compare:
         key=compare.key,
         target=compare.target.name,
         result=compare.relation.name,
+        range_end=compare.range_end,
     )
     setattr(message, _COMPARE_FIELD[compare.target], compare.value)
     return message

@@ -48,12 +48,16 @@ class Relation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """A condition of a transaction. Build it with `mod_is`, `absent` or `value_is`."""
+    """A condition of a transaction. Build it with `mod_is`, `absent`, `none_in` or `unwritten_since`.
+
+    With a `range_end` it must hold for each key of the range; an empty range compares like an absent key.
+    """
 
     key: bytes
     target: Target
     relation: Relation
     value: int | bytes
+    range_end: bytes = b""
 
 
 def mod_is(key: bytes, revision: int) -> Compare:
@@ -64,6 +68,16 @@ def mod_is(key: bytes, revision: int) -> Compare:
 def absent(key: bytes) -> Compare:
     """Holds while there is no such key."""
     return Compare(key, Target.CREATE, Relation.EQUAL, 0)
+
+
+def none_in(prefix: bytes) -> Compare:
+    """Holds while no key starts with `prefix`."""
+    return Compare(prefix, Target.CREATE, Relation.EQUAL, 0, prefix_end(prefix))
+
+
+def unwritten_since(prefix: bytes, revision: int) -> Compare:
+    """Holds while no key that starts with `prefix` has been put after `revision`."""
+    return Compare(prefix, Target.MOD, Relation.LESS, revision + 1, prefix_end(prefix))
 
 
 class SortTarget(Enum):
