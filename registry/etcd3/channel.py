@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Self
 import grpc
 
 from registry.etcd3.classify import classify
-from registry.etcd3.errors import TlsFailed, Unavailable
+from registry.etcd3.errors import Timeout, TlsFailed, Unavailable
 from registry.etcd3.methods import Method, Req, Res
 from registry.etcd3.options import TlsFiles
 
@@ -137,17 +138,19 @@ class Connection:
             message = f"{self.endpoint}: no connection within {CONNECT_SECONDS:g} s"
             raise Unavailable(message, maybe_applied=False) from error
 
-    async def unary(self, method: Method[Req, Res], request: Req, *, timeout_seconds: float, token: str | None) -> Res:
-        """Calls a method once.
+    async def call(self, method: Method[Req, Res], request: Req, *, deadline: float, token: str | None) -> Res:
+        """Calls a method once. `deadline` is on the monotonic clock.
 
         Raises:
             EtcdError: see `registry.etcd3.classify`.
         """
         async with translated(self.endpoint, writes=False):
             await self.ready()
+        left_seconds = deadline - time.monotonic()
+        if left_seconds <= 0:
+            raise Timeout(f"{self.endpoint}: no time left to send the request", maybe_applied=False)
         async with translated(self.endpoint, writes=method.writes):
-            call = self.channel.unary_unary(method.path, method.request.SerializeToString, method.response.FromString)
-            return await call(request, timeout=timeout_seconds, metadata=call_metadata(token))
+            return await self._send(method, request, left_seconds, token)
 
     def stream(
         self, method: Method[Req, Res], *, timeout_seconds: float | None, token: str | None
@@ -158,22 +161,20 @@ class Connection:
         )
         return call(timeout=timeout_seconds, metadata=call_metadata(token))
 
-    async def exchange(
-        self, method: Method[Req, Res], request: Req, *, timeout_seconds: float, token: str | None
-    ) -> Res:
-        """Sends one message on a stream of its own and takes one answer.
+    async def _send(self, method: Method[Req, Res], request: Req, seconds: float, token: str | None) -> Res:
+        if method.streams:
+            return await self._exchange(method, request, seconds, token)
+        call = self.channel.unary_unary(method.path, method.request.SerializeToString, method.response.FromString)
+        return await call(request, timeout=seconds, metadata=call_metadata(token))
 
-        Raises:
-            EtcdError: see `registry.etcd3.classify`.
-        """
-        async with translated(self.endpoint, writes=method.writes):
-            await self.ready()
-            call = self.stream(method, timeout_seconds=timeout_seconds, token=token)
-            try:
-                await call.write(request)
-                answer = await call.read()
-            finally:
-                call.cancel()
-        if not isinstance(answer, method.response):
-            raise Unavailable(f"{self.endpoint}: the stream ended without an answer", maybe_applied=method.writes)
-        return answer
+    async def _exchange(self, method: Method[Req, Res], request: Req, seconds: float, token: str | None) -> Res:
+        """One message, one answer, on a stream of its own."""
+        call = self.stream(method, timeout_seconds=seconds, token=token)
+        try:
+            await call.write(request)
+            answer = await call.read()
+        finally:
+            call.cancel()
+        if isinstance(answer, method.response):
+            return answer
+        raise Unavailable(f"{self.endpoint}: the stream ended without an answer", maybe_applied=method.writes)

@@ -81,7 +81,7 @@ class Login:
         self._token: str | None = None
         self._lock = asyncio.Lock()
 
-    async def token(self, connection: Connection, *, timeout_seconds: float, stale: str | None = None) -> str | None:
+    async def token(self, connection: Connection, *, deadline: float, stale: str | None = None) -> str | None:
         """A token other than `stale`, or None if no user is set or the server has authentication switched off.
 
         Raises:
@@ -92,15 +92,13 @@ class Login:
             return None
         async with self._lock:
             if self._token is None or self._token == stale:
-                self._token = await self._authenticate(self._user, self._password(), connection, timeout_seconds)
+                self._token = await self._authenticate(self._user, self._password(), connection, deadline)
             return self._token
 
-    async def _authenticate(
-        self, user: str, password: str, connection: Connection, timeout_seconds: float
-    ) -> str | None:
+    async def _authenticate(self, user: str, password: str, connection: Connection, deadline: float) -> str | None:
         request = rpc.AuthenticateRequest(name=user, password=password)
         try:
-            reply = await connection.unary(AUTHENTICATE, request, timeout_seconds=timeout_seconds, token=None)
+            reply = await connection.call(AUTHENTICATE, request, deadline=deadline, token=None)
         except InvalidArgument as error:
             if "authentication is not enabled" in str(error):
                 return None

@@ -15,12 +15,16 @@ Res = TypeVar("Res", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[Req, Res]):
-    """One remote method. `writes` says whether a broken call may have changed what readers see."""
+    """One remote method.
+
+    `writes`: a broken call may have changed what readers see. `streams`: one question and one answer on a stream.
+    """
 
     path: str
     request: type[Req]
     response: type[Res]
     writes: bool = False
+    streams: bool = False
 
 
 RANGE = Method("/etcdserverpb.KV/Range", rpc.RangeRequest, rpc.RangeResponse)
@@ -31,6 +35,8 @@ WATCH = Method("/etcdserverpb.Watch/Watch", rpc.WatchRequest, rpc.WatchResponse)
 # Granting or revoking twice is harmless: a lease that nobody knows of expires by itself.
 LEASE_GRANT = Method("/etcdserverpb.Lease/LeaseGrant", rpc.LeaseGrantRequest, rpc.LeaseGrantResponse)
 LEASE_REVOKE = Method("/etcdserverpb.Lease/LeaseRevoke", rpc.LeaseRevokeRequest, rpc.LeaseRevokeResponse)
-LEASE_KEEPALIVE = Method("/etcdserverpb.Lease/LeaseKeepAlive", rpc.LeaseKeepAliveRequest, rpc.LeaseKeepAliveResponse)
+LEASE_KEEPALIVE = Method(
+    "/etcdserverpb.Lease/LeaseKeepAlive", rpc.LeaseKeepAliveRequest, rpc.LeaseKeepAliveResponse, streams=True
+)
 STATUS = Method("/etcdserverpb.Maintenance/Status", rpc.StatusRequest, rpc.StatusResponse)
 AUTHENTICATE = Method("/etcdserverpb.Auth/Authenticate", rpc.AuthenticateRequest, rpc.AuthenticateResponse)

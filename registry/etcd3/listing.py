@@ -1,0 +1,56 @@
+"""A whole range in pages, all at one revision. Pure but for the reading that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from registry.etcd3 import codec
+from registry.etcd3 import rpc_pb2 as rpc
+from registry.etcd3.errors import Compacted, FutureRevision
+from registry.etcd3.ops import KeyValue, Range
+
+_TRIES = 5
+
+ReadPage = Callable[[Range], Awaitable[rpc.RangeResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All keys of a range at one revision, in the order of the keys."""
+
+    revision: int
+    kvs: tuple[KeyValue, ...]
+    cluster_id: int
+    raft_term: int
+
+
+class _OtherCluster(Exception):
+    """A later page came from another cluster than the first."""
+
+
+async def list_range(read: ReadPage, key: bytes, range_end: bytes, page_size: int) -> Listing:
+    """Reads page after page, and starts over when the revision is lost on the way: a later one would mix two states.
+
+    Raises:
+        Compacted: that happened several times in a row.
+        EtcdError: a page could not be read.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return await _list_once(read, key, range_end, page_size)
+        except (Compacted, FutureRevision, _OtherCluster):
+            continue
+    return await _list_once(read, key, range_end, page_size)
+
+
+async def _list_once(read: ReadPage, key: bytes, range_end: bytes, page_size: int) -> Listing:
+    page = await read(Range(key, range_end, limit=page_size))
+    header = page.header
+    kvs = [codec.key_value(kv) for kv in page.kvs]
+    while page.more:
+        page = await read(Range(kvs[-1].key + b"\0", range_end, limit=page_size, revision=header.revision))
+        if page.header.cluster_id != header.cluster_id:
+            raise _OtherCluster
+        kvs.extend(codec.key_value(kv) for kv in page.kvs)
+    return Listing(header.revision, tuple(kvs), header.cluster_id, header.raft_term)

@@ -1,0 +1,106 @@
+"""The rules of one watch stream: responses in, reflections out, no socket. Pure.
+
+- The mark is the last revision that is known in full. Only events of the stream, or its own progress, move it.
+- A stream starts at the mark, not behind it: a start in the future gets no answer to a progress request, and a start
+  just behind the mark could miss a deletion that a compaction swallowed. What is not above the mark is dropped.
+- All events of a revision leave together. etcd sends whole revisions; fragments of a message are joined first.
+- `canceled` is looked at before `created`, since both can be set.
+- Progress counts only on servers where it cannot overtake events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+
+from registry.etcd3 import codec
+from registry.etcd3 import rpc_pb2 as rpc
+from registry.etcd3.classify import classify_cancel
+from registry.etcd3.errors import WatchCanceled
+from registry.etcd3.ops import Event
+from registry.etcd3.reflections import Changed, Progressed
+
+_PROGRESS_FIXED = {(3, 4): 25, (3, 5): 8}
+
+
+def progress_is_safe(version: str) -> bool:
+    """Whether progress of a server of this version never overtakes its events: from 3.4.25 and 3.5.8 on."""
+    try:
+        major, minor, patch = (int(part) for part in version.partition("-")[0].split("."))
+    except ValueError:
+        return False
+    return (major, minor) > (3, 3) and patch >= _PROGRESS_FIXED.get((major, minor), 0)
+
+
+@dataclass(slots=True)
+class Mark:
+    """How far the store is known, and which store it is. 0 stands for an unknown cluster or term."""
+
+    revision: int
+    cluster_id: int
+    raft_term: int
+
+    def went_back(self, now: Mark) -> bool:
+        """Whether `now`, from a linearizable read, is another store, or this one before the mark."""
+        return (
+            now.revision < self.revision or now.raft_term < self.raft_term or self.cluster_id not in (0, now.cluster_id)
+        )
+
+
+class WatchProtocol:
+    """One stream with one watch on it; moves `mark`."""
+
+    def __init__(self, mark: Mark, *, endpoint: str, server_version: str) -> None:
+        self._mark = mark
+        self._endpoint = endpoint
+        self._trusts_progress = progress_is_safe(server_version)
+        self._fragments: list[rpc.Event] = []
+
+    def create_request(self, key: bytes, range_end: bytes) -> rpc.WatchRequest:
+        """The first message of the stream."""
+        create = rpc.WatchCreateRequest(
+            key=key, range_end=range_end, start_revision=max(1, self._mark.revision), progress_notify=True
+        )
+        return rpc.WatchRequest(create_request=create)
+
+    def receive(self, response: rpc.WatchResponse) -> list[Changed | Progressed]:
+        """What a response means. Nothing, if it brings nothing new.
+
+        Raises:
+            Compacted: the mark is no longer kept; the state must be listed.
+            PermissionDenied, Unauthenticated, NoLeader, WatchCanceled: the stream is of no more use.
+        """
+        if response.canceled:
+            raise classify_cancel(response.cancel_reason, response.compact_revision, endpoint=self._endpoint)
+        self._same_cluster(response.header)
+        if response.created:
+            return []
+        if response.events:
+            return self._take_events(response)
+        return self._take_progress(response.header.revision)
+
+    def _same_cluster(self, header: rpc.ResponseHeader) -> None:
+        if self._mark.cluster_id and header.cluster_id != self._mark.cluster_id:
+            raise WatchCanceled(f"{self._endpoint}: this member belongs to another cluster")
+
+    def _take_events(self, response: rpc.WatchResponse) -> list[Changed | Progressed]:
+        self._fragments.extend(response.events)
+        if response.fragment:
+            return []
+        events, self._fragments = map(codec.event, self._fragments), []
+        changes: list[Changed | Progressed] = []
+        for revision, group in groupby(events, key=_revision):
+            if revision > self._mark.revision:
+                self._mark.revision = revision
+                changes.append(Changed(revision, tuple(group)))
+        return changes
+
+    def _take_progress(self, revision: int) -> list[Changed | Progressed]:
+        if not self._trusts_progress or self._fragments or revision <= self._mark.revision:
+            return []
+        self._mark.revision = revision
+        return [Progressed(revision)]
+
+
+def _revision(event: Event) -> int:
+    return event.mod_revision

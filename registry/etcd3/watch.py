@@ -1,0 +1,137 @@
+"""One connection with one watch stream on it, and the deadline that finds a server that hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+from registry.etcd3 import rpc_pb2 as rpc
+from registry.etcd3.channel import Connection, translated
+from registry.etcd3.endpoints import Login
+from registry.etcd3.errors import EtcdError, PermissionDenied, Timeout, Unauthenticated, Unavailable
+from registry.etcd3.methods import RANGE, STATUS, WATCH
+from registry.etcd3.options import TlsFiles
+from registry.etcd3.stream import Mark
+
+# Silence for so long is answered by a request for progress, and in the end by giving up: 5 s in all.
+SILENCE_SECONDS = (2.0, 2.0, 1.0)
+_QUEUED_RESPONSES = 16
+_WRITE_SECONDS = 1.0
+_CALL_SECONDS = 3.0
+
+
+@asynccontextmanager
+async def open_watch(
+    endpoint: str, tls: TlsFiles | None, login: Login, refused_token: str | None
+) -> AsyncIterator[WatchStream]:
+    """A stream on a connection of its own, since a dead connection must never be used again.
+
+    Raises:
+        EtcdError: the member does not answer, or refuses us.
+    """
+    connection = Connection(endpoint, tls)
+    try:
+        token = await login.token(connection, deadline=_deadline(), stale=refused_token)
+        version = await _server_version(connection, token)
+        async with WatchStream(connection, token=token, server_version=version) as stream:
+            yield stream
+    finally:
+        await connection.close()
+
+
+class WatchStream:
+    """A Watch call, to be entered as a context. `token` and `server_version` are those of its connection."""
+
+    def __init__(self, connection: Connection, *, token: str | None, server_version: str) -> None:
+        self.token = token
+        self.server_version = server_version
+        self._connection = connection
+        self._endpoint = connection.endpoint
+        self._call = connection.stream(WATCH, timeout_seconds=None, token=token)
+        # A read with a deadline of its own would cancel the stream; so one task reads, and deadlines wait here.
+        self._responses: asyncio.Queue[rpc.WatchResponse | EtcdError] = asyncio.Queue(_QUEUED_RESPONSES)
+        self._reader = asyncio.create_task(self._read(), name=f"watch {connection.endpoint}")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._reader.cancel()
+        await asyncio.wait([self._reader])
+        self._call.cancel()
+
+    async def send(self, request: rpc.WatchRequest) -> None:
+        """Sends a message.
+
+        Raises:
+            EtcdError: the stream broke, or takes nothing.
+        """
+        try:
+            async with asyncio.timeout(_WRITE_SECONDS), translated(self._endpoint, writes=False):
+                await self._call.write(request)
+        except TimeoutError as error:
+            raise Timeout(f"{self._endpoint}: the stream takes no message", maybe_applied=False) from error
+
+    async def receive(self, patience: float = 1.0) -> rpc.WatchResponse:
+        """The next response; asks for progress if nothing comes. `patience` stretches the silence that is borne.
+
+        Raises:
+            Timeout: no response of any kind; the server hangs.
+            EtcdError: the stream broke.
+        """
+        for seconds in SILENCE_SECONDS:
+            try:
+                async with asyncio.timeout(seconds * patience):
+                    item = await self._responses.get()
+            except TimeoutError:
+                await self._ask_for_progress()
+                continue
+            if isinstance(item, EtcdError):
+                raise item
+            return item
+        seconds = sum(SILENCE_SECONDS) * patience
+        raise Timeout(f"{self._endpoint}: no sign of life on the watch for {seconds:g} s", maybe_applied=False)
+
+    async def mark(self, key: bytes) -> Mark:
+        """Where the store stands, by a linearizable read of `key` from the same member.
+
+        Raises:
+            EtcdError: any failure.
+        """
+        request = rpc.RangeRequest(key=key, keys_only=True)
+        reply = await self._connection.call(RANGE, request, deadline=_deadline(), token=self.token)
+        return Mark(reply.header.revision, reply.header.cluster_id, reply.header.raft_term)
+
+    async def _ask_for_progress(self) -> None:
+        if not self._call.done():
+            await self.send(rpc.WatchRequest(progress_request=rpc.WatchProgressRequest()))
+
+    async def _read(self) -> None:
+        await self._responses.put(await self._read_to_the_end())
+
+    async def _read_to_the_end(self) -> EtcdError:
+        try:
+            async with translated(self._endpoint, writes=False):
+                while isinstance(response := await self._call.read(), rpc.WatchResponse):
+                    await self._responses.put(response)
+        except EtcdError as error:
+            return error
+        return Unavailable(f"{self._endpoint}: the server ended the watch", maybe_applied=False)
+
+
+def _deadline() -> float:
+    return time.monotonic() + _CALL_SECONDS
+
+
+async def _server_version(connection: Connection, token: str | None) -> str:
+    try:
+        reply = await connection.call(STATUS, rpc.StatusRequest(), deadline=_deadline(), token=token)
+    except (PermissionDenied, Unauthenticated):
+        return ""  # told to administrators only; then the oldest is assumed
+    return reply.version
