@@ -1,0 +1,1 @@
+"""The command line `loraplane`: a gRPC client of the admin service for people and scripts."""

@@ -1,0 +1,205 @@
+"""The admin API as a client sees it: one typed method for each call, with a deadline, repeated where that is safe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
+
+from registry.cli.failure import CliError, usage
+from registry.cli.rpc_errors import rpc_failure, worth_repeating
+from registry.v1 import registry_pb2 as pb
+
+Reply = TypeVar("Reply", bound=Message)
+Page = TypeVar("Page", pb.ListAdaptersResponse, pb.ListPoolsResponse, pb.ListReplicasResponse, pb.ListTenantsResponse)
+Paged = pb.ListAdaptersRequest | pb.ListPoolsRequest | pb.ListReplicasRequest | pb.ListTenantsRequest
+
+_SERVICE = "/registry.v1.AdapterRegistry"
+_PAGE_SIZE = 1000
+# One try may not use up the whole time: a connection may hang that another would not.
+_TRY_SECONDS = 10.0
+_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # A proxy from the environment would be asked for 127.0.0.1.
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files. `ca` None: the system's; `cert` and `key` belong together."""
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+    def __bool__(self) -> bool:
+        return any((self.ca, self.cert, self.key))
+
+
+def open_channel(address: str, tls: Tls) -> grpc.Channel:
+    """A channel to `address`, secured if any file of `tls` is given.
+
+    Raises:
+        CliError: a file cannot be read, or a certificate is without its key.
+    """
+    if not tls:
+        return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    if bool(tls.cert) != bool(tls.key):
+        raise usage("--tls-cert and --tls-key belong together; give both")
+    credentials = grpc.ssl_channel_credentials(_pem(tls.ca), _pem(tls.key), _pem(tls.cert))
+    return grpc.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
+
+
+def _pem(file: Path | None) -> bytes | None:
+    try:
+        return file.read_bytes() if file else None
+    except OSError as error:
+        raise usage(f"cannot read {file}: {error.strerror}") from error
+
+
+class Client:
+    """A connection to the admin service, for use in ``with``. Every method raises CliError where it fails.
+
+    Args:
+        channel: closed at the end.
+        address: for messages.
+        timeout_seconds: how long one call may take, repetitions included.
+        sleep: waits between repetitions.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        address: str,
+        *,
+        timeout_seconds: float,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._channel = channel
+        self.address = address
+        self.timeout_seconds = timeout_seconds
+        self._sleep = sleep
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def apply(self, request: pb.ApplyAdaptersRequest) -> pb.ApplyAdaptersResponse:
+        return self._unary("ApplyAdapters", request, pb.ApplyAdaptersResponse, request.request_id)
+
+    def rollback(self, request: pb.RollbackAdapterRequest) -> pb.ApplyAdaptersResponse:
+        return self._unary("RollbackAdapter", request, pb.ApplyAdaptersResponse, request.request_id)
+
+    def get_adapter(self, pool: str, name: str) -> pb.Adapter:
+        return self._unary("GetAdapter", pb.GetAdapterRequest(pool=pool, name=name), pb.Adapter)
+
+    def list_adapters(self, pool: str) -> list[pb.Adapter]:
+        """All adapters of a pool, at one revision."""
+        request = pb.ListAdaptersRequest(pool=pool, page_size=_PAGE_SIZE)
+        pages = self._pages("ListAdapters", request, pb.ListAdaptersResponse)
+        return [one for page in pages for one in page.adapters]
+
+    def history(self, pool: str, name: str) -> list[pb.Adapter]:
+        """An adapter's generations, the newest first."""
+        request = pb.ListAdapterHistoryRequest(pool=pool, name=name)
+        return list(self._unary("ListAdapterHistory", request, pb.ListAdapterHistoryResponse).generations)
+
+    def create_pool(self, request: pb.CreatePoolRequest) -> pb.Pool:
+        return self._unary("CreatePool", request, pb.Pool, request.request_id)
+
+    def update_pool(self, request: pb.UpdatePoolRequest) -> pb.Pool:
+        return self._unary("UpdatePool", request, pb.Pool, request.request_id)
+
+    def delete_pool(self, request: pb.DeletePoolRequest) -> pb.DeletePoolResponse:
+        return self._unary("DeletePool", request, pb.DeletePoolResponse, request.request_id)
+
+    def get_pool(self, name: str) -> pb.Pool:
+        return self._unary("GetPool", pb.GetPoolRequest(name=name), pb.Pool)
+
+    def list_pools(self) -> list[pb.Pool]:
+        request = pb.ListPoolsRequest(page_size=_PAGE_SIZE)
+        pages = self._pages("ListPools", request, pb.ListPoolsResponse)
+        return [one for page in pages for one in page.pools]
+
+    def get_replica(self, pool: str, name: str) -> pb.Replica:
+        return self._unary("GetReplica", pb.GetReplicaRequest(pool=pool, name=name), pb.Replica)
+
+    def list_replicas(self, pool: str) -> list[pb.Replica]:
+        request = pb.ListReplicasRequest(pool=pool, page_size=_PAGE_SIZE)
+        pages = self._pages("ListReplicas", request, pb.ListReplicasResponse)
+        return [one for page in pages for one in page.replicas]
+
+    def set_tenant(self, request: pb.SetTenantRequest) -> pb.Tenant:
+        return self._unary("SetTenant", request, pb.Tenant, request.request_id)
+
+    def list_tenants(self) -> list[pb.Tenant]:
+        request = pb.ListTenantsRequest(page_size=_PAGE_SIZE)
+        pages = self._pages("ListTenants", request, pb.ListTenantsResponse)
+        return [one for page in pages for one in page.tenants]
+
+    def watch_adapters(self, pool: str, start_revision: int) -> Iterator[pb.WatchAdaptersResponse]:
+        """Changes of a pool without end; raises grpc.RpcError when the stream breaks."""
+        request = pb.WatchAdaptersRequest(pool=pool, start_revision=start_revision)
+        return self._stream("WatchAdapters", request, pb.WatchAdaptersResponse, None)
+
+    def watch_rollout(self, request: pb.WatchRolloutRequest, timeout_seconds: float) -> Iterator[pb.Rollout]:
+        """Progress of a rollout until it is done; raises grpc.RpcError when the stream breaks or the time is up."""
+        return self._stream("WatchRollout", request, pb.Rollout, timeout_seconds)
+
+    def _pages(self, method: str, request: Paged, reply: type[Page]) -> Iterator[Page]:
+        while True:
+            page = self._unary(method, request, reply)
+            yield page
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    def _stream(
+        self, method: str, request: Message, reply: type[Reply], timeout_seconds: float | None
+    ) -> Iterator[Reply]:
+        call: grpc.UnaryStreamMultiCallable[Message, Reply] = self._channel.unary_stream(
+            f"{_SERVICE}/{method}", _serialized, reply.FromString
+        )
+        return iter(call(request, timeout=timeout_seconds))
+
+    def _unary(self, method: str, request: Message, reply: type[Reply], request_id: str = "") -> Reply:
+        call: grpc.UnaryUnaryMultiCallable[Message, Reply] = self._channel.unary_unary(
+            f"{_SERVICE}/{method}", _serialized, reply.FromString
+        )
+        end = time.monotonic() + self.timeout_seconds
+        retrying = Retrying(
+            stop=stop_before_delay(self.timeout_seconds),
+            wait=wait_random_exponential(multiplier=0.2, max=2),
+            retry=retry_if_exception(worth_repeating),
+            sleep=self._sleep,
+            reraise=True,
+        )
+        try:
+            return retrying(lambda: call(request, timeout=_try_seconds(end)))
+        except grpc.RpcError as error:
+            raise CliError(rpc_failure(error, self.address, request_id)) from error
+
+
+def _try_seconds(end: float) -> float:
+    return max(0.05, min(_TRY_SECONDS, end - time.monotonic()))
+
+
+def _serialized(message: Message) -> bytes:
+    return message.SerializeToString()

@@ -1,0 +1,199 @@
+"""Manifests: what a user writes in a file, read strictly. Pure.
+
+Every complaint names the file, the document, the path of the field, and what to do about it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from registry.cli.yaml_documents import Document, read_documents
+from registry.errors import InvalidArgument, Reason
+
+API_VERSION = "loraplane/v1"
+_SHOWN_PROBLEMS = 5
+_ABSOLUTE_FILE = re.compile(r"file:///[^/\s]\S*")
+_URI = re.compile(r"[a-z][a-z0-9+.-]*://\S+")
+
+
+def _check_uri(uri: str) -> str:
+    if uri.startswith("file:") and not _ABSOLUTE_FILE.fullmatch(uri):
+        raise PydanticCustomError(
+            "uri", "a file: URI must hold an absolute path, since replicas read it; write file:///absolute/path"
+        )
+    if not _URI.fullmatch(uri):
+        raise PydanticCustomError("uri", "must be a URI with a scheme; for a folder write file:///absolute/path")
+    return uri
+
+
+def _check_replicas(value: object) -> object:
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if value != "all" and not whole:
+        raise PydanticCustomError("replicas", "must be all, or a whole number from 1")
+    return value
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Source(_Strict):
+    """Where the adapter's files are."""
+
+    uri: Annotated[str, AfterValidator(_check_uri)]
+    digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
+
+
+class Placement(_Strict):
+    """On how many replicas it is served."""
+
+    replicas: Annotated[Literal["all"] | int, BeforeValidator(_check_replicas)] = "all"
+
+
+class Prepare(_Strict):
+    """What may be done to its files."""
+
+    remap: Literal["auto", "off"] = "auto"
+    vision: Literal["reject", "drop", "keep"] = "reject"
+    dora: Literal["reject", "strip"] = "reject"
+
+
+class Spec(_Strict):
+    """What is wanted of an adapter."""
+
+    source: Source
+    load: Literal["eager", "lazy"] = "eager"
+    priority: int = 0
+    placement: Placement = Placement()
+    prepare: Prepare = Prepare()
+    base_model: str | None = Field(default=None, alias="baseModel")
+    credentials: str | None = None
+
+
+class Metadata(_Strict):
+    """Which adapter it is."""
+
+    name: str
+    pool: str
+    labels: dict[str, str] = {}
+
+
+class Manifest(_Strict):
+    """One adapter as a file describes it."""
+
+    api_version: Literal["loraplane/v1"] = Field(alias="apiVersion")
+    kind: Literal["Adapter"]
+    metadata: Metadata
+    spec: Spec
+
+
+_SECTIONS: Mapping[tuple[int | str, ...], type[BaseModel]] = {
+    (): Manifest,
+    ("metadata",): Metadata,
+    ("spec",): Spec,
+    ("spec", "source"): Source,
+    ("spec", "placement"): Placement,
+    ("spec", "prepare"): Prepare,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A manifest and where it stands, e.g. ``adapters.yaml: document 2 (line 14)``."""
+
+    manifest: Manifest
+    place: str
+
+
+def read_manifests(text: str, file: str) -> list[Placed]:
+    """All manifests of `text`. `file` names it in messages.
+
+    Raises:
+        InvalidArgument: any of them is not right; the field says where.
+    """
+    return [Placed(_manifest(document), document.place) for document in read_documents(text, file)]
+
+
+def check_unique(manifests: Iterable[Placed]) -> None:
+    """Raises InvalidArgument if two manifests describe one adapter."""
+    seen: dict[tuple[str, str], str] = {}
+    for placed in manifests:
+        name = placed.manifest.metadata.name
+        first = seen.setdefault((placed.manifest.metadata.pool, name.lower()), placed.place)
+        if first != placed.place:
+            raise InvalidArgument(
+                Reason.DUPLICATE_NAME,
+                f"{name!r} is described in {first} already, and upper and lower case make no difference; remove one",
+                field=f"{placed.place}: metadata.name",
+            )
+
+
+def _manifest(document: Document) -> Manifest:
+    try:
+        return Manifest.model_validate(document.content)
+    except ValidationError as error:
+        raise _complaint(document.place, error.errors(include_url=False)) from error
+
+
+def _complaint(place: str, problems: list[ErrorDetails]) -> InvalidArgument:
+    told = [(_path(problem), _phrase(problem)) for problem in problems[:_SHOWN_PROBLEMS]]
+    (path, message), *others = told
+    rest = "".join(f"; also {path}: {phrase}" for path, phrase in others)
+    more = f"; and {len(problems) - len(told)} more" if len(problems) > len(told) else ""
+    return InvalidArgument(Reason.INVALID_MANIFEST, f"{message}{rest}{more}", field=f"{place}: {path}")
+
+
+def _path(problem: ErrorDetails) -> str:
+    return ".".join(str(part) for part in problem["loc"]) or "the document"
+
+
+def _phrase(problem: ErrorDetails) -> str:
+    found = _yaml_type(problem["input"])
+    match problem["type"]:
+        case "missing":
+            return "is missing; add it"
+        case "extra_forbidden":
+            return _unknown_field(problem["loc"])
+        case "string_type":
+            return f"must be text, found {found}; put it in quotes"
+        case "int_type":
+            return f"must be a whole number, found {found}"
+        case "literal_error":
+            return f"must be {problem['ctx']['expected']}, found {problem['input']!r}"
+        case "model_type" | "dict_type":
+            return f"must be a mapping (key: value), found {found}"
+        case "string_pattern_mismatch":
+            return "must be sha256: and 64 hexadecimal digits; leave it out to pin nothing"
+        case _:
+            return problem["msg"]
+
+
+def _yaml_type(value: object) -> str:
+    names: Mapping[type, str] = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "text",
+        list: "a list",
+        dict: "a mapping",
+        type(None): "nothing",
+    }
+    return names.get(type(value), f"a {type(value).__name__}")
+
+
+def _unknown_field(loc: tuple[int | str, ...]) -> str:
+    known = _known_fields(loc[:-1])
+    close = difflib.get_close_matches(str(loc[-1]), known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+    return f"unknown field; {hint}"
+
+
+def _known_fields(section: tuple[int | str, ...]) -> list[str]:
+    return [field.alias or name for name, field in _SECTIONS[section].model_fields.items()]

@@ -1,0 +1,69 @@
+"""What a replica says of itself, read leniently: a sidecar of another release may say more or less. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from registry.cli.wire import Plain
+from registry.v1 import registry_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """A replica and its status; `status` is empty while it has not reported or cannot be read."""
+
+    name: str
+    pool: str
+    labels: dict[str, str]
+    incarnation: str
+    started_at: str
+    status: Plain
+
+    def text(self, *path: str) -> str:
+        """The value at `path` of the status as text; "-" where there is none."""
+        value: object = self.status
+        for part in path:
+            value = value.get(part) if isinstance(value, dict) else None
+        match value:
+            case None | "":
+                return "-"
+            case bool():
+                return "yes" if value else "no"
+            case _:
+                return str(value)
+
+    def items(self, key: str) -> list[Plain]:
+        """The entries of a list of the status, e.g. of ``failed``."""
+        found = self.status.get(key)
+        return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+    def as_dict(self) -> Plain:
+        return {
+            "name": self.name,
+            "pool": self.pool,
+            "labels": self.labels,
+            "incarnation": self.incarnation,
+            "started_at": self.started_at,
+            "status": self.status or None,
+        }
+
+
+def replica_view(replica: pb.Replica) -> ReplicaView:
+    """A replica's message as it is shown."""
+    return ReplicaView(
+        replica.name,
+        replica.pool,
+        dict(sorted(replica.labels.items())),
+        replica.incarnation,
+        replica.started_at,
+        _status(replica.status_json),
+    )
+
+
+def _status(text: str) -> Plain:
+    try:
+        status = json.loads(text) if text else {}
+    except ValueError:
+        return {"note": "its status is not JSON"}
+    return status if isinstance(status, dict) else {"note": "its status is not a JSON object"}
