@@ -206,7 +206,7 @@ def _settle(
             adapters[key] = verdict
         case RefusedRecord():
             refused[key] = verdict
-        case None:
+        case None:  # pragma: no branch - mypy knows that this is the last case
             adapters.pop(key, None)
 
 

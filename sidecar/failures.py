@@ -24,7 +24,7 @@ class Failure:
     """Why an adapter could not be staged or loaded.
 
     Attributes:
-        ref: what was asked for; another ref is another matter.
+        ref: what was asked for, another ref is another matter; None: an unload.
         incarnation: of the engine that refused it; None where the engine had no part in it.
         reason: stable.
         message: one sentence for people.
@@ -32,20 +32,17 @@ class Failure:
         retry_at: monotonic seconds; None: not before `ref` or `incarnation` change.
     """
 
-    ref: ArtifactRef
+    ref: ArtifactRef | None
     incarnation: str | None
     reason: str
     message: str
     attempts: int
     retry_at: float | None
 
-    def holds(self, ref: ArtifactRef, incarnation: str) -> bool:
-        """True while the failure is about this ref and this engine."""
-        return self.ref == ref and self.incarnation in (None, incarnation)
-
-    def is_waiting(self, now: float) -> bool:
-        """True while it must not be tried again."""
-        return self.retry_at is None or now < self.retry_at
+    def forbids(self, ref: ArtifactRef | None, incarnation: str, now: float) -> bool:
+        """True while this ref must not be tried again on this engine."""
+        is_same = self.ref == ref and self.incarnation in (None, incarnation)
+        return is_same and (self.retry_at is None or now < self.retry_at)
 
     def is_settled(self) -> bool:
         """True if waiting for it would not be worth a replica's readiness."""
@@ -67,9 +64,15 @@ def after_staging(
 
 
 def after_call(
-    outcome: Outcome, ref: ArtifactRef, incarnation: str, previous: Failure | None, *, now: float, uniform: Uniform
+    outcome: Outcome,
+    ref: ArtifactRef | None,
+    incarnation: str,
+    previous: Failure | None,
+    *,
+    now: float,
+    uniform: Uniform,
 ) -> Failure | None:
-    """The failure that a load or swap leaves; None where only the next listing can tell, or the engine is gone."""
+    """The failure that a call leaves; None where only the next listing can tell, or the engine is gone."""
     attempts = _attempts(previous, ref, incarnation)
     retry_at: float | None = now + backoff_seconds(attempts, uniform)
     match outcome:
@@ -85,16 +88,20 @@ def after_call(
     assert_never(outcome)
 
 
-def not_listed(
-    ref: ArtifactRef, incarnation: str, previous: Failure | None, *, now: float, uniform: Uniform
+def not_borne_out(
+    ref: ArtifactRef | None, incarnation: str, previous: Failure | None, *, now: float, uniform: Uniform
 ) -> Failure:
-    """The failure of a load that was acknowledged, or timed out, and that the engine does not list afterwards."""
+    """The failure of a call that was acknowledged, or timed out, and that the engine's listing does not show."""
     attempts = _attempts(previous, ref, incarnation)
-    message = "the engine does not list the adapter after its load; something else may have unloaded it"
-    return Failure(ref, incarnation, "not_listed", message, attempts, now + backoff_seconds(attempts, uniform))
+    retry_at = now + backoff_seconds(attempts, uniform)
+    if ref is None:
+        message = "the engine still lists the adapter after its unload"
+        return Failure(ref, incarnation, "still_listed", message, attempts, retry_at)
+    message = "the engine does not list the adapter as it was loaded; something else may drive the engine too"
+    return Failure(ref, incarnation, "not_listed", message, attempts, retry_at)
 
 
-def _attempts(previous: Failure | None, ref: ArtifactRef, incarnation: str | None) -> int:
+def _attempts(previous: Failure | None, ref: ArtifactRef | None, incarnation: str | None) -> int:
     if previous is None or previous.ref != ref or previous.incarnation != incarnation:
         return 1
     return previous.attempts + 1

@@ -1,7 +1,8 @@
 """Keeps the last-known-good snapshot on disk, crash-safe at every step.
 
 Files in `directory`: ``snapshot-<n>`` (a base) and ``journal-<n>`` (what came after that base). A boot takes the
-newest whole base and every journal from its number on. No file can prevent a boot: what is damaged is left out.
+newest whole base and the journals of consecutive numbers from its own on; a number is skipped where an entry could
+not be written, so that nothing is ever folded in after a gap. No file can prevent a boot: what is damaged is left out.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Journal:
         self._journal_bytes = 0
         self._base_bytes = 0
         self._unsynced = False
+        self._has_gap = False
 
     def restore(self, pool: str) -> Restored | None:
         """Reads what an earlier process left; None if there is nothing whole of this pool."""
@@ -52,8 +54,16 @@ class Journal:
         for number in sorted(files["snapshot"], reverse=True):
             base = self._read_base(number)
             if base is not None and base.pool == pool:
-                return Restored(base, self._read_entries(sorted(n for n in files["journal"] if n >= number)))
+                restored = Restored(base, self._read_entries(number, set(files["journal"])))
+                self._continue()
+                return restored
         return None
+
+    def _continue(self) -> None:
+        """Opens the next journal, unless what is there is damaged: then a new base has to come first."""
+        if not self._has_gap:
+            self._number += 1
+            self._open(self._number)
 
     @property
     def wants_base(self) -> bool:
@@ -81,16 +91,16 @@ class Journal:
 
     async def rewrite(self, base: Base) -> None:
         """Writes a new base; entries appended meanwhile go to the journal after it."""
-        self._number += 1
+        self._number += 2 if self._has_gap else 1
+        self._has_gap = False
         number = self._number
         self._open(number)
+        self._journal_bytes = 0
         try:
             self._base_bytes = await asyncio.to_thread(self._write_base, number, base)
+            self._forget_before(number)
         except OSError as error:
-            _log.warning("snapshot_write_failed", error=str(error))
-            self.close()
-            return
-        self._forget_before(number)
+            self._abandon("snapshot_write_failed", str(error))
 
     async def sync(self) -> None:
         """Makes what was appended survive a power cut."""
@@ -110,7 +120,6 @@ class Journal:
 
     def _open(self, number: int) -> None:
         self.close()
-        self._journal_bytes = 0
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -120,6 +129,7 @@ class Journal:
 
     def _abandon(self, event: str, error: str) -> None:
         _log.warning(event, error=error)
+        self._has_gap = True
         self.close()
 
     def _write_base(self, number: int, base: Base) -> int:
@@ -158,15 +168,19 @@ class Journal:
         self._base_bytes = len(data)
         return base
 
-    def _read_entries(self, numbers: list[int]) -> tuple[Entry, ...]:
-        """Entries up to the first damage: after a gap nothing may be folded in any more."""
+    def _read_entries(self, number: int, present: set[int]) -> tuple[Entry, ...]:
+        """Entries up to the first damage or gap: after it nothing may be folded in any more."""
         entries: list[Entry] = []
-        for number in numbers:
-            try:
-                entries.extend(decode_entries((self._directory / f"journal-{number}").read_bytes()))
-            except (OSError, SnapshotDamaged) as error:
-                _log.warning("journal_damaged", file=f"journal-{number}", error=str(error))
-                break
+        try:
+            while number in present:
+                data = (self._directory / f"journal-{number}").read_bytes()
+                self._journal_bytes += len(data)
+                for entry in decode_entries(data):
+                    entries.append(entry)  # noqa: PERF402 - what came before the damage is kept
+                number += 1
+        except (OSError, SnapshotDamaged) as error:
+            _log.warning("journal_damaged", file=f"journal-{number}", error=str(error))
+            self._has_gap = True
         return tuple(entries)
 
 

@@ -80,19 +80,20 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
         return Plan(desired.revision, (), (), (), (), (), None, blocked=blocked)
     capacity = capacity_of(pool, observed)
     chosen = wanted(desired, capacity)
-    decided = [_decide(adapter, pool, observed, known, now) for adapter in chosen]
+    superfluous = _superfluous(desired, {adapter.name for adapter in chosen}, observed, known.owns)
+    decided: list[tuple[Condition | None, Action | None]] = [
+        *(_decide_unload(unload, observed, known, now) for unload in superfluous),
+        *(_decide(adapter, pool, observed, known, now) for adapter in chosen),
+        *((_refusal(desired, refused), None) for refused in desired.refused.values()),
+    ]
     conditions = [condition for condition, _ in decided]
-    conditions += [_refusal(desired, refused) for refused in desired.refused.values()]
     actions = [action for _, action in decided if action is not None]
     over = desired.order[capacity:] if capacity is not None else ()
     failed = tuple(c for c in conditions if isinstance(c, FailedAdapter))
     return Plan(
         revision=desired.revision,
         stage=tuple(action for action in actions if isinstance(action, Stage)),
-        calls=(
-            *_unloads(desired, {adapter.name for adapter in chosen}, observed, known),
-            *(action for action in actions if not isinstance(action, Stage)),
-        ),
+        calls=tuple(action for action in actions if not isinstance(action, Stage)),
         served=tuple(c for c in conditions if isinstance(c, ServedAdapter)),
         pending=(*(c for c in conditions if isinstance(c, PendingAdapter)), *_over_capacity(desired, over)),
         failed=failed,
@@ -120,7 +121,7 @@ def _decide(
     if staged is not None and current == staged.path:
         return ServedAdapter(adapter.name, adapter.generation, staged.digest), None
     failure = known.failures.get(adapter.key)
-    if failure is not None and failure.holds(adapter.ref, observed.facts.incarnation) and failure.is_waiting(now):
+    if failure is not None and failure.forbids(adapter.ref, observed.facts.incarnation, now):
         return _failed(adapter, failure), None
     if staged is None:
         stage = None if adapter.ref in known.staging else Stage(adapter.name, adapter.ref, adapter.request_id)
@@ -169,15 +170,30 @@ def _refusal(desired: DesiredState, refused: RefusedRecord) -> FailedAdapter:
     )
 
 
-def _unloads(desired: DesiredState, keep: AbstractSet[str], observed: Observed, known: Known) -> Iterator[Unload]:
+def _superfluous(
+    desired: DesiredState, keep: AbstractSet[str], observed: Observed, owns: Callable[[str], str | None]
+) -> Iterator[Unload]:
     for name, path in observed.adapters.items():
-        if name in keep or known.owns(path) is None:
+        if name in keep or owns(path) is None:
             continue
         key = name_key(name)
         # A record that cannot be read says nothing about what should be served; what is loaded stays.
         if key in desired.refused and key not in desired.adapters:
             continue
         yield Unload(name, path)
+
+
+def _decide_unload(
+    unload: Unload, observed: Observed, known: Known, now: float
+) -> tuple[Condition | None, Unload | None]:
+    """An unload is put off while an earlier one of the same name has failed."""
+    failure = known.failures.get(name_key(unload.name))
+    if failure is None or not failure.forbids(None, observed.facts.incarnation, now):
+        return None, unload
+    failed = FailedAdapter(
+        unload.name, 0, failure.reason, failure.message, failure.attempts, failure.retry_at, "", is_settled=True
+    )
+    return failed, None
 
 
 def _over_capacity(desired: DesiredState, over: tuple[tuple[int, str], ...]) -> Iterator[PendingAdapter]:

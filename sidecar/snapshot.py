@@ -95,7 +95,7 @@ def encode_entry(entry: Entry) -> bytes:
     match entry:
         case AdaptersChanged(revision, events):
             body = _line({"r": revision, "e": [_event(event) for event in events]})
-        case PoolChanged(value):
+        case PoolChanged(value):  # pragma: no branch - mypy knows that this is the last case
             body = _line({"p": None if value is None else _text(value)})
     return b"%08x %s" % (zlib.crc32(body), body)
 

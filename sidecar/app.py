@@ -1,0 +1,92 @@
+"""Puts the parts of a sidecar together; one TaskGroup owns everything that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+import structlog
+
+from registry.etcd3.client import Client
+from registry.keys import Keys
+from registry.model.status import Presence
+from sidecar.artifacts.store import LocalStore, StoreError
+from sidecar.chance import Chance
+from sidecar.engine_watch import watch_engine
+from sidecar.engines.vllm import VllmEngine
+from sidecar.feed import Feed
+from sidecar.http import listen, make_app, serve
+from sidecar.inputs import Inputs
+from sidecar.journal import Journal
+from sidecar.ownership import HostLock
+from sidecar.publisher import Publisher
+from sidecar.reconciler import Reconciler
+from sidecar.reporter import Reporter
+from sidecar.settings import Settings
+from sidecar.status import Replica, rfc3339
+
+_log = structlog.get_logger()
+LOCK_RETRY_SECONDS = 1.0
+
+
+class StoreUnusable(Exception):
+    """The store's directory or the HTTP port cannot be used; the message says why and what to do."""
+
+
+async def run(settings: Settings) -> None:
+    """Runs one sidecar until it is cancelled.
+
+    Raises:
+        StoreUnusable: at start.
+        ReplicaTaken: see `sidecar.publisher`.
+    """
+    chance = Chance()
+    state = settings.store / "state" / settings.replica
+    try:
+        store = LocalStore(settings.store, settings.replica, settings.allow_source)
+        lock = HostLock(state / "lock")
+        listener = listen(settings.http_host, settings.http_port)
+    except (OSError, StoreError) as error:
+        raise StoreUnusable(f"{error}") from error
+    client = Client(settings.client_options())
+    engine = VllmEngine(settings.engine, api_key_file=settings.engine_api_key_file)
+    inputs, keys = Inputs(), Keys(settings.prefix)
+    publisher = Publisher(client, keys, _presence(settings, lock.owner, chance), chance, on_change=inputs.wake)
+    replica = Replica(settings.replica, settings.pool, engine.kind, engine.url)
+    reporter = Reporter(replica, chance, publisher.offer)
+    reconciler = Reconciler(engine, store, inputs, publisher, chance, reporter.take)
+    feed = Feed(client, keys, settings.pool, inputs, Journal(state), chance)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(serve(make_app(reporter), listener), name="http")
+            await _acquire(lock, settings.replica)
+            feed.restore()
+            tasks.create_task(feed.run(), name="feed")
+            tasks.create_task(watch_engine(engine, reconciler.distrust), name="engine watch")
+            tasks.create_task(reconciler.run(), name="reconciler")
+            tasks.create_task(publisher.run(), name="publisher")
+    finally:
+        await engine.aclose()
+        await client.aclose()
+        lock.close()
+
+
+async def _acquire(lock: HostLock, replica: str) -> None:
+    """Waits until no other process on this host runs the same replica."""
+    said = False
+    while not lock.try_acquire():
+        if not said:
+            _log.error("replica_id_taken", replica=replica, holder="another process with the same store on this host")
+        said = True
+        await asyncio.sleep(LOCK_RETRY_SECONDS)
+
+
+def _presence(settings: Settings, owner: str, chance: Chance) -> Presence:
+    return Presence(
+        pool=settings.pool,
+        replica=settings.replica,
+        incarnation=uuid.uuid4().hex,
+        owner=owner,
+        labels=settings.labels,
+        started_at=rfc3339(chance.wall()),
+    )

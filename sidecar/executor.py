@@ -1,0 +1,125 @@
+"""Carries out a plan's engine calls: one at a time, paced while requests run, each with its request's id."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import assert_never
+
+import structlog
+
+from registry.model.names import name_key
+from sidecar.artifacts.types import ArtifactRef
+from sidecar.chance import Chance
+from sidecar.engines.driver import Engine
+from sidecar.inputs import Inputs
+from sidecar.metrics import ENGINE_CALL_SECONDS
+from sidecar.observed import AlreadyThere, Gone, Observed, Outcome, Unknown
+from sidecar.plan import Call, Load, Plan, Swap, Unload
+
+_log = structlog.get_logger()
+# After so many calls, or so long, the engine is looked at again and a new plan made.
+MAX_CALLS = 16
+MAX_SECONDS = 2.0
+# While requests run, the engine rests this many times as long as the last load took (20 % duty).
+REST_FACTOR = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A call that was made, and what the engine said of it. `ref` and `path` are None for an unload."""
+
+    key: str
+    name: str
+    path: str | None
+    ref: ArtifactRef | None
+    incarnation: str
+    outcome: Outcome
+
+    def is_borne_out(self, observed: Observed) -> bool:
+        """True if the listing shows what the call was for; a name that another got first is the planner's matter."""
+        listed = observed.adapters.get(self.name)
+        return listed == self.path or (listed is not None and isinstance(self.outcome, AlreadyThere))
+
+
+def _attempt(call: Call, incarnation: str, outcome: Outcome) -> Attempt:
+    match call:
+        case Load(name, path, ref):
+            return Attempt(name_key(name), name, path, ref, incarnation, outcome)
+        case Swap(name, _, new, ref):
+            return Attempt(name_key(name), name, new, ref, incarnation, outcome)
+        case Unload(name):
+            return Attempt(name_key(name), name, None, None, incarnation, outcome)
+    assert_never(call)
+
+
+class Executor:
+    """Makes the calls of one plan after another."""
+
+    def __init__(self, engine: Engine, inputs: Inputs, chance: Chance) -> None:
+        self._engine = engine
+        self._inputs = inputs
+        self._chance = chance
+        self._rest_until = 0.0
+
+    async def carry_out(self, plan: Plan, incarnation: str, *, is_serving: bool) -> list[Attempt]:
+        """Makes calls until the plan is done, is out of date, or something has to be looked at first.
+
+        Args:
+            plan: what to do.
+            incarnation: of the engine that the plan was made for.
+            is_serving: True if requests may be running, so that loads have to be paced.
+
+        Returns:
+            The calls that were made.
+        """
+        attempts: list[Attempt] = []
+        started = self._chance.monotonic()
+        for count, call in enumerate(plan.calls):
+            if count and (count >= MAX_CALLS or self._is_over(plan, started)):
+                break
+            if is_serving and not isinstance(call, Unload):
+                await self._rest()
+            outcome = await self._make(call)
+            attempts.append(_attempt(call, incarnation, outcome))
+            if isinstance(outcome, Gone | Unknown):
+                break
+        return attempts
+
+    def _is_over(self, plan: Plan, started: float) -> bool:
+        desired = self._inputs.desired
+        is_old = desired is not None and desired.revision != plan.revision
+        return is_old or self._chance.monotonic() - started > MAX_SECONDS
+
+    async def _rest(self) -> None:
+        """Lets running requests have the engine for a while after the last load."""
+        rest_seconds = self._rest_until - self._chance.monotonic()
+        if rest_seconds > 0 and await self._engine.is_busy():
+            await asyncio.sleep(rest_seconds)
+
+    async def _make(self, call: Call) -> Outcome:
+        request_id = self._request_id(call)
+        started = self._chance.monotonic()
+        outcome = await self._send(call, request_id)
+        seconds = self._chance.monotonic() - started
+        if not isinstance(call, Unload):
+            self._rest_until = started + seconds * (1 + REST_FACTOR)
+        kind = type(call).__name__.lower()
+        ENGINE_CALL_SECONDS.labels(kind, type(outcome).__name__.lower()).observe(seconds)
+        _log.info("engine_call", call=kind, name=call.name, request_id=request_id, outcome=repr(outcome))
+        return outcome
+
+    def _request_id(self, call: Call) -> str:
+        if isinstance(call, Unload):
+            return self._inputs.deleted_by(name_key(call.name)) or self._inputs.last_request_id
+        return call.request_id
+
+    async def _send(self, call: Call, request_id: str) -> Outcome:
+        match call:
+            case Load(name, path):
+                return await self._engine.load(name, path, request_id=request_id)
+            case Swap(name, old, new):
+                return await self._engine.swap(name, old, new, request_id=request_id)
+            case Unload(name):
+                return await self._engine.unload(name, request_id=request_id)
+        assert_never(call)

@@ -1,0 +1,56 @@
+"""The one-slot mailbox between the feed and the reconciler: the newest whole state, and a wake-up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+from registry.model.records import PoolSpec
+from sidecar.desired import DesiredState
+
+_DELETIONS_KEPT = 1024
+
+
+class Inputs:
+    """What etcd says now. Writers set the fields and call `wake`; the reader takes whatever is newest.
+
+    Attributes:
+        desired: None until there is something that may be acted upon.
+        pool: the pool's record, None where it has none.
+        connected: etcd answers at present.
+        held: why the newest list is not followed; empty: it is.
+        last_request_id: request of the newest change folded in.
+    """
+
+    def __init__(self) -> None:
+        self.desired: DesiredState | None = None
+        self.pool: PoolSpec | None = None
+        self.connected = False
+        self.held = ""
+        self.last_request_id = ""
+        self._deletions: OrderedDict[str, str] = OrderedDict()
+        self._wake = asyncio.Event()
+
+    def wake(self) -> None:
+        """Makes the reconciler look again."""
+        self._wake.set()
+
+    async def wait(self, timeout_seconds: float | None) -> None:
+        """Returns at the next wake-up, or after the time."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+        finally:
+            self._wake.clear()
+
+    def note_deletion(self, key: str, request_id: str) -> None:
+        """Remembers which request deleted an adapter, so that its unload can be traced to it."""
+        self._deletions[key] = request_id
+        if len(self._deletions) > _DELETIONS_KEPT:
+            self._deletions.popitem(last=False)
+
+    def deleted_by(self, key: str) -> str:
+        """Request that deleted the adapter, or an empty string if that is not known."""
+        return self._deletions.get(key, "")

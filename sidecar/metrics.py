@@ -1,0 +1,40 @@
+"""What a sidecar counts and measures, for Prometheus. Durations are in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from registry.model.status import ReplicaStatus
+
+DESIRED_ADAPTERS = Gauge("loraplane_desired_adapters", "Adapters that the registry wants in this pool")
+SERVED_ADAPTERS = Gauge("loraplane_served_adapters", "Adapters that the engine lists as desired")
+FAILED_ADAPTERS = Gauge("loraplane_failed_adapters", "Adapters refused or not loadable here", ["reason"])
+OBSERVED_REVISION = Gauge("loraplane_observed_revision", "Revision of etcd that the last plan was made from")
+RECONCILE_SECONDS = Histogram("loraplane_reconcile_seconds", "One round: look, plan, calls")
+STAGE_SECONDS = Histogram("loraplane_stage_seconds", "Bringing one artifact into the store")
+ENGINE_CALL_SECONDS = Histogram("loraplane_engine_call_seconds", "One call to the engine", ["call", "outcome"])
+PROPAGATION_SECONDS = Histogram("loraplane_propagation_seconds", "From a record's commit until it is served here")
+ETCD_RECONNECTS = Counter("loraplane_etcd_reconnects", "Connections to etcd that had to be made again")
+RELISTS = Counter("loraplane_relists", "Whole lists read from etcd")
+ENGINE_RESTARTS = Counter("loraplane_engine_restarts", "New incarnations of the engine, the first not counted")
+SYNCER_STATUS = Gauge(
+    "lora_syncer_adapter_status",
+    "1 if the adapter is served, 0 if it failed; the name that the former Kubernetes sidecar used",
+    ["adapter_name"],
+)
+
+
+def show_status(status: ReplicaStatus, desired: int, served: Iterable[str]) -> None:
+    """Sets the gauges to what a status says. `served` are the names behind its count."""
+    DESIRED_ADAPTERS.set(desired)
+    SERVED_ADAPTERS.set(status.served.count)
+    OBSERVED_REVISION.set(status.observed_revision)
+    FAILED_ADAPTERS.clear()
+    SYNCER_STATUS.clear()
+    for name in served:
+        SYNCER_STATUS.labels(name).set(1)
+    for entry in status.failed:
+        FAILED_ADAPTERS.labels(entry.reason).inc()
+        SYNCER_STATUS.labels(entry.name).set(0)

@@ -1,0 +1,140 @@
+"""Writes presence and status under the replica's lease, coalesced, and only while the replica id is ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+from registry.etcd3.session import hold_lease
+
+from registry.errors import RegistryError
+from registry.etcd3.client import Client
+from registry.etcd3.errors import EtcdError
+from registry.etcd3.ops import Compare, Put, Range, RangeResult, Relation, Target, Txn, TxnResult, absent, mod_is
+from registry.keys import Keys
+from registry.model.status import Presence, ReplicaStatus
+from sidecar.chance import Chance
+from sidecar.ownership import ReplicaTaken
+from sidecar.status import says_the_same
+
+_log = structlog.get_logger()
+LEASE_TTL_SECONDS = 10
+# Changes within this time make one write; an unchanged status is confirmed after the other.
+COALESCE_SECONDS = 0.02
+CONFIRM_SECONDS = 30.0
+RETRY_SECONDS = 1.0
+LOSSES_UNTIL_STOP = 2
+
+
+class Publisher:
+    """The only writer of ``replicas/<pool>/<replica>`` and ``status/<pool>/<replica>``."""
+
+    def __init__(
+        self, client: Client, keys: Keys, presence: Presence, chance: Chance, on_change: Callable[[], None]
+    ) -> None:
+        self._client = client
+        self._presence = presence
+        self._presence_key = keys.replica(presence.pool, presence.replica)
+        self._status_key = keys.status(presence.pool, presence.replica)
+        self._chance = chance
+        self._on_change = on_change
+        self._offered: ReplicaStatus | None = None
+        self._news = asyncio.Event()
+        self._losses = 0
+        self.refusal = ""
+
+    def offer(self, status: ReplicaStatus) -> None:
+        """Takes the newest status; an unwritten older one is dropped."""
+        self._offered = status
+        self._news.set()
+
+    async def run(self) -> None:
+        """Runs until it is cancelled.
+
+        Raises:
+            ReplicaTaken: another sidecar has the replica id, twice in a row.
+        """
+        await hold_lease(self._client, ttl_seconds=LEASE_TTL_SECONDS, body=self._publish, rng=self._chance.rng)
+
+    async def _publish(self, lease: int) -> None:
+        while True:
+            try:
+                if await self._claim(lease):
+                    await self._write_statuses(lease)
+            except EtcdError as error:
+                _log.warning("status_not_written", error=str(error))
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _claim(self, lease: int) -> bool:
+        """Writes presence under our lease unless a living twin has the id."""
+        read = Range(self._presence_key)
+        put = Put(self._presence_key, self._presence.to_bytes(), lease)
+        result = await self._client.txn(Txn((absent(self._presence_key),), (put,), (read,)))
+        while not result.succeeded:
+            holder = _only(result)
+            if holder is None:
+                return False
+            revision, value = holder
+            if not self._is_ours(value):
+                self._lose(value)
+                return False
+            result = await self._client.txn(Txn((mod_is(self._presence_key, revision),), (put,), (read,)))
+        self._refuse("")
+        return True
+
+    def _is_ours(self, value: bytes) -> bool:
+        """True for our own presence, and for that of a dead process whose lock on this host we now hold."""
+        try:
+            return Presence.parse(value).owner == self._presence.owner
+        except RegistryError:
+            return True
+
+    def _lose(self, value: bytes) -> None:
+        holder = Presence.parse(value).incarnation
+        if not self.refusal:
+            self._losses += 1
+            _log.error("replica_id_taken", replica=self._presence.replica, holder=holder)
+        name = repr(self._presence.replica)
+        if self._losses >= LOSSES_UNTIL_STOP:
+            raise ReplicaTaken(f"replica id {name} was lost to another sidecar twice; give each its own")
+        self._refuse(f"replica id {name} is held by another sidecar ({holder}); give each its own")
+
+    def _refuse(self, refusal: str) -> None:
+        if self.refusal != refusal:
+            self.refusal = refusal
+            self._on_change()
+
+    async def _write_statuses(self, lease: int) -> None:
+        """Writes each new status until the id is lost; the lease in the compare makes a late write harmless."""
+        guard = Compare(self._presence_key, Target.LEASE, Relation.EQUAL, lease)
+        written: ReplicaStatus | None = None
+        while True:
+            written = await self._next(written)
+            put = Put(self._status_key, written.to_bytes(), lease)
+            if not (await self._client.txn(Txn((guard,), (put,)))).succeeded:
+                return
+
+    async def _next(self, written: ReplicaStatus | None) -> ReplicaStatus:
+        """The newest status once it says something new, or to confirm what was written before."""
+        try:
+            async with asyncio.timeout(None if written is None else CONFIRM_SECONDS):
+                await self._news_since(written)
+        except TimeoutError:
+            _log.debug("status_confirmed")
+        else:
+            await asyncio.sleep(COALESCE_SECONDS)
+        return self._offered or await self._next(None)
+
+    async def _news_since(self, written: ReplicaStatus | None) -> None:
+        while self._offered is None or (written is not None and says_the_same(self._offered, written)):
+            self._news.clear()
+            await self._news.wait()
+
+
+def _only(result: TxnResult) -> tuple[int, bytes] | None:
+    """Revision and value of the one key that the else-branch read, if it is there."""
+    (response,) = result.responses
+    if not isinstance(response, RangeResult) or not response.kvs:
+        return None
+    return response.kvs[0].mod_revision, response.kvs[0].value

@@ -1,0 +1,259 @@
+"""The loop that makes the engine serve what is desired: look, plan, stage, call, say what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from registry.model.names import name_key
+from sidecar.artifacts.types import ArtifactError, ArtifactStore
+from sidecar.chance import Chance
+from sidecar.desired import DesiredState
+from sidecar.engines.driver import Engine, EngineError
+from sidecar.executor import Attempt, Executor
+from sidecar.failures import Failure, after_call, after_staging, not_borne_out
+from sidecar.inputs import Inputs
+from sidecar.metrics import RECONCILE_SECONDS
+from sidecar.observed import Gone, Observed, Unknown
+from sidecar.plan import Plan, Stage
+from sidecar.planner import Known, capacity_of, make_plan, wanted
+from sidecar.staging import Staging
+from sidecar.status import Situation
+
+_log = structlog.get_logger()
+# A look at the engine is at most this old when the next plan is made, so that drift is found.
+RESYNC_SECONDS = 15.0
+# While the outcome of a call is unknown, the engine is asked again after this time.
+UNSETTLED_SECONDS = 2.0
+MAX_NAMES_LOGGED = 20
+
+
+class Ownership(Protocol):
+    """Whether this sidecar is the one that may drive its replica."""
+
+    @property
+    def refusal(self) -> str:
+        """Why it may not; empty: it may."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one round came to, for status and metrics."""
+
+    situation: Situation
+    desired_count: int
+
+
+class Reconciler:
+    """One engine's loop. Everything that it remembers is either re-read from the engine or only delays a retry."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: ArtifactStore,
+        inputs: Inputs,
+        ownership: Ownership,
+        chance: Chance,
+        publish: Callable[[Report], None],
+    ) -> None:
+        self._engine = engine
+        self._store = store
+        self._inputs = inputs
+        self._ownership = ownership
+        self._chance = chance
+        self._publish = publish
+        self._executor = Executor(engine, inputs, chance)
+        self._observed: Observed | None = None
+        self._observed_at = 0.0
+        self._failures: dict[str, Failure] = {}
+        self._attempts: dict[str, Attempt] = {}
+        self._hangs = False
+        self._ready_in = ""
+        self._problem = "the engine was not looked at yet"
+        self._logged: tuple[int, int, int, int] | None = None
+
+    def distrust(self) -> None:
+        """Forgets what was seen of the engine: it may have changed. The next round looks again."""
+        self._observed = None
+        self._inputs.wake()
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            staging = Staging(self._store, tasks, on_failure=self._staging_failed, on_end=self._inputs.wake)
+            pause = 0.0
+            while True:
+                await self._inputs.wait(pause)
+                with RECONCILE_SECONDS.time():
+                    pause = await self._round(staging)
+
+    async def _round(self, staging: Staging) -> float:
+        """One round. Returns the seconds after which the next is due without a wake-up."""
+        desired = self._inputs.desired
+        observed = None if self._ownership.refusal else await self._look(max_age_seconds=RESYNC_SECONDS)
+        if observed is None or desired is None:
+            self._report(None, observed)
+            return RESYNC_SECONDS
+        await self._settle(observed)
+        plan = self._plan(desired, observed, staging)
+        if plan.is_destructive:
+            observed = await self._look(max_age_seconds=0.0)
+            if observed is None:
+                self._report(None, None)
+                return RESYNC_SECONDS
+            plan = self._plan(desired, observed, staging)
+        self._note(plan, desired, observed)
+        staging.start(plan.stage)
+        incarnation = observed.facts.incarnation
+        attempts = await self._executor.carry_out(plan, incarnation, is_serving=self._ready_in == incarnation)
+        if attempts:
+            self._take_up(attempts, incarnation)
+            self.distrust()
+        return self._pause(plan)
+
+    async def _look(self, *, max_age_seconds: float) -> Observed | None:
+        """The engine as it is, or was at most so long ago; None if it cannot be read in full."""
+        now = self._chance.monotonic()
+        if self._observed is not None and now - self._observed_at < max_age_seconds:
+            return self._observed
+        self._observed = None
+        try:
+            observed = await self._engine.observe()
+        except EngineError as error:
+            if self._problem != str(error):
+                _log.warning("engine_not_observed", url=self._engine.url, error=str(error))
+            self._problem = str(error)
+            return None
+        self._problem = ""
+        self._observed, self._observed_at = observed, now
+        return observed
+
+    def _plan(self, desired: DesiredState, observed: Observed, staging: Staging) -> Plan:
+        pool = self._inputs.pool
+        chosen = wanted(desired, capacity_of(pool, observed))
+        refs = {adapter.ref for adapter in chosen}
+        known = Known(
+            staged={ref: staged for ref in refs if (staged := self._store.lookup(ref)) is not None},
+            staging=staging.in_progress,
+            failures=self._failures,
+            unsettled={key for key, attempt in self._attempts.items() if isinstance(attempt.outcome, Unknown)},
+            owns=self._store.owns,
+        )
+        return make_plan(desired, pool, observed, known, now=self._chance.monotonic())
+
+    async def _settle(self, observed: Observed) -> None:
+        """Compares what calls were said, or not known, to have done with what the engine now lists."""
+        incarnation = observed.facts.incarnation
+        self._hangs = False
+        for key, attempt in list(self._attempts.items()):
+            if attempt.is_borne_out(observed):
+                self._failures.pop(key, None)
+            elif attempt.incarnation == incarnation:
+                if await self._may_still_happen(attempt):
+                    continue
+                self._failures[key] = not_borne_out(
+                    attempt.ref, incarnation, self._failures.get(key), now=self._now(), uniform=self._chance.rng.uniform
+                )
+            del self._attempts[key]
+
+    async def _may_still_happen(self, attempt: Attempt) -> bool:
+        """True while the call may be under way inside an engine that hangs; it must not be made twice."""
+        if attempt.ref is None or not isinstance(attempt.outcome, Unknown):
+            return False
+        self._hangs = not await self._engine.turns()
+        return self._hangs
+
+    def _take_up(self, attempts: list[Attempt], incarnation: str) -> None:
+        for attempt in attempts:
+            failure = after_call(
+                attempt.outcome,
+                attempt.ref,
+                incarnation,
+                self._failures.get(attempt.key),
+                now=self._now(),
+                uniform=self._chance.rng.uniform,
+            )
+            if failure is not None:
+                self._failures[attempt.key] = failure
+            elif not isinstance(attempt.outcome, Gone):
+                self._attempts[attempt.key] = attempt
+
+    def _staging_failed(self, stage: Stage, error: ArtifactError) -> None:
+        key = name_key(stage.name)
+        self._failures[key] = after_staging(
+            error, stage.ref, self._failures.get(key), now=self._now(), uniform=self._chance.rng.uniform
+        )
+
+    def _note(self, plan: Plan, desired: DesiredState, observed: Observed) -> None:
+        """Says what is so, before the calls; the round after them says what they came to."""
+        self._forget_failures(desired, observed)
+        if plan.is_settled:
+            self._ready_in = observed.facts.incarnation
+        decision = (plan.revision, len(plan.stage), len(plan.calls), len(plan.served))
+        if decision != self._logged:
+            self._logged = decision
+            _log.info(
+                "plan_made",
+                revision=plan.revision,
+                state_hash=f"{desired.state_hash:064x}",
+                stage=[stage.name for stage in plan.stage[:MAX_NAMES_LOGGED]],
+                calls=[f"{type(call).__name__} {call.name}" for call in plan.calls[:MAX_NAMES_LOGGED]],
+                actions=len(plan.stage) + len(plan.calls),
+                served=len(plan.served),
+                failed=len(plan.failed),
+                request_id=self._inputs.last_request_id,
+            )
+        self._report(plan, observed)
+
+    def _forget_failures(self, desired: DesiredState, observed: Observed) -> None:
+        """Drops what is about another ref than the desired one, and unloads of what is not listed any more."""
+        listed = {name_key(name) for name in observed.adapters} if self._failures else set()
+        for key, failure in list(self._failures.items()):
+            adapter = desired.adapters.get(key)
+            is_about_now = key in listed if failure.ref is None else adapter is not None and adapter.ref == failure.ref
+            if not is_about_now:
+                del self._failures[key]
+
+    def _report(self, plan: Plan | None, observed: Observed | None) -> None:
+        desired = self._inputs.desired
+        ready = observed is not None and desired is not None and self._ready_in == observed.facts.incarnation
+        ready = ready and not self._hangs
+        situation = Situation(
+            revision=desired.revision if desired else 0,
+            observed=observed,
+            plan=plan,
+            ready=ready,
+            stale=not self._inputs.connected or bool(self._inputs.held),
+            lazy_count=len(desired.adapters) - len(desired.order) if desired else 0,
+            note=self._inputs.held if ready else self._why_not_ready(plan, desired),
+            last_request_id=self._inputs.last_request_id,
+        )
+        self._publish(Report(situation, len(desired.adapters) if desired else 0))
+
+    def _why_not_ready(self, plan: Plan | None, desired: DesiredState | None) -> str:
+        if self._ownership.refusal:
+            return self._ownership.refusal
+        if self._problem:
+            return self._problem
+        if self._hangs:
+            return "the engine answers but generates nothing since a call that timed out; restart it"
+        if desired is None:
+            return "nothing is known yet of what should be served: etcd was not reached and there is no snapshot"
+        if plan is not None and plan.blocked:
+            return plan.blocked
+        return "the first plan is being carried out"
+
+    def _pause(self, plan: Plan) -> float:
+        if any(isinstance(attempt.outcome, Unknown) for attempt in self._attempts.values()):
+            return UNSETTLED_SECONDS
+        if plan.wake_at is None:
+            return RESYNC_SECONDS
+        return min(RESYNC_SECONDS, max(0.0, plan.wake_at - self._now()))
+
+    def _now(self) -> float:
+        return self._chance.monotonic()

@@ -1,0 +1,93 @@
+"""Properties of the planner: carried out to the letter, with or without mishaps, plans lead to what is desired."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.observed import Observed
+from sidecar.plan import Load, Plan, Stage, Swap, Unload
+from sidecar.planner import make_plan
+from tests.support.records import kv
+from tests.support.worlds import desired, known, observed, owns, path_of, pool
+
+NAMES = ["a", "b", "acme/c", "d", "base"]
+SOURCES = ["v1", "v2", "v3"]
+records = st.fixed_dictionaries(
+    {},
+    optional={
+        name: st.tuples(st.sampled_from(SOURCES), st.sampled_from(["eager", "lazy"]), st.integers(-2, 2))
+        for name in NAMES
+    },
+)
+listings = st.dictionaries(
+    st.sampled_from([*NAMES[:-1], "foreign", "old"]), st.sampled_from([*SOURCES, "/elsewhere/x"]), max_size=5
+)
+capacities = st.one_of(st.none(), st.integers(1, 4))
+
+
+def carry_out(plan: Plan, engine: Observed, in_store: set[str], steps: int) -> Observed:
+    """An engine and a store that do what they are told, at most `steps` calls of it."""
+    in_store |= {stage.ref.uri.rsplit("/", 1)[-1] for stage in plan.stage}
+    adapters = dict(engine.adapters)
+    for call in plan.calls[:steps]:
+        match call:
+            case Load(name, path):
+                assert name not in adapters, "a loaded name is never loaded again"
+                adapters[name] = path
+            case Swap(name, old, new):
+                assert adapters[name] == old
+                adapters[name] = new
+            case Unload(name, path):
+                assert adapters.pop(name) == path
+    return replace(engine, adapters=adapters)
+
+
+def state_of(wanted) -> object:
+    return desired(
+        *(kv(n, i + 1, source=s, load=load, priority=p) for i, (n, (s, load, p)) in enumerate(wanted.items()))
+    )
+
+
+@given(records, listings, capacities, st.data())
+def test_plans_converge_and_then_do_nothing(wanted, listing, capacity, data):
+    """R3 converge, R5, R11: the engine's own set ends as the eligible desired set, foreign adapters are untouched."""
+    state = state_of(wanted)
+    engine = observed(listing)
+    spec = pool(max_adapters=capacity) if capacity else pool()
+    foreign = {name: path for name, path in engine.adapters.items() if owns(path) is None}
+    in_store: set[str] = set()
+    for _ in range(20):
+        plan = make_plan(state, spec, engine, known(state, *in_store), now=0.0)
+        engine = carry_out(plan, engine, in_store, data.draw(st.integers(1, 5)))
+    plan = make_plan(state, spec, engine, known(state, *in_store), now=0.0)
+    assert (plan.stage, plan.calls) == ((), ())
+    assert plan.is_settled
+    order = sorted((-p, n.replace("/", "%2F"), n) for n, (_, load, p) in wanted.items() if load == "eager")
+    eligible = [n for _, _, n in order[:capacity] if n != "base" and n not in foreign]
+    assert engine.adapters == foreign | {name: path_of(wanted[name][0]) for name in eligible}
+    assert {adapter.name for adapter in plan.served} == set(eligible)
+
+
+@given(records, listings)
+def test_nothing_is_called_with_what_is_not_in_the_store(wanted, listing):
+    """R4 digest-true: a load or a swap only ever names the staged path of the record's own digest."""
+    state = state_of(wanted)
+    plan = make_plan(state, pool(), observed(listing), known(state, "v1"), now=0.0)
+    for call in plan.calls:
+        if isinstance(call, Load | Swap):
+            path = call.path if isinstance(call, Load) else call.new
+            assert path == path_of("v1")
+            assert wanted[call.name][0] == "v1"
+    assert all(isinstance(stage, Stage) for stage in plan.stage)
+
+
+@given(records, listings)
+def test_every_eager_name_is_in_exactly_one_list(wanted, listing):
+    """R9 status-truth: served, pending and failed are disjoint and complete."""
+    state = state_of(wanted)
+    plan = make_plan(state, pool(), observed(listing), known(state, "v1", "v3"), now=0.0)
+    said = [entry.name for group in (plan.served, plan.pending, plan.failed) for entry in group]
+    assert sorted(said) == sorted(name for name, (_, load, _) in wanted.items() if load == "eager")

@@ -1,0 +1,61 @@
+"""Desired and observed states for tests of the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from registry.model.records import PoolLimits, PoolSpec
+from sidecar.artifacts.types import ArtifactRef, Staged
+from sidecar.desired import DesiredState, Informer
+from sidecar.observed import EngineFacts, EngineLimits, Observed
+from sidecar.planner import Known
+from tests.support.records import POOL, kv
+
+STORE = "/store/adapters/sha256-"
+
+
+def owns(path: str) -> str | None:
+    """The artifact id of a path in the test's store."""
+    return path.removeprefix(STORE) if path.startswith(STORE) else None
+
+
+def path_of(source: str) -> str:
+    """Where the artifact named `source` stands once it is staged."""
+    return STORE + source
+
+
+def desired(*kvs, revision: int = 100) -> DesiredState:
+    """A desired state made of records."""
+    informer = Informer(POOL)
+    informer.replace(revision, kvs)
+    return informer.state
+
+
+def wants(names: Mapping[str, str], **kwargs) -> DesiredState:
+    """A desired state in which each name asks for the artifact named by its source."""
+    return desired(*(kv(name, i + 1, source=source, **kwargs) for i, (name, source) in enumerate(names.items())))
+
+
+def observed(adapters: Mapping[str, str] | None = None, *, incarnation: str = "e1", **limits: int) -> Observed:
+    """An engine that lists the given names, each with the path of a source or, if it starts with /, with that path."""
+    paths = {name: where if where.startswith("/") else path_of(where) for name, where in (adapters or {}).items()}
+    facts = EngineFacts("vllm", "0.32.0", "http://e", incarnation, EngineLimits(**limits))
+    return Observed(facts, ("base",), paths)
+
+
+def staged(state: DesiredState, *sources: str, rank: int = 8) -> dict[ArtifactRef, Staged]:
+    """What the store holds: the artifacts of the given sources, as far as `state` asks for them."""
+    refs = {adapter.ref for adapter in state.adapters.values()}
+    found = {ref: ref.uri.rsplit("/", 1)[-1] for ref in refs}
+    return {ref: Staged(s, path_of(s), ref.digest or "", rank) for ref, s in found.items() if s in sources}
+
+
+def known(state: DesiredState, *sources: str, **changes) -> Known:
+    """Known facts: these sources staged, nothing in progress, nothing failed."""
+    facts = {"staged": staged(state, *sources), "staging": set(), "failures": {}, "unsettled": set(), "owns": owns}
+    return Known(**(facts | changes))
+
+
+def pool(*base_models: str, **limits: int) -> PoolSpec:
+    """A pool's record."""
+    return PoolSpec(name=POOL, base_models=list(base_models or ("base",)), limits=PoolLimits(**limits))

@@ -1,0 +1,80 @@
+"""The status that a replica derives of itself."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from registry.model.base import MAX_STATUS_BYTES
+from sidecar.plan import FailedAdapter, PendingAdapter, Plan, ServedAdapter
+from sidecar.status import Moment, Replica, Situation, derive_status, says_the_same, served_hash
+from tests.support.worlds import observed
+
+REPLICA = Replica("r1", "p", "vllm", "http://e")
+MOMENT = Moment(1000.0, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC))
+
+
+def situation(plan: Plan | None = None, **changes) -> Situation:
+    facts = {
+        "revision": 7,
+        "observed": observed(),
+        "plan": plan,
+        "ready": True,
+        "stale": False,
+        "lazy_count": 0,
+        "note": "",
+        "last_request_id": "q",
+    }
+    return Situation(**(facts | changes))
+
+
+def plan(**changes) -> Plan:
+    parts = {"revision": 7, "stage": (), "calls": (), "served": (), "pending": (), "failed": (), "wake_at": None}
+    return Plan(**(parts | changes))
+
+
+def test_an_engine_out_of_reach_has_no_incarnation_and_serves_nothing():
+    status = derive_status(REPLICA, situation(observed=None, ready=False, note="gone"), MOMENT)
+    assert (status.engine.incarnation, status.engine.url, status.served.count) == ("", "http://e", 0)
+    assert (status.ready, status.note, status.observed_revision) == (False, "gone", 7)
+
+
+def test_lists_say_who_when_and_why():
+    failed = FailedAdapter("b", 2, "engine_refused", "m" * 900, 3, 1030.5, "rb", is_settled=False)
+    lost = FailedAdapter("c", 2, "rank_too_high", "m", 1, None, "rc", is_settled=True)
+    status = derive_status(
+        REPLICA,
+        situation(plan(pending=(PendingAdapter("a", 1, "staging", "ra"),), failed=(failed, lost)), lazy_count=4),
+        MOMENT,
+    )
+    assert (status.pending[0].name, status.pending[0].reason, status.pending[0].request_id) == ("a", "staging", "ra")
+    assert status.failed[0].retry_at == "2026-01-02T03:04:35.500Z"
+    assert len(status.failed[0].message) == 500
+    assert status.failed[1].retry_at is None
+    assert (status.lazy.count, status.lazy.servable, status.lazy.reason) == (4, False, "needs_plugin")
+    assert status.updated_at == "2026-01-02T03:04:05.000Z"
+
+
+def test_the_served_hash_depends_on_the_set_alone():
+    one, two = ServedAdapter("a", 1, "d1"), ServedAdapter("b", 1, "d1")
+    assert served_hash((one, two)) == served_hash((two, one))
+    assert served_hash((one,)) != served_hash((ServedAdapter("a", 2, "d1"),))
+    assert served_hash((one,)) != served_hash((ServedAdapter("a", 1, "d2"),))
+
+
+def test_a_status_that_is_too_large_counts_what_it_leaves_out():
+    """R16 bounded: status at most 256 KiB; failures are kept longer than what is merely pending."""
+    pending = tuple(PendingAdapter(f"n{i}", 1, "staging", "r") for i in range(3000))
+    failed = tuple(FailedAdapter(f"f{i}", 1, "r", "m" * 500, 1, None, "r", is_settled=True) for i in range(3000))
+    status = derive_status(REPLICA, situation(plan(pending=pending, failed=failed, omitted=5)), MOMENT)
+    assert len(status.to_bytes()) <= MAX_STATUS_BYTES
+    assert not status.pending
+    assert len(status.failed) > 0
+    assert len(status.failed) + status.omitted == 6005
+
+
+def test_statuses_that_differ_in_time_alone_say_the_same():
+    early = derive_status(REPLICA, situation(plan()), MOMENT)
+    late = derive_status(REPLICA, situation(plan()), Moment(1001.0, datetime(2026, 1, 2, 3, 4, 6, tzinfo=UTC)))
+    assert early != late
+    assert says_the_same(early, late)
+    assert not says_the_same(early, derive_status(REPLICA, situation(plan(), stale=True), MOMENT))
