@@ -27,3 +27,18 @@ install: .venv/.installed ## Install the control plane's environment (.venv)
 proto: .venv-proto/.installed ## Generate the stubs of the admin API and of etcd's messages
 	.venv-proto/bin/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. --grpc_python_out=. proto/registry/v1/registry.proto
 	.venv-proto/bin/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. proto/registry/etcd3/rpc.proto
+
+.PHONY: check
+check: install proto ## Lint, types, import contracts, stubs as generated; no test is run
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	git diff --exit-code -- registry/v1 registry/etcd3/rpc_pb2.py registry/etcd3/rpc_pb2.pyi
+
+PURE := registry.errors registry.keys registry.model registry.transactions registry.etcd3.ops registry.etcd3.errors \
+  sidecar.desired sidecar.failures sidecar.plan sidecar.planner sidecar.snapshot sidecar.status
+
+.PHONY: test
+test: install engine ## Run every test that CI runs, on real parts
+	$(BIN)/pytest $(PURE:%=--cov=%) --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
