@@ -3,7 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
+
+# Stable names of why an artifact could not be staged; docs/errors.md tells them with their remedies.
+ArtifactReason = Literal[
+    "digest_mismatch",
+    "disk_full",
+    "not_a_regular_file",
+    "not_an_adapter",
+    "source_changed",
+    "source_incomplete",
+    "source_io",
+    "source_missing",
+    "source_not_allowed",
+    "staging_stopped",
+    "staging_timeout",
+    "store_io",
+    "too_large",
+    "unsupported_scheme",
+    "weights_not_safetensors",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +59,25 @@ class ArtifactError(Exception):
     The message says what was found, what was expected, and what to do; never a secret.
     """
 
-    def __init__(self, reason: str, message: str, *, permanent: bool) -> None:
+    def __init__(self, reason: ArtifactReason, message: str, *, permanent: bool) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason: str = reason
         self.message = message
         self.permanent = permanent
+
+
+class StoreError(Exception):
+    """The store cannot be used at all, or was configured wrongly; the message names the path and the remedy."""
 
 
 class ArtifactStore(Protocol):
     """Where artifacts become directories. Safe to share between replicas and to kill at any point."""
 
     def lookup(self, ref: ArtifactRef) -> Staged | None:
-        """The staged artifact if it is in the store, whole, and leased to this replica; no network, no waiting."""
+        """The staged artifact if it is in the store, whole, and leased to this replica; no network, no waiting.
+
+        Answers from memory for what this process staged. It may say None for what is there: `ensure` settles it.
+        """
         ...
 
     async def ensure(self, ref: ArtifactRef) -> Staged:

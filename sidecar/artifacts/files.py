@@ -1,0 +1,112 @@
+"""Small pieces of file work: advisory locks that can be waited for, atomic writes, and what an OSError means."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+
+from sidecar.artifacts.types import ArtifactError
+
+POLL_SECONDS = 0.005
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+
+
+class Stop:
+    """Tells a worker thread that nobody waits for it any more."""
+
+    def __init__(self) -> None:
+        self._event = Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def check(self, wait_seconds: float = 0.0) -> None:
+        """Returns after the time.
+
+        Raises:
+            ArtifactError: ``staging_stopped``, at once when `set` is called.
+        """
+        if self._event.wait(wait_seconds) if wait_seconds else self._event.is_set():
+            raise ArtifactError("staging_stopped", "the staging was stopped before its end", permanent=False)
+
+
+@contextmanager
+def locked(path: Path, stop: Stop) -> Iterator[None]:
+    """Holds the lock file exclusively, among threads as among processes; waits for it. The file is never removed.
+
+    Raises:
+        ArtifactError: ``staging_stopped`` while it waited.
+    """
+    descriptor = _open_lock(path)
+    try:
+        while not _try_lock(descriptor):
+            stop.check(POLL_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked_at_once(path: Path) -> Iterator[bool]:
+    """Like `locked`, but does not wait: False if somebody else holds it."""
+    descriptor = _open_lock(path)
+    try:
+        yield _try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _open_lock(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def write_atomic(path: Path, content: bytes, *, temporary: Path, durable: bool = False) -> None:
+    """Replaces a file as a whole. The caller alone uses `temporary`, which is on the same file system.
+
+    Args:
+        path: the file.
+        content: all of it.
+        temporary: where it is written first.
+        durable: True if it must survive a power cut, not only a kill.
+    """
+    with temporary.open("wb") as file:
+        file.write(content)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    temporary.rename(path)
+    if durable:
+        sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes the names in a directory survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def store_failure(error: OSError, root: Path) -> ArtifactError:
+    """What a failed call on the store's own files means for the adapter that was being staged."""
+    if error.errno in _NO_SPACE:
+        return ArtifactError(
+            "disk_full", f"no space is left in the store {root}: {error.strerror}; make room there", permanent=False
+        )
+    return ArtifactError(
+        "store_io", f"the store {root} failed: {error}; check its disk and its permissions", permanent=False
+    )

@@ -1,0 +1,119 @@
+"""A directory in which an artifact arrives: written and hashed in one go, checked, and put in its place whole."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sidecar.artifacts.checks import LENGTH_BYTES, MAX_CONFIG_BYTES, check_config, check_header, header_bytes
+from sidecar.artifacts.files import Stop, sync_directory
+from sidecar.artifacts.layout import Layout
+from sidecar.artifacts.manifest import CONFIG_FILE, WEIGHTS_FILE, FileEntry, manifest_digest
+from sidecar.artifacts.types import ArtifactError
+
+DEFAULT_MAX_WEIGHTS_BYTES = 16 << 30
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Incoming:
+    """Files that arrive in `directory`. `entries` are those that are there to the last byte."""
+
+    def __init__(self, directory: Path, max_weights_bytes: int, stop: Stop, on_receiving: Callable[[], None]) -> None:
+        self.directory = directory
+        self.entries: list[FileEntry] = []
+        self._caps = {CONFIG_FILE: MAX_CONFIG_BYTES, WEIGHTS_FILE: max_weights_bytes}
+        self._stop = stop
+        self._on_receiving = on_receiving
+
+    def take(self, name: str, size_bytes: int, chunks: Iterator[bytes]) -> None:
+        """Writes one file, read-only and synced. The source has promised its size.
+
+        Raises:
+            ArtifactError: ``source_incomplete``, ``too_large``, ``disk_full``, or what the source raises.
+            OSError: the store failed.
+        """
+        self._check_size(name, size_bytes)
+        digest, written_bytes = hashlib.sha256(), 0
+        with os.fdopen(os.open(self.directory / name, _NEW_FILE, 0o644), "wb", buffering=0) as file:
+            for chunk in chunks:
+                self._stop.check()
+                written_bytes += len(chunk)
+                _write_all(file.fileno(), chunk)
+                digest.update(chunk)
+                self._on_receiving()
+            os.fchmod(file.fileno(), 0o444)
+            os.fsync(file.fileno())
+        self.entries.append(FileEntry(name, written_bytes, digest.hexdigest()))
+
+    def _check_size(self, name: str, size_bytes: int) -> None:
+        if size_bytes == 0:
+            message = f"{name} is empty; it is tried again, in case it is still being written"
+            raise ArtifactError("source_incomplete", message, permanent=False)
+        if size_bytes > self._caps[name]:
+            message = f"{name} has {size_bytes} bytes, at most {self._caps[name]} are taken"
+            raise ArtifactError("too_large", message, permanent=True)
+        free_bytes = shutil.disk_usage(self.directory).free
+        if size_bytes > free_bytes:
+            message = (
+                f"{name} has {size_bytes} bytes, {free_bytes} are free in {self.directory.parent}; make room there"
+            )
+            raise ArtifactError("disk_full", message, permanent=False)
+
+    def verify(self) -> str:
+        """Checks that what arrived is an adapter. Returns its manifest digest.
+
+        Raises:
+            ArtifactError: it is none.
+        """
+        check_config((self.directory / CONFIG_FILE).read_bytes())
+        with (self.directory / WEIGHTS_FILE).open("rb") as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            length = header_bytes(file.read(LENGTH_BYTES), size_bytes)
+            check_header(file.read(length), size_bytes)
+        return manifest_digest(self.entries)
+
+    def place(self, final: Path) -> None:
+        """Gives the directory its name; it survives a power cut from here on."""
+        self.directory.chmod(0o755)
+        sync_directory(self.directory)
+        self.directory.rename(final)
+        sync_directory(final.parent)
+
+
+@contextmanager
+def incoming(
+    layout: Layout, key: str, max_weights_bytes: int, stop: Stop, on_receiving: Callable[[], None]
+) -> Iterator[Incoming]:
+    """A fresh directory for `key`, whose lock the caller holds; gone at the end unless it was placed.
+
+    Whatever an earlier holder of the lock left is removed, for the holder of a lock is known to be alone, and the
+    number of a process is not known to be dead.
+    """
+    for left in layout.root.joinpath("tmp").glob(f"{key}.*"):
+        _remove(left)
+    directory = layout.temporary(key, uuid.uuid4().hex)
+    directory.mkdir()
+    try:
+        yield Incoming(directory, max_weights_bytes, stop, on_receiving)
+    finally:
+        # A directory that cannot be removed is left to the next holder of the lock.
+        with suppress(OSError):
+            _remove(directory)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _write_all(descriptor: int, chunk: bytes) -> None:
+    view = memoryview(chunk)
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -1,0 +1,75 @@
+"""Where things stand in the store. One volume for a host, mounted at the same path in every engine's container."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from registry.errors import InvalidArgument
+from registry.model.names import check_segment
+from sidecar.artifacts.types import StoreError
+
+_ADAPTER = re.compile(r"sha256-([0-9a-f]{64})")
+_FOLDERS = ("adapters", "tmp", "locks", "leases", "reports", "pins")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Paths below an absolute root. `key` is an artifact's id, or names something else that has a lock."""
+
+    root: Path
+
+    def adapter(self, artifact: str) -> Path:
+        return self.root / "adapters" / f"sha256-{artifact}"
+
+    def temporary(self, key: str, suffix: str) -> Path:
+        return self.root / "tmp" / f"{key}.{suffix}"
+
+    def lock(self, key: str) -> Path:
+        return self.root / "locks" / key
+
+    def lease(self, replica: str) -> Path:
+        return self.root / "leases" / replica
+
+    def report(self, artifact: str) -> Path:
+        return self.root / "reports" / f"{artifact}.json"
+
+    def pin(self, key: str) -> Path:
+        return self.root / "pins" / f"{key}.json"
+
+    def owns(self, path: str) -> str | None:
+        """The id, if `path` is exactly that of an adapter's directory here; else None."""
+        parent, _, name = path.rpartition("/")
+        match = _ADAPTER.fullmatch(name)
+        return match[1] if match and parent == str(self.root / "adapters") else None
+
+
+def open_layout(root: Path, replica: str) -> Layout:
+    """Makes the folders that are missing, and proves that files can be made there.
+
+    Raises:
+        StoreError: they cannot, or `replica` cannot name a file.
+    """
+    try:
+        check_segment(replica, field="replica")
+    except InvalidArgument as error:
+        raise StoreError(str(error)) from error
+    # Not resolved: what counts is the path at which the engine sees the volume too.
+    layout = Layout(Path(os.path.abspath(root)))  # noqa: PTH100 - Path.absolute keeps "..", which `owns` would not match
+    try:
+        for folder in _FOLDERS:
+            (layout.root / folder).mkdir(parents=True, exist_ok=True)
+            _prove_writable(layout.root / folder / f".probe-{replica}")
+    except OSError as error:
+        raise StoreError(
+            f"the store {layout.root} cannot be used ({error.strerror}: {error.filename}): "
+            "give --store a directory that this user may write to"
+        ) from error
+    return layout
+
+
+def _prove_writable(probe: Path) -> None:
+    probe.touch()
+    probe.unlink(missing_ok=True)

@@ -1,0 +1,44 @@
+"""What an artifact is called: the digest of its files, and the id under which it stands in the store. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+# The files that matter; nothing else of a source is read.
+FILES = (CONFIG_FILE, WEIGHTS_FILE)
+# What was done to the files between source and store; part of the id, so that another way makes another directory.
+COPIED_AS_IS: dict[str, object] = {"name": "copy", "version": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file of a manifest: its name, its size in bytes, its sha256 in hexadecimal."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+def canonical_json(value: object) -> bytes:
+    """JSON with sorted keys and no spaces, so that equal values have equal bytes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def manifest_digest(entries: Iterable[FileEntry]) -> str:
+    """``sha256:<hex>`` of the canonical manifest of the files, whatever their order."""
+    files = [asdict(entry) for entry in sorted(entries, key=lambda entry: entry.path)]
+    return "sha256:" + _sha256({"schema": "lora-manifest/1", "files": files})
+
+
+def artifact_id(digest: str, *, policy: dict[str, object] = COPIED_AS_IS, base: str | None = None) -> str:
+    """The id, 64 hexadecimal digits, of what `policy` makes of the source `digest` for the base fingerprint `base`."""
+    return _sha256({"source": digest, "policy": policy, "base": base})
+
+
+def _sha256(value: object) -> str:
+    return hashlib.sha256(canonical_json(value)).hexdigest()

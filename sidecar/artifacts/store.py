@@ -1,0 +1,217 @@
+"""The artifact store of a host: content-addressed directories that never change, shared by its replicas.
+
+Why this is safe to share and to kill at any point:
+
+- A directory gets its name by one rename, after its files were checked and synced: a name that is there is whole.
+- Nothing is removed that is leased, which is looked at under the artifact's lock. So a replica writes its lease
+  first, and only then, under the lock, looks whether the directory is there. Looking without the lock would race
+  with a removal that had looked at the leases just before.
+- What was seen so stays true while the lease stands; this is what `LocalStore` remembers, and all that `lookup`
+  answers from. After a restart each artifact is seen under its lock once more.
+- Leftovers are removed by whoever holds the lock of their name, never by asking whether a process still lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from sidecar.artifacts.allowed import AllowedSources
+from sidecar.artifacts.checks import check_config
+from sidecar.artifacts.files import Stop, locked, locked_at_once, store_failure, write_atomic
+from sidecar.artifacts.incoming import DEFAULT_MAX_WEIGHTS_BYTES, Incoming, incoming
+from sidecar.artifacts.layout import open_layout
+from sidecar.artifacts.leases import Leases
+from sidecar.artifacts.manifest import CONFIG_FILE, COPIED_AS_IS, WEIGHTS_FILE, artifact_id, canonical_json
+from sidecar.artifacts.pins import Pins, pin_name
+from sidecar.artifacts.source import Source
+from sidecar.artifacts.steps import OnStep, Step, ignore
+from sidecar.artifacts.types import ArtifactError, ArtifactRef, Staged
+
+MAX_WORKERS = 4
+STAGING_TIMEOUT_SECONDS = 1800.0
+# More than an engine holds; what is forgotten is looked up on the disk again.
+MAX_REMEMBERED = 65_536
+
+
+class LocalStore:
+    """An `ArtifactStore` on a local file system, as one replica uses it."""
+
+    def __init__(
+        self,
+        root: Path,
+        replica: str,
+        allow_sources: Sequence[str],
+        *,
+        max_weights_bytes: int = DEFAULT_MAX_WEIGHTS_BYTES,
+        timeout_seconds: float = STAGING_TIMEOUT_SECONDS,
+        on_step: OnStep = ignore,
+    ) -> None:
+        """Opens the store; its folders are made if need be.
+
+        Args:
+            root: the store's directory, at the same path as the engine sees it.
+            replica: whose leases are written.
+            allow_sources: URI prefixes below which sources may be read; none: nothing may.
+            max_weights_bytes: cap on the weights of one adapter.
+            timeout_seconds: how long one staging may take.
+            on_step: called in worker threads at each step, for tests.
+
+        Raises:
+            StoreError: the directory cannot be used, or an argument is wrong.
+        """
+        self._allowed = AllowedSources(allow_sources)
+        self._layout = open_layout(root, replica)
+        self._leases = Leases(self._layout, replica)
+        self._pins = Pins(self._layout)
+        self._max_weights_bytes = max_weights_bytes
+        self._timeout_seconds = timeout_seconds
+        self._on_step = on_step
+        self._seen: dict[ArtifactRef, Staged] = {}
+        self._workers = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="staging")
+
+    def owns(self, path: str) -> str | None:
+        """See `ArtifactStore.owns`."""
+        return self._layout.owns(path)
+
+    def lookup(self, ref: ArtifactRef) -> Staged | None:
+        """See `ArtifactStore.lookup`. Reads a few small files at most, and only the first time."""
+        staged = self._seen.get(ref)
+        if staged is None:
+            try:
+                staged = self._recall(ref)
+            except (OSError, ArtifactError):
+                return None  # `ensure` meets the same again and says it
+        return staged
+
+    def _recall(self, ref: ArtifactRef) -> Staged | None:
+        """What an earlier process of this replica staged, seen anew under its lock if nobody holds that."""
+        digest = self._pins.digest(ref)
+        if digest is None or (artifact := artifact_id(digest)) not in self._leases:
+            return None
+        self._allowed.source(ref.uri)
+        with locked_at_once(self._layout.lock(artifact)) as is_locked:
+            if not is_locked or not self._layout.adapter(artifact).is_dir():
+                return None
+            return self._see(ref, digest)
+
+    async def ensure(self, ref: ArtifactRef) -> Staged:
+        """See `ArtifactStore.ensure`. When cancelled, the copying ends soon after and leaves nothing behind."""
+        staged = self.lookup(ref)
+        if staged is not None:
+            return staged
+        stop = Stop()
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                return await loop.run_in_executor(self._workers, self._stage, ref, stop)
+        except TimeoutError as error:
+            message = f"it was not staged within {self._timeout_seconds:g} s; it is tried again"
+            raise ArtifactError("staging_timeout", message, permanent=False) from error
+        finally:
+            stop.set()
+
+    def close(self) -> None:
+        """Waits for the worker threads, whose stagings were cancelled before."""
+        self._workers.shutdown(cancel_futures=True)
+
+    def _stage(self, ref: ArtifactRef, stop: Stop) -> Staged:
+        source = self._allowed.source(ref.uri)
+        try:
+            digest = self._pins.digest(ref)
+            if digest is None:
+                return self._discover(source, ref, stop)
+            return self._obtain(source, ref, digest, stop)
+        except OSError as error:
+            raise store_failure(error, self._layout.root) from error
+
+    def _obtain(self, source: Source, ref: ArtifactRef, digest: str, stop: Stop) -> Staged:
+        """Stages what is known by its digest."""
+        artifact = artifact_id(digest)
+        self._lease(artifact, stop)
+        with locked(self._layout.lock(artifact), stop):
+            self._on_step(Step.LOCKED)
+            if not self._layout.adapter(artifact).is_dir():
+                with self._incoming(artifact, stop) as arriving:
+                    found = self._receive(source, arriving)
+                    if found != digest:
+                        raise _mismatch(ref, found, digest)
+                    self._place(arriving, artifact, digest)
+            return self._see(ref, digest)
+
+    def _discover(self, source: Source, ref: ArtifactRef, stop: Stop) -> Staged:
+        """Stages what has no digest yet, and pins what was found."""
+        name = pin_name(ref)
+        with locked(self._layout.lock(name), stop):
+            self._on_step(Step.PIN_LOCKED)
+            digest = self._pins.digest(ref)
+            if digest is None:
+                with self._incoming(name, stop) as arriving:
+                    digest = self._receive(source, arriving)
+                    self._place_found(arriving, digest, stop)
+                self._pins.put(ref, digest)
+                self._on_step(Step.PINNED)
+        return self._obtain(source, ref, digest, stop)
+
+    def _place_found(self, arriving: Incoming, digest: str, stop: Stop) -> None:
+        artifact = artifact_id(digest)
+        self._lease(artifact, stop)
+        with locked(self._layout.lock(artifact), stop):
+            self._on_step(Step.LOCKED)
+            if not self._layout.adapter(artifact).is_dir():
+                self._place(arriving, artifact, digest)
+
+    def _lease(self, artifact: str, stop: Stop) -> None:
+        self._leases.add(artifact, stop)
+        self._on_step(Step.LEASED)
+
+    def _incoming(self, key: str, stop: Stop) -> AbstractContextManager[Incoming]:
+        return incoming(
+            self._layout, key, self._max_weights_bytes, stop, on_receiving=lambda: self._on_step(Step.RECEIVING)
+        )
+
+    def _receive(self, source: Source, arriving: Incoming) -> str:
+        source.fetch(arriving.take)
+        self._on_step(Step.RECEIVED)
+        digest = arriving.verify()
+        self._on_step(Step.VERIFIED)
+        return digest
+
+    def _place(self, arriving: Incoming, artifact: str, digest: str) -> None:
+        """Puts it in its place, its report first. The caller holds the artifact's lock."""
+        report = {"schema": 1, "id": artifact, "source": digest, "policy": COPIED_AS_IS}
+        write_atomic(
+            self._layout.report(artifact),
+            canonical_json(report),
+            temporary=self._layout.temporary(artifact, "report"),
+        )
+        self._on_step(Step.REPORTED)
+        arriving.place(self._layout.adapter(artifact))
+        self._on_step(Step.PLACED)
+
+    def _see(self, ref: ArtifactRef, digest: str) -> Staged:
+        """Looks at a directory that is leased. The caller holds its lock."""
+        artifact = artifact_id(digest)
+        directory = self._layout.adapter(artifact)
+        config, _ = (directory / CONFIG_FILE).read_bytes(), (directory / WEIGHTS_FILE).stat()
+        try:
+            staged = Staged(artifact, str(directory), digest, check_config(config))
+        except ArtifactError as error:
+            message = f"{directory} was damaged since it was written; remove it once no engine has it loaded"
+            raise ArtifactError("store_io", message, permanent=False) from error
+        self._seen[ref] = staged
+        if len(self._seen) > MAX_REMEMBERED:
+            self._seen.pop(next(iter(self._seen)), None)
+        return staged
+
+
+def _mismatch(ref: ArtifactRef, found: str, expected: str) -> ArtifactError:
+    if ref.digest is not None:
+        remedy = "put the right files there, or apply the digest of those that are"
+    else:
+        remedy = "the source changed after this generation was first read here; apply the new digest to serve it"
+    message = f"the files have the digest {found}, expected {expected}; {remedy}"
+    return ArtifactError("digest_mismatch", message, permanent=True)

@@ -1,0 +1,85 @@
+"""Writes tiny LoRA adapters with the standard library alone, in the form that PEFT saves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from sidecar.artifacts.manifest import FileEntry, manifest_digest
+
+MODULES = ("q_proj", "v_proj")
+
+
+@dataclass(frozen=True)
+class WrittenAdapter:
+    """An adapter on disk."""
+
+    directory: Path
+    digest: str
+
+    @property
+    def uri(self) -> str:
+        return self.directory.as_uri()
+
+
+def adapter_config(rank: int = 4, base: str = "tiny") -> bytes:
+    """An adapter_config.json."""
+    config = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "target_modules": list(MODULES),
+        "task_type": "CAUSAL_LM",
+        "bias": "none",
+    }
+    return json.dumps(config, indent=2).encode()
+
+
+def adapter_weights(rank: int = 4, seed: int = 0, *, hidden: int = 16, layers: int = 1) -> bytes:
+    """An adapter_model.safetensors of F32 tensors; another seed gives other numbers."""
+    numbers = random.Random(seed)  # noqa: S311 - reproducible on purpose
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    content = b""
+    for layer in range(layers):
+        for module in MODULES:
+            for part, shape in (("A", [rank, hidden]), ("B", [hidden, rank])):
+                values = [numbers.uniform(-0.1, 0.1) for _ in range(rank * hidden)]
+                name = f"base_model.model.model.layers.{layer}.self_attn.{module}.lora_{part}.weight"
+                start, content = len(content), content + struct.pack(f"<{len(values)}f", *values)
+                header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, len(content)]}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    return struct.pack("<Q", len(encoded)) + encoded + content
+
+
+def write_adapter(
+    directory: Path, *, rank: int = 4, seed: int = 0, hidden: int = 16, layers: int = 1, base: str = "tiny"
+) -> WrittenAdapter:
+    """Writes an adapter into `directory`, which is made; what is there is overwritten."""
+    return write_files(directory, adapter_config(rank, base), adapter_weights(rank, seed, hidden=hidden, layers=layers))
+
+
+def write_files(directory: Path, config: bytes, weights: bytes) -> WrittenAdapter:
+    """Writes the two files of an adapter with any content."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "adapter_config.json").write_bytes(config)
+    (directory / "adapter_model.safetensors").write_bytes(weights)
+    return WrittenAdapter(directory, digest_of(directory))
+
+
+def digest_of(directory: Path) -> str:
+    """The manifest digest of what a directory holds now."""
+    return manifest_digest(
+        FileEntry(name, len(content), _sha256(content))
+        for name in ("adapter_config.json", "adapter_model.safetensors")
+        for content in [(directory / name).read_bytes()]
+    )
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
