@@ -12,6 +12,7 @@ from registry.errors import FailedPrecondition, Reason
 SCHEMA = 1
 MAX_RECORD_BYTES = 64 * 1024
 MAX_STATUS_BYTES = 256 * 1024
+MAX_TRANSACTION_BYTES = 1_400_000  # a little below etcd's --max-request-bytes
 
 
 class Part(BaseModel):

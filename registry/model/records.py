@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from registry.model.base import Part, Stored
+from registry.model.base import MAX_TRANSACTION_BYTES, Part, Stored
 
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
@@ -15,6 +15,7 @@ LabelKey = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern
 LabelValue = Annotated[str, StringConstraints(max_length=256)]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 Load = Literal["eager", "lazy"]
+MAX_GENERATION = 2**53 - 1  # the largest that every reader of JSON takes without loss
 
 
 class Source(Part):
@@ -57,7 +58,7 @@ class AdapterRecord(Stored):
     name: str
     pool: str
     tenant: str
-    generation: Annotated[int, Field(ge=1)]
+    generation: Annotated[int, Field(ge=1, le=MAX_GENERATION)]
     spec: AdapterSpec
     updated_at: str
     updated_by: str
@@ -82,9 +83,7 @@ class PoolSpec(Stored):
     """A pool: the replicas that serve one base model. `base_models` are the names under which they serve it."""
 
     name: str
-    base_models: Annotated[
-        list[Annotated[str, StringConstraints(min_length=1, max_length=512)]], Field(min_length=1, max_length=32)
-    ]
+    base_models: Annotated[list[ModelName], Field(min_length=1, max_length=32)]
     limits: PoolLimits = PoolLimits()
 
 
@@ -96,12 +95,39 @@ class TenantRecord(Stored):
     adapters: Annotated[int, Field(ge=0)] = 0
 
 
-class RequestRecord(Stored):
-    """That a request was carried out: the digest of its payload, and its reply without the revision."""
+class AdapterOutcome(Part):
+    """What a change set did to one adapter.
 
-    max_bytes = 1024 * 1024
+    Attributes:
+        name: as the adapter's record has it.
+        record: as it is now, or was before it was deleted; None: what was deleted could not be read.
+        etag: etcd's revision of that record; None: the revision of the change.
+    """
+
+    outcome: Literal["created", "updated", "unchanged", "deleted"]
+    name: str
+    record: AdapterRecord | None
+    etag: int | None
+
+
+class ChangeReply(Part):
+    """What a change did, without its revision, which nobody knows before it is committed.
+
+    `etag` is that of `pool` or `tenant`; None: the revision of the change.
+    """
+
+    adapters: list[AdapterOutcome] = []
+    pool: PoolSpec | None = None
+    tenant: TenantRecord | None = None
+    etag: int | None = None
+
+
+class RequestRecord(Stored):
+    """That a request was carried out: the digest of its payload, and its reply. The revision is the record's own."""
+
+    max_bytes = MAX_TRANSACTION_BYTES
     payload_digest: str
-    reply: str
+    reply: ChangeReply
 
 
 class AuditChange(Part):
@@ -116,7 +142,7 @@ class AuditChange(Part):
 class AuditRecord(Stored):
     """Who changed what. There is exactly one for each revision that changes desired state."""
 
-    max_bytes = 1024 * 1024
+    max_bytes = MAX_TRANSACTION_BYTES
     at: str
     principal: str
     role: str

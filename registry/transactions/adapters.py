@@ -1,0 +1,182 @@
+"""Change sets and rollbacks of adapters: steps, tenant counters, and whether they fit into one transaction."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
+from registry.errors import InvalidArgument, NotFound, Reason
+from registry.etcd3.ops import Range, mod_is
+from registry.keys import Keys
+from registry.model.names import tenant_of
+from registry.model.records import AdapterRecord, AdapterSpec, ChangeReply, PoolSpec, RetiredRecord
+from registry.transactions.changes import ApplyAdapters, Remove, RollbackAdapter, Upsert, tenants_of
+from registry.transactions.context import Context
+from registry.transactions.draft import Draft, Planned, finish, fits, request_read
+from registry.transactions.steps import Step, put_step, remove_step
+from registry.transactions.stored import Absent, Damaged, Present, present_pool, stored_adapter
+from registry.transactions.supported import check_supported
+from registry.transactions.target import Target, check_etag
+from registry.transactions.tenants import Count, count_all
+from registry.transactions.view import View, newest_in
+
+
+def apply_reads(change: ApplyAdapters, keys: Keys, request_id: str) -> tuple[Range, ...]:
+    """What an apply is planned from."""
+    return _reads(change.pool, tenants_of(change), [one.name for one in change.changes], keys, request_id)
+
+
+def rollback_reads(change: RollbackAdapter, keys: Keys, request_id: str) -> tuple[Range, ...]:
+    """What a rollback is planned from."""
+    reads = _reads(change.pool, tenants_of(change), [change.name], keys, request_id)
+    if not change.to_generation:
+        return reads
+    return (*reads, Range(keys.history(change.pool, change.name, change.to_generation)))
+
+
+def _reads(pool: str, tenants: Iterable[str], names: Iterable[str], keys: Keys, request_id: str) -> tuple[Range, ...]:
+    shared = (request_read(keys, request_id), Range(keys.pool(pool)), *(Range(keys.tenant(one)) for one in tenants))
+    each = [(Range(keys.adapter(pool, name)), newest_in(keys.history_of(pool, name))) for name in names]
+    return (*shared, *(read for pair in each for read in pair))
+
+
+def check_count(change: ApplyAdapters, context: Context) -> None:
+    """Refuses, before anything is read, more changes than could ever fit.
+
+    Raises:
+        InvalidArgument: with the number that fits whatever stands in etcd.
+    """
+    names = [one.name for one in change.changes]
+    if _reads_needed(names) > context.limits.max_ops:
+        fitting = range(1, len(names))
+        count = bisect_right(fitting, context.limits.max_ops, key=lambda n: _operations_at_most(names[:n]))
+        raise _too_many(len(names), count)
+
+
+def _reads_needed(names: Sequence[str]) -> int:
+    return 2 * len(names) + len(set(map(tenant_of, names))) + 2
+
+
+def _operations_at_most(names: Sequence[str]) -> int:
+    return 3 * len(names) + len(set(map(tenant_of, names))) + 2
+
+
+def _too_many(asked: int, fitting: int) -> InvalidArgument:
+    return InvalidArgument(
+        Reason.TOO_MANY_CHANGES,
+        f"{asked} changes do not fit into one etcd transaction, the first {fitting} do: split the set (then it is not "
+        "atomic as a whole), or raise --max-txn-ops of etcd and of the admin service",
+        field="changes",
+        metadata={"max_changes": str(fitting)},
+    )
+
+
+def plan_apply(change: ApplyAdapters, view: View, context: Context) -> Planned:
+    """The transaction of a change set.
+
+    Raises:
+        RegistryError: it is refused, whole.
+    """
+    pool = present_pool(view, context.keys, change.pool)
+    steps = [_step(one, index, pool.record, view, context) for index, one in enumerate(change.changes)]
+    counts = count_all(steps, view, context)
+    reads = apply_reads(change, context.keys, context.caller.request_id)
+
+    def first(count: int) -> Planned:
+        return finish(_draft("ApplyAdapters", pool, steps[:count], counts, context), reads, context)
+
+    planned = first(len(steps))
+    if fits(planned, context.limits):
+        return planned
+    fitting = bisect_right(range(1, len(steps)), 0, key=lambda count: int(not fits(first(count), context.limits)))
+    raise _too_many(len(steps), fitting)
+
+
+def _step(one: Upsert | Remove, index: int, pool: PoolSpec, view: View, context: Context) -> Step:
+    field = f"changes[{index}]"
+    match one:
+        case Upsert():
+            target = _target(one, f"{field}.upsert.name", field, pool, view, context)
+            return put_step(target, one.spec, context, carry=True)
+        case Remove():
+            return remove_step(_target(one, f"{field}.delete", field, pool, view, context), context)
+
+
+def _target(one: Upsert | Remove, name_field: str, field: str, pool: PoolSpec, view: View, context: Context) -> Target:
+    return Target(
+        pool=pool,
+        name=one.name,
+        etag=one.etag,
+        state=stored_adapter(view, context.keys, pool.name, one.name),
+        read_revision=view.revision,
+        name_field=name_field,
+        etag_field=f"{field}.etag",
+        spec_field=f"{field}.upsert.spec",
+    )
+
+
+def _draft(
+    method: str, pool: Present[PoolSpec], steps: Sequence[Step], counts: dict[str, Count], context: Context
+) -> Draft:
+    tenants = dict.fromkeys(step.tenant for step in steps)
+    counted = [counts[tenant] for tenant in tenants if tenant in counts]
+    return Draft(
+        scope=pool.record.name,
+        method=method,
+        compare=(
+            mod_is(context.keys.pool(pool.record.name), pool.revision),
+            *(compare for step in steps for compare in step.compare),
+            *(count.compare for count in counted),
+        ),
+        success=(*(op for step in steps for op in step.success), *(count.put for count in counted)),
+        audit=tuple(step.audit for step in steps if step.audit),
+        reply=ChangeReply(adapters=[step.outcome for step in steps]),
+    )
+
+
+def plan_rollback(change: RollbackAdapter, view: View, context: Context) -> Planned:
+    """The transaction of a rollback.
+
+    Raises:
+        RegistryError: it is refused.
+    """
+    pool = present_pool(view, context.keys, change.pool)
+    state = stored_adapter(view, context.keys, change.pool, change.name)
+    check_etag(change.etag, state, field="etag")
+    spec = _earlier_spec(change, state, view, context.keys)
+    check_supported(spec, field="spec")
+    target = Target(
+        pool=pool.record,
+        name=state.record.name if isinstance(state, Present) else change.name,
+        etag=change.etag,
+        state=state,
+        read_revision=view.revision,
+        name_field="name",
+        etag_field="etag",
+        spec_field="spec",
+    )
+    step = put_step(target, spec, context, carry=False)
+    draft = _draft("RollbackAdapter", pool, [step], count_all([step], view, context), context)
+    return finish(draft, rollback_reads(change, context.keys, context.caller.request_id), context)
+
+
+def _earlier_spec(
+    change: RollbackAdapter, state: Present[AdapterRecord] | Damaged | Absent, view: View, keys: Keys
+) -> AdapterSpec:
+    wanted = change.to_generation
+    if isinstance(state, Present) and state.record.generation == wanted:
+        return state.record.spec
+    newest = newest_in(keys.history_of(change.pool, change.name))
+    kv = view.first(Range(keys.history(change.pool, change.name, wanted)) if wanted else newest)
+    if kv is None:
+        raise _no_generation(change)
+    return RetiredRecord.parse(kv.value).spec
+
+
+def _no_generation(change: RollbackAdapter) -> NotFound:
+    which = f"generation {change.to_generation}" if change.to_generation else "earlier generation"
+    return NotFound(
+        Reason.GENERATION_NOT_FOUND,
+        f"history holds no {which} of {change.name!r}; list its history to see which there are",
+        field="to_generation" if change.to_generation else "name",
+    )

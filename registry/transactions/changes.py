@@ -1,0 +1,109 @@
+"""What can be asked for. Values are valid in themselves; `registry.transactions.make` makes them so."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter
+
+from registry.model.names import tenant_of
+from registry.model.records import AdapterSpec, PoolLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Upsert:
+    """Create an adapter or replace its spec. `etag` 0: only if it does not exist; None: no condition."""
+
+    name: str
+    spec: AdapterSpec
+    etag: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Delete an adapter."""
+
+    name: str
+    etag: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyAdapters:
+    """One atomic set of changes to one pool; no name twice."""
+
+    pool: str
+    changes: tuple[Upsert | Remove, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackAdapter:
+    """A new generation with the spec of an earlier one; `to_generation` 0: of the one before."""
+
+    pool: str
+    name: str
+    to_generation: int = 0
+    etag: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CreatePool:
+    """A new pool."""
+
+    name: str
+    base_models: tuple[str, ...]
+    limits: PoolLimits
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatePool:
+    """Replace a pool's base model names and limits."""
+
+    name: str
+    base_models: tuple[str, ...]
+    limits: PoolLimits
+    etag: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePool:
+    """Delete a pool that has no adapters."""
+
+    name: str
+    etag: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SetTenant:
+    """Set a tenant's quota; None: no quota."""
+
+    name: str
+    max_adapters: int | None
+    etag: int | None = None
+
+
+Change = ApplyAdapters | RollbackAdapter | CreatePool | UpdatePool | DeletePool | SetTenant
+
+_ANY_CHANGE: TypeAdapter[Change] = TypeAdapter(Change)
+
+
+def payload_digest(change: Change) -> str:
+    """sha256 over what is asked, without request id and dry run.
+
+    Defaults are left out, so that a field that a later release adds does not make an old request another one.
+    """
+    payload = _ANY_CHANGE.dump_json(change, exclude_defaults=True)
+    return "sha256:" + hashlib.sha256(f"{type(change).__name__}\0".encode() + payload).hexdigest()
+
+
+def tenants_of(change: Change) -> tuple[str, ...]:
+    """Tenants whose counter or quota the change may touch, sorted."""
+    match change:
+        case ApplyAdapters():
+            return tuple(sorted({tenant_of(one.name) for one in change.changes}))
+        case RollbackAdapter():
+            return (tenant_of(change.name),)
+        case SetTenant():
+            return (change.name,)
+        case CreatePool() | UpdatePool() | DeletePool():
+            return ()

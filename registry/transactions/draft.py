@@ -1,0 +1,131 @@
+"""From what a change does to its transaction: request record, audit record, else-branch and size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from registry.errors import InvalidArgument, Reason
+from registry.etcd3.ops import Compare, Delete, Op, Put, Range, Txn, absent
+from registry.keys import Keys
+from registry.model.base import MAX_RECORD_BYTES
+from registry.model.records import AuditChange, AuditRecord, ChangeReply, RequestRecord
+from registry.transactions.context import Context, Limits
+
+_OVERHEAD_BYTES = 32  # of one compare or operation on the wire, generously
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a change compares and does, before its bookkeeping. No `success`: nothing changes."""
+
+    scope: str
+    method: str
+    compare: tuple[Compare, ...]
+    success: tuple[Op, ...]
+    audit: tuple[AuditChange, ...]
+    reply: ChangeReply
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A transaction to send, and the reply if it succeeds. Its else-branch reads what the plan was made from.
+
+    `changes` False: it only remembers that the request changed nothing.
+    """
+
+    txn: Txn
+    reply: ChangeReply
+    changes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """Everything is already so, and nobody needs to be told twice: nothing is sent."""
+
+    reply: ChangeReply
+
+
+Planned = Commit | Unchanged
+
+
+def finish(draft: Draft, reads: tuple[Range, ...], context: Context) -> Planned:
+    """The transaction of a draft."""
+    if not draft.success and not context.caller.request_id_given:
+        return Unchanged(draft.reply)
+    bookkeeping: tuple[Op, ...] = (_request_put(draft, context),)
+    if draft.success:
+        bookkeeping += (_audit_put(draft, context),)
+    unused = absent(context.keys.request(context.caller.request_id))
+    txn = Txn((unused, *draft.compare), (*draft.success, *bookkeeping), reads)
+    return Commit(txn, draft.reply, changes=bool(draft.success))
+
+
+def _request_put(draft: Draft, context: Context) -> Put:
+    record = RequestRecord(payload_digest=context.payload_digest, reply=draft.reply)
+    return Put(context.keys.request(context.caller.request_id), record.to_bytes(), context.leases.request)
+
+
+def _audit_put(draft: Draft, context: Context) -> Put:
+    record = AuditRecord(
+        at=context.at,
+        principal=context.caller.principal,
+        role=context.caller.role,
+        request_id=context.caller.request_id,
+        method=draft.method,
+        changes=list(draft.audit),
+    )
+    return Put(context.keys.audit(draft.scope, context.audit_id), record.to_bytes(), context.leases.audit)
+
+
+def fits(planned: Planned, limits: Limits) -> bool:
+    """Whether etcd takes it as one transaction."""
+    match planned:
+        case Unchanged():
+            return True
+        case Commit(txn=txn):
+            most = max(len(txn.compare), len(txn.success), len(txn.failure))
+            return most <= limits.max_ops and _size_bytes(txn) <= limits.max_bytes
+
+
+def check_fits(planned: Planned, limits: Limits) -> Planned:
+    """Returns `planned`.
+
+    Raises:
+        InvalidArgument: etcd would not take it as one transaction.
+    """
+    if not fits(planned, limits):
+        raise InvalidArgument(Reason.TOO_LARGE, "the change does not fit into one etcd transaction; make it smaller")
+    return planned
+
+
+def put_record(key: bytes, value: bytes, *, field: str) -> Put:
+    """Puts a record.
+
+    Raises:
+        InvalidArgument: it is larger than readers take.
+    """
+    if len(value) > MAX_RECORD_BYTES:
+        raise InvalidArgument(
+            Reason.TOO_LARGE,
+            f"the record would have {len(value)} bytes, more than the {MAX_RECORD_BYTES} that one may have",
+            field=field,
+        )
+    return Put(key, value)
+
+
+def request_read(keys: Keys, request_id: str) -> Range:
+    """Reads the request record."""
+    return Range(keys.request(request_id))
+
+
+def _size_bytes(txn: Txn) -> int:
+    parts: tuple[Compare | Op, ...] = (*txn.compare, *txn.success, *txn.failure)
+    return sum(_part_bytes(part) for part in parts)
+
+
+def _part_bytes(part: Compare | Op) -> int:
+    match part:
+        case Put():
+            return _OVERHEAD_BYTES + len(part.key) + len(part.value)
+        case Range() | Delete() | Compare():
+            return _OVERHEAD_BYTES + len(part.key) + len(part.range_end)

@@ -1,0 +1,155 @@
+"""From plain values, as a caller wrote them, to changes that are valid in themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from registry.errors import InvalidArgument, Reason
+from registry.model.base import Part
+from registry.model.names import check_adapter_name, check_segment, name_key
+from registry.model.records import AdapterSpec, PoolLimits, PoolSpec
+from registry.transactions.changes import (
+    ApplyAdapters,
+    CreatePool,
+    DeletePool,
+    Remove,
+    RollbackAdapter,
+    SetTenant,
+    UpdatePool,
+    Upsert,
+)
+from registry.transactions.supported import check_supported
+
+PartT = TypeVar("PartT", bound=Part)
+_ETAG = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
+_REMEDIES = {
+    "source": "an adapter needs a source with a uri, e.g. file:///adapters/sql",
+    "source.uri": "write scheme://path of at most 2048 characters without spaces, e.g. file:///adapters/sql",
+    "source.digest": 'write "sha256:" and 64 lower-case hex digits, or leave it out',
+    "load": "use eager or lazy",
+    "priority": "use a whole number from -1000 to 1000",
+    "placement.replicas": "use all, or a whole number from 1 to 10000",
+    "prepare.remap": "use auto or off",
+    "prepare.vision": "use reject, drop or keep",
+    "prepare.dora": "use reject or strip",
+    "labels": "use at most 64 labels, keys of 1 to 63 letters, digits and . _ / -, values of at most 256 characters",
+    "base_models": "give 1 to 32 names of 1 to 512 characters",
+    "limits.max_rank": "use a whole number from 1 to 512, or 0 for no limit",
+    "limits.max_adapters": "use a whole number from 1 to 1000000, or 0 for no limit",
+}
+
+
+def make_etag(text: str, *, field: str) -> int | None:
+    """The revision that an etag stands for; None: no condition. Raises InvalidArgument."""
+    if not text:
+        return None
+    if not _ETAG.fullmatch(text):
+        raise InvalidArgument(
+            Reason.INVALID_FIELD, "an etag is the number that was read with the record; read it again", field=field
+        )
+    return int(text)
+
+
+def make_existing_etag(text: str, *, field: str) -> int | None:
+    """As `make_etag`, for what only makes sense on something that exists."""
+    etag = make_etag(text, field=field)
+    if etag == 0:
+        raise InvalidArgument(Reason.INVALID_FIELD, 'etag "0" says that there is no such record', field=field)
+    return etag
+
+
+def make_upsert(name: str, spec: Mapping[str, object], etag: str, *, field: str) -> Upsert:
+    """An upsert; `field` is the path of the change, e.g. ``changes[2]``. Raises InvalidArgument."""
+    check_adapter_name(name, field=f"{field}.upsert.name")
+    made = _validated(AdapterSpec, spec, field=f"{field}.upsert.spec")
+    check_supported(made, field=f"{field}.upsert.spec")
+    return Upsert(name, made, make_etag(etag, field=f"{field}.etag"))
+
+
+def make_remove(name: str, etag: str, *, field: str) -> Remove:
+    """A deletion; `field` as in `make_upsert`. Raises InvalidArgument."""
+    check_adapter_name(name, field=f"{field}.delete")
+    return Remove(name, make_existing_etag(etag, field=f"{field}.etag"))
+
+
+def make_apply(pool: str, changes: Sequence[Upsert | Remove]) -> ApplyAdapters:
+    """A change set. Raises InvalidArgument if it is empty or names an adapter twice."""
+    check_segment(pool, field="pool")
+    if not changes:
+        raise InvalidArgument(Reason.INVALID_FIELD, "a change set needs at least one change", field="changes")
+    seen: dict[str, int] = {}
+    for index, change in enumerate(changes):
+        first = seen.setdefault(name_key(change.name), index)
+        if first != index:
+            raise InvalidArgument(
+                Reason.DUPLICATE_NAME,
+                f"{change.name!r} is also in changes[{first}]; name each adapter once (case does not count)",
+                field=f"changes[{index}]",
+            )
+    return ApplyAdapters(pool, tuple(changes))
+
+
+def make_rollback(pool: str, name: str, to_generation: int, etag: str) -> RollbackAdapter:
+    """A rollback. Raises InvalidArgument."""
+    check_segment(pool, field="pool")
+    check_adapter_name(name)
+    if to_generation < 0:
+        raise InvalidArgument(
+            Reason.INVALID_FIELD, "generations start at 1; 0 means the one before", field="to_generation"
+        )
+    return RollbackAdapter(pool, name, to_generation, make_etag(etag, field="etag"))
+
+
+def make_create_pool(name: str, base_models: Sequence[str], limits: Mapping[str, object]) -> CreatePool:
+    """A new pool. Raises InvalidArgument."""
+    models, made = _pool_values(name, base_models, limits)
+    return CreatePool(name, models, made)
+
+
+def make_update_pool(name: str, base_models: Sequence[str], limits: Mapping[str, object], etag: str) -> UpdatePool:
+    """A pool's new values. Raises InvalidArgument."""
+    models, made = _pool_values(name, base_models, limits)
+    return UpdatePool(name, models, made, make_existing_etag(etag, field="pool.etag"))
+
+
+def make_delete_pool(name: str, etag: str) -> DeletePool:
+    """A pool's deletion. Raises InvalidArgument."""
+    check_segment(name, field="name")
+    return DeletePool(name, make_existing_etag(etag, field="etag"))
+
+
+def make_set_tenant(name: str, max_adapters: int, etag: str) -> SetTenant:
+    """A tenant's quota; 0: none. Tenants have lower-case names. Raises InvalidArgument."""
+    check_segment(name, field="tenant.name")
+    return SetTenant(name.lower(), max_adapters or None, make_etag(etag, field="tenant.etag"))
+
+
+def _pool_values(
+    name: str, base_models: Sequence[str], limits: Mapping[str, object]
+) -> tuple[tuple[str, ...], PoolLimits]:
+    check_segment(name, field="pool.name")
+    values = {"name": name, "base_models": list(base_models), "limits": limits}
+    spec = _validated(PoolSpec, values, field="pool")
+    if len({model.lower() for model in spec.base_models}) < len(spec.base_models):
+        raise InvalidArgument(Reason.INVALID_FIELD, "name each base model once", field="pool.base_models")
+    return tuple(spec.base_models), spec.limits
+
+
+def _validated(kind: type[PartT], values: Mapping[str, object], *, field: str) -> PartT:
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise _refused(error, field) from error
+
+
+def _refused(error: ValidationError, field: str) -> InvalidArgument:
+    """The first complaint, with the path of the field and what to write instead; never the value itself."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    parts = [str(part) for part in first["loc"]]
+    paths = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
+    where = next((path for path in paths if path in _REMEDIES), paths[0])
+    return InvalidArgument(Reason.INVALID_FIELD, _REMEDIES.get(where, first["msg"]), field=f"{field}.{where}")

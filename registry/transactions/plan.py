@@ -1,0 +1,60 @@
+"""The one way in: what a change must read, and its transaction."""
+
+from __future__ import annotations
+
+from registry.etcd3.ops import Range
+from registry.transactions import adapters, pools, tenants
+from registry.transactions.changes import (
+    ApplyAdapters,
+    Change,
+    CreatePool,
+    DeletePool,
+    RollbackAdapter,
+    SetTenant,
+    UpdatePool,
+)
+from registry.transactions.context import Context
+from registry.transactions.draft import Planned
+from registry.transactions.view import View
+
+
+def reads_of(change: Change, context: Context) -> tuple[Range, ...]:
+    """Everything that the change is planned from.
+
+    Raises:
+        InvalidArgument: it is larger than any transaction may be.
+    """
+    keys, request_id = context.keys, context.caller.request_id
+    match change:
+        case ApplyAdapters():
+            adapters.check_count(change, context)
+            return adapters.apply_reads(change, keys, request_id)
+        case RollbackAdapter():
+            return adapters.rollback_reads(change, keys, request_id)
+        case CreatePool() | UpdatePool():
+            return pools.put_pool_reads(change, keys, request_id)
+        case DeletePool():
+            return pools.delete_pool_reads(change, keys, request_id)
+        case SetTenant():
+            return tenants.tenant_reads(change, keys, request_id)
+
+
+def plan_change(change: Change, view: View, context: Context) -> Planned:
+    """The transaction that carries the change out, or that nothing needs to be done.
+
+    Raises:
+        RegistryError: it is refused; nothing has been changed.
+    """
+    match change:
+        case ApplyAdapters():
+            return adapters.plan_apply(change, view, context)
+        case RollbackAdapter():
+            return adapters.plan_rollback(change, view, context)
+        case CreatePool():
+            return pools.plan_create_pool(change, view, context)
+        case UpdatePool():
+            return pools.plan_update_pool(change, view, context)
+        case DeletePool():
+            return pools.plan_delete_pool(change, view, context)
+        case SetTenant():
+            return tenants.plan_set_tenant(change, view, context)

@@ -1,0 +1,144 @@
+"""Pools: created, changed, and deleted once they are empty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from registry.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Reason
+from registry.etcd3.ops import Compare, Delete, Op, Range, absent, mod_is, none_in, unwritten_since
+from registry.keys import Keys
+from registry.model.records import AuditChange, ChangeReply, PoolSpec
+from registry.transactions.changes import CreatePool, DeletePool, UpdatePool
+from registry.transactions.context import Context
+from registry.transactions.draft import Draft, Planned, check_fits, finish, put_record, request_read
+from registry.transactions.steps import carry_unknown
+from registry.transactions.stored import Absent, Damaged, Present, shown, snapshot_of, stored_pool
+from registry.transactions.target import check_etag
+from registry.transactions.view import View, any_in
+
+PoolState = Present[PoolSpec] | Damaged | Absent
+
+
+def put_pool_reads(change: CreatePool | UpdatePool, keys: Keys, request_id: str) -> tuple[Range, ...]:
+    """What the writing of a pool is planned from: also adapters that are named like its base models."""
+    named = (Range(keys.adapter(change.name, model)) for model in change.base_models)
+    return (request_read(keys, request_id), Range(keys.pool(change.name)), *named)
+
+
+def delete_pool_reads(change: DeletePool, keys: Keys, request_id: str) -> tuple[Range, ...]:
+    """What the deletion of a pool is planned from."""
+    return (request_read(keys, request_id), Range(keys.pool(change.name)), any_in(keys.adapters(change.name)))
+
+
+def plan_create_pool(change: CreatePool, view: View, context: Context) -> Planned:
+    """The transaction that creates a pool.
+
+    Raises:
+        AlreadyExists: there is one.
+        InvalidArgument: a base model has the name of an adapter that stands there.
+    """
+    keys = context.keys
+    if view.key(keys.pool(change.name)) is not None:
+        raise AlreadyExists(
+            Reason.POOL_EXISTS, f"pool {change.name!r} exists; update it, or choose another name", field="pool.name"
+        )
+    _check_no_adapter(change, view, context)
+    wanted = PoolSpec(name=change.name, base_models=list(change.base_models), limits=change.limits)
+    # A pool that came and went since the reading left an audit record: then this transaction never succeeds.
+    compare = (absent(keys.pool(change.name)), unwritten_since(keys.audit(change.name, ""), view.revision))
+    draft = _put_draft("CreatePool", Absent(), wanted, (*compare, *_no_adapters(change, view, context)), context)
+    planned = finish(draft, put_pool_reads(change, keys, context.caller.request_id), context)
+    return check_fits(planned, context.limits)
+
+
+def plan_update_pool(change: UpdatePool, view: View, context: Context) -> Planned:
+    """The transaction that changes a pool.
+
+    Raises:
+        NotFound: there is none.
+        Conflict: the etag is stale.
+        InvalidArgument: a base model has the name of one of its adapters.
+        FailedPrecondition: the record is from a future schema.
+    """
+    state = _existing(change.name, "pool.name", view, context)
+    check_etag(change.etag, state, field="pool.etag")
+    _check_no_adapter(change, view, context)
+    wanted = _wanted(change, state)
+    compare = (mod_is(context.keys.pool(change.name), state.revision), *_no_adapters(change, view, context))
+    draft = _put_draft("UpdatePool", state, wanted, compare, context)
+    planned = finish(draft, put_pool_reads(change, context.keys, context.caller.request_id), context)
+    return check_fits(planned, context.limits)
+
+
+def plan_delete_pool(change: DeletePool, view: View, context: Context) -> Planned:
+    """The transaction that deletes a pool. A concurrent apply compares the pool, this one that no adapter is there.
+
+    Raises:
+        NotFound: there is none.
+        Conflict: the etag is stale.
+        FailedPrecondition: it has adapters, or the record is from a future schema.
+    """
+    keys = context.keys
+    state = _existing(change.name, "name", view, context)
+    check_etag(change.etag, state, field="etag")
+    if view.first(any_in(keys.adapters(change.name))) is not None:
+        raise FailedPrecondition(
+            Reason.POOL_NOT_EMPTY, f"pool {change.name!r} has adapters; delete them first", field="name"
+        )
+    draft = Draft(
+        scope=change.name,
+        method="DeletePool",
+        compare=(mod_is(keys.pool(change.name), state.revision), none_in(keys.adapters(change.name))),
+        success=(Delete(keys.pool(change.name)),),
+        audit=(AuditChange(kind="pool", name=change.name, before=snapshot_of(state), after=None),),
+        reply=ChangeReply(),
+    )
+    return finish(draft, delete_pool_reads(change, keys, context.caller.request_id), context)
+
+
+def _existing(name: str, field: str, view: View, context: Context) -> Present[PoolSpec] | Damaged:
+    match stored_pool(view, context.keys, name):
+        case Absent():
+            raise NotFound(
+                Reason.POOL_NOT_FOUND, f"there is no pool {name!r}; create it, or list the pools there are", field=field
+            )
+        case state:
+            return state
+
+
+def _wanted(change: UpdatePool, state: Present[PoolSpec] | Damaged) -> PoolSpec:
+    wanted = PoolSpec(name=change.name, base_models=list(change.base_models), limits=change.limits)
+    return carry_unknown(state.record, wanted) if isinstance(state, Present) else wanted
+
+
+def _put_draft(
+    method: str, state: PoolState, wanted: PoolSpec, compare: tuple[Compare, ...], context: Context
+) -> Draft:
+    same = isinstance(state, Present) and state.record == wanted
+    put: tuple[Op, ...] = (put_record(context.keys.pool(wanted.name), wanted.to_bytes(), field="pool"),)
+    change = AuditChange(kind="pool", name=wanted.name, before=snapshot_of(state), after=shown(wanted))
+    return Draft(
+        scope=wanted.name,
+        method=method,
+        compare=compare,
+        success=() if same else put,
+        audit=() if same else (change,),
+        reply=ChangeReply(pool=wanted, etag=state.revision if same else None),
+    )
+
+
+def _check_no_adapter(change: CreatePool | UpdatePool, view: View, context: Context) -> None:
+    for index, model in enumerate(change.base_models):
+        if view.key(context.keys.adapter(change.name, model)) is not None:
+            raise InvalidArgument(
+                Reason.NAME_IS_BASE_MODEL,
+                f"pool {change.name!r} has an adapter {model!r}, and no base model may have its name; delete it first",
+                field=f"pool.base_models[{index}]",
+            )
+
+
+def _no_adapters(change: CreatePool | UpdatePool, view: View, context: Context) -> Iterable[Compare]:
+    """That no adapter is named like a base model, now or, for a delayed copy of the transaction, since the reading."""
+    for model in change.base_models:
+        yield absent(context.keys.adapter(change.name, model))
+        yield unwritten_since(context.keys.history_of(change.name, model), view.revision)

@@ -1,0 +1,38 @@
+"""Whether a request was carried out before, as its request record says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from registry.errors import InvalidArgument, Reason
+from registry.model.records import ChangeReply, RequestRecord
+from registry.transactions.context import Context
+from registry.transactions.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A reply with its revision."""
+
+    reply: ChangeReply
+    revision: int
+
+
+def replay(view: View, context: Context) -> Settled | None:
+    """The first reply to this request; None if it was not carried out.
+
+    Raises:
+        InvalidArgument: the request id was used for another request.
+        FailedPrecondition: the request record cannot be read.
+    """
+    kv = view.key(context.keys.request(context.caller.request_id))
+    if kv is None:
+        return None
+    record = RequestRecord.parse(kv.value)
+    if record.payload_digest != context.payload_digest:
+        raise InvalidArgument(
+            Reason.REQUEST_ID_REUSED,
+            f"request_id {context.caller.request_id!r} was used for another request within 24 hours; use a new one",
+            field="request_id",
+        )
+    return Settled(record.reply, kv.mod_revision)

@@ -1,0 +1,194 @@
+"""What one change does to one adapter's record and history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from registry.errors import AlreadyExists, FailedPrecondition, NotFound, Reason
+from registry.etcd3.ops import Compare, Delete, Op, Put
+from registry.model.base import Part
+from registry.model.names import check_not_base, tenant_of
+from registry.model.records import MAX_GENERATION, AdapterOutcome, AdapterRecord, AdapterSpec, AuditChange
+from registry.transactions.context import Context
+from registry.transactions.draft import put_record
+from registry.transactions.history import retire_record, retire_value
+from registry.transactions.stored import Absent, Damaged, Present, shown, snapshot_of
+from registry.transactions.target import Target, adapter_key, as_it_stands, check_etag
+
+PartT = TypeVar("PartT", bound=Part)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A part of a transaction. `count` is what it adds to its tenant's counter; `audit` None: it changes nothing."""
+
+    tenant: str
+    count: int
+    compare: tuple[Compare, ...]
+    success: tuple[Op, ...]
+    outcome: AdapterOutcome
+    audit: AuditChange | None
+
+
+def put_step(target: Target, spec: AdapterSpec, context: Context, *, carry: bool) -> Step:
+    """Makes an adapter have a spec. `carry`: what this release does not know of the present spec stays in it.
+
+    Raises:
+        Conflict: the etag is stale.
+        InvalidArgument: the name is a base model's, or the record becomes too large.
+        AlreadyExists: the name differs from an existing one in nothing but case.
+        FailedPrecondition: generations are used up.
+    """
+    check_not_base(target.name, target.pool.base_models, field=target.name_field)
+    check_etag(target.etag, target.state, field=target.etag_field)
+    match target.state:
+        case Present() as present:
+            return _replace(target, present, spec, context, carry=carry)
+        case Damaged() as damaged:
+            return _repair(target, damaged, spec, context)
+        case Absent() as gone:
+            return _create(target, gone, spec, context)
+
+
+def remove_step(target: Target, context: Context) -> Step:
+    """Deletes an adapter; history keeps it.
+
+    Raises:
+        Conflict: the etag is stale.
+        NotFound: there is no such adapter.
+    """
+    check_etag(target.etag, target.state, field=target.etag_field)
+    match target.state:
+        case Present(record=record, revision=revision):
+            outcome = AdapterOutcome(outcome="deleted", name=record.name, record=record, etag=revision)
+            retire = retire_record(target, record, context, deleted=True)
+        case Damaged(value=value, revision=revision, generation=generation):
+            outcome = AdapterOutcome(outcome="deleted", name=target.name, record=None, etag=revision)
+            retire = retire_value(target, generation, value, context)
+        case Absent():
+            raise NotFound(
+                Reason.ADAPTER_NOT_FOUND,
+                f"there is no adapter {target.name!r} in pool {target.pool.name!r}",
+                field=target.name_field,
+            )
+    return Step(
+        tenant=tenant_of(target.name),
+        count=-1,
+        compare=as_it_stands(target, context.keys),
+        success=(Delete(adapter_key(target, context.keys)), *retire),
+        outcome=outcome,
+        audit=_audit(target, None),
+    )
+
+
+def _create(target: Target, gone: Absent, spec: AdapterSpec, context: Context) -> Step:
+    record = _new_record(target, spec, gone.last_generation + 1, context)
+    return Step(
+        tenant=record.tenant,
+        count=1,
+        compare=as_it_stands(target, context.keys),
+        success=(_put(target, record, context),),
+        outcome=AdapterOutcome(outcome="created", name=record.name, record=record, etag=None),
+        audit=_audit(target, record),
+    )
+
+
+def _repair(target: Target, damaged: Damaged, spec: AdapterSpec, context: Context) -> Step:
+    record = _new_record(target, spec, damaged.generation + 1, context)
+    return _update(target, record, retire_value(target, damaged.generation, damaged.value, context), context)
+
+
+def _replace(
+    target: Target, present: Present[AdapterRecord], spec: AdapterSpec, context: Context, *, carry: bool
+) -> Step:
+    record = present.record
+    _check_case(target, record)
+    wanted = carry_unknown(record.spec, spec) if carry else spec
+    if wanted == record.spec:
+        return _keep(target, present, context)
+    changed = record.model_copy(
+        update={
+            "generation": _checked(record.generation + 1),
+            "spec": wanted,
+            "updated_at": context.at,
+            "updated_by": context.caller.principal,
+            "request_id": context.caller.request_id,
+        }
+    )
+    return _update(target, changed, retire_record(target, record, context, deleted=False), context)
+
+
+def _keep(target: Target, present: Present[AdapterRecord], context: Context) -> Step:
+    record = present.record
+    return Step(
+        tenant=record.tenant,
+        count=0,
+        compare=as_it_stands(target, context.keys),
+        success=(),
+        outcome=AdapterOutcome(outcome="unchanged", name=record.name, record=record, etag=present.revision),
+        audit=None,
+    )
+
+
+def _update(target: Target, record: AdapterRecord, retire: tuple[Op, ...], context: Context) -> Step:
+    return Step(
+        tenant=tenant_of(target.name),
+        count=0,
+        compare=as_it_stands(target, context.keys),
+        success=(_put(target, record, context), *retire),
+        outcome=AdapterOutcome(outcome="updated", name=record.name, record=record, etag=None),
+        audit=_audit(target, record),
+    )
+
+
+def _new_record(target: Target, spec: AdapterSpec, generation: int, context: Context) -> AdapterRecord:
+    return AdapterRecord(
+        name=target.name,
+        pool=target.pool.name,
+        tenant=tenant_of(target.name),
+        generation=_checked(generation),
+        spec=spec,
+        updated_at=context.at,
+        updated_by=context.caller.principal,
+        request_id=context.caller.request_id,
+    )
+
+
+def _checked(generation: int) -> int:
+    if generation > MAX_GENERATION:
+        raise FailedPrecondition(
+            Reason.UNREADABLE_RECORD, "the stored generation is the largest there can be; use another name"
+        )
+    return generation
+
+
+def _check_case(target: Target, record: AdapterRecord) -> None:
+    if record.name != target.name:
+        raise AlreadyExists(
+            Reason.ADAPTER_EXISTS,
+            f"{record.name!r} exists and differs in nothing but case; use that name",
+            field=target.name_field,
+            metadata={"name": record.name},
+        )
+
+
+def _put(target: Target, record: AdapterRecord, context: Context) -> Put:
+    return put_record(adapter_key(target, context.keys), record.to_bytes(), field=target.spec_field)
+
+
+def _audit(target: Target, after: AdapterRecord | None) -> AuditChange:
+    name = target.state.record.name if isinstance(target.state, Present) else target.name
+    return AuditChange(
+        kind="adapter", name=name, before=snapshot_of(target.state), after=shown(after) if after else None
+    )
+
+
+def carry_unknown(old: PartT, new: PartT) -> PartT:
+    """`new` with the fields of `old` that this release does not know, at every depth."""
+    update: dict[str, object] = {**(old.model_extra or {}), **(new.model_extra or {})}
+    for name in type(new).model_fields:
+        before, after = getattr(old, name), getattr(new, name)
+        if isinstance(before, Part) and isinstance(after, Part):
+            update[name] = carry_unknown(before, after)
+    return new.model_copy(update=update)

@@ -1,0 +1,185 @@
+"""Reads what stands in etcd into closed states: there, damaged, or absent. A future schema is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from registry.errors import FailedPrecondition, NotFound, Reason
+from registry.etcd3.ops import KeyValue
+from registry.keys import Keys, last_part
+from registry.model.base import Stored
+from registry.model.names import name_key
+from registry.model.records import MAX_GENERATION, AdapterRecord, PoolSpec, TenantRecord
+from registry.transactions.view import View, newest_in
+
+RecordT = TypeVar("RecordT", bound=Stored)
+MAX_QUOTED_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Present(Generic[RecordT]):
+    """A record that can be read, at its own `revision`."""
+
+    record: RecordT
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A value that cannot be read. `generation` is the one that it stands for, as far as that can be known."""
+
+    value: bytes
+    revision: int
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """No value. `last_generation` is the newest in history, 0 if there is none."""
+
+    last_generation: int = 0
+    revision: int = 0
+
+
+def read_adapter(pool: str, kv: KeyValue) -> AdapterRecord:
+    """Reads an adapter's record.
+
+    Raises:
+        FailedPrecondition: it cannot be read, or stands under a key that is not its own.
+    """
+    record = AdapterRecord.parse(kv.value)
+    if record.pool != pool or name_key(record.name) != last_part(kv.key):
+        raise _misplaced(record.name)
+    return record
+
+
+def read_pool(kv: KeyValue) -> PoolSpec:
+    """Reads a pool's record; raises as `read_adapter`."""
+    record = PoolSpec.parse(kv.value)
+    if record.name != last_part(kv.key):
+        raise _misplaced(record.name)
+    return record
+
+
+def read_tenant(kv: KeyValue) -> TenantRecord:
+    """Reads a tenant's record; raises as `read_adapter`."""
+    record = TenantRecord.parse(kv.value)
+    if record.name != last_part(kv.key):
+        raise _misplaced(record.name)
+    return record
+
+
+def _misplaced(name: str) -> FailedPrecondition:
+    return FailedPrecondition(Reason.UNREADABLE_RECORD, f"the record of {name!r} stands under another key than its own")
+
+
+def stored_adapter(view: View, keys: Keys, pool: str, name: str) -> Present[AdapterRecord] | Damaged | Absent:
+    """The state of an adapter.
+
+    Raises:
+        FailedPrecondition: its record is from a future schema.
+    """
+    kv = view.key(keys.adapter(pool, name))
+    last = _generation_of_key(view.first(newest_in(keys.history_of(pool, name))))
+    if kv is None:
+        return Absent(last)
+    try:
+        return Present(read_adapter(pool, kv), kv.mod_revision)
+    except FailedPrecondition as error:
+        _pass_future(error, kv)
+    return Damaged(kv.value, kv.mod_revision, max(_claimed_generation(kv.value), last + 1))
+
+
+def stored_pool(view: View, keys: Keys, pool: str) -> Present[PoolSpec] | Damaged | Absent:
+    """The state of a pool.
+
+    Raises:
+        FailedPrecondition: its record is from a future schema.
+    """
+    kv = view.key(keys.pool(pool))
+    if kv is None:
+        return Absent()
+    try:
+        return Present(read_pool(kv), kv.mod_revision)
+    except FailedPrecondition as error:
+        _pass_future(error, kv)
+    return Damaged(kv.value, kv.mod_revision)
+
+
+def present_pool(view: View, keys: Keys, pool: str, *, field: str = "pool") -> Present[PoolSpec]:
+    """A pool that must be there and readable, since what is asked depends on it.
+
+    Raises:
+        NotFound: there is none.
+        FailedPrecondition: it cannot be read.
+    """
+    kv = view.key(keys.pool(pool))
+    if kv is None:
+        raise NotFound(
+            Reason.POOL_NOT_FOUND, f"there is no pool {pool!r}; create it, or list the pools there are", field=field
+        )
+    try:
+        return Present(read_pool(kv), kv.mod_revision)
+    except FailedPrecondition as error:
+        raise _named(error, kv) from error
+
+
+def stored_tenant(view: View, keys: Keys, tenant: str) -> Present[TenantRecord] | Absent:
+    """A tenant's quota and counter.
+
+    Raises:
+        FailedPrecondition: the record cannot be read; nothing is allowed on a guess.
+    """
+    kv = view.key(keys.tenant(tenant))
+    if kv is None:
+        return Absent()
+    try:
+        return Present(read_tenant(kv), kv.mod_revision)
+    except FailedPrecondition as error:
+        raise _named(error, kv) from error
+
+
+def snapshot_of(state: Present[RecordT] | Damaged | Absent) -> dict[str, object] | None:
+    """A value as an audit record shows it."""
+    match state:
+        case Present():
+            return shown(state.record)
+        case Damaged():
+            return {"unreadable": state.value[:MAX_QUOTED_BYTES].decode(errors="backslashreplace")}
+        case Absent():
+            return None
+
+
+def shown(record: Stored) -> dict[str, object]:
+    """A record as it stands in etcd, as JSON values."""
+    values: dict[str, object] = record.model_dump(mode="json", by_alias=True)
+    return values
+
+
+def _pass_future(error: FailedPrecondition, kv: KeyValue) -> None:
+    if error.reason is Reason.FUTURE_SCHEMA:
+        raise _named(error, kv) from error
+
+
+def _named(error: FailedPrecondition, kv: KeyValue) -> FailedPrecondition:
+    key = kv.key.decode(errors="backslashreplace")
+    return FailedPrecondition(error.reason, f"the record at {key}: {error.message}", metadata={"key": key})
+
+
+def _generation_of_key(kv: KeyValue | None) -> int:
+    """A generation as its history key says it, since the value below may be damaged; 0 if there is none."""
+    part = last_part(kv.key) if kv else ""
+    return int(part) if part.isascii() and part.isdecimal() and len(part) < 17 else 0
+
+
+def _claimed_generation(value: bytes) -> int:
+    """The generation that an unreadable value still tells; 0 if it does not."""
+    try:
+        document = json.loads(value)
+    except (ValueError, RecursionError):
+        return 0
+    claimed = document.get("generation") if isinstance(document, Mapping) else None
+    return claimed if type(claimed) is int and 0 < claimed < MAX_GENERATION else 0

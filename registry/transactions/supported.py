@@ -1,0 +1,54 @@
+"""What this release's sidecars cannot do yet, in one table. A later release lifts a line by deleting it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from registry.errors import InvalidArgument, Reason
+from registry.model.records import AdapterSpec, Placement, Prepare
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A field of the spec, when it asks for too much, and what to write instead."""
+
+    field: str
+    asked: Callable[[AdapterSpec], bool]
+    remedy: str
+
+
+UNSUPPORTED = (
+    Unsupported(
+        "source.uri",
+        lambda spec: not spec.source.uri.startswith("file:///"),
+        "sidecars of this release read file:///absolute/path only",
+    ),
+    Unsupported(
+        "credentials",
+        lambda spec: spec.credentials is not None,
+        "sidecars of this release use no credentials; leave it out",
+    ),
+    Unsupported(
+        "placement.replicas",
+        lambda spec: spec.placement.replicas != Placement().replicas,
+        "this release serves each adapter on all replicas of its pool; use all",
+    ),
+    Unsupported(
+        "prepare",
+        lambda spec: _prepare(spec) != _prepare(None),
+        "this release does not change an adapter's files; leave out prepare or use its defaults",
+    ),
+)
+
+
+def _prepare(spec: AdapterSpec | None) -> tuple[str, str, str]:
+    prepare = spec.prepare if spec else Prepare()
+    return prepare.remap, prepare.vision, prepare.dora
+
+
+def check_supported(spec: AdapterSpec, *, field: str) -> None:
+    """Raises InvalidArgument if the spec asks for what no sidecar of this release does."""
+    for entry in UNSUPPORTED:
+        if entry.asked(spec):
+            raise InvalidArgument(Reason.UNSUPPORTED, entry.remedy, field=f"{field}.{entry.field}")
