@@ -12,6 +12,7 @@
     ├── RequestTooLarge / TooManyRequests / NoSpace
     ├── ResponseTooLarge(maybe_applied)
     ├── InvalidArgument
+    ├── OtherCluster                 the member belongs to another cluster than the one known
     └── WatchCanceled                the server ended a watch for a reason of its own
 
 A write may be repeated blindly only where `certainly_not_applied` is true (facts of etcd: a broken
@@ -98,6 +99,10 @@ class NoSpace(EtcdError):
 
 class InvalidArgument(EtcdError):
     """The server refused the request's form."""
+
+
+class OtherCluster(EtcdError):
+    """The member belongs to another cluster than the one that is known."""
 
 
 class WatchCanceled(EtcdError):

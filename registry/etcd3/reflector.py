@@ -15,7 +15,7 @@ from contextlib import aclosing
 from registry.etcd3.backoff import Backoff
 from registry.etcd3.client import Client
 from registry.etcd3.endpoints import Rotation
-from registry.etcd3.errors import Compacted, EtcdError, PermissionDenied, Timeout, Unauthenticated
+from registry.etcd3.errors import Compacted, EtcdError, OtherCluster, PermissionDenied, Timeout, Unauthenticated
 from registry.etcd3.reflections import (
     Changed,
     Connected,
@@ -40,7 +40,7 @@ __all__ = [
     "Resume",
 ]
 
-_RETRY = Backoff(base_seconds=0.1, cap_seconds=5.0)
+_RETRY = Backoff(base_seconds=0.1, cap_seconds=3.0)
 _MAX_PATIENCE = 8.0
 
 
@@ -80,6 +80,7 @@ class Reflector:
         self._failures = 0
         self._silences = 0
         self._denials = 0
+        self._strangers = 0
         self._token: str | None = None
         self._refused_token: str | None = None
         self._compare_at = self._next_comparison()
@@ -138,6 +139,7 @@ class Reflector:
             self._due = ListCause.WENT_BACK
             return False
         self._mark.cluster_id, self._mark.raft_term = now.cluster_id, now.raft_term
+        self._strangers = 0
         return True
 
     def _healthy(self) -> None:
@@ -152,9 +154,16 @@ class Reflector:
         self._denials = self._denials + 1 if denied else 0
         self._refused_token = self._token if denied else None
         self._silences += isinstance(error, Timeout)
+        self._note_stranger(error)
         self._failures += 1
         self._rotation.leave(self._rotation.current)
         return self._denials != 1
+
+    def _note_stranger(self, error: EtcdError) -> None:
+        """One wrong address is a mistake; as many strangers as there are endpoints are the store's replacement."""
+        self._strangers += isinstance(error, OtherCluster)
+        if self._strangers >= len(self._client.options.endpoints):
+            self._due = ListCause.WENT_BACK
 
     def _delay_seconds(self) -> float:
         if self._denials > 1:

@@ -16,7 +16,7 @@ from itertools import groupby
 from registry.etcd3 import codec
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.classify import classify_cancel
-from registry.etcd3.errors import WatchCanceled
+from registry.etcd3.errors import OtherCluster
 from registry.etcd3.ops import Event
 from registry.etcd3.reflections import Changed, Progressed
 
@@ -68,7 +68,7 @@ class WatchProtocol:
 
         Raises:
             Compacted: the mark is no longer kept; the state must be listed.
-            PermissionDenied, Unauthenticated, NoLeader, WatchCanceled: the stream is of no more use.
+            PermissionDenied, Unauthenticated, NoLeader, OtherCluster, WatchCanceled: the stream is of no more use.
         """
         if response.canceled:
             raise classify_cancel(response.cancel_reason, response.compact_revision, endpoint=self._endpoint)
@@ -81,7 +81,7 @@ class WatchProtocol:
 
     def _same_cluster(self, header: rpc.ResponseHeader) -> None:
         if self._mark.cluster_id and header.cluster_id != self._mark.cluster_id:
-            raise WatchCanceled(f"{self._endpoint}: this member belongs to another cluster")
+            raise OtherCluster(f"{self._endpoint}: this member belongs to another cluster")
 
     def _take_events(self, response: rpc.WatchResponse) -> list[Changed | Progressed]:
         self._fragments.extend(response.events)

@@ -1,0 +1,61 @@
+"""Fixtures of the contract suite of `registry.etcd3`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from registry.etcd3.client import Client
+from tests.contract.etcd3.mirror import FirstEndpoint
+from tests.support.etcd import Cluster, make_cluster
+from tests.support.proxy import Proxy
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    return random.Random(7)
+
+
+@pytest.fixture
+async def proxy(etcd) -> AsyncIterator[Proxy]:
+    """A proxy before the session's etcd."""
+    async with Proxy(etcd.cluster.members[0].client_port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def proxied_client(etcd, proxy) -> AsyncIterator[Client]:
+    """A client that sees etcd through the proxy only."""
+    client = Client(etcd.options(endpoints=(proxy.endpoint,)))
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+async def own_etcd(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """One running member of this test's own."""
+    cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
+    cluster.start()
+    try:
+        await cluster.ready()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+async def own_client(own_etcd) -> AsyncIterator[Client]:
+    client = Client(own_etcd.options())
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+async def cluster_client(etcd_cluster) -> AsyncIterator[Client]:
+    """A client of three members that starts at the first."""
+    client = Client(etcd_cluster.options(), rng=FirstEndpoint())
+    yield client
+    await client.aclose()

@@ -1,0 +1,128 @@
+"""A TCP proxy on the loopback that can misbehave on command."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+_RESET = struct.pack("ii", 1, 0)
+_CHUNK = 65536
+
+
+class Proxy:
+    """Stands before ``127.0.0.1:target_port`` and passes everything on until told otherwise. Use as a context."""
+
+    def __init__(self, target_port: int) -> None:
+        self.target_port = target_port
+        self.accepted = 0
+        self._requests = asyncio.Event()
+        self._replies = asyncio.Event()
+        self._delay_seconds = 0.0
+        self._refusing = False
+        self._byte_limits: Iterator[int] | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self.pass_on()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def endpoint(self) -> str:
+        assert self._server is not None
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def pass_on(self) -> None:
+        """Everything flows, what was held first."""
+        self._refusing = False
+        self._requests.set()
+        self._replies.set()
+
+    def hold(self) -> None:
+        """Half-open: connections stand and are accepted, and nothing flows."""
+        self._requests.clear()
+        self._replies.clear()
+
+    def hold_replies(self) -> None:
+        """Requests arrive, and nothing comes back."""
+        self._replies.clear()
+
+    def refuse(self) -> None:
+        """Resets every connection, those that stand and those to come."""
+        self._refusing = True
+        self.cut()
+
+    def cut(self) -> None:
+        """Resets the connections that stand; new ones may be made."""
+        for writer in tuple(self._writers):
+            _reset(writer)
+
+    def delay(self, seconds: float) -> None:
+        """Every chunk, both ways, comes so much later."""
+        self._delay_seconds = seconds
+
+    def cut_after(self, byte_limits: Iterator[int] | None) -> None:
+        """Resets each new connection after so many bytes of replies, as the iterator says. None: no longer."""
+        self._byte_limits = byte_limits
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        if self._refusing:
+            _reset(writer)
+            return
+        try:
+            onward_reader, onward = await asyncio.open_connection("127.0.0.1", self.target_port)
+        except OSError:
+            _reset(writer)
+            return
+        limit = next(self._byte_limits, None) if self._byte_limits else None
+        self._writers |= {writer, onward}
+        pumps = (
+            self._pump(reader, onward, self._requests, None),
+            self._pump(onward_reader, writer, self._replies, limit),
+        )
+        tasks = [asyncio.create_task(pump) for pump in pumps]
+        self._tasks.update(tasks)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for one in (writer, onward):
+            _reset(one)
+            self._writers.discard(one)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.difference_update(tasks)
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event, limit: int | None
+    ) -> None:
+        with suppress(OSError):
+            while data := await reader.read(_CHUNK):
+                await gate.wait()
+                await asyncio.sleep(self._delay_seconds)
+                if limit is not None:
+                    data, limit = data[:limit], limit - len(data)
+                writer.write(data)
+                await writer.drain()
+                if limit is not None and limit <= 0:
+                    return
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.transport.abort()
