@@ -23,6 +23,13 @@ install: .venv/.installed ## Install the control plane's environment (.venv)
 	.venv-proto/bin/pip install --quiet "$(firstword $(PROTO_TOOLS))" "setuptools<81"
 	touch $@
 
+.venv-engine/.installed: requirements/engine.txt registry/dev/engine_env.py
+	$(PYTHON) -m registry.dev.engine_env --folder .venv-engine
+	touch $@
+
+.PHONY: engine
+engine: .venv-engine/.installed ## Install the engine's environment: vLLM's CPU build (.venv-engine, 2 GB)
+
 .PHONY: proto
 proto: .venv-proto/.installed ## Generate the stubs of the admin API and of etcd's messages
 	.venv-proto/bin/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. --grpc_python_out=. proto/registry/v1/registry.proto
