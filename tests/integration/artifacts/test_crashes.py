@@ -1,0 +1,134 @@
+"""Processes that are killed while they stage, and processes that stage the same at once."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sidecar.artifacts.manifest import artifact_id
+from sidecar.artifacts.steps import Step
+from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.types import ArtifactRef
+from tests.support.adapters import WrittenAdapter, digest_of, write_adapter
+from tests.support.waiting import eventually
+
+ROOT = Path(__file__).parents[3]
+# Steps that only an artifact without digest goes through.
+UNPINNED_ONLY = {Step.PIN_LOCKED, Step.PINNED}
+TIMEOUT_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Host:
+    """A store and a source that processes of one host share."""
+
+    store: Path
+    adapter: WrittenAdapter
+    digest: str
+
+    def start(self, action: str = "run", step: str = "-", times: int = 1) -> subprocess.Popen[str]:
+        """Starts a process that stages the adapter."""
+        arguments = [self.store, self.adapter.directory, self.adapter.uri, self.digest, action, step, times]
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.artifacts.staging_process", *map(str, arguments)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def directories(self) -> list[Path]:
+        folder = self.store / "adapters"
+        return list(folder.iterdir()) if folder.exists() else []
+
+    async def stages(self) -> Path:
+        """Stages in this process, as a restarted sidecar does."""
+        store = LocalStore(self.store, "later", [self.adapter.directory.as_uri()])
+        try:
+            digest = None if self.digest == "-" else self.digest
+            return Path((await store.ensure(ArtifactRef(self.adapter.uri, digest, pin_key="pool/a@1"))).path)
+        finally:
+            store.close()
+
+
+def make_host(folder: Path, *, is_pinned: bool) -> Host:
+    adapter = write_adapter(folder / "source" / "a")
+    return Host(folder / "store", adapter, adapter.digest if is_pinned else "-")
+
+
+def points() -> list[tuple[Step, int, bool]]:
+    """Every step of either way; the receiving of each of the two files."""
+    found = [(step, times, pinned) for step in Step for times in (1, 2) for pinned in (False, True)]
+    return [
+        (step, times, pinned)
+        for step, times, pinned in found
+        if (times == 1 or step is Step.RECEIVING) and not (pinned and step in UNPINNED_ONLY)
+    ]
+
+
+@pytest.mark.parametrize(("step", "times", "is_pinned"), points())
+async def test_killed_at_any_step_nothing_half_is_visible_and_the_next_try_succeeds(tmp_path, step, times, is_pinned):
+    """R12 crash-only, R4 digest-true, fault 17."""
+    host = make_host(tmp_path, is_pinned=is_pinned)
+    process = host.start("die", step, times)
+    output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == -signal.SIGKILL, output
+    assert output.split()[-1] == step
+    for directory in host.directories():
+        assert digest_of(directory) == host.adapter.digest
+    path = await host.stages()
+    assert host.directories() == [path]
+    assert digest_of(path) == host.adapter.digest
+    # What was killed after the rename left nothing to sweep; else the next holder of the lock swept it.
+    assert not list((host.store / "tmp").iterdir())
+
+
+@pytest.mark.parametrize("is_pinned", [True, False])
+async def test_two_processes_that_stage_the_same_make_one_copy(tmp_path, is_pinned):
+    """R7, R16: one download a host. The second waits for the first, which is held in the middle of its copy."""
+    host = make_host(tmp_path, is_pinned=is_pinned)
+    first = host.start("wait", Step.RECEIVING)
+    assert read_until(first, Step.RECEIVING)
+    second = host.start()
+    await eventually(lambda: has_lock_open(second, "pin-" if not is_pinned else artifact_id(host.digest)))
+    first_path = first.communicate("\n", timeout=TIMEOUT_SECONDS)[0].split()[-1]
+    second_output = second.communicate(timeout=TIMEOUT_SECONDS)[0].split()
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert second_output[-1] == first_path
+    assert Step.RECEIVING not in second_output
+    assert [str(path) for path in host.directories()] == [first_path]
+
+
+async def test_a_second_process_takes_over_from_one_that_dies_in_the_middle(tmp_path):
+    """R12: the kernel gives the lock back, and the half copy is swept by who gets it."""
+    host = make_host(tmp_path, is_pinned=True)
+    first = host.start("wait", Step.RECEIVING)
+    assert read_until(first, Step.RECEIVING)
+    second = host.start()
+    await eventually(lambda: has_lock_open(second, artifact_id(host.digest)))
+    first.kill()
+    first.communicate(timeout=TIMEOUT_SECONDS)
+    output = second.communicate(timeout=TIMEOUT_SECONDS)[0].split()
+    assert second.returncode == 0
+    assert digest_of(Path(output[-1])) == host.adapter.digest
+    assert not list((host.store / "tmp").iterdir())
+
+
+def read_until(process: subprocess.Popen[str], step: Step) -> bool:
+    """Reads a process' output up to a step; False if it ended before."""
+    assert process.stdout is not None
+    return any(line.strip() == step for line in process.stdout)
+
+
+def has_lock_open(process: subprocess.Popen[str], name: str) -> bool:
+    """True once a process has, or waits for, a lock whose name begins so."""
+    try:
+        targets = [str(path.readlink()) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
+    except FileNotFoundError:  # closed in the meantime
+        return False
+    return any(f"/locks/{name}" in target for target in targets)

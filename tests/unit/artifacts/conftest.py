@@ -1,0 +1,50 @@
+"""A store in a temporary directory, and a directory that it may read from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.types import ArtifactRef
+from tests.support.adapters import WrittenAdapter
+
+
+@pytest.fixture
+def sources(tmp_path) -> Path:
+    """The allowed root of sources."""
+    (tmp_path / "sources").mkdir()
+    return tmp_path / "sources"
+
+
+@pytest.fixture
+def open_store(tmp_path, sources) -> Iterator[Callable[..., LocalStore]]:
+    """Opens the same store, as a process of a replica does; each is closed at the end."""
+    opened: list[LocalStore] = []
+
+    def open_one(replica: str = "r1", **options: Any) -> LocalStore:
+        opened.append(LocalStore(tmp_path / "store", replica, [sources.as_uri()], **options))
+        return opened[-1]
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def store(open_store) -> LocalStore:
+    """The store as replica r1."""
+    return open_store()
+
+
+def pinned(adapter: WrittenAdapter) -> ArtifactRef:
+    """A reference that says the digest."""
+    return ArtifactRef(adapter.uri, adapter.digest)
+
+
+def unpinned(adapter: WrittenAdapter, generation: int = 1) -> ArtifactRef:
+    """A reference that means whatever is there when it is first read."""
+    return ArtifactRef(adapter.uri, None, pin_key=f"pool/a@{generation}")

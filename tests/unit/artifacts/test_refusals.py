@@ -1,0 +1,190 @@
+"""What is refused, with which reason, whether for good, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.types import ArtifactError, ArtifactRef
+from tests.support.adapters import adapter_config, adapter_weights, write_adapter, write_files
+from tests.unit.artifacts.conftest import pinned, unpinned
+
+WEIGHTS = "adapter_model.safetensors"
+
+
+async def refusal(store: LocalStore, ref: ArtifactRef) -> ArtifactError:
+    with pytest.raises(ArtifactError) as refused:
+        await store.ensure(ref)
+    assert store.lookup(ref) is None
+    return refused.value
+
+
+def is_clean(root: Path) -> bool:
+    return not list((root / "tmp").iterdir()) and not list((root / "adapters").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("config", "weights", "reason", "permanent"),
+    [
+        (b"", adapter_weights(), "source_incomplete", False),
+        (adapter_config(), b"", "source_incomplete", False),
+        (adapter_config(), adapter_weights()[:-1], "source_incomplete", False),
+        (adapter_config(), adapter_weights() + b"x", "not_an_adapter", True),
+        (adapter_config(), b"<!DOCTYPE html><p>" + b"x" * 999, "not_an_adapter", True),
+        (b"{}", adapter_weights(), "not_an_adapter", True),
+        (adapter_config(rank=0), adapter_weights(), "not_an_adapter", True),
+        (b" " * (1 << 20) + b"{}", adapter_weights(), "too_large", True),
+    ],
+)
+@pytest.mark.parametrize("make_ref", [pinned, unpinned])
+async def test_what_is_not_an_adapter_is_refused_before_it_is_placed(
+    store, sources, tmp_path, config, weights, reason, permanent, make_ref
+):
+    """R14, fault 26: refused with a stable reason, the copy removed, no pin made of it."""
+    error = await refusal(store, make_ref(write_files(sources / "a", config, weights)))
+    assert (error.reason, error.permanent) == (reason, permanent)
+    assert is_clean(tmp_path / "store")
+    assert not list((tmp_path / "store" / "pins").iterdir())
+
+
+async def test_another_digest_than_the_pinned_one_is_refused_and_both_are_named(store, sources, tmp_path):
+    """R4, fault 27: an artifact that was replaced under the same URI is not served."""
+    adapter = write_adapter(sources / "a", seed=1)
+    found = write_adapter(sources / "a", seed=2)
+    error = await refusal(store, pinned(adapter))
+    assert (error.reason, error.permanent) == ("digest_mismatch", True)
+    assert adapter.digest in error.message
+    assert found.digest in error.message
+    assert is_clean(tmp_path / "store")
+
+
+async def test_a_flipped_bit_is_refused(store, sources):
+    """R4, fault 26: it loads, but it is not what was pinned."""
+    adapter = write_adapter(sources / "a")
+    content = bytearray((adapter.directory / WEIGHTS).read_bytes())
+    content[-1] ^= 1
+    (adapter.directory / WEIGHTS).write_bytes(content)
+    assert (await refusal(store, pinned(adapter))).reason == "digest_mismatch"
+
+
+async def test_weights_above_the_cap_are_refused_unread(open_store, sources):
+    """R16 bounded; fault 29: a sparse file costs its maker nothing, so its size is judged first."""
+    adapter = write_adapter(sources / "a")
+    os.truncate(adapter.directory / WEIGHTS, 1 << 40)
+    read = []
+    error = await refusal(open_store(max_weights_bytes=1 << 20, on_step=read.append), unpinned(adapter))
+    assert (error.reason, error.permanent) == ("too_large", True)
+    assert str(1 << 40) in error.message
+    assert str(1 << 20) in error.message
+
+
+async def test_what_cannot_fit_is_not_begun(open_store, sources, tmp_path):
+    """R16, fault 25: the free space is looked at first."""
+    adapter = write_adapter(sources / "a")
+    os.truncate(adapter.directory / WEIGHTS, 1 << 50 if fits(sources, 1 << 50) else 1 << 43)
+    error = await refusal(open_store(max_weights_bytes=1 << 60), unpinned(adapter))
+    assert (error.reason, error.permanent) == ("disk_full", False)
+    assert is_clean(tmp_path / "store")
+
+
+def fits(folder: Path, size_bytes: int) -> bool:
+    probe = folder / "probe"
+    probe.touch()
+    try:
+        os.truncate(probe, size_bytes)
+    except OSError:
+        return False
+    finally:
+        probe.unlink()
+    return True
+
+
+@pytest.mark.parametrize("uri", ["file:///etc", "s3://bucket/a"])
+async def test_a_source_that_is_not_allowed_is_refused_even_if_its_digest_is_here(store, sources, uri):
+    """Fail closed: a digest is not a permission."""
+    adapter = write_adapter(sources / "a")
+    await store.ensure(pinned(adapter))
+    error = await refusal(store, ArtifactRef(uri, adapter.digest))
+    assert error.reason in ("source_not_allowed", "unsupported_scheme")
+
+
+async def test_a_restarted_replica_does_not_recall_for_a_source_that_is_not_allowed(open_store, sources):
+    """Fail closed: neither does `lookup`."""
+    adapter = write_adapter(sources / "a")
+    await open_store().ensure(pinned(adapter))
+    assert open_store().lookup(ArtifactRef("file:///etc", adapter.digest)) is None
+
+
+async def test_an_adapter_that_is_completed_later_is_taken_then(store, sources):
+    """R8: a training job that was still writing."""
+    adapter = write_adapter(sources / "a")
+    whole = (adapter.directory / WEIGHTS).read_bytes()
+    (adapter.directory / WEIGHTS).write_bytes(whole[: len(whole) // 2])
+    assert not (await refusal(store, unpinned(adapter))).permanent
+    (adapter.directory / WEIGHTS).write_bytes(whole)
+    assert (await store.ensure(unpinned(adapter))).digest == adapter.digest
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS])
+async def test_a_disk_that_fails_under_the_store_fails_that_adapter_alone(
+    store, sources, tmp_path, monkeypatch, number
+):
+    """R8, fault 25: typed, worth a retry, and the next adapter is staged."""
+    bad, good = write_adapter(sources / "bad"), write_adapter(sources / "good", seed=1)
+    with monkeypatch.context() as patched:
+        patched.setattr("sidecar.artifacts.incoming.os.fchmod", lambda *_: raise_error(number))
+        error = await refusal(store, pinned(bad))
+    assert (error.reason, error.permanent) == ("store_io", False)
+    assert str(tmp_path / "store") in error.message
+    assert is_clean(tmp_path / "store")
+    assert (await store.ensure(pinned(good))).digest == good.digest
+    assert (await store.ensure(pinned(bad))).digest == bad.digest
+
+
+def raise_error(number: int) -> None:
+    raise OSError(number, os.strerror(number))
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    path = tmp_path / "small"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(path)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a small file system can only be mounted by root")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+async def test_a_disk_that_fills_up_on_the_way_fails_that_adapter_alone(small_disk, sources):
+    """R8, R16, fault 25: a real full disk; room is given back, and the next one is staged."""
+    ballast = small_disk / "ballast"
+    big, small = write_adapter(sources / "big", rank=64, hidden=2048), write_adapter(sources / "small")
+
+    def fill(step: object) -> None:
+        if not ballast.exists():
+            fill_up(ballast)
+
+    store = LocalStore(small_disk / "store", "r1", [sources.as_uri()], on_step=fill)
+    error = await refusal(store, unpinned(big))
+    assert (error.reason, error.permanent) == ("disk_full", False)
+    assert "make room" in error.message
+    assert is_clean(small_disk / "store")
+    ballast.write_bytes(b"")
+    assert (await store.ensure(pinned(small))).digest == small.digest
+    store.close()
+
+
+def fill_up(path: Path) -> None:
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)

@@ -1,0 +1,292 @@
+"""The store on a real file system: what is staged, what is remembered, and what it says about both."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import shutil
+import stat
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from sidecar.artifacts.steps import Step
+from sidecar.artifacts.types import ArtifactError, ArtifactRef
+from tests.support.adapters import digest_of, write_adapter
+from tests.support.waiting import eventually
+from tests.unit.artifacts.conftest import pinned, unpinned
+
+WEIGHTS = "adapter_model.safetensors"
+
+
+def contents(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def modes(folder: Path) -> dict[str, int]:
+    """Permissions of a folder and of what is in it."""
+    return {path: stat.S_IMODE((folder / path).stat().st_mode) for path in [".", *contents(folder)]}
+
+
+@pytest.mark.parametrize("make_ref", [pinned, unpinned])
+async def test_what_is_staged_is_a_copy_that_nobody_writes_to(store, sources, tmp_path, make_ref):
+    """R4 digest-true, R7: the engine is given a read-only copy whose bytes hash to its digest."""
+    adapter = write_adapter(sources / "a", rank=8)
+    staged = await store.ensure(make_ref(adapter))
+    directory = Path(staged.path)
+    assert (staged.digest, staged.rank) == (adapter.digest, 8)
+    assert directory == tmp_path / "store" / "adapters" / f"sha256-{staged.id}"
+    assert digest_of(directory) == adapter.digest
+    assert contents(directory) == ["adapter_config.json", WEIGHTS]
+    assert modes(directory) == {".": 0o755, "adapter_config.json": 0o444, WEIGHTS: 0o444}
+    assert store.owns(staged.path) == staged.id
+    assert not contents(tmp_path / "store" / "tmp")
+
+
+async def test_an_adapter_of_many_chunks_is_copied_to_the_byte(store, sources):
+    """R4 digest-true."""
+    adapter = write_adapter(sources / "a", rank=64, hidden=4096, layers=1)
+    staged = await store.ensure(pinned(adapter))
+    assert (Path(staged.path) / WEIGHTS).stat().st_size > 3 << 20
+    assert digest_of(Path(staged.path)) == adapter.digest
+
+
+async def test_lookup_knows_what_was_staged_and_nothing_else(store, sources):
+    adapter, other = write_adapter(sources / "a"), write_adapter(sources / "b", seed=1)
+    assert store.lookup(pinned(adapter)) is None
+    staged = await store.ensure(pinned(adapter))
+    assert store.lookup(pinned(adapter)) == staged
+    assert store.lookup(pinned(other)) is None
+    assert store.lookup(unpinned(adapter)) is None
+
+
+@pytest.mark.parametrize("make_ref", [pinned, unpinned])
+async def test_a_restarted_sidecar_finds_what_it_had_without_the_source(open_store, sources, make_ref):
+    """R13 static-stable: boot needs the local store alone."""
+    adapter = write_adapter(sources / "a")
+    staged = await open_store().ensure(make_ref(adapter))
+    shutil.rmtree(sources / "a")
+    restarted = open_store()
+    assert restarted.lookup(make_ref(adapter)) == staged
+    assert await restarted.ensure(make_ref(adapter)) == staged
+
+
+async def test_another_replica_of_the_host_leases_before_it_may_look(open_store, sources, tmp_path):
+    """R7 files-pinned: what is in the store, but not leased to this replica, may be removed at any time."""
+    adapter = write_adapter(sources / "a")
+    staged = await open_store("r1").ensure(pinned(adapter))
+    second = open_store("r2")
+    assert second.lookup(pinned(adapter)) is None
+    shutil.rmtree(sources / "a")
+    assert await second.ensure(pinned(adapter)) == staged
+    assert second.lookup(pinned(adapter)) == staged
+    leases = {path.name: json.loads(path.read_bytes())["ids"] for path in (tmp_path / "store" / "leases").iterdir()}
+    assert leases == {"r1": [staged.id], "r2": [staged.id]}
+
+
+async def test_a_restarted_sidecar_does_not_look_while_the_artifact_is_locked(open_store, sources, tmp_path):
+    """R7: a removal may have looked at the leases just before ours was written."""
+    adapter = write_adapter(sources / "a")
+    staged = await open_store().ensure(pinned(adapter))
+    restarted = open_store()
+    with (tmp_path / "store" / "locks" / staged.id).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert restarted.lookup(pinned(adapter)) is None
+    assert restarted.lookup(pinned(adapter)) == staged
+
+
+async def test_the_lease_is_on_disk_before_the_directory_is_looked_for(open_store, sources, tmp_path):
+    """R7: in this order, or a removal could come between."""
+    seen: list[tuple[Step, bool]] = []
+
+    def on_step(step: Step) -> None:
+        seen.append((step, (tmp_path / "store" / "leases" / "r1").exists()))
+
+    await open_store(on_step=on_step).ensure(pinned(write_adapter(sources / "a")))
+    assert seen[0] == (Step.LEASED, True)
+    assert seen[1] == (Step.LOCKED, True)
+
+
+async def test_two_names_for_the_same_files_share_a_directory(store, sources, tmp_path):
+    first, second = write_adapter(sources / "a"), write_adapter(sources / "b")
+    staged = await asyncio.gather(
+        *(store.ensure(ref) for ref in (pinned(first), pinned(second), unpinned(first), unpinned(second)))
+    )
+    assert len(set(staged)) == 1
+    assert len(contents(tmp_path / "store" / "adapters")) == 1
+
+
+async def test_a_reference_without_digest_keeps_its_meaning(open_store, sources, tmp_path):
+    """R4, W6: what a generation was first seen to be is what it is on this host, for every replica."""
+    adapter = write_adapter(sources / "a", seed=1)
+    staged = await open_store("r1").ensure(unpinned(adapter))
+    changed = write_adapter(sources / "a", seed=2)
+    assert await open_store("r2").ensure(unpinned(adapter)) == staged
+    later = await open_store("r1").ensure(unpinned(adapter, generation=2))
+    assert later.digest == changed.digest != staged.digest
+
+
+async def test_a_pinned_meaning_whose_copy_is_gone_is_not_replaced_by_another(open_store, sources, tmp_path):
+    """R4: nothing else is served under a generation than what it was first seen to be."""
+    adapter = write_adapter(sources / "a", seed=1)
+    staged = await open_store().ensure(unpinned(adapter))
+    changed = write_adapter(sources / "a", seed=2)
+    shutil.rmtree(staged.path)
+    with pytest.raises(ArtifactError) as refused:
+        await open_store().ensure(unpinned(adapter))
+    assert (refused.value.reason, refused.value.permanent) == ("digest_mismatch", True)
+    assert adapter.digest in refused.value.message
+    assert changed.digest in refused.value.message
+
+
+async def test_the_same_generation_of_another_source_is_another_meaning(store, sources):
+    """A store may outlive its etcd: a pin of the same name and number from before must not be taken for this one."""
+    first, second = write_adapter(sources / "a"), write_adapter(sources / "b", seed=2)
+    assert (await store.ensure(unpinned(first))).digest == first.digest
+    assert (await store.ensure(unpinned(second))).digest == second.digest
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"null", b'{"ids": 7, "digest": "sha256:x"}', b"\xff" * 99])
+@pytest.mark.parametrize("file", ["leases/r1", "pins/*", "reports/*"])
+async def test_no_damaged_file_of_the_store_prevents_staging(open_store, sources, tmp_path, file, damage):
+    """R12 crash-only: no local file can prevent the boot."""
+    adapter = write_adapter(sources / "a")
+    staged = await open_store().ensure(unpinned(adapter))
+    (path,) = (tmp_path / "store").glob(file)
+    path.write_bytes(damage)
+    restarted = open_store()
+    assert await restarted.ensure(unpinned(adapter)) == staged
+    assert restarted.lookup(unpinned(adapter)) == staged
+
+
+@pytest.mark.parametrize("file", ["adapter_config.json", WEIGHTS])
+async def test_a_directory_that_somebody_damaged_is_not_handed_out(open_store, sources, file):
+    """R4: the planner is never told of what is not whole."""
+    adapter = write_adapter(sources / "a")
+    staged = await open_store().ensure(pinned(adapter))
+    (Path(staged.path) / file).unlink()
+    restarted = open_store()
+    assert restarted.lookup(pinned(adapter)) is None
+    with pytest.raises(ArtifactError) as refused:
+        await restarted.ensure(pinned(adapter))
+    assert refused.value.reason == "store_io"
+    assert staged.path in refused.value.message
+
+
+async def test_a_changed_config_in_the_store_is_called_damage_not_a_bad_adapter(open_store, sources):
+    adapter = write_adapter(sources / "a")
+    path = Path((await open_store().ensure(pinned(adapter))).path) / "adapter_config.json"
+    path.chmod(0o644)
+    path.write_bytes(b"{}")
+    with pytest.raises(ArtifactError, match="damaged") as refused:
+        await open_store().ensure(pinned(adapter))
+    assert (refused.value.reason, refused.value.permanent) == ("store_io", False)
+
+
+async def test_what_is_forgotten_is_found_again(store, sources, monkeypatch):
+    """R16 bounded: memory has a cap, and nothing depends on it."""
+    monkeypatch.setattr("sidecar.artifacts.store.MAX_REMEMBERED", 1)
+    adapters = [write_adapter(sources / f"a{seed}", seed=seed) for seed in range(3)]
+    staged = [await store.ensure(pinned(adapter)) for adapter in adapters]
+    assert len(store._seen) == 1
+    assert [store.lookup(pinned(adapter)) for adapter in adapters] == staged
+
+
+async def test_leases_of_two_processes_for_one_replica_are_joined(open_store, sources, tmp_path):
+    """R7, R10: a second process that takes itself for this replica removes none of its leases."""
+    first, second = open_store(), open_store()
+    ids = {
+        (await store.ensure(pinned(write_adapter(sources / f"a{seed}", seed=seed)))).id
+        for seed, store in enumerate([first, second, first])
+    }
+    assert set(json.loads((tmp_path / "store" / "leases" / "r1").read_bytes())["ids"]) == ids
+
+
+async def test_one_staging_that_hangs_does_not_hold_up_another(open_store, sources):
+    """R8 isolation."""
+    hangs = Event()
+    slow, fast = write_adapter(sources / "slow"), write_adapter(sources / "fast", seed=1)
+    waiting: list[None] = []
+
+    def on_step(step: Step) -> None:
+        if step is Step.LOCKED and not waiting:
+            waiting.append(None)
+            hangs.wait()
+
+    store = open_store(on_step=on_step)
+    held = asyncio.create_task(store.ensure(pinned(slow)))
+    await eventually(lambda: waiting)
+    assert (await store.ensure(pinned(fast))).digest == fast.digest
+    assert not held.done()
+    hangs.set()
+    assert (await held).digest == slow.digest
+
+
+async def test_a_staging_that_takes_too_long_is_given_up_and_leaves_nothing(open_store, sources, tmp_path):
+    """R8, R16: every wait has an end."""
+    hangs = Event()
+    adapter = write_adapter(sources / "a")
+    store = open_store(timeout_seconds=0.05, on_step=lambda step: step is Step.RECEIVING and hangs.wait())
+    with pytest.raises(ArtifactError) as refused:
+        await store.ensure(pinned(adapter))
+    assert (refused.value.reason, refused.value.permanent) == ("staging_timeout", False)
+    hangs.set()
+    store.close()
+    assert not contents(tmp_path / "store" / "tmp")
+    assert not contents(tmp_path / "store" / "adapters")
+    assert (await open_store().ensure(pinned(adapter))).digest == adapter.digest
+
+
+@pytest.mark.parametrize("make_ref", [pinned, unpinned])
+async def test_a_cancelled_staging_leaves_nothing_and_can_be_repeated(open_store, sources, tmp_path, make_ref):
+    """R12: cancellation ends the copying, not only the waiting for it."""
+    reached, go_on = Event(), Event()
+
+    def on_step(step: Step) -> None:
+        if step is Step.RECEIVING:
+            reached.set()
+            go_on.wait()
+
+    adapter = write_adapter(sources / "a")
+    store = open_store(on_step=on_step)
+    task = asyncio.create_task(store.ensure(make_ref(adapter)))
+    await eventually(reached.is_set)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go_on.set()
+    store.close()
+    assert not contents(tmp_path / "store" / "tmp")
+    assert not contents(tmp_path / "store" / "adapters")
+    assert (await open_store().ensure(make_ref(adapter))).digest == adapter.digest
+
+
+async def test_a_staging_that_waits_for_a_lock_can_be_cancelled(store, sources, tmp_path, open_store):
+    """R12: also where another process of the host holds the lock."""
+    adapter = write_adapter(sources / "a")
+    staged = await open_store("r2").ensure(pinned(adapter))
+    with (tmp_path / "store" / "locks" / staged.id).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        task = asyncio.create_task(store.ensure(pinned(adapter)))
+        await eventually((tmp_path / "store" / "leases" / "r1").exists)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        store.close()
+
+
+async def test_leftovers_of_the_dead_are_swept_and_only_those_of_the_lock_that_is_held(store, sources, tmp_path):
+    """R12, R16: what a killed process left goes when its artifact is staged; what is another's stays."""
+    adapter = write_adapter(sources / "a")
+    staged = await store.ensure(pinned(adapter))
+    shutil.rmtree(staged.path)
+    leftovers, others = tmp_path / "store" / "tmp" / f"{staged.id}.dead", tmp_path / "store" / "tmp" / "other.live"
+    leftovers.mkdir()
+    (leftovers / WEIGHTS).write_bytes(b"half")
+    (tmp_path / "store" / "tmp" / f"{staged.id}.report").write_bytes(b"half")
+    others.mkdir()
+    again = ArtifactRef(adapter.uri, adapter.digest, prepare="x")
+    assert await store.ensure(again) == staged
+    assert contents(tmp_path / "store" / "tmp") == ["other.live"]
