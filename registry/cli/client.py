@@ -99,6 +99,10 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection and every stream on it. Safe to call twice."""
         self._channel.close()
 
     def apply(self, request: pb.ApplyAdaptersRequest) -> pb.ApplyAdaptersResponse:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from types import MappingProxyType
 
 from registry.errors import (
     AlreadyExists,
@@ -21,8 +21,6 @@ from registry.errors import (
     Unauthenticated,
     Unavailable,
 )
-
-USAGE = "USAGE"
 
 
 class Exit(IntEnum):
@@ -53,9 +51,6 @@ EXIT_OF: Mapping[type[RegistryError], Exit] = {
 }
 
 
-_NOTHING: Mapping[str, str] = MappingProxyType({})
-
-
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why a command failed. `reason` may be one that only a newer admin service knows, so it is plain text."""
@@ -64,7 +59,7 @@ class Failure:
     reason: str
     message: str
     field: str | None = None
-    metadata: Mapping[str, str] = _NOTHING
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
     request_id: str = ""
 
     def line(self) -> str:
@@ -95,7 +90,7 @@ class CliError(Exception):
 
 def usage(message: str) -> CliError:
     """The command line itself is wrong."""
-    return CliError(Failure(Exit.USAGE, USAGE, message))
+    return CliError(Failure(Exit.USAGE, Reason.USAGE, message))
 
 
 def refused(reason: Reason, message: str, *, field: str | None = None) -> CliError:

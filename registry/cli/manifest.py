@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from registry.cli.yaml_documents import Document, read_documents
+from registry.cli.yaml_documents import read_documents
 from registry.errors import InvalidArgument, Reason
 
 API_VERSION = "loraplane/v1"
@@ -118,7 +118,19 @@ def read_manifests(text: str, file: str) -> list[Placed]:
     Raises:
         InvalidArgument: any of them is not right; the field says where.
     """
-    return [Placed(_manifest(document), document.place) for document in read_documents(text, file)]
+    return [manifest_of(document.content, document.place) for document in read_documents(text, file)]
+
+
+def manifest_of(content: object, place: str) -> Placed:
+    """The manifest that plain values, as YAML or arguments give them, describe.
+
+    Raises:
+        InvalidArgument: it is not right; the field says where.
+    """
+    try:
+        return Placed(Manifest.model_validate(content), place)
+    except ValidationError as error:
+        raise _complaint(place, error.errors(include_url=False)) from error
 
 
 def check_unique(manifests: Iterable[Placed]) -> None:
@@ -133,13 +145,6 @@ def check_unique(manifests: Iterable[Placed]) -> None:
                 f"{name!r} is described in {first} already, and upper and lower case make no difference; remove one",
                 field=f"{placed.place}: metadata.name",
             )
-
-
-def _manifest(document: Document) -> Manifest:
-    try:
-        return Manifest.model_validate(document.content)
-    except ValidationError as error:
-        raise _complaint(document.place, error.errors(include_url=False)) from error
 
 
 def _complaint(place: str, problems: list[ErrorDetails]) -> InvalidArgument:

@@ -51,6 +51,11 @@ class Printer:
         return self.form is Format.TABLE
 
     @property
+    def is_plain(self) -> bool:
+        """True where whole values are asked for: json and yaml."""
+        return self.form in {Format.JSON, Format.YAML}
+
+    @property
     def is_live(self) -> bool:
         """True if there is a person to show progress to."""
         return self.is_table and self.console.is_terminal
@@ -67,7 +72,7 @@ class Printer:
 
     def item(self, view: View[Item], item: Item) -> None:
         """Prints one item, which in json and yaml is not in a list."""
-        if self.form in {Format.JSON, Format.YAML}:
+        if self.is_plain:
             self.plain(view.plain(item))
         else:
             self.items(view, [item])
@@ -94,6 +99,28 @@ class Printer:
         for row in rows:
             table.add_row(*(Text(cell) for cell in row))
         self.lines(self._rendered(table))
+
+    def fields(self, fields: Mapping[str, str]) -> None:
+        """Prints names and values below each other."""
+        width = max(map(len, fields), default=0) + 1
+        self.lines(f"{name + ':':<{width}} {value}" for name, value in fields.items())
+
+    def row(self, view: View[Item], item: Item) -> None:
+        """Prints one item of an endless stream: a row, a name, or a value."""
+        match self.form:
+            case Format.TABLE:
+                self.lines(["  ".join(cell(item) for cell in view.columns.values())])
+            case Format.NAME:
+                self.lines([view.name(item)])
+            case _:
+                self.event({"change": "put", "item": view.plain(item)})
+
+    def gone(self, name: str) -> None:
+        """Prints that an item of an endless stream is no more."""
+        if self.is_plain:
+            self.event({"change": "deleted", "name": name})
+        elif self.is_table:
+            self.lines([f"{name}  deleted"])
 
     def lines(self, lines: Iterable[str]) -> None:
         """Prints lines as they are."""

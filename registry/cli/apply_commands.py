@@ -1,0 +1,189 @@
+"""Commands that change adapters: apply, add, delete, diff, rollback."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from registry.cli import options
+from registry.cli.carry_out import Order, carry_out, send, tell
+from registry.cli.change_set import Applied, Batch, Change, Outcome
+from registry.cli.client import Client
+from registry.cli.diff import differences
+from registry.cli.failure import usage
+from registry.cli.manifest import API_VERSION
+from registry.cli.output import Format, Printer
+from registry.cli.report import check_applied
+from registry.cli.session import READ_SECONDS, Session, pool_or_only, request_id_or_new, session_of
+from registry.cli.sources import deletions, source_uri, upsert_of, upserts
+from registry.cli.wire import Plain, adapter_dict, outcome_name
+from registry.v1 import registry_pb2 as pb
+
+_UNCONDITIONAL = ""
+
+
+def apply(
+    context: typer.Context,
+    *,
+    file: options.Files,
+    dry_run: options.DryRun = False,
+    wait: options.Wait = False,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+    no_atomic: options.NoAtomic = False,
+) -> None:
+    """Create or change adapters as manifests say, all in one transaction."""
+    order = Order(request_id, timeout, dry_run, no_atomic, wait)
+    carry_out(session_of(context), upserts(file), order)
+
+
+def add(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the adapter.")],
+    *,
+    source: Annotated[str, options.flag("--source", metavar="URI", help="Where its files are: a URI or a folder.")],
+    pool: options.Pool = None,
+    digest: Annotated[
+        str | None, options.flag("--digest", metavar="D", help="Manifest digest to pin, sha256:….")
+    ] = None,
+    lazy: Annotated[bool, options.flag("--lazy", help="Load it at the first request, not at once.")] = False,
+    priority: Annotated[int, options.flag("--priority", help="Higher is loaded first.")] = 0,
+    replicas: Annotated[
+        int, options.flag("--replicas", min=0, help="On how many replicas it is served; 0: on all.")
+    ] = 0,
+    label: Annotated[list[str] | None, options.flag("--label", metavar="K=V", help="May be repeated.")] = None,
+    dry_run: options.DryRun = False,
+    wait: options.Wait = False,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+) -> None:
+    """Create one adapter, or change it to exactly this, without a file."""
+    session, order = session_of(context), Order(request_id, timeout, dry_run, wait=wait)
+    with session.client(READ_SECONDS) as client:
+        where = pool_or_only(client, pool)
+    content: Plain = {
+        "apiVersion": API_VERSION,
+        "kind": "Adapter",
+        "metadata": {"name": name, "pool": where, "labels": _labels(label or [])},
+        "spec": {
+            "source": {"uri": source_uri(source), "digest": digest},
+            "load": "lazy" if lazy else "eager",
+            "priority": priority,
+            "placement": {"replicas": replicas or "all"},
+        },
+    }
+    carry_out(session, [upsert_of(content, "add")], order)
+
+
+def _labels(pairs: list[str]) -> dict[str, str]:
+    for pair in pairs:
+        if "=" not in pair:
+            raise usage(f"--label {pair}: write KEY=VALUE")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def delete(
+    context: typer.Context,
+    kind: Annotated[str | None, typer.Argument(help="The word adapter.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of the adapter.")] = None,
+    *,
+    file: options.OptionalFiles = None,
+    pool: options.Pool = None,
+    etag: options.Etag = _UNCONDITIONAL,
+    dry_run: options.DryRun = False,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+    no_atomic: options.NoAtomic = False,
+) -> None:
+    """Delete one adapter by its name, or all that manifests name."""
+    session, order = session_of(context), Order(request_id, timeout, dry_run, no_atomic)
+    if bool(file) == bool(kind):
+        raise usage("say what to delete: adapter NAME, or -f FILE, not both")
+    changes = deletions(file) if file else [_deletion(session, kind, name, pool, etag)]
+    carry_out(session, changes, order)
+
+
+def _deletion(session: Session, kind: str | None, name: str | None, pool: str | None, etag: str) -> Change:
+    if kind not in {"adapter", "adapters"} or not name:
+        raise usage("say which: loraplane delete adapter NAME (pools: loraplane pool delete NAME)")
+    with session.client(READ_SECONDS) as client:
+        where = pool_or_only(client, pool)
+    return Change(where, pb.AdapterChange(delete=name, etag=etag), name)
+
+
+def rollback(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the adapter.")],
+    *,
+    pool: options.Pool = None,
+    to: Annotated[
+        int, options.flag("--to", metavar="GENERATION", min=0, help="Generation to go back to; 0: the one before.")
+    ] = 0,
+    etag: options.Etag = _UNCONDITIONAL,
+    dry_run: options.DryRun = False,
+    wait: options.Wait = False,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+) -> None:
+    """Make a new generation that equals an earlier one."""
+    session, order = session_of(context), Order(request_id, timeout, dry_run, wait=wait)
+    request = pb.RollbackAdapterRequest(
+        name=name, to_generation=to, etag=etag, validate_only=dry_run, request_id=request_id_or_new(request_id)
+    )
+    with session.client(order.write_seconds) as client:
+        request.pool = pool_or_only(client, pool)
+        batch = Batch(request.pool, (), request.request_id)
+        tell(client, session.printer(), [Applied(batch, client.rollback(request))], order)
+
+
+def diff(
+    context: typer.Context,
+    *,
+    file: options.Files,
+    timeout: options.Timeout = None,
+) -> None:
+    """Show what apply would change, checked as apply would check it."""
+    session, order = session_of(context), Order(None, timeout, dry_run=True, no_atomic=True)
+    changes = upserts(file)
+    with session.client(order.write_seconds) as client:
+        outcomes = send(client, changes, request_id_or_new(None), order)
+        check_applied(outcomes)
+        _print_differences(client, session.printer(), outcomes)
+
+
+def _print_differences(client: Client, printer: Printer, outcomes: Sequence[Outcome]) -> None:
+    pairs = [
+        (result, _before(client, result))
+        for one in outcomes
+        if isinstance(one, Applied)
+        for result in one.response.results
+    ]
+    match printer.form:
+        case Format.TABLE:
+            for result, before in pairs:
+                printer.lines(differences(before, result.adapter))
+        case Format.NAME:
+            printer.lines(one.adapter.name for one, _ in pairs if one.outcome != pb.AdapterResult.UNCHANGED)
+        case _:
+            printer.plain({"changes": [_difference(result, before) for result, before in pairs]})
+
+
+def _before(client: Client, result: pb.AdapterResult) -> pb.Adapter | None:
+    """The adapter as it is now, where that differs from what the result says."""
+    match result.outcome:
+        case pb.AdapterResult.CREATED:
+            return None
+        case pb.AdapterResult.UPDATED:
+            return client.get_adapter(result.adapter.pool, result.adapter.name)
+        case _:
+            return result.adapter
+
+
+def _difference(result: pb.AdapterResult, before: pb.Adapter | None) -> Plain:
+    return {
+        "outcome": outcome_name(result),
+        "before": adapter_dict(before) if before else None,
+        "after": adapter_dict(result.adapter),
+    }

@@ -1,0 +1,102 @@
+"""Everything about one adapter, replica or pool."""
+
+from __future__ import annotations
+
+from registry.cli.client import Client
+from registry.cli.output import Format, Printer
+from registry.cli.replica_view import ReplicaView, replica_view
+from registry.cli.rollout import Target, look
+from registry.cli.views import ADAPTERS, POOLS, REPLICAS
+from registry.cli.wire import Plain, adapter_dict, pool_dict, rollout_dict, spec_dict, state_name
+from registry.v1 import registry_pb2 as pb
+
+_EXCEPTION_TITLES = ("NAME", "GENERATION", "REASON", "MESSAGE", "ATTEMPTS", "RETRY AT")
+
+
+def describe_adapter(client: Client, printer: Printer, pool: str, name: str) -> None:
+    """An adapter's spec, who made it when, and how each replica stands to it."""
+    adapter = client.get_adapter(pool, name)
+    rollout = look(client, Target(pool, adapter.name, adapter.generation))
+    match printer.form:
+        case Format.TABLE:
+            _adapter_table(printer, adapter, rollout)
+        case Format.NAME:
+            printer.item(ADAPTERS, adapter)
+        case _:
+            printer.plain({**adapter_dict(adapter), "rollout": rollout_dict(rollout) if rollout else None})
+
+
+def _adapter_table(printer: Printer, adapter: pb.Adapter, rollout: pb.Rollout | None) -> None:
+    printer.fields(
+        {
+            "Name": adapter.name,
+            "Pool": adapter.pool,
+            "Tenant": adapter.tenant,
+            "Generation": str(adapter.generation),
+            "Etag": adapter.etag,
+            "Updated": f"{adapter.updated_at} by {adapter.updated_by}",
+            "Request id": adapter.request_id,
+            **{f"Spec {path}": value for path, value in _flat(spec_dict(adapter.spec)).items()},
+        }
+    )
+    if rollout is None:
+        printer.lines(["", "How the replicas stand to it could not be seen in time."])
+        return
+    rows = [(one.replica, state_name(one), one.reason or "-", one.message or "-") for one in rollout.replicas]
+    printer.lines([""])
+    printer.table(("REPLICA", "STATE", "REASON", "MESSAGE"), rows)
+
+
+def _flat(value: Plain, prefix: str = "") -> dict[str, str]:
+    """Nested values by their path: ``source.uri``."""
+    flat: dict[str, str] = {}
+    for key, inner in value.items():
+        if isinstance(inner, dict):
+            flat.update(_flat(inner, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = "-" if inner is None else str(inner)
+    return flat
+
+
+def describe_replica(client: Client, printer: Printer, pool: str, name: str) -> None:
+    """What a replica says of itself, with all that it does not serve and why."""
+    replica = replica_view(client.get_replica(pool, name))
+    if printer.form is not Format.TABLE:
+        printer.item(REPLICAS, replica)
+        return
+    fields = {"Name": replica.name, "Pool": replica.pool, "Incarnation": replica.incarnation}
+    fields |= {"Started": replica.started_at, "Labels": _pairs(replica.labels)}
+    told = {key: value for key, value in replica.status.items() if key not in {"schema", "pending", "failed"}}
+    printer.fields({**fields, **{f"Status {path}": value for path, value in _flat(told).items()}})
+    for title in ("pending", "failed"):
+        _exceptions(printer, replica, title)
+
+
+def _exceptions(printer: Printer, replica: ReplicaView, title: str) -> None:
+    items = replica.items(title)
+    if items:
+        keys = [name.lower().replace(" ", "_") for name in _EXCEPTION_TITLES]
+        printer.lines(["", f"{title.capitalize()}:"])
+        printer.table(_EXCEPTION_TITLES, ([str(item.get(key) or "-") for key in keys] for item in items))
+
+
+def _pairs(labels: dict[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in labels.items()) or "-"
+
+
+def describe_pool(client: Client, printer: Printer, name: str) -> None:
+    """A pool, how many adapters it has, and its replicas."""
+    pool = client.get_pool(name)
+    if printer.form is Format.NAME:
+        printer.item(POOLS, pool)
+        return
+    adapters = len(client.list_adapters(pool.name))
+    replicas = [replica_view(replica) for replica in client.list_replicas(pool.name)]
+    if not printer.is_table:
+        replica_dicts = [replica.as_dict() for replica in replicas]
+        printer.plain({**pool_dict(pool), "adapters": adapters, "replicas": replica_dicts})
+        return
+    fields = {title.capitalize(): cell(pool) for title, cell in POOLS.columns.items()}
+    printer.fields({**fields, "Adapters": str(adapters), "Etag": pool.etag})
+    printer.lines([""])
+    printer.items(REPLICAS, replicas)

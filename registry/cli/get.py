@@ -1,0 +1,126 @@
+"""Finding what `get` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from registry.cli.client import Client
+from registry.cli.failure import CliError, Exit, not_found, usage
+from registry.cli.output import View
+from registry.cli.replica_view import ReplicaView, replica_view
+from registry.cli.views import ADAPTERS, POOLS, REPLICAS, TENANTS
+from registry.errors import Reason
+from registry.v1 import registry_pb2 as pb
+
+Item = TypeVar("Item")
+
+
+class Kind(StrEnum):
+    """Kinds of things that can be shown."""
+
+    ADAPTERS = "adapters"
+    REPLICAS = "replicas"
+    POOLS = "pools"
+    TENANTS = "tenants"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is asked for. `pool` None: all pools; `name` None: all names."""
+
+    kind: Kind
+    pool: str | None
+    name: str | None
+
+
+def kind_of(word: str) -> Kind:
+    """The kind that a word names, in singular or plural.
+
+    Raises:
+        CliError: it names none.
+    """
+    for kind in Kind:
+        if word.lower() in {kind.value, kind.value.removesuffix("s")}:
+            return kind
+    raise usage(f"{word!r} is no kind; choose one of {', '.join(Kind)}")
+
+
+VIEWS: Mapping[Kind, View[Any]] = {
+    Kind.ADAPTERS: ADAPTERS,
+    Kind.REPLICAS: REPLICAS,
+    Kind.POOLS: POOLS,
+    Kind.TENANTS: TENANTS,
+}
+
+
+def find(client: Client, query: Query) -> list[Any]:
+    """The items asked for, each of the type that its view takes.
+
+    Raises:
+        CliError: one was asked for by its name, and there is none.
+    """
+    match query.kind:
+        case Kind.ADAPTERS:
+            return _adapters(client, query)
+        case Kind.REPLICAS:
+            return _replicas(client, query)
+        case Kind.POOLS:
+            return [client.get_pool(query.name)] if query.name else client.list_pools()
+        case Kind.TENANTS:
+            return _tenants(client, query)
+
+
+def _adapters(client: Client, query: Query) -> list[pb.Adapter]:
+    pools = _pools(client, query)
+    name = query.name
+    if name is None:
+        return [adapter for pool in pools for adapter in client.list_adapters(pool)]
+    return _in_some_pool(
+        pools, lambda pool: client.get_adapter(pool, name), Reason.ADAPTER_NOT_FOUND, f"adapter {name!r}"
+    )
+
+
+def _replicas(client: Client, query: Query) -> list[ReplicaView]:
+    pools = _pools(client, query)
+    name = query.name
+    if name is None:
+        return [replica_view(replica) for pool in pools for replica in client.list_replicas(pool)]
+    found = _in_some_pool(
+        pools, lambda pool: client.get_replica(pool, name), Reason.REPLICA_NOT_FOUND, f"replica {name!r}"
+    )
+    return [replica_view(replica) for replica in found]
+
+
+def _pools(client: Client, query: Query) -> list[str]:
+    return [query.pool] if query.pool is not None else [pool.name for pool in client.list_pools()]
+
+
+def _in_some_pool(pools: list[str], get: Callable[[str], Item], reason: Reason, what: str) -> list[Item]:
+    if len(pools) == 1:
+        return [get(pools[0])]
+    found = list(_present(pools, get))
+    if not found:
+        raise not_found(reason, f"there is no {what} in any pool ({', '.join(pools) or 'there is no pool either'})")
+    return found
+
+
+def _present(pools: list[str], get: Callable[[str], Item]) -> Iterator[Item]:
+    for pool in pools:
+        try:
+            yield get(pool)
+        except CliError as error:
+            if error.failure.exit is not Exit.NOT_FOUND:
+                raise
+
+
+def _tenants(client: Client, query: Query) -> list[pb.Tenant]:
+    tenants = client.list_tenants()
+    if query.name is None:
+        return tenants
+    found = [one for one in tenants if one.name == query.name.lower()]
+    if not found:
+        raise not_found(Reason.TENANT_NOT_FOUND, f"there is no tenant {query.name!r}; see loraplane get tenants")
+    return found

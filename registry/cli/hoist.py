@@ -1,0 +1,34 @@
+"""Global options may stand anywhere in the command line; this puts them first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+GLOBAL_OPTIONS = frozenset({"--admin", "--output", "-o", "--tls-ca", "--tls-cert", "--tls-key"})
+
+
+def hoist(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The global options with their values, and the rest, each in its order. What follows ``--`` stays."""
+    first: list[str] = []
+    rest: list[str] = []
+    waiting = iter(arguments)
+    for argument in waiting:
+        if argument == "--":
+            rest += [argument, *waiting]
+        elif argument in GLOBAL_OPTIONS:
+            first += [argument, *_value(waiting)]
+        elif argument.partition("=")[0] in GLOBAL_OPTIONS or _is_short_output(argument):
+            first.append(argument)
+        else:
+            rest.append(argument)
+    return first, rest
+
+
+def _value(waiting: Iterator[str]) -> list[str]:
+    value = next(waiting, None)
+    return [] if value is None else [value]
+
+
+def _is_short_output(argument: str) -> bool:
+    """True for ``-ojson``, not for ``--other``."""
+    return argument.startswith("-o") and len(argument) > 2

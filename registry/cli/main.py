@@ -1,0 +1,127 @@
+"""The command `loraplane`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from registry.cli import apply_commands, dev_commands, options, pool_commands, read_commands
+from registry.cli.client import Tls
+from registry.cli.failure import CliError, Exit, Failure
+from registry.cli.hoist import hoist
+from registry.cli.output import Format
+from registry.cli.session import Session
+from registry.dev.stack_file import DEFAULT_FOLDER, admin_of_running_stack
+from registry.errors import Reason
+
+DEFAULT_ADMIN = "127.0.0.1:7600"
+
+_EXIT_CODES = (
+    "Exit codes: 0 done, 1 internal error, 2 usage, 3 not found, 4 refused, 5 conflict, 6 unavailable or deadline, "
+    "7 a rollout finished with failures."
+)
+_ANYWHERE = "Options of loraplane itself (--admin, -o, --tls-…) may stand anywhere in the line; loraplane --help."
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"loraplane {installed_version('loraplane')}\n")
+        raise typer.Exit
+
+
+def root(
+    context: typer.Context,
+    *,
+    admin: Annotated[
+        str | None,
+        options.flag(
+            "--admin",
+            metavar="HOST:PORT",
+            help=f"The admin service (default: that of the stack in {DEFAULT_FOLDER}, else {DEFAULT_ADMIN}).",
+        ),
+    ] = None,
+    output: Annotated[Format, options.flag("--output", "-o", help="Form of the output.")] = Format.TABLE,
+    tls_ca: Annotated[Path | None, options.flag("--tls-ca", metavar="FILE", help="CA of the admin service.")] = None,
+    tls_cert: Annotated[Path | None, options.flag("--tls-cert", metavar="FILE", help="Our certificate.")] = None,
+    tls_key: Annotated[Path | None, options.flag("--tls-key", metavar="FILE", help="Its key.")] = None,
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    address = admin or admin_of_running_stack(DEFAULT_FOLDER) or DEFAULT_ADMIN
+    context.obj = Session(address, output, Tls(tls_ca, tls_cert, tls_key))
+
+
+def make_app() -> typer.Typer:
+    """The whole command line."""
+    app = typer.Typer(
+        name="loraplane",
+        help="Say which LoRA adapters a fleet of engines should serve, and see that they do.",
+        epilog=_EXIT_CODES,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(root)
+    _add(app, apply_commands.apply, apply_commands.add, read_commands.get, read_commands.describe)
+    _add(app, apply_commands.delete, read_commands.history, apply_commands.rollback, read_commands.rollout)
+    _add(app, apply_commands.diff)
+    pool = _group(app, "pool", "Create, change and delete pools.")
+    _add(pool, pool_commands.create, pool_commands.update, pool_commands.delete)
+    tenant = _group(app, "tenant", "Set what tenants may have.")
+    tenant.command("set", epilog=_ANYWHERE)(pool_commands.set_tenant)
+    dev = _group(app, "dev", "A local stack: etcd, admin service, engines, sidecars.")
+    _add(dev, dev_commands.up, dev_commands.status, dev_commands.down)
+    return app
+
+
+def _group(app: typer.Typer, name: str, about: str) -> typer.Typer:
+    group = typer.Typer(help=about, no_args_is_help=True, epilog=_ANYWHERE)
+    app.add_typer(group, name=name)
+    return group
+
+
+def _add(app: typer.Typer, *commands: Callable[..., None]) -> None:
+    for command in commands:
+        app.command(epilog=_ANYWHERE)(command)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code. Errors go to standard error in one line."""
+    first, rest = hoist(arguments)
+    try:
+        return make_app()(args=[*first, *rest], prog_name="loraplane", standalone_mode=False) or Exit.DONE
+    except CliError as error:
+        return _report(error.failure, first)
+    except typer.TyperException as error:
+        return _report(Failure(Exit.USAGE, Reason.USAGE, f"{error.format_message()}; see loraplane --help"), first)
+    except (typer.Abort, KeyboardInterrupt):
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; keep the interpreter from complaining at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.DONE
+
+
+def _report(failure: Failure, first: Sequence[str]) -> int:
+    """Tells a failure in the form that the command line asks for, even if it could not be parsed."""
+    asked = " ".join(first).replace("=", " ").split()
+    as_json = "json" in asked or "-ojson" in asked or os.environ.get("LORAPLANE_OUTPUT") == Format.JSON
+    line = json.dumps({"error": failure.as_dict()}, ensure_ascii=False) if as_json else failure.line()
+    sys.stderr.write(line + "\n")
+    return failure.exit
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

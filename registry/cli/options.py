@@ -1,0 +1,55 @@
+"""Every flag of the CLI, once. Each has the environment variable LORAPLANE_<FLAG>."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+ENV_PREFIX = "LORAPLANE_"
+
+
+def flag(*names: str, help: str, **more: Any) -> Any:  # noqa: A002, ANN401 - typer's own name and type
+    """An option whose environment variable follows from its long name."""
+    return typer.Option(*names, help=help, envvar=env_name(long_name(names)), **more)
+
+
+def long_name(names: tuple[str, ...]) -> str:
+    """The first name with two dashes."""
+    return next(name for name in names if name.startswith("--"))
+
+
+def env_name(option: str) -> str:
+    """E.g. ``LORAPLANE_TLS_CA`` for ``--tls-ca``."""
+    return ENV_PREFIX + option.removeprefix("--").replace("-", "_").upper()
+
+
+Pool = Annotated[str | None, flag("--pool", metavar="POOL", help="Pool; may be left out while there is only one.")]
+Files = Annotated[
+    list[str], flag("--file", "-f", metavar="FILE", help="Manifest with one or more YAML documents; - is stdin.")
+]
+OptionalFiles = Annotated[
+    list[str] | None, flag("--file", "-f", metavar="FILE", help="Manifest with YAML documents; - is stdin.")
+]
+Wait = Annotated[bool, flag("--wait", help="Wait until every replica that should serve it does (exit 7 if not).")]
+DryRun = Annotated[bool, flag("--dry-run", help="Check everything, change nothing.")]
+NoAtomic = Annotated[
+    bool, flag("--no-atomic", help="Allow several transactions: several pools, or more than one transaction takes.")
+]
+Timeout = Annotated[
+    float | None,
+    flag(
+        "--timeout",
+        metavar="S",
+        min=0.1,
+        help="Seconds until giving up, repetitions included (default: 30, or 300 where a rollout is waited for).",
+    ),
+]
+RequestId = Annotated[
+    str | None,
+    flag("--request-id", metavar="ID", help="Identifies the change: repeating it with the same id changes nothing."),
+]
+Etag = Annotated[str, flag("--etag", metavar="REV", help="Refuse unless it is still at this etag.")]
+Watch = Annotated[bool, flag("--watch", "-w", help="Go on and print every change.")]
+Folder = Annotated[Path, flag("--dir", metavar="DIR", help="Where the stack keeps its data, logs and state.")]

@@ -1,0 +1,139 @@
+"""Commands that change pools and tenants."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from registry.cli import options
+from registry.cli.output import Item, Printer, View
+from registry.cli.session import WRITE_SECONDS, request_id_or_new, session_of
+from registry.cli.views import POOLS, TENANTS
+from registry.v1 import registry_pb2 as pb
+
+PoolName = Annotated[str, typer.Argument(help="Name of the pool.")]
+BaseModels = Annotated[
+    list[str] | None,
+    options.flag(
+        "--base-model", metavar="NAME", help="Name under which the engines serve the base model; may be repeated."
+    ),
+]
+MaxRank = Annotated[int | None, options.flag("--max-rank", metavar="N", min=0, help="Highest LoRA rank; 0: no limit.")]
+MaxAdapters = Annotated[
+    int | None,
+    options.flag("--max-adapters", metavar="N", min=0, help="Adapters that one engine holds at once; 0: no limit."),
+]
+
+
+def create(
+    context: typer.Context,
+    name: PoolName,
+    *,
+    base_model: Annotated[
+        list[str],
+        options.flag(
+            "--base-model", metavar="NAME", help="Name under which the engines serve the base model; may be repeated."
+        ),
+    ],
+    max_rank: MaxRank = None,
+    max_adapters: MaxAdapters = None,
+    dry_run: options.DryRun = False,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+) -> None:
+    """Create a pool."""
+    session = session_of(context)
+    limits = pb.PoolLimits(max_rank=max_rank or 0, max_adapters=max_adapters or 0)
+    request = pb.CreatePoolRequest(
+        pool=pb.Pool(name=name, base_models=base_model, limits=limits),
+        request_id=request_id_or_new(request_id),
+        validate_only=dry_run,
+    )
+    with session.client(timeout or WRITE_SECONDS) as client:
+        pool = client.create_pool(request)
+    _print_with_request(session.printer(), POOLS, pool, request.request_id)
+
+
+def update(
+    context: typer.Context,
+    name: PoolName,
+    *,
+    base_model: BaseModels = None,
+    max_rank: MaxRank = None,
+    max_adapters: MaxAdapters = None,
+    dry_run: options.DryRun = False,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+) -> None:
+    """Change what is given of a pool, and nothing else."""
+    session = session_of(context)
+    with session.client(timeout or WRITE_SECONDS) as client:
+        pool = client.get_pool(name)
+        if base_model:
+            pool.base_models[:] = base_model
+        if max_rank is not None:
+            pool.limits.max_rank = max_rank
+        if max_adapters is not None:
+            pool.limits.max_adapters = max_adapters
+        request = pb.UpdatePoolRequest(pool=pool, request_id=request_id_or_new(request_id), validate_only=dry_run)
+        pool = client.update_pool(request)
+    _print_with_request(session.printer(), POOLS, pool, request.request_id)
+
+
+def _print_with_request(printer: Printer, view: View[Item], item: Item, request_id: str) -> None:
+    """Prints an item and the id of the request that made it so."""
+    if printer.is_plain:
+        printer.plain({**view.plain(item), "request_id": request_id})
+        return
+    printer.item(view, item)
+    if printer.is_table:
+        printer.lines([f"request id {request_id}"])
+
+
+def delete(
+    context: typer.Context,
+    name: PoolName,
+    *,
+    etag: options.Etag = "",
+    dry_run: options.DryRun = False,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+) -> None:
+    """Delete a pool that has no adapters left."""
+    session, printer = session_of(context), session_of(context).printer()
+    request = pb.DeletePoolRequest(
+        name=name, etag=etag, request_id=request_id_or_new(request_id), validate_only=dry_run
+    )
+    with session.client(timeout or WRITE_SECONDS) as client:
+        revision = client.delete_pool(request).revision
+    if printer.is_plain:
+        printer.plain({"name": name, "revision": revision, "request_id": request.request_id})
+    elif printer.is_table:
+        printer.lines([f"deleted pool {name}", f"revision {revision}, request id {request.request_id}"])
+    else:
+        printer.lines([name])
+
+
+def set_tenant(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the tenant: the part of an adapter's name before the slash.")],
+    *,
+    max_adapters: Annotated[
+        int,
+        options.flag("--max-adapters", metavar="N", min=0, help="Adapters it may have over all pools; 0: no limit."),
+    ],
+    dry_run: options.DryRun = False,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+) -> None:
+    """Set how many adapters a tenant may have."""
+    session = session_of(context)
+    request = pb.SetTenantRequest(
+        tenant=pb.Tenant(name=name, max_adapters=max_adapters),
+        request_id=request_id_or_new(request_id),
+        validate_only=dry_run,
+    )
+    with session.client(timeout or WRITE_SECONDS) as client:
+        tenant = client.set_tenant(request)
+    _print_with_request(session.printer(), TENANTS, tenant, request.request_id)

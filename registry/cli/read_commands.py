@@ -1,0 +1,93 @@
+"""Commands that show: get, describe, history, rollout."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from registry.cli import options
+from registry.cli.describe import describe_adapter, describe_pool, describe_replica
+from registry.cli.failure import usage
+from registry.cli.get import VIEWS, Kind, Query, find, kind_of
+from registry.cli.progress import follow_shown
+from registry.cli.rollout import Target, check_served
+from registry.cli.session import READ_SECONDS, ROLLOUT_SECONDS, pool_or_only, session_of
+from registry.cli.views import GENERATIONS
+from registry.cli.watching import watch as watch_changes
+from registry.cli.wire import rollout_dict
+
+
+def get(
+    context: typer.Context,
+    kind: Annotated[str, typer.Argument(help="adapters, replicas, pools or tenants.")],
+    name: Annotated[str | None, typer.Argument(help="Only the one of this name.")] = None,
+    *,
+    pool: Annotated[str | None, options.flag("--pool", metavar="POOL", help="Only this pool.")] = None,
+    watch: options.Watch = False,
+    timeout: options.Timeout = None,
+) -> None:
+    """List adapters, replicas, pools or tenants."""
+    session, query = session_of(context), Query(kind_of(kind), pool, name)
+    with session.client(timeout or READ_SECONDS) as client:
+        if watch:
+            watch_changes(client, query, session.printer())
+        elif name is None:
+            session.printer().items(VIEWS[query.kind], find(client, query))
+        else:
+            for item in find(client, query):
+                session.printer().item(VIEWS[query.kind], item)
+
+
+def describe(
+    context: typer.Context,
+    kind: Annotated[str, typer.Argument(help="adapter, replica or pool.")],
+    name: Annotated[str, typer.Argument(help="Which one.")],
+    *,
+    pool: options.Pool = None,
+    timeout: options.Timeout = None,
+) -> None:
+    """Show everything about one adapter, replica or pool."""
+    session = session_of(context)
+    with session.client(timeout or READ_SECONDS) as client:
+        match kind_of(kind):
+            case Kind.ADAPTERS:
+                describe_adapter(client, session.printer(), pool_or_only(client, pool), name)
+            case Kind.REPLICAS:
+                describe_replica(client, session.printer(), pool_or_only(client, pool), name)
+            case Kind.POOLS:
+                describe_pool(client, session.printer(), name)
+            case Kind.TENANTS:
+                raise usage("a tenant has no more to show than: loraplane get tenants NAME")
+
+
+def history(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the adapter.")],
+    *,
+    pool: options.Pool = None,
+    timeout: options.Timeout = None,
+) -> None:
+    """List an adapter's generations, the newest first."""
+    session = session_of(context)
+    with session.client(timeout or READ_SECONDS) as client:
+        generations = client.history(pool_or_only(client, pool), name)
+        session.printer().items(GENERATIONS, generations)
+
+
+def rollout(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the adapter.")],
+    *,
+    pool: options.Pool = None,
+    timeout: options.Timeout = None,
+) -> None:
+    """Follow a generation until every replica that should serve it does, or say who does not and why."""
+    session, printer = session_of(context), session_of(context).printer()
+    with session.client(READ_SECONDS) as client:
+        target = Target(pool_or_only(client, pool), name, 0)
+        followed = follow_shown(client, [target], timeout or ROLLOUT_SECONDS, printer)
+    if not printer.is_table:
+        for one in followed:
+            printer.plain(rollout_dict(one.rollout) if one.rollout else {"name": name, "done": False})
+    check_served(followed)

@@ -1,0 +1,82 @@
+"""Printing changes as they happen, until the user has seen enough."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from registry.cli.client import Client
+from registry.cli.failure import CliError
+from registry.cli.get import VIEWS, Kind, Query, find
+from registry.cli.output import Printer
+from registry.cli.rpc_errors import rpc_failure, worth_repeating
+from registry.cli.session import pool_or_only
+from registry.v1 import registry_pb2 as pb
+
+_POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """An item is new or changed."""
+
+    item: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The item of this name is no more."""
+
+    name: str
+
+
+def watch(client: Client, query: Query, printer: Printer) -> None:
+    """Prints what there is, then every change; ends only by an error or an interrupt."""
+    changes = _streamed(client, query) if query.kind is Kind.ADAPTERS else _polled(client, query)
+    view = VIEWS[query.kind]
+    if printer.is_table:
+        printer.lines(["  ".join(view.columns)])
+    for change in changes:
+        match change:
+            case Put(item):
+                printer.row(view, item)
+            case Gone(name):
+                printer.gone(name)
+
+
+def _streamed(client: Client, query: Query) -> Iterator[Put | Gone]:
+    """Changes of a pool's adapters, none lost while the connection is."""
+    pool = pool_or_only(client, query.pool)
+    start = 0
+    while True:
+        try:
+            for response in client.watch_adapters(pool, start):
+                start = response.revision + 1
+                yield from _wanted(response, query.name)
+        except grpc.RpcError as error:
+            if not worth_repeating(error):
+                raise CliError(rpc_failure(error, client.address)) from error
+        time.sleep(_POLL_SECONDS)
+
+
+def _wanted(response: pb.WatchAdaptersResponse, name: str | None) -> Iterator[Put | Gone]:
+    for event in response.events:
+        put = event.WhichOneof("event") == "put"
+        found = event.put.name if put else event.deleted
+        if name is None or found.lower() == name.lower():
+            yield Put(event.put) if put else Gone(found)
+
+
+def _polled(client: Client, query: Query, pause: Callable[[float], None] = time.sleep) -> Iterator[Put | Gone]:
+    view = VIEWS[query.kind]
+    known: dict[str, Any] = {}
+    while True:
+        now = {view.name(item): item for item in find(client, query)}
+        yield from (Put(item) for name, item in now.items() if known.get(name) != item)
+        yield from (Gone(name) for name in known if name not in now)
+        known = now
+        pause(_POLL_SECONDS)

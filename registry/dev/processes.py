@@ -1,0 +1,119 @@
+"""Processes that outlive the command that started them, found again by pid and start time (Linux).
+
+A pid alone may belong to somebody else by now; together with the start time from /proc it is certain.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_POLL_SECONDS = 0.05
+_STATE_FIELD, _START_FIELD = 0, 19
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that we started. `started` is its start in clock ticks since boot."""
+
+    pid: int
+    started: int
+
+    def is_running(self) -> bool:
+        """True while it lives; a zombie is dead, and is reaped if it is our child."""
+        found = _look(self.pid)
+        if found is not None and found.state == "Z" and found.started == self.started:
+            with suppress(ChildProcessError):
+                os.waitpid(self.pid, os.WNOHANG)
+            return False
+        return found is not None and found.started == self.started
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal if it still runs; never to another process that has its pid by now."""
+        if self.is_running():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def stop(self, timeout_seconds: float) -> None:
+        """Ends it: SIGTERM, and SIGKILL if it has not ended in time. Returns when it is gone."""
+        self.signal(signal.SIGTERM)
+        if not wait_until(lambda: not self.is_running(), timeout_seconds):
+            self.kill()
+
+    def kill(self) -> None:
+        """kill -9. Returns when it is gone."""
+        self.signal(signal.SIGKILL)
+        wait_until(lambda: not self.is_running(), 30)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    state: str
+    started: int
+
+
+def _look(pid: int) -> _Seen | None:
+    """State and start time of a process; None: there is none of this pid."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The second field is the name in brackets, which may hold anything.
+    fields = stat.rpartition(")")[2].split()
+    return _Seen(fields[_STATE_FIELD], int(fields[_START_FIELD]))
+
+
+def wait_until(check: Callable[[], bool], timeout_seconds: float) -> bool:
+    """Polls `check` until it is true; False if it never was in time."""
+    end = time.monotonic() + timeout_seconds
+    while not check():
+        if time.monotonic() > end:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) -> Process:
+    """Starts a process in a session of its own, its output appended to `log`.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    pid = os.posix_spawn(
+        command[0],
+        list(command),
+        environment,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), append, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
+    seen = _look(pid)
+    return Process(pid, seen.started if seen else 0)
+
+
+def remember(file: Path, process: Process) -> None:
+    """Writes down which process it is, whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    written = file.with_suffix(".new")
+    written.write_text(json.dumps({"pid": process.pid, "started": process.started}))
+    written.replace(file)
+
+
+def recall(file: Path) -> Process | None:
+    """The process that was written down, whether it runs or not; None: none was, or it cannot be read."""
+    try:
+        found = json.loads(file.read_text())
+        return Process(int(found["pid"]), int(found["started"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,123 @@
+"""The processes of a local stack: starting, ending and killing them, and how each is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from registry.dev.engine_python import find_engine_python
+from registry.dev.processes import Process, recall, remember, spawn, wait_until
+from registry.dev.stack_file import EngineKind, Layout, pid_file
+from registry.dev.stack_parts import Folder, Part, Role, parts
+
+# vLLM takes 13 s alone on a quiet machine; several start at once here.
+READY_SECONDS = 300.0
+STOP_SECONDS = 20.0
+
+
+class StackError(Exception):
+    """The stack cannot be as it was asked for; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartStatus:
+    """How a part is now."""
+
+    part: Part
+    pid: int | None
+    ready: bool
+    log: Path
+
+
+class Stack:
+    """The stack in one folder.
+
+    Args:
+        folder: where it keeps everything.
+        layout: engine, replicas and ports.
+    """
+
+    def __init__(self, folder: Folder, layout: Layout) -> None:
+        self.folder = folder
+        self.layout = layout
+        engine_python = find_engine_python() if layout.engine is EngineKind.VLLM else None
+        self.parts = parts(folder, layout, engine_python)
+
+    def part(self, name: str) -> Part:
+        """The part of this name."""
+        return next(part for part in self.parts if part.name == name)
+
+    def process(self, name: str) -> Process | None:
+        """The process of a part if it runs."""
+        process = recall(pid_file(self.folder.root, name))
+        return process if process is not None and process.is_running() else None
+
+    def start(self, name: str) -> None:
+        """Starts a part unless it runs. Does not wait until it is ready."""
+        if self.process(name) is None:
+            part = self.part(name)
+            process = spawn(part.command, part.environment, self.folder.log(name))
+            remember(pid_file(self.folder.root, name), process)
+
+    def kill(self, name: str) -> None:
+        """kill -9 to a part if it runs."""
+        process = self.process(name)
+        if process is not None:
+            process.kill()
+
+    def stop(self, names: Iterable[str]) -> None:
+        """Ends parts as an operator would, one after another."""
+        for name in names:
+            process = self.process(name)
+            if process is not None:
+                process.stop(STOP_SECONDS)
+
+    def wait_ready(self, names: Iterable[str], timeout_seconds: float = READY_SECONDS) -> None:
+        """Waits until parts are ready.
+
+        Raises:
+            StackError: one ended, or was not ready in time; the message names its log and shows its end.
+        """
+        for name in names:
+            if not wait_until(lambda name=name: self._settled(name), timeout_seconds):  # type: ignore[misc]
+                raise StackError(f"{name} is not ready in time; {last_words(self.folder.log(name))}")
+
+    def _settled(self, name: str) -> bool:
+        if self.process(name) is None:
+            raise StackError(f"{name} ended; {last_words(self.folder.log(name))}")
+        return is_ready(self.part(name))
+
+    def status(self) -> list[PartStatus]:
+        """How each part is now."""
+        return [self._status(part) for part in self.parts]
+
+    def _status(self, part: Part) -> PartStatus:
+        process = self.process(part.name)
+        ready = process is not None and is_ready(part)
+        return PartStatus(part, process.pid if process else None, ready, self.folder.log(part.name))
+
+    def names(self, *roles: Role) -> list[str]:
+        """Names of the parts of these roles."""
+        return [part.name for part in self.parts if part.role in roles]
+
+
+def is_ready(part: Part) -> bool:
+    """True if the part says so."""
+    url = urlsplit(part.ready_url)
+    try:
+        with closing(HTTPConnection(url.netloc, timeout=5)) as connection:
+            connection.request("GET", url.path)
+            return connection.getresponse().status == 200
+    except (OSError, HTTPException):
+        return False
+
+
+def last_words(log: Path) -> str:
+    """The last line of a log, and where the log is."""
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    last = next((line for line in reversed(lines) if line.strip()), "it wrote nothing")
+    return f"its log {log} ends with: {last[-300:]}"

@@ -1,0 +1,164 @@
+"""A local stack as a whole: up, status, down. Every verb is safe to run twice."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from registry.dev.engine_python import EngineNotFound
+from registry.dev.etcd_binary import EtcdNotFound
+from registry.dev.stack import Stack, StackError
+from registry.dev.stack_file import EngineKind, Layout, load, make_layout, save
+from registry.dev.stack_parts import BASE_MODEL, POOL, Folder, Role, our_environment
+from registry.dev.tiny_adapters import write_adapter
+from registry.dev.tiny_model import write_model
+from registry.dev.vllm_process import MAX_LORA_RANK
+
+ADAPTERS = ("sql", "sql-v2", "legal", "support")
+DEFAULT_REPLICAS = 2
+_POOL_SECONDS = 60
+_COMMAND_SECONDS = 120
+
+Tell = Callable[[str], None]
+
+
+def up(root: Path, replicas: int | None, engine: EngineKind | None, tell: Tell) -> Stack:
+    """Starts what is missing of the stack in `root`, and waits until all of it is ready.
+
+    Args:
+        root: folder of the stack; made if it is missing.
+        replicas: how many; None: as many as it had, or 2.
+        engine: which; None: what it had, or vLLM.
+        tell: is told each step in one line.
+
+    Raises:
+        StackError: it runs in another form, or a part cannot be started.
+    """
+    with _locked(root):
+        stack = _set_up(root, replicas, engine)
+        tell(f"stack in {stack.folder.root}: {stack.layout.engine} engines {', '.join(stack.layout.replicas)}")
+        _make_files(stack.folder)
+        _start(stack, tell)
+    return stack
+
+
+def opened(root: Path) -> Stack | None:
+    """The stack that was set up in `root`; None: there is none.
+
+    Raises:
+        StackError: a program that it needs is not on this machine.
+    """
+    layout = load(root)
+    return _stack(root, layout) if layout else None
+
+
+def down(root: Path, tell: Tell, *, purge: bool = False) -> None:
+    """Ends every process of the stack in `root`; `purge` removes all its files too."""
+    stack = opened(root)
+    if stack is None:
+        tell(f"no stack in {root}")
+        return
+    with _locked(root):
+        for role in (Role.SIDECAR, Role.ADMIN, Role.ENGINE, Role.ETCD):
+            stack.stop(stack.names(role))
+        tell(f"ended all processes of the stack in {stack.folder.root}")
+        if purge:
+            shutil.rmtree(stack.folder.root)
+            tell(f"removed {stack.folder.root}")
+
+
+def _stack(root: Path, layout: Layout) -> Stack:
+    try:
+        return Stack(Folder(root.absolute()), layout)
+    except (EngineNotFound, EtcdNotFound) as error:
+        raise StackError(str(error)) from error
+
+
+def _set_up(root: Path, replicas: int | None, engine: EngineKind | None) -> Stack:
+    known = load(root)
+    wanted = make_layout(
+        engine or (known.engine if known else EngineKind.VLLM),
+        replicas or (len(known.replicas) if known else DEFAULT_REPLICAS),
+        known.ports if known else {},
+    )
+    if known is not None and (known.engine, known.replicas) != (wanted.engine, wanted.replicas):
+        _check_stopped(_stack(root, known))
+    stack = _stack(root, wanted)
+    save(root, wanted)
+    return stack
+
+
+def _check_stopped(stack: Stack) -> None:
+    if any(stack.process(part.name) for part in stack.parts):
+        raise StackError(
+            f"the stack in {stack.folder.root} runs with {len(stack.layout.replicas)} {stack.layout.engine} engines; "
+            "end it first with: loraplane dev down"
+        )
+
+
+def _make_files(folder: Folder) -> None:
+    """The base model and adapters, where they are not there yet."""
+    if not (folder.model / "model.safetensors").exists():
+        write_model(folder.model)
+    for name in ADAPTERS:
+        if not (folder.adapters / name / "adapter_model.safetensors").exists():
+            write_adapter(folder.adapters / name, seed=name, model=folder.model)
+
+
+def _start(stack: Stack, tell: Tell) -> None:
+    """Engines start beside all else, since they take longest."""
+    early = stack.names(Role.ETCD, Role.ENGINE)
+    for name in early:
+        stack.start(name)
+    stack.wait_ready(["etcd"])
+    stack.start("admin")
+    stack.wait_ready(["admin"])
+    tell(f"etcd and the admin service are ready at {stack.layout.address('admin')}")
+    make_pool(stack)
+    for name in stack.names(Role.SIDECAR):
+        stack.start(name)
+    stack.wait_ready(stack.names(Role.ENGINE))
+    stack.wait_ready(stack.names(Role.SIDECAR))
+    tell("engines and sidecars are ready")
+
+
+def make_pool(stack: Stack) -> None:
+    """Makes the pool, unless there is one.
+
+    Raises:
+        StackError: the admin service refused it.
+    """
+    pool = ["pool", "create", POOL, "--base-model", BASE_MODEL, "--max-rank", str(MAX_LORA_RANK)]
+    done = cli(stack, "-o", "json", *pool, "--timeout", str(_POOL_SECONDS))
+    if done.returncode != 0 and _reason(done.stderr) != "POOL_EXISTS":
+        raise StackError(f"the pool {POOL} could not be made: {done.stderr.strip()}")
+
+
+def _reason(stderr: str) -> str | None:
+    try:
+        return str(json.loads(stderr)["error"]["reason"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def cli(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command line against the stack, as a user would."""
+    command = [sys.executable, "-m", "registry.cli.main", "--admin", stack.layout.address("admin"), *arguments]
+    return subprocess.run(  # noqa: S603 - our own program
+        command, capture_output=True, text=True, check=False, env=our_environment(), timeout=_COMMAND_SECONDS
+    )
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Two verbs at once on one stack run one after the other."""
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
