@@ -83,7 +83,7 @@ def stored_adapter(view: View, keys: Keys, pool: str, name: str) -> Present[Adap
         FailedPrecondition: its record is from a future schema.
     """
     kv = view.key(keys.adapter(pool, name))
-    last = _generation_of_key(view.first(newest_in(keys.history_of(pool, name))))
+    last = generation_of_key(view.first(newest_in(keys.history_of(pool, name))))
     if kv is None:
         return Absent(last)
     try:
@@ -169,7 +169,7 @@ def _named(error: FailedPrecondition, kv: KeyValue) -> FailedPrecondition:
     return FailedPrecondition(error.reason, f"the record at {key}: {error.message}", metadata={"key": key})
 
 
-def _generation_of_key(kv: KeyValue | None) -> int:
+def generation_of_key(kv: KeyValue | None) -> int:
     """A generation as its history key says it, since the value below may be damaged; 0 if there is none."""
     part = last_part(kv.key) if kv else ""
     return int(part) if part.isascii() and part.isdecimal() and len(part) < 17 else 0

@@ -152,14 +152,16 @@ class ListAdaptersRequest(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., filter: _Optional[str] = ...) -> None: ...
 
 class ListAdaptersResponse(_message.Message):
-    __slots__ = ("adapters", "next_page_token", "revision")
+    __slots__ = ("adapters", "next_page_token", "revision", "unreadable")
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
     adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
     next_page_token: str
     revision: int
-    def __init__(self, adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
+    unreadable: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., revision: _Optional[int] = ..., unreadable: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WatchAdaptersRequest(_message.Message):
     __slots__ = ("pool", "start_revision")
@@ -170,22 +172,26 @@ class WatchAdaptersRequest(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., start_revision: _Optional[int] = ...) -> None: ...
 
 class AdapterEvent(_message.Message):
-    __slots__ = ("put", "deleted")
+    __slots__ = ("put", "deleted", "unreadable")
     PUT_FIELD_NUMBER: _ClassVar[int]
     DELETED_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
     put: Adapter
     deleted: str
-    def __init__(self, put: _Optional[_Union[Adapter, _Mapping]] = ..., deleted: _Optional[str] = ...) -> None: ...
+    unreadable: str
+    def __init__(self, put: _Optional[_Union[Adapter, _Mapping]] = ..., deleted: _Optional[str] = ..., unreadable: _Optional[str] = ...) -> None: ...
 
 class WatchAdaptersResponse(_message.Message):
-    __slots__ = ("revision", "events", "snapshot")
+    __slots__ = ("revision", "events", "snapshot", "more")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     revision: int
     events: _containers.RepeatedCompositeFieldContainer[AdapterEvent]
     snapshot: bool
-    def __init__(self, revision: _Optional[int] = ..., events: _Optional[_Iterable[_Union[AdapterEvent, _Mapping]]] = ..., snapshot: bool = ...) -> None: ...
+    more: bool
+    def __init__(self, revision: _Optional[int] = ..., events: _Optional[_Iterable[_Union[AdapterEvent, _Mapping]]] = ..., snapshot: bool = ..., more: bool = ...) -> None: ...
 
 class ListAdapterHistoryRequest(_message.Message):
     __slots__ = ("pool", "name")
@@ -196,10 +202,12 @@ class ListAdapterHistoryRequest(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class ListAdapterHistoryResponse(_message.Message):
-    __slots__ = ("generations",)
+    __slots__ = ("generations", "unreadable")
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
     generations: _containers.RepeatedCompositeFieldContainer[Adapter]
-    def __init__(self, generations: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
+    unreadable: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, generations: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., unreadable: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RollbackAdapterRequest(_message.Message):
     __slots__ = ("pool", "name", "to_generation", "etag", "validate_only", "request_id")
@@ -252,18 +260,20 @@ class RolloutReplica(_message.Message):
     def __init__(self, replica: _Optional[str] = ..., state: _Optional[_Union[RolloutReplica.State, str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Rollout(_message.Message):
-    __slots__ = ("name", "generation", "replicas", "done", "failure")
+    __slots__ = ("name", "generation", "replicas", "done", "failure", "waiting")
     NAME_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     name: str
     generation: int
     replicas: _containers.RepeatedCompositeFieldContainer[RolloutReplica]
     done: bool
     failure: str
-    def __init__(self, name: _Optional[str] = ..., generation: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[RolloutReplica, _Mapping]]] = ..., done: bool = ..., failure: _Optional[str] = ...) -> None: ...
+    waiting: str
+    def __init__(self, name: _Optional[str] = ..., generation: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[RolloutReplica, _Mapping]]] = ..., done: bool = ..., failure: _Optional[str] = ..., waiting: _Optional[str] = ...) -> None: ...
 
 class PoolLimits(_message.Message):
     __slots__ = ("max_rank", "max_adapters")
@@ -320,12 +330,14 @@ class ListPoolsRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListPoolsResponse(_message.Message):
-    __slots__ = ("pools", "next_page_token")
+    __slots__ = ("pools", "next_page_token", "unreadable")
     POOLS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
     pools: _containers.RepeatedCompositeFieldContainer[Pool]
     next_page_token: str
-    def __init__(self, pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    unreadable: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., unreadable: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DeletePoolRequest(_message.Message):
     __slots__ = ("name", "etag", "request_id", "validate_only")
@@ -425,9 +437,11 @@ class ListTenantsRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListTenantsResponse(_message.Message):
-    __slots__ = ("tenants", "next_page_token")
+    __slots__ = ("tenants", "next_page_token", "unreadable")
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
     tenants: _containers.RepeatedCompositeFieldContainer[Tenant]
     next_page_token: str
-    def __init__(self, tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    unreadable: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., unreadable: _Optional[_Iterable[str]] = ...) -> None: ...

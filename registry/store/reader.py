@@ -1,0 +1,221 @@
+"""Reads: single records, and listings whose pages all show one revision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from registry.errors import FailedPrecondition, NotFound, Reason
+from registry.etcd3.client import Client
+from registry.etcd3.errors import EtcdError
+from registry.etcd3.ops import KeyValue, OpResult, Range, RangeResult, Txn, prefix_end
+from registry.keys import Keys, last_part
+from registry.model.base import Stored
+from registry.model.records import AdapterRecord, PoolSpec, RetiredRecord, TenantRecord
+from registry.store.budget import Budget
+from registry.store.failures import refusal
+from registry.store.filters import Filter
+from registry.store.pages import Page, RecordPage, Sieve
+from registry.store.paging import PageToken
+from registry.transactions.stored import (
+    Present,
+    generation_of_key,
+    present_pool,
+    read_adapter,
+    read_pool,
+    read_tenant,
+)
+from registry.transactions.view import View, view_of
+
+_SCANNED_AT_MOST = 5000
+_SCAN_PAGE = 500
+# A status may have 256 KiB, and a message 64 MiB.
+_REPLICAS_AT_MOST = 100
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """An adapter's generations. `retired` is sorted, the newest first; `unreadable` are generations that are kept,
+    but cannot be read."""
+
+    present: Present[AdapterRecord] | None
+    retired: tuple[RetiredRecord, ...]
+    unreadable: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaValues:
+    """What stands in etcd of a live replica; `status` None: it has not reported yet."""
+
+    presence: KeyValue
+    status: KeyValue | None
+
+
+class Reader:
+    """Every method raises RegistryError and nothing else; all reads are linearizable."""
+
+    def __init__(self, client: Client, keys: Keys) -> None:
+        self._client = client
+        self._keys = keys
+
+    async def adapter(self, pool: str, name: str, budget: Budget) -> Present[AdapterRecord]:
+        """One adapter.
+
+        Raises:
+            NotFound: there is no such pool, or no such adapter in it.
+            FailedPrecondition: its record cannot be read.
+        """
+        view = await self._view((Range(self._keys.pool(pool)), Range(self._keys.adapter(pool, name))), budget)
+        kv = view.key(self._keys.adapter(pool, name))
+        if kv is None:
+            self._check_pool(view, pool)
+            raise _no_adapter(pool, name)
+        return Present(_readable_adapter(pool, kv), kv.mod_revision)
+
+    async def adapters(
+        self, pool: str, wanted: Filter, size: int, token: PageToken | None, budget: Budget
+    ) -> RecordPage[AdapterRecord]:
+        """A page of a pool's adapters; it may hold fewer than `size`, and still not be the last.
+
+        Raises:
+            NotFound: there is no such pool.
+            FailedPrecondition: etcd no longer keeps the revision that the first page was of.
+        """
+        if token is None:
+            await self.pool(pool, budget)
+        scanned = 0
+        sieve = Sieve(lambda kv: read_adapter(pool, kv), wanted.takes, size)
+        while True:
+            page = await self._page(self._keys.adapters(pool), max(size, _SCAN_PAGE), token, budget)
+            scanned += len(page.kvs)
+            sieved = sieve.pass_through(page)
+            # The ranges that follow show the revision of the first.
+            token = sieved.token
+            if token is None or sieve.is_full() or scanned >= _SCANNED_AT_MOST:
+                return sieved
+
+    async def history(self, pool: str, name: str, budget: Budget) -> History:
+        """An adapter's generations.
+
+        Raises:
+            NotFound: there is none of that name, and never was as far as history goes.
+        """
+        prefix = self._keys.history_of(pool, name)
+        current, past = Range(self._keys.adapter(pool, name)), Range(prefix, prefix_end(prefix))
+        responses = await self._read((current, past, Range(self._keys.pool(pool))), budget)
+        present, retired, pools = (one.kvs if isinstance(one, RangeResult) else () for one in responses)
+        if not present and not retired:
+            self._check_pool(View(0, {Range(kv.key): kv for kv in pools}), pool)
+            raise _no_adapter(pool, name)
+        now = Present(_readable_adapter(pool, present[0]), present[0].mod_revision) if present else None
+        return _history(now, retired)
+
+    async def pool(self, pool: str, budget: Budget, *, field: str = "pool") -> Present[PoolSpec]:
+        """One pool.
+
+        Raises:
+            NotFound: there is no such pool.
+            FailedPrecondition: its record cannot be read.
+        """
+        view = await self._view((Range(self._keys.pool(pool)),), budget)
+        return present_pool(view, self._keys, pool, field=field)
+
+    async def pools(self, size: int, token: PageToken | None, budget: Budget) -> RecordPage[PoolSpec]:
+        """A page of pools."""
+        page = await self._page(self._keys.pools(), size, token, budget)
+        return Sieve(read_pool, _anything, size).pass_through(page)
+
+    async def tenants(self, size: int, token: PageToken | None, budget: Budget) -> RecordPage[TenantRecord]:
+        """A page of tenants."""
+        page = await self._page(self._keys.tenants(), size, token, budget)
+        return Sieve(read_tenant, _anything, size).pass_through(page)
+
+    async def replica(self, pool: str, replica: str, budget: Budget) -> ReplicaValues:
+        """One live replica.
+
+        Raises:
+            NotFound: there is no such pool, or no such replica lives in it.
+        """
+        presence, status = Range(self._keys.replica(pool, replica)), Range(self._keys.status(pool, replica))
+        view = await self._view((presence, status, Range(self._keys.pool(pool))), budget)
+        kv = view.first(presence)
+        if kv is None:
+            self._check_pool(view, pool)
+            raise NotFound(
+                Reason.REPLICA_NOT_FOUND,
+                f"no replica {replica!r} lives in pool {pool!r}; is its sidecar up?",
+                field="name",
+            )
+        return ReplicaValues(kv, view.first(status))
+
+    async def replicas(
+        self, pool: str, size: int, token: PageToken | None, budget: Budget
+    ) -> tuple[Page, list[ReplicaValues]]:
+        """A page of live replicas with their statuses, all at one revision.
+
+        Raises:
+            NotFound: there is no such pool.
+        """
+        if token is None:
+            await self.pool(pool, budget)
+        page = await self._page(self._keys.replicas(pool), min(size, _REPLICAS_AT_MOST), token, budget)
+        if not page.kvs:
+            return page, []
+        ids = [last_part(kv.key) for kv in page.kvs]
+        span = Range(self._keys.status(pool, ids[0]), self._keys.status(pool, ids[-1]) + b"\0", revision=page.revision)
+        statuses = {last_part(kv.key): kv for kv in (await self._range(span, budget)).kvs}
+        return page, [ReplicaValues(kv, statuses.get(one)) for one, kv in zip(ids, page.kvs, strict=True)]
+
+    async def _page(self, prefix: bytes, size: int, token: PageToken | None, budget: Budget) -> Page:
+        """A page of the keys below a prefix."""
+        start = token.after + b"\0" if token else prefix
+        revision = token.revision if token else 0
+        result = await self._range(Range(start, prefix_end(prefix), limit=size, revision=revision), budget)
+        at = revision or result.revision
+        return Page(at, result.kvs, PageToken(at, result.kvs[-1].key) if result.more else None)
+
+    def _check_pool(self, view: View, pool: str) -> None:
+        present_pool(view, self._keys, pool)
+
+    async def _view(self, reads: tuple[Range, ...], budget: Budget) -> View:
+        return view_of(reads, 0, await self._read(reads, budget))
+
+    async def _read(self, reads: tuple[Range, ...], budget: Budget) -> tuple[OpResult, ...]:
+        try:
+            return (await self._client.txn(Txn((), reads), timeout_seconds=budget.spend())).responses
+        except EtcdError as error:
+            raise refusal(error) from error
+
+    async def _range(self, read: Range, budget: Budget) -> RangeResult:
+        try:
+            return await self._client.range(read, timeout_seconds=budget.spend())
+        except EtcdError as error:
+            raise refusal(error) from error
+
+
+def _anything(_record: Stored) -> bool:
+    return True
+
+
+def _no_adapter(pool: str, name: str) -> NotFound:
+    return NotFound(Reason.ADAPTER_NOT_FOUND, f"there is no adapter {name!r} in pool {pool!r}", field="name")
+
+
+def _readable_adapter(pool: str, kv: KeyValue) -> AdapterRecord:
+    try:
+        return read_adapter(pool, kv)
+    except FailedPrecondition as error:
+        key = kv.key.decode(errors="backslashreplace")
+        message = f"the record at {key} cannot be read; apply or delete the adapter to replace it: {error.message}"
+        raise FailedPrecondition(error.reason, message, metadata={"key": key}) from error
+
+
+def _history(present: Present[AdapterRecord] | None, kvs: tuple[KeyValue, ...]) -> History:
+    retired: list[RetiredRecord] = []
+    unreadable: list[int] = []
+    for kv in kvs:
+        try:
+            retired.append(RetiredRecord.parse(kv.value))
+        except FailedPrecondition:
+            unreadable.append(generation_of_key(kv))
+    newest_first = sorted(retired, key=lambda record: record.generation, reverse=True)
+    return History(present, tuple(newest_first), tuple(sorted(unreadable, reverse=True)))
