@@ -10,7 +10,8 @@ import structlog
 from registry.etcd3.client import Client
 from registry.keys import Keys
 from registry.model.status import Presence
-from sidecar.artifacts.store import LocalStore, StoreError
+from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.types import StoreError
 from sidecar.chance import Chance
 from sidecar.engine_watch import watch_engine
 from sidecar.engines.vllm import VllmEngine
@@ -66,6 +67,7 @@ async def run(settings: Settings) -> None:
             tasks.create_task(reconciler.run(), name="reconciler")
             tasks.create_task(publisher.run(), name="publisher")
     finally:
+        store.close()
         await engine.aclose()
         await client.aclose()
         lock.close()

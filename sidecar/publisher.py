@@ -10,7 +10,7 @@ from registry.etcd3.session import hold_lease
 
 from registry.errors import RegistryError
 from registry.etcd3.client import Client
-from registry.etcd3.errors import EtcdError
+from registry.etcd3.errors import EtcdError, LeaseExpired
 from registry.etcd3.ops import Compare, Put, Range, RangeResult, Relation, Target, Txn, TxnResult, absent, mod_is
 from registry.keys import Keys
 from registry.model.status import Presence, ReplicaStatus
@@ -62,6 +62,8 @@ class Publisher:
             try:
                 if await self._claim(lease):
                     await self._write_statuses(lease)
+            except LeaseExpired:
+                raise  # the session gets a new lease, and everything is written again
             except EtcdError as error:
                 _log.warning("status_not_written", error=str(error))
             await asyncio.sleep(RETRY_SECONDS)

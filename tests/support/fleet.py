@@ -1,0 +1,153 @@
+"""A replica for tests: a simulated engine and a real sidecar as processes, and a hand that writes records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from registry.etcd3.client import Client
+from registry.etcd3.ops import Delete, Put, Txn
+from registry.keys import Keys
+from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, Source
+from sidecar.artifacts.types import ArtifactRef
+from tests.support.adapters import write_adapter
+from tests.support.etcd import free_ports
+from tests.support.processes import Program
+from tests.support.waiting import eventually
+
+POOL = "p"
+BASE = "base"
+
+
+class SimulatedEngine:
+    """``python -m sidecar.engines.simulated`` on a port that survives restarts."""
+
+    def __init__(self, folder: Path, *arguments: str, runtime_lora: bool = True) -> None:
+        (port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{port}"
+        flags = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", BASE, *arguments]
+        environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if runtime_lora else {}
+        self.program = Program("sidecar.engines.simulated", flags, folder / "engine.log", environment)
+
+    async def start(self) -> None:
+        """Starts it and waits until it serves."""
+        self.program.start()
+        await eventually(self.is_healthy)
+
+    async def is_healthy(self) -> bool:
+        try:
+            return (await self._request("GET", "/health")).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    async def listing(self) -> dict[str, str]:
+        """Adapter names with their paths, as the engine lists them."""
+        cards = (await self._request("GET", "/v1/models")).json()["data"]
+        return {card["id"]: card["root"] for card in cards if card.get("parent")}
+
+    async def load(self, name: str, path: str) -> int:
+        """What somebody else might do; returns the status."""
+        body = {"lora_name": name, "lora_path": path}
+        return (await self._request("POST", "/v1/load_lora_adapter", json=body)).status_code
+
+    async def unload(self, name: str) -> int:
+        return (await self._request("POST", "/v1/unload_lora_adapter", json={"lora_name": name})).status_code
+
+    async def _request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        async with httpx.AsyncClient(base_url=self.url, timeout=10) as client:
+            return await client.request(method, path, **kwargs)
+
+
+class Sidecar:
+    """``loraplane-sidecar`` beside an engine."""
+
+    def __init__(
+        self,
+        folder: Path,
+        etcd: tuple[str, ...],
+        prefix: str,
+        engine: str,
+        *,
+        replica: str = "r1",
+        store: Path | None = None,
+    ) -> None:
+        (port,) = free_ports(1)
+        self.http = f"http://127.0.0.1:{port}"
+        self.store = store or folder / "store"
+        self.replica = replica
+        arguments = [
+            *("--etcd", ",".join(etcd), "--prefix", prefix, "--pool", POOL, "--replica", replica),
+            *("--engine", engine, "--store", str(self.store), "--http", f"127.0.0.1:{port}"),
+            *("--allow-source", f"file://{folder}/sources/"),
+        ]
+        self.program = Program("sidecar.main", arguments, folder / f"sidecar-{replica}.log")
+
+    async def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        """Status and JSON of one of its pages; status 0 while it does not answer."""
+        try:
+            async with httpx.AsyncClient(base_url=self.http, timeout=10) as client:
+                reply = await client.get(path)
+        except httpx.TransportError:
+            return 0, {}
+        return reply.status_code, reply.json()
+
+    async def status(self) -> dict[str, Any]:
+        return (await self.get("/status"))[1]
+
+    async def is_ready(self) -> bool:
+        return (await self.get("/readyz"))[0] == 200
+
+    async def failed(self) -> dict[str, str]:
+        """Failed names with their reasons."""
+        return {entry["name"]: entry["reason"] for entry in (await self.status()).get("failed", [])}
+
+
+@dataclass
+class Hand:
+    """Writes records as the admin service would, or as it never would."""
+
+    client: Client
+    keys: Keys
+    sources: Path
+
+    def source(self, name: str, **kwargs: Any) -> Path:
+        """A valid adapter's directory under the allowed root, made if it is not there."""
+        folder = self.sources / name
+        if not folder.exists():
+            write_adapter(folder, **({"seed": sum(name.encode())} | kwargs))
+        return folder
+
+    def record(self, name: str, source: str, generation: int = 1, **spec: Any) -> AdapterRecord:
+        """A record for the adapter in `source`; pinned only if a digest is given."""
+        digest = spec.pop("digest", None)
+        return AdapterRecord(
+            name=name,
+            pool=POOL,
+            tenant="default",
+            generation=generation,
+            spec=AdapterSpec(source=Source(uri=self.source(source).as_uri(), digest=digest), **spec),
+            updated_at="2026-01-01T00:00:00.000Z",
+            updated_by="test",
+            request_id=f"req-{name.replace('/', '-')}-{generation}",
+        )
+
+    async def put(self, *records: AdapterRecord) -> int:
+        """Writes records in one transaction; returns its revision."""
+        return await self.commit(*(Put(self.keys.adapter(POOL, record.name), record.to_bytes()) for record in records))
+
+    async def delete(self, *names: str) -> int:
+        return await self.commit(*(Delete(self.keys.adapter(POOL, name)) for name in names))
+
+    async def pool(self, *base_models: str, **changes: Any) -> int:
+        spec = PoolSpec(name=POOL, base_models=list(base_models or (BASE,)), **changes)
+        return await self.commit(Put(self.keys.pool(POOL), spec.to_bytes()))
+
+    async def commit(self, *ops: Put | Delete) -> int:
+        return (await self.client.txn(Txn((), ops))).revision
+
+    def ref(self, record: AdapterRecord) -> ArtifactRef:
+        source = record.spec.source
+        return ArtifactRef(source.uri, source.digest)
