@@ -29,8 +29,6 @@ from sidecar.plan import (
     Unload,
 )
 
-# Names that a driver gives to weights while it proves them loadable. Whatever is left of them is unloaded.
-CHECK_NAME_PREFIX = "loraplane-check-"
 # A status must stay small; more pending names than this are counted only.
 MAX_OVER_CAPACITY_LISTED = 200
 

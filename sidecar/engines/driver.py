@@ -6,6 +6,10 @@ from typing import Protocol
 
 from sidecar.observed import Observed, Outcome
 
+# Names that a driver gives to weights while it proves them loadable. They are under our store but in no record, so
+# the planner unloads whatever is left of them.
+CHECK_NAME_PREFIX = "loraplane-check-"
+
 
 class EngineError(Exception):
     """The engine could not be observed in full, so nothing may be concluded from what was seen."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from sidecar.engines.driver import CHECK_NAME_PREFIX
 from sidecar.failures import Failure
 from sidecar.plan import FailedAdapter, Load, PendingAdapter, Plan, ServedAdapter, Stage, Swap, Unload
-from sidecar.planner import CHECK_NAME_PREFIX, MAX_OVER_CAPACITY_LISTED, make_plan
+from sidecar.planner import MAX_OVER_CAPACITY_LISTED, make_plan
 from tests.support.records import digest, kv
 from tests.support.worlds import desired, known, observed, path_of, pool, wants
 

@@ -1,0 +1,165 @@
+"""Drives vLLM from 0.31 over its HTTP interface, as it is without any plugin of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from sidecar.engines import vllm_answers as answers
+from sidecar.engines.driver import CHECK_NAME_PREFIX, EngineError, EngineUnreachable, EngineUnusable
+from sidecar.engines.exchange import JsonPost
+from sidecar.engines.vllm_http import VllmHttp
+from sidecar.observed import AlreadyThere, Done, EngineFacts, Gone, NotThere, Observed, Outcome, Unknown
+
+LOAD_PATH = "/v1/load_lora_adapter"
+UNLOAD_PATH = "/v1/unload_lora_adapter"
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long each kind of call may take.
+
+    Attributes:
+        probe_seconds: for /metrics, /version and the check of the routes.
+        list_seconds: for /v1/models, 65 ms at 2,000 adapters.
+        load_seconds: for a load, which waits for the running step and for other loads.
+        unload_seconds: for an unload, which waits for a load of the same name.
+        turn_seconds: for one token; the first ever takes up to 16 s on a slow machine.
+    """
+
+    probe_seconds: float = 5.0
+    list_seconds: float = 10.0
+    load_seconds: float = 60.0
+    unload_seconds: float = 30.0
+    turn_seconds: float = 30.0
+
+
+class VllmEngine:
+    """One vLLM server. Implements `sidecar.engines.driver.Engine`."""
+
+    kind = "vllm"
+
+    def __init__(self, url: str, *, api_key_file: Path | None = None, deadlines: Deadlines = Deadlines()) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            url: of the server, e.g. ``http://127.0.0.1:8000``.
+            api_key_file: holds the key that the server was started with; read at each use, None: there is no key.
+            deadlines: of each kind of call.
+        """
+        self._http = VllmHttp(url, api_key_file)
+        self._deadlines = deadlines
+        self._checked: tuple[str, str] | None = None  # incarnation and version that were found fit
+        self._base_model: str | None = None
+
+    @property
+    def url(self) -> str:
+        """Base URL, without credentials."""
+        return self._http.url
+
+    async def observe(self) -> Observed:
+        """See `Engine.observe`."""
+        before = await self._metrics()
+        version = await self._check(before)
+        listing = answers.read_listing(await self._http.get("/v1/models", self._deadlines.list_seconds))
+        after = await self._metrics()
+        if after.incarnation != before.incarnation:
+            raise EngineUnreachable(f"{self.url} restarted while it was looked at")
+        self._base_model = listing.base_models[0]
+        facts = EngineFacts(self.kind, version, self.url, after.incarnation, after.limits)
+        return Observed(facts, listing.base_models, listing.adapters)
+
+    async def incarnation(self) -> str:
+        """See `Engine.incarnation`."""
+        return (await self._metrics()).incarnation
+
+    async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
+        """See `Engine.load`."""
+        [answer] = await self._http.post([_load(name, path)], request_id, self._deadlines.load_seconds)
+        return answers.load_outcome(answer)
+
+    async def unload(self, name: str, *, request_id: str) -> Outcome:
+        """See `Engine.unload`."""
+        [answer] = await self._http.post([_unload(name)], request_id, self._deadlines.unload_seconds)
+        return answers.unload_outcome(answer)
+
+    async def swap(self, name: str, old: str, new: str, *, request_id: str) -> Outcome:
+        """See `Engine.swap`. Between the unload and the load, which are sent together, the engine knows no `name`."""
+        check = check_name(new)
+        proof = await self.load(check, new, request_id=request_id)
+        # The name says which path it was loaded from: one that is left over from an earlier swap proves the same.
+        if not isinstance(proof, Done | AlreadyThere):
+            return proof
+        outcome = await self._replace(name, old, new, request_id)
+        if not isinstance(outcome, Gone | Unknown):
+            await self.unload(check, request_id=request_id)  # the planner unloads it where this fails
+        return outcome
+
+    async def _replace(self, name: str, old: str, new: str, request_id: str) -> Outcome:
+        both = [_unload(name), _load(name, new)]
+        unloaded, loaded = await self._http.post(both, request_id, self._deadlines.load_seconds)
+        was_unloaded, outcome = answers.unload_outcome(unloaded), answers.load_outcome(loaded)
+        if isinstance(outcome, Done | Gone | Unknown):
+            return outcome
+        if not isinstance(was_unloaded, Done | NotThere):
+            return was_unloaded
+        if isinstance(outcome, AlreadyThere):
+            return outcome
+        return await self._put_back(name, old, outcome, request_id)
+
+    async def _put_back(self, name: str, old: str, failed: Outcome, request_id: str) -> Outcome:
+        outcome = await self.load(name, old, request_id=request_id)
+        return failed if isinstance(outcome, Done | AlreadyThere) else Unknown(f"{failed}; and putting back: {outcome}")
+
+    async def is_busy(self) -> bool:
+        """See `Engine.is_busy`."""
+        try:
+            return (await self._metrics()).is_busy
+        except EngineError:
+            return False
+
+    async def turns(self) -> bool:
+        """See `Engine.turns`."""
+        try:
+            async with asyncio.timeout(self._deadlines.turn_seconds):
+                model = self._base_model or (await self.observe()).base_models[0]
+                return await self._http.completes({"model": model, "prompt": ".", "max_tokens": 1, "temperature": 0})
+        except (EngineError, TimeoutError):
+            return False
+
+    async def aclose(self) -> None:
+        """See `Engine.aclose`."""
+        await self._http.aclose()
+
+    async def _metrics(self) -> answers.Metrics:
+        body = await self._http.get("/metrics", self._deadlines.probe_seconds)
+        return answers.read_metrics(body.decode(errors="replace"), self.url)
+
+    async def _check(self, metrics: answers.Metrics) -> str:
+        """The version; once for each process, that it can be driven at all."""
+        if self._checked is not None and self._checked[0] == metrics.incarnation:
+            return self._checked[1]
+        version = answers.read_version(await self._http.get("/version", self._deadlines.probe_seconds), self.url)
+        if metrics.has_lora is False:
+            raise EngineUnusable("lora_disabled", f"{self.url} serves no adapters: {answers.ENABLE_HINT}")
+        for path in (LOAD_PATH, UNLOAD_PATH):
+            if not await self._http.has_route(path, self._deadlines.probe_seconds):
+                reason = f"{self.url} has no route {path}: {answers.ENABLE_HINT}"
+                raise EngineUnusable("runtime_lora_disabled", reason)
+        self._checked = (metrics.incarnation, version)
+        return version
+
+
+def check_name(path: str) -> str:
+    """The name under which the weights in `path` are proven loadable; another for each path."""
+    return CHECK_NAME_PREFIX + hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:12]
+
+
+def _load(name: str, path: str) -> JsonPost:
+    return JsonPost(LOAD_PATH, {"lora_name": name, "lora_path": path})
+
+
+def _unload(name: str) -> JsonPost:
+    return JsonPost(UNLOAD_PATH, {"lora_name": name})

@@ -1,0 +1,212 @@
+"""What vLLM's answers mean. Pure: every answer goes in as it came, and no decision rests on the wording of a text."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from sidecar.engines.driver import EngineUnreachable, EngineUnusable
+from sidecar.engines.exchange import Lost, NotSent, Reply
+from sidecar.observed import (
+    AlreadyThere,
+    Done,
+    EngineLimits,
+    Gone,
+    NotThere,
+    Outcome,
+    PathMissing,
+    Refused,
+    Transient,
+    Unknown,
+)
+
+MINIMUM_VERSION = (0, 31)
+ENABLE_HINT = "start vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment and with --enable-lora"
+KEY_HINT = "name the file with its key with --engine-api-key-file"
+MAX_MESSAGE_LENGTH = 500
+
+_INCARNATION = re.compile(r"^process_start_time_seconds ([0-9.eE+-]+)$", re.MULTILINE)
+_REQUESTS = re.compile(r"^vllm:num_requests_(?:running|waiting)\{.*\} ([0-9.eE+-]+)$", re.MULTILINE)
+_MAX_LORA = re.compile(r'^vllm:lora_requests_info\{.*\bmax_lora="(\d+)"', re.MULTILINE)
+_ANY_VLLM = "# TYPE vllm:num_requests_running "
+_LORA = "# TYPE vllm:lora_requests_info "
+_VERSION = re.compile(r"(\d+)\.(\d+)(?:\.|$|[^0-9])")
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """What /metrics says of the process.
+
+    `has_lora` None: it keeps no statistics, so that nothing is known of it.
+    """
+
+    incarnation: str
+    is_busy: bool
+    has_lora: bool | None
+    limits: EngineLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What /v1/models lists: names of the base model, and each adapter's path."""
+
+    base_models: tuple[str, ...]
+    adapters: dict[str, str]
+
+
+def read_metrics(text: str, url: str) -> Metrics:
+    """Reads /metrics.
+
+    Raises:
+        EngineUnusable: these are no metrics of an engine's process.
+    """
+    started = _INCARNATION.search(text)
+    if started is None:
+        raise not_an_engine(url, "its /metrics has no process_start_time_seconds")
+    max_loras = _MAX_LORA.search(text)
+    return Metrics(
+        incarnation=started[1],
+        is_busy=any(float(count) > 0 for count in _REQUESTS.findall(text)),
+        has_lora=_LORA in text if _ANY_VLLM in text else None,
+        limits=EngineLimits(max_loras=int(max_loras[1]) if max_loras else None),
+    )
+
+
+def read_version(body: bytes, url: str) -> str:
+    """Reads /version.
+
+    Raises:
+        EngineUnusable: it is no vLLM, or one that is too old.
+    """
+    fields = _json(body)
+    version = fields.get("version") if isinstance(fields, dict) else None
+    if not isinstance(version, str):
+        raise not_an_engine(url, "its /version has no version")
+    found = _VERSION.match(version)
+    if found is None or (int(found[1]), int(found[2])) < MINIMUM_VERSION:
+        wanted = ".".join(map(str, MINIMUM_VERSION))
+        raise EngineUnusable(
+            "engine_unsupported", f"{url} is vLLM {version[:64]!r}; {wanted} or later is needed, upgrade it"
+        )
+    return version
+
+
+def read_listing(body: bytes) -> Listing:
+    """Reads /v1/models, strictly: one card that cannot be understood makes all of it worthless.
+
+    Raises:
+        EngineUnreachable: it cannot be read in full.
+    """
+    fields = _json(body)
+    cards = fields.get("data") if isinstance(fields, dict) else None
+    if not isinstance(cards, list):
+        raise _unreadable("it is no list of models")
+    listing = Listing((), {})
+    bases: list[str] = []
+    for card in cards:
+        _read_card(card, bases, listing.adapters)
+    if not bases:
+        raise _unreadable("it names no base model")
+    if len(bases) + len(listing.adapters) != len(cards):
+        raise _unreadable("a name stands twice")
+    return Listing(tuple(bases), listing.adapters)
+
+
+def _read_card(card: object, bases: list[str], adapters: dict[str, str]) -> None:
+    match card:
+        case {"id": str(name), "parent": None, "root": _}:
+            bases.append(name)
+        case {"id": str(name), "parent": str(), "root": str(root)} if root:
+            adapters[name] = root
+        case _:
+            raise _unreadable(f"a card is not understood: {str(card)[:200]}")
+
+
+def _unreadable(why: str) -> EngineUnreachable:
+    return EngineUnreachable(f"the listing /v1/models cannot be read in full: {why}")
+
+
+def not_an_engine(url: str, why: str) -> EngineUnusable:
+    """What answers at `url` is no vLLM; `why` says how that is seen."""
+    return EngineUnusable("not_an_engine", f"{url} is not a vLLM server: {why}; check --engine")
+
+
+def unauthorized(url: str) -> EngineUnusable:
+    """The engine wants a key, or another one."""
+    return EngineUnusable("engine_unauthorized", f"{url} refuses our key, or wants one: {KEY_HINT}")
+
+
+def load_outcome(answer: Reply | Lost | NotSent) -> Outcome:
+    """What a load came to."""
+    match answer:
+        case Reply(400, body) if _param(body) is None:
+            # The name is loaded, or is the base model's: only a listing can tell with which path.
+            return AlreadyThere()
+        case Reply(404, body) if _error(body) is not None:
+            return PathMissing(said(body))
+        case _:
+            return _outcome(answer)
+
+
+def unload_outcome(answer: Reply | Lost | NotSent) -> Outcome:
+    """What an unload came to."""
+    match answer:
+        case Reply(404, body) if _error(body) is not None:
+            return NotThere()
+        case _:
+            return _outcome(answer)
+
+
+def _outcome(answer: Reply | Lost | NotSent) -> Outcome:
+    match answer:
+        case NotSent(message):
+            return Gone(message)
+        case Lost(message):
+            return Unknown(message)
+        case Reply(status, body):
+            return _reply_outcome(status, said(body))
+
+
+def _reply_outcome(status: int, message: str) -> Outcome:
+    match status:
+        case 200:
+            return Done()
+        case 401 | 403:
+            return Transient(f"the engine refuses our key, or wants one: {KEY_HINT}")
+        case 404 | 405:
+            return Transient(f"the engine has no such route: {ENABLE_HINT}")
+        case 408 | 425 | 429:
+            return Transient(message)
+        case _ if 400 <= status <= 500:
+            return Refused(message)
+        case _:
+            return Unknown(f"HTTP {status}: {message}")
+
+
+def _error(body: bytes) -> dict[str, object] | None:
+    """The error object of vLLM's own replies; None where something else replied."""
+    fields = _json(body)
+    error = fields.get("error") if isinstance(fields, dict) else None
+    return error if isinstance(error, dict) else None
+
+
+def _param(body: bytes) -> object:
+    """The field at fault; None where the request was well formed. "?" where it is no reply of vLLM's."""
+    error = _error(body)
+    return "?" if error is None else error.get("param")
+
+
+def said(body: bytes) -> str:
+    """The reply's own sentence, in one line and not too long: for people only."""
+    error = _error(body)
+    message = error.get("message") if error else None
+    text = message if isinstance(message, str) else body.decode(errors="replace")
+    return " ".join(text.split())[:MAX_MESSAGE_LENGTH] or "no text"
+
+
+def _json(body: bytes) -> object:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
