@@ -53,6 +53,7 @@ from registry.etcd3.errors import (
 
 COMPACTED = "etcdserver: mvcc: required revision has been compacted"
 _ANY = ""
+_LATE = "DEADLINE_EXCEEDED"
 
 _Make = Callable[[str, bool], EtcdError]
 
@@ -118,9 +119,9 @@ _ROWS = (
     _Row("FAILED_PRECONDITION", _ANY, _plain(InvalidArgument)),
     _Row("UNAUTHENTICATED", _ANY, _plain(Unauthenticated)),
     _Row("PERMISSION_DENIED", _ANY, _plain(PermissionDenied)),
-    _Row("DEADLINE_EXCEEDED", _ANY, _timeout),
+    _Row(_LATE, _ANY, _timeout),
     _Row("UNAVAILABLE", "etcdserver: no leader", _plain(NoLeader)),
-    _Row("UNAVAILABLE", "handshake", _tls, anywhere=True),
+    _Row("UNAVAILABLE", "SSL_ERROR_SSL", _tls, anywhere=True),
     _Row("UNAVAILABLE", "Hostname Verification", _tls, anywhere=True),
     _Row("UNAVAILABLE", "not in peer certificate", _tls, anywhere=True),
     _Row("UNAVAILABLE", _CONNECT, _not_connected),
@@ -138,7 +139,7 @@ def classify(code: str, details: str, *, writes: bool, endpoint: str) -> EtcdErr
         writes: whether the call could have changed the store.
         endpoint: who was asked, for the message.
     """
-    message = f"{endpoint}: {details or code}"
+    message = f"{endpoint}: {'no answer in time' if code == _LATE else details or code}"
     for row in _ROWS:
         if row.fits(code, details):
             return row.make(message, writes)
@@ -159,7 +160,7 @@ def classify_cancel(reason: str, compact_revision: int, *, endpoint: str) -> Etc
     if compact_revision:
         return Compacted(f"{endpoint}: {reason or COMPACTED}", compact_revision=compact_revision)
     for sentence, code in _CANCEL_CODES:
-        if reason.startswith(sentence):
+        if sentence in reason:  # it comes as Go prints an error: "rpc error: code = … desc = …"
             return classify(code, reason, writes=False, endpoint=endpoint)
     return WatchCanceled(f"{endpoint}: {reason or 'watch canceled'}")
 

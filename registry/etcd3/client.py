@@ -16,6 +16,7 @@ from registry.etcd3.errors import EtcdError, LeaseExpired, PermissionDenied, Tls
 from registry.etcd3.listing import Listing, list_range
 from registry.etcd3.methods import (
     COMPACT,
+    DELETE,
     LEASE_GRANT,
     LEASE_KEEPALIVE,
     LEASE_REVOKE,
@@ -24,7 +25,7 @@ from registry.etcd3.methods import (
     STATUS,
     TXN,
 )
-from registry.etcd3.ops import Range, RangeResult, Txn, TxnResult, prefix_end
+from registry.etcd3.ops import Delete, Range, RangeResult, Txn, TxnResult, prefix_end
 from registry.etcd3.options import ClientOptions
 from registry.etcd3.watch import WatchStream, open_watch
 
@@ -86,6 +87,15 @@ class Client:
         """
         method = TXN if codec.writes(txn) else READ_TXN
         return codec.txn_result(await self._calls.call(method, codec.txn_request(txn), timeout_seconds))
+
+    async def delete(self, op: Delete, *, timeout_seconds: float | None = None) -> int:
+        """Deletes keys outside of any transaction, and says how many. Some servers without space take only this.
+
+        Raises:
+            Unavailable, Timeout: look at `maybe_applied`.
+            EtcdError: any other failure; certainly not applied.
+        """
+        return (await self._calls.call(DELETE, codec.delete_request(op), timeout_seconds)).deleted
 
     async def list_prefix(self, prefix: bytes, *, page_size: int = 1000) -> Listing:
         """All keys that start with `prefix`, at one revision. Each page has the default deadline.

@@ -56,6 +56,11 @@ def _compare(compare: Compare) -> rpc.Compare:
     return message
 
 
+def delete_request(op: Delete) -> rpc.DeleteRangeRequest:
+    """The message of a deletion."""
+    return rpc.DeleteRangeRequest(key=op.key, range_end=op.range_end)
+
+
 def _op(op: Op) -> rpc.RequestOp:
     match op:
         case Range():
@@ -65,8 +70,7 @@ def _op(op: Op) -> rpc.RequestOp:
         case Put():
             return rpc.RequestOp(request_put=rpc.PutRequest(key=op.key, value=op.value, lease=op.lease))
         case Delete():
-            delete = rpc.DeleteRangeRequest(key=op.key, range_end=op.range_end)
-            return rpc.RequestOp(request_delete_range=delete)
+            return rpc.RequestOp(request_delete_range=delete_request(op))
         case _:
             assert_never(op)
 

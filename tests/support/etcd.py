@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import signal
 import socket
@@ -184,3 +185,33 @@ def make_cluster(
     for member in members:
         member.cluster = ",".join(f"{one.name}={one.peer_url}" for one in members)
     return Cluster(members, tls)
+
+
+async def etcdctl(cluster: Cluster, *arguments: str) -> str:
+    """Runs etcdctl, for what our own client has no business with: users, roles, alarms."""
+    beside = find_etcd().parent / "etcdctl"
+    program = str(beside) if beside.exists() else "etcdctl"
+    process = await asyncio.create_subprocess_exec(
+        *(program, "--endpoints", ",".join(cluster.endpoints), *arguments),
+        env={**child_environment(), "ETCDCTL_API": "3"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"etcdctl {' '.join(arguments)}: {output.decode(errors='replace')}")
+    return output.decode()
+
+
+ROOT = ("--user", "root:root-password")
+
+
+async def switch_authentication_on(cluster: Cluster, user: str, password: str, *, prefix: str) -> None:
+    """Makes a user who may read and write below `prefix` alone, and requires users from now on."""
+    for name, word in (("root", "root-password"), (user, password)):
+        await etcdctl(cluster, "user", "add", f"{name}:{word}")
+    await etcdctl(cluster, "user", "grant-role", "root", "root")
+    await etcdctl(cluster, "role", "add", user)
+    await etcdctl(cluster, "user", "grant-role", user, user)
+    await etcdctl(cluster, "role", "grant-permission", user, "--prefix=true", "readwrite", prefix)
+    await etcdctl(cluster, "auth", "enable")

@@ -1,0 +1,160 @@
+"""User and password against a real etcd, whose tokens are forgotten at each restart."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from registry.etcd3.client import Client
+from registry.etcd3.errors import PermissionDenied, Unauthenticated
+from registry.etcd3.ops import Range, prefix_end
+from registry.etcd3.reflector import Connected, Disconnected, Listed, Reflector
+from tests.contract.etcd3.mirror import mirroring, put
+from tests.support.etcd import ROOT, etcdctl, switch_authentication_on
+from tests.support.waiting import eventually
+
+PASSWORD = "correct-horse"  # noqa: S105 - the canary of these tests
+PREFIX = b"/ours/"
+END = prefix_end(PREFIX)
+
+
+@pytest.fixture
+async def guarded(own_etcd):
+    await switch_authentication_on(own_etcd, "lora", PASSWORD, prefix="/ours/")
+    return own_etcd
+
+
+@pytest.fixture
+async def client(guarded):
+    client = Client(guarded.options(user="lora", password=lambda: PASSWORD))
+    yield client
+    await client.aclose()
+
+
+async def restart(cluster):
+    (member,) = cluster.members
+    member.stop()
+    member.start()
+    await cluster.ready()
+
+
+async def test_a_user_reads_and_writes_what_the_role_allows(client):
+    await client.txn(put((b"/ours/a", b"1")))
+    assert (await client.list_prefix(PREFIX)).kvs[0].value == b"1"
+    lease = await client.lease_grant(30)
+    assert await client.lease_keepalive(lease) > 0
+
+
+async def test_beyond_the_role_is_permission_denied(client):
+    with pytest.raises(PermissionDenied) as caught:
+        await client.txn(put((b"/theirs", b"1")))
+    assert caught.value.certainly_not_applied
+    with pytest.raises(PermissionDenied):
+        await client.range(Range(b"/theirs"))
+
+
+async def test_a_wrong_password_is_unauthenticated_and_never_shown(guarded):
+    """X1 secret-free: neither error nor options show the password."""
+    options = guarded.options(user="lora", password=lambda: "battery-staple")
+    client = Client(options)
+    try:
+        with pytest.raises(Unauthenticated) as caught:
+            await client.txn(put((b"/ours/a", b"1")))
+        with pytest.raises(Unauthenticated):
+            await client.wait_until_reachable(key=PREFIX, on_wait=lambda _error: None)
+    finally:
+        await client.aclose()
+    shown = [str(caught.value), repr(caught.value.__cause__), repr(caught.value.__context__), repr(options)]
+    assert not any("battery-staple" in one for one in shown)
+
+
+async def test_no_user_is_unauthenticated(guarded):
+    client = Client(guarded.options())
+    try:
+        with pytest.raises(Unauthenticated):
+            await client.range(Range(PREFIX))
+    finally:
+        await client.aclose()
+
+
+async def test_a_user_is_no_trouble_where_authentication_is_off(own_etcd):
+    client = Client(own_etcd.options(user="lora", password=lambda: PASSWORD))
+    try:
+        await client.txn(put((b"a", b"1")))
+        assert (await client.range(Range(b"a"))).count == 1
+    finally:
+        await client.aclose()
+
+
+async def test_calls_survive_that_the_server_forgot_the_token(guarded, client):
+    """The write is sent again under a fresh token, since a refused one was certainly not applied."""
+    await client.txn(put((b"/ours/a", b"1")))
+    await restart(guarded)
+    await client.txn(put((b"/ours/b", b"2")))
+    lease = await client.lease_grant(30)
+    await restart(guarded)
+    assert await client.lease_keepalive(lease) > 0
+    found = (await client.list_prefix(PREFIX)).kvs
+    assert [(kv.key, kv.version) for kv in found] == [(b"/ours/a", 1), (b"/ours/b", 1)]
+
+
+async def test_a_watch_survives_that_the_server_forgot_the_token(guarded, client, rng):
+    """Old servers call that "permission denied" on a watch: one fresh token is tried before it is believed."""
+    async with mirroring(Reflector(client, PREFIX, END, rng=rng)) as mirror:
+        await mirror.first(Connected)
+        await restart(guarded)
+        written = await client.txn(put((b"/ours/a", b"1")))
+        await eventually(lambda: mirror.revision >= written.revision)
+    assert len(mirror.of(Listed)) == 1
+    assert not any(one.denied for one in mirror.of(Disconnected))
+
+
+async def test_a_fresh_watch_with_a_forgotten_token_logs_in_again(guarded, client, rng):
+    """The stream itself meets the stale token here: no call has refreshed it before."""
+    await client.range(Range(PREFIX))
+    stale = client._calls.login._token
+    async with client.watch(guarded.endpoints[0]) as stream:
+        assert stream.token == stale
+    async with client.watch(guarded.endpoints[0], refused_token=stale) as stream:
+        assert stream.token not in (None, stale)
+
+
+async def test_a_watch_that_is_not_allowed_stays_visible_and_heals(guarded, client, rng):
+    """Denied is told, not hidden in retries; once the role allows it, the watch comes."""
+    reflector = Reflector(client, b"/theirs/", b"/theirs0", rng=rng, denied_retry_seconds=0.2)
+    async with mirroring(reflector) as mirror:
+        refusal = await mirror.first(Disconnected)
+        await etcdctl(guarded, *ROOT, "role", "grant-permission", "lora", "--prefix=true", "read", "/theirs/")
+        await mirror.first(Connected)
+    assert refusal.denied
+    assert "permission denied" in refusal.message
+
+
+async def test_permission_that_is_taken_away_stays_visible(guarded, client, rng):
+    """After a reconnection the stream itself is refused; the fresh token does not help, so the refusal is believed."""
+    async with mirroring(Reflector(client, PREFIX, END, rng=rng, denied_retry_seconds=0.2)) as mirror:
+        await mirror.first(Connected)
+        await etcdctl(guarded, *ROOT, "role", "revoke-permission", "lora", "--prefix=true", "/ours/")
+        await restart(guarded)
+        await eventually(lambda: any(one.denied for one in mirror.of(Disconnected)))
+
+
+async def test_a_rotated_password_is_asked_for_again(guarded, rng):
+    passwords = [PASSWORD]
+    client = Client(guarded.options(user="lora", password=lambda: passwords[-1]))
+    try:
+        await client.txn(put((b"/ours/a", b"1")))
+        process = await asyncio.create_subprocess_exec(
+            *(str(guarded.members[0].binary.parent / "etcdctl"), "--endpoints", guarded.endpoints[0]),
+            *(*ROOT, "user", "passwd", "lora", "--interactive=false"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+        )
+        await process.communicate(b"new-password\n")
+        assert process.returncode == 0
+        passwords.append("new-password")
+        await restart(guarded)
+        await client.txn(put((b"/ours/a", b"2")))
+    finally:
+        await client.aclose()

@@ -1,0 +1,164 @@
+"""Three members of which some hang, are cut off, or die."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+
+import pytest
+
+from registry.etcd3.client import Client
+from registry.etcd3.errors import EtcdError, NoLeader
+from registry.etcd3.ops import Range
+from registry.etcd3.reflector import Changed, Connected, Disconnected, Listed, Reflector
+from registry.etcd3.stream import Mark, WatchProtocol
+from tests.contract.etcd3.mirror import FirstEndpoint, mirroring, put
+from tests.support.etcd import Cluster, Member
+from tests.support.waiting import eventually
+
+PREFIX, END = b"/a/", b"/a0"
+
+
+def member_at(cluster: Cluster, endpoint: str) -> Member:
+    return next(member for member in cluster.members if member.endpoint == endpoint)
+
+
+async def test_a_hung_member_is_noticed_and_left(etcd_cluster, cluster_client):
+    """The process is stopped, its connections stand. The watch goes on with another member, and nothing is lost."""
+    async with mirroring(Reflector(cluster_client, PREFIX, END, rng=FirstEndpoint())) as mirror:
+        first = await mirror.first(Connected)
+        told = len(mirror.told)
+        member_at(etcd_cluster, first.endpoint).freeze()
+        others = Client(etcd_cluster.options(endpoints=etcd_cluster.endpoints[1:]))
+        written = await eventually(lambda: _try_put(others, b"/a/1"), timeout_seconds=60)
+        second = await mirror.first(Connected, told)
+        await eventually(lambda: mirror.revision >= written)
+        await others.aclose()
+    assert "no sign of life" in mirror.of(Disconnected)[0].message
+    assert second.endpoint != first.endpoint
+    assert len(mirror.of(Listed)) == 1
+
+
+async def test_a_read_finds_another_member_within_its_own_deadline(etcd_cluster, cluster_client):
+    """The first member hangs; a read may be asked of others, so the caller never notices."""
+    await cluster_client.txn(put((b"a", b"1")))
+    leader = await etcd_cluster.leader()
+    hung = next(member for member in etcd_cluster.members if member is not leader)
+    endpoints = (hung.endpoint, *(one for one in etcd_cluster.endpoints if one != hung.endpoint))
+    client = Client(etcd_cluster.options(endpoints=endpoints), rng=FirstEndpoint())
+    try:
+        await client.range(Range(b"a"))
+        hung.freeze()
+        assert (await client.range(Range(b"a"))).kvs[0].value == b"1"
+    finally:
+        await client.aclose()
+
+
+async def test_an_isolated_member_ends_the_watch_instead_of_keeping_silent(etcd_cluster, cluster_client):
+    """Without `hasleader` the watch would wait for ever on a member that hears nothing any more."""
+    alone, *others = etcd_cluster.members
+    async with cluster_client.watch(alone.endpoint) as stream:
+        protocol = WatchProtocol(Mark(1, 0, 0), endpoint=alone.endpoint, server_version=stream.server_version)
+        await stream.send(protocol.create_request(PREFIX, END))
+        assert (await stream.receive()).created
+        for member in others:
+            member.freeze()
+        with pytest.raises(NoLeader):
+            await _drain(stream, protocol)
+
+
+async def test_a_reflector_leaves_an_isolated_member_and_comes_back(etcd_cluster, cluster_client):
+    """Without a quorum nobody can be followed; once there is one, the watch goes on where it was."""
+    async with mirroring(Reflector(cluster_client, PREFIX, END, rng=FirstEndpoint())) as mirror:
+        await mirror.first(Connected)
+        for member in etcd_cluster.members[1:]:
+            member.freeze()
+        await mirror.first(Disconnected)
+        told = len(mirror.told)
+        for member in etcd_cluster.members[1:]:
+            member.thaw()
+        await mirror.first(Connected, told)
+        written = await eventually(lambda: _try_put(cluster_client, b"/a/1"))
+        await eventually(lambda: mirror.revision >= written)
+    assert len(mirror.of(Listed)) == 1
+
+
+async def test_no_leader_is_certainly_not_applied(etcd_cluster, cluster_client):
+    """An isolated member refuses a write before proposing it, and the error says so."""
+    alone, *others = etcd_cluster.members
+    client = Client(etcd_cluster.options(endpoints=(alone.endpoint,), call_timeout_seconds=1))
+    try:
+        for member in others:
+            member.freeze()
+        await eventually(lambda: _is_refused_for_want_of_a_leader(client))
+    finally:
+        await client.aclose()
+
+
+async def test_writes_through_the_death_of_the_leader(etcd_cluster, rng):
+    """W1 acked-durable, W8 no-false-fail: what was acknowledged is there, what was denied is not, nothing is twice."""
+    outcomes: dict[bytes, int | EtcdError] = {}
+    clients = [Client(etcd_cluster.options(), rng=random.Random(i)) for i in range(3)]
+    async with mirroring(Reflector(clients[0], PREFIX, END, rng=rng)) as mirror:
+        await mirror.first(Connected)
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            for i in range(12):
+                tasks.create_task(_write(clients[i % 3], i, outcomes, stop))
+            for _ in range(3):
+                count = len(outcomes)
+                await eventually(lambda count=count: len(outcomes) > count + 100)
+                leader = await etcd_cluster.leader()
+                leader.kill()
+                leader.start()
+                await etcd_cluster.ready()
+            stop.set()
+        last = (await clients[0].range(Range(PREFIX, END, count_only=True))).revision
+        newest = max(revision for revision in outcomes.values() if isinstance(revision, int))
+        await eventually(lambda: mirror.revision >= newest)
+    found = {kv.key: kv for kv in (await clients[0].list_prefix(PREFIX)).kvs}
+    for key, outcome in outcomes.items():
+        if isinstance(outcome, int):
+            assert found[key].mod_revision == outcome, "acknowledged, so it is there"
+        elif outcome.certainly_not_applied:
+            assert key not in found, "called not applied, so it is not there"
+    assert {kv.version for kv in found.values()} == {1}, "sent once, applied once"
+    errors = [outcome for outcome in outcomes.values() if isinstance(outcome, EtcdError)]
+    assert not all(error.certainly_not_applied for error in errors), "some were in mid-flight, and said so"
+    revisions = [changed.revision for changed in mirror.of(Changed)]
+    assert revisions == sorted({kv.mod_revision for kv in found.values()})
+    assert revisions[-1] <= last
+    for client in clients:
+        await client.aclose()
+
+
+async def _write(client: Client, writer: int, outcomes: dict[bytes, int | EtcdError], stop: asyncio.Event) -> None:
+    for i in itertools.count():
+        if stop.is_set():
+            return
+        key = PREFIX + b"%d-%d" % (writer, i)
+        try:
+            outcomes[key] = (await client.txn(put((key, b"x")))).revision
+        except EtcdError as error:
+            outcomes[key] = error
+
+
+async def _try_put(client: Client, key: bytes) -> int | None:
+    try:
+        return (await client.txn(put((key, b"x")))).revision
+    except EtcdError:
+        return None
+
+
+async def _drain(stream, protocol) -> None:
+    while True:
+        protocol.receive(await stream.receive())
+
+
+async def _is_refused_for_want_of_a_leader(client: Client) -> bool:
+    try:
+        await client.txn(put((b"n", b"x")))
+    except EtcdError as error:
+        return isinstance(error, NoLeader) and error.certainly_not_applied
+    raise AssertionError("written without a quorum")

@@ -1,0 +1,173 @@
+"""Leases and sessions against a real etcd."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from registry.etcd3.client import Client
+from registry.etcd3.errors import EtcdError, LeaseExpired
+from registry.etcd3.ops import Range
+from registry.etcd3.session import hold_lease
+from tests.contract.etcd3.mirror import put
+from tests.support.waiting import eventually
+
+
+class Body:
+    """What runs under the lease: publishes a key and stays."""
+
+    def __init__(self, client: Client, key: bytes) -> None:
+        self._client = client
+        self._key = key
+        self.leases: list[int] = []
+        self.cancelled = 0
+        self.errors: list[EtcdError] = []
+        self.may_end = asyncio.Event()
+
+    async def run(self, lease: int) -> None:
+        self.leases.append(lease)
+        try:
+            await self._client.txn(put((self._key, b"x"), lease=lease))
+            await self.may_end.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+
+@asynccontextmanager
+async def session(client: Client, body: Body, rng, ttl_seconds: int = 2):
+    holding = hold_lease(client, ttl_seconds=ttl_seconds, body=body.run, rng=rng, on_error=body.errors.append)
+    task = asyncio.create_task(holding)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def count(client: Client, key: bytes) -> int:
+    return (await client.range(Range(key, count_only=True))).count
+
+
+async def test_a_lease_lives_while_it_is_renewed_and_takes_its_keys_along(etcd, etcd_client):
+    lease = await etcd_client.lease_grant(30)
+    await etcd_client.txn(put((etcd.key("a"), b"x"), lease=lease))
+    assert (await etcd_client.range(Range(etcd.key("a")))).kvs[0].lease == lease
+    assert 0 < await etcd_client.lease_keepalive(lease) <= 30
+    await etcd_client.lease_revoke(lease)
+    assert await count(etcd_client, etcd.key("a")) == 0
+
+
+async def test_a_lease_that_is_gone_is_told_by_every_call(etcd, etcd_client):
+    lease = await etcd_client.lease_grant(30)
+    await etcd_client.lease_revoke(lease)
+    with pytest.raises(LeaseExpired):
+        await etcd_client.lease_keepalive(lease)
+    with pytest.raises(LeaseExpired):
+        await etcd_client.lease_revoke(lease)
+    with pytest.raises(LeaseExpired):
+        await etcd_client.txn(put((etcd.key("a"), b"x"), lease=lease))
+
+
+async def test_a_lease_that_nobody_renews_expires(etcd, etcd_client):
+    lease = await etcd_client.lease_grant(1)
+    await etcd_client.txn(put((etcd.key("a"), b"x"), lease=lease))
+    await eventually(lambda: _gone(etcd_client, etcd.key("a")))
+
+
+async def test_a_session_ends_with_its_body_and_revokes(etcd, etcd_client, rng):
+    body = Body(etcd_client, etcd.key("a"))
+    async with session(etcd_client, body, rng, ttl_seconds=60) as task:
+        await eventually(lambda: count(etcd_client, etcd.key("a")))
+        body.may_end.set()
+        await asyncio.wait_for(task, 10)
+    assert await count(etcd_client, etcd.key("a")) == 0
+    assert (len(body.leases), body.cancelled) == (1, 0)
+
+
+async def test_a_cancelled_session_revokes(etcd, etcd_client, rng):
+    body = Body(etcd_client, etcd.key("a"))
+    async with session(etcd_client, body, rng, ttl_seconds=60):
+        await eventually(lambda: count(etcd_client, etcd.key("a")))
+    assert await count(etcd_client, etcd.key("a")) == 0
+    assert body.cancelled == 1
+
+
+async def test_a_session_is_renewed_beyond_its_ttl(etcd, etcd_client, rng, monkeypatch):
+    renewed = []
+    keepalive = etcd_client.lease_keepalive
+
+    async def noting(lease):
+        renewed.append(await keepalive(lease))
+
+    monkeypatch.setattr(etcd_client, "lease_keepalive", noting)
+    body = Body(etcd_client, etcd.key("a"))
+    async with session(etcd_client, body, rng):
+        await eventually(lambda: len(renewed) > 5)
+        assert await count(etcd_client, etcd.key("a")) == 1
+    assert len(body.leases) == 1
+
+
+async def test_a_lost_lease_cancels_the_body_and_runs_it_again_under_a_new_one(etcd, etcd_client, rng):
+    body = Body(etcd_client, etcd.key("a"))
+    async with session(etcd_client, body, rng):
+        await eventually(lambda: count(etcd_client, etcd.key("a")))
+        await etcd_client.lease_revoke(body.leases[0])
+        await eventually(lambda: len(body.leases) == 2)
+        assert body.cancelled == 1
+        await eventually(lambda: count(etcd_client, etcd.key("a")))
+    assert body.leases[0] != body.leases[1]
+    assert isinstance(body.errors[0], LeaseExpired)
+
+
+async def test_only_the_server_declares_a_lease_dead(etcd, etcd_client, proxy, proxied_client, rng):
+    """Cut off for longer than the TTL: the body runs on until the server itself says that the lease is gone."""
+    body = Body(proxied_client, etcd.key("a"))
+    async with session(proxied_client, body, rng):
+        await eventually(lambda: count(etcd_client, etcd.key("a")))
+        proxy.refuse()
+        await eventually(lambda: _gone(etcd_client, etcd.key("a")))
+        assert (len(body.leases), body.cancelled) == (1, 0)
+        proxy.pass_on()
+        await eventually(lambda: count(etcd_client, etcd.key("a")))
+        assert (len(body.leases), body.cancelled) == (2, 1)
+    assert not any(isinstance(error, LeaseExpired) for error in body.errors[:-1])
+
+
+async def test_a_session_that_starts_without_etcd_waits_for_it(etcd, etcd_client, proxy, rng):
+    proxy.refuse()
+    client = Client(etcd.options(endpoints=(proxy.endpoint,), call_timeout_seconds=0.3))
+    body = Body(client, etcd.key("a"))
+    async with session(client, body, rng):
+        await eventually(lambda: len(body.errors) > 1)
+        assert body.leases == []
+        proxy.pass_on()
+        await eventually(lambda: count(etcd_client, etcd.key("a")))
+    await client.aclose()
+
+
+async def test_a_body_that_fails_ends_the_session_with_its_error(etcd, etcd_client, rng):
+    async def broken(_lease: int) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await hold_lease(etcd_client, ttl_seconds=60, body=broken, rng=rng)
+
+
+async def test_a_body_that_finds_its_lease_gone_is_run_again(etcd, etcd_client, rng):
+    leases = []
+
+    async def body(lease: int) -> None:
+        leases.append(lease)
+        if len(leases) == 1:
+            await etcd_client.lease_revoke(lease)
+            await etcd_client.txn(put((etcd.key("a"), b"x"), lease=lease))
+
+    await hold_lease(etcd_client, ttl_seconds=60, body=body, rng=rng)
+    assert len(set(leases)) == 2
+
+
+async def _gone(client: Client, key: bytes) -> bool:
+    return await count(client, key) == 0

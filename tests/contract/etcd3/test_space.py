@@ -1,0 +1,57 @@
+"""A store whose quota is used up."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.etcd3.client import Client
+from registry.etcd3.errors import NoSpace
+from registry.etcd3.ops import Delete, Put, Range, Txn
+from tests.contract.etcd3.mirror import put
+from tests.support.etcd import make_cluster
+
+
+async def _fill(client):
+    for i in range(1000):
+        await client.txn(put((b"fill%d" % i, b"x" * 100_000)))
+
+
+@pytest.fixture
+async def full(tmp_path):
+    """A client of a store that is full, and a lease from before that."""
+    cluster = make_cluster(tmp_path, flags={"unsafe-no-fsync": "true", "quota-backend-bytes": "1000000"})
+    cluster.start()
+    client = Client(cluster.options())
+    try:
+        await cluster.ready()
+        lease = await client.lease_grant(600)
+        await client.txn(put((b"first", b"x")))
+        with pytest.raises(NoSpace) as caught:
+            await _fill(client)
+        assert caught.value.certainly_not_applied
+        yield client, lease
+    finally:
+        await client.aclose()
+        cluster.stop()
+
+
+async def test_reads_and_deletions_go_on(full):
+    client, _ = full
+    assert (await client.range(Range(b"first"))).count == 1
+    assert await client.delete(Delete(b"first")) == 1
+    assert (await client.range(Range(b"first"))).count == 0
+
+
+async def test_a_deletion_beside_a_put_is_refused_whole(full):
+    """W2 atomic-set: refused means that the deletion did not happen either."""
+    client, _ = full
+    with pytest.raises(NoSpace):
+        await client.txn(Txn((), (Delete(b"first"), Put(b"second", b"x"))))
+    assert (await client.range(Range(b"first"))).count == 1
+
+
+async def test_leases_are_renewed_but_not_granted(full):
+    client, lease = full
+    assert await client.lease_keepalive(lease) > 0
+    with pytest.raises(NoSpace):
+        await client.lease_grant(10)

@@ -1,0 +1,137 @@
+"""TLS against a real etcd: certificates that fit, that do not, and that are replaced."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from registry.etcd3.client import Client
+from registry.etcd3.errors import TlsFailed, Unavailable
+from registry.etcd3.ops import Range
+from registry.etcd3.options import ClientOptions, TlsFiles
+from registry.etcd3.reflector import Connected, Disconnected, Reflector
+from tests.contract.etcd3.mirror import mirroring, put
+from tests.support.etcd import make_cluster
+from tests.support.tls import Authority, server_flags
+from tests.support.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("authority"), "ours")
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("stranger"), "theirs")
+
+
+@pytest.fixture
+async def secured(tmp_path, authority):
+    """One member that asks clients for certificates."""
+    flags = {"unsafe-no-fsync": "true", **server_flags(authority.issue("server"), client_certificates=True)}
+    cluster = make_cluster(tmp_path / "etcd", flags=flags, tls=authority.issue("client"))
+    cluster.start()
+    try:
+        await cluster.ready()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+async def ask(options: ClientOptions) -> int:
+    client = Client(options)
+    try:
+        return (await client.range(Range(b"a"))).revision
+    finally:
+        await client.aclose()
+
+
+async def test_calls_and_watches_over_tls(secured, rng):
+    client = Client(secured.options())
+    try:
+        async with mirroring(Reflector(client, b"/a/", b"/a0", rng=rng)) as mirror:
+            await mirror.first(Connected)
+            written = await client.txn(put((b"/a/1", b"x")))
+            await eventually(lambda: mirror.revision == written.revision)
+    finally:
+        await client.aclose()
+
+
+async def test_a_server_of_another_authority_is_refused_at_once(secured, stranger):
+    """Clear, and without using up the deadline: no repetition makes it right."""
+    files = TlsFiles(ca=stranger.certificate)
+    with pytest.raises(TlsFailed, match=r"(?i)certificate") as caught:
+        await ask(secured.options(tls=files, call_timeout_seconds=60))
+    assert caught.value.certainly_not_applied
+    client = Client(secured.options(tls=files))
+    with pytest.raises(TlsFailed):
+        await client.wait_until_reachable(key=b"a", on_wait=lambda _error: None)
+    await client.aclose()
+
+
+async def test_a_certificate_for_another_name_is_refused(tmp_path, authority):
+    server = authority.issue("elsewhere", host="DNS:etcd.example")
+    flags = {"unsafe-no-fsync": "true", **server_flags(server, client_certificates=False)}
+    cluster = make_cluster(tmp_path / "etcd", flags=flags, tls=TlsFiles(ca=authority.certificate))
+    cluster.start()
+    try:
+        await eventually(lambda: _is_tls_failure(cluster.options()))
+    finally:
+        cluster.stop()
+
+
+async def test_a_client_without_certificate_is_turned_away(secured, authority):
+    """Depending on the TLS version it is told in the handshake or by hanging up after it; both are Unavailable."""
+    with pytest.raises(Unavailable):
+        await ask(secured.options(tls=TlsFiles(ca=authority.certificate), call_timeout_seconds=1))
+
+
+async def test_plain_text_to_a_tls_port_is_unavailable(secured):
+    with pytest.raises(Unavailable):
+        await ask(secured.options(tls=None, call_timeout_seconds=1))
+
+
+async def test_tls_to_a_plain_port_is_unavailable(etcd, authority):
+    """etcd hangs up in the middle of the handshake, as a dying server would; so it is not called hopeless."""
+    with pytest.raises(Unavailable) as caught:
+        await ask(etcd.options(tls=TlsFiles(ca=authority.certificate), call_timeout_seconds=1))
+    assert not isinstance(caught.value, TlsFailed)
+
+
+async def test_a_missing_file_is_named(secured, tmp_path):
+    with pytest.raises(TlsFailed, match=r"absent\.pem"):
+        await ask(secured.options(tls=TlsFiles(ca=tmp_path / "absent.pem")))
+
+
+async def test_rotated_files_are_read_at_the_next_connection(secured, authority, stranger, tmp_path, rng):
+    """A client with useless files does not give up, and comes up when right ones are put in their place."""
+    files = TlsFiles(ca=tmp_path / "ca.pem", certificate=tmp_path / "client.pem", key=tmp_path / "client.key")
+    _install(stranger, stranger.issue("client"), files)
+    client = Client(secured.options(tls=files))
+    try:
+        async with mirroring(Reflector(client, b"/a/", b"/a0", rng=rng)) as mirror:
+            refusal = await mirror.first(Disconnected)
+            _install(authority, authority.issue("renewed"), files)
+            await mirror.first(Connected)
+        assert "ertificate" in refusal.message
+        await client.txn(put((b"/a/1", b"x")))
+    finally:
+        await client.aclose()
+
+
+def _install(authority: Authority, issued: TlsFiles, files: TlsFiles) -> None:
+    shutil.copy(authority.certificate, files.ca)
+    shutil.copy(issued.certificate, files.certificate)
+    shutil.copy(issued.key, files.key)
+
+
+async def _is_tls_failure(options: ClientOptions) -> bool:
+    try:
+        await ask(options)
+    except TlsFailed as error:
+        return "Hostname" in str(error) or "peer certificate" in str(error)
+    except Unavailable:
+        return False
+    raise AssertionError("a certificate for another name was taken")
