@@ -86,7 +86,8 @@ def _request(target: Target) -> pb.WatchRolloutRequest:
 
 
 def _remaining(end: float) -> float:
-    return max(_LOOK_SECONDS, end - time.monotonic())
+    left = end - time.monotonic()
+    return left if left > _LOOK_SECONDS / 4 else _LOOK_SECONDS
 
 
 def check_served(followed: Iterable[Followed]) -> None:

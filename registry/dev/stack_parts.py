@@ -11,7 +11,7 @@ from pathlib import Path
 
 from registry.dev.etcd_binary import child_environment, find_etcd
 from registry.dev.stack_file import EngineKind, Layout
-from registry.dev.vllm_process import vllm_command, vllm_environment
+from registry.dev.vllm_process import RUNTIME_LORA_VARIABLE, vllm_command, vllm_environment
 
 POOL = "dev"
 BASE_MODEL = "tiny"
@@ -119,9 +119,9 @@ def _engine(folder: Folder, layout: Layout, replica: str, python: Path | None) -
             command = vllm_command(interpreter, folder.model, port=port, served_model_name=BASE_MODEL)
             environment = vllm_environment()
         case EngineKind.SIM:
-            flags = ("--port", str(port), "--base-model", BASE_MODEL)
+            flags = ("--host", "127.0.0.1", "--port", str(port), "--served-model-name", BASE_MODEL)
             command = [sys.executable, "-m", "sidecar.engines.simulated", *flags]
-            environment = our_environment()
+            environment = {**our_environment(), RUNTIME_LORA_VARIABLE: "1"}
     return Part(name, Role.ENGINE, command, environment, address, f"{layout.url(name)}/health")
 
 

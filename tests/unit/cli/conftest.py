@@ -1,0 +1,84 @@
+"""The CLI in this process against an admin service whose answers the test lays down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.cli.main import run
+from tests.unit.cli.fake_admin import FakeAdmin, served
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> Any:
+        return json.loads(self.err)["error"]
+
+
+Cli = Callable[..., Ran]
+
+
+@pytest.fixture
+def admin() -> FakeAdmin:
+    return FakeAdmin()
+
+
+@pytest.fixture
+def address(admin) -> Iterator[str]:
+    with served(admin) as address:
+        yield address
+
+
+@pytest.fixture
+def cli(address, capsys, monkeypatch, tmp_path) -> Cli:
+    """Runs `loraplane` in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Ran:
+        code = run(["--admin", address, *arguments])
+        captured = capsys.readouterr()
+        return Ran(int(code), captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def manifest(tmp_path) -> Callable[..., str]:
+    """Writes a manifest with one document for each name, which may be ``pool:name``; gives its path."""
+
+    def write(*names: str, file: str = "adapters.yaml", **spec: object) -> str:
+        documents = [_document(*_pool_and_name(name), spec) for name in names]
+        path = Path(tmp_path) / file
+        path.write_text("---\n".join(documents))
+        return str(path)
+
+    return write
+
+
+def _pool_and_name(name: str) -> tuple[str, str]:
+    pool, colon, rest = name.partition(":")
+    return (pool, rest) if colon else ("dev", name)
+
+
+def _document(pool: str, name: str, spec: dict[str, object]) -> str:
+    whole = {"source": {"uri": f"file:///adapters/{name}"}, **spec}
+    return (
+        f"apiVersion: loraplane/v1\nkind: Adapter\nmetadata: {{name: {name}, pool: {pool}}}\n"
+        f"spec: {json.dumps(whole)}\n"
+    )

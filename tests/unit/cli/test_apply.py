@@ -1,0 +1,300 @@
+"""apply, add, delete, diff and rollback: what is sent, what is told, and how they end."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+
+from registry.v1 import registry_pb2 as pb
+from tests.unit.cli.fake_admin import Refusal, applied
+
+UNAVAILABLE = Refusal(grpc.StatusCode.UNAVAILABLE, "ETCD_UNAVAILABLE", "no quorum")
+TOO_MANY = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "TOO_MANY_CHANGES", "5 changes, 2 fit", {"max_changes": "2"})
+
+
+def _limited(request: pb.ApplyAdaptersRequest) -> object:
+    return TOO_MANY if len(request.changes) > 2 else applied(request)
+
+
+def test_all_documents_of_all_files_are_one_change_set(cli, admin, manifest):
+    """W2 atomic-set: what the user hands over at once is sent at once."""
+    admin.answers["ApplyAdapters"] = [applied]
+    ran = cli("apply", "-f", manifest("a", "b"), "-f", manifest("c", file="more.yaml"), "--request-id", "q1")
+    assert (ran.code, ran.err) == (0, "")
+    [request] = admin.asked("ApplyAdapters")
+    assert [change.upsert.name for change in request.changes] == ["a", "b", "c"]
+    assert (request.pool, request.request_id, request.validate_only) == ("dev", "q1", False)
+    assert "created  a" in ran.out
+    assert "revision 7, request id q1" in ran.out
+
+
+def test_standard_input_is_a_file_too(cli, admin, manifest, monkeypatch):
+    admin.answers["ApplyAdapters"] = [applied]
+    text = io.StringIO(Path(manifest("a")).read_text())
+    monkeypatch.setattr(sys, "stdin", text)
+    assert cli("apply", "-f", "-").code == 0
+    assert admin.asked("ApplyAdapters")[0].changes[0].upsert.name == "a"
+
+
+def test_json_holds_request_id_revision_and_results(cli, admin, manifest):
+    admin.answers["ApplyAdapters"] = [applied]
+    value = cli("-o", "json", "apply", "-f", manifest("a"), "--request-id", "q1").json
+    assert (value["request_id"], value["revision"], value["dry_run"]) == ("q1", 7, False)
+    [result] = value["results"]
+    assert (result["outcome"], result["adapter"]["name"], result["adapter"]["generation"]) == ("created", "a", 1)
+
+
+def test_a_request_id_is_made_and_told_if_none_is_given(cli, admin, manifest):
+    admin.answers["ApplyAdapters"] = [applied]
+    told = cli("-o", "json", "apply", "-f", manifest("a")).json["request_id"]
+    assert re.fullmatch(r"[0-9a-f-]{36}", told)
+    assert admin.asked("ApplyAdapters")[0].request_id == told
+
+
+def test_dry_run_says_so(cli, admin, manifest):
+    """W9 dry-run: the flag reaches the service."""
+    admin.answers["ApplyAdapters"] = [applied]
+    ran = cli("apply", "-f", manifest("a"), "--dry-run")
+    assert admin.asked("ApplyAdapters")[0].validate_only
+    assert "dry run, nothing was changed" in ran.out
+
+
+def test_unavailable_is_repeated_with_the_same_request_id(cli, admin, manifest):
+    """W3 idempotent: the client's own repetition can be told from a second change."""
+    admin.answers["ApplyAdapters"] = [UNAVAILABLE, UNAVAILABLE, applied]
+    ran = cli("apply", "-f", manifest("a"))
+    assert (ran.code, ran.err) == (0, "")
+    ids = {request.request_id for request in admin.asked("ApplyAdapters")}
+    assert len(admin.asked("ApplyAdapters")) == 3
+    assert len(ids) == 1
+
+
+def test_when_the_time_is_up_the_error_names_the_request_id(cli, admin, manifest):
+    """W8 no-false-fail: an unknown outcome is told with what settles it."""
+    admin.answers["ApplyAdapters"] = [UNAVAILABLE]
+    ran = cli("apply", "-f", manifest("a"), "--timeout", "0.3", "--request-id", "q1")
+    assert (ran.code, ran.err) == (6, "error: ETCD_UNAVAILABLE: no quorum (request id q1)\n")
+
+
+def test_what_was_refused_is_not_repeated(cli, admin, manifest):
+    admin.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.ABORTED, "ETAG_MISMATCH", "stale")]
+    ran = cli("apply", "-f", manifest("a"))
+    assert (ran.code, ran.err) == (5, "error: ETAG_MISMATCH: stale\n")
+    assert len(admin.asked("ApplyAdapters")) == 1
+
+
+def test_the_services_field_becomes_file_document_and_field(cli, admin, manifest):
+    where = "changes[1].upsert.spec.base_model"
+    admin.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "bad", where=where)]
+    path = manifest("a", "b")
+    ran = cli("-o", "json", "apply", "-f", path)
+    assert ran.code == 4
+    assert ran.error["field"] == f"{path}: document 2 (line 6): spec.baseModel"
+
+
+def test_a_wrong_manifest_is_refused_before_anything_is_sent(cli, admin, manifest):
+    ran = cli("apply", "-f", manifest("a", laod="lazy"))
+    assert ran.code == 4
+    assert ran.err.startswith("error: INVALID_MANIFEST: ")
+    assert "did you mean load?" in ran.err
+    assert ran.err.count("\n") == 1
+    assert admin.requests == []
+
+
+def test_several_pools_need_no_atomic(cli, admin, manifest):
+    ran = cli("apply", "-f", manifest("a", "other:b"))
+    assert ran.code == 4
+    assert "for dev, other; split them, or give --no-atomic" in ran.err
+    assert admin.requests == []
+
+
+def test_no_atomic_sends_one_transaction_for_each_pool(cli, admin, manifest):
+    admin.answers["ApplyAdapters"] = [applied]
+    ran = cli("-o", "json", "apply", "-f", manifest("a", "other:b", "c"), "--no-atomic", "--request-id", "q1")
+    assert ran.code == 0
+    sent = [(one.pool, one.request_id, len(one.changes)) for one in admin.asked("ApplyAdapters")]
+    assert sent == [("dev", "q1", 2), ("other", "q1:pool2", 1)]
+    assert [one["request_id"] for one in ran.json["transactions"]] == ["q1", "q1:pool2"]
+
+
+def test_too_many_changes_are_refused_with_the_remedy(cli, admin, manifest):
+    admin.answers["ApplyAdapters"] = [_limited]
+    ran = cli("-o", "json", "apply", "-f", manifest(*"abcde"))
+    assert ran.code == 4
+    assert ran.error["reason"] == "TOO_MANY_CHANGES"
+    assert ran.error["metadata"] == {"max_changes": "2"}
+    assert "--no-atomic" in ran.error["message"]
+    assert len(admin.asked("ApplyAdapters")) == 1
+
+
+def test_no_atomic_splits_what_does_not_fit_with_ids_that_follow_from_the_first(cli, admin, manifest):
+    admin.answers["ApplyAdapters"] = [_limited]
+    path = manifest(*"abcde")
+    assert cli("apply", "-f", path, "--no-atomic", "--request-id", "q1").code == 0
+    first, *parts = admin.asked("ApplyAdapters")
+    assert len(first.changes) == 5
+    assert [one.request_id for one in parts] == ["q1:part1", "q1:part2", "q1:part3"]
+    assert [change.upsert.name for one in parts for change in one.changes] == list("abcde")
+    cli("apply", "-f", path, "--no-atomic", "--request-id", "q1")
+    assert [one.request_id for one in admin.asked("ApplyAdapters")[5:]] == ["q1:part1", "q1:part2", "q1:part3"]
+
+
+def test_no_atomic_goes_on_after_a_refusal_and_reports_each(cli, admin, manifest):
+    refusal = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", "full")
+    admin.answers["ApplyAdapters"] = [TOO_MANY, refusal, applied]
+    ran = cli("apply", "-f", manifest(*"abcd"), "--no-atomic", "--request-id", "q1")
+    assert ran.code == 4
+    assert "error: QUOTA_EXCEEDED: full" in ran.out
+    assert "request id q1:part2" in ran.out
+    assert ran.err == "error: QUOTA_EXCEEDED: 1 of 2 transactions were not applied; the first: full\n"
+
+
+def test_no_atomic_stops_where_nobody_answers(cli, admin, manifest):
+    admin.answers["ApplyAdapters"] = [TOO_MANY, UNAVAILABLE]
+    ran = cli("-o", "json", "apply", "-f", manifest(*"abcd"), "--no-atomic", "--timeout", "0.3", "--request-id", "q1")
+    assert ran.code == 6
+    assert {one.request_id for one in admin.asked("ApplyAdapters")[1:]} == {"q1:part1"}
+    assert [one["error"]["reason"] for one in ran.json["transactions"]] == ["ETCD_UNAVAILABLE"] * 2
+
+
+@pytest.mark.parametrize("line", ["apply", "diff"])
+def test_a_manifest_must_be_named(cli, line):
+    ran = cli(line)
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert "--file" in ran.err
+
+
+def test_a_file_that_is_not_there(cli):
+    ran = cli("apply", "-f", "nowhere.yaml")
+    assert (ran.code, ran.err) == (2, "error: USAGE: cannot read nowhere.yaml: No such file or directory\n")
+
+
+def test_a_file_that_is_no_text(cli, tmp_path):
+    (tmp_path / "x").write_bytes(b"\xff\xfe\x00")
+    assert "not text in UTF-8" in cli("apply", "-f", "x").err
+
+
+def test_a_request_id_that_cannot_be_one(cli, admin, manifest):
+    ran = cli("apply", "-f", manifest("a"), "--request-id", "a b")
+    assert ran.code == 4
+    assert admin.requests == []
+
+
+def test_add_makes_a_path_absolute(cli, admin, tmp_path):
+    admin.answers["ApplyAdapters"] = [applied]
+    ran = cli("add", "sql", "--source", "adapters/sql", "--lazy", "--label", "team=bi", "--priority", "3")
+    assert ran.code == 0
+    [request] = admin.asked("ApplyAdapters")
+    upsert = request.changes[0].upsert
+    assert upsert.spec.source.uri == f"file://{tmp_path}/adapters/sql"
+    assert (upsert.name, upsert.spec.load, upsert.spec.priority) == ("sql", "lazy", 3)
+    assert dict(upsert.spec.labels) == {"team": "bi"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["--source", "file:sql"], 4, "write file:///absolute/path"),
+        (["--source", "file:///sql", "--digest", "md5:1"], 4, "64 hexadecimal digits"),
+        (["--source", "file:///sql", "--label", "team"], 2, "KEY=VALUE"),
+        ([], 2, "--source"),
+    ],
+)
+def test_add_checks_as_a_manifest_is_checked(cli, admin, arguments, code, told):
+    ran = cli("add", "sql", *arguments)
+    assert ran.code == code
+    assert told in ran.err
+    assert admin.asked("ApplyAdapters") == []
+
+
+def test_add_without_a_pool_takes_the_only_one(cli, admin):
+    admin.answers["ApplyAdapters"] = [applied]
+    assert cli("add", "sql", "--source", "s3://b/sql").code == 0
+    assert admin.asked("ApplyAdapters")[0].pool == "dev"
+
+
+def test_with_several_pools_one_must_be_chosen(cli, admin):
+    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="a"), pb.Pool(name="b")])]
+    ran = cli("add", "sql", "--source", "s3://b/sql")
+    assert ran.code == 2
+    assert "several pools (a, b); choose one with --pool" in ran.err
+
+
+def test_without_any_pool_the_remedy_is_told(cli, admin):
+    admin.answers["ListPools"] = [pb.ListPoolsResponse()]
+    ran = cli("add", "sql", "--source", "s3://b/sql")
+    assert ran.code == 3
+    assert "loraplane pool create" in ran.err
+
+
+def test_delete_by_name_with_an_etag(cli, admin):
+    """W4 etag: the condition reaches the service."""
+    admin.answers["ApplyAdapters"] = [applied]
+    ran = cli("delete", "adapter", "sql", "--etag", "12")
+    assert ran.code == 0
+    [change] = admin.asked("ApplyAdapters")[0].changes
+    assert (change.delete, change.etag) == ("sql", "12")
+    assert "deleted  sql" in ran.out
+
+
+def test_delete_by_file(cli, admin, manifest):
+    admin.answers["ApplyAdapters"] = [applied]
+    assert cli("delete", "-f", manifest("a", "b")).code == 0
+    assert [change.delete for change in admin.asked("ApplyAdapters")[0].changes] == ["a", "b"]
+
+
+@pytest.mark.parametrize("line", ["delete", "delete adapter", "delete pool dev", "delete adapter a -f x"])
+def test_delete_must_be_told_exactly_what(cli, admin, line):
+    ran = cli(*line.split())
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert admin.asked("ApplyAdapters") == []
+
+
+def test_rollback_sends_where_to(cli, admin):
+    result = pb.AdapterResult(
+        outcome=pb.AdapterResult.UPDATED, adapter=pb.Adapter(name="sql", pool="dev", generation=4)
+    )
+    admin.answers["RollbackAdapter"] = [pb.ApplyAdaptersResponse(results=[result], revision=9, request_id="q1")]
+    ran = cli("rollback", "sql", "--to", "2", "--etag", "5", "--request-id", "q1")
+    assert ran.code == 0
+    [request] = admin.asked("RollbackAdapter")
+    assert (request.pool, request.name, request.to_generation, request.etag) == ("dev", "sql", 2, "5")
+    assert "updated  sql   dev   4" in ran.out
+
+
+def test_diff_shows_changed_lines_and_changes_nothing(cli, admin, manifest):
+    after = pb.Adapter(name="a", pool="dev", generation=2, spec=pb.AdapterSpec(load="lazy"))
+    before = pb.Adapter(name="a", pool="dev", generation=1, spec=pb.AdapterSpec(load="eager"))
+    result = pb.AdapterResult(outcome=pb.AdapterResult.UPDATED, adapter=after)
+    admin.answers["ApplyAdapters"] = [pb.ApplyAdaptersResponse(results=[result], revision=5)]
+    admin.answers["GetAdapter"] = [before]
+    ran = cli("diff", "-f", manifest("a"))
+    assert ran.code == 0
+    assert admin.asked("ApplyAdapters")[0].validate_only
+    assert [line for line in ran.out.splitlines() if line[:1] in "+-"] == [
+        "--- dev/a generation 1",
+        "+++ dev/a generation 2",
+        "-load: eager",
+        "+load: lazy",
+    ]
+
+
+def test_diff_shows_what_is_new_and_leaves_out_what_is_equal(cli, admin, manifest):
+    equal = pb.AdapterResult(outcome=pb.AdapterResult.UNCHANGED, adapter=pb.Adapter(name="b", pool="dev"))
+
+    def answer(request: pb.ApplyAdaptersRequest) -> pb.ApplyAdaptersResponse:
+        return pb.ApplyAdaptersResponse(results=[applied(request).results[0], equal])
+
+    admin.answers["ApplyAdapters"] = [answer]
+    path = manifest("a", "b")
+    ran = cli("diff", "-f", path)
+    assert "--- nothing" in ran.out
+    assert "dev/b" not in ran.out
+    changes = cli("-o", "json", "diff", "-f", path).json["changes"]
+    assert [(one["outcome"], one["before"] is None) for one in changes] == [("created", True), ("unchanged", False)]
+    assert cli("-o", "name", "diff", "-f", path).out == "a\n"

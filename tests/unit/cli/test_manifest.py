@@ -1,0 +1,182 @@
+"""Manifests: what is read, and that every complaint names file, document, field and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.cli.manifest import check_unique, manifest_of, read_manifests
+from registry.cli.wire import adapter_of
+from registry.errors import InvalidArgument, Reason
+
+HEAD = "apiVersion: loraplane/v1\nkind: Adapter\n"
+META = "metadata: {name: sql, pool: dev}\n"
+GOOD = HEAD + META + "spec: {source: {uri: 'file:///adapters/sql'}}\n"
+DIGEST = "sha256:" + "ab" * 32
+
+
+def complaint(text: str) -> InvalidArgument:
+    with pytest.raises(InvalidArgument) as caught:
+        check_unique(read_manifests(text, "a.yaml"))
+    return caught.value
+
+
+def told(read: Callable[[], object]) -> str:
+    """What a reader complains of; empty if it does not."""
+    try:
+        read()
+    except InvalidArgument as error:
+        return str(error)
+    return ""
+
+
+def test_reads_every_field():
+    text = (
+        HEAD
+        + f"""
+metadata: {{name: acme/sql, pool: qwen, labels: {{team: bi}}}}
+spec:
+  source: {{uri: "s3://loras/sql/", digest: "{DIGEST}"}}
+  load: lazy
+  priority: -3
+  placement: {{replicas: 2}}
+  prepare: {{remap: off, vision: drop, dora: strip}}
+  baseModel: qwen
+  credentials: loras
+"""
+    )
+    [placed] = read_manifests(text, "a.yaml")
+    adapter = adapter_of(placed.manifest)
+    assert (adapter.name, adapter.pool, dict(adapter.spec.labels)) == ("acme/sql", "qwen", {"team": "bi"})
+    spec = adapter.spec
+    assert (spec.source.uri, spec.source.digest) == ("s3://loras/sql/", DIGEST)
+    assert (spec.load, spec.priority, spec.placement.replicas) == ("lazy", -3, 2)
+    assert (spec.prepare.remap, spec.prepare.vision, spec.prepare.dora) == ("off", "drop", "strip")
+    assert (spec.base_model, spec.credentials) == ("qwen", "loras")
+
+
+def test_what_is_left_out_has_the_default():
+    spec = adapter_of(read_manifests(GOOD, "a.yaml")[0].manifest).spec
+    assert (spec.load, spec.priority, spec.placement.replicas) == ("eager", 0, 0)
+    assert (spec.prepare.remap, spec.prepare.vision, spec.prepare.dora) == ("auto", "reject", "reject")
+    assert (spec.base_model, spec.credentials, spec.source.digest) == ("", "", "")
+
+
+def test_documents_are_counted_and_empty_ones_are_skipped():
+    places = [placed.place for placed in read_manifests(f"---\n{GOOD}---\n---\n{GOOD.replace('sql', 'law')}", "a.yaml")]
+    assert places == ["a.yaml: document 1 (line 2)", "a.yaml: document 3 (line 8)"]
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [
+        ("", "a.yaml", "is empty"),
+        ("---\n---\n", "a.yaml", "is empty"),
+        ("# only a comment\n", "a.yaml", "is empty"),
+        ("- a\n", "a.yaml: document 1 (line 1): the document", "must be a mapping"),
+        ("hello\n", "a.yaml: document 1 (line 1): the document", "must be a mapping"),
+        ("a: [\n", "a.yaml: document 1, line 2", "not a YAML manifest"),
+        ("a: b\x00", "a.yaml: document 1", "not a YAML manifest"),
+        ("a: *nowhere\n", "a.yaml: document 1, line 1", "undefined alias"),
+        ("a: &x [*x]\n", "a.yaml: document 1, line 1", "recursive"),
+        ("a: !!python/object:os.system x\n", "a.yaml: document 1, line 1", "could not determine a constructor"),
+        (GOOD + "---\n" + GOOD + "kind: Adapter\n", "a.yaml: document 2, line 10", "stands twice"),
+        (GOOD.replace("pool: dev", "pool: dev, pool: x"), "a.yaml: document 1, line 3", "'pool' stands twice"),
+        (GOOD + "1: x\n", "a.yaml: document 1, line 5", "put it in quotes"),
+        (GOOD + "? [a]\n: x\n", "a.yaml: document 1, line 5", "put it in quotes"),
+        (GOOD.replace("loraplane/v1", "v1"), "document 1 (line 1): apiVersion", "must be 'loraplane/v1', found 'v1'"),
+        (GOOD.replace("kind: Adapter", "kind: Pool"), "document 1 (line 1): kind", "must be 'Adapter', found 'Pool'"),
+        (GOOD.replace("kind: Adapter\n", ""), "document 1 (line 1): kind", "is missing; add it"),
+        (GOOD.replace("name: sql, ", ""), "metadata.name", "is missing"),
+        (GOOD.replace("name: sql", "name: 5"), "metadata.name", "must be text, found a number; put it in quotes"),
+        (GOOD.replace("name: sql", "name: [sql]"), "metadata.name", "must be text, found a list"),
+        (GOOD.replace("pool: dev", "pool: 2026-01-01"), "metadata.pool", "must be text, found a date"),
+        (GOOD.replace("pool: dev", "pool: dev, labels: {a: true}"), "metadata.labels.a", "found true or false"),
+        (GOOD.replace("pool: dev", "pool: dev, labels: [a]"), "metadata.labels", "must be a mapping"),
+        (GOOD.replace("pool: dev", "pool: dev, lables: {}"), "metadata.lables", "did you mean labels?"),
+        (GOOD.replace("}}\n", "}, laod: lazy}\n"), "spec.laod", "unknown field; did you mean load?"),
+        (GOOD.replace("}}\n", "}, xyz: 1}\n"), "spec.xyz", "unknown field; known here: source, load, priority"),
+        (GOOD.replace("}}\n", "}, base_model: x}\n"), "spec.base_model", "did you mean baseModel?"),
+        (GOOD.replace("'}}", "', sha: x}}"), "spec.source.sha", "unknown field; known here: uri, digest"),
+        (GOOD.replace("}}\n", "}, load: fast}\n"), "spec.load", "must be 'eager' or 'lazy', found 'fast'"),
+        (GOOD.replace("}}\n", "}, priority: high}\n"), "spec.priority", "must be a whole number, found text"),
+        (GOOD.replace("}}\n", "}, placement: all}\n"), "spec.placement", "must be a mapping"),
+        (GOOD.replace("}}\n", "}, placement: {replicas: 0}}\n"), "spec.placement.replicas", "all, or a whole number"),
+        (GOOD.replace("}}\n", "}, placement: {replicas: true}}\n"), "spec.placement.replicas", "all, or a whole"),
+        (GOOD.replace("}}\n", "}, prepare: {dora: convert}}\n"), "spec.prepare.dora", "must be 'reject' or 'strip'"),
+        (GOOD.replace("'}}", "', digest: abc}}"), "spec.source.digest", "sha256: and 64 hexadecimal digits"),
+        (GOOD.replace("file:///adapters", "file:adapters"), "spec.source.uri", "write file:///absolute/path"),
+        (GOOD.replace("file:///adapters", "file://adapters"), "spec.source.uri", "write file:///absolute/path"),
+        (GOOD.replace("file:///adapters", "./adapters"), "spec.source.uri", "write file:///absolute/path"),
+        (GOOD.replace("file:///adapters", "/adapters"), "spec.source.uri", "write file:///absolute/path"),
+        (
+            GOOD + "---\n" + GOOD.replace("sql", "SQL"),
+            "document 2 (line 6): metadata.name",
+            "document 1 (line 1) already",
+        ),
+    ],
+)
+def test_complaints_name_place_and_remedy(text, where, what):
+    error = complaint(text)
+    assert error.reason in {Reason.INVALID_MANIFEST, Reason.DUPLICATE_NAME}
+    assert where in (error.field or "")
+    assert what in error.message
+    assert "\n" not in str(error)
+
+
+def test_several_mistakes_are_told_at_once_and_counted():
+    """A user need not run it once for each mistake; a page of them is cut."""
+    error = complaint("a: 1\nb: 2\nc: 3\nd: 4\n")
+    assert error.message.count("; also ") == 4
+    assert error.message.endswith("; and 3 more")
+
+
+def test_the_same_name_in_two_pools_is_two_adapters():
+    check_unique(read_manifests(f"{GOOD}---\n{GOOD.replace('pool: dev', 'pool: other')}", "a.yaml"))
+
+
+def test_deep_nesting_is_refused_not_a_crash():
+    error = complaint("a: " + "[" * 20_000)
+    assert "not a YAML manifest" in error.message or "nested too deeply" in error.message
+
+
+def test_arguments_are_checked_as_documents_are():
+    with pytest.raises(InvalidArgument, match=r"add: spec\.source\.digest"):
+        manifest_of(
+            {
+                "apiVersion": "loraplane/v1",
+                "kind": "Adapter",
+                "metadata": {"name": "sql", "pool": "dev"},
+                "spec": {"source": {"uri": "file:///x", "digest": "md5:0"}},
+            },
+            "add",
+        )
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_read_or_refused_in_one_line(text):
+    assert "\n" not in told(lambda: check_unique(read_manifests(text, "a.yaml")))
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    "apiVersion kind metadata spec name pool source uri digest placement replicas x".split()
+                ),
+                inner,
+                max_size=5,
+            )
+        ),
+        max_leaves=20,
+    )
+)
+def test_any_document_is_read_or_refused_with_its_field(content):
+    complaint = told(lambda: manifest_of(content, "a.yaml: document 1"))
+    assert not complaint or complaint.startswith("a.yaml: document 1: ")

@@ -1,0 +1,224 @@
+"""get, describe, history; the connection; pools and tenants."""
+
+from __future__ import annotations
+
+import json
+
+import grpc
+import pytest
+import yaml
+
+from registry.cli.main import run
+from registry.v1 import registry_pb2 as pb
+from tests.support.etcd import free_ports
+from tests.unit.cli.fake_admin import FakeAdmin, Refusal
+
+SPEC = pb.AdapterSpec(source=pb.Source(uri="file:///adapters/" + "long/" * 40), load="eager")
+SQL = pb.Adapter(name="sql", pool="dev", tenant="default", generation=2, spec=SPEC, etag="9", updated_by="me")
+STATUS = {
+    "schema": 1,
+    "ready": True,
+    "stale": False,
+    "observed_revision": 12,
+    "served": {"count": 3, "hash": "x"},
+    "pending": [],
+    "failed": [{"name": "law", "generation": 1, "reason": "not_found", "message": "no files", "attempts": 2}],
+    "engine": {"kind": "vllm", "version": "0.32.0", "url": "http://127.0.0.1:8000"},
+}
+R1 = pb.Replica(name="r1", pool="dev", status_json=json.dumps(STATUS))
+MISSING = Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "none")
+
+
+def two_pools(admin: FakeAdmin) -> None:
+    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="a"), pb.Pool(name="b")])]
+
+
+def test_tables_are_not_cut_where_there_is_no_terminal(cli, admin):
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[SQL])]
+    header, row = cli("get", "adapters").out.splitlines()
+    assert header.split() == ["NAME", "POOL", "GENERATION", "LOAD", "REPLICAS", "SOURCE", "UPDATED", "BY"]
+    assert SPEC.source.uri in row
+
+
+def test_all_pages_are_read(cli, admin):
+    first, second = pb.ListAdaptersResponse(adapters=[SQL]), pb.ListAdaptersResponse(adapters=[pb.Adapter(name="law")])
+    first.next_page_token = "p2"  # noqa: S105 - no password
+    admin.answers["ListAdapters"] = [first, second]
+    assert cli("-o", "name", "get", "adapters").out == "sql\nlaw\n"
+    assert [one.page_token for one in admin.asked("ListAdapters")] == ["", "p2"]
+
+
+def test_without_a_pool_all_pools_are_shown(cli, admin):
+    two_pools(admin)
+    admin.answers["ListAdapters"] = [
+        lambda asked: pb.ListAdaptersResponse(adapters=[pb.Adapter(name=f"x-{asked.pool}")])
+    ]
+    assert cli("-o", "name", "get", "adapters").out == "x-a\nx-b\n"
+
+
+def test_a_name_is_looked_for_in_all_pools(cli, admin):
+    two_pools(admin)
+    admin.answers["GetAdapter"] = [lambda asked: SQL if asked.pool == "b" else MISSING]
+    value = cli("-o", "json", "get", "adapter", "sql").json
+    assert (value["name"], value["spec"]["placement"]) == ("sql", {"replicas": "all"})
+    admin.answers["GetAdapter"] = [MISSING]
+    ran = cli("get", "adapter", "sql")
+    assert ran.code == 3
+    assert "in any pool (a, b)" in ran.err
+
+
+def test_replicas_show_what_they_say_of_themselves(cli, admin):
+    admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[R1, pb.Replica(name="r2", pool="dev")])]
+    header, r1, r2 = cli("get", "replicas").out.splitlines()
+    assert header.split() == "NAME POOL READY STALE SERVED PENDING FAILED REVISION ENGINE URL NOTE".split()
+    assert r1.split() == "r1 dev yes no 3 0 1 12 vllm 0.32.0 http://127.0.0.1:8000 -".split()
+    assert r2.split()[:4] == ["r2", "dev", "-", "-"]
+
+
+@pytest.mark.parametrize("status", ["not json", "[1]", '{"served": 3, "failed": "x", "engine": null}'])
+def test_a_status_that_cannot_be_read_spoils_nothing(cli, admin, status):
+    admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[pb.Replica(name="r1", status_json=status)])]
+    assert cli("get", "replicas").code == 0
+
+
+def test_yaml_is_yaml(cli, admin):
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[SQL])]
+    value = yaml.safe_load(cli("-o", "yaml", "get", "adapters").out)
+    assert value["items"][0]["generation"] == 2
+
+
+def test_describe_adapter_shows_spec_request_and_each_replica(cli, admin):
+    admin.answers["GetAdapter"] = [SQL]
+    behind = pb.RolloutReplica(replica="r2", state=pb.RolloutReplica.FAILED, reason="not_found", message="no files")
+    admin.answers["WatchRollout"] = [[pb.Rollout(name="sql", generation=2, replicas=[behind])]]
+    out = cli("describe", "adapter", "sql").out
+    assert "Generation:" in out
+    assert "Spec source.uri:" in out
+    assert "r2       failed  not_found  no files" in out
+    admin.answers["WatchRollout"] = [[pb.Rollout(name="sql", generation=2, replicas=[behind])]]
+    assert cli("-o", "json", "describe", "adapter", "sql").json["rollout"]["replicas"][0]["reason"] == "not_found"
+
+
+def test_describe_replica_shows_what_it_does_not_serve_and_why(cli, admin):
+    admin.answers["GetReplica"] = [R1]
+    out = cli("describe", "replica", "r1").out
+    assert "Status served.count:" in out
+    assert "law   1           not_found  no files  2" in out
+
+
+def test_describe_pool(cli, admin):
+    admin.answers["GetPool"] = [pb.Pool(name="dev", base_models=["tiny"], limits=pb.PoolLimits(max_rank=16))]
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[SQL])]
+    admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[R1])]
+    out = cli("describe", "pool", "dev").out
+    assert "Max rank:     16" in out
+    assert "r1    dev" in out
+    assert cli("-o", "json", "describe", "pool", "dev").json["adapters"] == 1
+
+
+def test_history_lists_generations(cli, admin):
+    old = pb.Adapter(name="sql", pool="dev", generation=1, request_id="q0")
+    admin.answers["ListAdapterHistory"] = [pb.ListAdapterHistoryResponse(generations=[SQL, old])]
+    assert cli("-o", "name", "history", "sql").out == "2\n1\n"
+
+
+def test_tenants(cli, admin):
+    tenants = [pb.Tenant(name="acme", adapters=3, max_adapters=10), pb.Tenant(name="default", adapters=1)]
+    admin.answers["ListTenants"] = [pb.ListTenantsResponse(tenants=tenants)]
+    assert cli("get", "tenants").out.splitlines()[1].split() == ["acme", "3", "10"]
+    assert cli("-o", "json", "get", "tenants", "acme").json["max_adapters"] == 10
+    assert cli("get", "tenants", "nobody").code == 3
+
+
+def test_tenant_set(cli, admin):
+    admin.answers["SetTenant"] = [pb.Tenant(name="acme", max_adapters=10)]
+    assert cli("tenant", "set", "acme", "--max-adapters", "10", "--request-id", "q1").code == 0
+    [request] = admin.asked("SetTenant")
+    assert (request.tenant.name, request.tenant.max_adapters, request.request_id) == ("acme", 10, "q1")
+
+
+def test_pool_create_update_delete(cli, admin):
+    pool = pb.Pool(name="dev", base_models=["tiny"], limits=pb.PoolLimits(max_rank=16), etag="4")
+    admin.answers |= {"CreatePool": [pool], "UpdatePool": [pool], "GetPool": [pool]}
+    admin.answers["DeletePool"] = [pb.DeletePoolResponse(revision=8)]
+    assert cli("pool", "create", "dev", "--base-model", "tiny", "--max-rank", "16").code == 0
+    assert admin.asked("CreatePool")[0].pool == pb.Pool(
+        name="dev", base_models=["tiny"], limits=pb.PoolLimits(max_rank=16)
+    )
+    assert cli("pool", "update", "dev", "--max-adapters", "5").code == 0
+    changed = admin.asked("UpdatePool")[0].pool
+    assert (changed.limits.max_rank, changed.limits.max_adapters, changed.etag) == (16, 5, "4")
+    assert cli("-o", "json", "pool", "delete", "dev").json["revision"] == 8
+
+
+def test_watch_resumes_after_the_last_revision_seen(cli, admin):
+    """R2 replay-equal, for who watches from outside: nothing twice, nothing lost when the stream breaks."""
+    first = pb.WatchAdaptersResponse(revision=5, events=[pb.AdapterEvent(put=SQL)], snapshot=True)
+    second = pb.WatchAdaptersResponse(revision=6, events=[pb.AdapterEvent(deleted="sql")])
+    broken = Refusal(grpc.StatusCode.UNAVAILABLE, "ETCD_UNAVAILABLE")
+    end = Refusal(grpc.StatusCode.PERMISSION_DENIED, "ETCD_PERMISSION", "enough")
+    admin.answers["WatchAdapters"] = [[first, broken], [second, end]]
+    ran = cli("-o", "json", "get", "adapters", "-w")
+    assert ran.code == 4
+    lines = [json.loads(line) for line in ran.out.splitlines()]
+    assert [line["change"] for line in lines] == ["put", "deleted"]
+    assert [one.start_revision for one in admin.asked("WatchAdapters")] == [0, 6]
+
+
+def test_watching_replicas_tells_changes_only(cli, admin):
+    one = pb.ListReplicasResponse(replicas=[R1, pb.Replica(name="r2", pool="dev")])
+    two = pb.ListReplicasResponse(replicas=[R1])
+    end = Refusal(grpc.StatusCode.PERMISSION_DENIED, "ETCD_PERMISSION", "enough")
+    admin.answers["ListReplicas"] = [one, two, end]
+    out = cli("get", "replicas", "-w").out.splitlines()
+    assert [line.split()[0] for line in out] == ["NAME", "r1", "r2", "r2"]
+    assert out[-1] == "r2  deleted"
+
+
+def test_nobody_listens(capsys):
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    assert run(["--admin", address, "get", "adapters", "--timeout", "0.3"]) == 6
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith(f"error: ADMIN_UNAVAILABLE: no connection to the admin service at {address}")
+    assert "--admin" in error
+
+
+def test_an_error_without_details_is_told_all_the_same(cli, admin):
+    admin.answers["ListAdapters"] = [Refusal(grpc.StatusCode.INTERNAL, message="boom")]
+    ran = cli("-o", "json", "get", "adapters")
+    assert (ran.code, ran.error["reason"]) == (1, "INTERNAL")
+    assert "boom" in ran.error["message"]
+
+
+def test_an_older_service_that_lacks_a_call(cli, admin):
+    admin.answers["ListTenants"] = [Refusal(grpc.StatusCode.UNIMPLEMENTED, message="unknown")]
+    ran = cli("get", "tenants")
+    assert ran.code == 4
+    assert ran.err.startswith("error: UNSUPPORTED: ")
+
+
+@pytest.mark.parametrize("line", ["get", "get foos", "nonsense", "get adapters --nonsense", "-o csv get adapters"])
+def test_a_wrong_command_line_is_told_in_one_line(cli, line):
+    ran = cli(*line.split())
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert ran.err.startswith("error: USAGE: ")
+
+
+def test_a_wrong_command_line_is_told_as_json(cli):
+    assert cli("get", "foos", "-o", "json").error["reason"] == "USAGE"
+
+
+def test_the_address_comes_from_the_environment(address, admin, monkeypatch, capsys):
+    monkeypatch.setenv("LORAPLANE_ADMIN", address)
+    monkeypatch.setenv("LORAPLANE_OUTPUT", "name")
+    assert run(["get", "pools"]) == 0
+    assert capsys.readouterr().out == "dev\n"
+
+
+def test_a_certificate_needs_its_key(cli, tmp_path):
+    (tmp_path / "cert.pem").write_text("x")
+    ran = cli("get", "pools", "--tls-cert", "cert.pem")
+    assert ran.code == 2
+    assert "belong together" in ran.err
+    assert "cannot read ca.pem" in cli("get", "pools", "--tls-ca", "ca.pem").err

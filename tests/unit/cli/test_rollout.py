@@ -1,0 +1,120 @@
+"""Waiting for replicas: what is told, and how it ends."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from registry.v1 import registry_pb2 as pb
+from tests.unit.cli.fake_admin import Hold, Refusal, applied
+
+PENDING, SERVING, FAILED = pb.RolloutReplica.PENDING, pb.RolloutReplica.SERVING, pb.RolloutReplica.FAILED
+
+
+def rollout(*states: int, done: bool = False, failure: str = "", reason: str = "", message: str = "") -> pb.Rollout:
+    replicas = [
+        pb.RolloutReplica(replica=f"r{number}", state=state, reason=reason if state != SERVING else "", message=message)
+        for number, state in enumerate(states, start=1)
+    ]
+    return pb.Rollout(name="sql", generation=2, replicas=replicas, done=done, failure=failure)
+
+
+SERVED = rollout(SERVING, SERVING, done=True)
+REFUSED = rollout(
+    SERVING, FAILED, done=True, failure="replicas_failed", reason="digest_mismatch", message="sha256 differs"
+)
+
+
+def test_a_rollout_that_ends_well(cli, admin):
+    admin.answers["WatchRollout"] = [[rollout(PENDING, PENDING), rollout(SERVING, PENDING), SERVED]]
+    ran = cli("rollout", "sql")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.splitlines() == [
+        "sql generation 2: 0 of 2 replicas serve it (r1 pending, r2 pending)",
+        "sql generation 2: 1 of 2 replicas serve it (r2 pending)",
+        "sql generation 2: 2 of 2 replicas serve it",
+    ]
+
+
+def test_a_rollout_that_is_refused_names_replica_reason_and_message(cli, admin):
+    admin.answers["WatchRollout"] = [[rollout(PENDING, PENDING), REFUSED]]
+    ran = cli("rollout", "sql")
+    assert ran.code == 7
+    assert ran.err == (
+        "error: ROLLOUT_FAILED: sql generation 2: replicas_failed (r2 failed: digest_mismatch - sha256 differs)\n"
+    )
+
+
+@pytest.mark.parametrize("failure", ["superseded", "deleted", "no_replicas"])
+def test_every_other_failure_is_told_too(cli, admin, failure):
+    admin.answers["WatchRollout"] = [[rollout(done=True, failure=failure)]]
+    ran = cli("rollout", "sql")
+    assert ran.code == 7
+    assert failure in ran.err
+
+
+def test_at_the_deadline_those_who_are_behind_are_named(cli, admin):
+    admin.answers["WatchRollout"] = [[rollout(SERVING, PENDING, reason="staging"), Hold()]]
+    ran = cli("rollout", "sql", "--timeout", "0.5")
+    assert ran.code == 6
+    assert ran.err == (
+        "error: DEADLINE_EXCEEDED: not served in time: sql generation 2: 1 of 2 replicas serve it "
+        "(r2 pending: staging)\n"
+    )
+
+
+def test_a_broken_stream_is_taken_up_again(cli, admin):
+    broken = Refusal(grpc.StatusCode.UNAVAILABLE, "ETCD_UNAVAILABLE")
+    admin.answers["WatchRollout"] = [[rollout(PENDING), broken], [SERVED]]
+    assert cli("rollout", "sql").code == 0
+    assert len(admin.asked("WatchRollout")) == 2
+
+
+def test_a_stream_that_ends_early_is_taken_up_again(cli, admin):
+    admin.answers["WatchRollout"] = [[rollout(PENDING)], [SERVED]]
+    assert cli("rollout", "sql").code == 0
+
+
+def test_no_such_adapter(cli, admin):
+    admin.answers["WatchRollout"] = [[Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "no sql")]]
+    ran = cli("rollout", "sql")
+    assert (ran.code, ran.err) == (3, "error: ADAPTER_NOT_FOUND: no sql\n")
+
+
+def test_json_is_one_value(cli, admin):
+    admin.answers["WatchRollout"] = [[rollout(PENDING, PENDING), REFUSED]]
+    ran = cli("-o", "json", "rollout", "sql")
+    assert ran.code == 7
+    assert (ran.json["done"], ran.json["failure"]) == (True, "replicas_failed")
+    assert [one["state"] for one in ran.json["replicas"]] == ["serving", "failed"]
+    assert ran.error["reason"] == "ROLLOUT_FAILED"
+
+
+def test_apply_waits_for_each_adapter_at_its_generation(cli, admin, manifest):
+    admin.answers["ApplyAdapters"] = [applied]
+    admin.answers["WatchRollout"] = [[SERVED]]
+    assert cli("apply", "-f", manifest("a", "b"), "--wait").code == 0
+    asked = {(one.pool, one.name, one.generation) for one in admin.asked("WatchRollout")}
+    assert asked == {("dev", "a", 1), ("dev", "b", 1)}
+
+
+def test_apply_that_waits_tells_the_change_even_if_it_is_not_served(cli, admin, manifest):
+    admin.answers["ApplyAdapters"] = [applied]
+    admin.answers["WatchRollout"] = [[REFUSED]]
+    ran = cli("-o", "json", "apply", "-f", manifest("a"), "--wait", "--request-id", "q1")
+    assert ran.code == 7
+    assert (ran.json["request_id"], ran.json["revision"]) == ("q1", 7)
+    assert ran.json["rollouts"][0]["failure"] == "replicas_failed"
+
+
+def test_one_failure_does_not_hide_behind_one_that_is_pending(cli, admin, manifest):
+    admin.answers["ApplyAdapters"] = [applied]
+    admin.answers["WatchRollout"] = [lambda request: [REFUSED] if request.name == "b" else [rollout(PENDING), Hold()]]
+    ran = cli("apply", "-f", manifest("a", "b"), "--wait", "--timeout", "0.5")
+    assert ran.code == 7
+
+
+def test_a_dry_run_waits_for_nothing(cli, admin, manifest):
+    admin.answers["ApplyAdapters"] = [applied]
+    assert cli("apply", "-f", manifest("a"), "--wait", "--dry-run").code == 0
+    assert admin.asked("WatchRollout") == []
