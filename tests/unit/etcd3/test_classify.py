@@ -1,0 +1,149 @@
+"""The table of failures: each row, and that every error can come out of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.etcd3 import errors
+from registry.etcd3.classify import classify, classify_cancel, may_repeat
+from registry.etcd3.errors import (
+    Compacted,
+    EtcdError,
+    FutureRevision,
+    InvalidArgument,
+    LeaseExpired,
+    NoLeader,
+    NoSpace,
+    OtherCluster,
+    PermissionDenied,
+    RequestTooLarge,
+    ResponseTooLarge,
+    Timeout,
+    TlsFailed,
+    TooManyRequests,
+    Unauthenticated,
+    Unavailable,
+    WatchCanceled,
+)
+
+REFUSED = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused"
+TLS = (
+    "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Tls handshake failed "
+    "(TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED"
+)
+HOST = (
+    "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Custom verification check failed with "
+    "error: UNAUTHENTICATED: Hostname Verification Check failed."
+)
+OLD_HOST = "failed to connect to all addresses; last error: UNKNOWN: Peer name etcd is not in peer certificate"
+
+# code, sentence, error of a call that writes, whether it may have been applied
+ROWS = [
+    ("OUT_OF_RANGE", "etcdserver: mvcc: required revision has been compacted", Compacted, False),
+    ("OUT_OF_RANGE", "etcdserver: mvcc: required revision is a future revision", FutureRevision, False),
+    ("OUT_OF_RANGE", "etcdserver: too large lease TTL", InvalidArgument, False),
+    ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded", NoSpace, False),
+    ("RESOURCE_EXHAUSTED", "etcdserver: too many requests", TooManyRequests, False),
+    ("RESOURCE_EXHAUSTED", "grpc: received message larger than max (3 vs. 2)", RequestTooLarge, False),
+    ("RESOURCE_EXHAUSTED", "CLIENT: Received message larger than max (3 vs. 2)", ResponseTooLarge, True),
+    ("INVALID_ARGUMENT", "etcdserver: request is too large", RequestTooLarge, False),
+    ("INVALID_ARGUMENT", "etcdserver: too many operations in txn request", RequestTooLarge, False),
+    ("INVALID_ARGUMENT", "etcdserver: authentication failed, invalid user ID or password", Unauthenticated, False),
+    ("INVALID_ARGUMENT", "etcdserver: user name is empty", Unauthenticated, False),
+    ("INVALID_ARGUMENT", "etcdserver: revision of auth store is old", Unauthenticated, False),
+    ("INVALID_ARGUMENT", "etcdserver: duplicate key given in txn request", InvalidArgument, False),
+    ("NOT_FOUND", "etcdserver: requested lease not found", LeaseExpired, False),
+    ("NOT_FOUND", "etcdserver: member not found", InvalidArgument, False),
+    ("FAILED_PRECONDITION", "etcdserver: authentication is not enabled", InvalidArgument, False),
+    ("UNAUTHENTICATED", "etcdserver: invalid auth token", Unauthenticated, False),
+    ("PERMISSION_DENIED", "etcdserver: permission denied", PermissionDenied, False),
+    ("DEADLINE_EXCEEDED", "Deadline Exceeded", Timeout, True),
+    ("UNAVAILABLE", "etcdserver: no leader", NoLeader, False),
+    ("UNAVAILABLE", "etcdserver: leader changed", Unavailable, True),
+    ("UNAVAILABLE", "etcdserver: request timed out", Unavailable, True),
+    ("UNAVAILABLE", "Socket closed", Unavailable, True),
+    ("UNAVAILABLE", TLS, TlsFailed, False),
+    ("UNAVAILABLE", HOST, TlsFailed, False),
+    ("UNAVAILABLE", OLD_HOST, TlsFailed, False),
+    ("UNAVAILABLE", REFUSED, Unavailable, False),
+    ("UNAVAILABLE", "DNS resolution failed for etcd.example:2379", Unavailable, False),
+    ("UNIMPLEMENTED", "unknown service etcdserverpb.KV", Unavailable, False),
+    ("UNKNOWN", "raft proposal dropped", Unavailable, True),
+    ("CANCELLED", "", Unavailable, True),
+    ("INTERNAL", "stream reset", Unavailable, True),
+    ("DATA_LOSS", "etcdserver: corrupt cluster", Unavailable, True),
+]
+
+
+@pytest.mark.parametrize(("code", "details", "kind", "maybe_applied"), ROWS)
+def test_a_failed_write(code, details, kind, maybe_applied):
+    """W8 no-false-fail: what may have been applied says so."""
+    error = classify(code, details, writes=True, endpoint="here:1")
+    assert type(error) is kind
+    assert error.certainly_not_applied is not maybe_applied
+    assert str(error).startswith("here:1: ")
+
+
+@pytest.mark.parametrize(("code", "details", "kind", "maybe_applied"), ROWS)
+def test_a_failed_read_applied_nothing(code, details, kind, maybe_applied):
+    error = classify(code, details, writes=False, endpoint="here:1")
+    assert type(error) is kind
+    assert error.certainly_not_applied
+
+
+GO = "rpc error: code = PermissionDenied desc = "
+CANCELS = [
+    ("", 7, Compacted),
+    ("etcdserver: mvcc: required revision has been compacted", 7, Compacted),
+    ("etcdserver: permission denied", 0, PermissionDenied),
+    (GO + "etcdserver: permission denied", 0, PermissionDenied),
+    (GO + "etcdserver: invalid auth token", 0, Unauthenticated),
+    (GO + "etcdserver: user name is empty", 0, Unauthenticated),
+    (GO + "etcdserver: revision of auth store is old", 0, Unauthenticated),
+    ("etcdserver: no leader", 0, NoLeader),
+    ("mvcc: watcher duplicate", 0, WatchCanceled),
+    ("", 0, WatchCanceled),
+]
+
+
+@pytest.mark.parametrize(("reason", "compact_revision", "kind"), CANCELS)
+def test_a_cancelled_watch(reason, compact_revision, kind):
+    assert type(classify_cancel(reason, compact_revision, endpoint="here:1")) is kind
+
+
+def test_the_compacted_revision_is_kept():
+    error = classify_cancel("", 7, endpoint="here:1")
+    assert isinstance(error, Compacted)
+    assert error.compact_revision == 7
+
+
+def test_every_error_comes_out_of_the_table():
+    """A new error class without a way to arise would be an unkept promise; OtherCluster is the protocol's own."""
+    arising = {row[2] for row in ROWS} | {row[2] for row in CANCELS} | {OtherCluster}
+    public = {kind for kind in _subclasses(EtcdError) if not kind.__name__.startswith("_")}
+    assert arising == public
+    assert public == {value for value in vars(errors).values() if isinstance(value, type) and value in public}
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (Unavailable("", maybe_applied=False), True),
+        (Unavailable("", maybe_applied=True), False),
+        (Timeout("", maybe_applied=False), True),
+        (Timeout("", maybe_applied=True), False),
+        (NoLeader(""), True),
+        (TooManyRequests(""), True),
+        (TlsFailed("", maybe_applied=False), False),
+        (NoSpace(""), False),
+        (PermissionDenied(""), False),
+        (Unauthenticated(""), False),
+        (InvalidArgument(""), False),
+    ],
+)
+def test_only_what_passes_by_itself_and_was_not_applied_is_repeated(error, expected):
+    assert may_repeat(error) is expected
+
+
+def _subclasses(kind: type) -> set[type]:
+    return {kind for direct in kind.__subclasses__() for kind in (direct, *_subclasses(direct))}

@@ -1,0 +1,133 @@
+"""Between our values and etcd's messages."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.etcd3 import codec
+from registry.etcd3 import rpc_pb2 as rpc
+from registry.etcd3.ops import (
+    Compare,
+    Delete,
+    DeleteResult,
+    Event,
+    KeyValue,
+    Put,
+    PutResult,
+    Range,
+    RangeResult,
+    Relation,
+    SortTarget,
+    Target,
+    Txn,
+    absent,
+    mod_is,
+    none_in,
+    prefix_end,
+    unwritten_since,
+)
+
+
+def test_a_range_is_linearizable_and_says_all_it_was_told():
+    op = Range(b"a", b"b", limit=3, revision=9, keys_only=True, count_only=True, descending_by=SortTarget.MOD)
+    request = codec.range_request(op)
+    assert (request.key, request.range_end, request.limit, request.revision) == (b"a", b"b", 3, 9)
+    assert (request.keys_only, request.count_only, request.serializable) == (True, True, False)
+    assert (request.sort_order, request.sort_target) == (rpc.RangeRequest.DESCEND, rpc.RangeRequest.MOD)
+
+
+def test_a_plain_range_sorts_by_nothing():
+    assert codec.range_request(Range(b"a")) == rpc.RangeRequest(key=b"a")
+
+
+@pytest.mark.parametrize(
+    ("compare", "message"),
+    [
+        (mod_is(b"k", 7), rpc.Compare(key=b"k", target="MOD", result="EQUAL", mod_revision=7)),
+        (absent(b"k"), rpc.Compare(key=b"k", target="CREATE", result="EQUAL", create_revision=0)),
+        (none_in(b"k/"), rpc.Compare(key=b"k/", range_end=b"k0", target="CREATE", result="EQUAL", create_revision=0)),
+        (
+            unwritten_since(b"k/", 7),
+            rpc.Compare(key=b"k/", range_end=b"k0", target="MOD", result="LESS", mod_revision=8),
+        ),
+        (
+            Compare(b"k", Target.VERSION, Relation.GREATER, 2),
+            rpc.Compare(key=b"k", target="VERSION", result="GREATER", version=2),
+        ),
+        (
+            Compare(b"k", Target.VALUE, Relation.NOT_EQUAL, b"v"),
+            rpc.Compare(key=b"k", target="VALUE", result="NOT_EQUAL", value=b"v"),
+        ),
+        (
+            Compare(b"k", Target.LEASE, Relation.LESS, 5),
+            rpc.Compare(key=b"k", target="LEASE", result="LESS", lease=5),
+        ),
+    ],
+)
+def test_compares(compare, message):
+    assert list(codec.txn_request(Txn((compare,), ())).compare) == [message]
+
+
+def test_operations_of_both_branches():
+    txn = Txn((), (Put(b"k", b"v", 5), Delete(b"d", b"e")), (Range(b"k"),))
+    request = codec.txn_request(txn)
+    assert list(request.success) == [
+        rpc.RequestOp(request_put=rpc.PutRequest(key=b"k", value=b"v", lease=5)),
+        rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=b"d", range_end=b"e")),
+    ]
+    assert list(request.failure) == [rpc.RequestOp(request_range=rpc.RangeRequest(key=b"k"))]
+
+
+def test_a_pinned_range_in_a_transaction_is_refused():
+    with pytest.raises(ValueError, match="diverge"):
+        codec.txn_request(Txn((), (), (Range(b"k", revision=3),)))
+
+
+@pytest.mark.parametrize(
+    ("txn", "writes"),
+    [
+        (Txn((), ()), False),
+        (Txn((), (Range(b"k"),), (Range(b"k"),)), False),
+        (Txn((), (Put(b"k", b""),)), True),
+        (Txn((), (), (Delete(b"k"),)), True),
+    ],
+)
+def test_what_could_change_the_store(txn, writes):
+    assert codec.writes(txn) is writes
+
+
+def test_results_carry_the_revision_of_the_whole_reply():
+    kv = rpc.KeyValue(key=b"k", value=b"v", create_revision=1, mod_revision=2, version=3, lease=4)
+    response = rpc.TxnResponse(
+        header=rpc.ResponseHeader(revision=9),
+        succeeded=True,
+        responses=[
+            rpc.ResponseOp(response_range=rpc.RangeResponse(kvs=[kv], more=True, count=8)),
+            rpc.ResponseOp(response_put=rpc.PutResponse()),
+            rpc.ResponseOp(response_delete_range=rpc.DeleteRangeResponse(deleted=6)),
+        ],
+    )
+    result = codec.txn_result(response)
+    assert (result.succeeded, result.revision) == (True, 9)
+    found = RangeResult(9, (KeyValue(b"k", b"v", 1, 2, 3, 4),), more=True, count=8)
+    assert result.responses == (found, PutResult(), DeleteResult(6))
+
+
+def test_events():
+    kv = rpc.KeyValue(key=b"k", value=b"v", create_revision=1, mod_revision=2, version=3)
+    assert codec.event(rpc.Event(type="PUT", kv=kv)) == Event(b"k", 2, KeyValue(b"k", b"v", 1, 2, 3))
+    gone = rpc.Event(type="DELETE", kv=rpc.KeyValue(key=b"k", mod_revision=4))
+    assert codec.event(gone) == Event(b"k", 4, None)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "end"), [(b"a/", b"a0"), (b"a\xff", b"b"), (b"a\xff\xff", b"b"), (b"\xfe", b"\xff")]
+)
+def test_prefix_end(prefix, end):
+    assert prefix_end(prefix) == end
+
+
+@pytest.mark.parametrize("prefix", [b"", b"\xff", b"\xff\xff"])
+def test_a_prefix_without_an_end(prefix):
+    with pytest.raises(ValueError, match="0xff"):
+        prefix_end(prefix)

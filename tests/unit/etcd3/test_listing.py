@@ -1,0 +1,64 @@
+"""Pages of a list, read from a store that changes under it."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.etcd3 import rpc_pb2 as rpc
+from registry.etcd3.errors import Compacted, FutureRevision, Unavailable
+from registry.etcd3.listing import list_range
+from registry.etcd3.ops import Range
+
+
+class Store:
+    """Serves keys page by page; `troubles` are raised, or served as another cluster's id, in turn."""
+
+    def __init__(self, count: int, troubles: list[Exception | int | None] | None = None) -> None:
+        self.keys = [b"%04d" % i for i in range(count)]
+        self.asked: list[Range] = []
+        self._troubles = list(troubles or [])
+
+    async def read(self, op: Range) -> rpc.RangeResponse:
+        self.asked.append(op)
+        trouble = self._troubles.pop(0) if self._troubles else None
+        if isinstance(trouble, Exception):
+            raise trouble
+        found = [key for key in self.keys if op.key <= key]
+        page = [rpc.KeyValue(key=key, mod_revision=1) for key in found[: op.limit]]
+        header = rpc.ResponseHeader(revision=50 + len(self.asked), cluster_id=trouble or 7, raft_term=3)
+        return rpc.RangeResponse(header=header, kvs=page, more=len(found) > op.limit, count=len(found))
+
+
+def compacted() -> Compacted:
+    return Compacted("", compact_revision=0)
+
+
+async def test_later_pages_are_pinned_to_the_first_one():
+    store = Store(5)
+    listing = await list_range(store.read, b"", b"\xff", 2)
+    assert [kv.key for kv in listing.kvs] == store.keys
+    assert (listing.revision, listing.cluster_id, listing.raft_term) == (51, 7, 3)
+    assert [(op.key, op.revision) for op in store.asked] == [(b"", 0), (b"0001\0", 51), (b"0003\0", 51)]
+
+
+@pytest.mark.parametrize("trouble", [compacted(), FutureRevision(""), 8])
+async def test_a_revision_lost_on_the_way_means_to_start_over(trouble):
+    """Compacted, gone with a restored store, or the next page came from another cluster."""
+    store = Store(5, [None, trouble])
+    listing = await list_range(store.read, b"", b"\xff", 2)
+    assert [kv.key for kv in listing.kvs] == store.keys
+    assert listing.revision == 53
+    assert len(store.asked) == 2 + 3
+
+
+async def test_starting_over_has_an_end():
+    store = Store(5, [None, compacted()] * 5)
+    with pytest.raises(Compacted):
+        await list_range(store.read, b"", b"\xff", 2)
+    assert len(store.asked) == 10
+
+
+async def test_other_errors_pass():
+    store = Store(5, [None, Unavailable("", maybe_applied=False)])
+    with pytest.raises(Unavailable):
+        await list_range(store.read, b"", b"\xff", 2)
