@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable
 
 import structlog
-from registry.etcd3.session import hold_lease
 
 from registry.errors import RegistryError
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError, LeaseExpired
 from registry.etcd3.ops import Compare, Put, Range, RangeResult, Relation, Target, Txn, TxnResult, absent, mod_is
+from registry.etcd3.session import hold_lease
 from registry.keys import Keys
 from registry.model.status import Presence, ReplicaStatus
 from sidecar.chance import Chance
