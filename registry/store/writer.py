@@ -18,6 +18,7 @@ from registry.keys import Keys
 from registry.store.budget import Budget
 from registry.store.commit import commit
 from registry.store.failures import refusal
+from registry.store.gate import Gate
 from registry.store.leases import audit_lease, request_lease
 from registry.store.locks import Locks
 from registry.transactions.changes import Change, payload_digest, tenants_of
@@ -43,6 +44,7 @@ class Writer:
         client: Client,
         keys: Keys,
         limits: Limits,
+        gate: Gate,
         *,
         rng: random.Random,
         now: Callable[[], datetime] = _now,
@@ -50,6 +52,7 @@ class Writer:
         self._client = client
         self._keys = keys
         self._limits = limits
+        self._gate = gate
         self._rng = rng
         self._now = now
         self._locks = Locks()
@@ -63,6 +66,7 @@ class Writer:
             Unavailable: the outcome is not known, or etcd does not answer; its reason and text tell which.
             RegistryError: it is refused, and nothing was changed.
         """
+        self._gate.check()
         context = self._context(change, caller)
         reads = reads_of(change, context)
         try:

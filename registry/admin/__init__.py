@@ -1,0 +1,1 @@
+"""The admin service: the registry's gRPC API over the store."""

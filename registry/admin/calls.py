@@ -1,0 +1,46 @@
+"""What a handler needs to know of a call besides its request."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from registry.model.names import check_request_id
+from registry.store.budget import Budget
+from registry.transactions.context import Caller
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who calls: the common name of the client's certificate, or nobody known."""
+
+    name: str
+    role: str
+
+
+ANONYMOUS = Principal("anonymous", "unauthenticated")
+
+
+def operator(common_name: str) -> Principal:
+    """Somebody who showed a certificate of our authority."""
+    return Principal(common_name, "operator")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: its method's name, who makes it, and how long it may take."""
+
+    method: str
+    principal: Principal
+    budget: Budget
+
+    def caller(self, request_id: str) -> Caller:
+        """Who asks for a change; an empty id is replaced by one of ours.
+
+        Raises:
+            InvalidArgument: the id is none.
+        """
+        if request_id:
+            check_request_id(request_id)
+        made = request_id or f"auto-{secrets.token_hex(12)}"
+        return Caller(self.principal.name, self.principal.role, made, request_id_given=bool(request_id))

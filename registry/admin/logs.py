@@ -1,0 +1,23 @@
+"""How the admin service logs: one JSON object a line on stderr, or for people if that is a terminal."""
+
+from __future__ import annotations
+
+import sys
+
+import structlog
+
+
+def configure_logging() -> None:
+    """Sets structlog up for this process. Event names are constant, everything else is a key."""
+    on_terminal = sys.stderr.isatty()
+    renderer = structlog.dev.ConsoleRenderer() if on_terminal else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.dict_tracebacks,
+            renderer,
+        ],
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )

@@ -1,0 +1,121 @@
+"""Puts the admin service together, and takes it apart in order."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from registry.admin.http import listen, make_app, serve
+from registry.admin.metrics import Metrics
+from registry.admin.probe import Probe
+from registry.admin.reads import Reads
+from registry.admin.service import SERVICE, make_handlers
+from registry.admin.settings import Address, Settings
+from registry.admin.streams import Streams
+from registry.admin.tls import server_credentials
+from registry.admin.writes import Writes
+from registry.etcd3.client import Client
+from registry.keys import Keys
+from registry.store.gate import Gate
+from registry.store.reader import Reader
+from registry.store.watching import Watcher
+from registry.store.writer import Writer
+from registry.transactions.context import Limits
+
+MAX_REQUEST_BYTES = 4 * 1024 * 1024
+GRACE_SECONDS = 5.0
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_send_message_length", 64 * 1024 * 1024),
+    ("grpc.so_reuseport", 0),  # a taken port is an error, not a second server that gets half of the calls
+)
+_log = structlog.get_logger()
+
+
+class CannotListen(Exception):
+    """An address or a certificate cannot be used; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Where a running service listens."""
+
+    grpc_port: int
+    http_port: int
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Running]:
+    """Serves while the context is open; at its end calls that run are given a little time.
+
+    Raises:
+        CannotListen: an address or a certificate cannot be used.
+        registry.etcd3.errors.TlsFailed: a certificate for etcd cannot be read.
+    """
+    rng = random.Random()  # noqa: S311 - jitter, not a secret
+    client = Client(settings.client_options(), rng=rng)
+    keys, gate, metrics = Keys(settings.prefix), Gate(), Metrics()
+    reader = Reader(client, keys)
+    writer = Writer(client, keys, Limits(max_ops=settings.max_txn_ops), gate, rng=rng)
+    servicer = health.aio.HealthServicer()
+    probe = Probe(client, keys, gate, servicer, metrics, SERVICE)
+    handlers = make_handlers(Writes(writer), Reads(reader), Streams(Watcher(client, keys, reader, rng=rng)), metrics)
+    server, port = _grpc_server(settings, handlers, servicer)
+    listener = _http_listener(settings.http)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            background = [
+                tasks.create_task(probe.run(), name="probe"),
+                tasks.create_task(serve(make_app(lambda: probe.readiness, metrics.registry), listener), name="http"),
+            ]
+            await server.start()
+            http_port = listener.getsockname()[1]
+            _log.info("listening", grpc_port=port, http_port=http_port)
+            try:
+                yield Running(port, http_port)
+            finally:
+                await servicer.enter_graceful_shutdown()
+                await server.stop(GRACE_SECONDS)
+                for task in background:
+                    task.cancel()
+    finally:
+        await client.aclose()
+
+
+def _http_listener(address: Address) -> socket.socket:
+    try:
+        return listen(address.host, address.port)
+    except OSError as error:
+        raise CannotListen(f"--http {address.host}:{address.port}: {error.strerror}") from error
+
+
+def _grpc_server(
+    settings: Settings, handlers: grpc.GenericRpcHandler, servicer: health.aio.HealthServicer
+) -> tuple[grpc.aio.Server, int]:
+    server = grpc.aio.server(options=_OPTIONS)
+    server.add_generic_rpc_handlers((handlers,))
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    address = settings.listen
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return server, _bind(server, f"{host}:{address.port}", settings)
+
+
+def _bind(server: grpc.aio.Server, address: str, settings: Settings) -> int:
+    try:
+        if settings.tls_cert is None or settings.tls_key is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, server_credentials(settings.tls_ca, settings.tls_cert, settings.tls_key))
+    except RuntimeError as error:
+        raise CannotListen(f"--listen {address}: {error}") from error
+    except OSError as error:
+        raise CannotListen(f"{error.filename}: {error.strerror}") from error

@@ -1,0 +1,83 @@
+"""From requests on the wire to changes. Raises InvalidArgument with the field's path where they are wrong."""
+
+from __future__ import annotations
+
+from registry.errors import InvalidArgument, Reason
+from registry.transactions import make
+from registry.transactions.changes import (
+    ApplyAdapters,
+    CreatePool,
+    DeletePool,
+    Remove,
+    RollbackAdapter,
+    SetTenant,
+    UpdatePool,
+    Upsert,
+)
+from registry.v1 import registry_pb2 as pb
+
+
+def apply_adapters(request: pb.ApplyAdaptersRequest) -> ApplyAdapters:
+    """The change set of a request."""
+    return make.make_apply(request.pool, [_change(one, index) for index, one in enumerate(request.changes)])
+
+
+def _change(change: pb.AdapterChange, index: int) -> Upsert | Remove:
+    field = f"changes[{index}]"
+    match change.WhichOneof("change"):
+        case "upsert":
+            return make.make_upsert(change.upsert.name, _spec(change.upsert.spec), change.etag, field=field)
+        case "delete":
+            return make.make_remove(change.delete, change.etag, field=field)
+        case _:
+            raise InvalidArgument(Reason.INVALID_FIELD, "a change is an upsert or a delete", field=field)
+
+
+def _spec(spec: pb.AdapterSpec) -> dict[str, object]:
+    values: dict[str, object] = {
+        "source": {"uri": spec.source.uri, "digest": spec.source.digest or None},
+        "base_model": spec.base_model or None,
+        "priority": spec.priority,
+        "placement": {"replicas": spec.placement.replicas or "all"},
+        "prepare": _given(remap=spec.prepare.remap, vision=spec.prepare.vision, dora=spec.prepare.dora),
+        "credentials": spec.credentials or None,
+        "labels": dict(sorted(spec.labels.items())),
+    }
+    return values | _given(load=spec.load)
+
+
+def _given(**values: str) -> dict[str, object]:
+    """Empty strings stand for the defaults."""
+    return {name: value for name, value in values.items() if value}
+
+
+def rollback_adapter(request: pb.RollbackAdapterRequest) -> RollbackAdapter:
+    """The rollback that a request asks for."""
+    return make.make_rollback(request.pool, request.name, request.to_generation, request.etag)
+
+
+def create_pool(request: pb.CreatePoolRequest) -> CreatePool:
+    """The pool that a request creates."""
+    if request.pool.etag:
+        raise InvalidArgument(Reason.INVALID_FIELD, "a pool that does not exist has no etag", field="pool.etag")
+    return make.make_create_pool(request.pool.name, list(request.pool.base_models), _limits(request.pool))
+
+
+def update_pool(request: pb.UpdatePoolRequest) -> UpdatePool:
+    """The pool's new values."""
+    pool = request.pool
+    return make.make_update_pool(pool.name, list(pool.base_models), _limits(pool), pool.etag)
+
+
+def delete_pool(request: pb.DeletePoolRequest) -> DeletePool:
+    """The deletion that a request asks for."""
+    return make.make_delete_pool(request.name, request.etag)
+
+
+def set_tenant(request: pb.SetTenantRequest) -> SetTenant:
+    """The quota that a request sets."""
+    return make.make_set_tenant(request.tenant.name, request.tenant.max_adapters, request.tenant.etag)
+
+
+def _limits(pool: pb.Pool) -> dict[str, object]:
+    return {"max_rank": pool.limits.max_rank or None, "max_adapters": pool.limits.max_adapters or None}
