@@ -1,0 +1,199 @@
+"""The simulated engine's HTTP application."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sidecar.engines.simulated import pages
+from sidecar.engines.simulated.engine import Call, EngineDead, Rejection, SimulatedVllm
+from sidecar.engines.simulated.faults import Answer, Cut, Die, Hang, RouteName
+
+Endpoint = Callable[[Request, asyncio.Event | None], Awaitable[Response]]
+
+
+class _CutShort(Response):
+    """Promises more than it sends, upon which the server breaks the connection."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's form
+        headers = [(b"content-length", b"100")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"Success"})
+
+
+class _KeyGuard:
+    """Guards /v1, and nothing else, as vLLM's --api-key does."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app, self._expected = app, f"Bearer {key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        guarded = scope["type"] == "http" and scope["path"].startswith("/v1")
+        if guarded and dict(scope["headers"]).get(b"authorization") != self._expected:
+            await JSONResponse({"error": "Unauthorized"}, 401)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def make_app(engine: SimulatedVllm) -> Starlette:
+    """The application that serves `engine`."""
+    pages_of = _Pages(engine)
+    routes = [
+        _route("GET", "/health", pages_of.wrap("health", pages_of.health)),
+        _route("GET", "/version", pages_of.wrap("version", pages_of.version)),
+        _route("GET", "/metrics", pages_of.wrap("metrics", pages_of.metrics)),
+        _route("GET", "/v1/models", pages_of.wrap("models", pages_of.models)),
+        _route("POST", "/v1/completions", pages_of.wrap("completions", pages_of.completions)),
+        _route("GET", "/openapi.json", pages_of.openapi),
+    ]
+    if engine.options.runtime_lora:
+        routes.append(_route("POST", "/v1/load_lora_adapter", pages_of.wrap("load", pages_of.load)))
+        routes.append(_route("POST", "/v1/unload_lora_adapter", pages_of.wrap("unload", pages_of.unload)))
+    key = engine.options.api_key
+    guard = [Middleware(_KeyGuard, key)] if key else []
+    return Starlette(routes=routes, middleware=guard, exception_handlers={404: _not_found, 405: _not_found})
+
+
+def _route(method: str, path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
+    return Route(path, endpoint, methods=[method])
+
+
+async def _not_found(_: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    return JSONResponse({"detail": "Not Found" if status == 404 else "Method Not Allowed"}, status)
+
+
+class _Pages:
+    """The endpoints. Each gets the event that it has to wait for, if a fault wants it to hang."""
+
+    def __init__(self, engine: SimulatedVllm) -> None:
+        self._engine = engine
+
+    def wrap(self, route: RouteName, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+        """`endpoint` with the faults that were ordered for `route`, and with errors as vLLM answers them."""
+
+        async def answer(request: Request) -> Response:
+            fault = self._engine.faults.take(route)
+            match fault:
+                case Answer(status, body):
+                    return PlainTextResponse(body, status)
+                case Cut(is_done=False):
+                    return _CutShort()
+                case Die():
+                    self._engine.die()
+            reply = await _guarded(endpoint, request, fault.until if isinstance(fault, Hang) else None)
+            return _CutShort() if isinstance(fault, Cut) else reply
+
+        return answer
+
+    async def health(self, _: Request, hold: asyncio.Event | None) -> Response:
+        await _wait(hold)
+        return Response(status_code=503 if self._engine.dead.is_set() else 200)
+
+    async def version(self, _: Request, hold: asyncio.Event | None) -> Response:
+        await _wait(hold)
+        return JSONResponse({"version": self._engine.options.version})
+
+    async def metrics(self, _: Request, hold: asyncio.Event | None) -> Response:
+        await _wait(hold)
+        return PlainTextResponse(pages.metrics(self._engine))
+
+    async def models(self, _: Request, hold: asyncio.Event | None) -> Response:
+        await _wait(hold)
+        return JSONResponse(pages.models(self._engine))
+
+    async def openapi(self, _: Request) -> Response:
+        return JSONResponse(pages.openapi(self._engine))
+
+    async def load(self, request: Request, hold: asyncio.Event | None) -> Response:
+        received_at = time.monotonic()
+        fields = await _fields(request, "lora_name", "lora_path")
+        name, path = fields["lora_name"], fields["lora_path"]
+        self._engine.note(Call("load", name, path, _request_id(request), received_at))
+        await self._engine.load(name, path, hold)
+        return Response(f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def unload(self, request: Request, hold: asyncio.Event | None) -> Response:
+        received_at = time.monotonic()
+        name = (await _fields(request, "lora_name"))["lora_name"]
+        self._engine.note(Call("unload", name, "", _request_id(request), received_at))
+        await self._engine.unload(name, hold)
+        return Response(f"Success: LoRA adapter '{name}' removed successfully.")
+
+    async def completions(self, request: Request, hold: asyncio.Event | None) -> Response:
+        await _wait(hold)
+        body = await _json(request)
+        prompt, tokens = body.get("prompt"), body.get("max_tokens", 16)
+        if prompt is None or not isinstance(tokens, int) or tokens < 1:
+            raise Rejection(400, "Bad Request", "1 validation error", "body.prompt")
+        model = str(body.get("model") or self._engine.options.served_model_name)
+        made = await self._engine.generate(await self._engine.card_of(model), str(prompt), tokens)
+        logprobs = body.get("logprobs")
+        as_ids = bool(body.get("return_tokens_as_token_ids"))
+        return JSONResponse(
+            pages.completion(model, made, logprobs if isinstance(logprobs, int) else None, as_ids=as_ids)
+        )
+
+
+async def _guarded(endpoint: Endpoint, request: Request, hold: asyncio.Event | None) -> Response:
+    try:
+        return await endpoint(request, hold)
+    except Rejection as rejection:
+        return JSONResponse(pages.error_body(rejection), rejection.status)
+    except EngineDead:
+        dead = Rejection(500, "InternalServerError", "EngineCore encountered an issue.")
+        return JSONResponse(pages.error_body(dead), 500)
+
+
+async def _wait(hold: asyncio.Event | None) -> None:
+    if hold is not None:
+        await hold.wait()
+
+
+async def _json(request: Request) -> dict[str, object]:
+    """The body's object.
+
+    Raises:
+        Rejection: it is no JSON, or no object.
+    """
+    if request.headers.get("content-type", "").split(";")[0] != "application/json":
+        message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+        raise Rejection(400, "Bad Request", message)
+    try:
+        body = json.loads(await request.body())
+    except ValueError as error:
+        at = error.pos if isinstance(error, json.JSONDecodeError) else 0
+        raise Rejection(400, "Bad Request", f"1 validation error:\n  {error}", f"body.{at}") from error
+    if not isinstance(body, dict):
+        raise Rejection(400, "Bad Request", "1 validation error:\n  Input should be a valid dictionary", "body")
+    return body
+
+
+async def _fields(request: Request, *names: str) -> dict[str, str]:
+    """The named text fields of the body.
+
+    Raises:
+        Rejection: one is missing or no text.
+    """
+    body = await _json(request)
+    fields: dict[str, str] = {}
+    for name in names:
+        value = body.get(name)
+        if not isinstance(value, str):
+            what = "Input should be a valid string" if name in body else "Field required"
+            raise Rejection(400, "Bad Request", f"1 validation error:\n  {what}: body.{name}", f"body.{name}")
+        fields[name] = value
+    return fields
+
+
+def _request_id(request: Request) -> str:
+    return request.headers.get("x-request-id", "")

@@ -1,0 +1,219 @@
+"""The engine itself: names, what is in memory, and one thing at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal
+
+from sidecar.engines.simulated.faults import Faults
+from sidecar.engines.simulated.options import DEFAULTS, Options
+from sidecar.engines.simulated.weights import AdapterMissing, AdapterRefused, read_weights
+
+CALLS_KEPT = 100_000
+_PRINTABLE = range(0x20, 0x7F)
+
+
+class Rejection(Exception):
+    """An error reply in vLLM's form."""
+
+    def __init__(self, status: int, kind: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.message, self.param = status, kind, message, param
+
+
+class EngineDead(Exception):
+    """The engine died; every request fails from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A loaded adapter. `number` is new with each load."""
+
+    name: str
+    path: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request that loads or unloads, as it came in; `received_at` is in monotonic seconds of this machine."""
+
+    kind: Literal["load", "unload"]
+    name: str
+    path: str
+    request_id: str
+    received_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A generated token: its number is that of its letter."""
+
+    number: int
+    logprob: float
+
+
+class SimulatedVllm:
+    """One engine process. `on_call` hears of each request that loads or unloads, before it is carried out."""
+
+    def __init__(self, options: Options = DEFAULTS, on_call: Callable[[Call], None] | None = None) -> None:
+        self.options = options
+        self.started_at = time.time()
+        self.cards: dict[str, Card] = {}
+        self.faults = Faults()
+        self.calls: deque[Call] = deque(maxlen=CALLS_KEPT)
+        self.dead = asyncio.Event()
+        self.samples: dict[tuple[str, str], float] = {}
+        self.running: list[str] = []
+        self.waiting: list[str] = []
+        self._on_call = on_call
+        self._numbers = count(1)
+        self._resident: OrderedDict[int, str] = OrderedDict()
+        self._turn = asyncio.Lock()
+        self._name_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def note(self, call: Call) -> None:
+        """Remembers a request that loads or unloads."""
+        self.calls.append(call)
+        if self._on_call is not None:
+            self._on_call(call)
+
+    async def load(self, name: str, path: str, hold: asyncio.Event | None = None) -> None:
+        """Loads an adapter. With `hold` the engine hangs in it until that is set.
+
+        Raises:
+            Rejection: as vLLM rejects it.
+        """
+        async with self._name_locks[name]:
+            self._check_load(name, path)
+            card = Card(name, path, next(self._numbers))
+            async with self._turn:
+                if hold is not None:
+                    await hold.wait()
+                await asyncio.sleep(self.options.load_seconds)
+                await self._bring_in(card)
+            self.cards[name] = card
+
+    async def unload(self, name: str, hold: asyncio.Event | None = None) -> None:
+        """Forgets the name; the weights stay in memory until others need the room.
+
+        Raises:
+            Rejection: it is not loaded.
+        """
+        if hold is not None:
+            await hold.wait()
+        async with self._name_locks[name]:
+            if not name:
+                message = "'lora_name' needs to be provided to unload a LoRA adapter."
+                raise Rejection(400, "InvalidUserInput", message)
+            if name not in self.cards:
+                raise Rejection(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
+            del self.cards[name]
+
+    async def card_of(self, model: str) -> Card | None:
+        """What a request for `model` is bound to from now on; None: the base model.
+
+        Raises:
+            Rejection: there is no such model. A name that is being loaded is waited for.
+        """
+        if model == self.options.served_model_name:
+            return None
+        async with self._name_locks[model]:
+            card = self.cards.get(model)
+        if card is None:
+            message = f"The model `{model}` does not exist. Valid aliases: {self.options.served_model_name}."
+            raise Rejection(404, "NotFoundError", message, "model")
+        return card
+
+    async def generate(self, card: Card | None, prompt: str, tokens: int) -> list[Token]:
+        """Greedy tokens, a function of the prompt, the base model and the adapter's files alone.
+
+        Raises:
+            EngineDead: the adapter's files were needed again and are gone, or the engine died before.
+        """
+        name = card.name if card else ""
+        with self._among(self.waiting, name):
+            async with self._turn:
+                pass
+        with self._among(self.running, name):
+            return await self._steps(card, prompt, tokens)
+
+    def die(self) -> None:
+        """Fails all requests; whoever serves this engine ends it."""
+        self.dead.set()
+
+    async def _steps(self, card: Card | None, prompt: str, tokens: int) -> list[Token]:
+        made: list[Token] = []
+        for _ in range(tokens):
+            async with self._turn:
+                await asyncio.sleep(self.options.token_seconds)
+                weights = await self._weights_for(card)
+            letters = "".join(chr(token.number) for token in made)
+            made.append(_next_token(f"{self.options.model}\0{weights}\0{prompt}{letters}"))
+        return made
+
+    def _check_load(self, name: str, path: str) -> None:
+        if not name or not path:
+            raise Rejection(400, "InvalidUserInput", "Both 'lora_name' and 'lora_path' must be provided.")
+        if name == self.options.served_model_name:
+            message = f"The lora adapter '{name}' conflicts with a served base model."
+            raise Rejection(400, "InvalidUserInput", message)
+        if name in self.cards:
+            raise Rejection(400, "InvalidUserInput", f"The lora adapter '{name}' has already been loaded.")
+
+    async def _bring_in(self, card: Card) -> None:
+        if self.dead.is_set():
+            raise EngineDead
+        try:
+            weights = await asyncio.to_thread(read_weights, card.path, self.options.max_lora_rank)
+        except AdapterMissing as error:
+            message = f"Loading lora {card.name} failed: No adapter found for <path>"
+            raise Rejection(404, "NotFoundError", message) from error
+        except AdapterRefused as error:
+            raise Rejection(500, "InternalServerError", f"Call to add_lora method failed: {error}") from error
+        self._resident[card.number] = weights
+        if len(self._resident) > self.options.max_cpu_loras:
+            self._resident.popitem(last=False)
+
+    async def _weights_for(self, card: Card | None) -> str:
+        if self.dead.is_set():
+            raise EngineDead
+        if card is None:
+            return ""
+        if card.number not in self._resident:
+            try:
+                await self._bring_in(card)
+            except Rejection as error:  # inside a step there is nobody to reject: the worker dies of it
+                self.die()
+                raise EngineDead from error
+        self._resident.move_to_end(card.number)
+        return self._resident[card.number]
+
+    @contextmanager
+    def _among(self, names: list[str], name: str) -> Iterator[None]:
+        """Counts a request among those that run, or wait."""
+        names.append(name)
+        self._sample()
+        try:
+            yield
+        finally:
+            names.remove(name)
+            self._sample()
+
+    def _sample(self) -> None:
+        """Notes who runs and waits, as vLLM does for its metric; queued requests of evicted adapters do not show."""
+        running, waiting = (",".join(sorted({*names} - {""})) for names in (self.running, self.waiting))
+        self.samples[running, waiting] = time.time()
+
+
+def _next_token(seed: str) -> Token:
+    digest = hashlib.sha256(seed.encode(errors="surrogatepass")).digest()
+    letter = _PRINTABLE[digest[0] % len(_PRINTABLE)]
+    return Token(letter, -3.0 * int.from_bytes(digest[1:5]) / 2**32)
