@@ -1,0 +1,122 @@
+"""Reads compose.yaml and the Dockerfile as a container engine would, as far as our services need it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FOLDER = Path(__file__).parents[3] / "compose"
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+
+
+@dataclass(frozen=True)
+class Service:
+    """One service. `settings` is what stands in the file, with variables at their defaults."""
+
+    name: str
+    settings: Mapping[str, Any]
+
+    @property
+    def command(self) -> list[str]:
+        return [*self.settings.get("entrypoint", []), *self.settings["command"]]
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """Flags of the form --name=value, or --name value."""
+        words = [word for flag in self.settings["command"] for word in flag.split("=", 1)]
+        pairs = zip(words, [*words[1:], ""], strict=True)
+        return {
+            word.removeprefix("--"): "" if value.startswith("--") else value
+            for word, value in pairs
+            if word.startswith("--")
+        }
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return dict(self.settings.get("environment", {}))
+
+    @property
+    def target(self) -> str | None:
+        """The target in our Dockerfile; None if the image is not ours."""
+        build = self.settings.get("build")
+        return build["target"] if build else None
+
+    @property
+    def host(self) -> str:
+        """The name under which others reach it: that of whoever owns its network."""
+        return str(self.settings.get("network_mode", f"service:{self.name}")).removeprefix("service:")
+
+    @property
+    def healthcheck(self) -> list[str]:
+        kind, *command = self.settings["healthcheck"]["test"]
+        assert kind == "CMD"
+        return command
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target of the Dockerfile with all that it inherits: its instructions in order."""
+
+    instructions: list[tuple[str, str]]
+
+    def last(self, keyword: str) -> str:
+        """What the last instruction of a kind says."""
+        return [text for word, text in self.instructions if word == keyword][-1]
+
+    @property
+    def entrypoint(self) -> list[str]:
+        return list(json.loads(self.last("ENTRYPOINT")))
+
+    @property
+    def healthcheck(self) -> list[str]:
+        return list(json.loads(self.last("HEALTHCHECK").partition("CMD ")[2]))
+
+
+def services() -> dict[str, Service]:
+    """All services of compose.yaml."""
+    text = (FOLDER / "compose.yaml").read_text()
+    file = yaml.safe_load(_VARIABLE.sub(lambda match: match[2] or "", text))
+    return {name: Service(name, settings) for name, settings in file["services"].items()}
+
+
+def base_images() -> list[str]:
+    """Images that the Dockerfile starts from, targets of its own left out."""
+    return [text.split()[0] for word, text in _instructions() if word == "FROM" and ":" in text]
+
+
+def targets() -> dict[str, Target]:
+    """The targets of the Dockerfile by name."""
+    found: dict[str, Target] = {}
+    name = ""
+    for word, text in _instructions():
+        if word == "FROM":
+            parent, _, name = text.partition(" AS ")
+            found[name] = Target([*found[parent].instructions] if parent in found else [])
+        found[name].instructions.append((word, text))
+    return found
+
+
+def _instructions() -> list[tuple[str, str]]:
+    text = re.sub(r"\\\n", " ", (FOLDER / "Dockerfile").read_text())
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines)]
+
+
+def prometheus_targets() -> set[str]:
+    """Every HOST:PORT that Prometheus scrapes."""
+    configuration = yaml.safe_load((FOLDER / "prometheus" / "prometheus.yml").read_text())
+    jobs = configuration["scrape_configs"]
+    return {target for job in jobs for static in job["static_configs"] for target in static["targets"]}
+
+
+def alert_metrics() -> set[str]:
+    """Every metric that an alert asks for."""
+    rules = yaml.safe_load((FOLDER / "prometheus" / "alerts.yml").read_text())
+    expressions = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    return {name for text in expressions for name in re.findall(r"\b(?:loraplane|etcd)_\w+", text)}

@@ -1,0 +1,150 @@
+"""Our services of the compose file, each with exactly its command and environment, against a real etcd.
+
+There need not be a container engine: names of hosts and paths of containers are mapped to this machine's.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.integration.compose.compose_file import Service, alert_metrics, services, targets
+from tests.support.adapters import write_adapter
+from tests.support.etcd import Cluster, free_ports, make_cluster
+from tests.support.waiting import eventually
+
+SERVICES = services()
+BIN = Path(sys.executable).parent
+# Flags of etcd that say where it is; its tests have places of their own.
+PLACES = {"name", "data-dir"}
+# Flags of vLLM that a simulated engine has too.
+ENGINE_FLAGS = ("served-model-name", "max-loras", "max-cpu-loras", "max-lora-rank")
+
+
+@dataclass
+class Machine:
+    """This machine, standing in for the containers' network and file systems."""
+
+    folder: Path
+    etcd: Cluster
+    ports: dict[tuple[str, str], int] = field(default_factory=dict)
+    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def port(self, host: str, port: str) -> int:
+        """The local port for a container's."""
+        if (host, port) not in self.ports:
+            (self.ports[host, port],) = free_ports(1)
+        return self.ports[host, port]
+
+    def translate(self, service: Service, text: str) -> str:
+        """The text with the names of containers replaced, and nothing else."""
+        for number, endpoint in enumerate(self.etcd.endpoints, start=1):
+            text = text.replace(f"etcd-{number}:2379", endpoint)
+        for port in ("7600", "7601", "7602", "8000"):
+            for address in ("0.0.0.0", "127.0.0.1"):  # noqa: S104 - what stands in the file, replaced here
+                text = text.replace(f"{address}:{port}", f"127.0.0.1:{self.port(service.host, port)}")
+        text = text.replace("/var/lib/loraplane", f"{self.folder}/volume")
+        return text.replace("file:///adapters", (self.folder / "adapters").as_uri())
+
+    def start(self, service: Service) -> None:
+        """Starts a service as its container would."""
+        program, *rest = [*targets()[str(service.target)].entrypoint, *service.command]
+        command = [self.translate(service, word) for word in rest]
+        environment = {name: self.translate(service, value) for name, value in service.environment.items()}
+        self.spawn(service.name, [str(BIN / program), *command], {"PATH": os.environ["PATH"], **environment})
+
+    def start_engine(self, service: Service) -> None:
+        """A simulated engine in place of vLLM, told what the file tells vLLM of its name, port and limits."""
+        flags = ["--host", "127.0.0.1", "--port", str(self.port(service.host, service.flags["port"]))]
+        flags += [word for name in ENGINE_FLAGS for word in (f"--{name}", service.flags[name])]
+        command = [sys.executable, "-m", "sidecar.engines.simulated", *flags]
+        self.spawn(service.name, command, {"PATH": os.environ["PATH"], **service.environment})
+
+    def spawn(self, name: str, command: list[str], environment: dict[str, str]) -> None:
+        with (self.folder / f"{name}.log").open("wb") as log:
+            self.running.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+
+    def is_healthy(self, service: Service, command: list[str]) -> bool:
+        """Runs a health check as the container engine would."""
+        program, *rest = command
+        assert program == "python"
+        words = [sys.executable, *(self.translate(service, word) for word in rest)]
+        done = subprocess.run(words, env={}, capture_output=True, check=False, timeout=60)
+        assert done.returncode == 0, (done.stderr.decode(), self.log(service))
+        return True
+
+    def log(self, service: Service) -> str:
+        return (self.folder / f"{service.name}.log").read_text()[-3000:]
+
+    def run(self, service: Service, *arguments: str) -> None:
+        """Runs the CLI as `docker compose exec` would, in the container of a service."""
+        admin = f"127.0.0.1:{self.port(service.host, '7600')}"
+        words = [str(BIN / "loraplane"), "--admin", admin, *(self.translate(service, word) for word in arguments)]
+        done = subprocess.run(words, env={"PATH": os.environ["PATH"]}, capture_output=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stderr.decode()
+
+    def stop(self) -> None:
+        for process in self.running:
+            process.terminate()
+        for process in self.running:
+            process.wait(30)
+
+
+@pytest.fixture
+async def machine(tmp_path) -> AsyncIterator[Machine]:
+    flags = SERVICES["etcd-1"].flags
+    shared = {name: value for name, value in flags.items() if name not in PLACES and "etcd-1" not in value}
+    shared = {name: value for name, value in shared.items() if not name.startswith(("listen", "initial-cluster"))}
+    assert {"max-txn-ops", "quota-backend-bytes", "auto-compaction-retention"} <= shared.keys()
+    cluster = make_cluster(tmp_path / "etcd", 3, flags={**shared, "unsafe-no-fsync": "true"})
+    cluster.start()
+    machine = Machine(tmp_path, cluster)
+    try:
+        await cluster.ready()
+        yield machine
+    finally:
+        machine.stop()
+        cluster.stop()
+
+
+async def test_the_services_come_up_serve_an_adapter_and_export_what_the_alerts_ask_for(machine, tmp_path):
+    """R3 converge: what stands at the head of the file works as written, with the sidecars started first."""
+    write_adapter(tmp_path / "adapters" / "sql", base="base")
+    for name in ("sidecar-1", "sidecar-2", "admin-1", "admin-2"):
+        machine.start(SERVICES[name])
+    for name in ("engine-1", "engine-2"):
+        machine.start_engine(SERVICES[name])
+    for name in ("admin-1", "admin-2", "sidecar-1", "sidecar-2"):
+        service = SERVICES[name]
+        await eventually(lambda service=service: machine.is_healthy(service, service.healthcheck), timeout_seconds=60)
+        assert machine.is_healthy(service, targets()[service.target].healthcheck)
+    machine.run(SERVICES["admin-1"], "pool", "create", "main", "--base-model", "base")
+    machine.run(SERVICES["admin-2"], "add", "acme/sql", "--pool", "main", "--source", "file:///adapters/sql", "--wait")
+    for name in ("engine-1", "engine-2"):
+        assert await adapters(machine, SERVICES[name]) == {"acme/sql"}
+    assert alert_metrics() - await exported(machine) == set()
+
+
+async def adapters(machine: Machine, engine: Service) -> set[str]:
+    cards = (await fetch(machine.port(engine.host, "8000"), "/v1/models")).json()["data"]
+    return {card["id"] for card in cards if card.get("parent")}
+
+
+async def exported(machine: Machine) -> set[str]:
+    """Names of all metrics that etcd, an admin and a sidecar export."""
+    ports = [machine.etcd.members[0].client_port, machine.port("admin-1", "7601"), machine.port("pod-1", "7602")]
+    texts = [(await fetch(port, "/metrics")).text for port in ports]
+    lines = [line.split()[2:3] for text in texts for line in text.splitlines() if line.startswith("# TYPE ")]
+    return {name for names in lines for name in names}
+
+
+async def fetch(port: int, path: str) -> httpx.Response:
+    async with httpx.AsyncClient() as client:
+        return await client.get(f"http://127.0.0.1:{port}{path}", timeout=10)

@@ -1,0 +1,146 @@
+"""What can be seen in the compose file without running it: mistakes that would show only in production."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.integration.compose.compose_file import (
+    Service,
+    base_images,
+    prometheus_targets,
+    services,
+    targets,
+)
+
+SERVICES = services()
+ETCD = [SERVICES[f"etcd-{n}"] for n in (1, 2, 3)]
+OURS = [service for service in SERVICES.values() if service.target is not None]
+REPLICAS = (1, 2)
+PINNED = re.compile(r".+:v?\d+\.\d+(\.\d+)?(-[a-z0-9-]+)?$")
+
+
+def mounts(service: Service) -> dict[str, tuple[str, bool]]:
+    """Source and whether it is read-only, by the path in the container."""
+    found: dict[str, tuple[str, bool]] = {}
+    for volume in service.settings.get("volumes", []):
+        if isinstance(volume, str):
+            source, path, *mode = volume.split(":")
+            found[path] = (source, mode == ["ro"])
+        else:
+            found[volume["target"]] = (volume["source"], volume.get("read_only", False))
+    return found
+
+
+def test_every_image_is_pinned():
+    images = [service.settings["image"] for service in SERVICES.values()] + base_images()
+    assert len(base_images()) == 2
+    assert [image for image in images if not PINNED.match(image)] == []
+
+
+@pytest.mark.parametrize("service", OURS, ids=lambda service: service.name)
+def test_our_containers_have_no_more_rights_than_they_need(service):
+    user = targets()[service.target].last("USER")
+    assert user.isdecimal()
+    assert int(user) > 0
+    assert service.settings["read_only"] is True
+    assert service.settings["cap_drop"] == ["ALL"]
+    assert service.settings["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_there_are_two_admins_and_a_sidecar_beside_each_engine():
+    assert sorted(service.name for service in OURS) == ["admin-1", "admin-2", "sidecar-1", "sidecar-2"]
+    for number in REPLICAS:
+        engine, sidecar = SERVICES[f"engine-{number}"], SERVICES[f"sidecar-{number}"]
+        assert engine.host == sidecar.host == f"pod-{number}"
+        assert sidecar.flags["engine"] == f"http://127.0.0.1:{engine.flags['port']}"
+    replicas = {SERVICES[f"sidecar-{number}"].environment["LORAPLANE_REPLICA"] for number in REPLICAS}
+    assert len(replicas) == len(REPLICAS)
+
+
+@pytest.mark.parametrize("number", REPLICAS)
+def test_the_engine_sees_the_store_where_the_sidecar_has_it_and_cannot_write_to_it(number):
+    """R7 files-pinned: the engine opens files by the path that the sidecar gives it."""
+    engine, sidecar = mounts(SERVICES[f"engine-{number}"]), SERVICES[f"sidecar-{number}"]
+    store = sidecar.flags["store"]
+    assert mounts(sidecar)[store] == ("store", False)
+    assert engine[store] == ("store", True)
+    assert f"--owner=loraplane --group=loraplane {store}" in targets()["sidecar"].last("RUN")
+
+
+@pytest.mark.parametrize("number", REPLICAS)
+def test_sources_are_mounted_where_the_sidecar_may_read_them_and_read_only(number):
+    sidecar = SERVICES[f"sidecar-{number}"]
+    path = sidecar.flags["allow-source"].removeprefix("file://")
+    assert mounts(sidecar)[path][1]
+
+
+@pytest.mark.parametrize("number", REPLICAS)
+def test_the_engine_is_started_so_that_it_can_be_driven(number):
+    engine = SERVICES[f"engine-{number}"]
+    assert engine.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    assert "enable-lora" in engine.flags
+    assert engine.flags["api-server-count"] == "1"
+    assert f"sidecar-{number}" in engine.settings["depends_on"]
+
+
+def test_etcd_is_one_cluster_of_three():
+    expected = {f"etcd-{n}": f"http://etcd-{n}:2380" for n in (1, 2, 3)}
+    for member in ETCD:
+        flags = member.flags
+        assert dict(part.split("=") for part in flags["initial-cluster"].split(",")) == expected
+        assert flags["name"] == member.name
+        assert flags["initial-advertise-peer-urls"] == expected[member.name]
+        assert flags["advertise-client-urls"] == f"http://{member.name}:2379"
+        assert mounts(member)[flags["data-dir"]] == (member.name, False)
+
+
+def test_the_members_differ_in_their_names_alone():
+    commands = [[word.replace(member.name, "SELF") for word in member.command] for member in ETCD]
+    without_cluster = [[word for word in command if "initial-cluster=" not in word] for command in commands]
+    assert without_cluster[0] == without_cluster[1] == without_cluster[2]
+    assert {member.settings["image"] for member in ETCD} == {ETCD[0].settings["image"]}
+
+
+def test_etcd_is_recent_enough_and_bounded():
+    """Earlier releases let a revoked permission stand; without a quota and compaction the disk fills up."""
+    version = tuple(map(int, ETCD[0].settings["image"].rpartition(":v")[2].split(".")))
+    assert version >= (3, 6, 14)
+    for member in ETCD:
+        assert int(member.flags["quota-backend-bytes"]) >= 2 << 30
+        assert (member.flags["auto-compaction-mode"], member.flags["auto-compaction-retention"]) == ("periodic", "1h")
+
+
+def test_the_admins_know_how_many_operations_a_transaction_takes():
+    """W2 atomic-set: a limit above etcd's would be refused by etcd, in etcd's words."""
+    limits = {member.flags["max-txn-ops"] for member in ETCD}
+    limits |= {SERVICES[f"admin-{number}"].flags["max-txn-ops"] for number in (1, 2)}
+    assert limits == {"1024"}
+
+
+@pytest.mark.parametrize("service", OURS, ids=lambda service: service.name)
+def test_our_services_ask_every_member(service):
+    addresses = {f"{member.name}:2379" for member in ETCD}
+    assert set(service.environment["LORAPLANE_ETCD"].split(",")) == addresses
+
+
+def test_nothing_is_published_beyond_this_host():
+    published = [port for service in SERVICES.values() for port in service.settings.get("ports", [])]
+    assert len(published) == len(set(published)) == 5
+    assert all(port.startswith("127.0.0.1:") for port in published)
+
+
+def test_prometheus_scrapes_every_part():
+    expected = {f"{member.name}:2379" for member in ETCD}
+    expected |= {f"{SERVICES[f'admin-{n}'].host}:7601" for n in (1, 2)}
+    expected |= {f"{SERVICES[f'sidecar-{n}'].host}:7602" for n in REPLICAS}
+    expected |= {f"{SERVICES[f'engine-{n}'].host}:8000" for n in REPLICAS}
+    assert prometheus_targets() == expected | {"127.0.0.1:9090"}
+
+
+def test_every_part_but_the_pods_and_prometheus_has_a_health_check():
+    unchecked = {name for name, service in SERVICES.items() if "healthcheck" not in service.settings}
+    assert unchecked == {"pod-1", "pod-2", "prometheus"}
+    for name in ("admin", "sidecar"):
+        assert targets()[name].healthcheck[0] == "python"
