@@ -12,6 +12,8 @@ from registry.cli.failure import CliError, Exit, Failure, refused, with_remedy
 from registry.errors import Reason
 from registry.v1 import registry_pb2 as pb
 
+# About 1 MB of usual specs; the admin service takes 4.
+_MAX_SENT = 2000
 _FIELD = re.compile(r"changes\[(\d+)\](?:\.(?:upsert|delete))?\.?(.*)")
 _MANIFEST_FIELDS = {
     "name": "metadata.name",
@@ -74,7 +76,7 @@ def apply_atomic(client: Client, changes: Sequence[Change], request_id: str, *, 
     try:
         return _send(client, batches[0], dry_run=dry_run)
     except CliError as error:
-        if error.failure.reason == Reason.TOO_MANY_CHANGES:
+        if error.failure.reason in {Reason.TOO_MANY_CHANGES, Reason.TOO_LARGE}:
             remedy = "split the documents, or give --no-atomic to use several transactions"
             raise CliError(with_remedy(error.failure, remedy)) from error
         raise
@@ -85,7 +87,7 @@ def apply_split(client: Client, changes: Sequence[Change], request_id: str, *, d
 
     After one that found no answer the rest is not tried, since that would only wait as long again for each.
     """
-    waiting = deque(by_pool(changes, request_id))
+    waiting = deque(part for batch in by_pool(changes, request_id) for part in _sendable(batch))
     outcomes: list[Outcome] = []
     while waiting:
         batch = waiting.popleft()
@@ -120,6 +122,11 @@ def split(batch: Batch, size: int) -> list[Batch]:
         Batch(batch.pool, batch.changes[start : start + size], f"{batch.request_id}:part{number}")
         for number, start in enumerate(starts, start=1)
     ]
+
+
+def _sendable(batch: Batch) -> list[Batch]:
+    """The batch, in parts if it may exceed what the admin service takes in one message."""
+    return split(batch, _MAX_SENT) if len(batch.changes) > _MAX_SENT else [batch]
 
 
 def _parts(batch: Batch, failure: Failure) -> list[Batch]:

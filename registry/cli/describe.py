@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from registry.cli.client import Client
 from registry.cli.output import Format, Printer
-from registry.cli.replica_view import ReplicaView, replica_view
+from registry.cli.replica_view import ReplicaView, cell, replica_view
 from registry.cli.rollout import Target, look
 from registry.cli.views import ADAPTERS, POOLS, REPLICAS
 from registry.cli.wire import Plain, adapter_dict, pool_dict, rollout_dict, spec_dict, state_name
@@ -54,7 +54,7 @@ def _flat(value: Plain, prefix: str = "") -> dict[str, str]:
         if isinstance(inner, dict):
             flat.update(_flat(inner, f"{prefix}{key}."))
         else:
-            flat[f"{prefix}{key}"] = "-" if inner is None else str(inner)
+            flat[f"{prefix}{key}"] = cell(inner)
     return flat
 
 
@@ -96,7 +96,7 @@ def describe_pool(client: Client, printer: Printer, name: str) -> None:
         replica_dicts = [replica.as_dict() for replica in replicas]
         printer.plain({**pool_dict(pool), "adapters": adapters, "replicas": replica_dicts})
         return
-    fields = {title.capitalize(): cell(pool) for title, cell in POOLS.columns.items()}
+    fields = {title.capitalize(): shown(pool) for title, shown in POOLS.columns.items()}
     printer.fields({**fields, "Adapters": str(adapters), "Etag": pool.etag})
     printer.lines([""])
     printer.items(REPLICAS, replicas)

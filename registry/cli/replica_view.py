@@ -9,6 +9,19 @@ from registry.cli.wire import Plain
 from registry.v1 import registry_pb2 as pb
 
 
+def cell(value: object) -> str:
+    """A value as people read it; "-" is nothing."""
+    match value:
+        case None | "" | []:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case list():
+            return ", ".join(map(str, value))
+        case _:
+            return str(value)
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
     """A replica and its status; `status` is empty while it has not reported or cannot be read."""
@@ -25,13 +38,7 @@ class ReplicaView:
         value: object = self.status
         for part in path:
             value = value.get(part) if isinstance(value, dict) else None
-        match value:
-            case None | "":
-                return "-"
-            case bool():
-                return "yes" if value else "no"
-            case _:
-                return str(value)
+        return cell(value)
 
     def items(self, key: str) -> list[Plain]:
         """The entries of a list of the status, e.g. of ``failed``."""

@@ -87,7 +87,7 @@ def _request(target: Target) -> pb.WatchRolloutRequest:
 
 def _remaining(end: float) -> float:
     left = end - time.monotonic()
-    return left if left > _LOOK_SECONDS / 4 else _LOOK_SECONDS
+    return left if left > _LOOK_SECONDS / 10 else _LOOK_SECONDS
 
 
 def check_served(followed: Iterable[Followed]) -> None:

@@ -53,6 +53,8 @@ _REASON_OF: Mapping[grpc.StatusCode, Reason] = {
     grpc.StatusCode.UNAVAILABLE: Reason.ADMIN_UNAVAILABLE,
     grpc.StatusCode.CANCELLED: Reason.ADMIN_UNAVAILABLE,
     grpc.StatusCode.UNIMPLEMENTED: Reason.UNSUPPORTED,
+    # gRPC itself refuses a message above the server's limit.
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Reason.TOO_LARGE,
 }
 _REPEATABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 
