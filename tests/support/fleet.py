@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,8 @@ class Sidecar:
         *,
         replica: str = "r1",
         store: Path | None = None,
+        sources: Path | None = None,
+        extra: Sequence[str] = (),
     ) -> None:
         (port,) = free_ports(1)
         self.http = f"http://127.0.0.1:{port}"
@@ -81,7 +84,8 @@ class Sidecar:
         arguments = [
             *("--etcd", ",".join(etcd), "--prefix", prefix, "--pool", POOL, "--replica", replica),
             *("--engine", engine, "--store", str(self.store), "--http", f"127.0.0.1:{port}"),
-            *("--allow-source", f"file://{folder}/sources/"),
+            *("--allow-source", f"file://{sources or folder / 'sources'}/"),
+            *extra,
         ]
         self.program = Program("sidecar.main", arguments, folder / f"sidecar-{replica}.log")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from registry.keys import Keys
+from tests.support.etcd import Cluster, make_cluster
 from tests.support.fleet import Hand, Sidecar, SimulatedEngine
 
 
@@ -31,3 +32,15 @@ async def sidecar(etcd, engine, tmp_path: Path) -> AsyncIterator[Sidecar]:
     sidecar = Sidecar(tmp_path, etcd.endpoints, etcd.prefix, engine.url)
     yield sidecar
     sidecar.program.kill()
+
+
+@pytest.fixture
+async def own_etcd(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """One member of this test's own, to be stopped and started."""
+    cluster = make_cluster(tmp_path / "etcd")
+    cluster.start()
+    try:
+        await cluster.ready()
+        yield cluster
+    finally:
+        cluster.stop()

@@ -208,13 +208,13 @@ async def test_one_bad_adapter_delays_no_other(hand, engine, sidecar):
 
 
 async def test_without_etcd_a_restarted_sidecar_and_engine_come_back_from_the_snapshot(
-    hand, engine, tmp_path, etcd_cluster_of_one
+    hand, engine, tmp_path, own_etcd
 ):
     """R13 static-stable, R12: etcd is down, sidecar and engine restart, adapters are back, the status says stale."""
     from registry.etcd3.client import Client
     from registry.keys import Keys
 
-    cluster = etcd_cluster_of_one
+    cluster = own_etcd
     client = Client(cluster.options())
     hand = Hand(client, Keys("/x"), hand.sources)
     sidecar = Sidecar(tmp_path, cluster.endpoints, "/x", engine.url)
@@ -316,7 +316,7 @@ async def test_a_second_sidecar_with_the_same_replica_id_stays_passive(hand, eng
     sidecar.program.start()
     await serves(engine, sidecar, "a")
     other_engine = SimulatedEngine(tmp_path / "other")
-    twin = Sidecar(tmp_path / "other", etcd.endpoints, etcd.prefix, other_engine.url)
+    twin = Sidecar(tmp_path / "other", etcd.endpoints, etcd.prefix, other_engine.url, sources=hand.sources)
     try:
         await other_engine.start()
         twin.program.start()
