@@ -64,6 +64,12 @@ class Proxy:
         """Requests arrive, and nothing comes back."""
         self._replies.clear()
 
+    def strand(self) -> None:
+        """Connections that stand are dead for ever, without a word to either end; new ones work."""
+        self.hold()
+        self._requests, self._replies = asyncio.Event(), asyncio.Event()
+        self.pass_on()
+
     def refuse(self) -> None:
         """Resets every connection, those that stand and those to come."""
         self._refusing = True

@@ -46,6 +46,15 @@ async def _count(client: Client, key: bytes) -> int:
     return (await client.range(Range(key, count_only=True))).count
 
 
+async def _is_sent(etcd, key: bytes) -> bool:
+    """Whether a write has arrived, seen past the proxy."""
+    client = Client(etcd.options())
+    try:
+        return bool(await _count(client, key))
+    finally:
+        await client.aclose()
+
+
 @asynccontextmanager
 async def _running(coroutine):
     """A task for the time of a block."""
@@ -330,9 +339,41 @@ async def test_a_write_without_an_answer_is_ambiguous_and_a_read_is_not(proxy, p
     with pytest.raises((Timeout, Unavailable)) as caught:
         await proxied_client.range(Range(etcd.key("a")), timeout_seconds=0.5)
     assert caught.value.certainly_not_applied
-    proxy.cut()
     proxy.pass_on()
     assert (await proxied_client.range(Range(etcd.key("a")))).kvs[0].version == 1
+
+
+async def test_a_dead_connection_is_not_used_again(proxy, proxied_client, etcd):
+    """gRPC would send the next call over the same connection, and the next, until TCP gives up."""
+    await proxied_client.range(Range(etcd.key("a")))
+    proxy.strand()
+    with pytest.raises(Timeout):
+        await proxied_client.txn(put((etcd.key("a"), b"1")), timeout_seconds=0.5)
+    assert (await proxied_client.txn(put((etcd.key("a"), b"1")), timeout_seconds=2)).succeeded
+
+
+async def test_a_caller_that_is_cancelled_is_cancelled(proxy, proxied_client, etcd):
+    """Our own cancellation is no failure of etcd's."""
+    await proxied_client.range(Range(etcd.key("a")))
+    proxy.hold_replies()
+    async with _running(proxied_client.txn(put((etcd.key("a"), b"1")), timeout_seconds=60)) as write:
+        await eventually(lambda: _is_sent(etcd, etcd.key("a")))
+        write.cancel()
+        await asyncio.wait([write])
+        assert write.cancelled()
+
+
+async def test_a_client_that_is_closed_ends_its_calls_as_ambiguous(proxy, etcd):
+    """grpc.aio reports this as a cancellation, which would end the caller's task in silence."""
+    client = Client(etcd.options(endpoints=(proxy.endpoint,)))
+    await client.range(Range(etcd.key("a")))
+    proxy.hold_replies()
+    async with _running(client.txn(put((etcd.key("a"), b"1")), timeout_seconds=60)) as write:
+        await eventually(lambda: _is_sent(etcd, etcd.key("a")))
+        await client.aclose()
+        with pytest.raises(Unavailable) as caught:
+            await write
+    assert caught.value.maybe_applied
 
 
 async def test_a_transaction_that_only_reads_is_never_ambiguous(proxy, proxied_client, etcd):

@@ -162,6 +162,15 @@ async def test_resuming_at_the_compacted_revision_needs_no_list(etcd, etcd_clien
     assert mirror.of(Listed) == []
 
 
+async def test_a_connection_that_died_in_silence_is_replaced(etcd, etcd_client, proxy, proxied_client, rng):
+    """Both ends believe in it for ever; only a new one brings the change."""
+    async with mirroring(reflect(proxied_client, etcd, rng)) as mirror:
+        await mirror.first(Connected)
+        proxy.strand()
+        missed = await etcd_client.txn(put((etcd.key("a"), b"1")))
+        await eventually(lambda: mirror.revision >= missed.revision)
+
+
 async def test_a_half_open_connection_is_noticed_and_replaced(etcd, etcd_client, proxy, proxied_client, rng):
     """The connection stands, nothing flows: only a deadline on progress finds that."""
     async with mirroring(reflect(proxied_client, etcd, rng)) as mirror:
@@ -303,6 +312,18 @@ async def test_resuming_on_another_cluster_is_told(etcd, etcd_client, rng):
     """R15 brake, after a restart of ours: the snapshot names a cluster that is not there any more."""
     now = await etcd_client.list_prefix(etcd.key(""))
     reflector = reflect(etcd_client, etcd, rng, resume=Resume(now.revision, now.cluster_id + 1))
+    async with mirroring(reflector) as mirror:
+        listed = await mirror.first(Listed)
+    assert listed.cause is ListCause.WENT_BACK
+
+
+async def test_another_cluster_is_told_although_its_compaction_speaks_first(etcd, etcd_client, rng):
+    """R15 brake: the refusal to resume comes before anything else, and must not pass for an ordinary compaction."""
+    old = await etcd_client.txn(put((etcd.key("a"), b"1")))
+    new = await etcd_client.txn(put((etcd.key("a"), b"2")))
+    await etcd_client.compact(new.revision)
+    cluster_id = (await etcd_client.list_prefix(etcd.key(""))).cluster_id
+    reflector = reflect(etcd_client, etcd, rng, resume=Resume(old.revision, cluster_id + 1))
     async with mirroring(reflector) as mirror:
         listed = await mirror.first(Listed)
     assert listed.cause is ListCause.WENT_BACK
