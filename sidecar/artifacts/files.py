@@ -73,23 +73,27 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def write_atomic(path: Path, content: bytes, *, temporary: Path, durable: bool = False) -> None:
-    """Replaces a file as a whole. The caller alone uses `temporary`, which is on the same file system.
+def write_atomic(path: Path, content: bytes, *, temporary: Path) -> None:
+    """Replaces a file as a whole, to survive a kill; a power cut may undo it, or leave it empty.
 
-    Args:
-        path: the file.
-        content: all of it.
-        temporary: where it is written first.
-        durable: True if it must survive a power cut, not only a kill.
+    The caller alone uses `temporary`, which is on the same file system.
     """
-    with temporary.open("wb") as file:
-        file.write(content)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
+    temporary.write_bytes(content)
     temporary.rename(path)
-    if durable:
-        sync_directory(path.parent)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Adds a line to a file, to survive a kill. Lines of several processes do not mix.
+
+    It starts with a line break too, so that a line which a full disk cut off does not swallow the next.
+    """
+    content = f"\n{line}\n".encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        if os.write(descriptor, content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    finally:
+        os.close(descriptor)
 
 
 def sync_directory(directory: Path) -> None:

@@ -40,13 +40,13 @@ class Incoming:
         self._check_size(name, size_bytes)
         digest, written_bytes = hashlib.sha256(), 0
         with os.fdopen(os.open(self.directory / name, _NEW_FILE, 0o644), "wb", buffering=0) as file:
+            os.fchmod(file.fileno(), 0o444)
             for chunk in chunks:
                 self._stop.check()
                 written_bytes += len(chunk)
                 _write_all(file.fileno(), chunk)
                 digest.update(chunk)
                 self._on_receiving()
-            os.fchmod(file.fileno(), 0o444)
             os.fsync(file.fileno())
         self.entries.append(FileEntry(name, written_bytes, digest.hexdigest()))
 
@@ -79,7 +79,6 @@ class Incoming:
 
     def place(self, final: Path) -> None:
         """Gives the directory its name; it survives a power cut from here on."""
-        self.directory.chmod(0o755)
         sync_directory(self.directory)
         self.directory.rename(final)
         sync_directory(final.parent)
@@ -94,10 +93,13 @@ def incoming(
     Whatever an earlier holder of the lock left is removed, for the holder of a lock is known to be alone, and the
     number of a process is not known to be dead.
     """
-    for left in layout.root.joinpath("tmp").glob(f"{key}.*"):
-        _remove(left)
     directory = layout.temporary(key, uuid.uuid4().hex)
+    for left in directory.parent.iterdir():
+        if left.name.startswith(f"{key}."):
+            _remove(left)
     directory.mkdir()
+    # Whatever our umask is: the engine may run as another user.
+    directory.chmod(0o755)
     try:
         yield Incoming(directory, max_weights_bytes, stop, on_receiving)
     finally:

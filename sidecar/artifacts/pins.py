@@ -35,10 +35,10 @@ class Pins:
         return self._read(pin_name(ref))
 
     def put(self, ref: ArtifactRef, digest: str) -> None:
-        """Writes the pin, to survive a power cut. The caller holds the lock of that name."""
+        """Writes the pin. The caller holds the lock of that name."""
         name = pin_name(ref)
         content = canonical_json({"schema": 1, "pin_key": ref.pin_key, "digest": digest})
-        write_atomic(self._layout.pin(name), content, temporary=self._layout.temporary(name, "json"), durable=True)
+        write_atomic(self._layout.pin(name), content, temporary=self._layout.temporary(name, "json"))
 
     def _read(self, name: str) -> str | None:
         try:

@@ -65,7 +65,7 @@ class LocalStore:
         """
         self._allowed = AllowedSources(allow_sources)
         self._layout = open_layout(root, replica)
-        self._leases = Leases(self._layout, replica)
+        self._leases = Leases(self._layout.lease(replica))
         self._pins = Pins(self._layout)
         self._max_weights_bytes = max_weights_bytes
         self._timeout_seconds = timeout_seconds
@@ -131,7 +131,7 @@ class LocalStore:
     def _obtain(self, source: Source, ref: ArtifactRef, digest: str, stop: Stop) -> Staged:
         """Stages what is known by its digest."""
         artifact = artifact_id(digest)
-        self._lease(artifact, stop)
+        self._lease(artifact)
         with locked(self._layout.lock(artifact), stop):
             self._on_step(Step.LOCKED)
             if not self._layout.adapter(artifact).is_dir():
@@ -158,14 +158,14 @@ class LocalStore:
 
     def _place_found(self, arriving: Incoming, digest: str, stop: Stop) -> None:
         artifact = artifact_id(digest)
-        self._lease(artifact, stop)
+        self._lease(artifact)
         with locked(self._layout.lock(artifact), stop):
             self._on_step(Step.LOCKED)
             if not self._layout.adapter(artifact).is_dir():
                 self._place(arriving, artifact, digest)
 
-    def _lease(self, artifact: str, stop: Stop) -> None:
-        self._leases.add(artifact, stop)
+    def _lease(self, artifact: str) -> None:
+        self._leases.add(artifact)
         self._on_step(Step.LEASED)
 
     def _incoming(self, key: str, stop: Stop) -> AbstractContextManager[Incoming]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-# Stable names of why an artifact could not be staged; docs/errors.md tells them with their remedies.
+# Stable names of why an artifact could not be staged. Programs may depend on them, not on the sentences beside them.
 ArtifactReason = Literal[
     "digest_mismatch",
     "disk_full",

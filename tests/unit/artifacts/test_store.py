@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
+import os
 import shutil
 import stat
 from pathlib import Path
@@ -12,6 +12,7 @@ from threading import Event
 
 import pytest
 
+from sidecar.artifacts.leases import Leases, read_leases
 from sidecar.artifacts.steps import Step
 from sidecar.artifacts.types import ArtifactError, ArtifactRef
 from tests.support.adapters import digest_of, write_adapter
@@ -82,8 +83,8 @@ async def test_another_replica_of_the_host_leases_before_it_may_look(open_store,
     shutil.rmtree(sources / "a")
     assert await second.ensure(pinned(adapter)) == staged
     assert second.lookup(pinned(adapter)) == staged
-    leases = {path.name: json.loads(path.read_bytes())["ids"] for path in (tmp_path / "store" / "leases").iterdir()}
-    assert leases == {"r1": [staged.id], "r2": [staged.id]}
+    leases = {path.name: read_leases(path) for path in (tmp_path / "store" / "leases").iterdir()}
+    assert leases == {"r1": {staged.id}, "r2": {staged.id}}
 
 
 async def test_a_restarted_sidecar_does_not_look_while_the_artifact_is_locked(open_store, sources, tmp_path):
@@ -148,7 +149,7 @@ async def test_the_same_generation_of_another_source_is_another_meaning(store, s
     assert (await store.ensure(unpinned(second))).digest == second.digest
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"null", b'{"ids": 7, "digest": "sha256:x"}', b"\xff" * 99])
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"null", b'{"digest": "sha256:x"}', b"\xff" * 99])
 @pytest.mark.parametrize("file", ["leases/r1", "pins/*", "reports/*"])
 async def test_no_damaged_file_of_the_store_prevents_staging(open_store, sources, tmp_path, file, damage):
     """R12 crash-only: no local file can prevent the boot."""
@@ -201,7 +202,34 @@ async def test_leases_of_two_processes_for_one_replica_are_joined(open_store, so
         (await store.ensure(pinned(write_adapter(sources / f"a{seed}", seed=seed)))).id
         for seed, store in enumerate([first, second, first])
     }
-    assert set(json.loads((tmp_path / "store" / "leases" / "r1").read_bytes())["ids"]) == ids
+    assert read_leases(tmp_path / "store" / "leases" / "r1") == ids
+
+
+async def test_a_lease_that_was_cut_off_does_not_swallow_the_next(open_store, sources, tmp_path):
+    """R7, R12: a full disk may leave half a line; it was never relied upon, and what follows it is whole."""
+    (tmp_path / "store" / "leases").mkdir(parents=True)
+    (tmp_path / "store" / "leases" / "r1").write_text("0123456789abcdef")
+    staged = await open_store().ensure(pinned(write_adapter(sources / "a")))
+    assert read_leases(tmp_path / "store" / "leases" / "r1") == {staged.id}
+
+
+def test_half_a_line_is_an_error_of_the_store(tmp_path, monkeypatch):
+    """R7: what is not wholly written is not leased."""
+    monkeypatch.setattr("sidecar.artifacts.files.os.write", lambda descriptor, content: len(content) - 1)
+    leases = Leases(tmp_path / "r1")
+    with pytest.raises(OSError, match="No space"):
+        leases.add("a" * 64)
+    assert "a" * 64 not in leases
+
+
+async def test_the_engine_can_read_whatever_our_umask_is(store, sources):
+    """The engine may run as another user."""
+    before = os.umask(0o077)
+    try:
+        staged = await store.ensure(pinned(write_adapter(sources / "a")))
+    finally:
+        os.umask(before)
+    assert modes(Path(staged.path)) == {".": 0o755, "adapter_config.json": 0o444, WEIGHTS: 0o444}
 
 
 async def test_one_staging_that_hangs_does_not_hold_up_another(open_store, sources):
