@@ -30,6 +30,22 @@ install: .venv/.installed ## Install the control plane's environment (.venv)
 .PHONY: engine
 engine: .venv-engine/.installed ## Install the engine's environment: vLLM's CPU build (.venv-engine, 2 GB)
 
+# ENGINE=sim plays on simulated engines, without the engine environment.
+ENGINE ?= vllm
+ENGINE_ENV := $(if $(filter vllm,$(ENGINE)),engine)
+
+.PHONY: demo
+demo: install $(ENGINE_ENV) ## Play the main job on real parts, check every step, clean up (ENGINE=sim: without vLLM)
+	$(BIN)/python -m registry.dev.demo --engine $(ENGINE)
+
+.PHONY: up
+up: install $(ENGINE_ENV) ## Start the local stack, or what is missing of it, and leave it running
+	$(BIN)/loraplane dev up --engine $(ENGINE)
+
+.PHONY: down
+down: install ## End the local stack; its data stays
+	$(BIN)/loraplane dev down
+
 .PHONY: proto
 proto: .venv-proto/.installed ## Generate the stubs of the admin API and of etcd's messages
 	.venv-proto/bin/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. --grpc_python_out=. proto/registry/v1/registry.proto

@@ -53,6 +53,11 @@ def make_layout(engine: EngineKind, replica_count: int, ports: Mapping[str, int]
     return Layout(engine, replicas, {name: ports.get(name) or next(fresh) for name in names})
 
 
+def free_port() -> int:
+    """A port of the loopback that was free a moment ago."""
+    return _free_ports(1, set())[0]
+
+
 def _free_ports(count: int, taken: set[int]) -> list[int]:
     """Ports of the loopback that were free a moment ago, all different."""
     with ExitStack() as stack:

@@ -77,7 +77,10 @@ def parts(folder: Folder, layout: Layout, engine_python: Path | None) -> list[Pa
     Raises:
         EtcdNotFound: there is no etcd on this machine.
     """
-    engines = [_engine(folder, layout, replica, engine_python) for replica in layout.replicas]
+    engines = [
+        engine_part(folder, layout.engine, name, layout.ports[name], engine_python)
+        for name in (f"engine-{replica}" for replica in layout.replicas)
+    ]
     sidecars = [_sidecar(folder, layout, replica) for replica in layout.replicas]
     return [_etcd(folder, layout), *engines, _admin(layout), *sidecars]
 
@@ -110,10 +113,10 @@ def _admin(layout: Layout) -> Part:
     return Part("admin", Role.ADMIN, command, our_environment(), layout.address("admin"), ready_url)
 
 
-def _engine(folder: Folder, layout: Layout, replica: str, python: Path | None) -> Part:
-    name = f"engine-{replica}"
-    address, port = layout.address(name), layout.ports[name]
-    match layout.engine:
+def engine_part(folder: Folder, kind: EngineKind, name: str, port: int, python: Path | None) -> Part:
+    """One engine, which serves the base model of the stack on `port`."""
+    address = f"127.0.0.1:{port}"
+    match kind:
         case EngineKind.VLLM:
             interpreter = python or Path(sys.executable)
             command = vllm_command(interpreter, folder.model, port=port, served_model_name=BASE_MODEL)
@@ -122,7 +125,7 @@ def _engine(folder: Folder, layout: Layout, replica: str, python: Path | None) -
             flags = ("--host", "127.0.0.1", "--port", str(port), "--served-model-name", BASE_MODEL)
             command = [sys.executable, "-m", "sidecar.engines.simulated", *flags]
             environment = {**our_environment(), RUNTIME_LORA_VARIABLE: "1"}
-    return Part(name, Role.ENGINE, command, environment, address, f"{layout.url(name)}/health")
+    return Part(name, Role.ENGINE, command, environment, address, f"http://{address}/health")
 
 
 def _sidecar(folder: Folder, layout: Layout, replica: str) -> Part:

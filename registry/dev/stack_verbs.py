@@ -41,10 +41,9 @@ def up(root: Path, replicas: int | None, engine: EngineKind | None, tell: Tell) 
         StackError: it runs in another form, or a part cannot be started.
     """
     with _locked(root):
-        stack = _set_up(root, replicas, engine)
+        stack = set_up(root, replicas, engine)
         tell(f"stack in {stack.folder.root}: {stack.layout.engine} engines {', '.join(stack.layout.replicas)}")
-        _make_files(stack.folder)
-        _start(stack, tell)
+        start(stack, tell)
     return stack
 
 
@@ -80,7 +79,12 @@ def _stack(root: Path, layout: Layout) -> Stack:
         raise StackError(str(error)) from error
 
 
-def _set_up(root: Path, replicas: int | None, engine: EngineKind | None) -> Stack:
+def set_up(root: Path, replicas: int | None, engine: EngineKind | None) -> Stack:
+    """Lays down the form of the stack in `root`, its model and its adapters; starts nothing.
+
+    Raises:
+        StackError: it runs in another form, or a program that it needs is not on this machine.
+    """
     known = load(root)
     wanted = make_layout(
         engine or (known.engine if known else EngineKind.VLLM),
@@ -91,6 +95,7 @@ def _set_up(root: Path, replicas: int | None, engine: EngineKind | None) -> Stac
         _check_stopped(_stack(root, known))
     stack = _stack(root, wanted)
     save(root, wanted)
+    _make_files(stack.folder)
     return stack
 
 
@@ -111,8 +116,12 @@ def _make_files(folder: Folder) -> None:
             write_adapter(folder.adapters / name, seed=name, model=folder.model)
 
 
-def _start(stack: Stack, tell: Tell) -> None:
-    """Engines start beside all else, since they take longest."""
+def start(stack: Stack, tell: Tell) -> None:
+    """Starts what is missing, engines beside all else since they take longest, and waits until all is ready.
+
+    Raises:
+        StackError: a part cannot be started.
+    """
     early = stack.names(Role.ETCD, Role.ENGINE)
     for name in early:
         stack.start(name)
