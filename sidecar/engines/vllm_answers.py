@@ -102,25 +102,19 @@ def read_listing(body: bytes) -> Listing:
     cards = fields.get("data") if isinstance(fields, dict) else None
     if not isinstance(cards, list):
         raise _unreadable("it is no list of models")
-    listing = Listing((), {})
-    bases: list[str] = []
+    bases: dict[str, None] = {}  # in order; one may stand twice, as vLLM's flag takes it twice
+    adapters: dict[str, str] = {}
     for card in cards:
-        _read_card(card, bases, listing.adapters)
-    if not bases:
-        raise _unreadable("it names no base model")
-    if len(bases) + len(listing.adapters) != len(cards):
-        raise _unreadable("a name stands twice")
-    return Listing(tuple(bases), listing.adapters)
-
-
-def _read_card(card: object, bases: list[str], adapters: dict[str, str]) -> None:
-    match card:
-        case {"id": str(name), "parent": None, "root": _}:
-            bases.append(name)
-        case {"id": str(name), "parent": str(), "root": str(root)} if root:
-            adapters[name] = root
-        case _:
-            raise _unreadable(f"a card is not understood: {str(card)[:200]}")
+        match card:
+            case {"id": str(name), "parent": None, "root": _}:
+                bases[name] = None
+            case {"id": str(name), "parent": str(), "root": str(root)} if root and name not in adapters:
+                adapters[name] = root
+            case _:
+                raise _unreadable(f"a card is not understood, or stands twice: {str(card)[:200]}")
+    if not bases or bases.keys() & adapters.keys():
+        raise _unreadable("it names no base model, or an adapter by the same name")
+    return Listing(tuple(bases), adapters)
 
 
 def _unreadable(why: str) -> EngineUnreachable:

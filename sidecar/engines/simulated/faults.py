@@ -44,11 +44,11 @@ Fault = Answer | Hang | Cut | Die
 class Faults:
     """The faults that are still to strike, by route and in order."""
 
-    _waiting: defaultdict[RouteName, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
+    _waiting: defaultdict[RouteName, deque[Fault | None]] = field(default_factory=lambda: defaultdict(deque))
 
-    def order(self, route: RouteName, *faults: Fault) -> None:
-        """Lets `faults` strike the next requests of `route`, one each."""
-        self._waiting[route].extend(faults)
+    def order(self, route: RouteName, *faults: Fault, spare: int = 0) -> None:
+        """Lets `faults` strike the next requests of `route`, one each, after sparing the first `spare` of them."""
+        self._waiting[route].extend([*[None] * spare, *faults])
 
     def take(self, route: RouteName) -> Fault | None:
         """The fault that strikes now, if any."""

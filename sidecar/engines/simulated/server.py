@@ -68,7 +68,10 @@ async def _served(engine: SimulatedVllm, listener: socket.socket) -> AsyncIterat
         yield task
     finally:
         # A killed process finishes nothing: running requests are cancelled, and their connections break.
-        server.should_exit = server.force_exit = True
+        task.cancel()
+        for port in getattr(server, "servers", ()):  # none, if it was cancelled before it began
+            port.close()
+        listener.close()
         for connection in server.server_state.connections:
             connection.transport.abort()
         for running in server.server_state.tasks:

@@ -1,0 +1,127 @@
+"""Engines for tests: real vLLM as a process, and questions that can be put to it and to a simulated one alike."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from registry.dev.engine_python import find_engine_python
+from registry.dev.vllm_process import vllm_command, vllm_environment
+from tests.support.etcd import free_ports
+from tests.support.waiting import eventually
+
+BASE_MODEL = "tiny"
+START_SECONDS = 240
+END_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class VllmFlags:
+    """What real vLLM is started with, as far as tests vary it."""
+
+    runtime_lora: bool = True
+    api_key: str | None = None
+
+
+@dataclass
+class RealVllm:
+    """A real vLLM server on the CPU. At most one runs at a time: it takes a core and 1 GB."""
+
+    model: Path
+    folder: Path
+    url: str = ""
+    _flags: VllmFlags | None = None
+    _process: subprocess.Popen[bytes] | None = None
+
+    async def ensure(self, flags: VllmFlags = VllmFlags()) -> None:
+        """Starts it with these flags unless it runs with them, and waits until it is healthy."""
+        if self._process is not None and self._process.poll() is None and self._flags == flags:
+            return
+        self.stop()
+        self._start(flags)
+        await eventually(self._is_healthy, timeout_seconds=START_SECONDS)
+
+    def stop(self) -> None:
+        """Ends the process and whatever it started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # its own session, so that its workers are in the group
+            process.wait(END_SECONDS)
+
+    def log(self) -> str:
+        return (self.folder / "vllm.log").read_text(errors="replace")
+
+    def _start(self, flags: VllmFlags) -> None:
+        (port,) = free_ports(1)
+        self.url, self._flags = f"http://127.0.0.1:{port}", flags
+        command = vllm_command(
+            find_engine_python(), self.model, port=port, served_model_name=BASE_MODEL, api_key=flags.api_key
+        )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "vllm.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                env=vllm_environment(runtime_lora=flags.runtime_lora),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    async def _is_healthy(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise RuntimeError(f"vLLM ended at its start:\n{self.log()[-4000:]}")
+        try:
+            async with httpx.AsyncClient(timeout=5) as client:
+                return (await client.get(f"{self.url}/health")).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+@dataclass
+class Asker:
+    """Puts raw requests to an engine."""
+
+    url: str
+    client: httpx.AsyncClient = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = httpx.AsyncClient(base_url=self.url, timeout=120)
+
+    async def load(self, name: object, path: object) -> httpx.Response:
+        return await self.client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path})
+
+    async def unload(self, name: object) -> httpx.Response:
+        return await self.client.post("/v1/unload_lora_adapter", json={"lora_name": name})
+
+    async def adapters(self) -> dict[str, str]:
+        """Adapter names with their paths, as listed."""
+        cards = (await self.client.get("/v1/models")).json()["data"]
+        return {card["id"]: card["root"] for card in cards if card["parent"]}
+
+    async def clear(self) -> None:
+        """Unloads everything."""
+        for name in await self.adapters():
+            await self.unload(name)
+
+    async def complete(self, model: str, prompt: str, *, tokens: int = 8) -> httpx.Response:
+        body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "logprobs": 1}
+        return await self.client.post("/v1/completions", json=body | {"return_tokens_as_token_ids": True})
+
+    async def text(self, model: str, prompt: str, *, tokens: int = 8) -> str:
+        """The greedy answer."""
+        reply = await self.complete(model, prompt, tokens=tokens)
+        assert reply.status_code == 200, reply.text
+        text: str = reply.json()["choices"][0]["text"]
+        return text

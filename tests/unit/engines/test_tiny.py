@@ -1,0 +1,63 @@
+"""The tiny model and its adapters: what everything that runs a real engine stands on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from registry.dev import tiny_model
+from registry.dev.tiny_adapters import write_adapter
+from registry.dev.tiny_files import Tensor, write_safetensors
+from registry.dev.tiny_model import write_model
+
+
+def content(folder) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def header(file) -> dict[str, dict[str, object]]:
+    data = file.read_bytes()
+    return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_others(tmp_path):
+    for name, seed in (("one", 1), ("again", 1), ("two", 2)):
+        write_model(tmp_path / "model" / name, seed=seed)
+        write_adapter(tmp_path / "adapter" / name, seed=seed)
+    for kind, file in (("model", "model.safetensors"), ("adapter", "adapter_model.safetensors")):
+        one, again, two = [content(tmp_path / kind / name) for name in ("one", "again", "two")]
+        assert one == again
+        assert one[file] != two[file]
+
+
+def test_an_adapter_fits_its_model(tmp_path):
+    write_model(tmp_path / "model")
+    write_adapter(tmp_path / "a", seed=0, model=tmp_path / "model", rank=16)
+    tensors = header(tmp_path / "a" / "adapter_model.safetensors")
+    tensors.pop("__metadata__")
+    base = header(tmp_path / "model" / "model.safetensors")
+    assert len(tensors) == tiny_model.LAYERS * 2 * 2
+    for name, tensor in tensors.items():
+        module, part, _ = name.removeprefix("base_model.model.").rsplit(".", 2)
+        out_size, in_size = base[f"{module}.weight"]["shape"]
+        assert tensor["shape"] == ([16, in_size] if part == "lora_A" else [out_size, 16])
+    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    assert (config["r"], config["base_model_name_or_path"]) == (16, str(tmp_path / "model"))
+
+
+def test_a_file_holds_its_tensors_without_gaps(tmp_path):
+    write_safetensors(tmp_path / "f", {"b": Tensor((2,), [1.0, 2.0]), "a": Tensor((1, 1), [3.0])})
+    data = (tmp_path / "f").read_bytes()
+    fields = header(tmp_path / "f")
+    assert fields["a"] == {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}
+    assert fields["b"] == {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}
+    assert (len(data) - 12) % 8 == 0
+
+
+@pytest.mark.parametrize("byte", [0x00, 0x20, 0x41, 0x7F, 0xAD, 0xFF])
+def test_each_byte_has_a_letter_of_its_own(byte):
+    letters = tiny_model.byte_letters()
+    assert letters.index(letters[byte]) == byte
+    assert letters[0x41] == "A"
+    assert letters[0x20] == "Ġ"

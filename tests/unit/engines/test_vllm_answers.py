@@ -1,0 +1,97 @@
+"""What vLLM's answers mean, answer by answer as they were measured on 0.32.0."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sidecar.engines import vllm_answers as answers
+from sidecar.engines.driver import EngineUnusable
+from sidecar.engines.exchange import Lost, NotSent, Reply
+from sidecar.engines.vllm import check_name
+from sidecar.observed import AlreadyThere, Done, Gone, NotThere, PathMissing, Refused, Transient, Unknown
+
+METRICS = """\
+# TYPE process_start_time_seconds gauge
+process_start_time_seconds 1.79525538183e+09
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{engine="0",model_name="tiny"}} {running}
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{{engine="0",model_name="tiny"}} {waiting}
+vllm:num_requests_waiting_by_reason{{engine="0",model_name="tiny",reason="deferred"}} 7.0
+# TYPE vllm:lora_requests_info gauge
+vllm:lora_requests_info{{max_lora="4",running_lora_adapters="a,b",waiting_lora_adapters=""}} 1.795255480830827e+09
+"""
+
+
+def error(status: int, param: str | None = None) -> Reply:
+    fields = {"message": "some\n  text", "type": "T", "param": param, "code": status}
+    return Reply(status, json.dumps({"error": fields}).encode())
+
+
+@pytest.mark.parametrize(
+    ("answer", "loaded", "unloaded"),
+    [
+        (Reply(200, b"Success"), Done, Done),
+        (error(400), AlreadyThere, Refused),
+        (error(400, "body.lora_path"), Refused, Refused),
+        (error(404), PathMissing, NotThere),
+        (Reply(404, b'{"detail":"Not Found"}'), Transient, Transient),
+        (Reply(401, b'{"error":"Unauthorized"}'), Transient, Transient),
+        (error(429), Transient, Transient),
+        (error(500), Refused, Refused),
+        (error(503), Unknown, Unknown),
+        (Reply(301, b""), Unknown, Unknown),
+        (Lost("cut"), Unknown, Unknown),
+        (NotSent("refused"), Gone, Gone),
+    ],
+)
+def test_every_kind_of_answer_has_one_meaning(answer, loaded, unloaded):
+    assert isinstance(answers.load_outcome(answer), loaded)
+    assert isinstance(answers.unload_outcome(answer), unloaded)
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff\xfe", b"[]", b'{"error": "text"}', b"[" * 100_000, b"x" * 10_000])
+def test_any_body_is_told_in_one_short_line(body):
+    outcome = answers.load_outcome(Reply(500, body))
+    assert isinstance(outcome, Refused)
+    assert 0 < len(outcome.message) <= answers.MAX_MESSAGE_LENGTH
+    assert "\n" not in outcome.message
+
+
+def test_the_engines_own_sentence_is_handed_on():
+    assert answers.load_outcome(error(500)) == Refused("some text")
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "busy"), [("0.0", "0.0", False), ("1.0", "0.0", True), ("0.0", "2.0", True)]
+)
+def test_metrics_tell_process_load_and_limit(running, waiting, busy):
+    metrics = answers.read_metrics(METRICS.format(running=running, waiting=waiting), "http://e")
+    assert metrics.incarnation == "1.79525538183e+09"
+    assert metrics.is_busy == busy
+    assert metrics.has_lora is True
+    assert metrics.limits.max_loras == 4
+
+
+def test_metrics_without_statistics_say_nothing_of_lora():
+    metrics = answers.read_metrics("process_start_time_seconds 1.5\n", "http://e")
+    assert (metrics.has_lora, metrics.is_busy, metrics.limits.max_loras) == (None, False, None)
+
+
+@pytest.mark.parametrize("version", ["0.31.0", "0.32.1.dev3+gabc", "0.33.0rc1", "1.0", "0.100.2"])
+def test_versions_that_are_driven(version):
+    assert answers.read_version(json.dumps({"version": version}).encode(), "http://e") == version
+
+
+@pytest.mark.parametrize("version", ["0.30.9", "0.3", "0.1.dev1+g123", "dev", ""])
+def test_versions_that_are_refused(version):
+    with pytest.raises(EngineUnusable) as caught:
+        answers.read_version(json.dumps({"version": version}).encode(), "http://e")
+    assert caught.value.reason == "engine_unsupported"
+
+
+def test_a_path_has_one_check_name_and_another_path_another():
+    assert check_name("/a") == check_name("/a") != check_name("/b")
+    assert check_name("/a\udc80").startswith("loraplane-check-")
