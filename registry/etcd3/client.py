@@ -183,7 +183,7 @@ class Client:
             yield stream
 
     async def aclose(self) -> None:
-        """Closes all connections; calls that still run fail."""
+        """Closes all connections; calls that still run, and later ones, fail with `Unavailable`."""
         await self._calls.connections.close()
 
     async def _page(self, op: Range) -> rpc.RangeResponse:

@@ -36,6 +36,7 @@ class Connections:
         self._tls = options.tls
         self._open: dict[str, Connection] = {}
         self._rotation = Rotation(options.endpoints, rng)
+        self._closed = False
 
     def current(self) -> Connection:
         """The connection to the endpoint in use.
@@ -50,7 +51,10 @@ class Connections:
 
         Raises:
             TlsFailed: a certificate or key cannot be read.
+            Unavailable: the client is closed.
         """
+        if self._closed:
+            raise Unavailable(f"{endpoint}: the client is closed", maybe_applied=False)
         if endpoint not in self._open:
             self._open[endpoint] = Connection(endpoint, self._tls)
         return self._open[endpoint]
@@ -65,7 +69,8 @@ class Connections:
             await connection.retire()
 
     async def close(self) -> None:
-        """Closes every connection at once."""
+        """Closes every connection at once, and opens no more."""
+        self._closed = True
         connections = list(self._open.values())
         self._open.clear()
         for connection in connections:

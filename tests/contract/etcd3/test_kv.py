@@ -376,6 +376,19 @@ async def test_a_client_that_is_closed_ends_its_calls_as_ambiguous(proxy, etcd):
     assert caught.value.maybe_applied
 
 
+async def test_a_client_that_is_closed_while_it_connects_has_sent_nothing(proxy, etcd):
+    proxy.hold()
+    client = Client(etcd.options(endpoints=(proxy.endpoint,)))
+    async with _running(client.txn(put((etcd.key("a"), b"1")))) as write:
+        await eventually(lambda: proxy.accepted)
+        await client.aclose()
+        with pytest.raises(Unavailable) as caught:
+            await write
+    assert caught.value.certainly_not_applied
+    with pytest.raises(Unavailable, match="closed"):
+        await client.range(Range(b"a"))
+
+
 async def test_a_transaction_that_only_reads_is_never_ambiguous(proxy, proxied_client, etcd):
     await proxied_client.range(Range(etcd.key("a")))
     proxy.hold_replies()
