@@ -36,6 +36,11 @@ class Attempt:
     incarnation: str
     outcome: Outcome
 
+    @property
+    def is_unsettled(self) -> bool:
+        """True for a load or swap that may yet happen."""
+        return self.ref is not None and isinstance(self.outcome, Unknown)
+
     def is_borne_out(self, observed: Observed) -> bool:
         """True if the listing shows what the call was for; a name that another got first is the planner's matter."""
         listed = observed.adapters.get(self.name)

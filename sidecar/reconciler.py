@@ -18,7 +18,7 @@ from sidecar.executor import Attempt, Executor
 from sidecar.failures import Failure, after_call, after_staging, not_borne_out
 from sidecar.inputs import Inputs
 from sidecar.metrics import RECONCILE_SECONDS
-from sidecar.observed import Gone, Observed, Unknown
+from sidecar.observed import Gone, Observed
 from sidecar.plan import Plan, Stage
 from sidecar.planner import Known, capacity_of, make_plan, wanted
 from sidecar.staging import Staging
@@ -94,12 +94,12 @@ class Reconciler:
 
     async def _round(self, staging: Staging) -> float:
         """One round. Returns the seconds after which the next is due without a wake-up."""
+        observed = await self._look_or_refuse()
         desired = self._inputs.desired
-        observed = None if self._ownership.refusal else await self._look(max_age_seconds=RESYNC_SECONDS)
         if observed is None or desired is None:
             self._report(None, observed)
             return RESYNC_SECONDS
-        await self._settle(observed)
+        self._settle(observed)
         plan = self._plan(desired, observed, staging)
         if plan.is_destructive:
             observed = await self._look(max_age_seconds=0.0)
@@ -115,6 +115,17 @@ class Reconciler:
             self._take_up(attempts, incarnation)
             self.distrust()
         return self._pause(plan)
+
+    async def _look_or_refuse(self) -> Observed | None:
+        """The engine as the next plan may be made from it; None if there may be no plan."""
+        if self._ownership.refusal:
+            return None
+        if not any(attempt.is_unsettled for attempt in self._attempts.values()):
+            self._hangs = False
+            return await self._look(max_age_seconds=RESYNC_SECONDS)
+        # An engine that generates has ended every load before; only a look from after that tells what came of it.
+        self._hangs = not await self._engine.turns()
+        return await self._look(max_age_seconds=0.0)
 
     async def _look(self, *, max_age_seconds: float) -> Observed | None:
         """The engine as it is, or was at most so long ago; None if it cannot be read in full."""
@@ -141,32 +152,24 @@ class Reconciler:
             staged={ref: staged for ref in refs if (staged := self._store.lookup(ref)) is not None},
             staging=staging.in_progress,
             failures=self._failures,
-            unsettled={key for key, attempt in self._attempts.items() if isinstance(attempt.outcome, Unknown)},
+            unsettled={key for key, attempt in self._attempts.items() if attempt.is_unsettled},
             owns=self._store.owns,
         )
         return make_plan(desired, pool, observed, known, now=self._chance.monotonic())
 
-    async def _settle(self, observed: Observed) -> None:
+    def _settle(self, observed: Observed) -> None:
         """Compares what calls were said, or not known, to have done with what the engine now lists."""
         incarnation = observed.facts.incarnation
-        self._hangs = False
         for key, attempt in list(self._attempts.items()):
             if attempt.is_borne_out(observed):
                 self._failures.pop(key, None)
             elif attempt.incarnation == incarnation:
-                if await self._may_still_happen(attempt):
-                    continue
+                if self._hangs and attempt.is_unsettled:
+                    continue  # it may still be under way inside the engine, and must not be made twice
                 self._failures[key] = not_borne_out(
                     attempt.ref, incarnation, self._failures.get(key), now=self._now(), uniform=self._chance.rng.uniform
                 )
             del self._attempts[key]
-
-    async def _may_still_happen(self, attempt: Attempt) -> bool:
-        """True while the call may be under way inside an engine that hangs; it must not be made twice."""
-        if attempt.ref is None or not isinstance(attempt.outcome, Unknown):
-            return False
-        self._hangs = not await self._engine.turns()
-        return self._hangs
 
     def _take_up(self, attempts: list[Attempt], incarnation: str) -> None:
         for attempt in attempts:
@@ -249,7 +252,7 @@ class Reconciler:
         return "the first plan is being carried out"
 
     def _pause(self, plan: Plan) -> float:
-        if any(isinstance(attempt.outcome, Unknown) for attempt in self._attempts.values()):
+        if any(attempt.is_unsettled for attempt in self._attempts.values()):
             return UNSETTLED_SECONDS
         if plan.wake_at is None:
             return RESYNC_SECONDS

@@ -1,0 +1,121 @@
+"""A reconciler in this process: real store, real driver, a simulated engine over HTTP, desired state by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from registry.etcd3.ops import KeyValue
+from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, Source
+from registry.model.status import ReplicaStatus
+from sidecar.artifacts.store import LocalStore
+from sidecar.chance import Chance
+from sidecar.desired import Informer
+from sidecar.engine_watch import watch_engine
+from sidecar.engines.simulated.engine import SimulatedVllm
+from sidecar.engines.simulated.server import serving
+from sidecar.engines.vllm import Deadlines, VllmEngine
+from sidecar.inputs import Inputs
+from sidecar.reconciler import Reconciler, Report
+from sidecar.status import Replica, derive_status
+from tests.support.adapters import write_adapter
+from tests.support.records import KEYS, POOL
+from tests.support.waiting import eventually
+
+QUICK = Deadlines(probe_seconds=2, list_seconds=2, load_seconds=0.5, unload_seconds=0.5, turn_seconds=0.5)
+
+
+class Free:
+    """Nobody else has the replica id."""
+
+    refusal = ""
+
+
+class Rig:
+    """What a test turns: `desire` what should be served, `status` of what is."""
+
+    def __init__(self, folder: Path, engine: SimulatedVllm, url: str) -> None:
+        self.engine = engine
+        self.sources = folder / "sources"
+        self.store = LocalStore(folder / "store", "r1", [f"file://{self.sources}/"])
+        self.inputs = Inputs()
+        self.inputs.connected = True
+        self.inputs.pool = PoolSpec(name=POOL, base_models=["tiny"])
+        self.driver = VllmEngine(url, deadlines=QUICK)
+        self.statuses: list[ReplicaStatus] = []
+        self._chance = Chance()
+        self._replica = Replica("r1", POOL, "vllm", url)
+        self._informer = Informer(POOL)
+        self.reconciler = Reconciler(self.driver, self.store, self.inputs, Free(), self._chance, self._take)
+
+    def _take(self, report: Report) -> None:
+        self.statuses.append(derive_status(self._replica, report.situation, self._chance.moment()))
+
+    def desire(self, revision: int, **sources: str) -> None:
+        """Makes this the desired state: each name with the adapter called so."""
+        kvs = []
+        for name, source in sources.items():
+            folder = self.sources / source
+            if not folder.exists():
+                write_adapter(folder, seed=sum(source.encode()))
+            spec = AdapterSpec(source=Source(uri=folder.as_uri()))
+            record = AdapterRecord(
+                name=name,
+                pool=POOL,
+                tenant="default",
+                generation=revision,
+                spec=spec,
+                updated_at="2026-01-01T00:00:00Z",
+                updated_by="test",
+                request_id=f"req-{revision}",
+            )
+            kvs.append(KeyValue(KEYS.adapter(POOL, name), record.to_bytes(), 1, revision, 1))
+        self._informer.replace(revision, kvs)
+        self.inputs.desired = self._informer.state
+        self.inputs.wake()
+
+    @property
+    def status(self) -> ReplicaStatus:
+        return self.statuses[-1]
+
+    def reasons(self) -> dict[str, str]:
+        """Pending and failed names with their reasons."""
+        return {entry.name: entry.reason for entry in (*self.status.pending, *self.status.failed)}
+
+    def calls(self, kind: str) -> list[str]:
+        """Names of the engine's load or unload requests, in order."""
+        return [call.name for call in self.engine.calls if call.kind == kind]
+
+    async def served(self, revision: int, *names: str) -> None:
+        """Waits until the replica says that it serves exactly these names at this revision."""
+
+        def is_so() -> bool:
+            assert self.statuses
+            assert self.status.observed_revision == revision
+            assert self.reasons() == {}
+            assert set(self.engine.cards) == set(names)
+            return self.status.served.count == len(names)
+
+        await eventually(is_so)
+
+
+@asynccontextmanager
+async def running_rig(folder: Path, engine: SimulatedVllm | None = None) -> AsyncIterator[Rig]:
+    """A rig whose loop runs within the body; the engine is watched for restarts too."""
+    engine = engine or SimulatedVllm()
+    async with serving(engine) as url:
+        rig = Rig(folder, engine, url)
+        tasks: Sequence[asyncio.Task[None]] = (
+            asyncio.create_task(rig.reconciler.run()),
+            asyncio.create_task(watch_engine(rig.driver, rig.reconciler.distrust)),
+        )
+        try:
+            yield rig
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await rig.driver.aclose()
+            rig.store.close()
