@@ -221,6 +221,19 @@ async def test_a_swap_of_a_name_that_went_meanwhile_loads_it(hasty, tiny):
     assert await listing_of(hasty) == {"x": tiny.adapter("b")}
 
 
+BASE_CARD = '{"id": "t", "parent": null, "root": "/m"}'
+
+
+def listing(*cards: str) -> str:
+    """The body of /v1/models with these cards."""
+    return f'{{"data": [{", ".join(cards)}]}}'
+
+
+async def test_a_listing_of_the_right_form_is_read(hasty, simulated):
+    simulated.faults.order("models", Answer(200, listing(BASE_CARD, '{"id": "x", "parent": "t", "root": "/a"}')))
+    assert await listing_of(hasty) == {"x": "/a"}
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -228,13 +241,14 @@ async def test_a_swap_of_a_name_that_went_meanwhile_loads_it(hasty, tiny):
         "[]",
         "{}",
         '{"data": []}',
-        '{"data": [{"id": "tiny"}]}',
-        '{"data": [{"id": "tiny", "parent": null, "root": "/m"}, {"id": "x", "parent": "tiny"}]}',
-        '{"data": [{"id": "tiny", "parent": null, "root": "/m"}, {"id": "x", "parent": "tiny", "root": null}]}',
-        '{"data": [{"id": "tiny", "parent": null, "root": "/m"}, {"id": 3, "parent": "tiny", "root": "/a"}]}',
-        '{"data": [{"id": "t", "parent": null, "root": "/m"}, {"id": "x", "parent": "t", "root": "/a"}, '
-        '{"id": "x", "parent": "t", "root": "/b"}]}',
-        '{"data": [{"id": "t", "parent": null, "root": "/m"}, {"id": "t", "parent": "t", "root": "/a"}]}',
+        listing('{"id": "x", "parent": "t", "root": "/a"}'),
+        listing('{"id": "t"}'),
+        listing(BASE_CARD, '{"id": "x", "parent": "t"}'),
+        listing(BASE_CARD, '{"id": "x", "parent": "t", "root": null}'),
+        listing(BASE_CARD, '{"id": "x", "parent": "t", "root": ""}'),
+        listing(BASE_CARD, '{"id": 3, "parent": "t", "root": "/a"}'),
+        listing(BASE_CARD, '{"id": "t", "parent": "t", "root": "/a"}'),
+        listing(BASE_CARD, '{"id": "x", "parent": "t", "root": "/a"}', '{"id": "x", "parent": "t", "root": "/b"}'),
         '{"data": [' * 100_000,
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_vllm_gets_its_variables_and_none_of_ours(monkeypatch):
 def test_commands_name_what_they_are_given():
     command = vllm_command(Path("/py"), Path("/model"), port=81, served_model_name="base", api_key="k")
     assert command[:3] == ["/py", "-m", "vllm.entrypoints.openai.api_server"]
-    pairs = set(zip(command, command[1:], strict=False))
+    pairs = set(pairwise(command))
     expected = {("--model", "/model"), ("--served-model-name", "base"), ("--port", "81"), ("--api-key", "k")}
     assert expected | {("--host", "127.0.0.1"), ("--max-lora-rank", "16")} <= pairs
     assert "--api-key" not in vllm_command(Path("/py"), Path("/model"), port=81)
