@@ -18,6 +18,10 @@ class Keys:
     def _key(self, *parts: str) -> bytes:
         return "/".join((self.prefix, *parts)).encode()
 
+    def records(self) -> tuple[bytes, ...]:
+        """Prefixes of what desired state is made of."""
+        return tuple(self._key(kind, "") for kind in ("pools", "adapters", "tenants"))
+
     def pool(self, pool: str) -> bytes:
         return self._key("pools", pool)
 

@@ -123,11 +123,15 @@ class ChangeReply(Part):
 
 
 class RequestRecord(Stored):
-    """That a request was carried out: the digest of its payload, and its reply. The revision is the record's own."""
+    """That a request was settled: the digest of its payload, and its reply. The revision is the record's own.
+
+    `reply` None: it was refused after its outcome had been unknown, and the record keeps what was sent then from
+    taking effect later.
+    """
 
     max_bytes = MAX_TRANSACTION_BYTES
     payload_digest: str
-    reply: ChangeReply
+    reply: ChangeReply | None
 
 
 class AuditChange(Part):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from registry.errors import Reason, Unavailable
 
 _SMALLEST_SHARE_SECONDS = 0.5
+_SMALLEST_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,6 @@ class Budget:
         return left
 
     def share(self) -> float:
-        """What one try may take of the time left, so that another can settle what became of it."""
-        left = self.spend()
+        """What one try may take of the time left, so that another can settle what became of it; never nothing."""
+        left = max(self.left(), _SMALLEST_SECONDS)
         return max(left / 2, min(left, _SMALLEST_SHARE_SECONDS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import dataclass
 
 from registry.etcd3.backoff import Backoff
 from registry.etcd3.client import Client
@@ -15,18 +16,26 @@ from registry.store.failures import outcome_unknown
 _RESEND = Backoff(base_seconds=0.05, cap_seconds=1.0)
 
 
-async def commit(client: Client, txn: Txn, request_id: str, budget: Budget, rng: random.Random) -> TxnResult:
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of a transaction. `copies`: it was sent more than once, so a copy may yet arrive."""
+
+    result: TxnResult
+    copies: bool
+
+
+async def commit(client: Client, txn: Txn, request_id: str, budget: Budget, rng: random.Random) -> Sent:
     """Sends `txn`; after a failure that may have applied it, the same again.
 
     That does no harm, since it compares that its own request record is absent. If its compares fail, its else-branch
-    shows whether it was applied; and if it was not, it never will be: each compare that failed once fails for ever.
+    shows whether it was applied.
 
     Raises:
         EtcdError: it was certainly not applied.
         Unavailable: the time is up and nobody knows.
     """
     try:
-        return await client.txn(txn, timeout_seconds=budget.share())
+        return Sent(await client.txn(txn, timeout_seconds=budget.share()), copies=False)
     except EtcdError as error:
         if error.certainly_not_applied:
             raise
@@ -35,7 +44,7 @@ async def commit(client: Client, txn: Txn, request_id: str, budget: Budget, rng:
 
 async def _send_again(
     client: Client, txn: Txn, request_id: str, budget: Budget, rng: random.Random, last: EtcdError
-) -> TxnResult:
+) -> Sent:
     failures = 1
     while True:
         delay = _RESEND.delay(failures, rng)
@@ -43,7 +52,7 @@ async def _send_again(
             raise outcome_unknown(last, request_id) from last
         await asyncio.sleep(delay)
         try:
-            return await client.txn(txn, timeout_seconds=budget.share())
+            return Sent(await client.txn(txn, timeout_seconds=budget.share()), copies=True)
         except EtcdError as error:
             last = error
             failures += 1

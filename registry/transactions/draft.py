@@ -52,7 +52,7 @@ def finish(draft: Draft, reads: tuple[Range, ...], context: Context) -> Planned:
     """The transaction of a draft."""
     if not draft.success and not context.caller.request_id_given:
         return Unchanged(draft.reply)
-    bookkeeping: tuple[Op, ...] = (_request_put(draft, context),)
+    bookkeeping: tuple[Op, ...] = (_request_put(draft.reply, context),)
     if draft.success:
         bookkeeping += (_audit_put(draft, context),)
     unused = absent(context.keys.request(context.caller.request_id))
@@ -60,8 +60,16 @@ def finish(draft: Draft, reads: tuple[Range, ...], context: Context) -> Planned:
     return Commit(txn, draft.reply, changes=bool(draft.success))
 
 
-def _request_put(draft: Draft, context: Context) -> Put:
-    record = RequestRecord(payload_digest=context.payload_digest, reply=draft.reply)
+def fence(context: Context) -> Txn:
+    """Makes sure that nothing that was sent for this request can take effect any more: all of it compares that the
+    request record is absent. Fails if something did take effect; its else-branch reads the request record.
+    """
+    key = context.keys.request(context.caller.request_id)
+    return Txn((absent(key),), (_request_put(None, context),), (request_read(context.keys, context.caller.request_id),))
+
+
+def _request_put(reply: ChangeReply | None, context: Context) -> Put:
+    record = RequestRecord(payload_digest=context.payload_digest, reply=reply)
     return Put(context.keys.request(context.caller.request_id), record.to_bytes(), context.leases.request)
 
 

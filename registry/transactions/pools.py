@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from registry.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Reason
-from registry.etcd3.ops import Compare, Delete, Op, Range, absent, mod_is, none_in, unwritten_since
+from registry.etcd3.ops import Compare, Delete, Op, Range, absent, mod_is, none_in
 from registry.keys import Keys
 from registry.model.records import AuditChange, ChangeReply, PoolSpec
 from registry.transactions.changes import CreatePool, DeletePool, UpdatePool
@@ -44,9 +42,8 @@ def plan_create_pool(change: CreatePool, view: View, context: Context) -> Planne
         )
     _check_no_adapter(change, view, context)
     wanted = PoolSpec(name=change.name, base_models=list(change.base_models), limits=change.limits)
-    # A pool that came and went since the reading left an audit record: then this transaction never succeeds.
-    compare = (absent(keys.pool(change.name)), unwritten_since(keys.audit(change.name, ""), view.revision))
-    draft = _put_draft("CreatePool", Absent(), wanted, (*compare, *_no_adapters(change, view, context)), context)
+    compare = (absent(keys.pool(change.name)), *_no_adapters(change, context))
+    draft = _put_draft("CreatePool", Absent(), wanted, compare, context)
     planned = finish(draft, put_pool_reads(change, keys, context.caller.request_id), context)
     return check_fits(planned, context.limits)
 
@@ -64,7 +61,7 @@ def plan_update_pool(change: UpdatePool, view: View, context: Context) -> Planne
     check_etag(change.etag, state, field="pool.etag")
     _check_no_adapter(change, view, context)
     wanted = _wanted(change, state)
-    compare = (mod_is(context.keys.pool(change.name), state.revision), *_no_adapters(change, view, context))
+    compare = (mod_is(context.keys.pool(change.name), state.revision), *_no_adapters(change, context))
     draft = _put_draft("UpdatePool", state, wanted, compare, context)
     planned = finish(draft, put_pool_reads(change, context.keys, context.caller.request_id), context)
     return check_fits(planned, context.limits)
@@ -137,8 +134,5 @@ def _check_no_adapter(change: CreatePool | UpdatePool, view: View, context: Cont
             )
 
 
-def _no_adapters(change: CreatePool | UpdatePool, view: View, context: Context) -> Iterable[Compare]:
-    """That no adapter is named like a base model, now or, for a delayed copy of the transaction, since the reading."""
-    for model in change.base_models:
-        yield absent(context.keys.adapter(change.name, model))
-        yield unwritten_since(context.keys.history_of(change.name, model), view.revision)
+def _no_adapters(change: CreatePool | UpdatePool, context: Context) -> tuple[Compare, ...]:
+    return tuple(absent(context.keys.adapter(change.name, model)) for model in change.base_models)

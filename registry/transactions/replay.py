@@ -22,7 +22,7 @@ def replay(view: View, context: Context) -> Settled | None:
     """The first reply to this request; None if it was not carried out.
 
     Raises:
-        InvalidArgument: the request id was used for another request.
+        InvalidArgument: the request id was used for another request, or for one that was refused.
         FailedPrecondition: the request record cannot be read.
     """
     kv = view.key(context.keys.request(context.caller.request_id))
@@ -33,6 +33,12 @@ def replay(view: View, context: Context) -> Settled | None:
         raise InvalidArgument(
             Reason.REQUEST_ID_REUSED,
             f"request_id {context.caller.request_id!r} was used for another request within 24 hours; use a new one",
+            field="request_id",
+        )
+    if record.reply is None:
+        raise InvalidArgument(
+            Reason.REQUEST_ID_REUSED,
+            f"the request {context.caller.request_id!r} was refused before; use a new request_id to try it again",
             field="request_id",
         )
     return Settled(record.reply, kv.mod_revision)

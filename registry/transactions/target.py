@@ -51,8 +51,7 @@ def as_it_stands(target: Target, keys: Keys) -> tuple[Compare, ...]:
     """That nothing happened since the reading.
 
     Where the next generation depends on history, history must not have grown either: a record that was made and
-    deleted meanwhile is absent again, but its generation is used. This also makes a transaction whose compares
-    failed once fail for ever, so that a delayed copy of it can do no harm.
+    deleted meanwhile is absent again, but its generation is used.
     """
     history = unwritten_since(keys.history_of(target.pool.name, target.name), target.read_revision)
     match target.state:

@@ -1,0 +1,88 @@
+"""Arbitrary changes by racers with old views; the whole history is folded and checked."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from registry.errors import RegistryError
+from registry.model.records import PoolLimits
+from registry.transactions.changes import (
+    ApplyAdapters,
+    Change,
+    CreatePool,
+    DeletePool,
+    Remove,
+    RollbackAdapter,
+    SetTenant,
+    UpdatePool,
+)
+from registry.transactions.replay import Settled
+from tests.support.changes import KEYS, Desk, creating, upsert
+from tests.support.history_check import check_history
+
+NAMES = ["x", "acme/a", "acme/b", "other/a"]
+POOLS = ["p", "p", "p", "q"]
+no_etag = st.none()
+etags = st.sampled_from([None, None, None, None, 0, 5])
+names, pools = st.sampled_from(NAMES), st.sampled_from(POOLS)
+upserts = st.builds(upsert, names, st.sampled_from(["v1", "v2"]), etags)
+one_change = st.one_of(upserts, upserts, st.builds(Remove, names, no_etag))
+applies = st.builds(
+    ApplyAdapters,
+    pools,
+    st.lists(one_change, min_size=1, max_size=3, unique_by=lambda change: change.name).map(tuple),
+)
+bases = st.sampled_from([("base",), ("base",), ("base", "x")])
+changes: st.SearchStrategy[Change] = st.one_of(
+    *[applies] * 8,
+    *[st.builds(RollbackAdapter, pools, names, st.integers(0, 3), etags)] * 2,
+    st.builds(CreatePool, pools, bases, st.just(PoolLimits())),
+    st.builds(UpdatePool, pools, bases, st.builds(PoolLimits, max_rank=st.sampled_from([None, 8])), no_etag),
+    st.builds(DeletePool, pools, no_etag),
+    st.builds(SetTenant, st.sampled_from(["acme", "default"]), st.sampled_from([None, 1, 2]), no_etag),
+)
+request_ids = st.sampled_from(["", "", "", "", "", "r1", "r2"])
+
+
+@dataclass
+class Race:
+    """What was sent once, so that copies of it can arrive late."""
+
+    desk: Desk = field(default_factory=Desk)
+    replies: dict[tuple[str, str], Settled] = field(default_factory=dict)
+
+    def one(self, change: Change, request_id: str, meanwhile: list[tuple[Change, str]]) -> None:
+        """A racer reads, others change things, it commits."""
+        context = self.desk.context(change, request_id)
+        with suppress(RegistryError):
+            view = self.desk.view(change, context)
+            for other, other_id in meanwhile:
+                self.one(other, other_id, [])
+            settled = self.desk.settle(change, context, view)
+            self._note(request_id, context.payload_digest, settled)
+
+    def _note(self, request_id: str, digest: str, settled: Settled) -> None:
+        if request_id:
+            first = self.replies.setdefault((request_id, digest), settled)
+            assert settled == first, "W3: another reply to the same request"
+
+
+steps = st.lists(
+    st.tuples(changes, request_ids, st.lists(st.tuples(changes, request_ids), max_size=3)), min_size=1, max_size=20
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps)
+def test_every_revision_keeps_the_promises(race):
+    """W2 atomic-set, W3 idempotent, W5 quota-never, W6 one-digest, W7 audit-complete, over any interleaving."""
+    at = Race()
+    for pool in sorted(set(POOLS)):
+        at.one(creating(pool), "", [])
+    for change, request_id, meanwhile in race:
+        at.one(change, request_id, meanwhile)
+    check_history(KEYS, at.desk.etcd.history)

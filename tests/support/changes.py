@@ -1,0 +1,99 @@
+"""Plans and commits changes on a `MemoryEtcd`, as the store does on a real one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from registry.etcd3.ops import Txn
+from registry.keys import Keys
+from registry.model.records import AdapterSpec, PoolLimits, Source
+from registry.transactions.changes import (
+    ApplyAdapters,
+    Change,
+    CreatePool,
+    Remove,
+    Upsert,
+    payload_digest,
+)
+from registry.transactions.context import Caller, Context, Leases, Limits
+from registry.transactions.draft import Planned, Unchanged
+from registry.transactions.plan import plan_change, reads_of
+from registry.transactions.replay import Settled, replay
+from registry.transactions.view import View, view_of
+from tests.support.memory_etcd import MemoryEtcd
+
+KEYS = Keys("/t")
+POOL = "p"
+
+
+def spec(source: str = "v1", **values: Any) -> AdapterSpec:
+    """A spec whose artifact is named by `source`."""
+    return AdapterSpec(source=Source(uri=f"file:///a/{source}"), **values)
+
+
+def upsert(name: str, source: str = "v1", etag: int | None = None, **values: Any) -> Upsert:
+    """An upsert."""
+    return Upsert(name, spec(source, **values), etag)
+
+
+def applying(*changes: Upsert | Remove, pool: str = POOL) -> ApplyAdapters:
+    """A change set."""
+    return ApplyAdapters(pool, changes)
+
+
+def creating(name: str = POOL, *base_models: str) -> CreatePool:
+    """A new pool."""
+    return CreatePool(name, base_models or ("base",), PoolLimits())
+
+
+@dataclass
+class Desk:
+    """Somebody who makes changes. `context` can be made for each change; ids are counted."""
+
+    etcd: MemoryEtcd = field(default_factory=MemoryEtcd)
+    limits: Limits = field(default_factory=Limits)
+    made: int = 0
+
+    def context(self, change: Change, request_id: str = "") -> Context:
+        self.made += 1
+        caller = Caller("alice", "operator", request_id or f"auto-{self.made}", request_id_given=bool(request_id))
+        return Context(
+            keys=KEYS,
+            limits=self.limits,
+            caller=caller,
+            leases=Leases(request=1, audit=2),
+            at=f"2026-01-01T00:00:{self.made:02}Z",
+            audit_id=f"a{self.made:06}",
+            payload_digest=payload_digest(change),
+        )
+
+    def view(self, change: Change, context: Context) -> View:
+        """Everything that the change is planned from, read now."""
+        reads = reads_of(change, context)
+        result = self.etcd.txn(Txn((), reads))
+        return view_of(reads, result.revision, result.responses)
+
+    def plan(self, change: Change, request_id: str = "") -> Planned:
+        """The plan from what stands in the store now."""
+        context = self.context(change, request_id)
+        return plan_change(change, self.view(change, context), context)
+
+    def change(self, change: Change, request_id: str = "") -> Settled:
+        """Carries a change out, as the store's loop does."""
+        context = self.context(change, request_id)
+        return self.settle(change, context, self.view(change, context))
+
+    def settle(self, change: Change, context: Context, view: View) -> Settled:
+        """The loop from a view on, which may be old."""
+        while True:
+            known = replay(view, context)
+            if known is not None:
+                return known
+            planned = plan_change(change, view, context)
+            if isinstance(planned, Unchanged):
+                return Settled(planned.reply, view.revision)
+            result = self.etcd.txn(planned.txn)
+            if result.succeeded:
+                return Settled(planned.reply, result.revision)
+            view = view_of(reads_of(change, context), result.revision, result.responses)
