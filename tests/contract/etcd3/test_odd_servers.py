@@ -70,6 +70,14 @@ async def odd_server(answers: dict[str, object], **options) -> AsyncIterator[tup
         await server.stop(None)
 
 
+@asynccontextmanager
+async def odd_watch(*responses: rpc.WatchResponse) -> AsyncIterator[WatchStream]:
+    """A watch stream to a server that sends these, and ends."""
+    answers = {STATUS: OK_STATUS, WATCH: list(responses)}
+    async with odd_server(answers) as (client, _), client.watch(client.options.endpoints[0]) as stream:
+        yield stream
+
+
 async def test_a_call_that_the_server_cancels_is_a_failure_and_not_our_cancellation():
     """grpc.aio raises CancelledError for the status CANCELLED, which would end the caller's task in silence."""
     async with odd_server({TXN: (grpc.StatusCode.CANCELLED, "context canceled")}) as (client, _):
@@ -112,11 +120,10 @@ async def test_a_keepalive_stream_that_ends_without_an_answer_says_nothing_about
 
 
 async def test_a_watch_that_the_server_ends_is_unavailable():
-    async with odd_server({STATUS: OK_STATUS, WATCH: [rpc.WatchResponse(created=True)]}) as (client, _):
-        async with client.watch(client.options.endpoints[0]) as stream:
-            assert (await stream.receive()).created
-            with pytest.raises(Unavailable, match="ended"):
-                await stream.receive()
+    async with odd_watch(rpc.WatchResponse(created=True)) as stream:
+        assert (await stream.receive()).created
+        with pytest.raises(Unavailable, match="ended"):
+            await stream.receive()
 
 
 async def test_a_version_that_is_told_to_administrators_only_is_taken_for_an_old_one():
@@ -134,24 +141,19 @@ async def test_a_login_that_is_refused_for_an_unknown_reason_is_told():
 
 async def test_a_stream_that_takes_no_message_is_given_up(monkeypatch):
     monkeypatch.setattr("registry.etcd3.watch._WRITE_SECONDS", 0.01)
-    async with odd_server({STATUS: OK_STATUS, WATCH: []}) as (client, _):
-        async with client.watch(client.options.endpoints[0]) as stream:
-            monkeypatch.setattr(stream, "_call", _Stuck(stream._call))
-            with pytest.raises(Timeout, match="takes no message"):
-                await stream.send(rpc.WatchRequest())
+    async with odd_watch() as stream:
+        monkeypatch.setattr(stream, "_call", _Stuck(stream._call))
+        with pytest.raises(Timeout, match="takes no message"):
+            await stream.send(rpc.WatchRequest())
 
 
-async def test_no_progress_is_asked_for_on_a_stream_that_has_ended(monkeypatch):
+async def test_no_progress_is_asked_for_on_a_stream_that_has_ended():
     """What ended it waits in the queue and is the better message."""
-    monkeypatch.setattr("registry.etcd3.watch.SILENCE_SECONDS", (0.0, 5.0))
-    async with odd_server({STATUS: OK_STATUS, WATCH: []}) as (client, _):
-        async with client.watch(client.options.endpoints[0]) as stream:
-            await stream._reader
-            ended = stream._responses.get_nowait()
-            assert isinstance(stream, WatchStream)
-            stream._responses.put_nowait(ended)
-            with pytest.raises(Unavailable, match="ended"):
-                await stream.receive()
+    async with odd_watch() as stream:
+        await stream._reader
+        await stream._ask_for_progress()
+        with pytest.raises(Unavailable, match="ended"):
+            await stream.receive()
 
 
 class _Stuck:
