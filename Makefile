@@ -66,3 +66,7 @@ PURE := registry.errors registry.keys registry.model registry.transactions regis
 .PHONY: test
 test: install engine ## Run every test that CI runs, on real parts
 	$(BIN)/pytest $(PURE:%=--cov=%) --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
+
+.PHONY: bench
+bench: install ## Measure what is promised, each beside its floor (ONLY=name for one); last line: all figures
+	$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY))

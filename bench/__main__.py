@@ -1,0 +1,68 @@
+"""`python -m bench [--only NAME]`: prints a line for each figure as it comes, and all of them in the last line."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from bench.admin_rate import admin_16
+from bench.boot import boot_20000
+from bench.figures import Figure, NotMeasured
+from bench.fill import fill_200
+from bench.idle import idle_20000
+from bench.one_change import one_change_20000_vs_100
+from bench.propagation import propagation_fresh_2, propagation_staged_2, propagation_staged_50
+
+Measurement = Callable[[Path], Awaitable[list[Figure]]]
+MEASUREMENTS: tuple[Measurement, ...] = (
+    propagation_staged_2,
+    propagation_fresh_2,
+    propagation_staged_50,
+    boot_20000,
+    one_change_20000_vs_100,
+    idle_20000,
+    admin_16,
+    fill_200,
+)
+MAX_SECONDS = 180.0
+
+
+async def _measure(measurement: Measurement) -> list[Figure]:
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        async with asyncio.timeout(MAX_SECONDS):
+            return await measurement(Path(folder))
+
+
+def _run(names: list[str]) -> int:
+    figures, missing = list[Figure](), list[str]()
+    for measurement in MEASUREMENTS:
+        name = measurement.__name__
+        if name not in names:
+            continue
+        try:
+            new = asyncio.run(_measure(measurement))
+        except (NotMeasured, AssertionError, TimeoutError) as error:
+            print(f"{name}: not measured: {error or type(error).__name__}", file=sys.stderr, flush=True)
+            missing.append(name)
+        else:
+            figures += new
+            print(*(figure.line() for figure in new), sep="\n", flush=True)
+    told = [f"{figure.name} {figure.ratio:.2f}" for figure in figures] + [f"{name} not measured" for name in missing]
+    print("bench: " + ", ".join(told))
+    return 1 if missing else 0
+
+
+def main() -> int:
+    """Returns 0 if everything that was asked for was measured, whatever came out."""
+    known = [measurement.__name__ for measurement in MEASUREMENTS]
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--only", action="append", choices=known, help="measure just this; repeatable")
+    return _run(parser.parse_args().only or known)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

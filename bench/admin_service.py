@@ -1,0 +1,61 @@
+"""The real admin service as a process, and calls to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+
+from bench.etcd import BASE, POOL, Store
+from registry.v1 import registry_pb2 as pb
+from tests.support.etcd import free_ports
+from tests.support.processes import Program
+from tests.support.waiting import eventually
+
+_PATH = "/registry.v1.AdapterRegistry/"
+CALL_SECONDS = 10.0
+
+
+class Admin:
+    """Calls of the API, as thin as gRPC lets them be."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._apply = channel.unary_unary(
+            _PATH + "ApplyAdapters", pb.ApplyAdaptersRequest.SerializeToString, pb.ApplyAdaptersResponse.FromString
+        )
+        self._create_pool = channel.unary_unary(
+            _PATH + "CreatePool", pb.CreatePoolRequest.SerializeToString, pb.Pool.FromString
+        )
+
+    async def upsert(self, name: str, uri: str, digest: str = "") -> int:
+        """Applies one adapter; returns the change's revision."""
+        spec = pb.AdapterSpec(source=pb.Source(uri=uri, digest=digest))
+        change = pb.AdapterChange(upsert=pb.Adapter(name=name, spec=spec))
+        reply = await self._apply(pb.ApplyAdaptersRequest(pool=POOL, changes=[change]), timeout=CALL_SECONDS)
+        return reply.revision
+
+    async def create_pool(self) -> bool:
+        """True once there is the pool."""
+        try:
+            pool = pb.Pool(name=POOL, base_models=[BASE])
+            await self._create_pool(pb.CreatePoolRequest(pool=pool), timeout=CALL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            return error.code() is grpc.StatusCode.ALREADY_EXISTS
+        return True
+
+
+@asynccontextmanager
+async def admin(store: Store) -> AsyncIterator[Admin]:
+    """Starts it, and makes the pool."""
+    grpc_port, http_port = free_ports(2)
+    flags = ["--listen", f"127.0.0.1:{grpc_port}", "--http", f"127.0.0.1:{http_port}", "--max-txn-ops", "1024"]
+    program = Program("registry.admin.main", ["--etcd", store.endpoint, *flags], store.folder / "admin.log")
+    program.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+            calls = Admin(channel)
+            await eventually(calls.create_pool)
+            yield calls
+    finally:
+        program.stop()

@@ -1,0 +1,123 @@
+"""One boot in a fresh process: `python -m bench.boot_child floor|list|snapshot ENDPOINT PREFIX STATE`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import grpc
+
+from bench.etcd import BASE, POOL
+from registry.etcd3 import rpc_pb2 as rpc
+from registry.etcd3.client import Client
+from registry.etcd3.methods import RANGE
+from registry.etcd3.ops import prefix_end
+from registry.etcd3.options import ClientOptions
+from registry.keys import Keys
+from registry.model.records import PoolSpec
+from sidecar.chance import Chance
+from sidecar.desired import DesiredState, Informer
+from sidecar.feed import Feed
+from sidecar.inputs import Inputs
+from sidecar.journal import Journal
+from sidecar.logs import configure_logging
+from sidecar.observed import EngineFacts, Observed
+from sidecar.plan import Plan
+from sidecar.planner import Known, make_plan
+from sidecar.snapshot import AdaptersChanged, Base
+from tests.support.waiting import eventually
+
+PAGE = 1000
+_ENGINE = Observed(EngineFacts("vllm", "0.32.0", "http://127.0.0.1:1", "1"), (BASE,))
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a boot came to."""
+
+    seconds: float
+    records: int
+    actions: int
+
+
+def floor(endpoint: str, keys: Keys) -> Told:
+    """All records in pages, each decoded, and nothing else."""
+    options = [("grpc.max_receive_message_length", 64 << 20)]
+    with grpc.insecure_channel(endpoint, options=options) as channel:
+        call = channel.unary_unary(RANGE.path, RANGE.request.SerializeToString, RANGE.response.FromString)
+        started = time.perf_counter()
+        start, end = keys.adapters(POOL), prefix_end(keys.adapters(POOL))
+        page: rpc.RangeResponse = call(rpc.RangeRequest(key=start, range_end=end, limit=PAGE))
+        revision = page.header.revision
+        records = {kv.key: json.loads(kv.value) for kv in page.kvs}
+        while page.more:
+            start = page.kvs[-1].key + b"\0"
+            page = call(rpc.RangeRequest(key=start, range_end=end, limit=PAGE, revision=revision))
+            records |= {kv.key: json.loads(kv.value) for kv in page.kvs}
+        return Told(time.perf_counter() - started, len(records), 0)
+
+
+async def listed(endpoint: str, keys: Keys, state: Path) -> Told:
+    """The sidecar's feed from its first call until a plan is made. Then its snapshot is left to be written."""
+    client, inputs, journal = Client(ClientOptions((endpoint,))), Inputs(), Journal(state)
+    feed = Feed(client, keys, POOL, inputs, journal, Chance())
+    started = time.perf_counter()
+    task = asyncio.create_task(feed.run())
+    while inputs.desired is None:
+        await inputs.wait(30)
+    plan = _first_plan(inputs.desired, inputs.pool)
+    seconds = time.perf_counter() - started
+    await eventually(lambda: any(state.glob("snapshot-*")))
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    await client.aclose()
+    return Told(seconds, len(inputs.desired.adapters), len(plan.stage))
+
+
+def restored(state: Path) -> Told:
+    """The sidecar's snapshot from the disk until a plan is made, as if etcd did not answer."""
+    started = time.perf_counter()
+    found = Journal(state).restore(POOL)
+    assert found is not None
+    informer = Informer(POOL)
+    informer.restore(found.base.revision, found.base.records)
+    for entry in found.entries:
+        if isinstance(entry, AdaptersChanged):
+            informer.apply(entry.revision, entry.events)
+    plan = _first_plan(informer.state, _pool(found.base))
+    return Told(time.perf_counter() - started, len(informer.state.adapters), len(plan.stage))
+
+
+def _pool(base: Base) -> PoolSpec | None:
+    return None if base.pool_record is None else PoolSpec.parse(base.pool_record)
+
+
+def _first_plan(desired: DesiredState, pool: PoolSpec | None) -> Plan:
+    nothing = Known(staged={}, staging=set(), failures={}, unsettled=set(), owns=lambda _: None)
+    return make_plan(desired, pool, _ENGINE, nothing, now=0.0)
+
+
+def main(mode: str, endpoint: str, prefix: str, state: Path) -> None:
+    """Carries out one boot and prints what it came to as JSON."""
+    configure_logging()
+    keys = Keys(prefix)
+    match mode:
+        case "floor":
+            told = floor(endpoint, keys)
+        case "list":
+            told = asyncio.run(listed(endpoint, keys, state))
+        case "snapshot":
+            told = restored(state)
+        case _:
+            raise ValueError(mode)
+    print(json.dumps(asdict(told)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]))
