@@ -113,6 +113,8 @@ class Reflector:
         now = Mark(listing.revision, listing.cluster_id, listing.raft_term)
         if self._mark.went_back(now):
             cause = ListCause.WENT_BACK
+        elif cause is ListCause.WENT_BACK:  # a suspicion that this read refutes
+            cause = ListCause.COMPARISON
         self._mark, self._due = now, None
         self._compare_at = self._next_comparison()
         return Listed(listing.revision, listing.kvs, listing.cluster_id, cause, listing.raft_term)

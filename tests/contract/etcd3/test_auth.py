@@ -11,7 +11,7 @@ from registry.etcd3.errors import PermissionDenied, Unauthenticated
 from registry.etcd3.ops import Range, prefix_end
 from registry.etcd3.reflector import Changed, Connected, Disconnected, Listed, Reflector
 from tests.contract.etcd3.mirror import mirroring, put
-from tests.support.etcd import ROOT, etcdctl, switch_authentication_on
+from tests.support.etcd import ROOT, etcdctl, find_etcdctl, switch_authentication_on
 from tests.support.waiting import eventually
 
 PASSWORD = "correct-horse"  # noqa: S105 - the canary of these tests
@@ -147,7 +147,7 @@ async def test_a_rotated_password_is_asked_for_again(guarded, rng):
     try:
         await client.txn(put((b"/ours/a", b"1")))
         process = await asyncio.create_subprocess_exec(
-            *(str(guarded.members[0].binary.parent / "etcdctl"), "--endpoints", guarded.endpoints[0]),
+            *(str(find_etcdctl()), "--endpoints", guarded.endpoints[0]),
             *(*ROOT, "user", "passwd", "lora", "--interactive=false"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,

@@ -327,6 +327,16 @@ async def test_a_store_that_is_replaced_before_a_due_list_is_told(etcd, etcd_cli
     assert listed.cause is ListCause.WENT_BACK
 
 
+async def test_a_suspicion_that_the_list_refutes_is_not_told(etcd, etcd_client, rng):
+    """R15 brake: what is held for nothing is an outage of our own making."""
+    now = await etcd_client.list_prefix(etcd.key(""))
+    reflector = reflect(etcd_client, etcd, rng, resume=Resume(now.revision, now.cluster_id, now.raft_term))
+    reflector._due = ListCause.WENT_BACK
+    async with mirroring(reflector) as mirror:
+        listed = await mirror.first(Listed)
+    assert listed.cause is ListCause.COMPARISON
+
+
 async def test_resuming_before_the_present_term_is_told(etcd, etcd_client, rng):
     """R15 brake: a restored store of the same identity that has passed the mark again has a lower term."""
     now = await etcd_client.list_prefix(etcd.key(""))
