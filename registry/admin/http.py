@@ -51,9 +51,21 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family)
 
 
-async def serve(app: Starlette, listener: socket.socket) -> None:
-    """Serves until it is cancelled."""
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
-    )
-    await _Server(config).serve(sockets=[listener])
+class HttpServer:
+    """Serves an application on a socket that is bound already; the socket is its own."""
+
+    def __init__(self, app: Starlette, listener: socket.socket) -> None:
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
+        )
+        self._server = _Server(config)
+        self._listener = listener
+
+    async def run(self) -> None:
+        """Serves until it is told to stop."""
+        with self._listener:
+            await self._server.serve(sockets=[self._listener])
+
+    def stop(self) -> None:
+        """Lets requests that run come to their end, and takes no others."""
+        self._server.should_exit = True

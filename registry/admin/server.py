@@ -14,7 +14,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from registry.admin.http import listen, make_app, serve
+from registry.admin.http import HttpServer, listen, make_app
 from registry.admin.metrics import Metrics
 from registry.admin.probe import Probe
 from registry.admin.reads import Reads
@@ -68,25 +68,28 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
     writer = Writer(client, keys, Limits(max_ops=settings.max_txn_ops), gate, rng=rng)
     servicer = health.aio.HealthServicer()
     probe = Probe(client, keys, gate, servicer, metrics, SERVICE)
-    handlers = make_handlers(Writes(writer), Reads(reader), Streams(Watcher(client, keys, reader, rng=rng)), metrics)
+    stopping = asyncio.Event()
+    handlers = make_handlers(
+        Writes(writer), Reads(reader), Streams(Watcher(client, keys, reader, rng=rng)), metrics, stopping
+    )
     server, port = _grpc_server(settings, handlers, servicer)
     listener = _http_listener(settings.http)
+    http = HttpServer(make_app(lambda: probe.readiness, metrics.registry), listener)
     try:
         async with asyncio.TaskGroup() as tasks:
-            background = [
-                tasks.create_task(probe.run(), name="probe"),
-                tasks.create_task(serve(make_app(lambda: probe.readiness, metrics.registry), listener), name="http"),
-            ]
+            probing = tasks.create_task(probe.run(), name="probe")
+            tasks.create_task(http.run(), name="http")
             await server.start()
-            http_port = listener.getsockname()[1]
-            _log.info("listening", grpc_port=port, http_port=http_port)
+            ports = Running(port, listener.getsockname()[1])
+            _log.info("listening", grpc_port=ports.grpc_port, http_port=ports.http_port)
             try:
-                yield Running(port, http_port)
+                yield ports
             finally:
+                stopping.set()
+                probing.cancel()
                 await servicer.enter_graceful_shutdown()
                 await server.stop(GRACE_SECONDS)
-                for task in background:
-                    task.cancel()
+                http.stop()
     finally:
         await client.aclose()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,8 +21,10 @@ DESCRIPTOR = pb.DESCRIPTOR.services_by_name["AdapterRegistry"]
 SERVICE: str = DESCRIPTOR.full_name
 
 
-def make_handlers(writes: Writes, reads: Reads, streams: Streams, metrics: Metrics) -> grpc.GenericRpcHandler:
-    """All methods of the service.
+def make_handlers(
+    writes: Writes, reads: Reads, streams: Streams, metrics: Metrics, stopping: asyncio.Event
+) -> grpc.GenericRpcHandler:
+    """All methods of the service. Streams end once `stopping` is set.
 
     Raises:
         KeyError: a method of the .proto has no handler.
@@ -47,7 +50,7 @@ def make_handlers(writes: Writes, reads: Reads, streams: Streams, metrics: Metri
         "WatchRollout": streams.watch_rollout,
     }
     handlers = {
-        method.name: _stream_handler(method, stream[method.name], metrics)
+        method.name: _stream_handler(method, stream[method.name], metrics, stopping)
         if method.server_streaming
         else _unary_handler(method, unary[method.name], metrics)
         for method in DESCRIPTOR.methods
@@ -66,10 +69,10 @@ def _unary_handler(
 
 
 def _stream_handler(
-    method: MethodDescriptor, handler: Stream[Any, Any], metrics: Metrics
+    method: MethodDescriptor, handler: Stream[Any, Any], metrics: Metrics, stopping: asyncio.Event
 ) -> grpc.RpcMethodHandler[Any, Any]:
     return grpc.unary_stream_rpc_method_handler(
-        supervised_stream(method.name, handler, metrics),
+        supervised_stream(method.name, handler, metrics, stopping),
         request_deserializer=GetMessageClass(method.input_type).FromString,
         response_serializer=GetMessageClass(method.output_type).SerializeToString,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 from registry.admin import wire_out
@@ -33,7 +33,7 @@ class Streams:
 
     async def watch_adapters(
         self, request: pb.WatchAdaptersRequest, call: Call
-    ) -> AsyncIterator[pb.WatchAdaptersResponse]:
+    ) -> AsyncGenerator[pb.WatchAdaptersResponse, None]:
         check_segment(request.pool, field="pool")
         start = _not_negative(request.start_revision, "start_revision")
         async with aclosing(self._watcher.adapters(request.pool, start, call.budget)) as batches:
@@ -41,7 +41,7 @@ class Streams:
                 for response in _responses(request.pool, batch):
                     yield response
 
-    async def watch_rollout(self, request: pb.WatchRolloutRequest, call: Call) -> AsyncIterator[pb.Rollout]:
+    async def watch_rollout(self, request: pb.WatchRolloutRequest, call: Call) -> AsyncGenerator[pb.Rollout, None]:
         check_segment(request.pool, field="pool")
         check_adapter_name(request.name)
         question = Question(request.pool, request.name, _not_negative(request.generation, "generation"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, Never, TypeVar
 
 import grpc
@@ -15,14 +15,15 @@ from google.protobuf.message import Message
 from registry.admin.calls import ANONYMOUS, Call, Principal, operator
 from registry.admin.metrics import Metrics
 from registry.admin.statuses import DETAILS_KEY, refusal_of
-from registry.errors import Internal, Reason, RegistryError
+from registry.errors import Internal, Reason, RegistryError, Unavailable
 from registry.store.budget import Budget
 
 Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
+Result = TypeVar("Result")
 Context = grpc.aio.ServicerContext[Any, Any]
 Unary = Callable[[Request, Call], Awaitable[Reply]]
-Stream = Callable[[Request, Call], AsyncIterator[Reply]]
+Stream = Callable[[Request, Call], AsyncGenerator[Reply, None]]
 
 MAX_UNARY_SECONDS = 10.0
 # Kept of the client's time for the way of the answer back.
@@ -49,20 +50,56 @@ def supervised_unary(
 
 
 def supervised_stream(
-    method: str, handler: Stream[Request, Reply], metrics: Metrics
+    method: str, handler: Stream[Request, Reply], metrics: Metrics, stopping: asyncio.Event
 ) -> Callable[[Request, Context], AsyncIterator[Reply]]:
-    """The handler as grpc.aio calls it."""
+    """The handler as grpc.aio calls it; it ends as soon as `stopping` is set, since streams never end by themselves."""
 
     async def serve(request: Request, context: Context) -> AsyncIterator[Reply]:
         with metrics.streams.labels(method).track_inprogress():
             try:
                 with _counted(method, metrics):
-                    async for reply in handler(request, _call(method, context)):
-                        yield reply
+                    async with aclosing(_until(stopping, handler(request, _call(method, context)))) as replies:
+                        async for reply in replies:
+                            yield reply
             except RegistryError as error:
                 await _refuse(context, error)
 
     return serve
+
+
+async def _until(stopping: asyncio.Event, replies: AsyncGenerator[Reply, None]) -> AsyncGenerator[Reply, None]:
+    """The replies, until the service stops."""
+    async with aclosing(replies), _task(_event(stopping)) as stop:
+        while True:
+            async with _task(_next(replies)) as following:
+                await asyncio.wait((stop, following), return_when=asyncio.FIRST_COMPLETED)
+                if not following.done():
+                    raise Unavailable(
+                        Reason.ADMIN_UNAVAILABLE, "the admin service stops; ask another one, or ask again"
+                    )
+                reply = following.result()
+            if reply is None:
+                return
+            yield reply
+
+
+async def _next(replies: AsyncGenerator[Reply, None]) -> Reply | None:
+    return await anext(replies, None)
+
+
+async def _event(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+@asynccontextmanager
+async def _task(work: Coroutine[None, None, Result]) -> AsyncIterator[asyncio.Task[Result]]:
+    """A task that does not outlive the context."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 @contextmanager

@@ -5,13 +5,19 @@ It knows nothing of how transactions are built: it only looks at what stands in 
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from registry.etcd3.ops import Event
+from registry.etcd3.client import Client
+from registry.etcd3.ops import Event, Put, Txn, prefix_end
+from registry.etcd3.reflections import Changed, Listed, Resume
+from registry.etcd3.reflector import Reflector
 from registry.keys import Keys
 
 Document = dict[str, Any]
@@ -143,3 +149,19 @@ def check_history(keys: Keys, history: History) -> Fold:
     for revision, events in history:
         fold.take(revision, events)
     return fold
+
+
+async def read_history(client: Client, prefix: str, start_revision: int) -> list[tuple[int, tuple[Event, ...]]]:
+    """All revisions of a prefix from `start_revision` on until now, by a watch of our own."""
+    key = f"{prefix}/".encode()
+    end = await client.txn(Txn((), (Put(key + b"~end", b""),)))
+    watch = Reflector(client, key, prefix_end(key), resume=Resume(start_revision - 1, 0), rng=random.Random(0))
+    history: list[tuple[int, tuple[Event, ...]]] = []
+    async with asyncio.timeout(60), aclosing(watch.stream()) as reflections:
+        async for reflection in reflections:
+            assert not isinstance(reflection, Listed), "the history is compacted"
+            if isinstance(reflection, Changed):
+                if reflection.revision >= end.revision:
+                    break
+                history.append((reflection.revision, reflection.events))
+    return history

@@ -1,0 +1,128 @@
+"""The admin service for tests: inside the test's own event loop, or as a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from registry.admin.server import running
+from registry.admin.settings import Address, Settings
+from registry.v1 import registry_pb2 as pb
+from registry.v1 import registry_pb2_grpc
+from tests.support.etcd import free_ports
+from tests.support.processes import Program
+from tests.support.waiting import eventually
+
+_FREE = Address(host="127.0.0.1", port=0)
+
+
+@dataclass(frozen=True)
+class Admin:
+    """A running admin service with a channel to it."""
+
+    stub: Any  # generated code has no types
+    channel: grpc.aio.Channel
+    address: str
+    http: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What a failed call told."""
+
+    code: grpc.StatusCode
+    reason: str
+    field: str | None
+    message: str
+    metadata: dict[str, str]
+
+
+@asynccontextmanager
+async def admin_inside(etcd: Sequence[str], prefix: str, **settings: Any) -> AsyncIterator[Admin]:
+    """The service in this event loop, on free ports; further settings by their names."""
+    async with running(Settings(etcd=tuple(etcd), listen=_FREE, http=_FREE, prefix=prefix, **settings)) as ports:
+        address = f"127.0.0.1:{ports.grpc_port}"
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = registry_pb2_grpc.AdapterRegistryStub(channel)  # type: ignore[no-untyped-call]
+            yield Admin(stub, channel, address, f"http://127.0.0.1:{ports.http_port}")
+
+
+@dataclass
+class AdminProgram:
+    """The service as a process."""
+
+    program: Program
+    address: str
+    http: str
+
+
+def admin_program(folder: Path, etcd: Sequence[str], prefix: str, *flags: str) -> AdminProgram:
+    """``loraplane-admin`` on free ports, not yet started; its log is in `folder`."""
+    grpc_port, http_port = free_ports(2)
+    address, http = f"127.0.0.1:{grpc_port}", f"127.0.0.1:{http_port}"
+    arguments = ["--etcd", ",".join(etcd), "--listen", address, "--http", http, "--prefix", prefix, *flags]
+    return AdminProgram(Program("registry.admin.main", arguments, folder / "admin.log"), address, f"http://{http}")
+
+
+def refused(error: grpc.RpcError) -> Refused:
+    """The code, reason and field of a failed call."""
+    assert isinstance(error, grpc.aio.AioRpcError)
+    info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    trailing = dict(error.trailing_metadata() or ())
+    status = status_pb2.Status.FromString(trailing.get("grpc-status-details-bin", b""))
+    for detail in status.details:
+        detail.Unpack(info)
+        detail.Unpack(bad)
+    field = bad.field_violations[0].field if bad.field_violations else None
+    return Refused(error.code(), info.reason, field, error.details() or "", dict(info.metadata))
+
+
+async def refusal(call: Any) -> Refused:
+    """What an awaited call is refused with; it must be."""
+    try:
+        reply = await call
+    except grpc.RpcError as error:
+        return refused(error)
+    raise AssertionError(f"not refused: {reply}")
+
+
+def put(name: str, uri: str = "file:///a/v1", etag: str = "", **spec: Any) -> pb.AdapterChange:
+    """An upsert on the wire."""
+    return pb.AdapterChange(
+        upsert=pb.Adapter(name=name, spec=pb.AdapterSpec(source=pb.Source(uri=uri), **spec)), etag=etag
+    )
+
+
+def drop(name: str, etag: str = "") -> pb.AdapterChange:
+    """A deletion on the wire."""
+    return pb.AdapterChange(delete=name, etag=etag)
+
+
+def change_set(*changes: pb.AdapterChange, pool: str = "p", **fields: Any) -> pb.ApplyAdaptersRequest:
+    """A change set on the wire."""
+    return pb.ApplyAdaptersRequest(pool=pool, changes=changes, **fields)
+
+
+async def make_pool(admin: Admin, name: str = "p", *base_models: str) -> pb.Pool:
+    """Creates a pool."""
+    request = pb.CreatePoolRequest(pool=pb.Pool(name=name, base_models=base_models or ("base",)))
+    made: pb.Pool = await admin.stub.CreatePool(request)
+    return made
+
+
+async def wait_ready(admin: Admin) -> None:
+    """Until the service says that it serves."""
+    health = health_pb2_grpc.HealthStub(admin.channel)
+
+    async def serving() -> bool:
+        reply = await health.Check(health_pb2.HealthCheckRequest(service="registry.v1.AdapterRegistry"))
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+    await eventually(serving)
