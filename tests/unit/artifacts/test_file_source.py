@@ -200,6 +200,21 @@ def test_a_source_that_changes_while_it_is_read_is_not_taken(allowed, adapter, c
     assert (refused.value.reason, refused.value.permanent) == ("source_changed", False)
 
 
+def test_a_file_that_grows_as_fast_as_it_is_read_is_not_read_for_ever(allowed, adapter):
+    """R16 bounded, fault 26: not a byte more is handed on than was said."""
+    path = adapter.directory / "adapter_config.json"
+
+    def receive(name: str, size_bytes: int, chunks: Iterator[bytes]) -> None:
+        for chunk in chunks:
+            size_bytes -= len(chunk)
+            assert size_bytes >= 0
+            path.write_bytes(path.read_bytes() + b"x")
+
+    with pytest.raises(ArtifactError) as refused:
+        allowed.source(adapter.uri).fetch(receive)
+    assert refused.value.reason == "source_changed"
+
+
 def alter(path: Path, change: str) -> None:
     content = path.read_bytes()
     if change == "grow":
