@@ -36,6 +36,8 @@ _log = structlog.get_logger()
 # How long a boot waits for etcd before it acts upon the snapshot, and for what changed since once connected.
 BOOT_WAIT_SECONDS = 2.0
 CATCH_UP_SECONDS = 0.2
+# How often a whole list is compared with what the watch told: a net below the watch, never its substitute.
+COMPARE_SECONDS = 600.0
 # Looking up who deleted an adapter serves tracing only, so it must not hold up the deletion.
 TRACE_TIMEOUT_SECONDS = 0.25
 
@@ -109,7 +111,14 @@ class Feed:
     async def _follow_until_overtaken(self, resume: Resume | None) -> None:
         """Ends when a store that was held has passed our mark and must be listed anew."""
         prefix = self._keys.adapters(self._pool)
-        reflector = Reflector(self._client, prefix, prefix_end(prefix), resume=resume, rng=self._chance.rng)
+        reflector = Reflector(
+            self._client,
+            prefix,
+            prefix_end(prefix),
+            resume=resume,
+            rng=self._chance.rng,
+            compare_every_seconds=COMPARE_SECONDS,
+        )
         async with aclosing(reflector.stream()) as reflections:
             async for reflection in reflections:
                 if self._inputs.held and isinstance(reflection, Changed | Progressed):
