@@ -9,13 +9,13 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 _POLL_SECONDS = 0.05
-_STATE_FIELD, _START_FIELD = 0, 19
+_STATE_FIELD, _SESSION_FIELD, _START_FIELD = 0, 3, 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +43,35 @@ class Process:
     def stop(self, timeout_seconds: float) -> None:
         """Ends it: SIGTERM, and SIGKILL if it has not ended in time. Returns when it is gone."""
         self.signal(signal.SIGTERM)
-        if not wait_until(lambda: not self.is_running(), timeout_seconds):
-            self.kill()
+        wait_until(lambda: not self.is_running(), timeout_seconds)
+        self.kill()
 
     def kill(self) -> None:
-        """kill -9. Returns when it is gone."""
+        """kill -9 to it and to what it started. Returns when it is gone.
+
+        vLLM's engine core is a process of its own, which outlives a killed API server for good.
+        """
         self.signal(signal.SIGKILL)
         wait_until(lambda: not self.is_running(), 30)
+        for pid in self._left_behind():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _left_behind(self) -> Iterator[int]:
+        """Processes of the session that it led, as long as no other process has its pid."""
+        holder = _look(self.pid)
+        if holder is not None and holder.started != self.started:
+            return
+        for entry in Path("/proc").iterdir():
+            seen = _look(int(entry.name)) if entry.name.isdecimal() else None
+            if seen is not None and seen.session == self.pid and seen.started >= self.started:
+                yield int(entry.name)
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
     state: str
+    session: int
     started: int
 
 
@@ -66,7 +83,7 @@ def _look(pid: int) -> _Seen | None:
         return None
     # The second field is the name in brackets, which may hold anything.
     fields = stat.rpartition(")")[2].split()
-    return _Seen(fields[_STATE_FIELD], int(fields[_START_FIELD]))
+    return _Seen(fields[_STATE_FIELD], int(fields[_SESSION_FIELD]), int(fields[_START_FIELD]))
 
 
 def wait_until(check: Callable[[], bool], timeout_seconds: float) -> bool:
