@@ -10,10 +10,11 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from registry.dev.engine_python import find_engine_python
+from registry.dev.engine_python import EngineNotFound
+from registry.dev.etcd_binary import EtcdNotFound
 from registry.dev.processes import Process, recall, remember, spawn, wait_until
-from registry.dev.stack_file import EngineKind, Layout, pid_file
-from registry.dev.stack_parts import Folder, Part, Role, parts
+from registry.dev.stack_file import Layout, pid_file
+from registry.dev.stack_parts import Command, Folder, Part, Role, command_of, parts
 
 # vLLM takes 13 s alone on a quiet machine; several start at once here.
 READY_SECONDS = 300.0
@@ -45,8 +46,7 @@ class Stack:
     def __init__(self, folder: Folder, layout: Layout) -> None:
         self.folder = folder
         self.layout = layout
-        engine_python = find_engine_python() if layout.engine is EngineKind.VLLM else None
-        self.parts = parts(folder, layout, engine_python)
+        self.parts = parts(layout)
 
     def part(self, name: str) -> Part:
         """The part of this name."""
@@ -58,11 +58,26 @@ class Stack:
         return process if process is not None and process.is_running() else None
 
     def start(self, name: str) -> None:
-        """Starts a part unless it runs. Does not wait until it is ready."""
+        """Starts a part unless it runs. Does not wait until it is ready.
+
+        Raises:
+            StackError: its program is not on this machine.
+        """
         if self.process(name) is None:
-            part = self.part(name)
-            process = spawn(part.command, part.environment, self.folder.log(name))
+            command = self.command(name)
+            process = spawn(command.arguments, command.environment, self.folder.log(name))
             remember(pid_file(self.folder.root, name), process)
+
+    def command(self, name: str) -> Command:
+        """How a part is started.
+
+        Raises:
+            StackError: its program is not on this machine.
+        """
+        try:
+            return command_of(self.part(name), self.folder, self.layout)
+        except (EngineNotFound, EtcdNotFound) as error:
+            raise StackError(str(error)) from error
 
     def kill(self, name: str) -> None:
         """kill -9 to a part if it runs."""

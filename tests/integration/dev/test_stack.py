@@ -21,8 +21,8 @@ class DevStack:
 
     folder: Path
 
-    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("LORAPLANE_")}
+    def __call__(self, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("LORAPLANE_")} | extra
         command = [sys.executable, "-m", "registry.cli.main", *arguments]
         return subprocess.run(
             command, capture_output=True, text=True, check=False, cwd=self.folder, env=environment, timeout=250
@@ -35,6 +35,14 @@ class DevStack:
 
     def pids(self) -> dict[str, int | None]:
         return {part["name"]: part["pid"] for part in json.loads(self("-o", "json", "dev", "status").stdout)["parts"]}
+
+
+def command_line(pid: int | None) -> bytes:
+    """What a process was started with; empty if there is none, or only a zombie."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 PARTS = {"etcd", "admin", "engine-r1", "engine-r2", "sidecar-r1", "sidecar-r2"}
@@ -72,9 +80,11 @@ def test_up_serves_adapters_and_is_safe_to_run_twice(dev):
     assert other.returncode == 6
     assert "loraplane dev down" in other.stderr
 
+    commands = {pid: command_line(pid) for pid in after.values()}
+    assert all(commands.values())
     assert dev("dev", "down").returncode == 0
     assert set(dev.pids().values()) == {None}
-    assert not any(Path(f"/proc/{pid}").exists() for pid in after.values())
+    assert not any(command_line(pid) == command for pid, command in commands.items())
     assert dev("dev", "down").returncode == 0
 
 
@@ -100,11 +110,15 @@ def test_a_part_that_does_not_start_is_told_with_its_log(dev, tmp_path):
     broken = tmp_path / "broken-etcd"
     broken.write_text("#!/bin/sh\necho no disk left\nexit 1\n")
     broken.chmod(0o755)
-    command = [sys.executable, "-m", "registry.cli.main", "dev", "up", "--engine", "sim"]
-    environment = {**os.environ, "ETCD_BIN": str(broken)}
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=dev.folder, env=environment, timeout=250
-    )
+    done = dev("dev", "up", "--engine", "sim", ETCD_BIN=str(broken))
     assert done.returncode == 6
     assert done.stderr.startswith("error: STACK_NOT_READY: etcd ended; its log ")
     assert done.stderr.endswith("ends with: no disk left\n")
+
+
+def test_a_program_that_is_not_there_is_told_before_anything_starts(dev):
+    done = dev("dev", "up", LORAPLANE_ENGINE_PYTHON="/nowhere/python")
+    assert done.returncode == 6
+    assert "/nowhere/python is not there; make it with: make engine" in done.stderr
+    assert "--engine sim" in done.stderr
+    assert dev("dev", "status").returncode == 3
