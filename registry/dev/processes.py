@@ -123,14 +123,19 @@ def remember(file: Path, process: Process) -> None:
     """Writes down which process it is, whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     written = file.with_suffix(".new")
-    written.write_text(json.dumps({"pid": process.pid, "started": process.started}))
+    written.write_text(json.dumps({"boot": _boot(), "pid": process.pid, "started": process.started}))
     written.replace(file)
 
 
 def recall(file: Path) -> Process | None:
-    """The process that was written down, whether it runs or not; None: none was, or it cannot be read."""
+    """The process that was written down, whether it runs or not; None: none was since the machine started."""
     try:
         found = json.loads(file.read_text())
-        return Process(int(found["pid"]), int(found["started"]))
+        return Process(int(found["pid"]), int(found["started"])) if found["boot"] == _boot() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _boot() -> str:
+    """Which start of the machine this is: pids and ticks of another one mean nothing."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

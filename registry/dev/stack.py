@@ -54,8 +54,12 @@ class Stack:
 
     def process(self, name: str) -> Process | None:
         """The process of a part if it runs."""
-        process = recall(pid_file(self.folder.root, name))
+        process = self._last(name)
         return process if process is not None and process.is_running() else None
+
+    def _last(self, name: str) -> Process | None:
+        """The process that a part had last; it may be dead and have left processes of its own behind."""
+        return recall(pid_file(self.folder.root, name))
 
     def start(self, name: str) -> None:
         """Starts a part unless it runs. Does not wait until it is ready.
@@ -64,6 +68,7 @@ class Stack:
             StackError: its program is not on this machine.
         """
         if self.process(name) is None:
+            self.kill(name)
             command = self.command(name)
             process = spawn(command.arguments, command.environment, self.folder.log(name))
             remember(pid_file(self.folder.root, name), process)
@@ -80,18 +85,19 @@ class Stack:
             raise StackError(str(error)) from error
 
     def kill(self, name: str) -> None:
-        """kill -9 to a part if it runs."""
-        process = self.process(name)
+        """kill -9 to a part, and to what it left behind."""
+        process = self._last(name)
         if process is not None:
             process.kill()
 
     def stop(self, names: Iterable[str]) -> None:
         """Ends parts as an operator would, all at once."""
-        processes = [process for name in names if (process := self.process(name)) is not None]
-        for process in processes:
+        processes = {name: process for name in names if (process := self._last(name)) is not None}
+        for process in processes.values():
             process.signal(signal.SIGTERM)
-        for process in processes:
+        for name, process in processes.items():
             process.stop(STOP_SECONDS)
+            pid_file(self.folder.root, name).unlink()
 
     def wait_ready(self, names: Iterable[str], timeout_seconds: float = READY_SECONDS) -> None:
         """Waits until parts are ready.

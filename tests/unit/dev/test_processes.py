@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,46 @@ def test_a_pid_that_belongs_to_another_by_now_is_left_alone():
         stale.kill()
         assert other.poll() is None
         other.kill()
+
+
+def test_what_a_killed_process_leaves_behind_is_ended_with_it(started):
+    """vLLM's API server may be killed alone; its engine core would stay for good."""
+    child = "subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])"
+    leader = started(
+        [sys.executable, "-c", f"import signal, subprocess, sys; print('up', {child}.pid, flush=True); signal.pause()"]
+    )
+    left = _session(leader.pid) - {leader.pid}
+    os.kill(leader.pid, signal.SIGKILL)
+    assert wait_until(lambda: not leader.is_running(), 30)
+    assert _session(leader.pid) == left != set()
+    leader.stop(1)
+    assert wait_until(lambda: not _session(leader.pid), 30)
+
+
+def _session(leader: int) -> set[int]:
+    """Living processes of the session that `leader` leads or led."""
+    return {pid for pid in _pids() if _session_and_state(pid) in {(leader, "S"), (leader, "R")}}
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+
+
+def _session_and_state(pid: int) -> tuple[int, str]:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0, ""
+    return int(fields[3]), fields[0]
+
+
+def test_a_process_of_before_the_machine_started_anew_is_none(tmp_path):
+    """Its pid and its start in ticks may well be another's by now."""
+    file = tmp_path / "one.json"
+    remember(file, Process(os.getpid(), 1))
+    assert recall(file) == Process(os.getpid(), 1)
+    file.write_text(file.read_text().replace('"boot": "', '"boot": "x'))
+    assert recall(file) is None
 
 
 def test_it_outlives_the_session_of_who_started_it(started):
