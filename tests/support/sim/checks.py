@@ -1,0 +1,144 @@
+"""What must hold at every moment of a simulation, whatever fails. Each violation names its guarantee."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from registry.etcd3.ops import Event
+from registry.keys import Keys
+from registry.model.status import ReplicaStatus
+from sidecar.engines.driver import CHECK_NAME_PREFIX
+from sidecar.engines.exchange import JsonPost
+from sidecar.inputs import Inputs
+from sidecar.reconciler import Report
+from tests.support.sim.artifacts import source_of
+from tests.support.sim.engines import BASE, EngineHost
+from tests.support.sim.history import Moment, Oracle, served_hashes
+
+# A status may be as old as the longest call of the loop that writes it, and its way to etcd.
+TRUTH_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What an engine listed from a moment on."""
+
+    at: float
+    incarnation: str
+    listing: dict[str, str]
+
+
+@dataclass
+class Checks:
+    """Follows everything, by hooks."""
+
+    keys: Keys
+    pool: str
+    log: Callable[[str], None]
+    oracle: Oracle = field(init=False)
+    violations: list[str] = field(default_factory=list)
+    applied: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    planned: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    samples: dict[str, list[Sample]] = field(default_factory=lambda: defaultdict(list))
+    loading: dict[tuple[str, str, str, str], None] = field(default_factory=dict)
+    calls: int = 0
+
+    def __post_init__(self) -> None:
+        self.oracle = Oracle(self.keys.adapters(self.pool))
+
+    def violated(self, text: str) -> None:
+        """Notes that a guarantee does not hold."""
+        self.log(f"VIOLATED {text}")
+        self.violations.append(f"{_now():.3f} s: {text}")
+
+    def on_commit(self, revision: int, events: tuple[Event, ...]) -> None:
+        """Each revision of etcd."""
+        self.oracle.take(revision, events)
+        prefix = self.keys.statuses(self.pool)
+        for event in events:
+            if event.kv is not None and event.key.startswith(prefix):
+                self._check_status(ReplicaStatus.parse(event.kv.value))
+
+    def on_report(self, replica: str, inputs: Inputs, report: Report) -> None:
+        """Each round of a sidecar, before the calls of its plan. R1 and R2."""
+        desired = inputs.desired
+        if desired is None:
+            return
+        if desired.revision < self.applied[replica]:
+            self.violated(f"R1 {replica} went back from {self.applied[replica]} to {desired.revision}")
+        self.applied[replica] = desired.revision
+        if desired.state_hash != self.oracle.at(desired.revision).state_hash:
+            self.violated(f"R2 {replica} at {desired.revision} is not what history replays to")
+        if report.situation.plan is not None:
+            self.planned[replica] = report.situation.plan.revision
+
+    def on_call(self, host: EngineHost, request: JsonPost) -> None:
+        """Each request to an engine as it is sent: R5, R6, no wrong unload, no second load while one is unsettled."""
+        self.calls += 1
+        name, path = request.body["lora_name"], request.body.get("lora_path")
+        self.log(f"{host.replica} {'unload' if path is None else 'load'} {name} {source_of(path or '')}")
+        moment = self.oracle.at(self.planned[host.replica])
+        if name.lower() == BASE:
+            self.violated(f"R5 {host.replica} touches the name of the base model")
+        if path is None:
+            self._check_unload(host, name, moment)
+        else:
+            self._check_load(host, name, path, moment)
+
+    def _check_load(self, host: EngineHost, name: str, path: str, moment: Moment) -> None:
+        sources = {one.name: one.source for one in moment.wanted.values() if one.is_eager}
+        source = source_of(path)
+        is_proof = name.startswith(CHECK_NAME_PREFIX)
+        if source not in sources.values() if is_proof else sources.get(name) != source:
+            where = f"at {self.planned[host.replica]}"
+            if host.listing.get(name) is None and self._is_put_back(host, name, source):
+                return
+            self.violated(f"R6 {host.replica} loads {name} from {source}, which is not desired {where}")
+        if name in host.busy:
+            self.loading[host.replica, host.incarnation, name, source] = None
+
+    def _is_put_back(self, host: EngineHost, name: str, source: str) -> bool:
+        """After a swap that failed, the old weights are put back under their name."""
+        recent = [sample for sample in self.samples[host.replica] if sample.at > _now() - 60.0]
+        return any(source_of(sample.listing.get(name, "")) == source for sample in recent)
+
+    def _check_unload(self, host: EngineHost, name: str, moment: Moment) -> None:
+        path = host.listing.get(name)
+        if path is None or name.startswith(CHECK_NAME_PREFIX):
+            return
+        if host.store.owns(path) is None:
+            self.violated(f"R11 {host.replica} unloads {name}, which it did not load")
+        elif moment.eager().get(name) == source_of(path):
+            self.violated(f"R6 {host.replica} unloads {name} though it is desired at {self.planned[host.replica]}")
+
+    def on_engine(self, host: EngineHost, what: str, name: str, path: str) -> None:
+        """Each change of an engine as it takes effect."""
+        if what in {"start", "stop"}:
+            self.log(f"{host.replica} engine {what}")
+        elif what == "load":
+            self.log(f"{host.replica} loaded {name} {source_of(path)}")
+        self.samples[host.replica].append(Sample(_now(), host.incarnation, host.listing))
+
+    def _check_status(self, status: ReplicaStatus) -> None:
+        """R9: what a status says of the served set was listed in that incarnation, and not long ago."""
+        replica = status.replica
+        said = (status.served.count, status.served.hash)
+        self.log(f"{replica} status at {status.observed_revision} ready={status.ready} served={said[0]}")
+        if not status.engine.incarnation or not status.observed_revision:
+            return
+        moment = self.oracle.at(status.observed_revision)
+        since = _now() - TRUTH_SECONDS
+        samples = self.samples[replica]
+        ends = [sample.at for sample in samples[1:]] + [_now()]
+        for sample, end in zip(samples, ends, strict=True):
+            is_recent = end >= since and sample.incarnation == status.engine.incarnation
+            if is_recent and said in served_hashes(moment, replica, sample.listing):
+                return
+        self.violated(f"R9 {replica} says that it serves {said[0]} at {status.observed_revision}, which was never so")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
