@@ -20,6 +20,8 @@ from tests.support.sim.history import Moment, Oracle, served_hashes
 
 # A status may be as old as the longest call of the loop that writes it, and its way to etcd.
 TRUTH_SECONDS = 120.0
+# A swap's unload and load are sent together, and each may take so long.
+PUT_BACK_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,6 @@ class Checks:
     applied: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     planned: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     samples: dict[str, list[Sample]] = field(default_factory=lambda: defaultdict(list))
-    loading: dict[tuple[str, str, str, str], None] = field(default_factory=dict)
     calls: int = 0
 
     def __post_init__(self) -> None:
@@ -89,20 +90,17 @@ class Checks:
             self._check_load(host, name, path, moment)
 
     def _check_load(self, host: EngineHost, name: str, path: str, moment: Moment) -> None:
-        sources = {one.name: one.source for one in moment.wanted.values() if one.is_eager}
+        """A load is of what is desired under that name, of its proof before a swap, or puts back what a swap took."""
         source = source_of(path)
-        is_proof = name.startswith(CHECK_NAME_PREFIX)
-        if source not in sources.values() if is_proof else sources.get(name) != source:
-            where = f"at {self.planned[host.replica]}"
-            if host.listing.get(name) is None and self._is_put_back(host, name, source):
-                return
-            self.violated(f"R6 {host.replica} loads {name} from {source}, which is not desired {where}")
-        if name in host.busy:
-            self.loading[host.replica, host.incarnation, name, source] = None
+        names = moment.may_load(source)
+        is_fit = bool(names) if name.startswith(CHECK_NAME_PREFIX) else name in names
+        if not is_fit and not self._is_put_back(host, name, source):
+            self.violated(f"R6 {host.replica} loads {name} from {source}, not desired at {self.planned[host.replica]}")
 
     def _is_put_back(self, host: EngineHost, name: str, source: str) -> bool:
-        """After a swap that failed, the old weights are put back under their name."""
-        recent = [sample for sample in self.samples[host.replica] if sample.at > _now() - 60.0]
+        if name in host.listing:
+            return False
+        recent = [sample for sample in self.samples[host.replica] if sample.at > _now() - PUT_BACK_SECONDS]
         return any(source_of(sample.listing.get(name, "")) == source for sample in recent)
 
     def _check_unload(self, host: EngineHost, name: str, moment: Moment) -> None:

@@ -61,12 +61,14 @@ class EngineHost:
     hanging: list[asyncio.Event] = field(default_factory=list)
     odd: list[str] = field(default_factory=list)
     busy: set[str] = field(default_factory=set)
+    processes: list[Process] = field(default_factory=list)
     _starts: int = 0
 
     def start(self) -> None:
         """Starts a process; it has no adapters."""
         self._starts += 1
         self.process = Process(f"{self.replica}/engine{self._starts}")
+        self.processes.append(self.process)
         self.engine = SimEngine(self.store, 1000.0 + self._starts)
         self.busy.clear()
         self.on_change(self, "start", "", "")

@@ -24,47 +24,60 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Moment:
-    """The pool at one revision: its state hash, the readable records, and keys whose newest record is not readable."""
+    """The pool at one revision.
+
+    Attributes:
+        state_hash: over all records.
+        wanted: the readable records by name key.
+        unreadable: keys whose newest record is not readable, with the readable ones before it: a replica keeps the
+            last of these that it saw.
+    """
 
     state_hash: int
     wanted: Mapping[str, Wanted]
-    unreadable: frozenset[str]
+    unreadable: Mapping[str, tuple[Wanted, ...]]
 
     def eager(self) -> dict[str, str]:
         """Name to source of what should be loaded."""
         return {one.name: one.source for one in self.wanted.values() if one.is_eager}
 
+    def may_load(self, source: str) -> set[str]:
+        """Names under which that source may be loaded."""
+        kept = [one for before in self.unreadable.values() for one in before]
+        return {one.name for one in (*self.wanted.values(), *kept) if one.is_eager and one.source == source}
+
 
 @dataclass
 class Oracle:
-    """Folds the history of one pool's adapters. For an unreadable record `wanted` keeps the last good one."""
+    """Folds the history of one pool's adapters."""
 
     prefix: bytes
-    moments: list[tuple[int, Moment]] = field(default_factory=lambda: [(0, Moment(0, {}, frozenset()))])
+    moments: list[tuple[int, Moment]] = field(default_factory=lambda: [(0, Moment(0, {}, {}))])
     _hashes: dict[str, int] = field(default_factory=dict)
+    _good: dict[str, tuple[Wanted, ...]] = field(default_factory=dict)
 
     def take(self, revision: int, events: tuple[Event, ...]) -> None:
         """Folds one revision in."""
         mine = [event for event in events if event.key.startswith(self.prefix)]
         if not mine:
             return
-        wanted = dict(self.moments[-1][1].wanted)
-        unreadable = set(self.moments[-1][1].unreadable)
+        before = self.newest
+        wanted, unreadable = dict(before.wanted), dict(before.unreadable)
         for event in mine:
             key = event.key.removeprefix(self.prefix).decode()
-            unreadable.discard(key)
-            self._hashes.pop(key, None)
+            for known in (wanted, unreadable, self._hashes):
+                known.pop(key, None)
             if event.kv is None:
-                wanted.pop(key, None)
+                self._good.pop(key, None)
                 continue
             self._hashes[key] = record_hash(key, revision, event.kv.value)
             one = _read(event.kv.value)
             if one is None:
-                unreadable.add(key)
+                unreadable[key] = self._good.get(key, ())
             else:
                 wanted[key] = one
-        moment = Moment(sum(self._hashes.values()) % (1 << 256), wanted, frozenset(unreadable))
-        self.moments.append((revision, moment))
+                self._good[key] = (*self._good.get(key, ()), one)
+        self.moments.append((revision, Moment(sum(self._hashes.values()) % (1 << 256), wanted, unreadable)))
 
     def at(self, revision: int) -> Moment:
         """The pool as it was at a revision."""
@@ -86,14 +99,19 @@ def _read(value: bytes) -> Wanted | None:
 
 def served_hashes(moment: Moment, replica: str, listing: Mapping[str, str]) -> set[tuple[int, str]]:
     """Count and hash that a true status may tell of such a listing; more than one if a record is not readable."""
-    served = [
-        (one.name, key, f"{one.name}\0{one.generation}\0{digest_of(one.source)}\n")
-        for key, one in moment.wanted.items()
-        if one.is_eager and listing.get(one.name) == path_of(replica, one.source)
-    ]
-    sure = [line for _, key, line in served if key not in moment.unreadable]
-    unsure = [line for _, key, line in served if key in moment.unreadable]
-    return {_hash(sure), _hash([*sure, *unsure])}
+    sets = [[_line(one) for one in moment.wanted.values() if _is_served(one, replica, listing)]]
+    for before in moment.unreadable.values():
+        kept = [_line(one) for one in before if _is_served(one, replica, listing)]
+        sets += [[*lines, line] for lines in sets for line in kept]
+    return {_hash(lines) for lines in sets}
+
+
+def _is_served(one: Wanted, replica: str, listing: Mapping[str, str]) -> bool:
+    return one.is_eager and listing.get(one.name) == path_of(replica, one.source)
+
+
+def _line(one: Wanted) -> str:
+    return f"{one.name}\0{one.generation}\0{digest_of(one.source)}\n"
 
 
 def _hash(lines: list[str]) -> tuple[int, str]:

@@ -227,20 +227,20 @@ def _difference(world: World, replica: ReplicaHost) -> str:
     moment = world.checks.oracle.newest
     listing = {name: path for name, path in replica.engine.listing.items() if replica.place.store.owns(path)}
     for name, source in moment.eager().items():
-        is_good = source.startswith("good") and not any(key == name for key in moment.unreadable)
+        is_good = source.startswith("good")
         is_there = listing.get(name) == path_of(replica.name, source)
         if is_good and not is_there:
             return f"{name} should be {source}, is {listing.get(name)}"
         if not is_good and is_there and not source.startswith("good"):
             return f"{name} has {source}, which is no good"
-    known = {one.name for one in moment.wanted.values() if one.is_eager}
+    known = {one.name for one in moment.wanted.values() if one.is_eager} | moment.unreadable.keys()
     superfluous = [name for name in listing if name not in known]
     if superfluous:
         return f"superfluous: {superfluous}"
-    return _status_difference(world, replica, moment.unreadable)
+    return _status_difference(world, replica, {*moment.unreadable})
 
 
-def _status_difference(world: World, replica: ReplicaHost, unreadable: frozenset[str]) -> str:
+def _status_difference(world: World, replica: ReplicaHost, unreadable: set[str]) -> str:
     kv = world.store.kvs.get(KEYS.status(POOL, replica.name))
     if kv is None:
         return "it has no status"

@@ -157,7 +157,8 @@ class World:
         """Ends everything, also what was killed, so that nothing is left behind."""
         for replica in self.replicas:
             self.kill(replica)
-        for process in self._dead:
+        engines = [process for replica in self.replicas for process in replica.engine.processes]
+        for process in (*self._dead, *engines):
             process.bury()
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
