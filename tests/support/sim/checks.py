@@ -131,9 +131,12 @@ class Checks:
         since = _now() - TRUTH_SECONDS
         samples = self.samples[replica]
         ends = [sample.at for sample in samples[1:]] + [_now()]
+        # A source that is read anew for a new generation is pending although its old path is listed and fits.
+        pending = {entry.name for entry in status.pending}
         for sample, end in zip(samples, ends, strict=True):
             is_recent = end >= since and sample.incarnation == status.engine.incarnation
-            if is_recent and said in served_hashes(moment, replica, sample.listing):
+            listing = {name: path for name, path in sample.listing.items() if name not in pending}
+            if is_recent and said in served_hashes(moment, replica, listing):
                 return
         self.violated(f"R9 {replica} says that it serves {said[0]} at {status.observed_revision}, which was never so")
 
