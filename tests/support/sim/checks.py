@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from registry.etcd3.ops import Event
@@ -128,17 +128,23 @@ class Checks:
         if not status.engine.incarnation or not status.observed_revision:
             return
         moment = self.oracle.at(status.observed_revision)
-        since = _now() - TRUTH_SECONDS
-        samples = self.samples[replica]
-        ends = [sample.at for sample in samples[1:]] + [_now()]
         # A source that is read anew for a new generation is pending although its old path is listed and fits.
         pending = {entry.name for entry in status.pending}
-        for sample, end in zip(samples, ends, strict=True):
-            is_recent = end >= since and sample.incarnation == status.engine.incarnation
+        for sample in self._recent(replica, status.engine.incarnation):
             listing = {name: path for name, path in sample.listing.items() if name not in pending}
-            if is_recent and said in served_hashes(moment, replica, listing):
+            if said in served_hashes(moment, replica, listing):
                 return
         self.violated(f"R9 {replica} says that it serves {said[0]} at {status.observed_revision}, which was never so")
+
+    def _recent(self, replica: str, incarnation: str) -> Iterator[Sample]:
+        """What the engine listed not long ago in that incarnation, the newest first."""
+        end = _now()
+        for sample in reversed(self.samples[replica]):
+            if end < _now() - TRUTH_SECONDS:
+                return
+            if sample.incarnation == incarnation:
+                yield sample
+            end = sample.at
 
 
 def _now() -> float:
