@@ -239,7 +239,7 @@ class SimStream:
         self._link = channel.link
         self._inbox: asyncio.Queue[Item | None] = asyncio.Queue()
         self._end: Item | None = None
-        self._is_done = False
+        self._is_done = self._is_torn = False
         self._at_server = self._at_client = 0.0
         self._number = channel.register(self._broken)
         self._watch = Watch(self._link.member, self._to_client) if path.endswith("/Watch") else None
@@ -294,7 +294,10 @@ class SimStream:
         self._deliver(response)
 
     def _deliver(self, item: Item) -> None:
+        if self._is_torn:
+            return  # what comes after a loss on a connection never arrives
         if self._link.is_unlucky():
+            self._is_torn = True
             self._link.later(self._link.delay(), lambda: self._broken(rpc_error(*RESET)))
         else:
             self._at_client = self._in_order(self._at_client, lambda: self._took(item))
