@@ -1,1 +1,1 @@
-"""Deterministic simulation: the real sidecar and admin code on one virtual-time loop, with an etcd and engines in memory."""
+"""Deterministic simulation: the real sidecar and admin code on virtual time, with etcd and engines in memory."""

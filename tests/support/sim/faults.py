@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from tests.support.sim.engines import EngineHost
 from tests.support.sim.loop import State
 from tests.support.sim.network import Link, Way
-from tests.support.sim.world import POOL, ReplicaHost, World
-from tests.support.sim.world import KEYS as KEYS
+from tests.support.sim.world import ReplicaHost, World
 
 Heal = Callable[[], None]
 
@@ -225,9 +223,7 @@ async def rage(world: World, seconds: float) -> None:
             tasks.create_task(_befall(world, rng.choice(kinds), rng, end))
 
 
-async def _befall(
-    world: World, fault: Callable[[World, random.Random], Heal], rng: random.Random, end: float
-) -> None:
+async def _befall(world: World, fault: Callable[[World, random.Random], Heal], rng: random.Random, end: float) -> None:
     world.log(f"fault {fault.__name__}")
     heal = fault(world, rng)
     lasts = rng.choice((0.05, 1.0, 5.0, 15.0)) * rng.uniform(0.5, 1.5)

@@ -126,9 +126,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 def _gated(handle: asyncio.Handle, process: Process, context: Context) -> asyncio.Handle:
     """Makes a handle ask its process before it runs."""
+    inner: Any = handle  # typeshed hides what a handle calls
     if process is not _WORLD:
-        args = (process, handle, context, handle._callback, handle._args)
-        handle._callback, handle._args = _gate, args
+        args = (process, handle, context, inner._callback, inner._args)
+        inner._callback, inner._args = _gate, args
     return handle
 
 
@@ -141,7 +142,7 @@ def _gate(
         process.parked.append((handle, context))
 
 
-def _unless_cancelled(handle: asyncio.Handle) -> None:
+def _unless_cancelled(handle: Any) -> None:
     if not handle.cancelled():
         handle._callback(*handle._args)
 

@@ -203,9 +203,7 @@ class Watch:
         self.close()
         header = self._member.header(self._member.applied)
         self._send(
-            rpc.WatchResponse(
-                header=header, canceled=True, cancel_reason=reason, compact_revision=compact_revision
-            )
+            rpc.WatchResponse(header=header, canceled=True, cancel_reason=reason, compact_revision=compact_revision)
         )
 
     def wake(self) -> None:

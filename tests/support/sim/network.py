@@ -118,12 +118,12 @@ class SimChannel:
         self.link = link
         self.number = number
         self._state = grpc.ChannelConnectivity.IDLE
-        self._calls: dict[int, Callable[[grpc.aio.AioRpcError], None]] = {}
+        self._calls: dict[int, Callable[[grpc.aio.AioRpcError | None], None]] = {}
         self._count = 0
         self._closed = False
         link.channels.add(self)
 
-    def get_state(self, try_to_connect: bool) -> grpc.ChannelConnectivity:  # noqa: FBT001 - gRPC's form
+    def get_state(self, try_to_connect: bool) -> grpc.ChannelConnectivity:
         return self._state
 
     async def wait_for_state_change(self, _last: grpc.ChannelConnectivity) -> None:
@@ -131,12 +131,10 @@ class SimChannel:
         is_up = await self.link.connect()
         self._state = grpc.ChannelConnectivity.READY if is_up else grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
-    def unary_unary(
-        self, path: str, _serialize: object, _parse: object
-    ) -> Callable[..., Coroutine[Any, Any, Message]]:
+    def unary_unary(self, path: str, _serialize: object, _parse: object) -> Callable[..., Coroutine[Any, Any, Message]]:
         """A call with one reply."""
 
-        async def call(request: Message, *, timeout: float, metadata: object) -> Message:  # noqa: ARG001
+        async def call(request: Message, *, timeout: float, metadata: object) -> Message:
             self.check()
             reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
             number = self.register(lambda error: _fail(reply, error))
@@ -154,7 +152,7 @@ class SimChannel:
     def stream_stream(self, path: str, _serialize: object, _parse: object) -> Callable[..., SimStream]:
         """A call with a stream in both directions."""
 
-        def call(*, timeout: float | None, metadata: object) -> SimStream:  # noqa: ARG001
+        def call(*, timeout: float | None, metadata: object) -> SimStream:
             return SimStream(self, path, timeout)
 
         return call
@@ -172,7 +170,7 @@ class SimChannel:
         if self._state is not grpc.ChannelConnectivity.READY:
             raise rpc_error(*CLOSED)
 
-    def register(self, fail: Callable[[Any], None]) -> int:
+    def register(self, fail: Callable[[grpc.aio.AioRpcError | None], None]) -> int:
         """Notes a call that runs; `fail` gets the error that breaks it, or None if the channel is closed."""
         self._count += 1
         self._calls[self._count] = fail
@@ -196,7 +194,7 @@ class SimChannel:
             return
 
         def serve() -> None:
-            answer = ask(link.member, path, request)
+            answer: Item = ask(link.member, path, request)
             if link.is_unlucky():
                 answer = rpc_error(*RESET)
             link.carry(lambda: _settle(reply, answer))
@@ -312,4 +310,3 @@ class SimStream:
         at = max(now + self._link.delay(), last + 1e-6)
         self._link.later(at - now, lambda: self._link.arrive(deliver))
         return at
-

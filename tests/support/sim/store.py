@@ -1,4 +1,4 @@
-"""What an etcd cluster agrees upon: keys with their history, leases, compaction. By etcd's rules, checked against it."""
+"""What an etcd cluster agrees upon: keys with their history, leases, compaction; checked against a real etcd."""
 
 from __future__ import annotations
 
