@@ -22,6 +22,8 @@ from tests.support.sim.history import Moment, Oracle, served_hashes
 TRUTH_SECONDS = 120.0
 # A swap's unload and load are sent together, and each may take so long.
 PUT_BACK_SECONDS = 60.0
+# What is said of a record that cannot be followed, whose last good one may be served all the same.
+REFUSED_RECORD = {"unreadable_record", "future_schema", "key_mismatch"}
 
 
 @dataclass(frozen=True)
@@ -128,10 +130,11 @@ class Checks:
         if not status.engine.incarnation or not status.observed_revision:
             return
         moment = self.oracle.at(status.observed_revision)
-        # A source that is read anew for a new generation is pending although its old path is listed and fits.
-        pending = {entry.name for entry in status.pending}
+        # A source that is read anew for a new generation is not served yet although its old path is listed and fits.
+        others = {entry.name for entry in status.pending}
+        others |= {entry.name for entry in status.failed if entry.reason not in REFUSED_RECORD}
         for sample in self._recent(replica, status.engine.incarnation):
-            listing = {name: path for name, path in sample.listing.items() if name not in pending}
+            listing = {name: path for name, path in sample.listing.items() if name not in others}
             if said in served_hashes(moment, replica, listing):
                 return
         self.violated(f"R9 {replica} says that it serves {said[0]} at {status.observed_revision}, which was never so")
