@@ -1,4 +1,4 @@
-"""The simulation's engines answer the driver as the simulated engine does over HTTP, which answers as real vLLM does."""
+"""The simulation's engines answer the driver as the simulated engine over HTTP, which answers as real vLLM."""
 
 from __future__ import annotations
 

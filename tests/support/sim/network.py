@@ -76,6 +76,10 @@ class Link:
         """Calls back in the network's own context: what is under way outlives its sender."""
         asyncio.get_running_loop().call_later(seconds, callback, context=self.context)
 
+    def at(self, when: float, callback: Callable[[], None]) -> None:
+        """As `later`, at a time on the loop's clock: what is sent in order arrives in order."""
+        asyncio.get_running_loop().call_at(when, callback, context=self.context)
+
     def set_way(self, way: Way) -> None:
         """Opens, refuses or hangs. What hung is delivered, or lost, when it opens again."""
         self.way = way
@@ -306,7 +310,6 @@ class SimStream:
 
     def _in_order(self, last: float, deliver: Callable[[], None]) -> float:
         """Delivers after a delay, never before what was sent earlier."""
-        now = asyncio.get_running_loop().time()
-        at = max(now + self._link.delay(), last + 1e-6)
-        self._link.later(at - now, lambda: self._link.arrive(deliver))
+        at = max(asyncio.get_running_loop().time() + self._link.delay(), last + 1e-6)
+        self._link.at(at, lambda: self._link.arrive(deliver))
         return at
