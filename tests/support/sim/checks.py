@@ -81,15 +81,15 @@ class Checks:
     def on_call(self, host: EngineHost, request: JsonPost) -> None:
         """Each request to an engine as it is sent: R5, R6, no wrong unload, no second load while one is unsettled."""
         self.calls += 1
-        name, path = request.body["lora_name"], request.body.get("lora_path")
-        self.log(f"{host.replica} {'unload' if path is None else 'load'} {name} {source_of(path or '')}")
+        name, path = str(request.body["lora_name"]), request.body.get("lora_path")
+        self.log(f"{host.replica} {'unload' if path is None else 'load'} {name} {source_of(str(path or ''))}")
         moment = self.oracle.at(self.planned[host.replica])
         if name.lower() == BASE:
             self.violated(f"R5 {host.replica} touches the name of the base model")
         if path is None:
             self._check_unload(host, name, moment)
         else:
-            self._check_load(host, name, path, moment)
+            self._check_load(host, name, str(path), moment)
 
     def _check_load(self, host: EngineHost, name: str, path: str, moment: Moment) -> None:
         """A load is of what is desired under that name, of its proof before a swap, or puts back what a swap took."""

@@ -160,20 +160,20 @@ class SimHttp:
         self._host = host
         self._on_call = on_call
 
-    async def get(self, path: str, timeout_seconds: float) -> bytes:
+    async def get(self, paths: Sequence[str], timeout_seconds: float) -> list[bytes]:
         """See `VllmHttp.get`."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await asyncio.sleep(self._host.rng.uniform(0.0002, 0.002))
                 if self._host.engine is None:
                     raise EngineUnreachable(f"{self.url}: connection refused")
-                return await self._host.ask(_page(self._host.engine, path))
+                return await self._host.ask(_pages(self._host.engine, paths))
         except (TimeoutError, ConnectionResetError) as error:
-            raise EngineUnreachable(f"{self.url}{path}: {error}") from error
+            raise EngineUnreachable(f"{self.url}: {error}") from error
 
     async def has_route(self, _path: str, timeout_seconds: float) -> bool:
         """See `VllmHttp.has_route`."""
-        await self.get("/health", timeout_seconds)
+        await self.get(["/health"], timeout_seconds)
         return True
 
     async def completes(self, _body: Mapping[str, object]) -> bool:
@@ -231,10 +231,10 @@ class _Conversation:
             self.answers.append(await self._answer(request))
 
     async def _answer(self, request: JsonPost) -> Reply:
-        name = request.body["lora_name"]
+        name, path = str(request.body["lora_name"]), request.body.get("lora_path")
         try:
-            if "lora_path" in request.body:
-                await self.host.load(name, request.body["lora_path"])
+            if path is not None:
+                await self.host.load(name, str(path))
             else:
                 await self.host.unload(name)
         except Rejection as rejection:
@@ -242,7 +242,16 @@ class _Conversation:
         return Reply(200, b"Success")
 
 
-async def _page(engine: SimEngine, path: str) -> bytes:
+async def _pages(engine: SimEngine, paths: Sequence[str]) -> list[bytes]:
+    """The bodies, with room for other requests between them."""
+    bodies = []
+    for path in paths:
+        bodies.append(_page(engine, path))
+        await asyncio.sleep(0.0)
+    return bodies
+
+
+def _page(engine: SimEngine, path: str) -> bytes:
     match path:
         case "/metrics":
             return pages.metrics(engine).encode()
