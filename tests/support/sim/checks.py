@@ -75,8 +75,11 @@ class Checks:
         self.applied[replica] = desired.revision
         if desired.state_hash != self.oracle.at(desired.revision).state_hash:
             self.violated(f"R2 {replica} at {desired.revision} is not what history replays to")
-        if report.situation.plan is not None:
-            self.planned[replica] = report.situation.plan.revision
+        plan = report.situation.plan
+        if plan is not None and plan.revision != report.situation.revision:
+            self.violated(f"R9 {replica} speaks of {report.situation.revision} by a plan made from {plan.revision}")
+        if plan is not None:
+            self.planned[replica] = plan.revision
 
     def on_call(self, host: EngineHost, request: JsonPost) -> None:
         """Each request to an engine as it is sent: R5, R6, no wrong unload, no second load while one is unsettled."""
