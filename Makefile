@@ -71,6 +71,14 @@ PURE := registry.errors registry.keys registry.model registry.transactions regis
 test: install engine ## Run every test that CI runs, on real parts
 	$(BIN)/pytest $(PURE:%=--cov=%) --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
 
+.PHONY: sim
+sim: install ## Play one simulation and show its trace (SEED=n)
+	$(BIN)/python -m tests.support.sim --seed $(or $(SEED),$(error SEED=n says which))
+
+.PHONY: soak
+soak: install ## Play thousands of simulations, from a seed by chance on (COUNT=n)
+	$(BIN)/python -m tests.support.sim --count $(or $(COUNT),3000)
+
 .PHONY: bench
 bench: install ## Measure what is promised, each beside its floor (ONLY=name for one); last line: all figures
 	$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY))

@@ -97,14 +97,15 @@ class Reconciler:
         observed = await self._look_or_refuse()
         desired = self._inputs.desired
         if observed is None or desired is None:
-            self._report(None, observed)
+            self._report(None, observed, desired)
             return RESYNC_SECONDS
         self._settle(observed)
         plan = self._plan(desired, observed, staging)
         if plan.is_destructive:
             observed = await self._look(max_age_seconds=0.0)
+            desired = self._inputs.desired or desired  # it may have moved on during the look
             if observed is None:
-                self._report(None, None)
+                self._report(None, None, desired)
                 return RESYNC_SECONDS
             plan = self._plan(desired, observed, staging)
         self._note(plan, desired, observed)
@@ -211,7 +212,7 @@ class Reconciler:
                 failed=len(plan.failed),
                 request_id=self._inputs.last_request_id,
             )
-        self._report(plan, observed)
+        self._report(plan, observed, desired)
 
     def _forget_failures(self, desired: DesiredState, observed: Observed) -> None:
         """Drops what is about another ref than the desired one, and unloads of what is not listed any more."""
@@ -222,8 +223,8 @@ class Reconciler:
             if not is_about_now:
                 del self._failures[key]
 
-    def _report(self, plan: Plan | None, observed: Observed | None) -> None:
-        desired = self._inputs.desired
+    def _report(self, plan: Plan | None, observed: Observed | None, desired: DesiredState | None) -> None:
+        """`desired` is what the plan was made from: a status must not speak of a later revision (guarantee R9)."""
         ready = observed is not None and desired is not None and self._ready_in == observed.facts.incarnation
         ready = ready and not self._hangs
         situation = Situation(

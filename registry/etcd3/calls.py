@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 
 from registry.etcd3.backoff import Backoff
 from registry.etcd3.channel import Connection
@@ -15,6 +14,10 @@ from registry.etcd3.methods import Method, Req, Res
 from registry.etcd3.options import ClientOptions
 
 _REPEAT = Backoff(base_seconds=0.05, cap_seconds=1.0)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 class Calls:
@@ -32,15 +35,15 @@ class Calls:
         Raises:
             EtcdError: the last failure, when it may not be repeated or no time is left.
         """
-        deadline = time.monotonic() + (timeout_seconds or self._options.call_timeout_seconds)
+        deadline = _now() + (timeout_seconds or self._options.call_timeout_seconds)
         failures = 0
         while True:
             try:
-                return await self._try(method, request, deadline - time.monotonic())
+                return await self._try(method, request, deadline - _now())
             except EtcdError as error:
                 failures += 1
                 delay = _REPEAT.delay(failures, self._rng)
-                if not may_repeat(error) or time.monotonic() + delay >= deadline:
+                if not may_repeat(error) or _now() + delay >= deadline:
                     raise
             await asyncio.sleep(delay)
 
@@ -71,7 +74,7 @@ class Calls:
     async def _with_token(
         self, connection: Connection, method: Method[Req, Res], request: Req, timeout_seconds: float
     ) -> Res:
-        deadline = time.monotonic() + timeout_seconds
+        deadline = _now() + timeout_seconds
         token = await self.login.token(connection, deadline=deadline)
         try:
             return await connection.call(method, request, deadline=deadline, token=token)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -139,14 +138,15 @@ class Connection:
             raise Unavailable(message, maybe_applied=False) from error
 
     async def call(self, method: Method[Req, Res], request: Req, *, deadline: float, token: str | None) -> Res:
-        """Calls a method once. `deadline` is on the monotonic clock.
+        """Calls a method once. `deadline` is on the event loop's clock.
 
         Raises:
             EtcdError: see `registry.etcd3.classify`.
         """
+        now = asyncio.get_running_loop().time
         async with translated(self.endpoint, writes=False):
-            await self.ready(within_seconds=min(CONNECT_SECONDS, max(0.0, deadline - time.monotonic())))
-        left_seconds = deadline - time.monotonic()
+            await self.ready(within_seconds=min(CONNECT_SECONDS, max(0.0, deadline - now())))
+        left_seconds = deadline - now()
         if left_seconds <= 0:
             raise Timeout(f"{self.endpoint}: no time left to send the request", maybe_applied=False)
         async with translated(self.endpoint, writes=method.writes):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -147,7 +146,7 @@ class Reflector:
     def _healthy(self) -> None:
         self._failures = self._silences = self._denials = 0
         self._refused_token = None
-        if time.monotonic() >= self._compare_at:
+        if asyncio.get_running_loop().time() >= self._compare_at:
             self._due = ListCause.COMPARISON
 
     def _count(self, error: EtcdError) -> bool:
@@ -179,4 +178,4 @@ class Reflector:
     def _next_comparison(self) -> float:
         if self._compare_every_seconds is None:
             return math.inf
-        return time.monotonic() + self._rng.uniform(0.75, 1.25) * self._compare_every_seconds
+        return asyncio.get_running_loop().time() + self._rng.uniform(0.75, 1.25) * self._compare_every_seconds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -126,7 +125,7 @@ class WatchStream:
 
 
 def _deadline() -> float:
-    return time.monotonic() + _CALL_SECONDS
+    return asyncio.get_running_loop().time() + _CALL_SECONDS
 
 
 async def _server_version(connection: Connection, token: str | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from dataclasses import dataclass
 
 from registry.errors import Reason, Unavailable
@@ -13,18 +13,18 @@ _SMALLEST_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A deadline on the monotonic clock."""
+    """A deadline on the event loop's clock."""
 
     deadline: float
 
     @classmethod
     def of(cls, seconds: float) -> Budget:
         """A budget that starts now."""
-        return cls(time.monotonic() + seconds)
+        return cls(asyncio.get_running_loop().time() + seconds)
 
     def left(self) -> float:
         """Seconds left; not positive once the deadline has passed."""
-        return self.deadline - time.monotonic()
+        return self.deadline - asyncio.get_running_loop().time()
 
     def spend(self) -> float:
         """Seconds left, to be spent on a call whose failure changes nothing.

@@ -73,7 +73,9 @@ def test_filters(text, takes):
     assert parse_filter(text).takes(record("acme/x", labels={"team": "a = b"})) is takes
 
 
-@pytest.mark.parametrize("text", ["x", "=", "color=red", "name", "label.=x", "label.?=x", "name=a AND ", " AND name=a", "x" * 3000])
+@pytest.mark.parametrize(
+    "text", ["x", "=", "color=red", "name", "label.=x", "label.?=x", "name=a AND ", " AND name=a", "x" * 3000]
+)
 def test_wrong_filters(text):
     with pytest.raises(InvalidArgument) as told:
         parse_filter(text)

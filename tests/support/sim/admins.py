@@ -1,0 +1,115 @@
+"""Admin services as processes of the simulation, and an operator who repeats what is not settled."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from registry.errors import InvalidArgument, RegistryError, Unavailable
+from registry.etcd3.client import Client
+from registry.etcd3.options import ClientOptions
+from registry.keys import Keys
+from registry.store.budget import Budget
+from registry.store.gate import Gate
+from registry.store.writer import Writer
+from registry.transactions.changes import Change
+from registry.transactions.context import Caller, Limits
+from registry.transactions.replay import Settled
+from tests.support.sim.loop import Process, State
+
+CALL_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a request ended for its caller; `revision` 0: it was refused."""
+
+    request_id: str
+    revision: int
+    reason: str = ""
+    is_refused_by_replay: bool = False
+
+
+@dataclass(eq=False)
+class Admin:
+    """One admin service; `restart` after a kill."""
+
+    name: str
+    endpoints: tuple[str, ...]
+    keys: Keys
+    wall: Callable[[], datetime]
+    rng: random.Random
+    process: Process = field(init=False)
+    _starts: int = 0
+
+    def start(self) -> None:
+        """Starts a process with nothing in its memory."""
+        self._starts += 1
+        self.process = Process(f"{self.name}.{self._starts}")
+        self.process.context().run(self._open)
+
+    def _open(self) -> None:
+        client = Client(ClientOptions(self.endpoints), rng=random.Random(self.rng.random()))
+        gate = Gate()
+        gate.open()
+        rng = random.Random(self.rng.random())
+        self._writer = Writer(client, self.keys, Limits(), gate, rng=rng, now=self.wall)
+
+    async def change(self, change: Change, request_id: str) -> Settled:
+        """One try.
+
+        Raises:
+            ConnectionResetError: the process died.
+            RegistryError: as the writer raises it.
+        """
+        loop = asyncio.get_running_loop()
+        if self.process.state is State.DEAD:
+            raise ConnectionResetError("nobody listens")
+        reply: asyncio.Future[Settled] = loop.create_future()
+        work = self._change(change, request_id)
+        task = loop.create_task(work, context=self.process.context())
+        task.add_done_callback(lambda done: _hand_over(done, reply))
+        self.process.on_death.append(lambda: _reset(reply))
+        return await reply
+
+    async def _change(self, change: Change, request_id: str) -> Settled:
+        caller = Caller("op", "operator", request_id, request_id_given=True)
+        return await self._writer.change(change, caller, Budget.of(CALL_SECONDS), validate_only=False)
+
+
+def _hand_over(task: asyncio.Task[Settled], reply: asyncio.Future[Settled]) -> None:
+    if task.cancelled():
+        return
+    error = task.exception()
+    if reply.done():
+        return
+    if error is None:
+        reply.set_result(task.result())
+    else:
+        reply.set_exception(error)
+
+
+def _reset(reply: asyncio.Future[Settled]) -> None:
+    if not reply.done():
+        reply.set_exception(ConnectionResetError("the admin died"))
+
+
+async def settle(admins: list[Admin], change: Change, request_id: str, rng: random.Random) -> Answer:
+    """Asks one admin after another, always with the same request id, until the outcome is known."""
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            async with asyncio.timeout(3 * CALL_SECONDS):
+                settled = await rng.choice(admins).change(change, request_id)
+        except (ConnectionResetError, Unavailable, TimeoutError):
+            await asyncio.sleep(rng.uniform(0.05, 1.0))
+        except InvalidArgument as error:
+            return Answer(request_id, 0, error.reason, is_refused_by_replay=tries > 1)
+        except RegistryError as error:
+            return Answer(request_id, 0, error.reason)
+        else:
+            return Answer(request_id, settled.revision)

@@ -1,0 +1,157 @@
+"""What must hold at every moment of a simulation, whatever fails. Each violation names its guarantee."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from registry.etcd3.ops import Event
+from registry.keys import Keys
+from registry.model.status import ReplicaStatus
+from sidecar.engines.driver import CHECK_NAME_PREFIX
+from sidecar.engines.exchange import JsonPost
+from sidecar.inputs import Inputs
+from sidecar.reconciler import Report
+from tests.support.sim.artifacts import source_of
+from tests.support.sim.engines import BASE, EngineHost
+from tests.support.sim.history import Moment, Oracle, served_hashes
+
+# A status may be as old as the longest call of the loop that writes it, and its way to etcd.
+TRUTH_SECONDS = 120.0
+# A swap's unload and load are sent together, and each may take so long.
+PUT_BACK_SECONDS = 60.0
+# What is said of a record that cannot be followed, whose last good one may be served all the same.
+REFUSED_RECORD = {"unreadable_record", "future_schema", "key_mismatch"}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What an engine listed from a moment on."""
+
+    at: float
+    incarnation: str
+    listing: dict[str, str]
+
+
+@dataclass
+class Checks:
+    """Follows everything, by hooks."""
+
+    keys: Keys
+    pool: str
+    log: Callable[[str], None]
+    oracle: Oracle = field(init=False)
+    violations: list[str] = field(default_factory=list)
+    applied: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    planned: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    samples: dict[str, list[Sample]] = field(default_factory=lambda: defaultdict(list))
+    calls: int = 0
+
+    def __post_init__(self) -> None:
+        self.oracle = Oracle(self.keys.adapters(self.pool))
+
+    def violated(self, text: str) -> None:
+        """Notes that a guarantee does not hold."""
+        self.log(f"VIOLATED {text}")
+        self.violations.append(f"{_now():.3f} s: {text}")
+
+    def on_commit(self, revision: int, events: tuple[Event, ...]) -> None:
+        """Each revision of etcd."""
+        self.oracle.take(revision, events)
+        prefix = self.keys.statuses(self.pool)
+        for event in events:
+            if event.kv is not None and event.key.startswith(prefix):
+                self._check_status(ReplicaStatus.parse(event.kv.value))
+
+    def on_report(self, replica: str, inputs: Inputs, report: Report) -> None:
+        """Each round of a sidecar, before the calls of its plan. R1 and R2."""
+        desired = inputs.desired
+        if desired is None:
+            return
+        if desired.revision < self.applied[replica]:
+            self.violated(f"R1 {replica} went back from {self.applied[replica]} to {desired.revision}")
+        self.applied[replica] = desired.revision
+        if desired.state_hash != self.oracle.at(desired.revision).state_hash:
+            self.violated(f"R2 {replica} at {desired.revision} is not what history replays to")
+        plan = report.situation.plan
+        if plan is not None and plan.revision != report.situation.revision:
+            self.violated(f"R9 {replica} speaks of {report.situation.revision} by a plan made from {plan.revision}")
+        if plan is not None:
+            self.planned[replica] = plan.revision
+
+    def on_call(self, host: EngineHost, request: JsonPost) -> None:
+        """Each request to an engine as it is sent: R5, R6, no wrong unload, no second load while one is unsettled."""
+        self.calls += 1
+        name, path = str(request.body["lora_name"]), request.body.get("lora_path")
+        self.log(f"{host.replica} {'unload' if path is None else 'load'} {name} {source_of(str(path or ''))}")
+        moment = self.oracle.at(self.planned[host.replica])
+        if name.lower() == BASE:
+            self.violated(f"R5 {host.replica} touches the name of the base model")
+        if path is None:
+            self._check_unload(host, name, moment)
+        else:
+            self._check_load(host, name, str(path), moment)
+
+    def _check_load(self, host: EngineHost, name: str, path: str, moment: Moment) -> None:
+        """A load is of what is desired under that name, of its proof before a swap, or puts back what a swap took."""
+        source = source_of(path)
+        names = moment.may_load(source)
+        is_fit = bool(names) if name.startswith(CHECK_NAME_PREFIX) else name in names
+        if not is_fit and not self._is_put_back(host, name, source):
+            self.violated(f"R6 {host.replica} loads {name} from {source}, not desired at {self.planned[host.replica]}")
+
+    def _is_put_back(self, host: EngineHost, name: str, source: str) -> bool:
+        if name in host.listing:
+            return False
+        recent = [sample for sample in self.samples[host.replica] if sample.at > _now() - PUT_BACK_SECONDS]
+        return any(source_of(sample.listing.get(name, "")) == source for sample in recent)
+
+    def _check_unload(self, host: EngineHost, name: str, moment: Moment) -> None:
+        path = host.listing.get(name)
+        if path is None or name.startswith(CHECK_NAME_PREFIX):
+            return
+        if host.store.owns(path) is None:
+            self.violated(f"R11 {host.replica} unloads {name}, which it did not load")
+        elif moment.eager().get(name) == source_of(path):
+            self.violated(f"R6 {host.replica} unloads {name} though it is desired at {self.planned[host.replica]}")
+
+    def on_engine(self, host: EngineHost, what: str, name: str, path: str) -> None:
+        """Each change of an engine as it takes effect."""
+        if what in {"start", "stop"}:
+            self.log(f"{host.replica} engine {what}")
+        elif what == "load":
+            self.log(f"{host.replica} loaded {name} {source_of(path)}")
+        self.samples[host.replica].append(Sample(_now(), host.incarnation, host.listing))
+
+    def _check_status(self, status: ReplicaStatus) -> None:
+        """R9: what a status says of the served set was listed in that incarnation, and not long ago."""
+        replica = status.replica
+        said = (status.served.count, status.served.hash)
+        self.log(f"{replica} status at {status.observed_revision} ready={status.ready} served={said[0]}")
+        if not status.engine.incarnation or not status.observed_revision:
+            return
+        moment = self.oracle.at(status.observed_revision)
+        # A source that is read anew for a new generation is not served yet although its old path is listed and fits.
+        others = {entry.name for entry in status.pending}
+        others |= {entry.name for entry in status.failed if entry.reason not in REFUSED_RECORD}
+        for sample in self._recent(replica, status.engine.incarnation):
+            listing = {name: path for name, path in sample.listing.items() if name not in others}
+            if said in served_hashes(moment, replica, listing):
+                return
+        self.violated(f"R9 {replica} says that it serves {said[0]} at {status.observed_revision}, which was never so")
+
+    def _recent(self, replica: str, incarnation: str) -> Iterator[Sample]:
+        """What the engine listed not long ago in that incarnation, the newest first."""
+        end = _now()
+        for sample in reversed(self.samples[replica]):
+            if end < _now() - TRUTH_SECONDS:
+                return
+            if sample.incarnation == incarnation:
+                yield sample
+            end = sample.at
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,233 @@
+"""What goes wrong: each fault begins, lasts, and is healed; when and which is drawn from the seed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from tests.support.sim.engines import EngineHost
+from tests.support.sim.loop import State
+from tests.support.sim.network import Link, Way
+from tests.support.sim.world import ReplicaHost, World
+
+Heal = Callable[[], None]
+
+
+def _nothing() -> None:
+    return
+
+
+def _pick(world: World, rng: random.Random) -> ReplicaHost:
+    return rng.choice(world.replicas)
+
+
+def kill_sidecar(world: World, rng: random.Random) -> Heal:
+    host = _pick(world, rng)
+    world.kill(host)
+    return lambda: world.start(host)
+
+
+def pause_sidecar(world: World, rng: random.Random) -> Heal:
+    host = _pick(world, rng)
+    process = host.process
+    if process.state is State.RUNS:
+        process.pause()
+    return process.resume
+
+
+def kill_admin(world: World, rng: random.Random) -> Heal:
+    world.kill_admin(rng.choice(world.admins))
+    return _nothing
+
+
+def restart_engine(world: World, rng: random.Random) -> Heal:
+    engine = _pick(world, rng).engine
+    if engine.engine is None:
+        return _nothing
+    engine.kill()
+    return engine.start
+
+
+def hang_load(world: World, rng: random.Random) -> Heal:
+    engine = _pick(world, rng).engine
+    event = engine.order_hang()
+    return event.set
+
+
+def odd_answers(world: World, rng: random.Random) -> Heal:
+    engine = _pick(world, rng).engine
+    engine.odd.extend(rng.choices(("lost request", "lost reply", "busy"), k=rng.randint(1, 3)))
+    return engine.odd.clear
+
+
+def foreign_load(world: World, rng: random.Random) -> Heal:
+    engine = _pick(world, rng).engine
+    name = rng.choice(("theirs", "other"))
+    _send(engine, rng, name, "/somewhere/else")
+    return _nothing
+
+
+def foreign_unload(world: World, rng: random.Random) -> Heal:
+    engine = _pick(world, rng).engine
+    names = sorted(engine.listing)
+    if names:
+        _send(engine, rng, rng.choice(names), None)
+    return _nothing
+
+
+def _send(engine: EngineHost, rng: random.Random, name: str, path: str | None) -> None:
+    """Somebody else's call; what comes of it is theirs."""
+    if engine.engine is None or name in engine.busy:
+        return
+    work = engine.engine.load(name, path) if path else engine.engine.unload(name)
+    task = asyncio.get_running_loop().create_task(work, context=engine.process.context())
+    task.add_done_callback(lambda done: _told(engine, done))
+
+
+def _told(engine: EngineHost, task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()
+    engine.on_change(engine, "foreign", "", "")
+
+
+def stop_etcd(world: World, rng: random.Random) -> Heal:
+    return _with_links(list(world.links.values()), Way.REFUSED)
+
+
+def hang_etcd(world: World, rng: random.Random) -> Heal:
+    return _with_links(list(world.links.values()), Way.HUNG)
+
+
+def hang_links(world: World, rng: random.Random) -> Heal:
+    client = rng.choice([host.name for host in world.replicas] + [admin.name for admin in world.admins])
+    links = world.links_of(client)
+    return _with_links(rng.sample(links, rng.randint(1, len(links))), rng.choice((Way.HUNG, Way.REFUSED)))
+
+
+def _with_links(links: list[Link], way: Way) -> Heal:
+    for link in links:
+        link.set_way(way)
+
+    def heal() -> None:
+        for link in links:
+            link.set_way(Way.OPEN)
+
+    return heal
+
+
+def bad_links(world: World, rng: random.Random) -> Heal:
+    links = rng.sample(list(world.links.values()), rng.randint(1, len(world.links)))
+    lose, slow = rng.choice(((0.2, 0.0), (0.0, 1.5), (0.1, 0.3)))
+    for link in links:
+        link.lose, link.slow_seconds = lose, slow
+
+    def heal() -> None:
+        for link in links:
+            link.lose = link.slow_seconds = 0.0
+
+    return heal
+
+
+def cut_links(world: World, rng: random.Random) -> Heal:
+    for link in rng.sample(list(world.links.values()), rng.randint(1, len(world.links))):
+        link.cut()
+    return _nothing
+
+
+def isolate_member(world: World, rng: random.Random) -> Heal:
+    member = rng.choice(world.cluster.members)
+    if member.is_isolated:
+        return _nothing
+    member.isolate()
+    return member.rejoin
+
+
+def lag_member(world: World, rng: random.Random) -> Heal:
+    member = rng.choice(world.cluster.members)
+    member.lag_seconds = rng.uniform(0.1, 5.0)
+
+    def heal() -> None:
+        member.lag_seconds = 0.0
+
+    return heal
+
+
+def compact(world: World, rng: random.Random) -> Heal:
+    store = world.store
+    if store.compacted < store.revision:
+        store.compact(rng.choice((store.revision, rng.randint(store.compacted + 1, store.revision))))
+    return _nothing
+
+
+def expire_lease(world: World, rng: random.Random) -> Heal:
+    short = [number for number, lease in world.store.leases.items() if lease.ttl_seconds < 60]
+    if short:
+        world.store.revoke(rng.choice(short))
+    return _nothing
+
+
+def jump_clock(world: World, rng: random.Random) -> Heal:
+    world.skew_seconds = rng.choice((-3600.0, 3600.0, 0.0))
+    return _nothing
+
+
+def lose_sources(world: World, rng: random.Random) -> Heal:
+    store = _pick(world, rng).place.store
+    store.is_out = True
+
+    def heal() -> None:
+        store.is_out = False
+
+    return heal
+
+
+FAULTS: tuple[Callable[[World, random.Random], Heal], ...] = (
+    kill_sidecar,
+    kill_sidecar,
+    pause_sidecar,
+    kill_admin,
+    restart_engine,
+    restart_engine,
+    hang_load,
+    odd_answers,
+    odd_answers,
+    foreign_load,
+    foreign_unload,
+    stop_etcd,
+    hang_etcd,
+    hang_links,
+    hang_links,
+    bad_links,
+    cut_links,
+    isolate_member,
+    lag_member,
+    compact,
+    compact,
+    expire_lease,
+    jump_clock,
+    lose_sources,
+)
+
+
+async def rage(world: World, seconds: float) -> None:
+    """Begins faults for so long; each is healed in its time, and all that are left at the end."""
+    rng = random.Random(f"faults {world.seed}")
+    kinds = rng.sample(FAULTS, rng.randint(3, len(FAULTS)))
+    pause_seconds = rng.choice((0.5, 2.0, 4.0))
+    async with asyncio.TaskGroup() as tasks:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while loop.time() < end:
+            await asyncio.sleep(rng.uniform(0.0, pause_seconds))
+            tasks.create_task(_befall(world, rng.choice(kinds), rng, end))
+
+
+async def _befall(world: World, fault: Callable[[World, random.Random], Heal], rng: random.Random, end: float) -> None:
+    world.log(f"fault {fault.__name__}")
+    heal = fault(world, rng)
+    lasts = rng.choice((0.05, 1.0, 5.0, 15.0)) * rng.uniform(0.5, 1.5)
+    left = end - asyncio.get_running_loop().time()
+    await asyncio.sleep(max(0.0, min(lasts, left)))
+    heal()
+    world.log(f"healed {fault.__name__}")

@@ -1,0 +1,78 @@
+"""One sidecar as a process of the simulation: the parts that `sidecar.app` puts together, over played ports."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from registry.etcd3.client import Client
+from registry.etcd3.options import ClientOptions
+from registry.keys import Keys
+from registry.model.status import Presence
+from sidecar.chance import Chance
+from sidecar.engine_watch import watch_engine
+from sidecar.engines.vllm import VllmEngine
+from sidecar.feed import Feed
+from sidecar.inputs import Inputs
+from sidecar.journal import Journal
+from sidecar.publisher import Publisher
+from sidecar.reconciler import Reconciler, Report
+from sidecar.reporter import Reporter
+from sidecar.status import Replica, rfc3339
+from tests.support.sim.artifacts import SimStore
+
+OnReport = Callable[[str, Inputs, Report], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """What stays when a sidecar restarts."""
+
+    pool: str
+    replica: str
+    engine_url: str
+    endpoints: tuple[str, ...]
+    state: Path
+    store: SimStore
+    keys: Keys
+    wall: Callable[[], datetime]
+    on_report: OnReport
+
+
+async def run_sidecar(place: Place, incarnation: int, rng: random.Random, journals: list[Journal]) -> None:
+    """Runs a sidecar until it is cancelled, as `sidecar.app.run` does. Raises ReplicaTaken."""
+    chance = Chance(rng, place.wall)
+    client = Client(ClientOptions(place.endpoints), rng=rng)
+    engine = VllmEngine(place.engine_url)
+    inputs = Inputs()
+    presence = Presence(
+        pool=place.pool,
+        replica=place.replica,
+        incarnation=f"{place.replica}-{incarnation}",
+        owner=f"host of {place.replica}",
+        started_at=rfc3339(chance.wall()),
+    )
+    publisher = Publisher(client, place.keys, presence, chance, on_change=inputs.wake)
+    reporter = Reporter(Replica(place.replica, place.pool, "vllm", engine.url), chance, publisher.offer)
+
+    def report(report: Report) -> None:
+        place.on_report(place.replica, inputs, report)
+        reporter.take(report)
+
+    reconciler = Reconciler(engine, place.store, inputs, publisher, chance, report)
+    journal = Journal(place.state)
+    journals.append(journal)
+    feed = Feed(client, place.keys, place.pool, inputs, journal, chance)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            feed.restore()
+            tasks.create_task(feed.run(), name="feed")
+            tasks.create_task(watch_engine(engine, reconciler.distrust), name="engine watch")
+            tasks.create_task(reconciler.run(), name="reconciler")
+            tasks.create_task(publisher.run(), name="publisher")
+    finally:
+        await client.aclose()

@@ -1,0 +1,134 @@
+"""One whole simulation: a seed in, a trace out, and an error that says how to replay it if anything is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import structlog
+
+from registry.model.records import PoolLimits
+from registry.transactions.changes import CreatePool
+from tests.support.sim.artifacts import MAX_RANK
+from tests.support.sim.engines import BASE, http_for
+from tests.support.sim.faults import rage
+from tests.support.sim.goal import converge, stay
+from tests.support.sim.loop import VirtualLoop
+from tests.support.sim.operator import Operator
+from tests.support.sim.world import POOL, World
+from tests.support.sim.writes import check_writes
+
+CHAOS_SECONDS = 30.0
+# Files that are synced to memory cost no time; nothing here is about power cuts.
+_MEMORY = Path("/dev/shm")  # noqa: S108 - only as the place of a temporary directory
+
+
+class SimulationFailed(AssertionError):
+    """A guarantee did not hold."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a simulation that went well leaves."""
+
+    trace: list[str]
+    digest: str
+    converged_after_seconds: float
+
+
+def simulate(seed: int) -> Outcome:
+    """Plays one seed.
+
+    Raises:
+        SimulationFailed: with what was violated, the end of the trace, and the command that replays it.
+    """
+    with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as root, _loop() as loop:
+        world = loop.run_until_complete(_made(seed, Path(root)))
+        with _patched(world):
+            converged = loop.run_until_complete(_play(world))
+    if world.checks.violations:
+        tail = "\n".join(world.trace[-60:])
+        found = "\n".join(world.checks.violations[:10])
+        raise SimulationFailed(f"seed {seed}; replay with: make sim SEED={seed}\n{tail}\n\n{found}")
+    return Outcome(world.trace, world.digest, converged)
+
+
+async def _made(seed: int, folder: Path) -> World:
+    return World(seed, folder)
+
+
+@contextmanager
+def _loop() -> Iterator[VirtualLoop]:
+    loop = VirtualLoop()
+    try:
+        yield loop
+    finally:
+        loop.close()
+
+
+@contextmanager
+def _patched(world: World) -> Iterator[None]:
+    """Puts the world in place of sockets, and its trace in place of the log."""
+
+    def note(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:
+        name = event.pop("event")
+        world.log(f"{name} {event}")
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(processors=[note], cache_logger_on_first_use=False)
+    try:
+        with (
+            mock.patch("registry.etcd3.channel._open", world.open_channel),
+            mock.patch("sidecar.engines.vllm.VllmHttp", http_for(world.engines, world.checks.on_call)),
+        ):
+            yield
+    finally:
+        structlog.configure(**before)
+
+
+async def _play(world: World) -> float:
+    loop = asyncio.get_running_loop()
+    expiry = loop.create_task(_expire_leases(world))
+    for admin in world.admins:
+        admin.start()
+    operator = Operator(world)
+    await operator.change(CreatePool(POOL, (BASE,), PoolLimits(max_rank=MAX_RANK)))
+    for replica in world.replicas:
+        replica.engine.start()
+        world.start(replica)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(operator.work(CHAOS_SECONDS))
+        tasks.create_task(rage(world, CHAOS_SECONDS))
+    _heal(world)
+    world.log("healed everything")
+    healed_at = loop.time()
+    await converge(world)
+    converged = loop.time() - healed_at
+    await stay(world)
+    check_writes(world)
+    expiry.cancel()
+    await world.bury()
+    return converged
+
+
+async def _expire_leases(world: World) -> None:
+    while True:
+        await asyncio.sleep(0.5)
+        if world.cluster.has_quorum():
+            world.store.expire(asyncio.get_running_loop().time())
+
+
+def _heal(world: World) -> None:
+    for replica in world.replicas:
+        replica.process.resume()
+        replica.engine.release()
+        if replica.engine.engine is None:
+            replica.engine.start()
+        world.start(replica)
