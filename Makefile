@@ -61,7 +61,7 @@ check: install proto ## Lint, types, import contracts, stubs as generated; no te
 
 PURE := registry.errors registry.keys registry.model registry.transactions registry.etcd3.ops registry.etcd3.errors \
   sidecar.artifacts.manifest sidecar.artifacts.checks \
-  sidecar.desired sidecar.failures sidecar.plan sidecar.planner sidecar.snapshot sidecar.status
+  sidecar.brake sidecar.desired sidecar.failures sidecar.plan sidecar.planner sidecar.snapshot sidecar.status
 
 .PHONY: test
 test: install engine ## Run every test that CI runs, on real parts
