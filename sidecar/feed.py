@@ -23,7 +23,7 @@ from registry.etcd3.reflector import (
     Reflector,
     Resume,
 )
-from registry.keys import Keys
+from registry.keys import Keys, last_part
 from registry.model.records import Meta
 from sidecar.brake import Candidate, Follow, Followed, Hold, StoreId, judge
 from sidecar.chance import Chance
@@ -75,7 +75,7 @@ class Feed:
         self._fold_restored(restored)
         self._restored = True
         state = self._informer.state
-        _log.info("snapshot_restored", revision=state.revision, adapters=len(state.adapters))
+        _log.info("snapshot_restored", revision=state.revision, adapters=state.count)
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -258,9 +258,10 @@ class Feed:
             await self._judge(self._candidate, None)
             return
         self._journal.append(AdaptersChanged(revision, events))
-        before = self._informer.state
+        before = self._informer.raw
+        deleted = [key for event in events if event.kv is None and (key := last_part(event.key)) in before]
         self._informer.apply(revision, events)
-        await self._tracer.note(revision, events, before, self._informer.state)
+        await self._tracer.note(revision, events, deleted)
         self._post()
         await self._journal.sync()
         if self._journal.wants_base:

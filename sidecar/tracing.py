@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from registry.errors import RegistryError
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError
-from registry.etcd3.ops import Event, Range, SortTarget, prefix_end
-from registry.keys import Keys, last_part
-from registry.model.records import RetiredRecord
-from sidecar.desired import DesiredState
+from registry.etcd3.ops import Event, KeyValue, Range, SortTarget, prefix_end
+from registry.keys import Keys
+from registry.model.records import AdapterRecord, RetiredRecord
 from sidecar.inputs import Inputs
 
 # Looking up who deleted an adapter serves tracing only, so it must not hold up the deletion.
@@ -26,13 +25,11 @@ class Tracer:
         self._pool = pool
         self._inputs = inputs
 
-    async def note(self, revision: int, events: Iterable[Event], before: DesiredState, after: DesiredState) -> None:
-        """Every change of one revision is of one request, so one record or one deletion tells it."""
-        keys = [(last_part(event.key), event.kv) for event in events]
-        deleted = [key for key, kv in keys if kv is None and key in before.adapters]
-        changed = [after.adapters[key] for key, kv in keys if kv is not None and key in after.adapters]
-        if changed:
-            request_id = changed[0].request_id
+    async def note(self, revision: int, events: Iterable[Event], deleted: Sequence[str]) -> None:
+        """Every change of one revision is of one request, so one record, or else one of the keys deleted, tells it."""
+        written = next((event.kv for event in events if event.kv is not None), None)
+        if written is not None:
+            request_id = _request_of(written)
         elif deleted:
             request_id = await self._deletion_request(deleted[0], revision)
         else:
@@ -51,3 +48,10 @@ class Tracer:
             )
         except (EtcdError, RegistryError):
             return ""
+
+
+def _request_of(kv: KeyValue) -> str:
+    try:
+        return AdapterRecord.parse(kv.value).request_id
+    except RegistryError:
+        return ""
