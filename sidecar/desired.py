@@ -166,14 +166,19 @@ class Informer:
         self._fold(revision, ((key, record.value, record.revision) for key, record in raw.items()))
 
     def replace(self, revision: int, kvs: Iterable[KeyValue]) -> list[str]:
-        """Takes a whole list by difference, so that deletions made meanwhile are found. Returns changed keys."""
+        """Takes a whole list by difference, so that deletions made meanwhile are found. Returns changed keys.
+
+        The state is then at `revision`, also if that is below the former one: whether it may be, `sidecar.brake` says.
+        """
         listed = {last_part(kv.key): kv for kv in kvs}
         changes: list[_Change] = [(key, None, revision) for key in self.raw if key not in listed]
         for key, kv in listed.items():
             known = self.raw.get(key)
-            if known is None or known.revision != kv.mod_revision:
+            # Of two stores, records that differ may have one revision.
+            if known is None or known.revision != kv.mod_revision or known.value != kv.value:
                 changes.append((key, kv.value, kv.mod_revision))
         self._fold(revision, changes)
+        self.state = replace(self.state, revision=revision)
         return [key for key, *_ in changes]
 
     def apply(self, revision: int, events: Iterable[Event]) -> list[str]:

@@ -1,4 +1,4 @@
-"""From etcd's watch to the mailbox: list and events → journal → informer → `Inputs`."""
+"""From etcd's watch to the mailbox: list and events → brake → journal → informer → `Inputs`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import structlog
 
 from registry.errors import RegistryError
 from registry.etcd3.client import Client
-from registry.etcd3.errors import EtcdError
-from registry.etcd3.ops import Event, KeyValue, Range, SortTarget, prefix_end
+from registry.etcd3.errors import EtcdError, PermissionDenied
+from registry.etcd3.ops import Event, Range, prefix_end
 from registry.etcd3.reflector import (
     Changed,
     Connected,
@@ -24,13 +24,16 @@ from registry.etcd3.reflector import (
     Resume,
 )
 from registry.keys import Keys, last_part
-from registry.model.records import AdapterRecord, PoolSpec, RetiredRecord
+from registry.model.records import Meta
+from sidecar.brake import Candidate, Follow, Followed, Hold, StoreId, judge
 from sidecar.chance import Chance
 from sidecar.desired import Informer
 from sidecar.inputs import Inputs
 from sidecar.journal import Journal, Restored
 from sidecar.metrics import ETCD_RECONNECTS, RELISTS
+from sidecar.pool_feed import PoolFeed
 from sidecar.snapshot import AdaptersChanged, Base, PoolChanged
+from sidecar.tracing import Tracer
 
 _log = structlog.get_logger()
 # How long a boot waits for etcd before it acts upon the snapshot, and for what changed since once connected.
@@ -38,12 +41,12 @@ BOOT_WAIT_SECONDS = 2.0
 CATCH_UP_SECONDS = 0.2
 # How often a whole list is compared with what the watch told: a net below the watch, never its substitute.
 COMPARE_SECONDS = 600.0
-# Looking up who deleted an adapter serves tracing only, so it must not hold up the deletion.
-TRACE_TIMEOUT_SECONDS = 0.25
+# Until the watch is made anew where etcd could not say which store it is.
+UNKNOWN_STORE_SECONDS = 1.0
 
 
 class Feed:
-    """Keeps `Inputs` at etcd's newest state of one pool, and the snapshot with it."""
+    """Keeps `Inputs` at etcd's newest state of one pool that may be followed, and the snapshot with it."""
 
     def __init__(self, client: Client, keys: Keys, pool: str, inputs: Inputs, journal: Journal, chance: Chance) -> None:
         self._client = client
@@ -53,10 +56,15 @@ class Feed:
         self._journal = journal
         self._chance = chance
         self._informer = Informer(pool)
-        self._cluster_id = 0
-        self._pool_record: bytes | None = None
+        self._pool_feed = PoolFeed(client, keys, pool, inputs, journal, chance)
+        self._tracer = Tracer(client, keys, pool, inputs)
+        self._store = StoreId()
+        self._candidate: Candidate | None = None
+        self._is_doubted = False
+        self._must_list = False
         self._restored = False
         self._heard = asyncio.Event()
+        self._taking = asyncio.Lock()
 
     def restore(self) -> None:
         """Takes up the snapshot, without acting upon it yet."""
@@ -73,20 +81,21 @@ class Feed:
         """Runs until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_adapters(), name="adapters")
-            tasks.create_task(self._follow_pool(), name="pool")
+            tasks.create_task(self._pool_feed.run(self._is_behind, self._judge_again), name="pool")
             tasks.create_task(self._act_upon_snapshot(), name="boot")
 
     def _fold_restored(self, restored: Restored) -> None:
         base = restored.base
-        self._cluster_id = base.cluster_id
+        self._store = StoreId(base.cluster_id, base.epoch)
+        self._is_doubted = base.is_doubted
         self._informer.restore(base.revision, base.records)
-        self._take_pool(base.pool_record)
+        self._pool_feed.take(base.pool_record)
         for entry in restored.entries:
             match entry:
                 case AdaptersChanged(revision, events):
                     self._informer.apply(revision, events)
                 case PoolChanged(value):
-                    self._take_pool(value)
+                    self._pool_feed.take(value)
 
     async def _act_upon_snapshot(self) -> None:
         """After a restart the snapshot is good enough once etcd had its chance to say what is newer."""
@@ -102,30 +111,43 @@ class Feed:
 
     async def _follow_adapters(self) -> None:
         if self._journal.wants_base and self._restored:
-            await self._journal.rewrite(self._base())
-        resume = Resume(self._informer.state.revision, self._cluster_id) if self._restored else None
+            await self._rewrite()
         while True:
-            await self._follow_until_overtaken(resume)
-            resume = None
+            try:
+                await self._follow_one_store()
+            except EtcdError as error:
+                _log.warning("store_not_identified", error=str(error))
+                self._set_connected(connected=False)
+                await asyncio.sleep(UNKNOWN_STORE_SECONDS)
 
-    async def _follow_until_overtaken(self, resume: Resume | None) -> None:
-        """Ends when a store that was held has passed our mark and must be listed anew."""
+    async def _follow_one_store(self) -> None:
+        """Ends when the store turns out to be another one: then it has to be listed.
+
+        Raises:
+            EtcdError: which store it is could not be read.
+        """
         prefix = self._keys.adapters(self._pool)
         reflector = Reflector(
             self._client,
             prefix,
             prefix_end(prefix),
-            resume=resume,
+            resume=self._resume(),
             rng=self._chance.rng,
             compare_every_seconds=COMPARE_SECONDS,
         )
         async with aclosing(reflector.stream()) as reflections:
             async for reflection in reflections:
-                if self._inputs.held and isinstance(reflection, Changed | Progressed):
-                    if reflection.revision > self._informer.state.revision:
-                        return
-                    continue
-                await self._take(reflection)
+                async with self._taking:
+                    await self._take(reflection)
+                if self._must_list:
+                    return
+
+    def _resume(self) -> Resume | None:
+        """Nothing to resume from while the store is in doubt, or nothing was followed yet: then comes a list."""
+        self._candidate, self._must_list = None, False
+        if self._is_doubted or not (self._restored or self._inputs.desired is not None):
+            return None
+        return Resume(self._informer.state.revision, self._store.cluster_id)
 
     async def _take(self, reflection: Reflection) -> None:
         match reflection:
@@ -134,11 +156,9 @@ class Feed:
             case Changed(revision, events):
                 await self._take_events(revision, events)
             case Progressed(revision):
-                self._informer.advance(revision)
+                await self._take_progress(revision)
             case Connected(endpoint):
-                _log.info("etcd_connected", endpoint=endpoint)
-                self._set_connected(connected=True)
-                self._heard.set()
+                await self._connected(endpoint)
             case Disconnected(message):
                 ETCD_RECONNECTS.inc()
                 _log.warning("etcd_disconnected", error=message)
@@ -151,103 +171,119 @@ class Feed:
             self._inputs.connected = connected
             self._inputs.wake()
 
+    async def _connected(self, endpoint: str) -> None:
+        """A watch stands. Before anything of it is followed, the store must be the one that the mark is of."""
+        epoch = await self._epoch()
+        _log.info("etcd_connected", endpoint=endpoint)
+        self._set_connected(connected=True)
+        self._heard.set()
+        if self._candidate is not None:
+            return
+        store = StoreId(self._store.cluster_id, epoch)
+        if self._store.is_other(store):
+            _log.error("store_replaced", epoch=epoch, known_epoch=self._store.epoch)
+            self._is_doubted = self._must_list = True
+        else:
+            self._store = store
+
+    async def _epoch(self) -> str:
+        """The registry's epoch; empty: the store has none, or we may not read it."""
+        try:
+            found = (await self._client.range(Range(self._keys.meta()))).kvs
+        except PermissionDenied:
+            return self._store.epoch
+        try:
+            return Meta.parse(found[0].value).epoch if found else ""
+        except RegistryError:
+            return self._store.epoch
+
     async def _take_list(self, listed: Listed) -> None:
         RELISTS.inc()
+        store = StoreId(listed.cluster_id, await self._epoch())
         self._set_connected(connected=True)
-        mark = self._informer.state.revision
-        if listed.cause is ListCause.WENT_BACK or listed.revision < mark:
-            # Guarantee R1: what was acted upon is never taken back because a store lost its memory.
-            self._inputs.held = f"etcd is at revision {listed.revision}, below {mark} which was already followed"
-            _log.error("list_held", revision=listed.revision, mark=mark, cluster_id=listed.cluster_id)
+        candidate = Candidate(listed.revision, store, listed.kvs, self._informer.raw)
+        await self._judge(candidate, listed.cause)
+
+    async def _judge_again(self) -> None:
+        """The pool's record may have come to vouch for the list that is held."""
+        async with self._taking:
+            if self._candidate is not None:
+                await self._judge(self._candidate, None)
+
+    async def _judge(self, candidate: Candidate, cause: ListCause | None) -> None:
+        """Follows the candidate or holds it; `cause` None: it was held before."""
+        followed = Followed(self._informer.state.revision, self._store, len(self._informer.raw))
+        confirmed = self._pool_feed.confirmed_revision
+        match judge(followed, candidate, confirmed_revision=confirmed, pool=self._pool):
+            case Follow(confirmed=is_confirmed):
+                await self._follow(candidate, cause, is_confirmed=is_confirmed)
+            case Hold() as hold:
+                await self._hold(candidate, hold)
+
+    async def _hold(self, candidate: Candidate, hold: Hold) -> None:
+        """What runs stays as it is (guarantees R1 and R15), also through a restart of this process."""
+        self._candidate = candidate
+        if not self._inputs.held:
+            revision, store = candidate.listed_revision, candidate.store
+            _log.error(
+                "list_held", reason=hold.reason, message=hold.message, revision=revision, cluster=store.cluster_id
+            )
+        if self._inputs.held != hold.message:
+            self._inputs.held = hold.message
             self._inputs.wake()
-            return
-        self._inputs.held = ""
+        if not self._is_doubted:
+            self._is_doubted = True
+            await self._rewrite()
+
+    async def _follow(self, candidate: Candidate, cause: ListCause | None, *, is_confirmed: bool) -> None:
         acted_before = self._restored or self._inputs.desired is not None
-        self._cluster_id = listed.cluster_id
-        changed = self._informer.replace(listed.revision, listed.kvs)
-        _log.info("listed", revision=listed.revision, cause=listed.cause.name, changed=len(changed))
+        before = self._informer.state.revision
+        changed = self._informer.replace(candidate.revision, candidate.kvs.values())
+        self._store, self._candidate, self._is_doubted, self._inputs.held = candidate.store, None, False, ""
+        named = cause.name if cause else "HELD"
+        _log.info("listed", revision=candidate.revision, cause=named, changed=len(changed), former_revision=before)
+        if is_confirmed:
+            _log.warning("removals_confirmed", revision=candidate.revision, former_revision=before)
+        self._pool_feed.settle()
         if acted_before:  # a kill during the rewrite must not bring back what was followed before this list
-            await self._journal.rewrite(self._base())
+            await self._rewrite()
             self._post()
         else:
             self._post()
-            await self._journal.rewrite(self._base())
+            await self._rewrite()
 
     async def _take_events(self, revision: int, events: tuple[Event, ...]) -> None:
+        if self._candidate is not None:
+            self._candidate.apply(revision, events)
+            await self._judge(self._candidate, None)
+            return
         self._journal.append(AdaptersChanged(revision, events))
         before = self._informer.raw
         deleted = [key for event in events if event.kv is None and (key := last_part(event.key)) in before]
         self._informer.apply(revision, events)
-        await self._trace(events, deleted, revision)
+        await self._tracer.note(revision, events, deleted)
         self._post()
         await self._journal.sync()
         if self._journal.wants_base:
-            await self._journal.rewrite(self._base())
+            await self._rewrite()
 
-    async def _trace(self, events: tuple[Event, ...], deleted: list[str], revision: int) -> None:
-        """Finds out whose request this was. Every change of one revision is of one request."""
-        written = next((event.kv for event in events if event.kv is not None), None)
-        if written is not None:
-            request_id = _request_of(written)
-        elif deleted:
-            request_id = await self._deletion_request(deleted[0], revision)
-        else:
+    async def _take_progress(self, revision: int) -> None:
+        if self._candidate is None:
+            self._informer.advance(revision)
             return
-        self._inputs.last_request_id = request_id
-        for key in deleted:
-            self._inputs.note_deletion(key, request_id)
+        self._candidate.advance(revision)
+        await self._judge(self._candidate, None)
 
-    async def _deletion_request(self, key: str, revision: int) -> str:
-        prefix = self._keys.history_of(self._pool, key.replace("%2F", "/"))
-        newest = Range(prefix, prefix_end(prefix), limit=1, descending_by=SortTarget.MOD)
-        try:
-            found = (await self._client.range(newest, timeout_seconds=TRACE_TIMEOUT_SECONDS)).kvs
-            return next(
-                (RetiredRecord.parse(kv.value).retired_by_request for kv in found if kv.mod_revision == revision), ""
-            )
-        except (EtcdError, RegistryError):
-            return ""
-
-    async def _follow_pool(self) -> None:
-        key = self._keys.pool(self._pool)
-        reflector = Reflector(self._client, key, key + b"\0", resume=None, rng=self._chance.rng)
-        async with aclosing(reflector.stream()) as reflections:
-            async for reflection in reflections:
-                match reflection:
-                    case Listed(kvs=kvs):
-                        self._pool_changed(kvs[0] if kvs else None)
-                    case Changed(events=events):
-                        self._pool_changed(events[-1].kv)
-                    case Progressed() | Connected() | Disconnected():
-                        pass
-
-    def _pool_changed(self, kv: KeyValue | None) -> None:
-        value = kv.value if kv else None
-        if value == self._pool_record:
-            return
-        self._journal.append(PoolChanged(value))
-        self._take_pool(value)
-        self._inputs.wake()
-
-    def _take_pool(self, value: bytes | None) -> None:
-        """An unreadable pool record leaves the last good one in force (guarantee R14)."""
-        try:
-            self._inputs.pool = None if value is None else PoolSpec.parse(value)
-            self._pool_record = value
-        except RegistryError as error:
-            _log.error("pool_record_refused", reason=error.reason, error=error.message)
+    def _is_behind(self, revision: int) -> bool:
+        return revision < self._informer.state.revision
 
     def _post(self) -> None:
         self._inputs.desired = self._informer.state
         self._inputs.wake()
 
-    def _base(self) -> Base:
-        state = self._informer.state
-        return Base(self._pool, self._cluster_id, state.revision, self._pool_record, dict(self._informer.raw))
-
-
-def _request_of(kv: KeyValue) -> str:
-    try:
-        return AdapterRecord.parse(kv.value).request_id
-    except RegistryError:
-        return ""
+    async def _rewrite(self) -> None:
+        state, store = self._informer.state, self._store
+        records = dict(self._informer.raw)
+        pool_record = self._pool_feed.record
+        base = Base(self._pool, store.cluster_id, state.revision, pool_record, records, store.epoch, self._is_doubted)
+        await self._journal.rewrite(base)

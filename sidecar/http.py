@@ -36,6 +36,7 @@ def make_app(reporter: Reporter) -> Starlette:
             "ready": status.ready,
             "stale": status.stale,
             "note": status.note,
+            "held": status.held,
             "observed_revision": status.observed_revision,
             "served": status.served.count,
             "pending": len(status.pending),

@@ -18,6 +18,7 @@ ENGINE_CALL_SECONDS = Histogram("loraplane_engine_call_seconds", "One call to th
 PROPAGATION_SECONDS = Histogram("loraplane_propagation_seconds", "From a record's commit until it is served here")
 ETCD_RECONNECTS = Counter("loraplane_etcd_reconnects", "Connections to etcd that had to be made again")
 RELISTS = Counter("loraplane_relists", "Whole lists read from etcd")
+LIST_HELD = Gauge("loraplane_list_held", "1 while etcd's list is not followed, since it would remove too much")
 ENGINE_RESTARTS = Counter("loraplane_engine_restarts", "New incarnations of the engine, the first not counted")
 SYNCER_STATUS = Gauge(
     "lora_syncer_adapter_status",
@@ -31,6 +32,7 @@ def show_status(status: ReplicaStatus, desired: int, served: Iterable[str]) -> N
     DESIRED_ADAPTERS.set(desired)
     SERVED_ADAPTERS.set(status.served.count)
     OBSERVED_REVISION.set(status.observed_revision)
+    LIST_HELD.set(bool(status.held))
     FAILED_ADAPTERS.clear()
     SYNCER_STATUS.clear()
     for name in served:

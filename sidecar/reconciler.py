@@ -234,7 +234,8 @@ class Reconciler:
             ready=ready,
             stale=not self._inputs.connected or bool(self._inputs.held),
             lazy_count=len(desired.lazy) if desired else 0,
-            note=self._inputs.held if ready else self._why_not_ready(plan, desired),
+            note="" if ready else self._why_not_ready(plan, desired),
+            held=self._inputs.held,
             last_request_id=self._inputs.last_request_id,
         )
         self._publish(Report(situation, desired.count if desired else 0))

@@ -18,6 +18,7 @@ _BEFORE = Situation(
     stale=True,
     lazy_count=0,
     note="starting",
+    held="",
     last_request_id="",
 )
 

@@ -26,13 +26,18 @@ _ESCAPED = re.compile(rb"\\[\\n]")
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Everything a sidecar needs of etcd, as of `revision` of the store `cluster_id`."""
+    """Everything a sidecar needs of etcd, as of `revision` of the store `cluster_id` at `epoch`.
+
+    `is_doubted`: the store was no longer the one that this came from, so that its watch must not be resumed.
+    """
 
     pool: str
     cluster_id: int
     revision: int
     pool_record: bytes | None = None
     records: Mapping[str, RawRecord] = field(default_factory=dict)
+    epoch: str = ""
+    is_doubted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,9 @@ def encode_base(base: Base) -> Iterator[bytes]:
         "schema": SCHEMA,
         "pool": base.pool,
         "cluster_id": base.cluster_id,
+        "epoch": base.epoch,
         "revision": base.revision,
+        "doubted": base.is_doubted,
         "pool_record": None if base.pool_record is None else _text(base.pool_record),
     }
     digest = hashlib.sha256()
@@ -91,6 +98,8 @@ def decode_base(lines: Iterable[bytes]) -> Base:
             revision=header["revision"],
             pool_record=None if record is None else _bytes(record),
             records=dict(map(_record, whole)),
+            epoch=header.get("epoch", ""),
+            is_doubted=header.get("doubted", False),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise SnapshotDamaged(f"the snapshot cannot be read: {error}") from error

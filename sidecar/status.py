@@ -36,6 +36,7 @@ class Situation:
         stale: etcd is out of reach.
         lazy_count: how many adapters of the pool are lazy.
         note: why the replica is not ready; empty if it is.
+        held: why the newest list is not followed; empty if it is.
         last_request_id: request of the newest change that the plan is made from.
     """
 
@@ -46,6 +47,7 @@ class Situation:
     stale: bool
     lazy_count: int
     note: str
+    held: str
     last_request_id: str
 
 
@@ -90,6 +92,7 @@ def derive_status(replica: Replica, situation: Situation, moment: Moment) -> Rep
         omitted=plan.omitted if plan else 0,
         lazy=_lazy(situation.lazy_count),
         note=situation.note,
+        held=situation.held,
         last_request_id=situation.last_request_id,
         updated_at=rfc3339(moment.wall),
     )

@@ -37,6 +37,7 @@ def make_handlers(
         "RollbackAdapter": writes.rollback_adapter,
         "CreatePool": writes.create_pool,
         "UpdatePool": writes.update_pool,
+        "ConfirmRemovals": writes.confirm_removals,
         "GetPool": reads.get_pool,
         "ListPools": reads.list_pools,
         "DeletePool": writes.delete_pool,

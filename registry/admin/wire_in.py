@@ -6,6 +6,7 @@ from registry.errors import InvalidArgument, Reason
 from registry.transactions import make
 from registry.transactions.changes import (
     ApplyAdapters,
+    ConfirmRemovals,
     CreatePool,
     DeletePool,
     Remove,
@@ -67,6 +68,11 @@ def update_pool(request: pb.UpdatePoolRequest) -> UpdatePool:
     """The pool's new values."""
     pool = request.pool
     return make.make_update_pool(pool.name, list(pool.base_models), _limits(pool), pool.etag)
+
+
+def confirm_removals(request: pb.ConfirmRemovalsRequest) -> ConfirmRemovals:
+    """The confirmation that a request gives."""
+    return make.make_confirm_removals(request.name, request.revision, request.etag)
 
 
 def delete_pool(request: pb.DeletePoolRequest) -> DeletePool:

@@ -73,7 +73,13 @@ def _result(outcome: AdapterOutcome, pool: str, revision: int) -> pb.AdapterResu
 def pool(record: PoolSpec, revision: int) -> pb.Pool:
     """A pool."""
     limits = pb.PoolLimits(max_rank=record.limits.max_rank or 0, max_adapters=record.limits.max_adapters or 0)
-    return pb.Pool(name=record.name, base_models=record.base_models, limits=limits, etag=_etag(revision))
+    return pb.Pool(
+        name=record.name,
+        base_models=record.base_models,
+        limits=limits,
+        etag=_etag(revision),
+        removals_confirmed_revision=record.removals_confirmed_revision,
+    )
 
 
 def tenant(record: TenantRecord, revision: int) -> pb.Tenant:

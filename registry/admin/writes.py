@@ -48,6 +48,10 @@ class Writes:
         caller = call.caller(request.request_id)
         return wire_out.settled_pool(await self._change(wire_in.update_pool(request), request, caller, call))
 
+    async def confirm_removals(self, request: pb.ConfirmRemovalsRequest, call: Call) -> pb.Pool:
+        caller = call.caller(request.request_id)
+        return wire_out.settled_pool(await self._change(wire_in.confirm_removals(request), request, caller, call))
+
     async def delete_pool(self, request: pb.DeletePoolRequest, call: Call) -> pb.DeletePoolResponse:
         caller = call.caller(request.request_id)
         settled = await self._change(wire_in.delete_pool(request), request, caller, call)

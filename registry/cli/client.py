@@ -131,6 +131,9 @@ class Client:
     def update_pool(self, request: pb.UpdatePoolRequest) -> pb.Pool:
         return self._unary("UpdatePool", request, pb.Pool, request.request_id)
 
+    def confirm_removals(self, request: pb.ConfirmRemovalsRequest) -> pb.Pool:
+        return self._unary("ConfirmRemovals", request, pb.Pool, request.request_id)
+
     def delete_pool(self, request: pb.DeletePoolRequest) -> pb.DeletePoolResponse:
         return self._unary("DeletePool", request, pb.DeletePoolResponse, request.request_id)
 

@@ -74,7 +74,7 @@ def make_app() -> typer.Typer:
     _add(app, apply_commands.delete, read_commands.history, apply_commands.rollback, read_commands.rollout)
     _add(app, apply_commands.diff)
     pool = _group(app, "pool", "Create, change and delete pools.")
-    _add(pool, pool_commands.create, pool_commands.update, pool_commands.delete)
+    _add(pool, pool_commands.create, pool_commands.update, pool_commands.confirm_removals, pool_commands.delete)
     tenant = _group(app, "tenant", "Set what tenants may have.")
     tenant.command("set", epilog=_ANYWHERE)(pool_commands.set_tenant)
     dev = _group(app, "dev", "A local stack: etcd, admin service, engines, sidecars.")

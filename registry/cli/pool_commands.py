@@ -81,6 +81,29 @@ def update(
     _print_with_request(session.printer(), POOLS, pool, request.request_id)
 
 
+def confirm_removals(
+    context: typer.Context,
+    name: PoolName,
+    *,
+    revision: Annotated[
+        int,
+        options.flag("--revision", metavar="R", min=1, help="The revision that the replicas name; see get replicas."),
+    ],
+    etag: options.Etag = "",
+    dry_run: options.DryRun = False,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+) -> None:
+    """Let replicas follow a list that they hold, since it removes very much or is of a restored store."""
+    session = session_of(context)
+    request = pb.ConfirmRemovalsRequest(
+        name=name, revision=revision, etag=etag, request_id=request_id_or_new(request_id), validate_only=dry_run
+    )
+    with session.client(timeout or WRITE_SECONDS) as client:
+        pool = client.confirm_removals(request)
+    _print_with_request(session.printer(), POOLS, pool, request.request_id)
+
+
 def _print_with_request(printer: Printer, view: View[Item], item: Item, request_id: str) -> None:
     """Prints an item and the id of the request that made it so."""
     if printer.is_plain:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from registry.cli.output import View
-from registry.cli.replica_view import ReplicaView
+from registry.cli.replica_view import ReplicaView, cell
 from registry.cli.wire import adapter_dict, pool_dict, tenant_dict
 from registry.v1 import registry_pb2 as pb
 
@@ -55,7 +55,7 @@ REPLICAS: View[ReplicaView] = View(
         "REVISION": lambda one: one.text("observed_revision"),
         "ENGINE": lambda one: f"{one.text('engine', 'kind')} {one.text('engine', 'version')}",
         "URL": lambda one: one.text("engine", "url"),
-        "NOTE": lambda one: one.text("note"),
+        "NOTE": lambda one: cell(one.status.get("held")) if one.status.get("held") else one.text("note"),
     },
 )
 

@@ -68,6 +68,7 @@ def pool_dict(pool: pb.Pool) -> Plain:
         "name": pool.name,
         "base_models": list(pool.base_models),
         "limits": {"max_rank": pool.limits.max_rank or None, "max_adapters": pool.limits.max_adapters or None},
+        "removals_confirmed_revision": pool.removals_confirmed_revision,
         "etag": pool.etag,
     }
 

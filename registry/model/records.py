@@ -80,11 +80,15 @@ class PoolLimits(Part):
 
 
 class PoolSpec(Stored):
-    """A pool: the replicas that serve one base model. `base_models` are the names under which they serve it."""
+    """A pool: the replicas that serve one base model. `base_models` are the names under which they serve it.
+
+    `removals_confirmed_revision`: for lists of the pool up to this revision an operator vouches (guarantee R15).
+    """
 
     name: str
     base_models: Annotated[list[ModelName], Field(min_length=1, max_length=32)]
     limits: PoolLimits = PoolLimits()
+    removals_confirmed_revision: Annotated[int, Field(ge=0)] = 0
 
 
 class TenantRecord(Stored):

@@ -80,7 +80,8 @@ class ReplicaStatus(Stored):
 
     `stale`: etcd is out of reach or the observation of the engine is old. `omitted` counts the pending and failed
     names that did not fit: while it is not 0, a name's absence from both lists proves nothing.
-    `note` says in one sentence why the replica is not ready.
+    `note` says in one sentence why the replica is not ready. `held` says why etcd's newest list is not followed, and
+    what to do (guarantee R15); empty: it is.
     """
 
     max_bytes = MAX_STATUS_BYTES
@@ -96,5 +97,6 @@ class ReplicaStatus(Stored):
     omitted: int = 0
     lazy: Lazy = Lazy()
     note: str = ""
+    held: str = ""
     last_request_id: str = ""
     updated_at: str

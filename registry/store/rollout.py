@@ -119,7 +119,9 @@ def _replica(replica: str, kv: KeyValue | None, record: AdapterRecord, revision:
 def _settled(replica: str, status: ReplicaStatus, record: AdapterRecord, revision: int) -> ReplicaRollout | None:
     """What the status says as a whole; None: only the names that are listed in it can tell."""
     if status.stale:
-        return ReplicaRollout(replica, ReplicaState.UNKNOWN, "stale", status.note or "its status is stale")
+        return ReplicaRollout(
+            replica, ReplicaState.UNKNOWN, "stale", status.held or status.note or "its status is stale"
+        )
     if not (status.ready or status.engine.incarnation):
         return ReplicaRollout(
             replica, ReplicaState.UNKNOWN, "engine_unreachable", status.note or "its engine is out of reach"

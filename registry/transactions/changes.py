@@ -67,6 +67,15 @@ class UpdatePool:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfirmRemovals:
+    """Vouch for lists of a pool up to a revision, so that sidecars follow one that they hold."""
+
+    name: str
+    revision: int
+    etag: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DeletePool:
     """Delete a pool that has no adapters."""
 
@@ -83,7 +92,7 @@ class SetTenant:
     etag: int | None = None
 
 
-Change = ApplyAdapters | RollbackAdapter | CreatePool | UpdatePool | DeletePool | SetTenant
+Change = ApplyAdapters | RollbackAdapter | CreatePool | UpdatePool | ConfirmRemovals | DeletePool | SetTenant
 
 _ANY_CHANGE: TypeAdapter[Change] = TypeAdapter(Change)
 
@@ -106,6 +115,6 @@ def tenants_of(change: Change) -> tuple[str, ...]:
             return (tenant_of(change.name),)
         case SetTenant():
             return (change.name,)
-        case CreatePool() | UpdatePool() | DeletePool():
+        case CreatePool() | UpdatePool() | ConfirmRemovals() | DeletePool():
             return ()
     assert_never(change)

@@ -14,6 +14,7 @@ from registry.model.names import check_adapter_name, check_segment, name_key
 from registry.model.records import AdapterSpec, PoolLimits, PoolSpec
 from registry.transactions.changes import (
     ApplyAdapters,
+    ConfirmRemovals,
     CreatePool,
     DeletePool,
     Remove,
@@ -114,6 +115,14 @@ def make_update_pool(name: str, base_models: Sequence[str], limits: Mapping[str,
     """A pool's new values. Raises InvalidArgument."""
     models, made = _pool_values(name, base_models, limits)
     return UpdatePool(name, models, made, make_existing_etag(etag, field="pool.etag"))
+
+
+def make_confirm_removals(name: str, revision: int, etag: str) -> ConfirmRemovals:
+    """The confirmation of removals. Raises InvalidArgument."""
+    check_segment(name, field="name")
+    if revision < 1:
+        raise InvalidArgument(Reason.INVALID_FIELD, "give the revision that the replica names", field="revision")
+    return ConfirmRemovals(name, revision, make_existing_etag(etag, field="etag"))
 
 
 def make_delete_pool(name: str, etag: str) -> DeletePool:

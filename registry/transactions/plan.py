@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import assert_never
 
 from registry.etcd3.ops import Range
-from registry.transactions import adapters, pools, tenants
+from registry.transactions import adapters, pools, removals, tenants
 from registry.transactions.changes import (
     ApplyAdapters,
     Change,
+    ConfirmRemovals,
     CreatePool,
     DeletePool,
     RollbackAdapter,
@@ -35,6 +36,8 @@ def reads_of(change: Change, context: Context) -> tuple[Range, ...]:
             return adapters.rollback_reads(change, keys, request_id)
         case CreatePool() | UpdatePool():
             return pools.put_pool_reads(change, keys, request_id)
+        case ConfirmRemovals():
+            return removals.confirm_reads(change, keys, request_id)
         case DeletePool():
             return pools.delete_pool_reads(change, keys, request_id)
         case SetTenant():
@@ -57,6 +60,8 @@ def plan_change(change: Change, view: View, context: Context) -> Planned:
             return pools.plan_create_pool(change, view, context)
         case UpdatePool():
             return pools.plan_update_pool(change, view, context)
+        case ConfirmRemovals():
+            return removals.plan_confirm_removals(change, view, context)
         case DeletePool():
             return pools.plan_delete_pool(change, view, context)
         case SetTenant():

@@ -105,7 +105,10 @@ def _existing(name: str, field: str, view: View, context: Context) -> Present[Po
 
 def _wanted(change: UpdatePool, state: Present[PoolSpec] | Damaged) -> PoolSpec:
     wanted = PoolSpec(name=change.name, base_models=list(change.base_models), limits=change.limits)
-    return carry_unknown(state.record, wanted) if isinstance(state, Present) else wanted
+    if not isinstance(state, Present):
+        return wanted
+    confirmed = {"removals_confirmed_revision": state.record.removals_confirmed_revision}
+    return carry_unknown(state.record, wanted.model_copy(update=confirmed))
 
 
 def _put_draft(

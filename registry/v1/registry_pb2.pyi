@@ -284,16 +284,18 @@ class PoolLimits(_message.Message):
     def __init__(self, max_rank: _Optional[int] = ..., max_adapters: _Optional[int] = ...) -> None: ...
 
 class Pool(_message.Message):
-    __slots__ = ("name", "base_models", "limits", "etag")
+    __slots__ = ("name", "base_models", "limits", "etag", "removals_confirmed_revision")
     NAME_FIELD_NUMBER: _ClassVar[int]
     BASE_MODELS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     ETAG_FIELD_NUMBER: _ClassVar[int]
+    REMOVALS_CONFIRMED_REVISION_FIELD_NUMBER: _ClassVar[int]
     name: str
     base_models: _containers.RepeatedScalarFieldContainer[str]
     limits: PoolLimits
     etag: str
-    def __init__(self, name: _Optional[str] = ..., base_models: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[PoolLimits, _Mapping]] = ..., etag: _Optional[str] = ...) -> None: ...
+    removals_confirmed_revision: int
+    def __init__(self, name: _Optional[str] = ..., base_models: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[PoolLimits, _Mapping]] = ..., etag: _Optional[str] = ..., removals_confirmed_revision: _Optional[int] = ...) -> None: ...
 
 class CreatePoolRequest(_message.Message):
     __slots__ = ("pool", "request_id", "validate_only")
@@ -314,6 +316,20 @@ class UpdatePoolRequest(_message.Message):
     request_id: str
     validate_only: bool
     def __init__(self, pool: _Optional[_Union[Pool, _Mapping]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
+
+class ConfirmRemovalsRequest(_message.Message):
+    __slots__ = ("name", "revision", "etag", "request_id", "validate_only")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    revision: int
+    etag: str
+    request_id: str
+    validate_only: bool
+    def __init__(self, name: _Optional[str] = ..., revision: _Optional[int] = ..., etag: _Optional[str] = ..., request_id: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
 
 class GetPoolRequest(_message.Message):
     __slots__ = ("name",)

@@ -79,6 +79,11 @@ class AdapterRegistryStub(object):
                 request_serializer=registry_dot_v1_dot_registry__pb2.UpdatePoolRequest.SerializeToString,
                 response_deserializer=registry_dot_v1_dot_registry__pb2.Pool.FromString,
                 _registered_method=True)
+        self.ConfirmRemovals = channel.unary_unary(
+                '/registry.v1.AdapterRegistry/ConfirmRemovals',
+                request_serializer=registry_dot_v1_dot_registry__pb2.ConfirmRemovalsRequest.SerializeToString,
+                response_deserializer=registry_dot_v1_dot_registry__pb2.Pool.FromString,
+                _registered_method=True)
         self.GetPool = channel.unary_unary(
                 '/registry.v1.AdapterRegistry/GetPool',
                 request_serializer=registry_dot_v1_dot_registry__pb2.GetPoolRequest.SerializeToString,
@@ -179,6 +184,14 @@ class AdapterRegistryServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ConfirmRemovals(self, request, context):
+        """Vouches for lists of a pool up to a revision: sidecars that hold such a list, because it would remove too much or
+        is of a restored store, then follow it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetPool(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -268,6 +281,11 @@ def add_AdapterRegistryServicer_to_server(servicer, server):
             'UpdatePool': grpc.unary_unary_rpc_method_handler(
                     servicer.UpdatePool,
                     request_deserializer=registry_dot_v1_dot_registry__pb2.UpdatePoolRequest.FromString,
+                    response_serializer=registry_dot_v1_dot_registry__pb2.Pool.SerializeToString,
+            ),
+            'ConfirmRemovals': grpc.unary_unary_rpc_method_handler(
+                    servicer.ConfirmRemovals,
+                    request_deserializer=registry_dot_v1_dot_registry__pb2.ConfirmRemovalsRequest.FromString,
                     response_serializer=registry_dot_v1_dot_registry__pb2.Pool.SerializeToString,
             ),
             'GetPool': grpc.unary_unary_rpc_method_handler(
@@ -548,6 +566,33 @@ class AdapterRegistry(object):
             target,
             '/registry.v1.AdapterRegistry/UpdatePool',
             registry_dot_v1_dot_registry__pb2.UpdatePoolRequest.SerializeToString,
+            registry_dot_v1_dot_registry__pb2.Pool.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ConfirmRemovals(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/registry.v1.AdapterRegistry/ConfirmRemovals',
+            registry_dot_v1_dot_registry__pb2.ConfirmRemovalsRequest.SerializeToString,
             registry_dot_v1_dot_registry__pb2.Pool.FromString,
             options,
             channel_credentials,

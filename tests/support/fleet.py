@@ -98,6 +98,11 @@ class Sidecar:
             return 0, {}
         return reply.status_code, reply.json()
 
+    async def text(self, path: str) -> str:
+        """One of its pages as text, e.g. the metrics."""
+        async with httpx.AsyncClient(base_url=self.http, timeout=10) as client:
+            return (await client.get(path)).text
+
     async def status(self) -> dict[str, Any]:
         return (await self.get("/status"))[1]
 

@@ -177,6 +177,8 @@ DRY_RUNS = {
     "pool": ("CreatePool", pb.CreatePoolRequest(pool=pb.Pool(name="q", base_models=["base"]))),
     "pool exists": ("CreatePool", pb.CreatePoolRequest(pool=pb.Pool(name="p", base_models=["base"]))),
     "base is an adapter": ("UpdatePool", pb.UpdatePoolRequest(pool=pb.Pool(name="p", base_models=["ACME/a"]))),
+    "confirmation": ("ConfirmRemovals", pb.ConfirmRemovalsRequest(name="p", revision=1)),
+    "confirmation of what is to come": ("ConfirmRemovals", pb.ConfirmRemovalsRequest(name="p", revision=1 << 60)),
     "pool not empty": ("DeletePool", pb.DeletePoolRequest(name="p")),
     "quota": ("SetTenant", pb.SetTenantRequest(tenant=pb.Tenant(name="acme", max_adapters=5))),
     "quota below use": ("SetTenant", pb.SetTenantRequest(tenant=pb.Tenant(name="full", max_adapters=1))),

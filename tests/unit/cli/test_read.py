@@ -151,6 +151,15 @@ def test_pool_create_update_delete(cli, admin):
     assert cli("-o", "json", "pool", "delete", "dev").json["revision"] == 8
 
 
+def test_removals_are_confirmed_for_a_pool_up_to_a_revision(cli, admin):
+    admin.answers["ConfirmRemovals"] = [pb.Pool(name="dev", base_models=["tiny"], removals_confirmed_revision=7)]
+    ran = cli("-o", "json", "pool", "confirm-removals", "dev", "--revision", "7", "--request-id", "q1")
+    assert (ran.code, ran.json["removals_confirmed_revision"]) == (0, 7)
+    [request] = admin.asked("ConfirmRemovals")
+    assert (request.name, request.revision, request.request_id) == ("dev", 7, "q1")
+    assert cli("pool", "confirm-removals", "dev").code == 2
+
+
 def test_watch_resumes_after_the_last_revision_seen(cli, admin):
     """R2 replay-equal, for who watches from outside: nothing twice, nothing lost when the stream breaks."""
     first = pb.WatchAdaptersResponse(revision=5, events=[pb.AdapterEvent(put=SQL)], snapshot=True)

@@ -22,6 +22,7 @@ def situation(plan: Plan | None = None, **changes) -> Situation:
         "stale": False,
         "lazy_count": 0,
         "note": "",
+        "held": "",
         "last_request_id": "q",
     }
     return Situation(**(facts | changes))

@@ -1,0 +1,5 @@
+"""``python -m registry.check``."""
+
+from registry.check.main import main
+
+main()

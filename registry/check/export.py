@@ -1,0 +1,115 @@
+"""A history of etcd as JSON lines: read by a watch of our own, written to a file, and read from there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import aclosing
+from typing import Any
+
+from registry.check.steps import Base, Revision, Step
+from registry.etcd3.client import Client
+from registry.etcd3.ops import Event, KeyValue, prefix_end
+from registry.etcd3.reflections import Changed, Listed, Reflection, Resume
+from registry.etcd3.reflector import Reflector
+
+
+async def read_history(client: Client, prefix: str, *, from_revision: int, seconds: float = 60.0) -> list[Step]:
+    """Everything below a prefix from a revision on until now; from a `Base` where that is compacted.
+
+    Raises:
+        TimeoutError: it takes longer than `seconds`.
+        EtcdError: etcd does not answer.
+    """
+    key = f"{prefix}/".encode()
+    now = await client.list_prefix(key)
+    wanted = {kv.key: kv.mod_revision for kv in now.kvs if kv.mod_revision >= from_revision}
+    resume = Resume(from_revision - 1, 0)
+    reflector = Reflector(client, key, prefix_end(key), resume=resume, rng=random.Random(0))  # noqa: S311 - jitter
+    steps: list[Step] = []
+    seen: dict[bytes, int] = {}
+    async with asyncio.timeout(seconds), aclosing(reflector.stream()) as reflections:
+        # Nothing says that a watch has told all, so it is read until what it told is what stands.
+        while seen != wanted:
+            step = _step_of(await anext(reflections))
+            if isinstance(step, Revision) and step.revision > now.revision:
+                break
+            if isinstance(step, Base):
+                steps.clear()
+            if step is not None:
+                steps.append(step)
+                seen = _seen(step, seen)
+    return steps
+
+
+def _step_of(reflection: Reflection) -> Step | None:
+    match reflection:
+        case Listed(revision=revision, kvs=kvs):
+            return Base(revision, kvs)
+        case Changed(revision, events):
+            return Revision(revision, events)
+        case _:
+            return None
+
+
+def _seen(step: Step, seen: dict[bytes, int]) -> dict[bytes, int]:
+    """Keys and their revisions after a step; changes `seen`."""
+    if isinstance(step, Base):
+        return {kv.key: kv.mod_revision for kv in step.kvs}
+    for event in step.events:
+        seen.pop(event.key, None)
+        if event.kv is not None:
+            seen[event.key] = event.mod_revision
+    return seen
+
+
+def encode(steps: Iterable[Step]) -> Iterator[str]:
+    """One JSON line a step."""
+    for step in steps:
+        match step:
+            case Base(revision, kvs):
+                yield json.dumps({"base": revision, "kvs": [_kv(kv) for kv in kvs]})
+            case Revision(revision, events):
+                yield json.dumps({"revision": revision, "events": [[_text(e.key), _kv(e.kv)] for e in events]})
+
+
+def decode(lines: Iterable[str]) -> Iterator[Step]:
+    """The steps of an export.
+
+    Raises:
+        ValueError: a line is not one of ours; the message says which.
+    """
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield _step(json.loads(line))
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"line {number} of the history is none of an export: {error}") from error
+
+
+def _step(fields: dict[str, Any]) -> Step:
+    if "base" in fields:
+        return Base(int(fields["base"]), tuple(map(_read_kv, fields["kvs"])))
+    revision = int(fields["revision"])
+    events = (Event(_bytes(key), revision, None if kv is None else _read_kv(kv)) for key, kv in fields["events"])
+    return Revision(revision, tuple(events))
+
+
+def _kv(kv: KeyValue | None) -> list[object] | None:
+    if kv is None:
+        return None
+    return [_text(kv.key), _text(kv.value), kv.create_revision, kv.mod_revision, kv.version, kv.lease]
+
+
+def _read_kv(values: list[Any]) -> KeyValue:
+    key, value, *numbers = values
+    return KeyValue(_bytes(key), _bytes(value), *map(int, numbers))
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="surrogateescape")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")

@@ -1,0 +1,233 @@
+"""Folds a history of etcd, revision by revision, and checks W2, W3, W5, W6 and W7. Pure.
+
+It knows nothing of how transactions are built, and reads values as plain JSON: it only looks at what stands in etcd.
+Each revision costs in proportion to its change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from operator import itemgetter
+from typing import Any
+
+from registry.check.findings import Finding
+from registry.etcd3.ops import Event, KeyValue
+from registry.keys import Keys
+
+Document = dict[str, Any]
+Values = dict[bytes, tuple[bytes | None, bytes | None]]
+_HASH_SPACE = 1 << 256
+
+
+class Fold:
+    """The state up to `revision`, and what was found on the way there.
+
+    Attributes:
+        findings: in the order of the revisions.
+        changing: revisions that changed desired state, with the keys of their audit records.
+        requests: request id to the revision and the value of its record, also of one that has expired since.
+        hashes: pool to (revision, hash of its records), a pair for each revision that changed it.
+        replaced: (revision, key) to the revision of what was replaced or deleted there.
+        adapters: (pool, name key) to (revision, record or None), a pair for each revision that changed it.
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        self._prefix = keys.prefix + "/"
+        self.findings: list[Finding] = []
+        self.revision = self.first_revision = 0
+        self._stored: dict[bytes, KeyValue] = {}
+        self.changing: dict[int, str] = {}
+        self.requests: dict[str, tuple[int, Document]] = {}
+        self.hashes: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self.adapters: dict[tuple[str, str], list[tuple[int, Document | None]]] = defaultdict(list)
+        self.replaced: dict[tuple[int, str], int] = {}
+        self._generations: dict[tuple[str, str], int] = defaultdict(int)
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def kvs(self) -> dict[bytes, bytes]:
+        """What stands."""
+        return {key: kv.value for key, kv in self._stored.items()}
+
+    def begin(self, revision: int, kvs: Iterable[KeyValue]) -> None:
+        """Starts from what stood at a revision, where what came before is no longer kept."""
+        self.revision = self.first_revision = revision
+        for kv in kvs:
+            self._stored[kv.key] = kv
+            kind, rest = self._kind(kv.key)
+            if kind == "adapters":
+                self._note_adapter(kv.mod_revision, rest, None, kv)
+            if kind in {"adapters", "history"} and (record := document(kv.value)):
+                known = self._generations[rest[0], rest[1]]
+                self._generations[rest[0], rest[1]] = max(known, record.get("generation", 0))
+            if kind == "requests":
+                self.requests[rest[0]] = (kv.mod_revision, document(kv.value) or {})
+
+    def take(self, revision: int, events: Iterable[Event]) -> None:
+        """Folds one revision in."""
+        changed: Values = {}
+        for event in events:
+            old = self._stored.pop(event.key, None)
+            if event.kv is not None:
+                self._stored[event.key] = event.kv
+            self.replaced[revision, event.key.decode(errors="backslashreplace")] = old.mod_revision if old else 0
+            changed[event.key] = (old.value if old else None, event.kv.value if event.kv else None)
+            self._note(revision, event, old)
+        self.revision = revision
+        self._check_counters(revision, changed)
+        self._check_generations(revision, changed)
+        self._check_set(revision, changed)
+
+    def hash_at(self, pool: str, revision: int) -> int:
+        """The state hash of a pool at a revision: sum of sha256(key, revision, value) over its records."""
+        at = bisect_right(self.hashes[pool], revision, key=itemgetter(0))
+        return self.hashes[pool][at - 1][1] if at else 0
+
+    def adapter_at(self, pool: str, key: str, revision: int) -> Document | None:
+        """An adapter's record as it stood at a revision."""
+        history = self.adapters.get((pool, key), [])
+        at = bisect_right(history, revision, key=itemgetter(0))
+        return history[at - 1][1] if at else None
+
+    def before(self, key: str, revision: int) -> int | None:
+        """The etag that a key had when `revision` changed it, 0 if it was absent; None: that did not change it."""
+        return self.replaced.get((revision, key))
+
+    def _find(self, guarantee: str, revision: int, where: object, message: str) -> None:
+        shown = where.decode(errors="backslashreplace") if isinstance(where, bytes) else str(where)
+        self.findings.append(Finding(guarantee, revision, shown, message))
+
+    def _kind(self, key: bytes) -> tuple[str, list[str]]:
+        kind, *rest = key.decode(errors="backslashreplace").removeprefix(self._prefix).split("/")
+        return kind, rest
+
+    def _note(self, revision: int, event: Event, old: KeyValue | None) -> None:
+        kind, rest = self._kind(event.key)
+        if kind == "adapters":
+            self._note_adapter(revision, rest, old, event.kv)
+        elif kind == "requests" and event.kv is not None:
+            if rest[0] in self.requests:
+                self._find("W3", revision, rest[0], f"this request was settled before, at {self.requests[rest[0]][0]}")
+            self.requests[rest[0]] = (revision, document(event.kv.value) or {})
+
+    def _note_adapter(self, revision: int, rest: list[str], old: KeyValue | None, new: KeyValue | None) -> None:
+        pool, key = rest
+        self._counts[tenant_of_key(key)] += (new is not None) - (old is not None)
+        total = self.hashes[pool][-1][1] if self.hashes[pool] else 0
+        total += sum(sign * _hash(key, kv) for sign, kv in ((1, new), (-1, old)) if kv is not None)
+        self.hashes[pool].append((revision, total % _HASH_SPACE))
+        self.adapters[pool, key].append((revision, None if new is None else document(new.value) or {}))
+
+    def _check_counters(self, revision: int, changed: Values) -> None:
+        """W5: a tenant's count equals its counter and is within its quota."""
+        parts = [self._kind(key) for key in changed]
+        tenants = {tenant_of_key(rest[1]) for kind, rest in parts if kind == "adapters"}
+        tenants |= {rest[0] for kind, rest in parts if kind == "tenants"}
+        for tenant in sorted(tenants):
+            kv, count = self._stored.get(f"{self._prefix}tenants/{tenant}".encode()), self._counts[tenant]
+            record = (document(kv.value) if kv else None) or {}
+            counter, quota = record.get("adapters", 0), record.get("max_adapters")
+            if counter != count:
+                self._find("W5", revision, f"tenant {tenant}", f"its counter says {counter}, it has {count} adapters")
+            if quota is not None and count > quota:
+                self._find("W5", revision, f"tenant {tenant}", f"it has {count} adapters, its quota is {quota}")
+
+    def _check_generations(self, revision: int, changed: Values) -> None:
+        """W6: one more if and only if the spec changed; a name that comes back goes on."""
+        for key, (old, new) in changed.items():
+            kind, rest = self._kind(key)
+            record = document(new) if kind == "adapters" else None
+            if record is None:
+                continue
+            before, now = self._generations[rest[0], rest[1]], record.get("generation")
+            self._generations[rest[0], rest[1]] = now if isinstance(now, int) else before
+            if now != before + 1:
+                self._find("W6", revision, key, f"generation {now} follows {before}")
+            if old is not None and (document(old) or {}).get("spec") == record.get("spec"):
+                self._find("W6", revision, key, f"generation {now} has the same spec as the one before")
+
+    def _check_set(self, revision: int, changed: Values) -> None:
+        """W2 and W7: a change, its history, its request record and its audit record share the revision."""
+        by_kind: dict[str, Values] = defaultdict(dict)
+        for key, values in changed.items():
+            by_kind[self._kind(key)[0]][key] = values
+        wanted = _audited(by_kind)
+        audits = {key: new for key, (_, new) in by_kind["audit"].items() if new is not None}
+        if len(audits) != (1 if wanted else 0):
+            keys = ", ".join(sorted(key.decode(errors="backslashreplace") for key in changed))
+            self._find("W7", revision, keys, f"{len(audits)} audit records for {len(wanted)} changes")
+            return
+        if not wanted:
+            return
+        ((audit_key, audit),) = audits.items()
+        self.changing[revision] = audit_key.decode(errors="backslashreplace")
+        requests = [self._kind(key)[1][0] for key, (_, new) in by_kind["requests"].items() if new is not None]
+        if len(requests) != 1:
+            self._find("W2", revision, audit_key, f"{len(requests)} request records in the revision")
+        else:
+            self._check_audit(revision, audit_key, document(audit) or {}, requests[0], wanted)
+        self._check_retired(revision, by_kind)
+
+    def _check_audit(self, revision: int, key: bytes, audit: Document, request_id: str, wanted: list[Any]) -> None:
+        if audit.get("request_id") != request_id:
+            self._find("W7", revision, key, f"it names request {audit.get('request_id')!r}, not {request_id!r}")
+        if not audit.get("principal") or not audit.get("role"):
+            self._find("W7", revision, key, "it does not say who, or in which role")
+        told = [(one.get("kind"), _readable(one.get("before")), one.get("after")) for one in audit.get("changes", [])]
+        if sorted(told, key=repr) != sorted(wanted, key=repr):
+            self._find("W7", revision, key, f"it tells {told!r:.300}, what changed is {wanted!r:.300}")
+
+    def _check_retired(self, revision: int, by_kind: Mapping[str, Values]) -> None:
+        """W2: what was replaced or deleted is in history, from this revision on."""
+        retired = {key: document(new) or {} for key, (_, new) in by_kind["history"].items() if new is not None}
+        expected = {}
+        for key, (old, _) in by_kind["adapters"].items():
+            if (record := document(old)) is not None:
+                pool, name = self._kind(key)[1]
+                expected[f"{self._prefix}history/{pool}/{name}/{record.get('generation')}".encode()] = record
+        for key in retired.keys() ^ expected.keys():
+            self._find("W2", revision, key, "history and what was replaced are not the same")
+        for key in retired.keys() & expected.keys():
+            if not expected[key].items() <= retired[key].items():
+                self._find("W2", revision, key, "history has another record than the one that was replaced")
+
+
+def _audited(by_kind: Mapping[str, Values]) -> list[tuple[str, Document | None, Document | None]]:
+    """What the audit record of a revision must tell: (kind, before, after), counters left out."""
+    told = [("adapter", document(old), document(new)) for old, new in by_kind["adapters"].values()]
+    told += [("pool", document(old), document(new)) for old, new in by_kind["pools"].values()]
+    if by_kind["adapters"]:
+        return told
+    return told + [("tenant", document(old), document(new)) for old, new in by_kind["tenants"].values()]
+
+
+def _readable(before: Document | None) -> Document | None:
+    """What an audit record quotes since it could not be followed may be JSON all the same."""
+    quoted = before.get("unreadable") if before else None
+    return document(quoted.encode()) if isinstance(quoted, str) else before
+
+
+def tenant_of_key(key: str) -> str:
+    """The tenant of a name key."""
+    tenant, slash, _ = key.partition("%2F")
+    return tenant if slash else "default"
+
+
+def document(value: bytes | None) -> Document | None:
+    """A value as a JSON object; None for no value. What is no JSON object is shown as the audit record shows it."""
+    if value is None:
+        return None
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        parsed = None
+    return parsed if isinstance(parsed, dict) else {"unreadable": value[:4096].decode(errors="backslashreplace")}
+
+
+def _hash(key: str, kv: KeyValue) -> int:
+    digest = hashlib.sha256(b"%s\0%d\0%s" % (key.encode(), kv.mod_revision, kv.value)).digest()
+    return int.from_bytes(digest, "big")

@@ -1,0 +1,144 @@
+"""``loraplane-check``: exports a history of etcd, and replays one with what callers, sidecars and engines saw."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from pydantic import ValidationError
+
+from registry.check.calls import Call, check_calls
+from registry.check.export import decode, encode, read_history
+from registry.check.findings import Finding
+from registry.check.fold import Fold
+from registry.check.replay import replay
+from registry.check.replicas import Listing, check_listings, check_log
+from registry.check.steps import Step
+from registry.etcd3.client import Client
+from registry.etcd3.errors import EtcdError
+from registry.etcd3.options import ClientOptions
+from registry.keys import DEFAULT_PREFIX, Keys
+from registry.model.base import first_error
+
+EXIT_FOUND, EXIT_USAGE, EXIT_UNAVAILABLE = 1, 2, 6
+MAX_SHOWN = 20
+
+app = typer.Typer(
+    help="Replay a history of etcd and check what was promised over it. Exit codes: 0 all holds, 1 something does not, "
+    "2 usage, 6 etcd does not answer.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+Prefix = Annotated[str, typer.Option("--prefix", help="Prefix of all keys in etcd.")]
+
+
+class _Unusable(Exception):
+    """A file cannot be read, or holds what it should not; the message says which and where."""
+
+
+@app.command()
+def export(
+    etcd: Annotated[str, typer.Option("--etcd", help="etcd's members, HOST:PORT[,HOST:PORT…].")],
+    out: Annotated[Path, typer.Option("--out", help="File to write, one JSON line a revision.")],
+    prefix: Prefix = DEFAULT_PREFIX,
+    from_revision: Annotated[int, typer.Option("--from-revision", min=1, help="First revision.")] = 1,
+) -> None:
+    """Write what happened in etcd since a revision, or since the last compaction, to a file."""
+    endpoints = tuple(part for part in etcd.split(",") if part)
+    try:
+        steps = asyncio.run(_read(endpoints, prefix, from_revision))
+    except (EtcdError, TimeoutError, ValueError) as error:
+        _fail(EXIT_UNAVAILABLE, f"etcd at {etcd} cannot be read: {error or 'it takes too long'}")
+    out.write_text("".join(f"{line}\n" for line in encode(steps)))
+    sys.stdout.write(f"{len(steps)} revisions in {out}\n")
+
+
+async def _read(endpoints: tuple[str, ...], prefix: str, from_revision: int) -> list[Step]:
+    client = Client(ClientOptions(endpoints))
+    try:
+        return await read_history(client, prefix, from_revision=from_revision)
+    finally:
+        await client.aclose()
+
+
+@app.command()
+def verify(
+    history: Annotated[Path, typer.Option("--history", help="A file that export wrote.")],
+    prefix: Prefix = DEFAULT_PREFIX,
+    calls: Annotated[Path | None, typer.Option("--calls", help="What callers were told, one JSON line a call.")] = None,
+    pool: Annotated[str, typer.Option("--pool", help="Pool of the sidecars whose logs and listings are given.")] = "",
+    log: Annotated[list[Path] | None, typer.Option("--log", help="Log of a sidecar; may be repeated.")] = None,
+    listings: Annotated[Path | None, typer.Option("--listings", help="Looks at engines, one JSON line each.")] = None,
+) -> None:
+    """Check every revision, and what is given besides."""
+    if (log or listings) and not pool:
+        _fail(EXIT_USAGE, "--log and --listings need --pool")
+    try:
+        fold = replay(Keys(prefix), decode(_lines(history)))
+        findings = [*fold.findings, *_replica_findings(fold, pool, log or [], listings)]
+        told, counts = check_calls(fold, _parsed(Call, calls)) if calls else ([], {})
+    except (_Unusable, ValueError) as error:
+        _fail(EXIT_USAGE, str(error))
+    _report(fold, [*findings, *told], {**counts})
+
+
+def _replica_findings(fold: Fold, pool: str, logs: Iterable[Path], listings: Path | None) -> list[Finding]:
+    findings = [one for path in logs for one in check_log(fold, pool, path.name, _documents(path))]
+    return findings + (check_listings(fold, pool, _parsed(Listing, listings)) if listings else [])
+
+
+def _parsed(kind: Any, path: Path) -> Iterator[Any]:  # noqa: ANN401 - a model's class, and its instances
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            yield kind.model_validate_json(line)
+        except ValidationError as error:
+            raise _Unusable(f"{path}, line {number}: {first_error(error)}") from error
+
+
+def _documents(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON lines of a log; others, such as a traceback, are passed over."""
+    for line in _lines(path):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            yield found
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _Unusable(f"cannot read {path}: {error}") from error
+
+
+def _report(fold: Fold, findings: list[Finding], counts: dict[str, int]) -> None:
+    for finding in findings[:MAX_SHOWN]:
+        sys.stdout.write(f"{finding}\n")
+    if len(findings) > MAX_SHOWN:
+        sys.stdout.write(f"… and {len(findings) - MAX_SHOWN} more\n")
+    calls = "".join(f", {count} calls {name}" for name, count in sorted(counts.items()))
+    span = f"revisions {fold.first_revision} to {fold.revision}"
+    sys.stdout.write(f"{span}, {len(fold.changing)} changes{calls}: {len(findings)} findings\n")
+    if findings:
+        raise typer.Exit(EXIT_FOUND)
+
+
+def _fail(code: int, message: str) -> NoReturn:
+    sys.stderr.write(f"loraplane-check: {message}\n")
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Holds sidecar logs and engine listings against the history: R1, R2, R4, R6 and R11. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from registry.check.findings import Finding
+from registry.check.fold import Document, Fold
+from registry.model.base import Part
+from registry.model.names import name_key
+
+_STORED = re.compile(r".*/adapters/sha256-([0-9a-f]{64})")
+
+
+class Listing(Part):
+    """One look at an engine: name to path, taken when its sidecar said `revision`.
+
+    Attributes:
+        settled: nothing was pending then: what is listed under the store is what was desired at that revision.
+        unservable: names that the status said to have failed.
+    """
+
+    replica: str
+    revision: int
+    adapters: Mapping[str, str]
+    settled: bool = False
+    unservable: list[str] = []
+
+
+def check_log(fold: Fold, pool: str, where: str, lines: Iterable[Document]) -> list[Finding]:
+    """One sidecar's log, from its first line to its last, over any number of restarts. `where` names it."""
+    findings: list[Finding] = []
+    mark = 0
+    for line in lines:
+        revision = line.get("revision", 0)
+        match line.get("event"):
+            case "removals_confirmed":
+                mark = revision
+            case "plan_made":
+                findings += _check_plan(fold, pool, where, line, mark)
+                mark = max(mark, revision)
+            case "engine_call" if line.get("call") == "unload" and (pool, name_key(line["name"])) not in fold.adapters:
+                message = f"{line['name']!r} was unloaded, and was never in pool {pool!r}"
+                findings.append(Finding("R11", mark, where, message))
+    return findings
+
+
+def _check_plan(fold: Fold, pool: str, where: str, line: Document, mark: int) -> list[Finding]:
+    revision = line["revision"]
+    if revision < mark:
+        return [Finding("R1", revision, where, f"a plan was made from this revision after one from {mark}")]
+    if not fold.first_revision <= revision <= fold.revision:
+        return []
+    expected = f"{fold.hash_at(pool, revision):064x}"
+    if line["state_hash"] == expected:
+        return []
+    return [
+        Finding("R2", revision, where, f"the sidecar's state is {line['state_hash']:.12}…, replayed {expected:.12}…")
+    ]
+
+
+def check_listings(fold: Fold, pool: str, listings: Iterable[Listing]) -> list[Finding]:
+    """Samples of engines' listings, each replica's in the order in which they were taken."""
+    findings: list[Finding] = []
+    absent: dict[tuple[str, str], int] = {}
+    for listing in listings:
+        ours = {name: match[1] for name, path in listing.adapters.items() if (match := _STORED.fullmatch(path))}
+        for name, digest in ours.items():
+            findings += _check_digest(fold, pool, listing, name, digest)
+            findings += _check_return(fold, pool, listing, name, absent)
+        _note_absent(fold, pool, listing, ours, absent)
+        if listing.settled:
+            findings += _check_settled(fold, pool, listing, ours)
+    return findings
+
+
+def _check_digest(fold: Fold, pool: str, listing: Listing, name: str, digest: str) -> list[Finding]:
+    """R4: a pinned adapter has a digest that its record had at that revision or, not yet swapped, before it."""
+    records = [record for _, record in fold.adapters.get((pool, name_key(name)), []) if record]
+    pinned = [_pinned(record) for record in records]
+    if not records or None in pinned or f"sha256:{digest}" in pinned:
+        return []
+    return [Finding("R4", listing.revision, listing.replica, f"{name!r} has digest {digest}, its record never had")]
+
+
+def _pinned(record: Document) -> str | None:
+    """The digest as the engine sees it; None: not pinned, or to be made from what is pinned."""
+    spec: dict[str, Any] = record.get("spec") or {}
+    digest = (spec.get("source") or {}).get("digest")
+    return digest if isinstance(digest, str) else None
+
+
+def _check_return(
+    fold: Fold, pool: str, listing: Listing, name: str, absent: Mapping[tuple[str, str], int]
+) -> list[Finding]:
+    """R6: what was gone after its deletion is not there again unless it was made again."""
+    since = absent.get((listing.replica, name_key(name)))
+    if since is None or any(record and at > since for at, record in fold.adapters.get((pool, name_key(name)), [])):
+        return []
+    return [Finding("R6", listing.revision, listing.replica, f"{name!r} was deleted, gone at {since}, and is back")]
+
+
+def _note_absent(
+    fold: Fold, pool: str, listing: Listing, ours: Mapping[str, str], absent: dict[tuple[str, str], int]
+) -> None:
+    listed = {name_key(name) for name in ours}
+    for of_pool, key in fold.adapters:
+        if of_pool == pool and key not in listed and fold.adapter_at(pool, key, listing.revision) is None:
+            absent.setdefault((listing.replica, key), listing.revision)
+        elif key in listed:
+            absent.pop((listing.replica, key), None)
+
+
+def _check_settled(fold: Fold, pool: str, listing: Listing, ours: Mapping[str, str]) -> list[Finding]:
+    wanted = {
+        key
+        for of_pool, key in fold.adapters
+        if of_pool == pool
+        and (record := fold.adapter_at(pool, key, listing.revision))
+        and (record.get("spec") or {}).get("load") != "lazy"
+    }
+    refused = {name_key(name) for name in listing.unservable}
+    listed = {name_key(name) for name in ours}
+    gone = [
+        Finding("R6", listing.revision, listing.replica, f"{key!r} is listed and not desired")
+        for key in sorted(listed - wanted - refused)
+    ]
+    missing = [
+        Finding("R3", listing.revision, listing.replica, f"{key!r} is desired and not listed")
+        for key in sorted(wanted - listed - refused)
+    ]
+    return gone + missing

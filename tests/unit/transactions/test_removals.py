@@ -1,0 +1,70 @@
+"""Confirming removals: a field of the pool's record, with its audit record, and nothing for revisions to come."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.errors import Conflict, InvalidArgument, NotFound
+from registry.model.records import PoolLimits, PoolSpec
+from registry.transactions.changes import ConfirmRemovals, UpdatePool
+from registry.transactions.make import make_confirm_removals
+from tests.support.changes import KEYS, POOL, Desk, applying, creating, upsert
+from tests.support.history_check import check_history
+
+
+@pytest.fixture
+def desk() -> Desk:
+    made = Desk()
+    made.change(creating())
+    made.change(applying(upsert("a")))
+    return made
+
+
+def confirmed(desk: Desk) -> int:
+    return PoolSpec.parse(desk.etcd.kvs[KEYS.pool(POOL)].value).removals_confirmed_revision
+
+
+def test_a_confirmation_stands_in_the_pools_record_and_is_audited(desk):
+    """W2, W7: what a sidecar watches already, and who vouched."""
+    settled = desk.change(ConfirmRemovals(POOL, 1))
+    assert settled.reply.pool is not None
+    assert confirmed(desk) == settled.reply.pool.removals_confirmed_revision == 1
+    fold = check_history(KEYS, desk.etcd.history)
+    assert settled.revision in fold.changing
+
+
+def test_a_lower_revision_than_before_changes_nothing(desk):
+    desk.change(ConfirmRemovals(POOL, 2))
+    revision = desk.etcd.revision
+    assert desk.change(ConfirmRemovals(POOL, 1)).reply.pool == desk.change(ConfirmRemovals(POOL, 2)).reply.pool
+    assert (confirmed(desk), desk.etcd.revision) == (2, revision)
+
+
+def test_an_update_of_the_pool_keeps_the_confirmation(desk):
+    desk.change(ConfirmRemovals(POOL, 2))
+    desk.change(UpdatePool(POOL, ("base",), PoolLimits(max_rank=8)))
+    assert confirmed(desk) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (ConfirmRemovals(POOL, 99), InvalidArgument),
+        (ConfirmRemovals("q", 1), NotFound),
+        (ConfirmRemovals(POOL, 1, etag=77), Conflict),
+    ],
+)
+def test_what_is_refused(desk, change, kind):
+    """Nobody vouches for what nobody has seen: a revision that is to come."""
+    with pytest.raises(kind):
+        desk.change(change)
+
+
+@pytest.mark.parametrize(("name", "revision", "etag"), [("a/b", 1, ""), ("p", 0, ""), ("p", 1, "0"), ("p", 1, "x")])
+def test_what_is_not_even_asked(name, revision, etag):
+    with pytest.raises(InvalidArgument):
+        make_confirm_removals(name, revision, etag)
+
+
+def test_what_is_asked_is_what_was_said():
+    assert make_confirm_removals("p", 3, "5") == ConfirmRemovals("p", 3, 5)
