@@ -60,7 +60,7 @@ check: install proto ## Lint, types, import contracts, stubs as generated; no te
 	git diff --exit-code -- registry/v1 registry/etcd3/rpc_pb2.py registry/etcd3/rpc_pb2.pyi
 
 PURE := registry.errors registry.keys registry.model registry.transactions registry.etcd3.ops registry.etcd3.errors \
-  sidecar.artifacts.manifest sidecar.artifacts.checks \
+  registry.lora \
   sidecar.desired sidecar.failures sidecar.plan sidecar.planner sidecar.snapshot sidecar.status
 
 .PHONY: test

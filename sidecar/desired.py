@@ -102,6 +102,7 @@ def parse_adapter(pool: str, key: str, value: bytes, revision: int) -> DesiredAd
         prepare=spec.prepare.model_dump_json(),
         credentials=spec.credentials,
         pin_key="" if digest else f"{pool}/{key}@{record.generation}",
+        base_model=spec.base_model,
     )
     return DesiredAdapter(
         key=key,

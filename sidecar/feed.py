@@ -78,7 +78,8 @@ class Feed:
         base = restored.base
         self._cluster_id = base.cluster_id
         self._informer.restore(base.revision, base.records)
-        self._take_pool(base.pool_record)
+        if base.pool_record is not None:
+            self._take_pool(base.pool_record)
         for entry in restored.entries:
             match entry:
                 case AdaptersChanged(revision, events):
@@ -215,7 +216,7 @@ class Feed:
 
     def _pool_changed(self, kv: KeyValue | None) -> None:
         value = kv.value if kv else None
-        if value == self._pool_record:
+        if value == self._pool_record and self._inputs.pool_read:
             return
         self._journal.append(PoolChanged(value))
         self._take_pool(value)
@@ -226,6 +227,7 @@ class Feed:
         try:
             self._inputs.pool = None if value is None else PoolSpec.parse(value)
             self._pool_record = value
+            self._inputs.pool_read = True
         except RegistryError as error:
             _log.error("pool_record_refused", reason=error.reason, error=error.message)
 
