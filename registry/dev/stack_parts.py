@@ -135,6 +135,7 @@ def _sidecar(folder: Folder, layout: Layout, replica: str) -> Part:
         *("--etcd", layout.address("etcd"), "--pool", POOL, "--replica", replica),
         *("--engine", layout.url(f"engine-{replica}"), "--store", str(folder.store)),
         *("--http", layout.address(name), "--allow-source", f"{folder.adapters.as_uri()}/"),
+        *(("--base-model", str(folder.model)) if layout.engine is EngineKind.VLLM else ()),
     ]
     return Part(name, Role.SIDECAR, command, our_environment(), layout.address(name), f"{layout.url(name)}/readyz")
 

@@ -59,7 +59,7 @@ class Incoming:
             message = f"{name} is empty; it is tried again, in case it is still being written"
             raise ArtifactError("source_incomplete", message, permanent=False)
         if size_bytes > self._caps[name]:
-            message = f"{name} has {size_bytes} bytes, at most {self._caps[name]} are taken"
+            message = f"{name} has {size_bytes} bytes, at most {self._caps[name]} are taken; publish less"
             raise ArtifactError("too_large", message, permanent=True)
         free_bytes = shutil.disk_usage(self.directory).free
         if size_bytes > free_bytes:
