@@ -9,6 +9,7 @@ import hashlib
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from sys import intern
 
 from immutables import Map, MapMutation
 
@@ -26,17 +27,24 @@ _SORT_ANEW = 64
 
 @dataclass(frozen=True, slots=True)
 class DesiredAdapter:
-    """What the sidecar needs of an AdapterRecord. `revision` is etcd's of the record, `key` its name key."""
+    """What the sidecar needs of an eager AdapterRecord. `revision` is etcd's of the record, `key` its name key."""
 
     key: str
     name: str
     generation: int
     revision: int
     ref: ArtifactRef
-    lazy: bool
     priority: int
     request_id: str
     updated_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class LazyAdapter:
+    """An adapter that is not asked for yet. There may be very many: everything else is in its raw record."""
+
+    name: str
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +57,17 @@ class RefusedRecord:
     message: str
 
 
+Verdict = DesiredAdapter | LazyAdapter | RefusedRecord
+
+
 @dataclass(frozen=True, slots=True)
 class DesiredState:
     """A whole snapshot of a pool's adapters at one revision.
 
     Attributes:
         revision: etcd's revision up to which everything is folded in.
-        adapters: name key to what is desired, without those that were never readable.
+        adapters: name key to what is desired, of the eager ones, without those that were never readable.
+        lazy: the same of the lazy ones.
         refused: name key to why the newest record is not followed.
         order: (-priority, name key) of the eager adapters, sorted: the first are served first.
         state_hash: sum over all records of sha256(key, revision, value), modulo 2**256 (guarantee R2).
@@ -63,9 +75,19 @@ class DesiredState:
 
     revision: int = 0
     adapters: Map[str, DesiredAdapter] = field(default_factory=Map)
+    lazy: Map[str, LazyAdapter] = field(default_factory=Map)
     refused: Map[str, RefusedRecord] = field(default_factory=Map)
     order: tuple[tuple[int, str], ...] = ()
     state_hash: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many adapters the pool has, eager and lazy."""
+        return len(self.adapters) + len(self.lazy)
+
+    def of(self, key: str) -> DesiredAdapter | LazyAdapter | None:
+        """What is desired under a name key."""
+        return self.adapters.get(key) or self.lazy.get(key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +105,7 @@ def record_hash(key: str, revision: int, value: bytes) -> int:
     return int.from_bytes(digest, "big")
 
 
-def parse_adapter(pool: str, key: str, value: bytes, revision: int) -> DesiredAdapter:
+def parse_adapter(pool: str, key: str, value: bytes, revision: int) -> DesiredAdapter | LazyAdapter:
     """Reads an AdapterRecord.
 
     Raises:
@@ -95,22 +117,23 @@ def parse_adapter(pool: str, key: str, value: bytes, revision: int) -> DesiredAd
     if name_key(record.name) != key or record.pool != pool:
         raise ValueError(f"the record is of {record.name!r} in pool {record.pool!r}, which is not what its key says")
     spec = record.spec
+    if spec.load == "lazy":
+        return LazyAdapter(record.name, record.generation)
     digest = spec.source.digest
     ref = ArtifactRef(
         uri=spec.source.uri,
         digest=digest,
-        prepare=spec.prepare.model_dump_json(),
+        prepare=intern(spec.prepare.model_dump_json()),  # nearly all are equal, and one string will do
         credentials=spec.credentials,
         pin_key="" if digest else f"{pool}/{key}@{record.generation}",
         base_model=spec.base_model,
     )
     return DesiredAdapter(
         key=key,
-        name=record.name,
+        name=key if record.name == key else record.name,
         generation=record.generation,
         revision=revision,
         ref=ref,
-        lazy=spec.load == "lazy",
         priority=spec.priority,
         request_id=record.request_id,
         updated_at=record.updated_at,
@@ -129,9 +152,9 @@ class Informer:
         """Starts from what a snapshot holds."""
         self.raw = {}
         self.state = DesiredState()
-        good = [(key, *record.good) for key, record in raw.items() if record.good is not None]
-        self._fold(revision, [(key, KeyValue(b"", value, 0, mod, 0)) for key, value, mod in good])
-        self._fold(revision, [(key, KeyValue(b"", r.value, 0, r.revision, 0)) for key, r in raw.items()])
+        good = ((key, *record.good) for key, record in raw.items() if record.good is not None)
+        self._fold(revision, ((key, KeyValue(b"", value, 0, mod, 0)) for key, value, mod in good))
+        self._fold(revision, ((key, KeyValue(b"", r.value, 0, r.revision, 0)) for key, r in raw.items()))
 
     def replace(self, revision: int, kvs: Iterable[KeyValue]) -> list[str]:
         """Takes a whole list by difference, so that deletions made meanwhile are found. Returns changed keys."""
@@ -156,24 +179,27 @@ class Informer:
 
     def _fold(self, revision: int, changes: Iterable[tuple[str, KeyValue | None]]) -> None:
         state = self.state
-        adapters, refused = state.adapters.mutate(), state.refused.mutate()
+        draft = _Draft(state.adapters.mutate(), state.lazy.mutate(), state.refused.mutate())
         total = state.state_hash
         before: dict[str, DesiredAdapter | None] = {}
         for key, kv in changes:
-            before.setdefault(key, adapters.get(key))
+            before.setdefault(key, draft.adapters.get(key))
             verdict = self._judge(key, kv) if kv else None
-            total += self._note(key, kv, was_refused=key in refused, is_refused=isinstance(verdict, RefusedRecord))
-            _settle(adapters, refused, key, verdict)
-        folded = adapters.finish()
+            total += self._note(
+                key, kv, was_refused=key in draft.refused, is_refused=isinstance(verdict, RefusedRecord)
+            )
+            draft.settle(key, verdict)
+        folded = draft.adapters.finish()
         self.state = DesiredState(
             revision=max(revision, state.revision),
             adapters=folded,
-            refused=refused.finish(),
+            lazy=draft.lazy.finish(),
+            refused=draft.refused.finish(),
             order=_reorder(state.order, before, folded),
             state_hash=total % _HASH_SPACE,
         )
 
-    def _judge(self, key: str, kv: KeyValue) -> DesiredAdapter | RefusedRecord:
+    def _judge(self, key: str, kv: KeyValue) -> Verdict:
         try:
             return parse_adapter(self._pool, key, kv.value, kv.mod_revision)
         except RegistryError as error:
@@ -194,26 +220,31 @@ class Informer:
         return change + record_hash(key, kv.mod_revision, kv.value)
 
 
-def _settle(
-    adapters: MapMutation[str, DesiredAdapter],
-    refused: MapMutation[str, RefusedRecord],
-    key: str,
-    verdict: DesiredAdapter | RefusedRecord | None,
-) -> None:
-    """A refused record leaves the last good one in place; a deletion removes both."""
-    refused.pop(key, None)
-    match verdict:
-        case DesiredAdapter():
-            adapters[key] = verdict
-        case RefusedRecord():
-            refused[key] = verdict
-        case None:  # pragma: no branch - mypy knows that this is the last case
-            adapters.pop(key, None)
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """The maps of a state while changes are folded in."""
+
+    adapters: MapMutation[str, DesiredAdapter]
+    lazy: MapMutation[str, LazyAdapter]
+    refused: MapMutation[str, RefusedRecord]
+
+    def settle(self, key: str, verdict: Verdict | None) -> None:
+        """A refused record leaves the last good one in place; a deletion removes both."""
+        self.refused.pop(key, None)
+        if isinstance(verdict, RefusedRecord):
+            self.refused[key] = verdict
+            return
+        self.adapters.pop(key, None)
+        self.lazy.pop(key, None)
+        if isinstance(verdict, DesiredAdapter):
+            self.adapters[key] = verdict
+        elif verdict is not None:
+            self.lazy[key] = verdict
 
 
 def _rank(adapter: DesiredAdapter | None) -> tuple[int, str] | None:
-    """An eager adapter's place in the order; None for what is not in it."""
-    return None if adapter is None or adapter.lazy else (-adapter.priority, adapter.key)
+    """An adapter's place in the order; None for what is not in it."""
+    return None if adapter is None else (-adapter.priority, adapter.key)
 
 
 def _reorder(
