@@ -108,7 +108,11 @@ def shape_findings(module: Module, name: str, shape: Shape) -> list[Finding]:
     """Whether it was trained on a module of the base's shape."""
     kind = name.rpartition(".")[2] == "embed_tokens"
     remedy = "serve it in a pool of the base model that it was trained on"
-    if kind != module.is_embedding and kind:
+    own = module.parts.get(Part.BASE_LAYER)
+    if own is not None and own.shape != shape:
+        found, expected = f"base weights of shape {list(own.shape)}", f"the base's {list(shape)}"
+        return [Finding("shape_mismatch", own.name, found, expected, remedy)]
+    if kind and module.parts.keys() & {Part.A, Part.B}:
         return [Finding("shape_mismatch", module.name, "a linear adapter", "an embedding adapter", remedy)]
     if module.fits(shape):
         return []

@@ -152,6 +152,10 @@ def linear_embedding(draft: Draft, architecture: Architecture) -> None:
     draft.tensors |= architecture.draft("model.embed_tokens").tensors
 
 
+def resized_embedding(draft: Draft, architecture: Architecture) -> None:
+    draft.tensors["base_model.model.model.embed_tokens.base_layer.weight"] = Values("F32", (65, 8), bytes(4 * 65 * 8))
+
+
 def short_embedding(draft: Draft, architecture: Architecture) -> None:
     stem, hidden = "base_model.model.model.embed_tokens", architecture.modules["model.embed_tokens"][1]
     draft.tensors[f"{stem}.lora_embedding_A"] = Values("F32", (RANK, 63), bytes(4 * RANK * 63))
@@ -286,5 +290,6 @@ DEFECTS: tuple[Defect, ...] = (
     Defect("two_beginnings", "duplicate_module", moved_twin),
     Defect("vision", "vision_modules", vision),
     Defect("linear_embedding", "shape_mismatch", linear_embedding),
+    Defect("resized_embedding", "shape_mismatch", resized_embedding),
     Defect("short_embedding", "shape_mismatch", short_embedding),
 )
