@@ -64,7 +64,7 @@ docs: install ## Write the pages of docs/ that are made from the code
 	$(BIN)/python -m tests.support.errors_page
 
 PURE := registry.errors registry.keys registry.model registry.transactions registry.etcd3.ops registry.etcd3.errors \
-  sidecar.artifacts.manifest sidecar.artifacts.checks \
+  registry.lora \
   sidecar.brake sidecar.desired sidecar.failures sidecar.plan sidecar.planner sidecar.snapshot sidecar.status
 
 .PHONY: test

@@ -9,6 +9,7 @@ import structlog
 
 from registry.etcd3.client import Client
 from registry.keys import Keys
+from registry.lora.base_directory import BaseUnreadable, read_base
 from registry.model.status import Presence
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import StoreError
@@ -31,7 +32,7 @@ LOCK_RETRY_SECONDS = 1.0
 
 
 class StoreUnusable(Exception):
-    """The store's directory or the HTTP port cannot be used; the message says why and what to do."""
+    """The store, the base model's directory or the HTTP port cannot be used; the message says why and what to do."""
 
 
 async def run(settings: Settings) -> None:
@@ -44,13 +45,14 @@ async def run(settings: Settings) -> None:
     chance = Chance()
     state = settings.store / "state" / settings.replica
     try:
-        store = LocalStore(settings.store, settings.replica, settings.allow_source)
+        base = read_base(settings.base_model) if settings.base_model else None
+        store = LocalStore(settings.store, settings.replica, settings.allow_source, base=base)
         lock = HostLock(state / "lock")
         listener = listen(settings.http_host, settings.http_port)
-    except (OSError, StoreError) as error:
+    except (OSError, StoreError, BaseUnreadable) as error:
         raise StoreUnusable(f"{error}") from error
     client = Client(settings.client_options())
-    engine = VllmEngine(settings.engine, api_key_file=settings.engine_api_key_file)
+    engine = VllmEngine(settings.engine, api_key_file=settings.engine_api_key_file, limits=settings.engine_limits())
     inputs, keys = Inputs(), Keys(settings.prefix)
     publisher = Publisher(client, keys, _presence(settings, lock.owner, chance), chance, on_change=inputs.wake)
     replica = Replica(settings.replica, settings.pool, engine.kind, engine.url)

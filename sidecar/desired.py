@@ -127,6 +127,7 @@ def parse_adapter(pool: str, key: str, value: bytes, revision: int) -> DesiredAd
         prepare=_text_of(spec.prepare),
         credentials=spec.credentials,
         pin_key="" if digest else f"{pool}/{key}@{record.generation}",
+        base_model=spec.base_model,
     )
     return DesiredAdapter(
         key=key,

@@ -89,7 +89,8 @@ class Feed:
         self._store = StoreId(base.cluster_id, base.epoch)
         self._is_doubted = base.is_doubted
         self._informer.restore(base.revision, base.records)
-        self._pool_feed.take(base.pool_record)
+        if base.pool_record is not None:
+            self._pool_feed.take(base.pool_record)
         for entry in restored.entries:
             match entry:
                 case AdaptersChanged(revision, events):

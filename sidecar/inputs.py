@@ -17,6 +17,7 @@ class Inputs:
     Attributes:
         desired: None until there is something that may be acted upon.
         pool: the pool's record, None where it has none.
+        pool_read: whether there is one is known. Before that nothing is served: adapters are compared with its base.
         connected: etcd answers at present.
         held: why the newest list is not followed; empty: it is.
         last_request_id: request of the newest change folded in.
@@ -25,6 +26,7 @@ class Inputs:
     def __init__(self) -> None:
         self.desired: DesiredState | None = None
         self.pool: PoolSpec | None = None
+        self.pool_read = False
         self.connected = False
         self.held = ""
         self.last_request_id = ""

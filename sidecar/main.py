@@ -43,6 +43,16 @@ def sidecar(
         list[str] | None,
         _option("--allow-source", "URI prefix that artifacts may come from; repeatable"),
     ] = None,
+    base_model: Annotated[
+        Path | None,
+        _option("--base-model", "Directory of the base model, which adapters are compared with; without: the pool's"),
+    ] = None,
+    engine_max_rank: Annotated[
+        int | None, _option("--engine-max-rank", "The --max-lora-rank that the engine was started with")
+    ] = None,
+    engine_target_modules: Annotated[
+        str | None, _option("--engine-target-modules", "The --lora-target-modules of the engine, a,b,c; without: all")
+    ] = None,
     prefix: Annotated[str, _option("--prefix", "Prefix of all keys in etcd")] = DEFAULT_PREFIX,
     labels: Annotated[str, _option("--labels", "Labels of this replica, k=v,k=v")] = "",
     engine_api_key_file: Annotated[
@@ -68,6 +78,9 @@ def sidecar(
             http_host=host,
             http_port=port,
             allow_source=tuple(allow_source or ()),
+            base_model=base_model,
+            engine_max_rank=engine_max_rank,
+            engine_target_modules=tuple(engine_target_modules.split(",")) if engine_target_modules else None,
             prefix=prefix,
             labels=split_labels(labels),
             engine_api_key_file=engine_api_key_file,

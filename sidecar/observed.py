@@ -13,6 +13,7 @@ class EngineLimits:
     max_loras: int | None = None
     max_cpu_loras: int | None = None
     max_lora_rank: int | None = None
+    target_modules: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,16 @@ class FailedAdapter:
     is_settled: bool
 
 
+@dataclass(frozen=True, slots=True)
+class WarnedAdapter:
+    """What somebody should know of a name that is served all the same; no name: of all of them."""
+
+    name: str
+    generation: int
+    reason: str
+    message: str
+
+
 Condition = ServedAdapter | PendingAdapter | FailedAdapter
 
 
@@ -95,6 +105,7 @@ class Plan:
         stage: artifacts to bring in, concurrently.
         calls: engine calls, one after another, in this order.
         wake_at: monotonic seconds of the first retry; None: nothing waits for time to pass.
+        warnings: what somebody should know; as many as can be listed.
         omitted: pending names that are too many to be listed.
         blocked: why nothing at all may be done with this engine; empty: it may.
     """
@@ -106,6 +117,7 @@ class Plan:
     pending: tuple[PendingAdapter, ...]
     failed: tuple[FailedAdapter, ...]
     wake_at: float | None
+    warnings: tuple[WarnedAdapter, ...] = ()
     omitted: int = 0
     blocked: str = ""
 

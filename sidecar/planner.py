@@ -6,10 +6,12 @@ time, so that a lost event, a failed call or somebody else's call to the engine 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import islice
 
+from registry.lora.policy import is_served
 from registry.model.names import name_key, name_of_key
 from registry.model.records import PoolSpec
 from sidecar.artifacts.types import ArtifactRef, Staged
@@ -27,10 +29,12 @@ from sidecar.plan import (
     Stage,
     Swap,
     Unload,
+    WarnedAdapter,
 )
 
 # A status must stay small; more pending names than this are counted only.
 MAX_OVER_CAPACITY_LISTED = 200
+MAX_WARNINGS_LISTED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,8 @@ class Known:
         failures: by name key.
         unsettled: name keys whose last load has an unknown outcome that no listing has settled yet.
         owns: artifact id of a path under our store, else None.
+        base_problem: why adapters cannot be compared with the base model; empty: they can.
+        base_known: False if there is nothing to compare them with.
     """
 
     staged: Mapping[ArtifactRef, Staged]
@@ -50,21 +56,26 @@ class Known:
     failures: Mapping[str, Failure]
     unsettled: AbstractSet[str]
     owns: Callable[[str], str | None]
+    base_problem: str = ""
+    base_known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What no adapter may break here: names in lower case, and the highest rank; None: no limit."""
+    """What no adapter may break here: names in lower case, the highest rank, the modules; None: no limit."""
 
     base_names: frozenset[str]
     max_rank: int | None
+    target_modules: tuple[str, ...] | None
 
 
 def _rules(pool: PoolSpec | None, observed: Observed) -> _Rules:
     bounds = [observed.facts.limits.max_lora_rank, pool.limits.max_rank if pool else None]
+    pools = tuple(pool.limits.target_modules) if pool and pool.limits.target_modules else None
     return _Rules(
         base_names=frozenset(base.lower() for base in observed.base_models),
         max_rank=min((bound for bound in bounds if bound is not None), default=None),
+        target_modules=observed.facts.limits.target_modules or pools,
     )
 
 
@@ -89,7 +100,7 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
         known: what this replica knows beside these.
         now: monotonic seconds.
     """
-    blocked = _mismatch(pool, observed)
+    blocked = _mismatch(pool, observed) or known.base_problem
     if blocked:
         return Plan(desired.revision, (), (), (), (), (), None, blocked=blocked)
     capacity = capacity_of(pool, observed)
@@ -113,8 +124,19 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
         pending=(*(c for c in conditions if isinstance(c, PendingAdapter)), *_over_capacity(desired, over)),
         failed=failed,
         wake_at=min((f.retry_at for f in failed if f.retry_at is not None), default=None),
+        warnings=tuple(islice(_warnings(chosen, known), MAX_WARNINGS_LISTED)),
         omitted=max(0, len(over) - MAX_OVER_CAPACITY_LISTED),
     )
+
+
+def _warnings(chosen: Iterable[DesiredAdapter], known: Known) -> Iterator[WarnedAdapter]:
+    if not known.base_known:
+        message = "adapters' names and shapes are not compared with the base: give --base-model, or pool update --from"
+        yield WarnedAdapter("", 0, "base_unknown", message)
+    for adapter in chosen:
+        staged = known.staged.get(adapter.ref)
+        for warning in staged.warnings if staged else ():
+            yield WarnedAdapter(adapter.name, adapter.generation, warning.reason, warning.message)
 
 
 def _mismatch(pool: PoolSpec | None, observed: Observed) -> str:
@@ -157,15 +179,25 @@ def _obstacle(
     owns: Callable[[str], str | None],
 ) -> FailedAdapter | None:
     """Why the adapter cannot be served here, however often it is tried."""
-    name, limit = adapter.name, rules.max_rank
+    name = adapter.name
     if name.lower() in rules.base_names:
         return _hopeless(adapter, "name_is_base_model", f"{name!r} is a name of the engine's base model")
     if current is not None and owns(current) is None:
         return _hopeless(
             adapter, "name_conflict", f"the engine has {name!r} from {current}, which is not ours; unload it"
         )
-    if staged is not None and limit is not None and staged.rank > limit:
+    return _unservable(adapter, rules, staged) if staged is not None else None
+
+
+def _unservable(adapter: DesiredAdapter, rules: _Rules, staged: Staged) -> FailedAdapter | None:
+    """Why an adapter that is right in itself is not for this replica's limits."""
+    limit = rules.max_rank
+    if limit is not None and staged.rank > limit:
         return _hopeless(adapter, "rank_too_high", f"rank {staged.rank} is above the replica's limit of {limit}")
+    left_out = sorted(name for name in staged.targets if not is_served(name, rules.target_modules))
+    if left_out:
+        message = f"the engine leaves out {', '.join(left_out)}: start it with --lora-target-modules that name them"
+        return _hopeless(adapter, "target_modules_mismatch", message)
     return None
 
 

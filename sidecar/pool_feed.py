@@ -50,8 +50,9 @@ class PoolFeed:
             async for reflection in reflections:
                 match reflection:
                     case Listed(revision=revision, kvs=kvs):
-                        # A pool that a list lacks may have been lost with its store; only an event deletes it.
-                        self._changed(kvs[0] if kvs else None, is_doubtful=is_behind(revision) or not kvs)
+                        # A pool that a list lacks now may have been lost with its store; only an event deletes it.
+                        is_missing = not kvs and self.record is not None
+                        self._changed(kvs[0] if kvs else None, is_doubtful=is_behind(revision) or is_missing)
                     case Changed(events=events):
                         self._changed(events[-1].kv, is_doubtful=False)
                     case Progressed() | Connected() | Disconnected():
@@ -63,6 +64,7 @@ class PoolFeed:
         try:
             self._inputs.pool = None if value is None else PoolSpec.parse(value)
             self.record = value
+            self._inputs.pool_read = True
         except RegistryError as error:
             _log.error("pool_record_refused", reason=error.reason, error=error.message)
 
@@ -75,7 +77,7 @@ class PoolFeed:
         value = kv.value if kv else None
         self.confirmed_revision = _confirmed_revision(value)
         self._waiting, self._is_waiting = kv, is_doubtful or bool(self._inputs.held)
-        if self._is_waiting or value == self.record:
+        if self._is_waiting or (value == self.record and self._inputs.pool_read):
             return
         self._journal.append(PoolChanged(value))
         self.take(value)

@@ -10,6 +10,7 @@ from typing import Protocol
 import structlog
 
 from registry.model.names import name_key
+from registry.model.records import BaseShapes, PoolSpec
 from sidecar.artifacts.types import ArtifactError, ArtifactStore
 from sidecar.chance import Chance
 from sidecar.desired import DesiredState
@@ -72,6 +73,7 @@ class Reconciler:
         self._observed_at = 0.0
         self._failures: dict[str, Failure] = {}
         self._attempts: dict[str, Attempt] = {}
+        self._base: BaseShapes | None = None
         self._hangs = False
         self._ready_in = ""
         self._problem = "the engine was not looked at yet"
@@ -95,7 +97,7 @@ class Reconciler:
     async def _round(self, staging: Staging) -> float:
         """One round. Returns the seconds after which the next is due without a wake-up."""
         observed = await self._look_or_refuse()
-        desired = self._inputs.desired
+        desired = self._inputs.desired if self._inputs.pool_read else None
         if observed is None or desired is None:
             self._report(None, observed, desired)
             return RESYNC_SECONDS
@@ -147,6 +149,7 @@ class Reconciler:
 
     def _plan(self, desired: DesiredState, observed: Observed, staging: Staging) -> Plan:
         pool = self._inputs.pool
+        problem = self._compare_with(pool)
         chosen = wanted(desired, capacity_of(pool, observed))
         refs = {adapter.ref for adapter in chosen}
         known = Known(
@@ -155,8 +158,18 @@ class Reconciler:
             failures=self._failures,
             unsettled={key for key, attempt in self._attempts.items() if attempt.is_unsettled},
             owns=self._store.owns,
+            base_problem=problem,
+            base_known=self._store.base_known,
         )
         return make_plan(desired, pool, observed, known, now=self._chance.monotonic())
+
+    def _compare_with(self, pool: PoolSpec | None) -> str:
+        """Has adapters compared with the pool's base; what was refused for another base is looked at anew."""
+        base = pool.base if pool else None
+        if base != self._base:
+            self._base = base
+            self._failures = {key: one for key, one in self._failures.items() if one.incarnation is not None}
+        return self._store.use_pool(pool)
 
     def _settle(self, observed: Observed) -> None:
         """Compares what calls were said, or not known, to have done with what the engine now lists."""

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from registry.etcd3.options import ClientOptions, TlsFiles
 from registry.keys import DEFAULT_PREFIX
 from registry.model.names import check_segment
+from sidecar.observed import EngineLimits
 
 
 class Settings(BaseModel):
@@ -31,6 +32,9 @@ class Settings(BaseModel):
     http_host: str
     http_port: Annotated[int, Field(ge=0, le=65535)]
     allow_source: tuple[str, ...] = ()
+    base_model: Path | None = None
+    engine_max_rank: Annotated[int, Field(ge=1)] | None = None
+    engine_target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     prefix: str = DEFAULT_PREFIX
     labels: dict[str, str] = {}
     engine_api_key_file: Path | None = None
@@ -62,6 +66,10 @@ class Settings(BaseModel):
         if (self.etcd_user is None) != (self.etcd_password_file is None):
             raise ValueError("--etcd-user and --etcd-password-file go together")
         return self
+
+    def engine_limits(self) -> EngineLimits:
+        """What the engine was started with, as far as it is said here."""
+        return EngineLimits(max_lora_rank=self.engine_max_rank, target_modules=self.engine_target_modules)
 
     def client_options(self) -> ClientOptions:
         """How to reach etcd. The password is read from its file at each login."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from registry.model.base import MAX_STATUS_BYTES
-from registry.model.status import EngineLimits, EngineStatus, Failed, Lazy, Pending, ReplicaStatus, Served
+from registry.model.status import EngineLimits, EngineStatus, Failed, Lazy, Pending, ReplicaStatus, Served, Warned
 from sidecar.observed import EngineFacts, Observed
-from sidecar.plan import FailedAdapter, PendingAdapter, Plan, ServedAdapter
+from sidecar.plan import FailedAdapter, PendingAdapter, Plan, ServedAdapter, WarnedAdapter
 
 MAX_MESSAGE_CHARACTERS = 500
 
@@ -89,6 +89,7 @@ def derive_status(replica: Replica, situation: Situation, moment: Moment) -> Rep
         served=Served(count=len(plan.served) if plan else 0, hash=served_hash(plan.served if plan else ())),
         pending=pending,
         failed=failed,
+        warnings=[_warned(entry) for entry in plan.warnings] if plan else [],
         omitted=plan.omitted if plan else 0,
         lazy=_lazy(situation.lazy_count),
         note=situation.note,
@@ -132,6 +133,7 @@ def _engine(replica: Replica, observed: Observed | None) -> EngineStatus:
             max_loras=facts.limits.max_loras,
             max_cpu_loras=facts.limits.max_cpu_loras,
             max_lora_rank=facts.limits.max_lora_rank,
+            target_modules=None if facts.limits.target_modules is None else list(facts.limits.target_modules),
         ),
     )
 
@@ -143,6 +145,11 @@ def _lazy(count: int) -> Lazy:
 
 def _pending(entry: PendingAdapter) -> Pending:
     return Pending(name=entry.name, generation=entry.generation, reason=entry.reason, request_id=entry.request_id)
+
+
+def _warned(entry: WarnedAdapter) -> Warned:
+    message = entry.message[:MAX_MESSAGE_CHARACTERS]
+    return Warned(name=entry.name, generation=entry.generation, reason=entry.reason, message=message)
 
 
 def _failed(entry: FailedAdapter, moment: Moment) -> Failed:

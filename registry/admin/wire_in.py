@@ -61,13 +61,15 @@ def create_pool(request: pb.CreatePoolRequest) -> CreatePool:
     """The pool that a request creates."""
     if request.pool.etag:
         raise InvalidArgument(Reason.INVALID_FIELD, "a pool that does not exist has no etag", field="pool.etag")
-    return make.make_create_pool(request.pool.name, list(request.pool.base_models), _limits(request.pool))
+    return make.make_create_pool(
+        request.pool.name, list(request.pool.base_models), _limits(request.pool), _base(request.pool)
+    )
 
 
 def update_pool(request: pb.UpdatePoolRequest) -> UpdatePool:
     """The pool's new values."""
     pool = request.pool
-    return make.make_update_pool(pool.name, list(pool.base_models), _limits(pool), pool.etag)
+    return make.make_update_pool(pool.name, list(pool.base_models), _limits(pool), pool.etag, _base(pool))
 
 
 def confirm_removals(request: pb.ConfirmRemovalsRequest) -> ConfirmRemovals:
@@ -86,4 +88,15 @@ def set_tenant(request: pb.SetTenantRequest) -> SetTenant:
 
 
 def _limits(pool: pb.Pool) -> dict[str, object]:
-    return {"max_rank": pool.limits.max_rank or None, "max_adapters": pool.limits.max_adapters or None}
+    return {
+        "max_rank": pool.limits.max_rank or None,
+        "max_adapters": pool.limits.max_adapters or None,
+        "target_modules": list(pool.limits.target_modules) or None,
+    }
+
+
+def _base(pool: pb.Pool) -> dict[str, object] | None:
+    if not pool.HasField("base"):
+        return None
+    modules = {one.pattern: (one.outputs, one.inputs) for one in pool.base.modules}
+    return {"modules": modules, "fingerprint": pool.base.fingerprint, "names": list(pool.base.names)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from registry.errors import RegistryError
 from registry.etcd3.ops import KeyValue
 from registry.keys import last_part
-from registry.model.records import AdapterOutcome, AdapterRecord, AdapterSpec, PoolSpec, TenantRecord
+from registry.model.records import AdapterOutcome, AdapterRecord, AdapterSpec, BaseShapes, PoolSpec, TenantRecord
 from registry.model.status import Presence
 from registry.store.paging import PageToken
 from registry.store.reader import History, ReplicaValues
@@ -72,14 +72,25 @@ def _result(outcome: AdapterOutcome, pool: str, revision: int) -> pb.AdapterResu
 
 def pool(record: PoolSpec, revision: int) -> pb.Pool:
     """A pool."""
-    limits = pb.PoolLimits(max_rank=record.limits.max_rank or 0, max_adapters=record.limits.max_adapters or 0)
+    limits = pb.PoolLimits(
+        max_rank=record.limits.max_rank or 0,
+        max_adapters=record.limits.max_adapters or 0,
+        target_modules=record.limits.target_modules or (),
+    )
+    base = _base(record.base) if record.base else None
     return pb.Pool(
         name=record.name,
         base_models=record.base_models,
         limits=limits,
         etag=_etag(revision),
+        base=base,
         removals_confirmed_revision=record.removals_confirmed_revision,
     )
+
+
+def _base(base: BaseShapes) -> pb.BaseShapes:
+    modules = [pb.BaseModule(pattern=name, outputs=out, inputs=into) for name, (out, into) in base.modules.items()]
+    return pb.BaseShapes(modules=modules, fingerprint=base.fingerprint, names=base.names)
 
 
 def tenant(record: TenantRecord, revision: int) -> pb.Tenant:

@@ -13,6 +13,7 @@ from registry.cli.change_set import Applied, Batch, Change, Outcome
 from registry.cli.client import Client
 from registry.cli.diff import differences
 from registry.cli.failure import usage
+from registry.cli.foresight import foreseen
 from registry.cli.manifest import API_VERSION
 from registry.cli.output import Format, Printer
 from registry.cli.report import check_applied
@@ -36,7 +37,8 @@ def apply(
 ) -> None:
     """Create or change adapters as manifests say, all in one transaction."""
     order = Order(request_id, timeout, dry_run, no_atomic, wait)
-    carry_out(session_of(context), upserts(file), order)
+    session = session_of(context)
+    carry_out(session, foreseen(session, upserts(file)), order)
 
 
 def add(
@@ -74,7 +76,7 @@ def add(
             "placement": {"replicas": replicas or "all"},
         },
     }
-    carry_out(session, [upsert_of(content, "add")], order)
+    carry_out(session, foreseen(session, [upsert_of(content, "add")]), order)
 
 
 def _labels(pairs: list[str]) -> dict[str, str]:
@@ -146,7 +148,7 @@ def diff(
 ) -> None:
     """Show what apply would change, checked as apply would check it."""
     session, order = session_of(context), Order(None, timeout, dry_run=True, no_atomic=True)
-    changes = upserts(file)
+    changes = foreseen(session, upserts(file))
     with session.client(order.write_seconds) as client:
         outcomes = send(client, changes, request_id_or_new(None), order)
         check_applied(outcomes)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from registry.cli import options
+from registry.cli.failure import usage
+from registry.cli.local_adapters import base_here, base_message
 from registry.cli.output import Item, Printer, View
 from registry.cli.session import WRITE_SECONDS, request_id_or_new, session_of
 from registry.cli.views import POOLS, TENANTS
@@ -24,6 +27,24 @@ MaxAdapters = Annotated[
     int | None,
     options.flag("--max-adapters", metavar="N", min=0, help="Adapters that one engine holds at once; 0: no limit."),
 ]
+TargetModules = Annotated[
+    list[str] | None,
+    options.flag(
+        "--target-module", metavar="NAME", help="One of the engines' --lora-target-modules; may be repeated; none: all."
+    ),
+]
+BaseFrom = Annotated[
+    Path | None,
+    options.flag(
+        "--from", metavar="DIR", help="Directory of the base model, whose modules adapters are compared with."
+    ),
+]
+BaseNames = Annotated[
+    list[str] | None,
+    options.flag(
+        "--base-name", metavar="NAME", help="What an adapter may call that base; may be repeated; none: anything."
+    ),
+]
 
 
 def create(
@@ -38,21 +59,31 @@ def create(
     ],
     max_rank: MaxRank = None,
     max_adapters: MaxAdapters = None,
+    target_module: TargetModules = None,
+    base_from: BaseFrom = None,
+    base_name: BaseNames = None,
     dry_run: options.DryRun = False,
     timeout: options.Timeout = None,
     request_id: options.RequestId = None,
 ) -> None:
     """Create a pool."""
     session = session_of(context)
-    limits = pb.PoolLimits(max_rank=max_rank or 0, max_adapters=max_adapters or 0)
+    limits = pb.PoolLimits(max_rank=max_rank or 0, max_adapters=max_adapters or 0, target_modules=target_module or ())
+    base = _base(base_from, base_name)
     request = pb.CreatePoolRequest(
-        pool=pb.Pool(name=name, base_models=base_model, limits=limits),
+        pool=pb.Pool(name=name, base_models=base_model, limits=limits, base=base),
         request_id=request_id_or_new(request_id),
         validate_only=dry_run,
     )
     with session.client(timeout or WRITE_SECONDS) as client:
         pool = client.create_pool(request)
     _print_with_request(session.printer(), POOLS, pool, request.request_id)
+
+
+def _base(directory: Path | None, names: list[str] | None) -> pb.BaseShapes | None:
+    if directory is None and names:
+        raise usage("--base-name goes with --from DIR, the directory of the base model")
+    return base_message(base_here(directory, names or ())) if directory is not None else None
 
 
 def update(
@@ -62,12 +93,15 @@ def update(
     base_model: BaseModels = None,
     max_rank: MaxRank = None,
     max_adapters: MaxAdapters = None,
+    target_module: TargetModules = None,
+    base_from: BaseFrom = None,
+    base_name: BaseNames = None,
     dry_run: options.DryRun = False,
     timeout: options.Timeout = None,
     request_id: options.RequestId = None,
 ) -> None:
     """Change what is given of a pool, and nothing else."""
-    session = session_of(context)
+    session, base = session_of(context), _base(base_from, base_name)
     with session.client(timeout or WRITE_SECONDS) as client:
         pool = client.get_pool(name)
         if base_model:
@@ -76,6 +110,10 @@ def update(
             pool.limits.max_rank = max_rank
         if max_adapters is not None:
             pool.limits.max_adapters = max_adapters
+        if target_module:
+            pool.limits.target_modules[:] = target_module
+        if base is not None:
+            pool.base.CopyFrom(base)
         request = pb.UpdatePoolRequest(pool=pool, request_id=request_id_or_new(request_id), validate_only=dry_run)
         pool = client.update_pool(request)
     _print_with_request(session.printer(), POOLS, pool, request.request_id)

@@ -67,10 +67,21 @@ def pool_dict(pool: pb.Pool) -> Plain:
     return {
         "name": pool.name,
         "base_models": list(pool.base_models),
-        "limits": {"max_rank": pool.limits.max_rank or None, "max_adapters": pool.limits.max_adapters or None},
+        "limits": {
+            "max_rank": pool.limits.max_rank or None,
+            "max_adapters": pool.limits.max_adapters or None,
+            "target_modules": list(pool.limits.target_modules) or None,
+        },
+        "base": base_dict(pool.base) if pool.HasField("base") else None,
         "removals_confirmed_revision": pool.removals_confirmed_revision,
         "etag": pool.etag,
     }
+
+
+def base_dict(base: pb.BaseShapes) -> Plain:
+    """The modules of a base model in the form of the record in etcd."""
+    modules = {one.pattern: [one.outputs, one.inputs] for one in base.modules}
+    return {"modules": modules, "fingerprint": base.fingerprint, "names": list(base.names)}
 
 
 def tenant_dict(tenant: pb.Tenant) -> Plain:

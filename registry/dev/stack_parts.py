@@ -155,6 +155,7 @@ def _sidecar(folder: Folder, layout: Layout, part: Part) -> Command:
         *("--etcd", layout.address("etcd"), "--pool", POOL, "--replica", part.replica),
         *("--engine", layout.url(f"engine-{part.replica}"), "--store", str(folder.store)),
         *("--http", part.address, "--allow-source", f"{folder.adapters.as_uri()}/"),
+        *(("--base-model", str(folder.model)) if layout.engine is EngineKind.VLLM else ()),
     ]
     return Command(arguments, our_environment())
 

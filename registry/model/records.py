@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
+from registry.lora.base import check_patterns
 from registry.model.base import MAX_TRANSACTION_BYTES, Part, Stored
 
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
@@ -14,6 +15,9 @@ Uri = Annotated[str, StringConstraints(min_length=1, max_length=2048, pattern=r"
 LabelKey = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
 LabelValue = Annotated[str, StringConstraints(max_length=256)]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+ModuleName = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[\w.-]+$")]
+ModulePattern = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[\w.{},-]+$")]
+Width = Annotated[int, Field(ge=1, le=1 << 31)]
 Load = Literal["eager", "lazy"]
 MAX_GENERATION = 2**53 - 1  # the largest that every reader of JSON takes without loss
 
@@ -73,22 +77,46 @@ class RetiredRecord(AdapterRecord):
 
 
 class PoolLimits(Part):
-    """Limits that hold on every replica of a pool; None: no limit."""
+    """Limits that hold on every replica of a pool; None: no limit.
+
+    `target_modules` are those that its engines apply adapters to, as their ``--lora-target-modules`` says.
+    """
 
     max_rank: Annotated[int, Field(ge=1, le=512)] | None = None
     max_adapters: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    target_modules: Annotated[list[ModuleName], Field(min_length=1, max_length=256)] | None = None
+
+
+def _expandable(modules: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    check_patterns(modules)
+    return modules
+
+
+class BaseShapes(Part):
+    """The modules of a pool's base model, with ``{0-31}`` for layers that are alike: see `registry.lora.base`.
+
+    `names`: what an adapter may call its base; empty: anything.
+    """
+
+    modules: Annotated[
+        dict[ModulePattern, tuple[Width, Width]], Field(min_length=1, max_length=4096), AfterValidator(_expandable)
+    ]
+    fingerprint: Digest
+    names: Annotated[list[ModelName], Field(max_length=32)] = []
 
 
 class PoolSpec(Stored):
     """A pool: the replicas that serve one base model. `base_models` are the names under which they serve it.
 
     `removals_confirmed_revision`: for lists of the pool up to this revision an operator vouches (guarantee R15).
+    `base` are its modules, which adapters are compared with; None: what each replica was given.
     """
 
     name: str
     base_models: Annotated[list[ModelName], Field(min_length=1, max_length=32)]
     limits: PoolLimits = PoolLimits()
     removals_confirmed_revision: Annotated[int, Field(ge=0)] = 0
+    base: BaseShapes | None = None
 
 
 class TenantRecord(Stored):

@@ -26,6 +26,7 @@ class EngineLimits(Part):
     max_loras: int | None = None
     max_cpu_loras: int | None = None
     max_lora_rank: int | None = None
+    target_modules: list[str] | None = None
 
 
 class EngineStatus(Part):
@@ -75,6 +76,15 @@ class Failed(Part):
     request_id: str = ""
 
 
+class Warned(Part):
+    """Something that somebody should know of an adapter that is served all the same; no name: of all of them."""
+
+    name: str
+    generation: int
+    reason: str
+    message: str
+
+
 class ReplicaStatus(Stored):
     """Everything that a replica says of itself, true at `observed_revision`.
 
@@ -94,6 +104,7 @@ class ReplicaStatus(Stored):
     served: Served
     pending: list[Pending]
     failed: list[Failed]
+    warnings: list[Warned] = []
     omitted: int = 0
     lazy: Lazy = Lazy()
     note: str = ""

@@ -9,7 +9,7 @@ from typing import assert_never
 from pydantic import TypeAdapter
 
 from registry.model.names import tenant_of
-from registry.model.records import AdapterSpec, PoolLimits
+from registry.model.records import AdapterSpec, BaseShapes, PoolLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +54,18 @@ class CreatePool:
     name: str
     base_models: tuple[str, ...]
     limits: PoolLimits
+    base: BaseShapes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class UpdatePool:
-    """Replace a pool's base model names and limits."""
+    """Replace a pool's base model names, limits and base model's modules."""
 
     name: str
     base_models: tuple[str, ...]
     limits: PoolLimits
     etag: int | None = None
+    base: BaseShapes | None = None
 
 
 @dataclass(frozen=True, slots=True)

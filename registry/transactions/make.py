@@ -9,9 +9,10 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from registry.errors import InvalidArgument, Reason
+from registry.lora.base import expand, fingerprint
 from registry.model.base import Part
 from registry.model.names import check_adapter_name, check_segment, name_key
-from registry.model.records import AdapterSpec, PoolLimits, PoolSpec
+from registry.model.records import AdapterSpec, PoolSpec
 from registry.transactions.changes import (
     ApplyAdapters,
     ConfirmRemovals,
@@ -40,6 +41,8 @@ _REMEDIES = {
     "labels": "use at most 64 labels, keys of 1 to 63 letters, digits and . _ / -, values of at most 256 characters",
     "base_models": "give 1 to 32 names of 1 to 512 characters",
     "limits.max_rank": "use a whole number from 1 to 512, or 0 for no limit",
+    "limits.target_modules": "name at most 256 modules, e.g. q_proj",
+    "base": "let loraplane pool create --from DIR read the base model's modules",
     "limits.max_adapters": "use a whole number from 1 to 1000000, or 0 for no limit",
 }
 
@@ -105,16 +108,28 @@ def make_rollback(pool: str, name: str, to_generation: int, etag: str) -> Rollba
     return RollbackAdapter(pool, name, to_generation, make_etag(etag, field="etag"))
 
 
-def make_create_pool(name: str, base_models: Sequence[str], limits: Mapping[str, object]) -> CreatePool:
+def make_create_pool(
+    name: str,
+    base_models: Sequence[str],
+    limits: Mapping[str, object],
+    base: Mapping[str, object] | None = None,
+) -> CreatePool:
     """A new pool. Raises InvalidArgument."""
-    models, made = _pool_values(name, base_models, limits)
-    return CreatePool(name, models, made)
+    made = _pool(name, base_models, limits, base)
+    return CreatePool(name, tuple(made.base_models), made.limits, made.base)
 
 
-def make_update_pool(name: str, base_models: Sequence[str], limits: Mapping[str, object], etag: str) -> UpdatePool:
+def make_update_pool(
+    name: str,
+    base_models: Sequence[str],
+    limits: Mapping[str, object],
+    etag: str,
+    base: Mapping[str, object] | None = None,
+) -> UpdatePool:
     """A pool's new values. Raises InvalidArgument."""
-    models, made = _pool_values(name, base_models, limits)
-    return UpdatePool(name, models, made, make_existing_etag(etag, field="pool.etag"))
+    made = _pool(name, base_models, limits, base)
+    expected = make_existing_etag(etag, field="pool.etag")
+    return UpdatePool(name, tuple(made.base_models), made.limits, expected, made.base)
 
 
 def make_confirm_removals(name: str, revision: int, etag: str) -> ConfirmRemovals:
@@ -137,15 +152,21 @@ def make_set_tenant(name: str, max_adapters: int, etag: str) -> SetTenant:
     return SetTenant(name.lower(), max_adapters or None, make_etag(etag, field="tenant.etag"))
 
 
-def _pool_values(
-    name: str, base_models: Sequence[str], limits: Mapping[str, object]
-) -> tuple[tuple[str, ...], PoolLimits]:
+def _pool(
+    name: str, base_models: Sequence[str], limits: Mapping[str, object], base: Mapping[str, object] | None
+) -> PoolSpec:
     check_segment(name, field="pool.name")
-    values = {"name": name, "base_models": list(base_models), "limits": limits}
+    values = {"name": name, "base_models": list(base_models), "limits": limits, "base": base}
     spec = _validated(PoolSpec, values, field="pool")
     if len({model.lower() for model in spec.base_models}) < len(spec.base_models):
         raise InvalidArgument(Reason.INVALID_FIELD, "name each base model once", field="pool.base_models")
-    return tuple(spec.base_models), spec.limits
+    if spec.base is not None and fingerprint(expand(spec.base.modules)) != spec.base.fingerprint:
+        raise InvalidArgument(
+            Reason.INVALID_FIELD,
+            "the fingerprint is not that of the modules; let loraplane pool update --from read them",
+            field="pool.base.fingerprint",
+        )
+    return spec
 
 
 def _validated(kind: type[PartT], values: Mapping[str, object], *, field: str) -> PartT:

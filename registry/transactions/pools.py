@@ -41,7 +41,7 @@ def plan_create_pool(change: CreatePool, view: View, context: Context) -> Planne
             Reason.POOL_EXISTS, f"pool {change.name!r} exists; update it, or choose another name", field="pool.name"
         )
     _check_no_adapter(change, view, context)
-    wanted = PoolSpec(name=change.name, base_models=list(change.base_models), limits=change.limits)
+    wanted = PoolSpec(name=change.name, base_models=list(change.base_models), limits=change.limits, base=change.base)
     compare = (absent(keys.pool(change.name)), *_no_adapters(change, context))
     draft = _put_draft("CreatePool", Absent(), wanted, compare, context)
     planned = finish(draft, put_pool_reads(change, keys, context.caller.request_id), context)
@@ -104,7 +104,7 @@ def _existing(name: str, field: str, view: View, context: Context) -> Present[Po
 
 
 def _wanted(change: UpdatePool, state: Present[PoolSpec] | Damaged) -> PoolSpec:
-    wanted = PoolSpec(name=change.name, base_models=list(change.base_models), limits=change.limits)
+    wanted = PoolSpec(name=change.name, base_models=list(change.base_models), limits=change.limits, base=change.base)
     if not isinstance(state, Present):
         return wanted
     confirmed = {"removals_confirmed_revision": state.record.removals_confirmed_revision}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from registry.errors import InvalidArgument, Reason
-from registry.model.records import AdapterSpec, Placement, Prepare
+from registry.model.records import AdapterSpec, Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +34,7 @@ UNSUPPORTED = (
         lambda spec: spec.placement.replicas != Placement().replicas,
         "this release serves each adapter on all replicas of its pool; use all",
     ),
-    Unsupported(
-        "prepare",
-        lambda spec: _prepare(spec) != _prepare(None),
-        "this release does not change an adapter's files; leave out prepare or use its defaults",
-    ),
 )
-
-
-def _prepare(spec: AdapterSpec | None) -> tuple[str, str, str]:
-    prepare = spec.prepare if spec else Prepare()
-    return prepare.remap, prepare.vision, prepare.dora
 
 
 def check_supported(spec: AdapterSpec, *, field: str) -> None:

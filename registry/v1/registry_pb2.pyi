@@ -276,26 +276,50 @@ class Rollout(_message.Message):
     def __init__(self, name: _Optional[str] = ..., generation: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[RolloutReplica, _Mapping]]] = ..., done: bool = ..., failure: _Optional[str] = ..., waiting: _Optional[str] = ...) -> None: ...
 
 class PoolLimits(_message.Message):
-    __slots__ = ("max_rank", "max_adapters")
+    __slots__ = ("max_rank", "max_adapters", "target_modules")
     MAX_RANK_FIELD_NUMBER: _ClassVar[int]
     MAX_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_MODULES_FIELD_NUMBER: _ClassVar[int]
     max_rank: int
     max_adapters: int
-    def __init__(self, max_rank: _Optional[int] = ..., max_adapters: _Optional[int] = ...) -> None: ...
+    target_modules: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, max_rank: _Optional[int] = ..., max_adapters: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class BaseModule(_message.Message):
+    __slots__ = ("pattern", "outputs", "inputs")
+    PATTERN_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    pattern: str
+    outputs: int
+    inputs: int
+    def __init__(self, pattern: _Optional[str] = ..., outputs: _Optional[int] = ..., inputs: _Optional[int] = ...) -> None: ...
+
+class BaseShapes(_message.Message):
+    __slots__ = ("modules", "fingerprint", "names")
+    MODULES_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    modules: _containers.RepeatedCompositeFieldContainer[BaseModule]
+    fingerprint: str
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, modules: _Optional[_Iterable[_Union[BaseModule, _Mapping]]] = ..., fingerprint: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Pool(_message.Message):
-    __slots__ = ("name", "base_models", "limits", "etag", "removals_confirmed_revision")
+    __slots__ = ("name", "base_models", "limits", "etag", "removals_confirmed_revision", "base")
     NAME_FIELD_NUMBER: _ClassVar[int]
     BASE_MODELS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     ETAG_FIELD_NUMBER: _ClassVar[int]
     REMOVALS_CONFIRMED_REVISION_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
     name: str
     base_models: _containers.RepeatedScalarFieldContainer[str]
     limits: PoolLimits
     etag: str
     removals_confirmed_revision: int
-    def __init__(self, name: _Optional[str] = ..., base_models: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[PoolLimits, _Mapping]] = ..., etag: _Optional[str] = ..., removals_confirmed_revision: _Optional[int] = ...) -> None: ...
+    base: BaseShapes
+    def __init__(self, name: _Optional[str] = ..., base_models: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[PoolLimits, _Mapping]] = ..., etag: _Optional[str] = ..., removals_confirmed_revision: _Optional[int] = ..., base: _Optional[_Union[BaseShapes, _Mapping]] = ...) -> None: ...
 
 class CreatePoolRequest(_message.Message):
     __slots__ = ("pool", "request_id", "validate_only")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from sidecar.artifacts.manifest import CONFIG_FILE, FILES, WEIGHTS_FILE
+from registry.lora.manifest import CONFIG_FILE, FILES, WEIGHTS_FILE
 from sidecar.artifacts.source import Receive
 from sidecar.artifacts.types import ArtifactError
 

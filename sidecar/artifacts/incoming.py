@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from sidecar.artifacts.checks import LENGTH_BYTES, MAX_CONFIG_BYTES, check_config, check_header, header_bytes
+from registry.lora.base import BaseModules
+from registry.lora.config import MAX_CONFIG_BYTES
+from registry.lora.directory import Examined, examine_directory
+from registry.lora.findings import UnfitAdapter
+from registry.lora.manifest import CONFIG_FILE, WEIGHTS_FILE, FileEntry, manifest_digest
+from registry.lora.policy import Limits, Policy
 from sidecar.artifacts.files import Stop, sync_directory
 from sidecar.artifacts.layout import Layout
-from sidecar.artifacts.manifest import CONFIG_FILE, WEIGHTS_FILE, FileEntry, manifest_digest
-from sidecar.artifacts.types import ArtifactError
+from sidecar.artifacts.types import ArtifactError, unfit
 
 DEFAULT_MAX_WEIGHTS_BYTES = 16 << 30
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -55,7 +59,7 @@ class Incoming:
             message = f"{name} is empty; it is tried again, in case it is still being written"
             raise ArtifactError("source_incomplete", message, permanent=False)
         if size_bytes > self._caps[name]:
-            message = f"{name} has {size_bytes} bytes, at most {self._caps[name]} are taken"
+            message = f"{name} has {size_bytes} bytes, at most {self._caps[name]} are taken; publish less"
             raise ArtifactError("too_large", message, permanent=True)
         free_bytes = shutil.disk_usage(self.directory).free
         if size_bytes > free_bytes:
@@ -64,17 +68,21 @@ class Incoming:
             )
             raise ArtifactError("disk_full", message, permanent=False)
 
-    def verify(self) -> str:
-        """Checks that what arrived is an adapter. Returns its manifest digest.
+    def verify(self, base: BaseModules | None, policy: Policy) -> Examined:
+        """Checks that what arrived is an adapter that may be served for that base.
+
+        A replica's own limits are the planner's matter: they may change while the artifact does not.
 
         Raises:
             ArtifactError: it is none.
         """
-        check_config((self.directory / CONFIG_FILE).read_bytes())
-        with (self.directory / WEIGHTS_FILE).open("rb") as file:
-            size_bytes = os.fstat(file.fileno()).st_size
-            length = header_bytes(file.read(LENGTH_BYTES), size_bytes)
-            check_header(file.read(length), size_bytes)
+        try:
+            return examine_directory(self.directory, base, Limits(), policy)
+        except UnfitAdapter as error:
+            raise unfit(error.findings) from error
+
+    def digest(self) -> str:
+        """The manifest digest of what arrived."""
         return manifest_digest(self.entries)
 
     def place(self, final: Path) -> None:

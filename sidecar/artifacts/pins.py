@@ -8,9 +8,9 @@ import re
 
 import structlog
 
+from registry.lora.manifest import canonical_json
 from sidecar.artifacts.files import write_atomic
 from sidecar.artifacts.layout import Layout
-from sidecar.artifacts.manifest import canonical_json
 from sidecar.artifacts.types import ArtifactRef
 
 _log = structlog.get_logger()

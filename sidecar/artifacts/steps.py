@@ -15,6 +15,7 @@ class Step(StrEnum):
     VERIFIED = "verified"
     LEASED = "leased"
     LOCKED = "locked"
+    PREPARED = "prepared"
     REPORTED = "reported"
     PLACED = "placed"
     PINNED = "pinned"

@@ -19,14 +19,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from registry.lora.base import BaseModules
+from registry.lora.directory import Examined
+from registry.model.records import PoolSpec
 from sidecar.artifacts.allowed import AllowedSources
-from sidecar.artifacts.checks import check_config
+from sidecar.artifacts.bases import Bases
 from sidecar.artifacts.files import Stop, locked, locked_at_once, store_failure, write_atomic
 from sidecar.artifacts.incoming import DEFAULT_MAX_WEIGHTS_BYTES, Incoming, incoming
 from sidecar.artifacts.layout import open_layout
 from sidecar.artifacts.leases import Leases
-from sidecar.artifacts.manifest import CONFIG_FILE, COPIED_AS_IS, WEIGHTS_FILE, artifact_id, canonical_json
+from sidecar.artifacts.orders import Order, order_of
 from sidecar.artifacts.pins import Pins, pin_name
+from sidecar.artifacts.preparing import prepare
+from sidecar.artifacts.reports import look, make_report
 from sidecar.artifacts.source import Source
 from sidecar.artifacts.steps import OnStep, Step, ignore
 from sidecar.artifacts.types import ArtifactError, ArtifactRef, Staged
@@ -46,6 +51,7 @@ class LocalStore:
         replica: str,
         allow_sources: Sequence[str],
         *,
+        base: BaseModules | None = None,
         max_weights_bytes: int = DEFAULT_MAX_WEIGHTS_BYTES,
         timeout_seconds: float = STAGING_TIMEOUT_SECONDS,
         on_step: OnStep = ignore,
@@ -56,6 +62,7 @@ class LocalStore:
             root: the store's directory, at the same path as the engine sees it.
             replica: whose leases are written.
             allow_sources: URI prefixes below which sources may be read; none: nothing may.
+            base: the modules of this replica's base model; None: the pool's record says them.
             max_weights_bytes: cap on the weights of one adapter.
             timeout_seconds: how long one staging may take.
             on_step: called in worker threads at each step, for tests.
@@ -67,47 +74,59 @@ class LocalStore:
         self._layout = open_layout(root, replica)
         self._leases = Leases(self._layout.lease(replica))
         self._pins = Pins(self._layout)
+        self._bases = Bases(base)
         self._max_weights_bytes = max_weights_bytes
         self._timeout_seconds = timeout_seconds
         self._on_step = on_step
-        self._seen: dict[ArtifactRef, Staged] = {}
+        self._seen: dict[tuple[ArtifactRef, str | None], Staged] = {}
         self._workers = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="staging")
 
     def owns(self, path: str) -> str | None:
         """See `ArtifactStore.owns`."""
         return self._layout.owns(path)
 
+    @property
+    def base_known(self) -> bool:
+        """See `ArtifactStore.base_known`."""
+        return self._bases.current is not None
+
+    def use_pool(self, pool: PoolSpec | None) -> str:
+        """See `ArtifactStore.use_pool`."""
+        self._bases.follow(pool)
+        return self._bases.problem
+
     def lookup(self, ref: ArtifactRef) -> Staged | None:
         """See `ArtifactStore.lookup`. Reads a few small files at most, and only the first time."""
-        staged = self._seen.get(ref)
+        base = self._bases.current
+        staged = self._seen.get((ref, base.fingerprint if base else None))
         if staged is None:
             try:
-                staged = self._recall(ref)
+                staged = self._recall(order_of(ref, base))
             except (OSError, ArtifactError):
                 return None  # `ensure` meets the same again and says it
         return staged
 
-    def _recall(self, ref: ArtifactRef) -> Staged | None:
+    def _recall(self, order: Order) -> Staged | None:
         """What an earlier process of this replica staged, seen anew under its lock if nobody holds that."""
-        digest = self._pins.digest(ref)
-        if digest is None or (artifact := artifact_id(digest)) not in self._leases:
+        digest = self._pins.digest(order.ref)
+        if digest is None or (artifact := order.artifact(digest)) not in self._leases:
             return None
-        self._allowed.source(ref.uri)
+        self._allowed.source(order.ref.uri)
         with locked_at_once(self._layout.lock(artifact)) as is_locked:
             if not is_locked or not self._layout.adapter(artifact).is_dir():
                 return None
-            return self._see(ref, digest)
+            return self._see(order, digest)
 
     async def ensure(self, ref: ArtifactRef) -> Staged:
         """See `ArtifactStore.ensure`. When cancelled, the copying ends soon after and leaves nothing behind."""
         staged = self.lookup(ref)
         if staged is not None:
             return staged
-        stop = Stop()
+        order, stop = order_of(ref, self._bases.current), Stop()
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                return await loop.run_in_executor(self._workers, self._stage, ref, stop)
+                return await loop.run_in_executor(self._workers, self._stage, order, stop)
         except TimeoutError as error:
             message = f"it was not staged within {self._timeout_seconds:g} s; it is tried again"
             raise ArtifactError("staging_timeout", message, permanent=False) from error
@@ -118,51 +137,52 @@ class LocalStore:
         """Waits for the worker threads, whose stagings were cancelled before."""
         self._workers.shutdown(cancel_futures=True)
 
-    def _stage(self, ref: ArtifactRef, stop: Stop) -> Staged:
-        source = self._allowed.source(ref.uri)
+    def _stage(self, order: Order, stop: Stop) -> Staged:
+        source = self._allowed.source(order.ref.uri)
         try:
-            digest = self._pins.digest(ref)
+            digest = self._pins.digest(order.ref)
             if digest is None:
-                return self._discover(source, ref, stop)
-            return self._obtain(source, ref, digest, stop)
+                return self._discover(source, order, stop)
+            return self._obtain(source, order, digest, stop)
         except OSError as error:
             raise store_failure(error, self._layout.root) from error
 
-    def _obtain(self, source: Source, ref: ArtifactRef, digest: str, stop: Stop) -> Staged:
+    def _obtain(self, source: Source, order: Order, digest: str, stop: Stop) -> Staged:
         """Stages what is known by its digest."""
-        artifact = artifact_id(digest)
+        artifact = order.artifact(digest)
         self._lease(artifact)
         with locked(self._layout.lock(artifact), stop):
             self._on_step(Step.LOCKED)
             if not self._layout.adapter(artifact).is_dir():
                 with self._incoming(artifact, stop) as arriving:
-                    found = self._receive(source, arriving)
-                    if found != digest:
-                        raise _mismatch(ref, found, digest)
-                    self._place(arriving, artifact, digest)
-            return self._see(ref, digest)
+                    examined = self._receive(source, arriving, order)
+                    if arriving.digest() != digest:
+                        raise _mismatch(order.ref, arriving.digest(), digest)
+                    self._place(arriving, order, examined, stop)
+            return self._see(order, digest)
 
-    def _discover(self, source: Source, ref: ArtifactRef, stop: Stop) -> Staged:
+    def _discover(self, source: Source, order: Order, stop: Stop) -> Staged:
         """Stages what has no digest yet, and pins what was found."""
-        name = pin_name(ref)
+        name = pin_name(order.ref)
         with locked(self._layout.lock(name), stop):
             self._on_step(Step.PIN_LOCKED)
-            digest = self._pins.digest(ref)
+            digest = self._pins.digest(order.ref)
             if digest is None:
                 with self._incoming(name, stop) as arriving:
-                    digest = self._receive(source, arriving)
-                    self._place_found(arriving, digest, stop)
-                self._pins.put(ref, digest)
+                    examined = self._receive(source, arriving, order)
+                    digest = arriving.digest()
+                    self._place_found(arriving, order, examined, stop)
+                self._pins.put(order.ref, digest)
                 self._on_step(Step.PINNED)
-        return self._obtain(source, ref, digest, stop)
+        return self._obtain(source, order, digest, stop)
 
-    def _place_found(self, arriving: Incoming, digest: str, stop: Stop) -> None:
-        artifact = artifact_id(digest)
+    def _place_found(self, arriving: Incoming, order: Order, examined: Examined, stop: Stop) -> None:
+        artifact = order.artifact(arriving.digest())
         self._lease(artifact)
         with locked(self._layout.lock(artifact), stop):
             self._on_step(Step.LOCKED)
             if not self._layout.adapter(artifact).is_dir():
-                self._place(arriving, artifact, digest)
+                self._place(arriving, order, examined, stop)
 
     def _lease(self, artifact: str) -> None:
         self._leases.add(artifact)
@@ -173,36 +193,28 @@ class LocalStore:
             self._layout, key, self._max_weights_bytes, stop, on_receiving=lambda: self._on_step(Step.RECEIVING)
         )
 
-    def _receive(self, source: Source, arriving: Incoming) -> str:
+    def _receive(self, source: Source, arriving: Incoming, order: Order) -> Examined:
         source.fetch(arriving.take)
         self._on_step(Step.RECEIVED)
-        digest = arriving.verify()
+        examined = arriving.verify(order.base, order.policy)
         self._on_step(Step.VERIFIED)
-        return digest
+        return examined
 
-    def _place(self, arriving: Incoming, artifact: str, digest: str) -> None:
-        """Puts it in its place, its report first. The caller holds the artifact's lock."""
-        report = {"schema": 1, "id": artifact, "source": digest, "policy": COPIED_AS_IS}
-        write_atomic(
-            self._layout.report(artifact),
-            canonical_json(report),
-            temporary=self._layout.temporary(artifact, "report"),
-        )
+    def _place(self, arriving: Incoming, order: Order, examined: Examined, stop: Stop) -> None:
+        """Prepares it and puts it in its place, its report first. The caller holds the artifact's lock."""
+        prepared = prepare(arriving.directory, examined, arriving.entries, stop)
+        self._on_step(Step.PREPARED)
+        report = make_report(order, arriving.digest(), examined, prepared)
+        temporary = self._layout.temporary(report.id, "report")
+        write_atomic(self._layout.report(report.id), report.to_bytes(), temporary=temporary)
         self._on_step(Step.REPORTED)
-        arriving.place(self._layout.adapter(artifact))
+        arriving.place(self._layout.adapter(report.id))
         self._on_step(Step.PLACED)
 
-    def _see(self, ref: ArtifactRef, digest: str) -> Staged:
+    def _see(self, order: Order, digest: str) -> Staged:
         """Looks at a directory that is leased. The caller holds its lock."""
-        artifact = artifact_id(digest)
-        directory = self._layout.adapter(artifact)
-        config, _ = (directory / CONFIG_FILE).read_bytes(), (directory / WEIGHTS_FILE).stat()
-        try:
-            staged = Staged(artifact, str(directory), digest, check_config(config))
-        except ArtifactError as error:
-            message = f"{directory} was damaged since it was written; remove it once no engine has it loaded"
-            raise ArtifactError("store_io", message, permanent=False) from error
-        self._seen[ref] = staged
+        staged = look(self._layout, order, digest)
+        self._seen[order.ref, order.fingerprint] = staged
         if len(self._seen) > MAX_REMEMBERED:
             self._seen.pop(next(iter(self._seen)), None)
         return staged

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from registry.lora.findings import AdapterWarning, Finding, FindingReason, summary
+from registry.model.records import PoolSpec
+
 # Stable names of why an artifact could not be staged. Programs may depend on them, not on the sentences beside them.
-ArtifactReason = Literal[
+SourceReason = Literal[
     "digest_mismatch",
     "disk_full",
     "not_a_regular_file",
-    "not_an_adapter",
     "source_changed",
-    "source_incomplete",
     "source_io",
     "source_missing",
     "source_not_allowed",
@@ -20,9 +22,10 @@ ArtifactReason = Literal[
     "staging_timeout",
     "store_io",
     "too_large",
+    "unsupported_policy",
     "unsupported_scheme",
-    "weights_not_safetensors",
 ]
+ArtifactReason = SourceReason | FindingReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,8 @@ class ArtifactRef:
 
     `digest` is the pinned manifest digest. Where it is None the source is read once for each `pin_key`, and what was
     found then stays what that ref means on this host: `pin_key` is ``<pool>/<name key>@<generation>``, empty if pinned.
+    `prepare` is the record's policy as JSON. `base_model` is what the record says of the base; the adapter's own
+    configuration decides, and where the two disagree it is said.
     """
 
     uri: str
@@ -38,19 +43,22 @@ class ArtifactRef:
     prepare: str = ""
     credentials: str | None = None
     pin_key: str = ""
+    base_model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """An artifact in the store: its id, the absolute path of its directory, the digest of its source, its rank.
+    """An artifact in the store: its id, the absolute path of its directory, the digest of its source.
 
-    `rank` is the LoRA rank `r` that its adapter_config.json says.
+    `rank` is its highest LoRA rank, `targets` are the last parts of its modules' names, both for an engine's limits.
     """
 
     id: str
     path: str
     digest: str
     rank: int
+    targets: frozenset[str] = frozenset()
+    warnings: tuple[AdapterWarning, ...] = ()
 
 
 class ArtifactError(Exception):
@@ -64,6 +72,11 @@ class ArtifactError(Exception):
         self.reason: str = reason
         self.message = message
         self.permanent = permanent
+
+
+def unfit(findings: Sequence[Finding]) -> ArtifactError:
+    """An adapter that cannot be served: the first finding's reason, and how many there are beside it."""
+    return ArtifactError(findings[0].reason, summary(findings), permanent=any(one.permanent for one in findings))
 
 
 class StoreError(Exception):
@@ -85,6 +98,18 @@ class ArtifactStore(Protocol):
 
         Raises:
             ArtifactError: it cannot be had; `permanent` tells whether it is worth repeating.
+        """
+        ...
+
+    @property
+    def base_known(self) -> bool:
+        """True if there is a base model that adapters are compared with."""
+        ...
+
+    def use_pool(self, pool: PoolSpec | None) -> str:
+        """Compares adapters with that pool's base model from now on, unless this replica was given one of its own.
+
+        Returns why nothing can be compared, in one sentence; empty: it can be.
         """
         ...
 

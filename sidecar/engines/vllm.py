@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sidecar.engines import vllm_answers as answers
 from sidecar.engines.driver import CHECK_NAME_PREFIX, EngineError, EngineUnreachable, EngineUnusable
 from sidecar.engines.exchange import JsonPost
 from sidecar.engines.vllm_http import VllmHttp
-from sidecar.observed import AlreadyThere, Done, EngineFacts, Gone, NotThere, Observed, Outcome, Unknown
+from sidecar.observed import AlreadyThere, Done, EngineFacts, EngineLimits, Gone, NotThere, Observed, Outcome, Unknown
 
 LOAD_PATH = "/v1/load_lora_adapter"
+UNTOLD = EngineLimits()
 UNLOAD_PATH = "/v1/unload_lora_adapter"
 
 
@@ -41,16 +42,25 @@ class VllmEngine:
 
     kind = "vllm"
 
-    def __init__(self, url: str, *, api_key_file: Path | None = None, deadlines: Deadlines = Deadlines()) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key_file: Path | None = None,
+        deadlines: Deadlines = Deadlines(),
+        limits: EngineLimits = UNTOLD,
+    ) -> None:
         """Connects to nothing yet.
 
         Args:
             url: of the server, e.g. ``http://127.0.0.1:8000``.
             api_key_file: holds the key that the server was started with; read at each use, None: there is no key.
             deadlines: of each kind of call.
+            limits: what the server was started with and does not tell.
         """
         self._http = VllmHttp(url, api_key_file)
         self._deadlines = deadlines
+        self._limits = limits
         self._checked: tuple[str, str] | None = None  # incarnation and version that were found fit
         self._base_model: str | None = None
 
@@ -69,7 +79,8 @@ class VllmEngine:
         if after.incarnation != before.incarnation:
             raise EngineUnreachable(f"{self.url} restarted while it was looked at")
         self._base_model = listing.base_models[0]
-        facts = EngineFacts(self.kind, version, self.url, after.incarnation, after.limits)
+        limits = replace(self._limits, max_loras=after.limits.max_loras)
+        facts = EngineFacts(self.kind, version, self.url, after.incarnation, limits)
         return Observed(facts, listing.base_models, listing.adapters)
 
     async def incarnation(self) -> str:

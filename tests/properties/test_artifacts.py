@@ -16,7 +16,7 @@ from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactError, ArtifactReason, ArtifactRef, Staged
 from tests.support.adapters import adapter_config, adapter_weights, digest_of, write_files
 
-REASONS = set(typing.get_args(ArtifactReason))
+REASONS = {reason for part in typing.get_args(ArtifactReason) for reason in typing.get_args(part)}
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),

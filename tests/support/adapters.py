@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidecar.artifacts.manifest import FileEntry, manifest_digest
+from registry.lora.manifest import FileEntry, manifest_digest
 
 MODULES = ("q_proj", "v_proj")
 

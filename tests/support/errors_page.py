@@ -50,6 +50,7 @@ MEANING: Mapping[Reason, str] = {
     Reason.OUTCOME_UNKNOWN: "Nobody knows whether the change was made. Retry with the same request_id (`request_id` tells it): it is made once at most.",
     Reason.ADMIN_UNAVAILABLE: "The admin service is not reached, or stops. Ask again, or another one.",
     Reason.DEADLINE_EXCEEDED: "The time was up. The message says whether anything can have been changed.",
+    Reason.ADAPTER_UNFIT: "An adapter that no replica of the pool would serve. The message begins with what was found first; `finding` is that reason, `findings` their number. See `loraplane check`.",
     Reason.ROLLOUT_FAILED: "A rollout finished, and not every replica serves it. The message names them with their reasons.",
     Reason.USAGE: "A command was written wrongly. See --help.",
     Reason.STACK_NOT_FOUND: "There is no local stack in that folder. Start one with `loraplane dev up`.",

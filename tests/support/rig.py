@@ -43,6 +43,7 @@ class Rig:
         self.inputs = Inputs()
         self.inputs.connected = True
         self.inputs.pool = PoolSpec(name=POOL, base_models=["tiny"])
+        self.inputs.pool_read = True
         self.driver = VllmEngine(url, deadlines=QUICK)
         self.statuses: list[ReplicaStatus] = []
         self._chance = Chance()

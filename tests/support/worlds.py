@@ -40,7 +40,7 @@ def wants(names: Mapping[str, str], **kwargs: Any) -> DesiredState:
     return desired(*(kv(name, i + 1, source=source, **kwargs) for i, (name, source) in enumerate(names.items())))
 
 
-def observed(adapters: Mapping[str, str] | None = None, *, incarnation: str = "e1", **limits: int) -> Observed:
+def observed(adapters: Mapping[str, str] | None = None, *, incarnation: str = "e1", **limits: Any) -> Observed:
     """An engine that lists the given names, each with the path of a source or, if it starts with /, with that path."""
     paths = {name: where if where.startswith("/") else path_of(where) for name, where in (adapters or {}).items()}
     facts = EngineFacts("vllm", "0.32.0", "http://e", incarnation, EngineLimits(**limits))
@@ -65,6 +65,6 @@ def known(
     return Known(staged(state, *sources), staging, failures or {}, unsettled, owns)
 
 
-def pool(*base_models: str, **limits: int) -> PoolSpec:
+def pool(*base_models: str, **limits: Any) -> PoolSpec:
     """A pool's record."""
     return PoolSpec(name=POOL, base_models=list(base_models or ("base",)), limits=PoolLimits(**limits))

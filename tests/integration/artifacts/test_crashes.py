@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.artifacts.manifest import artifact_id
+from sidecar.artifacts.orders import order_of
 from sidecar.artifacts.steps import Step
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
@@ -95,7 +95,7 @@ async def test_two_processes_that_stage_the_same_make_one_copy(tmp_path, is_pinn
     first = host.start("wait", Step.RECEIVING)
     assert read_until(first, Step.RECEIVING)
     second = host.start()
-    await eventually(lambda: has_lock_open(second, "pin-" if not is_pinned else artifact_id(host.digest)))
+    await eventually(lambda: has_lock_open(second, "pin-" if not is_pinned else artifact_of(host.digest)))
     first_path = first.communicate("\n", timeout=TIMEOUT_SECONDS)[0].split()[-1]
     second_output = second.communicate(timeout=TIMEOUT_SECONDS)[0].split()
     assert (first.returncode, second.returncode) == (0, 0)
@@ -110,13 +110,18 @@ async def test_a_second_process_takes_over_from_one_that_dies_in_the_middle(tmp_
     first = host.start("wait", Step.RECEIVING)
     assert read_until(first, Step.RECEIVING)
     second = host.start()
-    await eventually(lambda: has_lock_open(second, artifact_id(host.digest)))
+    await eventually(lambda: has_lock_open(second, artifact_of(host.digest)))
     first.kill()
     first.communicate(timeout=TIMEOUT_SECONDS)
     output = second.communicate(timeout=TIMEOUT_SECONDS)[0].split()
     assert second.returncode == 0
     assert digest_of(Path(output[-1])) == host.adapter.digest
     assert not list((host.store / "tmp").iterdir())
+
+
+def artifact_of(digest: str) -> str:
+    """The id under which the default policy stages a source where no base is known."""
+    return order_of(ArtifactRef("file:///a", digest), None).artifact(digest)
 
 
 def read_until(process: subprocess.Popen[str], step: Step) -> bool:

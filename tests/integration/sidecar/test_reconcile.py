@@ -204,7 +204,7 @@ async def test_one_bad_adapter_delays_no_other(hand, engine, sidecar):
     await hand.put(*records, hand.record("bad", "bad", priority=100))
     sidecar.program.start()
     await serves(engine, sidecar, *(record.name for record in records))
-    assert await sidecar.failed() == {"bad": "not_an_adapter"}
+    assert await sidecar.failed() == {"bad": "wrong_peft_type"}
 
 
 async def test_without_etcd_a_restarted_sidecar_and_engine_come_back_from_the_snapshot(

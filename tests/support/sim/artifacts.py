@@ -7,6 +7,7 @@ import hashlib
 import random
 from dataclasses import dataclass, field
 
+from registry.model.records import PoolSpec
 from sidecar.artifacts.types import ArtifactError, ArtifactRef, Staged
 
 ROOT = "file:///a/"
@@ -38,6 +39,13 @@ class SimStore:
     rng: random.Random
     is_out: bool = False
     staged: dict[ArtifactRef, Staged] = field(default_factory=dict)
+
+    @property
+    def base_known(self) -> bool:
+        return True
+
+    def use_pool(self, _pool: PoolSpec | None) -> str:
+        return ""
 
     def lookup(self, ref: ArtifactRef) -> Staged | None:
         return self.staged.get(ref)

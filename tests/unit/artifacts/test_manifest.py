@@ -7,7 +7,7 @@ import hashlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.artifacts.manifest import FileEntry, artifact_id, canonical_json, manifest_digest
+from registry.lora.manifest import FileEntry, canonical_json, manifest_digest, prepared_id
 
 CONFIG = FileEntry("adapter_config.json", 2, "a" * 64)
 WEIGHTS = FileEntry("adapter_model.safetensors", 3, "b" * 64)
@@ -24,13 +24,14 @@ def test_the_digest_is_that_of_the_manifest_as_documented():
 
 def test_the_id_depends_on_source_policy_and_base():
     """R4: what was made in another way stands under another name."""
-    plain = artifact_id("sha256:" + "a" * 64)
+    source, policy = "sha256:" + "a" * 64, {"name": "prepare", "version": 1}
+    plain = prepared_id(source, policy, None)
     others = {
-        artifact_id("sha256:" + "b" * 64),
-        artifact_id("sha256:" + "a" * 64, policy={"name": "copy", "version": 2}),
-        artifact_id("sha256:" + "a" * 64, base="c" * 64),
+        prepared_id("sha256:" + "b" * 64, policy, None),
+        prepared_id(source, policy | {"version": 2}, None),
+        prepared_id(source, policy, "c" * 64),
     }
-    expected = '{"base":null,"policy":{"name":"copy","version":1},"source":"sha256:' + "a" * 64 + '"}'
+    expected = '{"base":null,"policy":{"name":"prepare","version":1},"source":"sha256:' + "a" * 64 + '"}'
     assert plain == hashlib.sha256(expected.encode()).hexdigest()
     assert len(others | {plain}) == 4
 

@@ -39,8 +39,8 @@ def is_clean(root: Path) -> bool:
         (adapter_config(), adapter_weights()[:-1], "source_incomplete", False),
         (adapter_config(), adapter_weights() + b"x", "not_an_adapter", True),
         (adapter_config(), b"<!DOCTYPE html><p>" + b"x" * 999, "not_an_adapter", True),
-        (b"{}", adapter_weights(), "not_an_adapter", True),
-        (adapter_config(rank=0), adapter_weights(), "not_an_adapter", True),
+        (b"{}", adapter_weights(), "wrong_peft_type", True),
+        (adapter_config(rank=0), adapter_weights(), "invalid_config", True),
         (b" " * (1 << 20) + b"{}", adapter_weights(), "too_large", True),
     ],
 )

@@ -315,6 +315,6 @@ async def test_leftovers_of_the_dead_are_swept_and_only_those_of_the_lock_that_i
     (leftovers / WEIGHTS).write_bytes(b"half")
     (tmp_path / "store" / "tmp" / f"{staged.id}.report").write_bytes(b"half")
     others.mkdir()
-    again = ArtifactRef(adapter.uri, adapter.digest, prepare="x")
+    again = ArtifactRef(adapter.uri, adapter.digest, prepare='{"remap": "auto"}')
     assert await store.ensure(again) == staged
     assert contents(tmp_path / "store" / "tmp") == ["other.live"]

@@ -24,7 +24,6 @@ from registry.model.records import (
     AuditRecord,
     Placement,
     PoolLimits,
-    Prepare,
     RequestRecord,
     RetiredRecord,
 )
@@ -182,7 +181,6 @@ def test_rollback(desk):
     [
         ({"credentials": "c"}, "spec.credentials"),
         ({"placement": Placement(replicas=2)}, "spec.placement.replicas"),
-        ({"prepare": Prepare(dora="strip")}, "spec.prepare"),
     ],
 )
 def test_rollback_to_what_is_not_supported(desk, values, field):
@@ -313,7 +311,7 @@ def test_unknown_fields_survive(desk):
     adapter = json.loads(desk.etcd.kvs[KEYS.adapter(POOL, "acme/a")].value)
     assert (adapter["new"], adapter["spec"]["source"]["new"], adapter["generation"]) == (1, 2, 2)
     pool = json.loads(desk.etcd.kvs[KEYS.pool(POOL)].value)
-    assert (pool["new"], pool["limits"]) == (1, {"max_rank": 8, "max_adapters": None, "new": 3})
+    assert (pool["new"], pool["limits"]) == (1, {"max_rank": 8, "max_adapters": None, "target_modules": None, "new": 3})
     assert json.loads(desk.etcd.kvs[KEYS.tenant("acme")].value)["new"] == 1
 
 

@@ -1,4 +1,4 @@
-"""What an artifact is called: the digest of its files, and the id under which it stands in the store. Pure."""
+"""What an artifact is called: the digest of its files, and the id under which it stands in a store. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 # The files that matter; nothing else of a source is read.
 FILES = (CONFIG_FILE, WEIGHTS_FILE)
-# What was done to the files between source and store; part of the id, so that another way makes another directory.
-COPIED_AS_IS: dict[str, object] = {"name": "copy", "version": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +30,20 @@ def canonical_json(value: object) -> bytes:
 def manifest_digest(entries: Iterable[FileEntry]) -> str:
     """``sha256:<hex>`` of the canonical manifest of the files, whatever their order."""
     files = [asdict(entry) for entry in sorted(entries, key=lambda entry: entry.path)]
-    return "sha256:" + _sha256({"schema": "lora-manifest/1", "files": files})
+    return "sha256:" + sha256_of({"schema": "lora-manifest/1", "files": files})
 
 
-def artifact_id(digest: str, *, policy: dict[str, object] = COPIED_AS_IS, base: str | None = None) -> str:
-    """The id, 64 hexadecimal digits, of what `policy` makes of the source `digest` for the base fingerprint `base`."""
-    return _sha256({"source": digest, "policy": policy, "base": base})
+def prepared_id(digest: str, policy: dict[str, object], base: str | None) -> str:
+    """The id, 64 hexadecimal digits, of what `policy` makes of the source `digest`.
+
+    Args:
+        digest: manifest digest of the source.
+        policy: what is done to the files and the version of the code that does it.
+        base: fingerprint of the base model's modules; None: not known.
+    """
+    return sha256_of({"source": digest, "policy": policy, "base": base})
 
 
-def _sha256(value: object) -> str:
+def sha256_of(value: object) -> str:
+    """sha256 of a value's canonical JSON, in hexadecimal."""
     return hashlib.sha256(canonical_json(value)).hexdigest()

@@ -1,0 +1,116 @@
+"""Commands that look at an adapter before anything is written: check and digest."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from registry.cli import options
+from registry.cli.failure import usage
+from registry.cli.local_adapters import (
+    Looked,
+    base_here,
+    base_of_pool,
+    digest_here,
+    limits_of_pool,
+    look,
+    readable_folder,
+    unfit,
+)
+from registry.cli.output import Printer
+from registry.cli.session import READ_SECONDS, Session, session_of
+from registry.lora.base import BaseModules
+from registry.lora.policy import Limits, policy_of
+
+Source = Annotated[str, typer.Argument(metavar="DIR|URI", help="The adapter's folder, or its file:// URI.")]
+
+
+class Remap(StrEnum):
+    """Choices of prepare.remap."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
+class Vision(StrEnum):
+    """Choices of prepare.vision."""
+
+    REJECT = "reject"
+    DROP = "drop"
+    KEEP = "keep"
+
+
+class Dora(StrEnum):
+    """Choices of prepare.dora."""
+
+    REJECT = "reject"
+    STRIP = "strip"
+
+
+def digest(context: typer.Context, source: Source) -> None:
+    """Print the manifest digest of an adapter, to pin in a record."""
+    printer = session_of(context).printer()
+    found = digest_here(readable_folder(source))
+    if printer.is_plain:
+        printer.plain({"source": source, "digest": found})
+    else:
+        printer.lines([found])
+
+
+def check(
+    context: typer.Context,
+    source: Source,
+    *,
+    pool: options.Pool = None,
+    base_model: Annotated[
+        Path | None, options.flag("--base-model", metavar="DIR", help="Directory of the base model, without a pool.")
+    ] = None,
+    max_rank: Annotated[int | None, options.flag("--max-rank", metavar="N", min=1, help="Highest LoRA rank.")] = None,
+    remap: Annotated[Remap, options.flag("--remap", help="As prepare.remap of a manifest.")] = Remap.AUTO,
+    vision: Annotated[Vision, options.flag("--vision", help="As prepare.vision of a manifest.")] = Vision.REJECT,
+    dora: Annotated[Dora, options.flag("--dora", help="As prepare.dora of a manifest.")] = Dora.REJECT,
+) -> None:
+    """Say whether an adapter is right for a base model: exit 0 if it is, 4 with all findings if not."""
+    session = session_of(context)
+    base, limits = _compared_with(session, pool, base_model, max_rank)
+    policy = policy_of({"remap": remap.value, "vision": vision.value, "dora": dora.value})
+    folder = readable_folder(source)
+    looked = look(folder, base, limits, policy)
+    _tell(session.printer(), source, looked, is_compared=base is not None)
+    if looked.findings:
+        raise unfit(source, looked.findings)
+
+
+def _compared_with(
+    session: Session, pool: str | None, base_model: Path | None, max_rank: int | None
+) -> tuple[BaseModules | None, Limits]:
+    if (pool is None) == (base_model is None):
+        raise usage("say what to compare it with: --pool P, or --base-model DIR --max-rank N")
+    if base_model is not None:
+        return base_here(base_model), Limits(max_rank)
+    with session.client(READ_SECONDS) as client:
+        record = client.get_pool(pool or "")
+    limits = limits_of_pool(record)
+    return base_of_pool(record), Limits(max_rank or limits.max_rank, limits.target_modules)
+
+
+def _tell(printer: Printer, source: str, looked: Looked, *, is_compared: bool) -> None:
+    findings = [finding.as_dict() for finding in looked.findings]
+    warnings = [{"reason": warning.reason, "message": warning.message} for warning in looked.warnings]
+    if not is_compared:
+        message = "names and shapes were not compared: the pool has no base; see pool update --from"
+        warnings.append({"reason": "base_unknown", "message": message})
+    if printer.is_plain:
+        printer.plain({"source": source, "findings": findings, "warnings": warnings})
+        return
+    if printer.is_table and findings:
+        columns = ("reason", "key", "found", "expected", "remedy")
+        printer.table([name.upper() for name in columns], ([f"{one[name]}" for name in columns] for one in findings))
+    printer.lines(f"warning: {one['reason']}: {one['message']}" for one in warnings if printer.is_table)
+    if printer.is_table and not findings:
+        printer.lines([f"{source} is right"])
+    if not printer.is_table:
+        printer.lines(f"{one['reason']}" for one in findings)

@@ -1,0 +1,75 @@
+"""Reads a base model's modules from its directory: from the headers of its weights, else from its config.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from registry.lora.architectures import UnknownArchitecture, derive
+from registry.lora.base import BaseModules, Shape, modules_of
+from registry.lora.directory import read_header_of
+from registry.lora.findings import UnfitAdapter
+from registry.lora.json_files import json_object
+from registry.lora.tensors import Tensor
+
+_INDEX = "model.safetensors.index.json"
+_MAX_FILES = 1024
+_MAX_JSON_BYTES = 64 << 20
+# Weights in these are packed: their shapes are not the modules'.
+_PACKED_DTYPES = {"U8", "I32"}
+_PACKED_ENDS = (".qweight", ".weight_packed")
+
+
+class BaseUnreadable(Exception):
+    """The directory does not tell the modules of a base model; the message says why and what to give instead."""
+
+
+def read_base(directory: Path, names: tuple[str, ...] = ()) -> BaseModules:
+    """The modules of the base model in `directory`.
+
+    Args:
+        directory: as transformers saves it: config.json, and usually safetensors files.
+        names: that an adapter may call its base by; none: any.
+
+    Raises:
+        BaseUnreadable: see there.
+    """
+    try:
+        modules = _from_weights(directory) or derive(_json(directory / "config.json"))
+    except (OSError, ValueError, UnfitAdapter, UnknownArchitecture) as error:
+        raise BaseUnreadable(f"{directory} does not tell the base model's modules: {error}") from error
+    if not modules:
+        raise BaseUnreadable(f"{directory} has no modules that an adapter could be for; give a base model's directory")
+    return BaseModules(modules, names)
+
+
+def _from_weights(directory: Path) -> dict[str, Shape]:
+    """The modules by the headers of the weights; empty where these are missing or packed."""
+    modules: dict[str, Shape] = {}
+    for file in _weights(directory):
+        with file.open("rb") as opened:
+            header, _ = read_header_of(opened, file.name)
+        if any(_is_packed(tensor) for tensor in header.tensors):
+            return {}
+        modules |= modules_of(header.tensors)
+    return modules
+
+
+def _is_packed(tensor: Tensor) -> bool:
+    is_weight = tensor.name.endswith(".weight") and tensor.dtype in _PACKED_DTYPES
+    return is_weight or tensor.name.endswith(_PACKED_ENDS)
+
+
+def _weights(directory: Path) -> list[Path]:
+    if (directory / _INDEX).exists():
+        names = set(_json(directory / _INDEX).get("weight_map", {}).values())
+        if len(names) > _MAX_FILES or any(Path(str(name)).name != name for name in names):
+            raise ValueError(f"{_INDEX} names other than files beside it")
+        return [directory / name for name in sorted(names)]
+    return sorted(directory.glob("*.safetensors"))[:_MAX_FILES]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > _MAX_JSON_BYTES:
+        raise ValueError(f"{path.name} is larger than {_MAX_JSON_BYTES} bytes")
+    return json_object(path.name, path.read_bytes())

@@ -1,0 +1,234 @@
+"""Whether an adapter is right for a base, and what has to be done to make it so. Pure.
+
+Engines accept many wrong adapters and then serve garbage, or the base model. So everything is looked at before they
+hear of it: configuration, names, pairs, shapes, ranks, types; the numbers themselves are `registry.lora.finite`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from registry.lora.base import BaseModules
+from registry.lora.config import AdapterConfig, config_findings
+from registry.lora.findings import AdapterWarning, Finding, shown
+from registry.lora.keys import Entry, Part, entry_of, is_vision
+from registry.lora.modules import Module, duplicate, modules_by_name, pair_findings, rank_findings, shape_findings
+from registry.lora.patterns import Patterns, pattern_findings, renamed_pattern
+from registry.lora.policy import Limits, Policy, is_served
+from registry.lora.remap import map_modules
+from registry.lora.tensors import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What preparation does: new names of tensors, tensors left out, fields of the configuration."""
+
+    renamed: Mapping[str, str]
+    dropped: tuple[str, ...]
+    config: Mapping[str, object]
+
+    def __bool__(self) -> bool:
+        return bool(self.renamed or self.dropped or self.config)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found. `changes` make the adapter right where there are no findings.
+
+    Attributes:
+        findings: why it is refused; none: it is not.
+        warnings: what somebody should know.
+        changes: what has to be done to it.
+        rank: the rank that an engine's limit is compared with.
+        targets: last parts of its modules' names, as engines' target modules name them.
+    """
+
+    findings: tuple[Finding, ...]
+    warnings: tuple[AdapterWarning, ...]
+    changes: Changes
+    rank: int
+    targets: frozenset[str]
+
+
+def check_adapter(
+    config: AdapterConfig, tensors: Sequence[Tensor], base: BaseModules | None, limits: Limits, policy: Policy
+) -> tuple[Finding, ...]:
+    """What is wrong with an adapter; nothing: it may be served, prepared as `policy` says.
+
+    Args:
+        config: its configuration.
+        tensors: the header of its weights.
+        base: modules of the base model; None: not known, and so not compared.
+        limits: of the replicas.
+        policy: what may be done to it.
+    """
+    return examine(config, tensors, base, limits, policy).findings
+
+
+def examine(
+    config: AdapterConfig, tensors: Sequence[Tensor], base: BaseModules | None, limits: Limits, policy: Policy
+) -> Verdict:
+    """As `check_adapter`, with what has to be done to the adapter."""
+    entries = [entry_of(tensor) for tensor in tensors]
+    kept, sifted, warnings = _sift(entries, config, policy)
+    modules, findings = modules_by_name(kept)
+    findings += [*config_findings(config), *pattern_findings(config, len(modules)), *sifted]
+    renames, misplaced = _place(modules, base, policy)
+    findings += [*misplaced, *_content(modules, renames, config, base)]
+    findings += [*_limits(modules, config, limits), *_base_name(config, base)]
+    if not any(module.down or module.up or Part.SAVED in module.parts for module in modules.values()) and not findings:
+        findings.append(Finding("no_tensors", "the weights", "no LoRA weights", "some", "look at its training"))
+    changes = Changes(
+        renamed=_new_keys(kept, renames, policy),
+        dropped=tuple(sorted({entry.tensor.name for entry in entries} - {entry.tensor.name for entry in kept})),
+        config=_new_config(config, modules, renames),
+    )
+    warnings += _base_layers(kept)
+    targets = frozenset(name.rpartition(".")[2] for name in modules)
+    return Verdict(tuple(_unique(findings)), tuple(warnings), changes, config.highest_rank, targets)
+
+
+def _sift(
+    entries: Sequence[Entry], config: AdapterConfig, policy: Policy
+) -> tuple[list[Entry], list[Finding], list[AdapterWarning]]:
+    """The tensors that are to be served, by the policies for vision modules and DoRA."""
+    findings, warnings = _dora(entries, config, policy)
+    vision = [entry for entry in entries if is_vision(entry.module)]
+    if vision and policy.vision == "reject":
+        findings.append(_vision_finding(vision))
+    if vision and policy.vision == "drop":
+        count = len({entry.module for entry in vision})
+        warnings.append(
+            AdapterWarning("vision_dropped", f"{count} vision modules were left out, as prepare.vision says")
+        )
+    without = vision if policy.vision != "keep" else []
+    left = {id(entry) for entry in without}
+    left |= {id(entry) for entry in entries if entry.part is Part.MAGNITUDE}
+    kept = [entry for entry in entries if id(entry) not in left]
+    return kept, [*findings, *_foreign(kept)], warnings
+
+
+def _vision_finding(vision: Sequence[Entry]) -> Finding:
+    found = f"{len({entry.module for entry in vision})} vision modules"
+    remedy = "set prepare.vision to drop, or to keep where the engines run with tower LoRA"
+    return Finding("vision_modules", vision[0].module, found, "modules of the language model", remedy)
+
+
+def _dora(
+    entries: Sequence[Entry], config: AdapterConfig, policy: Policy
+) -> tuple[list[Finding], list[AdapterWarning]]:
+    magnitudes = [entry.tensor.name for entry in entries if entry.part is Part.MAGNITUDE]
+    if not magnitudes and not config.use_dora:
+        return [], []
+    if policy.dora == "strip":
+        message = (
+            f"DoRA was taken off ({len(magnitudes)} magnitudes), as prepare.dora says: answers differ from training"
+        )
+        return [], [AdapterWarning("dora_stripped", message)]
+    key = "use_dora" if config.use_dora else magnitudes[0]
+    remedy = "train plain LoRA, or set prepare.dora to strip and accept other answers"
+    return [Finding("dora_not_supported", key, f"DoRA ({len(magnitudes)} magnitudes)", "plain LoRA", remedy)], []
+
+
+def _foreign(entries: Sequence[Entry]) -> list[Finding]:
+    """Tensors that are no part of a LoRA adapter that an engine serves."""
+    remedy = "save the adapter again with PEFT, as plain LoRA"
+    reasons: dict[Part, Finding] = {}
+    for entry in entries:
+        name = entry.tensor.name
+        if entry.part is Part.UNKNOWN:
+            reasons.setdefault(
+                entry.part, Finding("unknown_tensor", name, "a tensor of another kind", "LoRA weights", remedy)
+            )
+        if entry.part is Part.BIAS:
+            reasons.setdefault(entry.part, Finding("bias_not_supported", name, "a bias", "none", remedy))
+    return list(reasons.values())
+
+
+def _place(
+    modules: Mapping[str, Module], base: BaseModules | None, policy: Policy
+) -> tuple[dict[str, str], list[Finding]]:
+    """New names of modules that the base calls otherwise."""
+    if base is None:
+        return {}, []
+    linear = {
+        name: module
+        for name, module in modules.items()
+        if Part.BIAS not in module.parts and Part.UNKNOWN not in module.parts
+    }
+    mapped = map_modules(linear, base, may_rename=policy.remap == "auto")
+    names = [mapped.renames.get(name, name) for name in modules]
+    twice = sorted({name for name in mapped.renames.values() if names.count(name) > 1})
+    return mapped.renames, [*mapped.findings, *(duplicate(name, f"module {name}") for name in twice)]
+
+
+def _content(
+    modules: Mapping[str, Module], renames: Mapping[str, str], config: AdapterConfig, base: BaseModules | None
+) -> list[Finding]:
+    ranks = Patterns(config.rank_pattern, config.r)
+    findings: list[Finding] = []
+    for name, module in modules.items():
+        findings += pair_findings(module)
+        findings += rank_findings(module, ranks.value(name))
+        served = renames.get(name, name)
+        if base is not None and served in base.modules:
+            findings += shape_findings(module, served, base.modules[served])
+    return findings
+
+
+def _limits(modules: Mapping[str, Module], config: AdapterConfig, limits: Limits) -> list[Finding]:
+    findings = []
+    rank, most = config.highest_rank, limits.max_rank
+    if most is not None and rank > most:
+        remedy = f"start the engines with --max-lora-rank {rank} or more, or train with a lower rank"
+        findings.append(Finding("rank_too_high", "r", f"rank {rank}", f"at most {most}", remedy))
+    left_out = [name for name in modules if not is_served(name, limits.target_modules)]
+    if left_out:
+        expected = f"modules among {', '.join(limits.target_modules or ())}"
+        remedy = "start the engines with --lora-target-modules that name all of the adapter's"
+        found = f"{len(left_out)} modules that the replicas leave out"
+        findings.append(Finding("target_modules_mismatch", left_out[0], found, expected, remedy))
+    return findings
+
+
+def _base_name(config: AdapterConfig, base: BaseModules | None) -> list[Finding]:
+    """Another base of the same shapes cannot be told by its shapes; where the pool lists names, one must be right."""
+    name = config.base_model_name_or_path
+    if base is None or not base.names or (name is not None and _last(name) in {_last(one) for one in base.names}):
+        return []
+    remedy = "serve it in a pool of its own base model, or add the name to those that the pool knows"
+    return [Finding("other_base", "base_model_name_or_path", shown(name), " or ".join(base.names[:8]), remedy)]
+
+
+def _last(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].lower()
+
+
+def _new_keys(kept: Sequence[Entry], renames: Mapping[str, str], policy: Policy) -> dict[str, str]:
+    if policy.remap == "off":
+        return {}
+    pairs = {entry.tensor.name: entry.key(renames.get(entry.module, entry.module)) for entry in kept}
+    return {old: new for old, new in pairs.items() if old != new}
+
+
+def _new_config(config: AdapterConfig, modules: Mapping[str, Module], renames: Mapping[str, str]) -> dict[str, object]:
+    changes: dict[str, object] = {"use_dora": False} if config.use_dora else {}
+    if renames:
+        names = {name: renames.get(name, name) for name in modules}
+        patterns = {
+            "rank_pattern": renamed_pattern(config.rank_pattern, names),
+            "alpha_pattern": renamed_pattern(config.alpha_pattern, names),
+        }
+        changes |= {field: pattern for field, pattern in patterns.items() if pattern}
+    return changes
+
+
+def _base_layers(kept: Sequence[Entry]) -> list[AdapterWarning]:
+    names = [entry.tensor.name for entry in kept if entry.part is Part.BASE_LAYER]
+    message = f"{len(names)} weights of the base model are in the file; engines use their own"
+    return [AdapterWarning("base_layer_ignored", message)] if names else []
+
+
+def _unique(findings: Sequence[Finding]) -> list[Finding]:
+    return list(dict.fromkeys(findings))

@@ -1,0 +1,127 @@
+"""Looks at an adapter that lies in a directory: its digest, and whether it is right for a base."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from registry.lora.base import BaseModules
+from registry.lora.check import Verdict, examine
+from registry.lora.config import MAX_CONFIG_BYTES, AdapterConfig, read_config
+from registry.lora.findings import Finding, UnfitAdapter
+from registry.lora.finite import not_finite
+from registry.lora.json_files import not_an_adapter
+from registry.lora.manifest import CONFIG_FILE, FILES, WEIGHTS_FILE, FileEntry, manifest_digest
+from registry.lora.policy import Limits, Policy
+from registry.lora.tensors import LENGTH_BYTES, Header, header_length, read_header
+
+_CHUNK_BYTES = 1 << 20
+_OTHER_WEIGHTS = ("adapter_model.bin", "adapter_model.pt")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What was read of an adapter's files, and where the first tensor's bytes are in the weights."""
+
+    config: AdapterConfig
+    header: Header
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """An adapter that was looked at in full; its verdict has no findings."""
+
+    opened: Opened
+    verdict: Verdict
+
+
+def read_header_of(file: BinaryIO, name: str) -> tuple[Header, int]:
+    """The header of an open safetensors file, and where its tensors' bytes start.
+
+    Raises:
+        UnfitAdapter: it is none.
+        OSError: it cannot be read.
+    """
+    size_bytes = file.seek(0, 2)
+    file.seek(0)
+    length = header_length(file.read(LENGTH_BYTES), size_bytes, name)
+    return read_header(file.read(length), size_bytes, name), LENGTH_BYTES + length
+
+
+def examine_directory(directory: Path, base: BaseModules | None, limits: Limits, policy: Policy) -> Examined:
+    """Looks at everything, the numbers included.
+
+    Raises:
+        UnfitAdapter: it cannot be served; `findings` says why, all of it.
+        OSError: a file cannot be read.
+    """
+    opened = open_directory(directory)
+    verdict = examine(opened.config, opened.header.tensors, base, limits, policy)
+    with (directory / WEIGHTS_FILE).open("rb") as file:
+        findings = [*verdict.findings, *not_finite(file, opened.start, opened.header.tensors)]
+    if findings:
+        raise UnfitAdapter(findings)
+    return Examined(opened, verdict)
+
+
+def open_directory(directory: Path) -> Opened:
+    """Reads the configuration and the header of the weights, which is quick whatever their size.
+
+    Raises:
+        UnfitAdapter: one of them is none.
+        OSError: a file cannot be read.
+    """
+    config = read_config(_config_bytes(directory))
+    with (directory / WEIGHTS_FILE).open("rb") as file:
+        header, start = read_header_of(file, WEIGHTS_FILE)
+    return Opened(config, header, start)
+
+
+def _config_bytes(directory: Path) -> bytes:
+    with (directory / CONFIG_FILE).open("rb") as file:
+        content = file.read(MAX_CONFIG_BYTES + 1)
+    if len(content) > MAX_CONFIG_BYTES:
+        raise not_an_adapter(CONFIG_FILE, f"more than {MAX_CONFIG_BYTES} bytes", "a configuration")
+    return content
+
+
+def check_files(directory: Path) -> None:
+    """Raises UnfitAdapter unless both files are there, as regular files."""
+    findings = [finding for name in FILES if (finding := _absence(directory, name)) is not None]
+    if findings:
+        raise UnfitAdapter(findings)
+
+
+def _absence(directory: Path, name: str) -> Finding | None:
+    if (directory / name).is_file():
+        return None
+    if (directory / name).exists():
+        return Finding("not_an_adapter", name, "something that is no regular file", "a file", "put a copy there")
+    other = next((other for other in _OTHER_WEIGHTS if (directory / other).exists()), None)
+    if name == WEIGHTS_FILE and other is not None:
+        return Finding(
+            "weights_not_safetensors", other, "weights that can hold code", name, "convert it to safetensors"
+        )
+    remedy = f"name the directory that holds {' and '.join(FILES)}"
+    return Finding("source_incomplete", name, f"no such file in {directory}", "one", remedy, permanent=False)
+
+
+def digest_of(directory: Path) -> str:
+    """The manifest digest of a directory's files as they are now.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    return manifest_digest(_entry(directory / name) for name in FILES)
+
+
+def _entry(path: Path) -> FileEntry:
+    digest, size_bytes = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            size_bytes += len(chunk)
+    return FileEntry(path.name, size_bytes, digest.hexdigest())

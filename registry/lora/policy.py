@@ -1,0 +1,61 @@
+"""What may be done to an adapter, and what a replica can serve. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+# Raised whenever the same policy would make other bytes, so that these get another id.
+VERSION = 1
+_CHOICES = {"remap": ("auto", "off"), "vision": ("reject", "drop", "keep"), "dora": ("reject", "strip")}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How an adapter is made right: see `spec.prepare` of its record."""
+
+    remap: Literal["auto", "off"] = "auto"
+    vision: Literal["reject", "drop", "keep"] = "reject"
+    dora: Literal["reject", "strip"] = "reject"
+
+    def as_dict(self) -> dict[str, object]:
+        """The policy and its version, as they go into the prepared id and the report."""
+        return {"name": "prepare", "version": VERSION, **asdict(self)}
+
+
+def policy_of(values: dict[str, Any]) -> Policy:
+    """The policy of plain values; unknown names are left out.
+
+    Raises:
+        ValueError: a value is none of its choices.
+    """
+    known = {name: values[name] for name in _CHOICES if name in values}
+    for name, value in known.items():
+        if value not in _CHOICES[name]:
+            raise ValueError(f"prepare.{name} is {value!r}, which is none of {', '.join(_CHOICES[name])}")
+    return Policy(**known)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the replicas can serve; None: no limit is known."""
+
+    max_rank: int | None = None
+    target_modules: tuple[str, ...] | None = None
+
+
+# Modules that engines fuse: an adapter of the parts is served where the whole is, and the other way round.
+_PACKED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+
+
+def is_served(module: str, targets: tuple[str, ...] | None) -> bool:
+    """True if an engine started with these ``--lora-target-modules`` applies an adapter's module."""
+    if targets is None:
+        return True
+    name = module.rpartition(".")[2]
+    wholes = [whole for whole, parts in _PACKED.items() if name in parts]
+    parts = [part for whole in (name, *wholes) for part in _PACKED.get(whole, ())]
+    return bool({module, name, *wholes, *parts} & set(targets))

@@ -1,0 +1,41 @@
+"""What exactly is to be staged: a reference, and what everything that decides its id was when the staging began."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from registry.lora.base import BaseModules
+from registry.lora.manifest import prepared_id
+from registry.lora.policy import Policy, policy_of
+from sidecar.artifacts.types import ArtifactError, ArtifactRef
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A reference with its policy and the base that it is prepared for."""
+
+    ref: ArtifactRef
+    policy: Policy
+    base: BaseModules | None
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of the base; None: it is not known."""
+        return self.base.fingerprint if self.base else None
+
+    def artifact(self, digest: str) -> str:
+        """The prepared id that the source `digest` gets by this order."""
+        return prepared_id(digest, self.policy.as_dict(), self.fingerprint)
+
+
+def order_of(ref: ArtifactRef, base: BaseModules | None) -> Order:
+    """The order that a reference means for a base.
+
+    Raises:
+        ArtifactError: ``unsupported_policy``.
+    """
+    try:
+        return Order(ref, policy_of(json.loads(ref.prepare or "{}")), base)
+    except ValueError as error:
+        raise ArtifactError("unsupported_policy", f"{error}; upgrade this sidecar", permanent=True) from error

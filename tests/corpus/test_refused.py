@@ -1,0 +1,89 @@
+"""Every defect of the corpus, on three architectures: which reason we give, and that no engine hears of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from registry.lora.base import compress, expand
+from registry.lora.base_directory import read_base
+from registry.model.records import BaseShapes
+from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.types import ArtifactError, ArtifactRef
+from tests.corpus.defects import DEFECTS, Defect
+from tests.corpus.drafts import ARCHITECTURES, LLAMA, Architecture
+from tests.support.rig import running_rig
+from tests.support.waiting import eventually
+
+
+def test_the_corpus_is_large_enough():
+    assert len({defect.name for defect in DEFECTS}) == len(DEFECTS) >= 60
+    assert len(ARCHITECTURES) == 3
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("bases")
+    return {one.name: one.write_base(folder / one.name) for one in ARCHITECTURES}
+
+
+async def refusal(folder: Path, base: Path, defect: Defect) -> ArtifactError:
+    store = LocalStore(folder / "store", "r1", [folder.as_uri()], base=read_base(base))
+    ref = ArtifactRef((folder / "source").as_uri(), None, prepare=json.dumps(defect.prepare))
+    with pytest.raises(ArtifactError) as refused:
+        await store.ensure(ref)
+    store.close()
+    return refused.value
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda one: one.name)
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda one: one.name)
+async def test_a_defect_is_refused_by_name_and_leaves_nothing(
+    tmp_path, bases, architecture: Architecture, defect: Defect
+):
+    """R4, R8, R14: a stable reason, whether for good, and a sentence that says what to do."""
+    draft = architecture.draft()
+    defect.edit(draft, architecture)
+    draft.write(tmp_path / "source")
+    error = await refusal(tmp_path, bases[architecture.name], defect)
+    assert (error.reason, error.permanent) == (defect.reason, defect.permanent), error.message
+    assert ";" in error.message
+    assert not list((tmp_path / "store" / "adapters").iterdir())
+    assert not list((tmp_path / "store" / "tmp").iterdir())
+
+
+async def test_no_engine_hears_of_any_defect_and_the_good_one_is_served(tmp_path):
+    """R8 isolation, R5: all defects desired at once, among them one good adapter."""
+    base = read_base(LLAMA.write_base(tmp_path / "base"))
+    async with running_rig(tmp_path) as rig:
+        shapes = BaseShapes(modules=compress(base.modules), fingerprint=base.fingerprint)
+        rig.inputs.pool = rig.inputs.pool.model_copy(update={"base": shapes})
+        expected = {}
+        for defect in DEFECTS:
+            draft = LLAMA.draft()
+            defect.edit(draft, LLAMA)
+            draft.write(rig.sources / defect.name)
+            expected[f"bad-{defect.name.lower().replace('.', '-')}"] = (defect.name, defect.reason)
+        LLAMA.draft().write(rig.sources / "good")
+        usual = {name: source for name, (source, _) in expected.items() if source != "wrong_prefix_kept"}
+        rig.desire(1, good="good", **usual)
+
+        def all_settled() -> bool:
+            assert rig.statuses
+            assert {name: expected[name][1] for name in usual} == rig.reasons()
+            return rig.status.ready and rig.status.served.count == 1
+
+        await eventually(all_settled)
+        assert rig.calls("load") == ["good"]
+        assert set(rig.engine.cards) == {"good"}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda one: one.name)
+def test_a_base_survives_its_description(bases, architecture: Architecture):
+    """The pool's record says the same base as its directory."""
+    base = read_base(bases[architecture.name])
+    short = compress(base.modules)
+    assert expand(short) == base.modules == architecture.modules
+    assert len(short) < len(base.modules)
