@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from google.protobuf.message import Message
@@ -13,7 +13,7 @@ from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.ops import Event, RangeResult, Txn
 from registry.etcd3.stream import progress_is_safe
 from tests.support.sim import wire
-from tests.support.sim.store import EtcdStore, Refusal
+from tests.support.sim.store import EtcdStore, Refusal, Revision
 
 NO_LEADER = Refusal("UNAVAILABLE", "etcdserver: no leader")
 CLUSTER_ID = 77
@@ -184,6 +184,8 @@ class Watch:
         self._key, self._end = b"", b""
         self._is_due = False
         self._is_open = False
+        self._has_caught_up = False
+        self._noted: list[list[Event]] = []
 
     def receive(self, request: rpc.WatchRequest) -> None:
         """Takes a message of the client."""
@@ -207,8 +209,12 @@ class Watch:
         )
 
     def wake(self) -> None:
-        """There may be something to tell."""
-        if self._is_open and not self._is_due:
+        """The member knows more than before. To a watch that has caught up that is noted at once."""
+        if not self._is_open:
+            return
+        if self._has_caught_up:
+            self._note(self._member.store.since(self._next, compacted=0))
+        if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_later(self._member.batch_seconds(), self._pump)
 
@@ -225,21 +231,27 @@ class Watch:
         self.wake()
 
     def _pump(self) -> None:
-        """Sends what the member knows and the client does not, some revisions to a message."""
+        """Sends what is noted, some revisions to a message; a watch that is behind catches up with what is kept."""
         self._is_due = False
         if not self._is_open:
             return
-        member, store = self._member, self._member.store
-        if self._next < store.compacted:
-            self.cancel("etcdserver: mvcc: required revision has been compacted", store.compacted)
-            return
-        waiting = [(number, self._matching(events)) for number, events in store.since(self._next)]
-        waiting = [(number, events) for number, events in waiting if events and number <= member.applied]
-        while waiting:
-            count = member.split(len(waiting))
-            self._send_events([event for _, events in waiting[:count] for event in events])
-            waiting = waiting[count:]
-        self._next = max(self._next, member.applied + 1)
+        store = self._member.store
+        if not self._has_caught_up:
+            if self._next < store.compacted:
+                self.cancel("etcdserver: mvcc: required revision has been compacted", store.compacted)
+                return
+            self._note(store.since(self._next, store.compacted))
+            self._has_caught_up = True
+        while self._noted:
+            count = self._member.split(len(self._noted))
+            self._send_events([event for events in self._noted[:count] for event in events])
+            self._noted = self._noted[count:]
+
+    def _note(self, revisions: Iterable[Revision]) -> None:
+        for number, events in revisions:
+            if number <= self._member.applied and (mine := self._matching(events)):
+                self._noted.append(mine)
+        self._next = max(self._next, self._member.applied + 1)
 
     def _matching(self, events: tuple[Event, ...]) -> list[Event]:
         if not self._end:
@@ -259,7 +271,7 @@ class Watch:
         if not self._is_open:
             return
         if progress_is_safe(member.habits.version):
-            if self._next > member.applied and not self._is_due:
+            if self._has_caught_up and not self._noted:
                 self._send(rpc.WatchResponse(header=member.header(self._next - 1)))
         else:  # may overtake what is still to be sent
             self._send(rpc.WatchResponse(header=member.header(member.applied)))

@@ -96,12 +96,12 @@ class EtcdStore(MemoryEtcd):
                     kvs[event.key] = event.kv
         return kvs
 
-    def since(self, revision: int) -> Iterator[Revision]:
-        """History from a revision on, as a watch may see it: of what compaction swallowed, deletions are gone."""
+    def since(self, revision: int, compacted: int) -> Iterator[Revision]:
+        """History from a revision on as it is kept after a compaction: of that very revision deletions are gone."""
         for number, events in self.history[bisect_left(self.history, revision, key=_number) :]:
-            if number > self.compacted:
+            if number > compacted:
                 yield number, events
-            elif number == self.compacted:
+            elif number == compacted:
                 yield number, tuple(event for event in events if event.kv is not None)
 
     def compact(self, revision: int) -> None:
