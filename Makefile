@@ -71,6 +71,13 @@ PURE := registry.errors registry.keys registry.model registry.transactions regis
 test: install engine ## Run every test that CI runs, on real parts
 	$(BIN)/pytest $(PURE:%=--cov=%) --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
 
+SEED ?= 7
+FAULTS ?= 250
+
+.PHONY: soak
+soak: install ## Hurt a cluster of three under writes for some ten minutes, with the replay checker on (SEED=n, FAULTS=n)
+	SEED=$(SEED) FAULTS=$(FAULTS) $(BIN)/pytest --timeout=3600 tests/faults/test_schedule.py
+
 .PHONY: bench
 bench: install ## Measure what is promised, each beside its floor (ONLY=name for one); last line: all figures
 	$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY))
