@@ -127,6 +127,25 @@ async def test_a_refusal_after_an_unclear_outcome_is_fenced(etcd):
     assert (await refused(by, DeletePool(POOL), "late")).reason is Reason.REQUEST_ID_REUSED
 
 
+async def test_a_fence_that_comes_too_late(etcd):
+    """W8 no-false-fail: if the first copy took effect just before the fence, the reply is its reply, no refusal."""
+    somebody = Desk(etcd.etcd, made=1000)
+
+    class Arriving(FlakyEtcd):
+        async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
+            if self.sent == 2 and self.late:  # the fence is next
+                somebody.change(applying(Remove("acme/x")))
+                self.arrive()
+            return await super().txn(txn, timeout_seconds=timeout_seconds)
+
+    flaky = Arriving(etcd.etcd)
+    flaky.fail([Fault.LATE], meanwhile=lambda: somebody.change(applying(upsert("acme/x"))))
+    settled = await change(writer(flaky), DeletePool(POOL), "late")
+    assert KEYS.pool(POOL) not in etcd.etcd.kvs
+    assert etcd.etcd.kvs[KEYS.request("late")].mod_revision == settled.revision
+    check_history(KEYS, etcd.etcd.history)
+
+
 async def test_a_fence_that_cannot_be_put(etcd):
     """W8 no-false-fail: without the fence the refusal would be a guess, so the outcome is told as unknown."""
     by, somebody = writer(etcd), Desk(etcd.etcd, made=1000)
