@@ -76,8 +76,9 @@ sim: install ## Play one simulation and show its trace (SEED=n)
 	$(BIN)/python -m tests.support.sim --seed $(or $(SEED),$(error SEED=n says which))
 
 .PHONY: soak
-soak: install ## Play thousands of simulations, from a seed by chance on (COUNT=n)
+soak: install ## Play thousands of simulations, then hurt a real cluster of three for ten minutes (COUNT=n, SEED=n, FAULTS=n)
 	$(BIN)/python -m tests.support.sim --count $(or $(COUNT),3000)
+	SEED=$(or $(SEED),7) FAULTS=$(or $(FAULTS),250) $(BIN)/pytest --timeout=3600 tests/faults/test_schedule.py
 
 .PHONY: bench
 bench: install ## Measure what is promised, each beside its floor (ONLY=name for one); last line: all figures

@@ -1,0 +1,185 @@
+"""Writers, one replica and a cluster of three whose members fail by a seeded schedule; then everything heals."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from registry.check.calls import Call, check_calls
+from registry.check.export import read_history
+from registry.check.replay import replay
+from registry.check.replicas import Listing, check_listings, check_log
+from registry.etcd3.client import Client
+from registry.etcd3.errors import EtcdError
+from registry.etcd3.ops import Range
+from registry.keys import Keys
+from tests.support.adapters import write_adapter
+from tests.support.admin import Admin, admin_inside, change_set, drop, make_pool, put, refused, wait_ready
+from tests.support.etcd import Cluster, Member
+from tests.support.fleet import POOL, Sidecar, SimulatedEngine
+from tests.support.waiting import eventually
+
+PREFIX = "/faults"
+NAMES = [f"acme/n{i}" for i in range(6)]
+WRITERS = 4
+# Between the calls of one writer, and how long each fault lasts.
+PAUSE_SECONDS = 0.03
+FAULT_SECONDS = (0.5, 3.0)
+
+
+@dataclass
+class Story:
+    """What happened: for the message of a failure, which must be enough to play it again."""
+
+    seed: int
+    calls: list[Call] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+
+async def play(folder: Path, cluster: Cluster, *, seed: int, faults: int) -> Story:
+    """Plays a schedule of so many faults and checks everything that was promised.
+
+    Raises:
+        AssertionError: something does not hold; the message has the seed and the faults.
+    """
+    story, chance = Story(seed), random.Random(seed)
+    engine = SimulatedEngine(folder)
+    sources = folder / "sources"
+    for version in ("v1", "v2"):
+        write_adapter(sources / version, seed=sum(version.encode()))
+    await engine.start()
+    sidecar = Sidecar(folder, cluster.endpoints, PREFIX, engine.url, sources=sources)
+    try:
+        async with admin_inside(cluster.endpoints, PREFIX) as admin:
+            await wait_ready(admin)
+            await make_pool(admin)
+            sidecar.program.start()
+            await eventually(sidecar.is_ready, timeout_seconds=60)
+            await _under_faults(admin, cluster, sources, chance, story, faults)
+            await _converged(cluster, admin, sidecar, engine, story)
+    finally:
+        sidecar.program.kill()
+        engine.program.kill()
+    return story
+
+
+async def _under_faults(
+    admin: Admin, cluster: Cluster, sources: Path, chance: random.Random, story: Story, faults: int
+) -> None:
+    stop = asyncio.Event()
+    writers = [_write(admin, sources, random.Random(chance.random()), number, story, stop) for number in range(WRITERS)]
+    tasks = [asyncio.create_task(writer) for writer in writers]
+    for _ in range(faults):
+        await _one_fault(cluster, chance, story)
+    stop.set()
+    await asyncio.gather(*tasks)
+
+
+async def _write(
+    admin: Admin, sources: Path, chance: random.Random, writer: int, story: Story, stop: asyncio.Event
+) -> None:
+    """Changes and deletes adapters at random and notes what it was told."""
+    made = 0
+    while not stop.is_set():
+        made += 1
+        name, uri = chance.choice(NAMES), (sources / chance.choice(["v1", "v2"])).as_uri()
+        change = drop(name) if chance.random() < 0.2 else put(name, uri)
+        request_id = f"w{writer}-{made}"
+        try:
+            reply = await admin.stub.ApplyAdapters(change_set(change, request_id=request_id), timeout=4)
+        except grpc.RpcError as error:
+            unknown = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
+            outcome = "unknown" if refused(error).code in unknown else "refused"
+            story.calls.append(Call(request_id=request_id, outcome=outcome))
+        else:
+            story.calls.append(Call(request_id=request_id, outcome="ok", revision=reply.revision))
+        await _pause(PAUSE_SECONDS, stop)
+
+
+async def _pause(seconds: float, stop: asyncio.Event) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+    except TimeoutError:
+        return
+
+
+async def _one_fault(cluster: Cluster, chance: random.Random, story: Story) -> None:
+    """Something happens to one member, lasts, and is healed; the cluster keeps its majority."""
+    kind = chance.choice(["kill leader", "kill one", "freeze leader", "freeze one", "compact"])
+    story.faults.append(kind)
+    never = asyncio.Event()
+    if kind == "compact":
+        await _compact(cluster)
+        await _pause(FAULT_SECONDS[0], never)
+        return
+    member = await cluster.leader() if kind.endswith("leader") else chance.choice(cluster.members)
+    hurt, heal = _harm(kind, member)
+    hurt()
+    await _pause(chance.uniform(*FAULT_SECONDS), never)
+    heal()
+    await cluster.ready()
+
+
+def _harm(kind: str, member: Member) -> tuple[Callable[[], None], Callable[[], None]]:
+    return (member.kill, member.start) if kind.startswith("kill") else (member.freeze, member.thaw)
+
+
+async def _compact(cluster: Cluster) -> None:
+    """Forgets the past up to a little ago. What the checker reads afterwards begins there."""
+    client = Client(cluster.options())
+    try:
+        now = (await client.range(Range(Keys(PREFIX).meta()))).revision
+        await client.compact(max(1, now - 50))
+    except EtcdError:
+        return  # compacted already, or a member that is still coming up was asked
+    finally:
+        await client.aclose()
+
+
+async def _converged(cluster: Cluster, admin: Admin, sidecar: Sidecar, engine: SimulatedEngine, story: Story) -> None:
+    """R3 converge, and then the replay of everything."""
+    last = await eventually(lambda: _last_write(admin), timeout_seconds=60)
+
+    async def is_settled() -> Listing | None:
+        status = await sidecar.status()
+        assert status["observed_revision"] >= last, (status["observed_revision"], last)
+        assert not status["pending"], status["pending"]
+        failed = [entry["name"] for entry in status["failed"]]
+        return Listing(
+            replica="r1",
+            revision=status["observed_revision"],
+            adapters=await engine.listing(),
+            settled=True,
+            unservable=failed,
+        )
+
+    listing = await eventually(is_settled, timeout_seconds=60)
+    client = Client(cluster.options())
+    try:
+        steps = await read_history(client, PREFIX, from_revision=1)
+    finally:
+        await client.aclose()
+    fold = replay(Keys(PREFIX), steps)
+    findings = [*fold.findings, *check_calls(fold, story.calls)[0]]
+    findings += check_log(fold, POOL, "r1", sidecar.program.logged()) + check_listings(fold, POOL, [listing])
+    assert not findings, "\n".join([f"seed {story.seed}, {story.faults}", *map(str, findings[:5])])
+
+
+async def _last_write(admin: Admin) -> int | None:
+    """One more write, after all is healed; None while it fails."""
+    try:
+        reply = await admin.stub.ApplyAdapters(change_set(drop_or_put()), timeout=10)
+    except grpc.RpcError:
+        return None
+    return int(reply.revision)
+
+
+def drop_or_put() -> object:
+    """A lazy adapter of its own, which no engine has to load."""
+    return put("last/write", "file:///a/v1", load="lazy")
