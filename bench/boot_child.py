@@ -12,7 +12,6 @@ from pathlib import Path
 
 import grpc
 
-from bench.etcd import BASE, POOL
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.client import Client
 from registry.etcd3.methods import RANGE
@@ -31,6 +30,7 @@ from sidecar.observed import EngineFacts, Observed
 from sidecar.plan import Plan
 from sidecar.planner import Known, make_plan
 from sidecar.snapshot import AdaptersChanged, Base
+from tests.support.fleet import BASE, POOL
 from tests.support.waiting import eventually
 
 PAGE = 1000

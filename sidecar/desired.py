@@ -9,7 +9,7 @@ import hashlib
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from sys import intern
+from functools import lru_cache
 
 from immutables import Map, MapMutation
 
@@ -17,7 +17,7 @@ from registry.errors import RegistryError
 from registry.etcd3.ops import Event, KeyValue
 from registry.keys import last_part
 from registry.model.names import check_adapter_name, name_key
-from registry.model.records import AdapterRecord
+from registry.model.records import AdapterRecord, Prepare
 from sidecar.artifacts.types import ArtifactRef
 
 _HASH_SPACE = 1 << 256
@@ -57,6 +57,7 @@ class RefusedRecord:
     message: str
 
 
+_Change = tuple[str, bytes | None, int]  # name key, value (None: deleted), revision
 Verdict = DesiredAdapter | LazyAdapter | RefusedRecord
 
 
@@ -123,7 +124,7 @@ def parse_adapter(pool: str, key: str, value: bytes, revision: int) -> DesiredAd
     ref = ArtifactRef(
         uri=spec.source.uri,
         digest=digest,
-        prepare=intern(spec.prepare.model_dump_json()),  # nearly all are equal, and one string will do
+        prepare=_text_of(spec.prepare),
         credentials=spec.credentials,
         pin_key="" if digest else f"{pool}/{key}@{record.generation}",
         base_model=spec.base_model,
@@ -140,6 +141,16 @@ def parse_adapter(pool: str, key: str, value: bytes, revision: int) -> DesiredAd
     )
 
 
+def _text_of(prepare: Prepare) -> str:
+    return prepare.model_dump_json() if prepare.model_extra else _text_of_fields(tuple(prepare.__dict__.items()))
+
+
+@lru_cache(maxsize=64)
+def _text_of_fields(fields: tuple[tuple[str, str], ...]) -> str:
+    """Nearly all adapters are prepared alike: one string will do for all of them."""
+    return Prepare.model_validate(dict(fields)).model_dump_json()
+
+
 class Informer:
     """Folds lists and events into a `DesiredState`. `raw` holds every record as it stands in etcd."""
 
@@ -152,42 +163,40 @@ class Informer:
         """Starts from what a snapshot holds."""
         self.raw = {}
         self.state = DesiredState()
-        good = ((key, *record.good) for key, record in raw.items() if record.good is not None)
-        self._fold(revision, ((key, KeyValue(b"", value, 0, mod, 0)) for key, value, mod in good))
-        self._fold(revision, ((key, KeyValue(b"", r.value, 0, r.revision, 0)) for key, r in raw.items()))
+        self._fold(revision, ((key, *record.good) for key, record in raw.items() if record.good is not None))
+        self._fold(revision, ((key, record.value, record.revision) for key, record in raw.items()))
 
     def replace(self, revision: int, kvs: Iterable[KeyValue]) -> list[str]:
         """Takes a whole list by difference, so that deletions made meanwhile are found. Returns changed keys."""
         listed = {last_part(kv.key): kv for kv in kvs}
-        changes: list[tuple[str, KeyValue | None]] = [(key, None) for key in self.raw if key not in listed]
+        changes: list[_Change] = [(key, None, revision) for key in self.raw if key not in listed]
         for key, kv in listed.items():
             known = self.raw.get(key)
             if known is None or known.revision != kv.mod_revision:
-                changes.append((key, kv))
+                changes.append((key, kv.value, kv.mod_revision))
         self._fold(revision, changes)
-        return [key for key, _ in changes]
+        return [key for key, *_ in changes]
 
     def apply(self, revision: int, events: Iterable[Event]) -> list[str]:
         """Takes all events of one revision. Returns changed keys."""
-        changes = [(last_part(event.key), event.kv) for event in events]
+        changes = [(last_part(e.key), e.kv.value if e.kv else None, e.mod_revision) for e in events]
         self._fold(revision, changes)
-        return [key for key, _ in changes]
+        return [key for key, *_ in changes]
 
     def advance(self, revision: int) -> None:
         """Notes that nothing of this pool changed up to `revision`."""
         self.state = replace(self.state, revision=max(revision, self.state.revision))
 
-    def _fold(self, revision: int, changes: Iterable[tuple[str, KeyValue | None]]) -> None:
+    def _fold(self, revision: int, changes: Iterable[_Change]) -> None:
         state = self.state
         draft = _Draft(state.adapters.mutate(), state.lazy.mutate(), state.refused.mutate())
         total = state.state_hash
         before: dict[str, DesiredAdapter | None] = {}
-        for key, kv in changes:
+        for key, value, at in changes:
             before.setdefault(key, draft.adapters.get(key))
-            verdict = self._judge(key, kv) if kv else None
-            total += self._note(
-                key, kv, was_refused=key in draft.refused, is_refused=isinstance(verdict, RefusedRecord)
-            )
+            verdict = None if value is None else self._judge(key, value, at)
+            is_refused = isinstance(verdict, RefusedRecord)
+            total += self._note(key, value, at, was_refused=key in draft.refused, is_refused=is_refused)
             draft.settle(key, verdict)
         folded = draft.adapters.finish()
         self.state = DesiredState(
@@ -199,25 +208,25 @@ class Informer:
             state_hash=total % _HASH_SPACE,
         )
 
-    def _judge(self, key: str, kv: KeyValue) -> Verdict:
+    def _judge(self, key: str, value: bytes, revision: int) -> Verdict:
         try:
-            return parse_adapter(self._pool, key, kv.value, kv.mod_revision)
+            return parse_adapter(self._pool, key, value, revision)
         except RegistryError as error:
-            return RefusedRecord(key, kv.mod_revision, error.reason.lower(), error.message)
+            return RefusedRecord(key, revision, error.reason.lower(), error.message)
         except ValueError as error:
-            return RefusedRecord(key, kv.mod_revision, "key_mismatch", str(error))
+            return RefusedRecord(key, revision, "key_mismatch", str(error))
 
-    def _note(self, key: str, kv: KeyValue | None, *, was_refused: bool, is_refused: bool) -> int:
+    def _note(self, key: str, value: bytes | None, revision: int, *, was_refused: bool, is_refused: bool) -> int:
         """Keeps the raw record, and the last good one beside a refused one; returns the change of the state hash."""
         old = self.raw.pop(key, None)
         change = -record_hash(key, old.revision, old.value) if old else 0
-        if kv is None:
+        if value is None:
             return change
         good = None
         if is_refused and old is not None:
             good = old.good if was_refused else (old.value, old.revision)
-        self.raw[key] = RawRecord(kv.value, kv.mod_revision, good)
-        return change + record_hash(key, kv.mod_revision, kv.value)
+        self.raw[key] = RawRecord(value, revision, good)
+        return change + record_hash(key, revision, value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from registry.etcd3.ops import Event, KeyValue
 from sidecar.desired import RawRecord
 
 SCHEMA = 1
+_ESCAPED = re.compile(rb"\\[\\n]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,7 @@ def encode_base(base: Base) -> Iterator[bytes]:
         "pool_record": None if base.pool_record is None else _text(base.pool_record),
     }
     digest = hashlib.sha256()
-    for values in chain([header], ([key, r.revision, _text(r.value), _good(r)] for key, r in base.records.items())):
-        line = _line(values)
+    for line in chain([_line(header)], (_record_line(key, record) for key, record in base.records.items())):
         digest.update(line)
         yield line
     yield _line({"sha256": digest.hexdigest()})
@@ -153,13 +154,19 @@ def _event(event: Event) -> list[object]:
     return [key, event.mod_revision, None if event.kv is None else _text(event.kv.value)]
 
 
+def _record_line(key: str, record: RawRecord) -> bytes:
+    """Key, revision and last good value as JSON, a tab, and the value itself: most of a base is never decoded."""
+    good = None if record.good is None else [_text(record.good[0]), record.good[1]]
+    head = json.dumps([key, record.revision, good], separators=(",", ":")).encode()
+    return b"%s\t%s\n" % (head, record.value.replace(b"\\", b"\\\\").replace(b"\n", b"\\n"))
+
+
 def _record(line: bytes) -> tuple[str, RawRecord]:
-    key, revision, value, good = json.loads(line)
-    return key, RawRecord(_bytes(value), revision, None if good is None else (_bytes(good[0]), good[1]))
-
-
-def _good(record: RawRecord) -> list[object] | None:
-    return None if record.good is None else [_text(record.good[0]), record.good[1]]
+    head, _, value = line.removesuffix(b"\n").partition(b"\t")
+    key, revision, good = json.loads(head)
+    if b"\\" in value:
+        value = _ESCAPED.sub(lambda found: b"\n" if found[0] == b"\\n" else b"\\", value)
+    return key, RawRecord(value, revision, None if good is None else (_bytes(good[0]), good[1]))
 
 
 def _line(value: object) -> bytes:
