@@ -9,7 +9,9 @@ from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from registry.cli.local_adapters import base_here, base_message
 from registry.v1 import registry_pb2 as pb
+from tests.corpus.drafts import LLAMA
 from tests.support.admin import admin_inside, change_set, drop, make_pool, put, refusal, wait_ready
 from tests.support.etcd import make_cluster
 from tests.support.proxy import Proxy
@@ -185,3 +187,18 @@ async def test_a_deadline_is_kept(etcd):
         ):
             told = await refusal(call)
             assert (told.code, told.reason) == (StatusCode.UNAVAILABLE, "ETCD_UNAVAILABLE")
+
+
+async def test_a_pools_base_is_kept_as_it_was_read(admin, tmp_path):
+    """R4: what adapters are compared with is what stood in the base model's directory."""
+    base = base_message(base_here(LLAMA.write_base(tmp_path / "base"), ["org/llama"]))
+    limits = pb.PoolLimits(target_modules=["q_proj"])
+    request = pb.CreatePoolRequest(pool=pb.Pool(name="based", base_models=["b"], base=base, limits=limits))
+    await admin.stub.CreatePool(request)
+    kept = await admin.stub.GetPool(pb.GetPoolRequest(name="based"))
+    assert (kept.base, kept.limits) == (base, limits)
+    request.pool.name, request.pool.base.modules[0].outputs = "other", 7
+    told = await refusal(admin.stub.CreatePool(request))
+    assert (told.reason, told.field) == ("INVALID_FIELD", "pool.base.fingerprint")
+    request.pool.base.modules[0].pattern = "a.{0-999999}"
+    assert (await refusal(admin.stub.CreatePool(request))).field == "pool.base"
