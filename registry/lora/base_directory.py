@@ -38,8 +38,6 @@ def read_base(directory: Path, names: tuple[str, ...] = ()) -> BaseModules:
         modules = _from_weights(directory) or derive(_json(directory / "config.json"))
     except (OSError, ValueError, UnfitAdapter, UnknownArchitecture) as error:
         raise BaseUnreadable(f"{directory} does not tell the base model's modules: {error}") from error
-    if not modules:
-        raise BaseUnreadable(f"{directory} has no modules that an adapter could be for; give a base model's directory")
     return BaseModules(modules, names)
 
 

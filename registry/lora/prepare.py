@@ -61,7 +61,5 @@ def _joined(kept: Iterable[Tensor]) -> list[tuple[int, int]]:
 
 
 def new_config(content: bytes, changes: Changes) -> bytes:
-    """The new adapter_config.json; the old one where nothing in it changes."""
-    if not changes.config:
-        return content
+    """The new adapter_config.json."""
     return canonical_json({**json_object(CONFIG_FILE, content), **changes.config})

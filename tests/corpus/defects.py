@@ -120,6 +120,13 @@ def entry(name: str, **fields: Any) -> Edit:
     return header(lambda entries: entries[name].update(fields))
 
 
+def moved_on(entries: dict[str, Any]) -> None:
+    """Every tensor begins four bytes later than the one before it ends."""
+    for name, fields in entries.items():
+        if name != "__metadata__":
+            fields["data_offsets"] = [offset + 4 for offset in fields["data_offsets"]]
+
+
 def renamed(old: str, new: str) -> Edit:
     return lambda draft, _: draft.rename(old, new)
 
@@ -253,6 +260,8 @@ DEFECTS: tuple[Defect, ...] = (
     Defect("header_bit_flip", "not_an_adapter", cut(WEIGHTS, lambda content: content[:8] + b"z" + content[9:])),
     Defect("header_twice", "not_an_adapter", raw(WEIGHTS, TWICE)),
     Defect("offsets_overlap", "not_an_adapter", entry(key("B"), data_offsets=[0, 4 * RANK * 8])),
+    Defect("offsets_reversed", "not_an_adapter", entry(key("A"), data_offsets=[8, 0])),
+    Defect("offsets_gap", "not_an_adapter", header(moved_on)),
     Defect("offsets_negative", "not_an_adapter", entry(key("A"), data_offsets=[-8, 0])),
     Defect("offsets_text", "not_an_adapter", entry(key("A"), data_offsets=["0", "8"])),
     Defect("shape_lies", "not_an_adapter", entry(key("A"), shape=[1, 1])),

@@ -13,8 +13,8 @@ from registry.model.records import BaseShapes
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactError, ArtifactRef
 from tests.corpus.defects import DEFECTS, Defect
-from tests.corpus.drafts import ARCHITECTURES, LLAMA, Architecture
-from tests.support.rig import running_rig
+from tests.corpus.drafts import ARCHITECTURES, LLAMA, QWEN2, Architecture
+from tests.support.rig import Rig, running_rig
 from tests.support.waiting import eventually
 
 
@@ -56,10 +56,8 @@ async def test_a_defect_is_refused_by_name_and_leaves_nothing(
 
 async def test_no_engine_hears_of_any_defect_and_the_good_one_is_served(tmp_path):
     """R8 isolation, R5: all defects desired at once, among them one good adapter."""
-    base = read_base(LLAMA.write_base(tmp_path / "base"))
     async with running_rig(tmp_path) as rig:
-        shapes = BaseShapes(modules=compress(base.modules), fingerprint=base.fingerprint)
-        rig.inputs.pool = rig.inputs.pool.model_copy(update={"base": shapes})
+        _use(rig, tmp_path, LLAMA)
         expected = {}
         for defect in DEFECTS:
             draft = LLAMA.draft()
@@ -87,3 +85,39 @@ def test_a_base_survives_its_description(bases, architecture: Architecture):
     short = compress(base.modules)
     assert expand(short) == base.modules == architecture.modules
     assert len(short) < len(base.modules)
+
+
+async def test_what_was_refused_for_another_base_is_served_once_the_pools_base_is_right(tmp_path):
+    """R3, R8: the pool's record is followed as it changes, and a refusal for good ends with what it was about."""
+    async with running_rig(tmp_path) as rig:
+        _use(rig, tmp_path, QWEN2)
+        LLAMA.draft().write(rig.sources / "a")
+        rig.desire(1, a="a")
+        await eventually(lambda: bool(rig.statuses) and rig.reasons() == {"a": "shape_mismatch"})
+        assert not rig.calls("load")
+        _use(rig, tmp_path, LLAMA)
+        rig.inputs.wake()
+        await rig.served(1, "a")
+        assert rig.status.warnings == []
+
+
+async def test_nothing_is_planned_before_the_pool_was_read(tmp_path):
+    """R5: its base is in its record; an adapter must not slip through because the adapters came first."""
+    async with running_rig(tmp_path) as rig:
+        rig.inputs.pool, pool, rig.inputs.pool_read = None, rig.inputs.pool, False
+        LLAMA.draft().write(rig.sources / "a")
+        rig.desire(1, a="a")
+        await eventually(lambda: bool(rig.statuses) and rig.status.engine.incarnation)
+        assert not rig.status.ready
+        assert not list((tmp_path / "store" / "adapters").iterdir())
+        rig.inputs.pool, rig.inputs.pool_read = pool, True
+        rig.inputs.wake()
+        await rig.served(1, "a")
+        assert [one.reason for one in rig.status.warnings] == ["base_unknown"]
+
+
+def _use(rig: Rig, folder: Path, architecture: Architecture) -> None:
+    """Makes this the base of the rig's pool."""
+    base = read_base(architecture.write_base(folder / "bases" / architecture.name))
+    shapes = BaseShapes(modules=compress(base.modules), fingerprint=base.fingerprint)
+    rig.inputs.pool = rig.inputs.pool.model_copy(update={"base": shapes})

@@ -12,11 +12,13 @@ from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from registry.cli.local_adapters import base_here, base_message
 from registry.etcd3.client import Client
 from registry.etcd3.errors import NoSpace
 from registry.etcd3.ops import Put, Txn
 from registry.store.reader import Reader
 from registry.v1 import registry_pb2 as pb
+from tests.corpus.drafts import LLAMA
 from tests.support.admin import admin_inside, change_set, drop, make_pool, put, refusal, wait_ready
 from tests.support.etcd import make_cluster
 from tests.support.proxy import Proxy
@@ -259,3 +261,18 @@ async def _fill(cluster) -> None:
             await client.txn(Txn((), (Put(b"/x/%d" % number, b"x" * 1_000_000),)))
     finally:
         await client.aclose()
+
+
+async def test_a_pools_base_is_kept_as_it_was_read(admin, tmp_path):
+    """R4: what adapters are compared with is what stood in the base model's directory."""
+    base = base_message(base_here(LLAMA.write_base(tmp_path / "base"), ["org/llama"]))
+    limits = pb.PoolLimits(target_modules=["q_proj"])
+    request = pb.CreatePoolRequest(pool=pb.Pool(name="based", base_models=["b"], base=base, limits=limits))
+    await admin.stub.CreatePool(request)
+    kept = await admin.stub.GetPool(pb.GetPoolRequest(name="based"))
+    assert (kept.base, kept.limits) == (base, limits)
+    request.pool.name, request.pool.base.modules[0].outputs = "other", 7
+    told = await refusal(admin.stub.CreatePool(request))
+    assert (told.reason, told.field) == ("INVALID_FIELD", "pool.base.fingerprint")
+    request.pool.base.modules[0].pattern = "a.{0-999999}"
+    assert (await refusal(admin.stub.CreatePool(request))).field == "pool.base"

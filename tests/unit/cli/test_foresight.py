@@ -1,0 +1,74 @@
+"""What apply and add see of sources that this machine can read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from registry.cli.local_adapters import base_here, base_message
+from registry.lora.directory import digest_of
+from registry.v1 import registry_pb2 as pb
+from tests.corpus.drafts import LLAMA
+from tests.unit.cli.fake_admin import applied
+
+
+@pytest.fixture
+def pool(admin, tmp_path) -> None:
+    base = base_message(base_here(LLAMA.write_base(tmp_path / "base")))
+    admin.answers |= {"ApplyAdapters": [applied], "GetPool": [pb.Pool(name="dev", base_models=["tiny"], base=base)]}
+
+
+def sent(admin) -> list[str]:
+    return [change.upsert.spec.source.digest for request in admin.asked("ApplyAdapters") for change in request.changes]
+
+
+def test_the_digest_of_what_can_be_read_is_pinned(cli, admin, pool, manifest, tmp_path):
+    """R4: what is served later is what lay here at this moment."""
+    folder = LLAMA.draft().write(tmp_path / "a")
+    assert cli("add", "sql", "--source", str(folder)).code == 0
+    assert cli("apply", "-f", manifest("sql", source={"uri": folder.as_uri()})).code == 0
+    assert cli("apply", "-f", manifest("elsewhere")).code == 0
+    assert sent(admin) == [digest_of(folder), digest_of(folder), ""]
+
+
+def test_what_would_be_refused_everywhere_is_refused_here(cli, admin, pool, manifest, tmp_path):
+    """W9, R8: nothing is sent, and the reason is that of the replicas."""
+    draft = LLAMA.draft()
+    draft.config["lora_alpha"] = 0
+    folder = draft.write(tmp_path / "a")
+    ran = cli("-o", "json", "apply", "-f", manifest("sql", source={"uri": folder.as_uri()}))
+    assert (ran.code, ran.error["reason"]) == (4, "ADAPTER_UNFIT")
+    assert ran.error["metadata"]["finding"] == "zero_alpha"
+    assert "adapters.yaml" in ran.error["field"]
+    assert not admin.asked("ApplyAdapters")
+
+
+@pytest.mark.parametrize("kind", ["pinned_to_another", "half_written"])
+def test_what_is_not_meant_or_not_there_yet_is_left_to_the_replicas(cli, admin, pool, tmp_path, kind):
+    folder = LLAMA.draft().write(tmp_path / "a")
+    digest = "sha256:" + "0" * 64 if kind == "pinned_to_another" else ""
+    if kind == "half_written":
+        (Path(folder) / "adapter_model.safetensors").unlink()
+    assert cli("add", "sql", "--source", str(folder), *(["--digest", digest] if digest else [])).code == 0
+    assert sent(admin) == [digest]
+
+
+def test_a_policy_of_the_manifest_is_that_of_the_look(cli, admin, pool, manifest, tmp_path):
+    draft = LLAMA.draft()
+    draft.config["use_dora"] = True
+    source = {"uri": draft.write(tmp_path / "a").as_uri()}
+    assert cli("apply", "-f", manifest("sql", source=source)).code == 4
+    assert cli("apply", "-f", manifest("sql", source=source, prepare={"dora": "strip"})).code == 0
+
+
+def test_a_pool_is_made_from_its_base_models_directory(cli, admin, tmp_path):
+    """The record says names, shapes and fingerprint, in a few lines."""
+    admin.answers["CreatePool"] = [lambda request: request.pool]
+    folder = LLAMA.write_base(tmp_path / "base")
+    arguments = ["--base-model", "tiny", "--from", str(folder), "--base-name", "org/llama", "--target-module", "q_proj"]
+    ran = cli("-o", "json", "pool", "create", "dev", *arguments)
+    assert ran.code == 0
+    assert ran.json["base"]["fingerprint"] == base_here(folder).fingerprint
+    assert ran.json["base"]["modules"]["model.layers.{0-1}.self_attn.k_proj"] == [16, 32]
+    assert ran.json["limits"]["target_modules"] == ["q_proj"]

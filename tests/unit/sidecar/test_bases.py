@@ -1,0 +1,84 @@
+"""Which base adapters are compared with, and what a replica does where that is in doubt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from registry.lora.base import BaseModules, compress
+from registry.lora.findings import AdapterWarning
+from registry.model.records import BaseShapes, PoolSpec
+from sidecar.artifacts.bases import Bases
+from sidecar.plan import Load
+from sidecar.planner import make_plan
+from sidecar.status import Moment, Replica, Situation, derive_status
+from tests.corpus.drafts import LLAMA, QWEN2, Architecture
+from tests.support.worlds import known, observed, pool, staged, wants
+
+
+def pool_of(architecture: Architecture | None) -> PoolSpec:
+    if architecture is None:
+        return pool()
+    base = BaseModules(architecture.modules)
+    shapes = BaseShapes(modules=compress(base.modules), fingerprint=base.fingerprint)
+    return pool().model_copy(update={"base": shapes})
+
+
+def test_the_pools_base_is_followed_as_it_changes():
+    bases = Bases(None)
+    bases.follow(pool_of(LLAMA))
+    assert bases.current == BaseModules(LLAMA.modules)
+    first = bases.current
+    bases.follow(pool_of(LLAMA))
+    assert bases.current is first
+    bases.follow(pool_of(QWEN2))
+    assert bases.current == BaseModules(QWEN2.modules)
+    bases.follow(None)
+    assert bases.current is None
+
+
+def test_a_replica_with_another_base_than_its_pools_does_nothing_and_says_so():
+    """R4, R5: one of the two is wrong; until it is known which, nothing new is served."""
+    bases = Bases(BaseModules(QWEN2.modules))
+    bases.follow(pool_of(None))
+    assert (bases.current, bases.problem) == (BaseModules(QWEN2.modules), "")
+    bases.follow(pool_of(LLAMA))
+    assert "--base-model" in bases.problem
+    state = wants({"a": "v1"})
+    plan = make_plan(state, pool(), observed(), replace(known(state, "v1"), base_problem=bases.problem), now=0)
+    assert (plan.blocked, plan.calls, plan.stage) == (bases.problem, (), ())
+    bases.follow(pool_of(QWEN2))
+    assert bases.problem == ""
+
+
+def test_modules_that_the_engine_leaves_out_are_refused():
+    """R5: it would take the adapter, and answer as the base model does."""
+    state = wants({"a": "v1"})
+    facts = {ref: replace(one, targets=frozenset({"q_proj"})) for ref, one in staged(state, "v1").items()}
+    for limits, is_served in (
+        ({}, True),
+        ({"target_modules": ["q_proj"]}, True),
+        ({"target_modules": ["o_proj"]}, False),
+    ):
+        plan = make_plan(state, pool(**limits), observed(), replace(known(state), staged=facts), now=0)
+        assert [type(call) for call in plan.calls] == ([Load] if is_served else [])
+        assert [one.reason for one in plan.failed] == ([] if is_served else ["target_modules_mismatch"])
+    own = observed(target_modules=("o_proj",))
+    assert make_plan(state, pool(target_modules=["q_proj"]), own, replace(known(state), staged=facts), now=0).failed
+
+
+def test_warnings_are_listed_and_counted_out():
+    """R16 bounded."""
+    names = {f"n{i}": "v1" for i in range(150)}
+    state = wants(names)
+    warning = AdapterWarning("dora_stripped", "taken off")
+    facts = {ref: replace(one, warnings=(warning,)) for ref, one in staged(state, "v1").items()}
+    plan = make_plan(state, pool(), observed(), replace(known(state), staged=facts, base_known=False), now=0)
+    assert (plan.warnings[0].name, plan.warnings[0].reason) == ("", "base_unknown")
+    assert {one.reason for one in plan.warnings[1:]} == {"dora_stripped"}
+    assert len(plan.warnings) == 100
+    situation = Situation(1, observed(), plan, ready=True, stale=False, lazy_count=0, note="", last_request_id="")
+    status = derive_status(
+        Replica("r", "p", "vllm", "http://e"), situation, Moment(0.0, datetime(2026, 1, 1, tzinfo=UTC))
+    )
+    assert (status.warnings[1].reason, status.warnings[1].message) == ("dora_stripped", "taken off")
