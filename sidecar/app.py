@@ -10,6 +10,9 @@ import structlog
 from registry.etcd3.client import Client
 from registry.keys import Keys
 from registry.model.status import Presence
+from sidecar.artifacts.sources.allowed import RemoteOptions
+from sidecar.artifacts.sources.credentials import Credentials
+from sidecar.artifacts.sources.credentials_file import read_credentials
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import StoreError
 from sidecar.chance import Chance
@@ -44,7 +47,7 @@ async def run(settings: Settings) -> None:
     chance = Chance()
     state = settings.store / "state" / settings.replica
     try:
-        store = LocalStore(settings.store, settings.replica, settings.allow_source)
+        store = LocalStore(settings.store, settings.replica, settings.allow_source, remote=_remote(settings))
         lock = HostLock(state / "lock")
         listener = listen(settings.http_host, settings.http_port)
     except (OSError, StoreError) as error:
@@ -71,6 +74,11 @@ async def run(settings: Settings) -> None:
         await engine.aclose()
         await client.aclose()
         lock.close()
+
+
+def _remote(settings: Settings) -> RemoteOptions:
+    entries = read_credentials(settings.credentials) if settings.credentials is not None else {}
+    return RemoteOptions(Credentials(entries), settings.hf_endpoint)
 
 
 async def _acquire(lock: HostLock, replica: str) -> None:

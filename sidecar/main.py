@@ -16,6 +16,7 @@ from registry.errors import RegistryError
 from registry.keys import DEFAULT_PREFIX
 from registry.model.base import first_error
 from sidecar.app import StoreUnusable, run
+from sidecar.artifacts.sources.allowed import DEFAULT_HUB
 from sidecar.logs import configure_logging
 from sidecar.ownership import ReplicaTaken
 from sidecar.settings import Settings, split_address, split_labels
@@ -24,10 +25,10 @@ _log = structlog.get_logger()
 EXIT_INTERNAL, EXIT_USAGE, EXIT_REPLICA_TAKEN = 1, 2, 3
 
 
-def _option(name: str, help_text: str) -> Any:  # noqa: ANN401 - typer types its parameters as Any
-    """An option with the environment variable that its name implies."""
+def _option(name: str, help_text: str, *variables: str) -> Any:  # noqa: ANN401 - typer types its parameters as Any
+    """An option with the environment variable that its name implies, and others that are known elsewhere."""
     variable = "LORAPLANE_" + name.removeprefix("--").replace("-", "_").upper()
-    return typer.Option(name, envvar=variable, help=help_text)
+    return typer.Option(name, envvar=[variable, *variables], help=help_text)
 
 
 def sidecar(
@@ -41,6 +42,10 @@ def sidecar(
         list[str] | None,
         _option("--allow-source", "URI prefix that artifacts may come from; repeatable"),
     ] = None,
+    credentials: Annotated[
+        Path | None, _option("--credentials", "YAML file with the credentials that records may name, and their URIs")
+    ] = None,
+    hf_endpoint: Annotated[str, _option("--hf-endpoint", "Hub behind hf:// sources", "HF_ENDPOINT")] = DEFAULT_HUB,
     prefix: Annotated[str, _option("--prefix", "Prefix of all keys in etcd")] = DEFAULT_PREFIX,
     labels: Annotated[str, _option("--labels", "Labels of this replica, k=v,k=v")] = "",
     engine_api_key_file: Annotated[
@@ -65,6 +70,8 @@ def sidecar(
             http_host=host,
             http_port=port,
             allow_source=tuple(allow_source or ()),
+            credentials=credentials,
+            hf_endpoint=hf_endpoint,
             prefix=prefix,
             labels=split_labels(labels),
             engine_api_key_file=engine_api_key_file,

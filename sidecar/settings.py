@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from registry.etcd3.options import ClientOptions, TlsFiles
 from registry.keys import DEFAULT_PREFIX
 from registry.model.names import check_segment
+from sidecar.artifacts.sources.allowed import DEFAULT_HUB
 
 
 class Settings(BaseModel):
@@ -31,6 +32,8 @@ class Settings(BaseModel):
     http_host: str
     http_port: Annotated[int, Field(ge=0, le=65535)]
     allow_source: tuple[str, ...] = ()
+    credentials: Path | None = None
+    hf_endpoint: str = DEFAULT_HUB
     prefix: str = DEFAULT_PREFIX
     labels: dict[str, str] = {}
     engine_api_key_file: Path | None = None

@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from sidecar.artifacts.allowed import AllowedSources
 from sidecar.artifacts.checks import check_config
 from sidecar.artifacts.files import Stop, locked, locked_at_once, store_failure, write_atomic
 from sidecar.artifacts.incoming import DEFAULT_MAX_WEIGHTS_BYTES, Incoming, incoming
@@ -28,6 +27,7 @@ from sidecar.artifacts.leases import Leases
 from sidecar.artifacts.manifest import CONFIG_FILE, COPIED_AS_IS, WEIGHTS_FILE, artifact_id, canonical_json
 from sidecar.artifacts.pins import Pins, pin_name
 from sidecar.artifacts.source import Source
+from sidecar.artifacts.sources.allowed import AllowedSources, RemoteOptions
 from sidecar.artifacts.steps import OnStep, Step, ignore
 from sidecar.artifacts.types import ArtifactError, ArtifactRef, Staged
 
@@ -46,6 +46,7 @@ class LocalStore:
         replica: str,
         allow_sources: Sequence[str],
         *,
+        remote: RemoteOptions | None = None,
         max_weights_bytes: int = DEFAULT_MAX_WEIGHTS_BYTES,
         timeout_seconds: float = STAGING_TIMEOUT_SECONDS,
         on_step: OnStep = ignore,
@@ -56,6 +57,7 @@ class LocalStore:
             root: the store's directory, at the same path as the engine sees it.
             replica: whose leases are written.
             allow_sources: URI prefixes below which sources may be read; none: nothing may.
+            remote: how sources of other hosts are reached; None: with all defaults.
             max_weights_bytes: cap on the weights of one adapter.
             timeout_seconds: how long one staging may take.
             on_step: called in worker threads at each step, for tests.
@@ -63,7 +65,7 @@ class LocalStore:
         Raises:
             StoreError: the directory cannot be used, or an argument is wrong.
         """
-        self._allowed = AllowedSources(allow_sources)
+        self._allowed = AllowedSources(allow_sources, remote)
         self._layout = open_layout(root, replica)
         self._leases = Leases(self._layout.lease(replica))
         self._pins = Pins(self._layout)
@@ -92,7 +94,7 @@ class LocalStore:
         digest = self._pins.digest(ref)
         if digest is None or (artifact := artifact_id(digest)) not in self._leases:
             return None
-        self._allowed.source(ref.uri)
+        self._allowed.source(ref.uri, ref.credentials)
         with locked_at_once(self._layout.lock(artifact)) as is_locked:
             if not is_locked or not self._layout.adapter(artifact).is_dir():
                 return None
@@ -119,7 +121,7 @@ class LocalStore:
         self._workers.shutdown(cancel_futures=True)
 
     def _stage(self, ref: ArtifactRef, stop: Stop) -> Staged:
-        source = self._allowed.source(ref.uri)
+        source = self._allowed.source(ref.uri, ref.credentials)
         try:
             digest = self._pins.digest(ref)
             if digest is None:
@@ -136,7 +138,7 @@ class LocalStore:
             self._on_step(Step.LOCKED)
             if not self._layout.adapter(artifact).is_dir():
                 with self._incoming(artifact, stop) as arriving:
-                    found = self._receive(source, arriving)
+                    found = self._receive(source, arriving, stop)
                     if found != digest:
                         raise _mismatch(ref, found, digest)
                     self._place(arriving, artifact, digest)
@@ -150,7 +152,7 @@ class LocalStore:
             digest = self._pins.digest(ref)
             if digest is None:
                 with self._incoming(name, stop) as arriving:
-                    digest = self._receive(source, arriving)
+                    digest = self._receive(source, arriving, stop)
                     self._place_found(arriving, digest, stop)
                 self._pins.put(ref, digest)
                 self._on_step(Step.PINNED)
@@ -173,8 +175,8 @@ class LocalStore:
             self._layout, key, self._max_weights_bytes, stop, on_receiving=lambda: self._on_step(Step.RECEIVING)
         )
 
-    def _receive(self, source: Source, arriving: Incoming) -> str:
-        source.fetch(arriving.take)
+    def _receive(self, source: Source, arriving: Incoming, stop: Stop) -> str:
+        source.fetch(arriving.take, stop)
         self._on_step(Step.RECEIVED)
         digest = arriving.verify()
         self._on_step(Step.VERIFIED)
