@@ -72,7 +72,7 @@ class ArtifactError(Exception):
 
     def __init__(self, reason: ArtifactReason, message: str, *, permanent: bool) -> None:
         super().__init__(message)
-        self.reason: str = reason
+        self.reason: ArtifactReason = reason
         self.message = message
         self.permanent = permanent
 

@@ -68,5 +68,6 @@ def _is_public(address: _Address) -> bool:
 
 
 def _is_of_the_machine(address: _Address) -> bool:
-    special = address.is_link_local or address.is_multicast or address.is_unspecified or address.is_reserved
-    return special or address in _METADATA
+    special = address.is_link_local or address.is_multicast or address.is_unspecified
+    # All of ::/8 is reserved too, and with it ::1.
+    return special or address in _METADATA or (address.version == 4 and address.is_reserved)

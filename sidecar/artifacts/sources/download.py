@@ -44,8 +44,8 @@ class Download:
             ArtifactError: here, or from the iterator.
         """
         answer = retries(self._stop)(self._first)
-        size_bytes = self._length(answer)
-        return size_bytes, self._body(answer, size_bytes)
+        transfer = _Transfer(self._getter, self._url, answer, _length(answer))
+        return transfer.size_bytes, transfer.chunks(self._stop)
 
     def _first(self) -> Answer:
         answer = self._getter.get(self._url)
@@ -54,56 +54,77 @@ class Download:
             raise status_error(answer.status, answer.url.place)
         return answer
 
-    def _length(self, answer: Answer) -> int:
-        """What the server promises; without a promise nothing could be said of a body that ends or never ends."""
-        place = answer.url.place
-        if answer.header("content-encoding").lower() not in {"", "identity"}:
-            raise _unusable(f"{place} sends it compressed, though that was not asked for")
-        if answer.header("content-type").lower().startswith("text/html"):
-            message = f"{place} sends a page of HTML, expected a file; perhaps it wants a login. It is tried again"
-            raise ArtifactError("source_is_html", message, permanent=False)
-        length = answer.header("content-length")
-        if not length.isascii() or not length.isdigit() or len(length) > 15:
-            raise _unusable(f"{place} does not say how long it is (Content-Length)")
-        return int(length)
 
-    def _body(self, answer: Answer, size_bytes: int) -> Iterator[bytes]:
-        got_bytes = 0
-        for attempt in retries(self._stop):
+class _Transfer:
+    """A body as it arrives, in one part or, where it breaks off, in several."""
+
+    def __init__(self, getter: Getter, url: WebUrl, first: Answer, size_bytes: int) -> None:
+        self._getter = getter
+        self._url = url
+        self._first = first
+        self._got_bytes = 0
+        self._failure: Passing | None = None
+        self.size_bytes = size_bytes
+
+    def chunks(self, stop: Stop) -> Iterator[bytes]:
+        """The content, exactly as long as it was said to be.
+
+        Raises:
+            ArtifactError: it did not arrive.
+        """
+        for attempt in retries(stop):
             with attempt:
-                is_first = attempt.retry_state.attempt_number == 1
-                part = answer if is_first else self._rest(answer, got_bytes, size_bytes)
-                for chunk in part.chunks():
-                    got_bytes += len(chunk)
-                    if got_bytes > size_bytes:
-                        raise StartOver("source_changed", f"{part.url.place} sends more than it said")
-                    yield chunk
-                if got_bytes < size_bytes:
-                    raise Passing("source_incomplete", _ended(part, got_bytes, size_bytes))
+                yield from self._part()
 
-    def _rest(self, first: Answer, got_bytes: int, size_bytes: int) -> Answer:
+    def _part(self) -> Iterator[bytes]:
+        answer = self._first if self._failure is None else self._rest(self._failure)
+        try:
+            for chunk in answer.chunks():
+                self._got_bytes += len(chunk)
+                self._check_not_longer(answer)
+                yield chunk
+        except Passing as error:
+            self._failure = error
+            raise
+
+    def _check_not_longer(self, answer: Answer) -> None:
+        if self._got_bytes > self.size_bytes:
+            raise StartOver("source_changed", f"{answer.url.place} sends more than it said; it is tried again")
+
+    def _rest(self, failure: Passing) -> Answer:
         """The answer that goes on after what was got."""
-        tag = first.header("etag")
+        tag = self._first.header("etag")
         if not tag.startswith('"'):  # none, or a weak one, which says little of bytes
-            raise StartOver("source_incomplete", _ended(first, got_bytes, size_bytes))
-        answer = self._getter.get(self._url, (("Range", f"bytes={got_bytes}-"), ("If-Range", tag)))
-        if answer.status == 206 and _goes_on(answer, tag, got_bytes, size_bytes):
+            raise StartOver(failure.reason, failure.message)
+        answer = self._getter.get(self._url, (("Range", f"bytes={self._got_bytes}-"), ("If-Range", tag)))
+        if answer.status == 206 and self._goes_on(answer, tag):
             return answer
         answer.close()
         if answer.status in {200, 206, 416}:
-            message = f"{answer.url.place} broke off and cannot go on where it did; it is tried again from the start"
-            raise StartOver("source_incomplete", message)
+            raise StartOver(failure.reason, failure.message)
         raise status_error(answer.status, answer.url.place)
 
+    def _goes_on(self, answer: Answer, tag: str) -> bool:
+        """True if the answer is of the same file, and begins where the last one ended."""
+        found = _CONTENT_RANGE.fullmatch(answer.header("content-range"))
+        expected = (str(self._got_bytes), str(self.size_bytes - 1), str(self.size_bytes))
+        left_bytes = str(self.size_bytes - self._got_bytes)
+        is_said = found is not None and found.groups() == expected and answer.header("content-length") == left_bytes
+        return is_said and answer.header("etag") in {"", tag}
 
-def _goes_on(answer: Answer, tag: str, got_bytes: int, size_bytes: int) -> bool:
-    found = _CONTENT_RANGE.fullmatch(answer.header("content-range"))
-    expected = (str(got_bytes), str(size_bytes - 1), str(size_bytes))
-    return found is not None and found.groups() == expected and answer.header("etag") in {"", tag}
 
-
-def _ended(answer: Answer, got_bytes: int, size_bytes: int) -> str:
-    return f"{answer.url.place} broke off after {got_bytes} of {size_bytes} bytes; it is tried again"
+def _length(answer: Answer) -> int:
+    """What the server promises; without a promise nothing could be said of a body that ends or never ends."""
+    place = answer.url.place
+    if answer.header("content-encoding").lower() not in {"", "identity"}:
+        raise _unusable(f"{place} sends it compressed, though that was not asked for")
+    if answer.header("content-type").lower().startswith("text/html"):
+        message = f"{place} sends a page of HTML, expected a file; perhaps it wants a login. It is tried again"
+        raise ArtifactError("source_is_html", message, permanent=False)
+    length = answer.header("content-length")
+    if not length.isascii() or not length.isdigit() or len(length) > 18:
+        raise _unusable(f"{place} does not say how long it is (Content-Length)")
+    return int(length)
 
 
 def _unusable(found: str) -> ArtifactError:

@@ -17,6 +17,7 @@ PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 MISSING_STATUSES = frozenset({404, 410})
 DENIED_STATUSES = frozenset({401, 403})
 MAX_ATTEMPTS = 4
+MAX_STARTS = 2
 FIRST_WAIT_SECONDS = 0.2
 MAX_WAIT_SECONDS = 5.0
 
@@ -37,17 +38,17 @@ class StartOver(ArtifactError):
 
 def retries(stop: Stop) -> Retrying:
     """Attempts at one thing while it fails in passing; the waits between them end when the staging is stopped."""
-    return _retrying(stop, lambda error: isinstance(error, Passing))
+    return _retrying(stop, MAX_ATTEMPTS, lambda error: isinstance(error, Passing))
 
 
 def retries_from_start(stop: Stop) -> Retrying:
     """Attempts at the whole of what cannot be continued."""
-    return _retrying(stop, lambda error: isinstance(error, StartOver))
+    return _retrying(stop, MAX_STARTS, lambda error: isinstance(error, StartOver))
 
 
-def _retrying(stop: Stop, is_worth_it: Callable[[BaseException], bool]) -> Retrying:
+def _retrying(stop: Stop, attempts: int, is_worth_it: Callable[[BaseException], bool]) -> Retrying:
     return Retrying(
-        stop=stop_after_attempt(MAX_ATTEMPTS),
+        stop=stop_after_attempt(attempts),
         wait=wait_random_exponential(multiplier=FIRST_WAIT_SECONDS, max=MAX_WAIT_SECONDS),
         retry=retry_if_exception(is_worth_it),
         sleep=stop.check,
@@ -68,8 +69,8 @@ def connecting(place: str) -> Iterator[None]:
         message = f"{place} did not answer in time; it is tried again"
         raise ArtifactError("source_timeout", message, permanent=False) from None
     except httpcore.ConnectError as error:
-        if isinstance(error.__cause__, ssl.SSLError):
-            raise _untrusted(place, error.__cause__) from None
+        if isinstance(error.__context__, ssl.SSLError):
+            raise _untrusted(place, error.__context__) from None
         raise Passing("source_io", f"{place} cannot be reached; it is tried again") from None
     except (httpcore.NetworkError, httpcore.ProtocolError):
         raise Passing("source_io", f"{place} broke the connection; it is tried again") from None

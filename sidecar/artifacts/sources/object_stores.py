@@ -20,6 +20,7 @@ IDLE_TIMEOUT = "30s"
 # Of one range: a store that is slower than this is as good as not there.
 RANGE_TIMEOUT = "60s"
 DEFAULT_REGION = "us-east-1"
+_Fields = dict[str, str] | None  # of a secret; None: nothing is to be sent
 _RETRY: RetryConfig = {"max_retries": 0}  # ours are the only retries, so that their caps hold
 
 
@@ -32,14 +33,14 @@ def open_store(uri: SourceUri, held: Held | None) -> ObjectStore:
     options = held.store if held is not None else StoreOptions()
     secret = held.secret() if held is not None else None
     if held is None or secret is None:
-        return _open(uri, options, "", {})
+        return _open(uri, options, "", None)
     try:
         return _open(uri, options, secret.text, secret.fields())
     except SecretError as error:
         raise held.unavailable(str(error)) from None
 
 
-def _open(uri: SourceUri, options: StoreOptions, text: str, fields: dict[str, str]) -> ObjectStore:
+def _open(uri: SourceUri, options: StoreOptions, text: str, fields: _Fields) -> ObjectStore:
     match uri.scheme:
         case "s3":
             return _s3(uri.authority, options, fields)
@@ -59,11 +60,11 @@ def _client(options: StoreOptions) -> ClientConfig:
     }
 
 
-def _s3(bucket: str, options: StoreOptions, fields: dict[str, str]) -> S3Store:
-    config: S3Config = {"region": options.region or DEFAULT_REGION, "skip_signature": not fields}
+def _s3(bucket: str, options: StoreOptions, fields: _Fields) -> S3Store:
+    config: S3Config = {"region": options.region or DEFAULT_REGION, "skip_signature": fields is None}
     if options.endpoint is not None:
         config["endpoint"] = options.endpoint
-    if not fields:
+    if fields is None:
         return S3Store(bucket, config=config, client_options=_client(options), retry_config=_RETRY)
     credential: S3Credential = {
         "access_key_id": _needed(fields, "accesskeyid", "access_key_id"),
@@ -80,34 +81,34 @@ def _s3(bucket: str, options: StoreOptions, fields: dict[str, str]) -> S3Store:
     )
 
 
-def _gcs(bucket: str, options: StoreOptions, text: str, fields: dict[str, str]) -> GCSStore:
-    config: GCSConfig = {"skip_signature": not fields}
+def _gcs(bucket: str, options: StoreOptions, text: str, fields: _Fields) -> GCSStore:
+    config: GCSConfig = {"skip_signature": fields is None}
     if options.endpoint is not None:
         config["base_url"] = options.endpoint
-    if fields.get("type") == "service_account":
+    if fields is not None and fields.get("type") == "service_account":
         config["service_account_key"] = text
-    elif token := fields.get("token") or fields.get("accesstoken"):
-        config["bearer_token"] = token
+    elif fields is not None:
+        config["bearer_token"] = _needed(fields, "token", "token, nor a service account's key")
     return GCSStore(bucket, config=config, client_options=_client(options), retry_config=_RETRY)
 
 
-def _azure(container: str, options: StoreOptions, fields: dict[str, str]) -> AzureStore:
+def _azure(container: str, options: StoreOptions, fields: _Fields) -> AzureStore:
     if options.account is None:
         message = "az:// needs a credential (of kind none, if it is public) whose store names the account"
         raise ArtifactError("credential_unavailable", message, permanent=True)
-    config: AzureConfig = {"account_name": options.account, "skip_signature": not fields}
+    config: AzureConfig = {"account_name": options.account, "skip_signature": fields is None}
     if options.endpoint is not None:
         config["endpoint"] = options.endpoint
-    if "accountkey" in fields:
+    if fields is not None and "accountkey" in fields:
         config["account_key"] = fields["accountkey"]
-    elif "sastoken" in fields:
+    elif fields is not None and "sastoken" in fields:
         config["sas_key"] = fields["sastoken"]
-    elif fields:
+    elif fields is not None:
         config["token"] = _needed(fields, "token", "account_key, sas_token or token")
     return AzureStore(container, config=config, client_options=_client(options), retry_config=_RETRY)
 
 
 def _needed(fields: dict[str, str], name: str, shown: str) -> str:
     if name not in fields:
-        raise SecretError(f"it is no JSON object with {shown}")
+        raise SecretError(f"it has no {shown}")
     return fields[name]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import obstore
 from obstore.exceptions import (
     BaseError,
-    NotFoundError,
     PermissionDeniedError,
     PreconditionError,
     UnauthenticatedError,
@@ -27,6 +27,9 @@ from sidecar.artifacts.sources.credentials import Held
 from sidecar.artifacts.sources.failures import Passing, StartOver, denied, retries, retries_from_start
 from sidecar.artifacts.sources.object_stores import open_store
 from sidecar.artifacts.types import ArtifactError
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
 
 RANGE_BYTES = 8 << 20
 
@@ -89,18 +92,21 @@ class _Bucket:
             raise denied(f"{self._shown(key)} may not be read, not with a new secret either") from None
 
     def _get(self, key: str, start: int, end: int, tag: str | None) -> _Range:
+        options: GetOptions = {"range": (start, end)}
+        if tag is not None:
+            options["if_match"] = tag
         try:
-            result = obstore.get(self._store, key, options={"range": (start, end), "if_match": tag})
+            result = obstore.get(self._store, key, options=options)
             return _Range(bytes(result.bytes()), result.meta["size"], result.meta["e_tag"])
         except (PermissionDeniedError, UnauthenticatedError):
             raise
-        except NotFoundError:
+        except FileNotFoundError:  # as the client says it
             message = f"{self._shown(key)} is not there; it is tried again"
             raise ArtifactError("source_missing", message, permanent=False) from None
         except PreconditionError:
             message = f"{self._shown(key)} changed while it was read; it is tried again"
             raise StartOver("source_changed", message) from None
-        except BaseError:
+        except (BaseError, OSError):
             raise Passing("source_io", f"{self._shown(key)} cannot be read; it is tried again") from None
 
     def _shown(self, key: str) -> str:
