@@ -59,6 +59,10 @@ check: install proto ## Lint, types, import contracts, stubs as generated; no te
 	$(BIN)/lint-imports
 	git diff --exit-code -- registry/v1 registry/etcd3/rpc_pb2.py registry/etcd3/rpc_pb2.pyi
 
+.PHONY: docs
+docs: install ## Write the pages of docs/ that are made from the code
+	$(BIN)/python -m tests.support.errors_page
+
 PURE := registry.errors registry.keys registry.model registry.transactions registry.etcd3.ops registry.etcd3.errors \
   sidecar.artifacts.manifest sidecar.artifacts.checks \
   sidecar.desired sidecar.failures sidecar.plan sidecar.planner sidecar.snapshot sidecar.status

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 
 from bench.admin_service import Admin, admin
-from bench.etcd import POOL, Store, etcd
+from bench.etcd import Store, etcd
 from bench.figures import Figure, check, percentile
 from registry.etcd3.client import Client
 from registry.etcd3.ops import Compare, Op, Put, Relation, Target, Txn, TxnResult
@@ -28,6 +28,7 @@ from registry.store.gate import Gate
 from registry.store.writer import Writer
 from registry.transactions.context import Caller, Limits
 from registry.transactions.make import make_apply, make_upsert
+from tests.support.fleet import POOL
 
 DIGEST = "sha256:" + "5" * 64
 TURN_SECONDS = 1.0

@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from bench.etcd import BASE, POOL, Store
+from bench.etcd import Store
 from registry.v1 import registry_pb2 as pb
 from tests.support.etcd import free_ports
+from tests.support.fleet import BASE, POOL
 from tests.support.processes import Program
 from tests.support.waiting import eventually
 

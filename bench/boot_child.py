@@ -12,7 +12,6 @@ from pathlib import Path
 
 import grpc
 
-from bench.etcd import BASE, POOL
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.client import Client
 from registry.etcd3.methods import RANGE
@@ -26,10 +25,12 @@ from sidecar.feed import Feed
 from sidecar.inputs import Inputs
 from sidecar.journal import Journal
 from sidecar.logs import configure_logging
+from sidecar.main import spare_collector
 from sidecar.observed import EngineFacts, Observed
 from sidecar.plan import Plan
 from sidecar.planner import Known, make_plan
 from sidecar.snapshot import AdaptersChanged, Base
+from tests.support.fleet import BASE, POOL
 from tests.support.waiting import eventually
 
 PAGE = 1000
@@ -77,7 +78,7 @@ async def listed(endpoint: str, keys: Keys, state: Path) -> Told:
     with suppress(asyncio.CancelledError):
         await task
     await client.aclose()
-    return Told(seconds, len(inputs.desired.adapters), len(plan.stage))
+    return Told(seconds, inputs.desired.count, len(plan.stage))
 
 
 def restored(state: Path) -> Told:
@@ -91,7 +92,7 @@ def restored(state: Path) -> Told:
         if isinstance(entry, AdaptersChanged):
             informer.apply(entry.revision, entry.events)
     plan = _first_plan(informer.state, _pool(found.base))
-    return Told(time.perf_counter() - started, len(informer.state.adapters), len(plan.stage))
+    return Told(time.perf_counter() - started, informer.state.count, len(plan.stage))
 
 
 def _pool(base: Base) -> PoolSpec | None:
@@ -105,6 +106,8 @@ def _first_plan(desired: DesiredState, pool: PoolSpec | None) -> Plan:
 
 def main(mode: str, endpoint: str, prefix: str, state: Path) -> None:
     """Carries out one boot and prints what it came to as JSON."""
+    if mode != "floor":
+        spare_collector()  # as the sidecar's own entry point does
     configure_logging()
     keys = Keys(prefix)
     match mode:

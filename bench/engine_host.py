@@ -12,10 +12,10 @@ import sys
 import time
 from contextlib import AsyncExitStack
 
-from bench.etcd import BASE
 from sidecar.engines.simulated.engine import Call, SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.simulated.server import serving
+from tests.support.fleet import BASE
 
 _OPTIONS = Options(served_model_name=BASE, max_cpu_loras=100_000)
 

@@ -15,6 +15,7 @@ import httpx
 from bench.figures import check
 
 START_SECONDS = 30
+LOOKS = 10
 Kind = Literal["load", "unload"]
 
 
@@ -71,13 +72,19 @@ class Engines:
         return self._emptied[-1]
 
     async def check_listed(self, names: Iterable[str]) -> None:
-        """Raises NotMeasured unless every engine lists all of the names."""
+        """Raises NotMeasured unless every engine soon lists all of the names."""
         wanted = set(names)
         async with httpx.AsyncClient(timeout=30) as client:
-            for url in self.urls:
-                cards = (await client.get(f"{url}/v1/models")).json()["data"]
-                missing = wanted - {card["id"] for card in cards}
-                check(not missing, f"{url} does not list {sorted(missing)[:5]}")
+
+            async def missing() -> set[str]:
+                replies = [(await client.get(f"{url}/v1/models")).json()["data"] for url in self.urls]
+                return set().union(*(wanted - {card["id"] for card in cards} for cards in replies))
+
+            for _ in range(LOOKS):
+                if not await missing():
+                    return
+                await asyncio.sleep(1)
+            check(False, f"not every engine lists {sorted(await missing())[:5]}")  # noqa: FBT003
 
 
 @asynccontextmanager

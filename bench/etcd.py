@@ -16,9 +16,6 @@ from registry.model.records import AdapterRecord, AdapterSpec, Load, PoolLimits,
 from tests.support.etcd import make_cluster
 from tests.support.fleet import BASE, POOL
 
-__all__ = ["BASE", "POOL"]
-
-
 PUTS_AT_ONCE = 1000
 NO_FSYNC = {"unsafe-no-fsync": "true"}
 
@@ -84,13 +81,13 @@ def put_of(keys: Keys, adapter: AdapterRecord) -> Put:
     return Put(keys.adapter(POOL, adapter.name), adapter.to_bytes())
 
 
-def catalogue(keys: Keys, count: int, load: Load) -> Iterator[Put]:
-    """So many records of adapters whose files are elsewhere."""
+def catalogue(keys: Keys, count: int, *, eager: int = 0) -> Iterator[Put]:
+    """So many records of adapters whose files are elsewhere; but for the first `eager` all are lazy."""
     for number in range(count):
         name = f"tenant-{number % 100}/adapter-{number:06}"
         digest = "sha256:" + hashlib.sha256(name.encode()).hexdigest()
         source = Source(uri=f"s3://example-adapters/{name}/v1/", digest=digest)
-        yield put_of(keys, record(name, source, load=load))
+        yield put_of(keys, record(name, source, load="eager" if number < eager else "lazy"))
 
 
 def in_parts(items: Iterable[Put], size: int) -> Iterator[list[Put]]:

@@ -48,7 +48,7 @@ async def idle_20000(folder: Path) -> list[Figure]:
         store = await stack.enter_async_context(etcd(folder, fsync=False))
         keys = Keys()
         await store.put_pool(keys)
-        await store.put(*catalogue(keys, RECORDS, "lazy"))
+        await store.put(*catalogue(keys, RECORDS))
         hosted = await stack.enter_async_context(engines(1))
         (sidecar,) = await stack.enter_async_context(sidecars(store, hosted))
         bare = await stack.enter_async_context(_bare())

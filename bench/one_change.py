@@ -92,7 +92,7 @@ async def _side(stack: AsyncExitStack, store: Store, count: int) -> Side:
     written = write_large_adapter(sources(store) / "one", ADAPTER_BYTES, 1)
     source = Source(uri=written.uri, digest=written.digest)
     await store.put_pool(keys)
-    await store.put(*catalogue(keys, count - EAGER, "lazy"))
+    await store.put(*catalogue(keys, count - EAGER))
     await store.put(*(put_of(keys, record(f"kept-{number}", source)) for number in range(EAGER)))
     hosted = await stack.enter_async_context(engines(1))
     (sidecar,) = await stack.enter_async_context(sidecars(store, hosted, prefix, name=f"among-{count}"))

@@ -1,4 +1,4 @@
-"""The floor of one replica: a bare watch and a bare load call. `python -m bench.raw_replica ENDPOINT PREFIX URL DIR`.
+"""The floor of one replica, as a process: a bare watch and a bare load call.
 
 A value is the JSON of `Order`. With a `source` its files are first copied into DIR, hashed and synced.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import grpc
@@ -51,19 +51,15 @@ def _requests(prefix: bytes) -> Iterator[rpc.WatchRequest]:
     yield rpc.WatchRequest(create_request=create)
 
 
-def run(endpoint: str, prefix: bytes, url: str, folder: Path) -> None:
-    """Loads what is ordered until it is killed; prints a line once the watch stands."""
+def run(endpoint: str, prefix: bytes, url: str, folder: Path, is_ready: Event) -> None:
+    """Loads what is ordered until it is killed; sets the event once the watch stands."""
     with grpc.insecure_channel(endpoint) as channel, httpx.Client(base_url=url, trust_env=False) as client:
         call = channel.stream_stream(WATCH.path, WATCH.request.SerializeToString, WATCH.response.FromString)
         for response in call(_requests(prefix)):
             if response.created:
-                print("ready", flush=True)
+                is_ready.set()
             for event in response.events:
                 order = Order(**json.loads(event.kv.value))
                 path = copied(Path(order.source), folder / order.name) if order.source else Path(order.path)
                 body = {"lora_name": order.name, "lora_path": str(path)}
                 client.post("/v1/load_lora_adapter", json=body).raise_for_status()
-
-
-if __name__ == "__main__":
-    run(sys.argv[1], sys.argv[2].encode(), sys.argv[3], Path(sys.argv[4]))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import grpc
 
 from bench.engines import Engines
 from bench.etcd import Store
-from bench.raw_replica import Order
+from bench.figures import check
+from bench.forks import CONTEXT
+from bench.raw_replica import Order, run
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.methods import TXN
 
@@ -44,20 +46,25 @@ class RawPut:
 @asynccontextmanager
 async def raw_replicas(store: Store, engines: Engines) -> AsyncIterator[RawPut]:
     """One beside each engine."""
-    processes: list[asyncio.subprocess.Process] = []
+    ready = [CONTEXT.Event() for _ in engines.urls]
+    processes = [
+        CONTEXT.Process(target=run, args=(store.endpoint, PREFIX.encode(), url, _folder(store, number), is_ready))
+        for number, (url, is_ready) in enumerate(zip(engines.urls, ready, strict=True))
+    ]
     try:
-        for number, url in enumerate(engines.urls):
-            folder = store.folder / f"raw-{number}"
-            folder.mkdir()
-            command = [sys.executable, "-m", "bench.raw_replica", store.endpoint, PREFIX, url, str(folder)]
-            processes.append(await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE))
-        async with asyncio.timeout(START_SECONDS):
-            for process in processes:
-                assert process.stdout is not None
-                await process.stdout.readline()
+        for process in processes:
+            process.start()
+        stand = await asyncio.gather(*(asyncio.to_thread(is_ready.wait, START_SECONDS) for is_ready in ready))
+        check(all(stand), "a bare watch does not stand")
         async with grpc.aio.insecure_channel(store.endpoint) as channel:
             yield RawPut(channel)
     finally:
         for process in processes:
             process.kill()
-            await process.wait()
+            process.join()
+
+
+def _folder(store: Store, number: int) -> Path:
+    folder = store.folder / f"raw-{number}"
+    folder.mkdir()
+    return folder

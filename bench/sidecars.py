@@ -9,11 +9,13 @@ from pathlib import Path
 
 from bench.engines import Engines
 from bench.etcd import Store
+from bench.forks import ForkedSidecar
 from registry.keys import DEFAULT_PREFIX
 from tests.support.fleet import Sidecar
 from tests.support.waiting import eventually
 
 READY_SECONDS = 120
+AS_PROGRAMS = 2  # more than so many are forked instead of started as a user would
 
 
 @asynccontextmanager
@@ -28,6 +30,8 @@ async def sidecars(
     ]
     try:
         for sidecar in fleet:
+            if len(fleet) > AS_PROGRAMS:
+                sidecar.program = ForkedSidecar.like(sidecar.program)
             sidecar.program.start()
         await asyncio.gather(*(eventually(one.is_ready, timeout_seconds=READY_SECONDS) for one in fleet))
         yield fleet

@@ -9,6 +9,7 @@ import hashlib
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from immutables import Map, MapMutation
 
@@ -16,7 +17,7 @@ from registry.errors import RegistryError
 from registry.etcd3.ops import Event, KeyValue
 from registry.keys import last_part
 from registry.model.names import check_adapter_name, name_key
-from registry.model.records import AdapterRecord
+from registry.model.records import AdapterRecord, Prepare
 from sidecar.artifacts.types import ArtifactRef
 
 _HASH_SPACE = 1 << 256
@@ -26,17 +27,24 @@ _SORT_ANEW = 64
 
 @dataclass(frozen=True, slots=True)
 class DesiredAdapter:
-    """What the sidecar needs of an AdapterRecord. `revision` is etcd's of the record, `key` its name key."""
+    """What the sidecar needs of an eager AdapterRecord. `revision` is etcd's of the record, `key` its name key."""
 
     key: str
     name: str
     generation: int
     revision: int
     ref: ArtifactRef
-    lazy: bool
     priority: int
     request_id: str
     updated_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class LazyAdapter:
+    """An adapter that is not asked for yet. There may be very many: everything else is in its raw record."""
+
+    name: str
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +57,18 @@ class RefusedRecord:
     message: str
 
 
+_Change = tuple[str, bytes | None, int]  # name key, value (None: deleted), revision
+Verdict = DesiredAdapter | LazyAdapter | RefusedRecord
+
+
 @dataclass(frozen=True, slots=True)
 class DesiredState:
     """A whole snapshot of a pool's adapters at one revision.
 
     Attributes:
         revision: etcd's revision up to which everything is folded in.
-        adapters: name key to what is desired, without those that were never readable.
+        adapters: name key to what is desired, of the eager ones, without those that were never readable.
+        lazy: the same of the lazy ones.
         refused: name key to why the newest record is not followed.
         order: (-priority, name key) of the eager adapters, sorted: the first are served first.
         state_hash: sum over all records of sha256(key, revision, value), modulo 2**256 (guarantee R2).
@@ -63,9 +76,19 @@ class DesiredState:
 
     revision: int = 0
     adapters: Map[str, DesiredAdapter] = field(default_factory=Map)
+    lazy: Map[str, LazyAdapter] = field(default_factory=Map)
     refused: Map[str, RefusedRecord] = field(default_factory=Map)
     order: tuple[tuple[int, str], ...] = ()
     state_hash: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many adapters the pool has, eager and lazy."""
+        return len(self.adapters) + len(self.lazy)
+
+    def of(self, key: str) -> DesiredAdapter | LazyAdapter | None:
+        """What is desired under a name key."""
+        return self.adapters.get(key) or self.lazy.get(key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +106,7 @@ def record_hash(key: str, revision: int, value: bytes) -> int:
     return int.from_bytes(digest, "big")
 
 
-def parse_adapter(pool: str, key: str, value: bytes, revision: int) -> DesiredAdapter:
+def parse_adapter(pool: str, key: str, value: bytes, revision: int) -> DesiredAdapter | LazyAdapter:
     """Reads an AdapterRecord.
 
     Raises:
@@ -95,25 +118,36 @@ def parse_adapter(pool: str, key: str, value: bytes, revision: int) -> DesiredAd
     if name_key(record.name) != key or record.pool != pool:
         raise ValueError(f"the record is of {record.name!r} in pool {record.pool!r}, which is not what its key says")
     spec = record.spec
+    if spec.load == "lazy":
+        return LazyAdapter(record.name, record.generation)
     digest = spec.source.digest
     ref = ArtifactRef(
         uri=spec.source.uri,
         digest=digest,
-        prepare=spec.prepare.model_dump_json(),
+        prepare=_text_of(spec.prepare),
         credentials=spec.credentials,
         pin_key="" if digest else f"{pool}/{key}@{record.generation}",
     )
     return DesiredAdapter(
         key=key,
-        name=record.name,
+        name=key if record.name == key else record.name,
         generation=record.generation,
         revision=revision,
         ref=ref,
-        lazy=spec.load == "lazy",
         priority=spec.priority,
         request_id=record.request_id,
         updated_at=record.updated_at,
     )
+
+
+def _text_of(prepare: Prepare) -> str:
+    return prepare.model_dump_json() if prepare.model_extra else _text_of_fields(tuple(prepare.__dict__.items()))
+
+
+@lru_cache(maxsize=64)
+def _text_of_fields(fields: tuple[tuple[str, str], ...]) -> str:
+    """Nearly all adapters are prepared alike: one string will do for all of them."""
+    return Prepare.model_validate(dict(fields)).model_dump_json()
 
 
 class Informer:
@@ -128,91 +162,97 @@ class Informer:
         """Starts from what a snapshot holds."""
         self.raw = {}
         self.state = DesiredState()
-        good = [(key, *record.good) for key, record in raw.items() if record.good is not None]
-        self._fold(revision, [(key, KeyValue(b"", value, 0, mod, 0)) for key, value, mod in good])
-        self._fold(revision, [(key, KeyValue(b"", r.value, 0, r.revision, 0)) for key, r in raw.items()])
+        self._fold(revision, ((key, *record.good) for key, record in raw.items() if record.good is not None))
+        self._fold(revision, ((key, record.value, record.revision) for key, record in raw.items()))
 
     def replace(self, revision: int, kvs: Iterable[KeyValue]) -> list[str]:
         """Takes a whole list by difference, so that deletions made meanwhile are found. Returns changed keys."""
         listed = {last_part(kv.key): kv for kv in kvs}
-        changes: list[tuple[str, KeyValue | None]] = [(key, None) for key in self.raw if key not in listed]
+        changes: list[_Change] = [(key, None, revision) for key in self.raw if key not in listed]
         for key, kv in listed.items():
             known = self.raw.get(key)
             if known is None or known.revision != kv.mod_revision:
-                changes.append((key, kv))
+                changes.append((key, kv.value, kv.mod_revision))
         self._fold(revision, changes)
-        return [key for key, _ in changes]
+        return [key for key, *_ in changes]
 
     def apply(self, revision: int, events: Iterable[Event]) -> list[str]:
         """Takes all events of one revision. Returns changed keys."""
-        changes = [(last_part(event.key), event.kv) for event in events]
+        changes = [(last_part(e.key), e.kv.value if e.kv else None, e.mod_revision) for e in events]
         self._fold(revision, changes)
-        return [key for key, _ in changes]
+        return [key for key, *_ in changes]
 
     def advance(self, revision: int) -> None:
         """Notes that nothing of this pool changed up to `revision`."""
         self.state = replace(self.state, revision=max(revision, self.state.revision))
 
-    def _fold(self, revision: int, changes: Iterable[tuple[str, KeyValue | None]]) -> None:
+    def _fold(self, revision: int, changes: Iterable[_Change]) -> None:
         state = self.state
-        adapters, refused = state.adapters.mutate(), state.refused.mutate()
+        draft = _Draft(state.adapters.mutate(), state.lazy.mutate(), state.refused.mutate())
         total = state.state_hash
         before: dict[str, DesiredAdapter | None] = {}
-        for key, kv in changes:
-            before.setdefault(key, adapters.get(key))
-            verdict = self._judge(key, kv) if kv else None
-            total += self._note(key, kv, was_refused=key in refused, is_refused=isinstance(verdict, RefusedRecord))
-            _settle(adapters, refused, key, verdict)
-        folded = adapters.finish()
+        for key, value, at in changes:
+            before.setdefault(key, draft.adapters.get(key))
+            verdict = None if value is None else self._judge(key, value, at)
+            is_refused = isinstance(verdict, RefusedRecord)
+            total += self._note(key, value, at, was_refused=key in draft.refused, is_refused=is_refused)
+            draft.settle(key, verdict)
+        folded = draft.adapters.finish()
         self.state = DesiredState(
             revision=max(revision, state.revision),
             adapters=folded,
-            refused=refused.finish(),
+            lazy=draft.lazy.finish(),
+            refused=draft.refused.finish(),
             order=_reorder(state.order, before, folded),
             state_hash=total % _HASH_SPACE,
         )
 
-    def _judge(self, key: str, kv: KeyValue) -> DesiredAdapter | RefusedRecord:
+    def _judge(self, key: str, value: bytes, revision: int) -> Verdict:
         try:
-            return parse_adapter(self._pool, key, kv.value, kv.mod_revision)
+            return parse_adapter(self._pool, key, value, revision)
         except RegistryError as error:
-            return RefusedRecord(key, kv.mod_revision, error.reason.lower(), error.message)
+            return RefusedRecord(key, revision, error.reason.lower(), error.message)
         except ValueError as error:
-            return RefusedRecord(key, kv.mod_revision, "key_mismatch", str(error))
+            return RefusedRecord(key, revision, "key_mismatch", str(error))
 
-    def _note(self, key: str, kv: KeyValue | None, *, was_refused: bool, is_refused: bool) -> int:
+    def _note(self, key: str, value: bytes | None, revision: int, *, was_refused: bool, is_refused: bool) -> int:
         """Keeps the raw record, and the last good one beside a refused one; returns the change of the state hash."""
         old = self.raw.pop(key, None)
         change = -record_hash(key, old.revision, old.value) if old else 0
-        if kv is None:
+        if value is None:
             return change
         good = None
         if is_refused and old is not None:
             good = old.good if was_refused else (old.value, old.revision)
-        self.raw[key] = RawRecord(kv.value, kv.mod_revision, good)
-        return change + record_hash(key, kv.mod_revision, kv.value)
+        self.raw[key] = RawRecord(value, revision, good)
+        return change + record_hash(key, revision, value)
 
 
-def _settle(
-    adapters: MapMutation[str, DesiredAdapter],
-    refused: MapMutation[str, RefusedRecord],
-    key: str,
-    verdict: DesiredAdapter | RefusedRecord | None,
-) -> None:
-    """A refused record leaves the last good one in place; a deletion removes both."""
-    refused.pop(key, None)
-    match verdict:
-        case DesiredAdapter():
-            adapters[key] = verdict
-        case RefusedRecord():
-            refused[key] = verdict
-        case None:  # pragma: no branch - mypy knows that this is the last case
-            adapters.pop(key, None)
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """The maps of a state while changes are folded in."""
+
+    adapters: MapMutation[str, DesiredAdapter]
+    lazy: MapMutation[str, LazyAdapter]
+    refused: MapMutation[str, RefusedRecord]
+
+    def settle(self, key: str, verdict: Verdict | None) -> None:
+        """A refused record leaves the last good one in place; a deletion removes both."""
+        self.refused.pop(key, None)
+        if isinstance(verdict, RefusedRecord):
+            self.refused[key] = verdict
+            return
+        self.adapters.pop(key, None)
+        self.lazy.pop(key, None)
+        if isinstance(verdict, DesiredAdapter):
+            self.adapters[key] = verdict
+        elif verdict is not None:
+            self.lazy[key] = verdict
 
 
 def _rank(adapter: DesiredAdapter | None) -> tuple[int, str] | None:
-    """An eager adapter's place in the order; None for what is not in it."""
-    return None if adapter is None or adapter.lazy else (-adapter.priority, adapter.key)
+    """An adapter's place in the order; None for what is not in it."""
+    return None if adapter is None else (-adapter.priority, adapter.key)
 
 
 def _reorder(

@@ -24,7 +24,7 @@ from registry.etcd3.reflector import (
     Resume,
 )
 from registry.keys import Keys, last_part
-from registry.model.records import PoolSpec, RetiredRecord
+from registry.model.records import AdapterRecord, PoolSpec, RetiredRecord
 from sidecar.chance import Chance
 from sidecar.desired import Informer
 from sidecar.inputs import Inputs
@@ -36,6 +36,8 @@ _log = structlog.get_logger()
 # How long a boot waits for etcd before it acts upon the snapshot, and for what changed since once connected.
 BOOT_WAIT_SECONDS = 2.0
 CATCH_UP_SECONDS = 0.2
+# How often a whole list is compared with what the watch told: a net below the watch, never its substitute.
+COMPARE_SECONDS = 600.0
 # Looking up who deleted an adapter serves tracing only, so it must not hold up the deletion.
 TRACE_TIMEOUT_SECONDS = 0.25
 
@@ -65,7 +67,7 @@ class Feed:
         self._fold_restored(restored)
         self._restored = True
         state = self._informer.state
-        _log.info("snapshot_restored", revision=state.revision, adapters=len(state.adapters))
+        _log.info("snapshot_restored", revision=state.revision, adapters=state.count)
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -109,7 +111,14 @@ class Feed:
     async def _follow_until_overtaken(self, resume: Resume | None) -> None:
         """Ends when a store that was held has passed our mark and must be listed anew."""
         prefix = self._keys.adapters(self._pool)
-        reflector = Reflector(self._client, prefix, prefix_end(prefix), resume=resume, rng=self._chance.rng)
+        reflector = Reflector(
+            self._client,
+            prefix,
+            prefix_end(prefix),
+            resume=resume,
+            rng=self._chance.rng,
+            compare_every_seconds=COMPARE_SECONDS,
+        )
         async with aclosing(reflector.stream()) as reflections:
             async for reflection in reflections:
                 if self._inputs.held and isinstance(reflection, Changed | Progressed):
@@ -166,8 +175,8 @@ class Feed:
 
     async def _take_events(self, revision: int, events: tuple[Event, ...]) -> None:
         self._journal.append(AdaptersChanged(revision, events))
-        before = self._informer.state.adapters
-        deleted = [last_part(event.key) for event in events if event.kv is None and last_part(event.key) in before]
+        before = self._informer.raw
+        deleted = [key for event in events if event.kv is None and (key := last_part(event.key)) in before]
         self._informer.apply(revision, events)
         await self._trace(events, deleted, revision)
         self._post()
@@ -177,10 +186,9 @@ class Feed:
 
     async def _trace(self, events: tuple[Event, ...], deleted: list[str], revision: int) -> None:
         """Finds out whose request this was. Every change of one revision is of one request."""
-        after = self._informer.state.adapters
-        changed = [after[key] for event in events if (key := last_part(event.key)) in after and event.kv]
-        if changed:
-            request_id = changed[0].request_id
+        written = next((event.kv for event in events if event.kv is not None), None)
+        if written is not None:
+            request_id = _request_of(written)
         elif deleted:
             request_id = await self._deletion_request(deleted[0], revision)
         else:
@@ -236,3 +244,10 @@ class Feed:
     def _base(self) -> Base:
         state = self._informer.state
         return Base(self._pool, self._cluster_id, state.revision, self._pool_record, dict(self._informer.raw))
+
+
+def _request_of(kv: KeyValue) -> str:
+    try:
+        return AdapterRecord.parse(kv.value).request_id
+    except RegistryError:
+        return ""

@@ -133,16 +133,16 @@ class Journal:
         self.close()
 
     def _write_base(self, number: int, base: Base) -> int:
-        data = encode_base(base)
         temporary = self._directory / f"tmp-{number}"
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            file.writelines(encode_base(base))
             file.flush()
+            size_bytes = file.tell()
             os.fsync(file.fileno())
         temporary.rename(self._directory / f"snapshot-{number}")
         _sync_directory(self._directory)
-        return len(data)
+        return size_bytes
 
     def _forget_before(self, number: int) -> None:
         for kind, numbers in self._files().items():
@@ -160,12 +160,12 @@ class Journal:
 
     def _read_base(self, number: int) -> Base | None:
         try:
-            data = (self._directory / f"snapshot-{number}").read_bytes()
-            base = decode_base(data)
+            with (self._directory / f"snapshot-{number}").open("rb") as file:
+                base = decode_base(file)
+                self._base_bytes = file.tell()
         except (OSError, SnapshotDamaged) as error:
             _log.warning("snapshot_damaged", file=f"snapshot-{number}", error=str(error))
             return None
-        self._base_bytes = len(data)
         return base
 
     def _read_entries(self, number: int, present: set[int]) -> tuple[Entry, ...]:

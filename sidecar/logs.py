@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import structlog
@@ -9,6 +10,7 @@ import structlog
 
 def configure_logging() -> None:
     """Sets structlog up for this process. Event names are constant, everything else is a key."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # or gRPC's own notes stand between the lines of JSON
     on_terminal = sys.stderr.isatty()
     renderer = structlog.dev.ConsoleRenderer() if on_terminal else structlog.processors.JSONRenderer()
     structlog.configure(

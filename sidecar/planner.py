@@ -52,6 +52,22 @@ class Known:
     owns: Callable[[str], str | None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """What no adapter may break here: names in lower case, and the highest rank; None: no limit."""
+
+    base_names: frozenset[str]
+    max_rank: int | None
+
+
+def _rules(pool: PoolSpec | None, observed: Observed) -> _Rules:
+    bounds = [observed.facts.limits.max_lora_rank, pool.limits.max_rank if pool else None]
+    return _Rules(
+        base_names=frozenset(base.lower() for base in observed.base_models),
+        max_rank=min((bound for bound in bounds if bound is not None), default=None),
+    )
+
+
 def capacity_of(pool: PoolSpec | None, observed: Observed) -> int | None:
     """How many adapters the engine is asked to hold at once; None: no limit."""
     bounds = [observed.facts.limits.max_cpu_loras, pool.limits.max_adapters if pool else None]
@@ -78,10 +94,11 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
         return Plan(desired.revision, (), (), (), (), (), None, blocked=blocked)
     capacity = capacity_of(pool, observed)
     chosen = wanted(desired, capacity)
+    rules = _rules(pool, observed)
     superfluous = _superfluous(desired, {adapter.name for adapter in chosen}, observed, known.owns)
     decided: list[tuple[Condition | None, Action | None]] = [
         *(_decide_unload(unload, observed, known, now) for unload in superfluous),
-        *(_decide(adapter, pool, observed, known, now) for adapter in chosen),
+        *(_decide(adapter, rules, observed, known, now) for adapter in chosen),
         *((_refusal(desired, refused), None) for refused in desired.refused.values()),
     ]
     conditions = [condition for condition, _ in decided]
@@ -108,12 +125,12 @@ def _mismatch(pool: PoolSpec | None, observed: Observed) -> str:
 
 
 def _decide(
-    adapter: DesiredAdapter, pool: PoolSpec | None, observed: Observed, known: Known, now: float
+    adapter: DesiredAdapter, rules: _Rules, observed: Observed, known: Known, now: float
 ) -> tuple[Condition, Action | None]:
     """What to say of one adapter, and what to do about it."""
     staged = known.staged.get(adapter.ref)
     current = observed.adapters.get(adapter.name)
-    obstacle = _obstacle(adapter, pool, observed, staged, known.owns)
+    obstacle = _obstacle(adapter, rules, current, staged, known.owns)
     if obstacle is not None:
         return obstacle, None
     if staged is not None and current == staged.path:
@@ -134,28 +151,26 @@ def _decide(
 
 def _obstacle(
     adapter: DesiredAdapter,
-    pool: PoolSpec | None,
-    observed: Observed,
+    rules: _Rules,
+    current: str | None,
     staged: Staged | None,
     owns: Callable[[str], str | None],
 ) -> FailedAdapter | None:
     """Why the adapter cannot be served here, however often it is tried."""
-    name, current = adapter.name, observed.adapters.get(adapter.name)
-    if name.lower() in {base.lower() for base in observed.base_models}:
+    name, limit = adapter.name, rules.max_rank
+    if name.lower() in rules.base_names:
         return _hopeless(adapter, "name_is_base_model", f"{name!r} is a name of the engine's base model")
     if current is not None and owns(current) is None:
         return _hopeless(
             adapter, "name_conflict", f"the engine has {name!r} from {current}, which is not ours; unload it"
         )
-    bounds = [observed.facts.limits.max_lora_rank, pool.limits.max_rank if pool else None]
-    limit = min((bound for bound in bounds if bound is not None), default=None)
     if staged is not None and limit is not None and staged.rank > limit:
         return _hopeless(adapter, "rank_too_high", f"rank {staged.rank} is above the replica's limit of {limit}")
     return None
 
 
 def _refusal(desired: DesiredState, refused: RefusedRecord) -> FailedAdapter:
-    good = desired.adapters.get(refused.key)
+    good = desired.of(refused.key)
     return FailedAdapter(
         name=good.name if good else name_of_key(refused.key),
         generation=good.generation if good else 0,
@@ -176,7 +191,7 @@ def _superfluous(
             continue
         key = name_key(name)
         # A record that cannot be read says nothing about what should be served; what is loaded stays.
-        if key in desired.refused and key not in desired.adapters:
+        if key in desired.refused and desired.of(key) is None:
             continue
         yield Unload(name, path)
 

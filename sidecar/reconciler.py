@@ -232,11 +232,11 @@ class Reconciler:
             plan=plan,
             ready=ready,
             stale=not self._inputs.connected or bool(self._inputs.held),
-            lazy_count=len(desired.adapters) - len(desired.order) if desired else 0,
+            lazy_count=len(desired.lazy) if desired else 0,
             note=self._inputs.held if ready else self._why_not_ready(plan, desired),
             last_request_id=self._inputs.last_request_id,
         )
-        self._publish(Report(situation, len(desired.adapters) if desired else 0))
+        self._publish(Report(situation, desired.count if desired else 0))
 
     def _why_not_ready(self, plan: Plan | None, desired: DesiredState | None) -> str:
         if self._ownership.refusal:

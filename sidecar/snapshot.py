@@ -1,5 +1,7 @@
 """The last-known-good snapshot as bytes: a base file with a checksum, and a journal of the changes since. Pure.
 
+A base is written and read line by line, since all of it at once would take as much memory again as the records.
+
 A sidecar that boots without etcd must come back to the newest state that it acted upon, or it would move its
 engine back in time (guarantee R1). So each change is in the journal before it is acted upon, and the base is
 written anew only now and then: what a change costs does not depend on the number of records.
@@ -9,14 +11,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from registry.etcd3.ops import Event, KeyValue
 from sidecar.desired import RawRecord
 
 SCHEMA = 1
+_ESCAPED = re.compile(rb"\\[\\n]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,42 +57,56 @@ class SnapshotDamaged(Exception):
     """A file is not what was written; the message says which part is not."""
 
 
-def encode_base(base: Base) -> bytes:
-    """The base file: a header line with the checksum of the lines after it, one line a record."""
-    lines = (_line([key, r.revision, _text(r.value), _good(r)]) for key, r in base.records.items())
-    body = b"".join(lines)
+def encode_base(base: Base) -> Iterator[bytes]:
+    """The lines of a base file: a header, one line a record, and the checksum of all lines before it."""
     header = {
         "schema": SCHEMA,
         "pool": base.pool,
         "cluster_id": base.cluster_id,
         "revision": base.revision,
         "pool_record": None if base.pool_record is None else _text(base.pool_record),
-        "sha256": hashlib.sha256(body).hexdigest(),
     }
-    return _line(header) + body
+    digest = hashlib.sha256()
+    for line in chain([_line(header)], (_record_line(key, record) for key, record in base.records.items())):
+        digest.update(line)
+        yield line
+    yield _line({"sha256": digest.hexdigest()})
 
 
-def decode_base(data: bytes) -> Base:
-    """Reads a base file.
+def decode_base(lines: Iterable[bytes]) -> Base:
+    """Reads the lines of a base file.
 
     Raises:
         SnapshotDamaged: it is not whole, or not of a schema known here.
     """
-    head, _, body = data.partition(b"\n")
+    whole = _whole(lines)
     try:
-        header = json.loads(head)
-        if header["schema"] != SCHEMA or header["sha256"] != hashlib.sha256(body).hexdigest():
-            raise SnapshotDamaged("the checksum or the schema of the snapshot is not as expected")
+        header = json.loads(next(whole, b""))
+        if header["schema"] != SCHEMA:
+            raise SnapshotDamaged(f"the snapshot has schema {header['schema']}, {SCHEMA} is known here")
         record = header["pool_record"]
         return Base(
             pool=header["pool"],
             cluster_id=header["cluster_id"],
             revision=header["revision"],
             pool_record=None if record is None else _bytes(record),
-            records=dict(map(_record, body.splitlines())),
+            records=dict(map(_record, whole)),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise SnapshotDamaged(f"the snapshot cannot be read: {error}") from error
+
+
+def _whole(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """All lines but the last, which is their checksum. What was taken before it is judged is not to be used."""
+    rest = iter(lines)
+    digest = hashlib.sha256()
+    last = next(rest, b"")
+    for line in rest:
+        digest.update(last)
+        yield last
+        last = line
+    if last != _line({"sha256": digest.hexdigest()}):
+        raise SnapshotDamaged("the checksum of the snapshot is not as expected")
 
 
 def encode_entry(entry: Entry) -> bytes:
@@ -135,13 +154,19 @@ def _event(event: Event) -> list[object]:
     return [key, event.mod_revision, None if event.kv is None else _text(event.kv.value)]
 
 
+def _record_line(key: str, record: RawRecord) -> bytes:
+    """Key, revision and last good value as JSON, a tab, and the value itself: most of a base is never decoded."""
+    good = None if record.good is None else [_text(record.good[0]), record.good[1]]
+    head = json.dumps([key, record.revision, good], separators=(",", ":")).encode()
+    return b"%s\t%s\n" % (head, record.value.replace(b"\\", b"\\\\").replace(b"\n", b"\\n"))
+
+
 def _record(line: bytes) -> tuple[str, RawRecord]:
-    key, revision, value, good = json.loads(line)
-    return key, RawRecord(_bytes(value), revision, None if good is None else (_bytes(good[0]), good[1]))
-
-
-def _good(record: RawRecord) -> list[object] | None:
-    return None if record.good is None else [_text(record.good[0]), record.good[1]]
+    head, _, value = line.removesuffix(b"\n").partition(b"\t")
+    key, revision, good = json.loads(head)
+    if b"\\" in value:
+        value = _ESCAPED.sub(lambda found: b"\n" if found[0] == b"\\n" else b"\\", value)
+    return key, RawRecord(value, revision, None if good is None else (_bytes(good[0]), good[1]))
 
 
 def _line(value: object) -> bytes:

@@ -33,6 +33,7 @@ from registry.transactions.context import Limits
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 GRACE_SECONDS = 5.0
+DRAIN_SECONDS = 0.5
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", 64 * 1024 * 1024),
@@ -54,7 +55,7 @@ class Running:
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Running]:
+async def running(settings: Settings, *, drain_seconds: float = DRAIN_SECONDS) -> AsyncIterator[Running]:
     """Serves while the context is open; at its end calls that run are given a little time.
 
     Raises:
@@ -79,15 +80,17 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         async with asyncio.TaskGroup() as tasks:
             probing = tasks.create_task(probe.run(), name="probe")
             tasks.create_task(http.run(), name="http")
-            await server.start()
             ports = Running(port, listener.getsockname()[1])
-            _log.info("listening", grpc_port=ports.grpc_port, http_port=ports.http_port)
             try:
+                await server.start()
+                _log.info("listening", grpc_port=ports.grpc_port, http_port=ports.http_port)
                 yield ports
             finally:
                 stopping.set()
                 probing.cancel()
                 await servicer.enter_graceful_shutdown()
+                # Calls that are on their way here would be cancelled; those who look at health go elsewhere now.
+                await asyncio.sleep(drain_seconds)
                 await server.stop(GRACE_SECONDS)
                 http.stop()
     finally:

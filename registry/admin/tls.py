@@ -35,4 +35,5 @@ def server_credentials(ca: Path | None, cert: Path, key: Path) -> grpc.ServerCre
 
 def _read(ca: Path | None, cert: Path, key: Path) -> grpc.ServerCertificateConfiguration:
     roots = ca.read_bytes() if ca else None
-    return grpc.ssl_server_certificate_configuration([(key.read_bytes(), cert.read_bytes())], root_certificates=roots)
+    chain = cert.read_bytes()
+    return grpc.ssl_server_certificate_configuration([(key.read_bytes(), chain)], root_certificates=roots)

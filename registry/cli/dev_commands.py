@@ -54,7 +54,7 @@ def up(
     try:
         stack = bring_up(folder, replicas, engine, _telling(printer))
     except StackError as error:
-        raise _unavailable(error) from error
+        raise CliError(Failure(Exit.UNAVAILABLE, Reason.STACK_NOT_READY, str(error))) from error
     _print_status(printer, stack)
     if printer.is_table:
         printer.lines(["", *_what_next(stack, folder)])
@@ -75,11 +75,7 @@ def down(
     folder: options.Folder = DEFAULT_FOLDER,
 ) -> None:
     """End every process of the local stack."""
-    printer = session_of(context).printer()
-    try:
-        take_down(folder, _telling(printer), purge=purge)
-    except StackError as error:
-        raise _unavailable(error) from error
+    take_down(folder, _telling(session_of(context).printer()), purge=purge)
 
 
 def _telling(printer: Printer) -> Callable[[str], None]:
@@ -88,17 +84,10 @@ def _telling(printer: Printer) -> Callable[[str], None]:
 
 
 def _existing(folder: Path) -> Stack:
-    try:
-        stack = opened(folder)
-    except StackError as error:
-        raise _unavailable(error) from error
+    stack = opened(folder)
     if stack is None:
         raise not_found(Reason.STACK_NOT_FOUND, f"there is no stack in {folder}; start one with: loraplane dev up")
     return stack
-
-
-def _unavailable(error: StackError) -> CliError:
-    return CliError(Failure(Exit.UNAVAILABLE, Reason.STACK_NOT_READY, str(error)))
 
 
 def _print_status(printer: Printer, stack: Stack) -> bool:

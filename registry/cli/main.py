@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version as installed_version
@@ -103,10 +104,6 @@ def run(arguments: Sequence[str]) -> int:
         return _report(Failure(Exit.USAGE, Reason.USAGE, f"{error.format_message()}; see loraplane --help"), first)
     except (typer.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; keep the interpreter from complaining at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.DONE
 
 
 def _report(failure: Failure, first: Sequence[str]) -> int:
@@ -120,6 +117,8 @@ def _report(failure: Failure, first: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point of the console script."""
+    # Whoever reads our output may leave: end as other programs do, without a word.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(run(sys.argv[1:]))
 
 

@@ -116,7 +116,8 @@ def describe(followed: Followed) -> str:
         return f"{followed.target.name}: nothing was heard of it"
     behind = [one for one in rollout.replicas if one.state != pb.RolloutReplica.SERVING]
     who = ", ".join(_behind(one) for one in behind)
-    what = rollout.failure or f"{len(rollout.replicas) - len(behind)} of {len(rollout.replicas)} replicas serve it"
+    served = f"{len(rollout.replicas) - len(behind)} of {len(rollout.replicas)} replicas serve it"
+    what = rollout.failure or (served if rollout.replicas else rollout.waiting)
     return f"{rollout.name} generation {rollout.generation}: {what}" + (f" ({who})" if who else "")
 
 

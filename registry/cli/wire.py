@@ -89,6 +89,7 @@ def rollout_dict(rollout: pb.Rollout) -> Plain:
         "generation": rollout.generation,
         "done": rollout.done,
         "failure": rollout.failure or None,
+        "waiting": rollout.waiting or None,
         "replicas": [
             {"replica": one.replica, "state": state_name(one), "reason": one.reason, "message": one.message}
             for one in rollout.replicas

@@ -14,6 +14,9 @@ from registry.errors import InvalidArgument, Reason
 _Base: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+_MAX_DEPTH = 50
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """One document of a file: `number` counts from 1, `line` is where it starts."""
@@ -64,6 +67,7 @@ def read_documents(text: str, file: str) -> list[Document]:
     Raises:
         InvalidArgument: it is not YAML, a key stands twice, or there is no document in it.
     """
+    _check_depth(text, file)
     documents = [one for one in _documents(text, file) if one.content is not None]
     if not documents:
         raise InvalidArgument(
@@ -72,6 +76,18 @@ def read_documents(text: str, file: str) -> list[Document]:
             field=file,
         )
     return documents
+
+
+def _check_depth(text: str, file: str) -> None:
+    """Raises InvalidArgument if anything is nested so deeply that the parser, which recurses in C, would crash."""
+    depth = 0
+    try:
+        for event in yaml.parse(text, Loader=_Loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_DEPTH:
+                raise InvalidArgument(Reason.INVALID_MANIFEST, "is nested too deeply; make it flatter", field=file)
+    except yaml.YAMLError:
+        return  # told with its document when that is read
 
 
 def _documents(text: str, file: str) -> Iterator[Document]:
@@ -84,9 +100,6 @@ def _documents(text: str, file: str) -> Iterator[Document]:
             number += 1
     except yaml.YAMLError as error:
         raise InvalidArgument(Reason.INVALID_MANIFEST, _problem(error), field=_place(file, number, error)) from error
-    except RecursionError as error:
-        field = f"{file}: document {number}"
-        raise InvalidArgument(Reason.INVALID_MANIFEST, "is nested too deeply; make it flatter", field=field) from error
 
 
 def _place(file: str, number: int, error: yaml.YAMLError) -> str:

@@ -14,7 +14,7 @@ from registry.dev.engine_python import find_engine_python
 from registry.dev.processes import spawn, wait_until
 from registry.dev.stack import Stack, StackError, is_ready, last_words
 from registry.dev.stack_file import EngineKind
-from registry.dev.stack_parts import BASE_MODEL, Part, engine_part
+from registry.dev.stack_parts import BASE_MODEL, Part, Role, engine_command
 from registry.dev.vllm_process import reference_command, vllm_environment
 
 _REFERENCE_SECONDS = 300
@@ -48,9 +48,10 @@ def _by_peft(stack: Stack, adapters: Mapping[str, Path]) -> Reference:
 
 
 def _by_scratch_engine(stack: Stack, adapters: Mapping[str, Path], port: int) -> Reference:
-    part = engine_part(stack.folder, EngineKind.SIM, _SCRATCH, port, None)
+    command = engine_command(stack.folder, EngineKind.SIM, port)
+    part = Part(_SCRATCH, Role.ENGINE, f"127.0.0.1:{port}", f"http://127.0.0.1:{port}/health")
     log = stack.folder.log(_SCRATCH)
-    process = spawn(part.command, part.environment, log)
+    process = spawn(command.arguments, command.environment, log)
     try:
         if not wait_until(lambda: is_ready(part) or not process.is_running(), 60) or not process.is_running():
             raise StackError(f"the reference engine did not start; {last_words(log)}")

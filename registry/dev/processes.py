@@ -9,13 +9,13 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 _POLL_SECONDS = 0.05
-_STATE_FIELD, _START_FIELD = 0, 19
+_STATE_FIELD, _SESSION_FIELD, _START_FIELD = 0, 3, 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +43,35 @@ class Process:
     def stop(self, timeout_seconds: float) -> None:
         """Ends it: SIGTERM, and SIGKILL if it has not ended in time. Returns when it is gone."""
         self.signal(signal.SIGTERM)
-        if not wait_until(lambda: not self.is_running(), timeout_seconds):
-            self.kill()
+        wait_until(lambda: not self.is_running(), timeout_seconds)
+        self.kill()
 
     def kill(self) -> None:
-        """kill -9. Returns when it is gone."""
+        """kill -9 to it and to what it started. Returns when it is gone.
+
+        vLLM's engine core is a process of its own, which outlives a killed API server for good.
+        """
         self.signal(signal.SIGKILL)
         wait_until(lambda: not self.is_running(), 30)
+        for pid in self._left_behind():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _left_behind(self) -> Iterator[int]:
+        """Processes of the session that it led, as long as no other process has its pid."""
+        holder = _look(self.pid)
+        if holder is not None and holder.started != self.started:
+            return
+        for entry in Path("/proc").iterdir():
+            seen = _look(int(entry.name)) if entry.name.isdecimal() else None
+            if seen is not None and seen.session == self.pid and seen.started >= self.started:
+                yield int(entry.name)
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
     state: str
+    session: int
     started: int
 
 
@@ -66,7 +83,7 @@ def _look(pid: int) -> _Seen | None:
         return None
     # The second field is the name in brackets, which may hold anything.
     fields = stat.rpartition(")")[2].split()
-    return _Seen(fields[_STATE_FIELD], int(fields[_START_FIELD]))
+    return _Seen(fields[_STATE_FIELD], int(fields[_SESSION_FIELD]), int(fields[_START_FIELD]))
 
 
 def wait_until(check: Callable[[], bool], timeout_seconds: float) -> bool:
@@ -106,14 +123,19 @@ def remember(file: Path, process: Process) -> None:
     """Writes down which process it is, whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     written = file.with_suffix(".new")
-    written.write_text(json.dumps({"pid": process.pid, "started": process.started}))
+    written.write_text(json.dumps({"boot": _boot(), "pid": process.pid, "started": process.started}))
     written.replace(file)
 
 
 def recall(file: Path) -> Process | None:
-    """The process that was written down, whether it runs or not; None: none was, or it cannot be read."""
+    """The process that was written down, whether it runs or not; None: none was since the machine started."""
     try:
         found = json.loads(file.read_text())
-        return Process(int(found["pid"]), int(found["started"]))
+        return Process(int(found["pid"]), int(found["started"])) if found["boot"] == _boot() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _boot() -> str:
+    """Which start of the machine this is: pids and ticks of another one mean nothing."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -10,10 +10,11 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from registry.dev.engine_python import find_engine_python
+from registry.dev.engine_python import EngineNotFound
+from registry.dev.etcd_binary import EtcdNotFound
 from registry.dev.processes import Process, recall, remember, spawn, wait_until
-from registry.dev.stack_file import EngineKind, Layout, pid_file
-from registry.dev.stack_parts import Folder, Part, Role, parts
+from registry.dev.stack_file import Layout, pid_file
+from registry.dev.stack_parts import Command, Folder, Part, Role, command_of, parts
 
 # vLLM takes 13 s alone on a quiet machine; several start at once here.
 READY_SECONDS = 300.0
@@ -45,8 +46,7 @@ class Stack:
     def __init__(self, folder: Folder, layout: Layout) -> None:
         self.folder = folder
         self.layout = layout
-        engine_python = find_engine_python() if layout.engine is EngineKind.VLLM else None
-        self.parts = parts(folder, layout, engine_python)
+        self.parts = parts(layout)
 
     def part(self, name: str) -> Part:
         """The part of this name."""
@@ -54,29 +54,50 @@ class Stack:
 
     def process(self, name: str) -> Process | None:
         """The process of a part if it runs."""
-        process = recall(pid_file(self.folder.root, name))
+        process = self._last(name)
         return process if process is not None and process.is_running() else None
 
+    def _last(self, name: str) -> Process | None:
+        """The process that a part had last; it may be dead and have left processes of its own behind."""
+        return recall(pid_file(self.folder.root, name))
+
     def start(self, name: str) -> None:
-        """Starts a part unless it runs. Does not wait until it is ready."""
+        """Starts a part unless it runs. Does not wait until it is ready.
+
+        Raises:
+            StackError: its program is not on this machine.
+        """
         if self.process(name) is None:
-            part = self.part(name)
-            process = spawn(part.command, part.environment, self.folder.log(name))
+            self.kill(name)
+            command = self.command(name)
+            process = spawn(command.arguments, command.environment, self.folder.log(name))
             remember(pid_file(self.folder.root, name), process)
 
+    def command(self, name: str) -> Command:
+        """How a part is started.
+
+        Raises:
+            StackError: its program is not on this machine.
+        """
+        try:
+            return command_of(self.part(name), self.folder, self.layout)
+        except (EngineNotFound, EtcdNotFound) as error:
+            raise StackError(str(error)) from error
+
     def kill(self, name: str) -> None:
-        """kill -9 to a part if it runs."""
-        process = self.process(name)
+        """kill -9 to a part, and to what it left behind."""
+        process = self._last(name)
         if process is not None:
             process.kill()
 
     def stop(self, names: Iterable[str]) -> None:
         """Ends parts as an operator would, all at once."""
-        processes = [process for name in names if (process := self.process(name)) is not None]
-        for process in processes:
+        processes = {name: process for name in names if (process := self._last(name)) is not None}
+        for process in processes.values():
             process.signal(signal.SIGTERM)
-        for process in processes:
+        for name, process in processes.items():
             process.stop(STOP_SECONDS)
+            pid_file(self.folder.root, name).unlink()
 
     def wait_ready(self, names: Iterable[str], timeout_seconds: float = READY_SECONDS) -> None:
         """Waits until parts are ready.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from registry.dev.engine_python import find_engine_python
 from registry.dev.etcd_binary import child_environment, find_etcd
 from registry.dev.stack_file import EngineKind, Layout
 from registry.dev.vllm_process import RUNTIME_LORA_VARIABLE, vllm_command, vllm_environment
@@ -34,10 +35,17 @@ class Part:
 
     name: str
     role: Role
-    command: Sequence[str]
-    environment: Mapping[str, str]
     address: str
     ready_url: str
+    replica: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How a process is started."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +74,39 @@ class Folder:
         return self.root / "logs" / f"{part}.log"
 
 
-def parts(folder: Folder, layout: Layout, engine_python: Path | None) -> list[Part]:
-    """All parts in the order in which they are started.
+def parts(layout: Layout) -> list[Part]:
+    """All parts of a stack. Pure."""
+    etcd = Part("etcd", Role.ETCD, layout.address("etcd"), f"{layout.url('etcd')}/health")
+    admin = Part("admin", Role.ADMIN, layout.address("admin"), f"{layout.url('admin-http')}/readyz")
+    engines = [_of_replica(Role.ENGINE, "health", replica, layout) for replica in layout.replicas]
+    sidecars = [_of_replica(Role.SIDECAR, "readyz", replica, layout) for replica in layout.replicas]
+    return [etcd, admin, *engines, *sidecars]
 
-    Args:
-        folder: of the stack.
-        layout: engine, replicas and ports.
-        engine_python: interpreter of the engine environment; None where the engines are simulated.
+
+def _of_replica(role: Role, ready: str, replica: str, layout: Layout) -> Part:
+    name = f"{role}-{replica}"
+    return Part(name, role, layout.address(name), f"{layout.url(name)}/{ready}", replica)
+
+
+def command_of(part: Part, folder: Folder, layout: Layout) -> Command:
+    """The command that starts a part.
 
     Raises:
         EtcdNotFound: there is no etcd on this machine.
+        EngineNotFound: there is no engine environment on this machine.
     """
-    engines = [
-        engine_part(folder, layout.engine, name, layout.ports[name], engine_python)
-        for name in (f"engine-{replica}" for replica in layout.replicas)
-    ]
-    sidecars = [_sidecar(folder, layout, replica) for replica in layout.replicas]
-    return [_etcd(folder, layout), *engines, _admin(layout), *sidecars]
+    match part.role:
+        case Role.ETCD:
+            return _etcd(folder, layout)
+        case Role.ADMIN:
+            return _admin(layout)
+        case Role.ENGINE:
+            return engine_command(folder, layout.engine, layout.ports[part.name])
+        case Role.SIDECAR:
+            return _sidecar(folder, layout, part)
 
 
-def _etcd(folder: Folder, layout: Layout) -> Part:
+def _etcd(folder: Folder, layout: Layout) -> Command:
     peer = layout.url("etcd-peer")
     flags = {
         "name": "dev",
@@ -98,45 +119,44 @@ def _etcd(folder: Folder, layout: Layout) -> Part:
         "max-txn-ops": MAX_TXN_OPS,
         "log-level": "warn",
     }
-    command = [str(find_etcd().resolve()), *(f"--{name}={value}" for name, value in flags.items())]
-    ready_url = f"{layout.url('etcd')}/health"
-    return Part("etcd", Role.ETCD, command, child_environment(), layout.address("etcd"), ready_url)
+    arguments = [str(find_etcd().resolve()), *(f"--{name}={value}" for name, value in flags.items())]
+    return Command(arguments, child_environment())
 
 
-def _admin(layout: Layout) -> Part:
-    command = [
+def _admin(layout: Layout) -> Command:
+    arguments = [
         *(sys.executable, "-m", "registry.admin.main"),
         *("--etcd", layout.address("etcd"), "--max-txn-ops", str(MAX_TXN_OPS)),
         *("--listen", layout.address("admin"), "--http", layout.address("admin-http")),
     ]
-    ready_url = f"{layout.url('admin-http')}/readyz"
-    return Part("admin", Role.ADMIN, command, our_environment(), layout.address("admin"), ready_url)
+    return Command(arguments, our_environment())
 
 
-def engine_part(folder: Folder, kind: EngineKind, name: str, port: int, python: Path | None) -> Part:
-    """One engine, which serves the base model of the stack on `port`."""
-    address = f"127.0.0.1:{port}"
+def engine_command(folder: Folder, kind: EngineKind, port: int) -> Command:
+    """The command of an engine that serves the stack's base model on `port`.
+
+    Raises:
+        EngineNotFound: there is no engine environment on this machine.
+    """
     match kind:
         case EngineKind.VLLM:
-            interpreter = python or Path(sys.executable)
-            command = vllm_command(interpreter, folder.model, port=port, served_model_name=BASE_MODEL)
-            environment = vllm_environment()
+            python = find_engine_python()
+            arguments = vllm_command(python, folder.model, port=port, served_model_name=BASE_MODEL)
+            return Command(arguments, vllm_environment())
         case EngineKind.SIM:
             flags = ("--host", "127.0.0.1", "--port", str(port), "--served-model-name", BASE_MODEL)
-            command = [sys.executable, "-m", "sidecar.engines.simulated", *flags]
-            environment = {**our_environment(), RUNTIME_LORA_VARIABLE: "1"}
-    return Part(name, Role.ENGINE, command, environment, address, f"http://{address}/health")
+            arguments = [sys.executable, "-m", "sidecar.engines.simulated", *flags]
+            return Command(arguments, {**our_environment(), RUNTIME_LORA_VARIABLE: "1"})
 
 
-def _sidecar(folder: Folder, layout: Layout, replica: str) -> Part:
-    name = f"sidecar-{replica}"
-    command = [
+def _sidecar(folder: Folder, layout: Layout, part: Part) -> Command:
+    arguments = [
         *(sys.executable, "-m", "sidecar.main"),
-        *("--etcd", layout.address("etcd"), "--pool", POOL, "--replica", replica),
-        *("--engine", layout.url(f"engine-{replica}"), "--store", str(folder.store)),
-        *("--http", layout.address(name), "--allow-source", f"{folder.adapters.as_uri()}/"),
+        *("--etcd", layout.address("etcd"), "--pool", POOL, "--replica", part.replica),
+        *("--engine", layout.url(f"engine-{part.replica}"), "--store", str(folder.store)),
+        *("--http", part.address, "--allow-source", f"{folder.adapters.as_uri()}/"),
     ]
-    return Part(name, Role.SIDECAR, command, our_environment(), layout.address(name), f"{layout.url(name)}/readyz")
+    return Command(arguments, our_environment())
 
 
 def our_environment() -> dict[str, str]:

@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from registry.dev.engine_python import EngineNotFound
-from registry.dev.etcd_binary import EtcdNotFound
 from registry.dev.stack import Stack, StackError
-from registry.dev.stack_file import EngineKind, Layout, load, make_layout, save
+from registry.dev.stack_file import EngineKind, load, make_layout, save
 from registry.dev.stack_parts import BASE_MODEL, POOL, Folder, Role, our_environment
 from registry.dev.tiny_adapters import write_adapter
 from registry.dev.tiny_model import write_model
@@ -48,13 +46,9 @@ def up(root: Path, replicas: int | None, engine: EngineKind | None, tell: Tell) 
 
 
 def opened(root: Path) -> Stack | None:
-    """The stack that was set up in `root`; None: there is none.
-
-    Raises:
-        StackError: a program that it needs is not on this machine.
-    """
+    """The stack that was set up in `root`; None: there is none."""
     layout = load(root)
-    return _stack(root, layout) if layout else None
+    return Stack(Folder(root.absolute()), layout) if layout else None
 
 
 def down(root: Path, tell: Tell, *, purge: bool = False) -> None:
@@ -72,13 +66,6 @@ def down(root: Path, tell: Tell, *, purge: bool = False) -> None:
             tell(f"removed {stack.folder.root}")
 
 
-def _stack(root: Path, layout: Layout) -> Stack:
-    try:
-        return Stack(Folder(root.absolute()), layout)
-    except (EngineNotFound, EtcdNotFound) as error:
-        raise StackError(str(error)) from error
-
-
 def set_up(root: Path, replicas: int | None, engine: EngineKind | None) -> Stack:
     """Lays down the form of the stack in `root`, its model and its adapters; starts nothing.
 
@@ -92,8 +79,10 @@ def set_up(root: Path, replicas: int | None, engine: EngineKind | None) -> Stack
         known.ports if known else {},
     )
     if known is not None and (known.engine, known.replicas) != (wanted.engine, wanted.replicas):
-        _check_stopped(_stack(root, known))
-    stack = _stack(root, wanted)
+        _check_stopped(Stack(Folder(root.absolute()), known))
+    stack = Stack(Folder(root.absolute()), wanted)
+    for part in stack.parts:
+        stack.command(part.name)
     save(root, wanted)
     _make_files(stack.folder)
     return stack

@@ -122,20 +122,20 @@ class Connection:
         if self._retired and self._users == 0:
             await self.channel.close()
 
-    async def ready(self) -> None:
+    async def ready(self, *, within_seconds: float) -> None:
         """Waits until the connection stands, or is known to fail, so that a call never waits unsent.
 
         Raises:
-            Unavailable: neither was the case within `CONNECT_SECONDS`; certainly not applied.
+            Unavailable: neither was the case in that time; certainly not applied.
         """
         state = self.channel.get_state(try_to_connect=True)
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(within_seconds):
                 while state not in _SETTLED:
                     await self.channel.wait_for_state_change(state)
                     state = self.channel.get_state(try_to_connect=True)
         except TimeoutError as error:
-            message = f"{self.endpoint}: no connection within {CONNECT_SECONDS:g} s"
+            message = f"{self.endpoint}: no connection within {within_seconds:g} s"
             raise Unavailable(message, maybe_applied=False) from error
 
     async def call(self, method: Method[Req, Res], request: Req, *, deadline: float, token: str | None) -> Res:
@@ -145,7 +145,7 @@ class Connection:
             EtcdError: see `registry.etcd3.classify`.
         """
         async with translated(self.endpoint, writes=False):
-            await self.ready()
+            await self.ready(within_seconds=min(CONNECT_SECONDS, max(0.0, deadline - time.monotonic())))
         left_seconds = deadline - time.monotonic()
         if left_seconds <= 0:
             raise Timeout(f"{self.endpoint}: no time left to send the request", maybe_applied=False)

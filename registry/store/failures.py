@@ -67,6 +67,7 @@ REFUSALS: Mapping[type[etcd.EtcdError], _Make] = {
     etcd.TooManyRequests: _unavailable,
     etcd.LeaseExpired: _unavailable,
     etcd.WatchCanceled: _unavailable,
+    etcd.OtherCluster: _unavailable,
     etcd.Compacted: _compacted,
     etcd.FutureRevision: _future,
     etcd.Unauthenticated: _denied,

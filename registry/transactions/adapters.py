@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from typing import assert_never
 
 from registry.errors import InvalidArgument, NotFound, Reason
 from registry.etcd3.ops import Range, mod_is
@@ -100,6 +101,7 @@ def _step(one: Upsert | Remove, index: int, pool: PoolSpec, view: View, context:
             return put_step(target, one.spec, context, carry=True)
         case Remove():
             return remove_step(_target(one, f"{field}.delete", field, pool, view, context), context)
+    assert_never(one)
 
 
 def _target(one: Upsert | Remove, name_field: str, field: str, pool: PoolSpec, view: View, context: Context) -> Target:

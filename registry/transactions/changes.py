@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import assert_never
 
 from pydantic import TypeAdapter
 
@@ -107,3 +108,4 @@ def tenants_of(change: Change) -> tuple[str, ...]:
             return (change.name,)
         case CreatePool() | UpdatePool() | DeletePool():
             return ()
+    assert_never(change)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
 from registry.errors import InvalidArgument, Reason
 from registry.etcd3.ops import Compare, Delete, Op, Put, Range, Txn, absent
@@ -93,6 +94,7 @@ def fits(planned: Planned, limits: Limits) -> bool:
         case Commit(txn=txn):
             most = max(len(txn.compare), len(txn.success), len(txn.failure))
             return most <= limits.max_ops and _size_bytes(txn) <= limits.max_bytes
+    assert_never(planned)
 
 
 def check_fits(planned: Planned, limits: Limits) -> Planned:
@@ -137,3 +139,4 @@ def _part_bytes(part: Compare | Op) -> int:
             return _OVERHEAD_BYTES + len(part.key) + len(part.value)
         case Range() | Delete() | Compare():
             return _OVERHEAD_BYTES + len(part.key) + len(part.range_end)
+    assert_never(part)

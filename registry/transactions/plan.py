@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from registry.etcd3.ops import Range
 from registry.transactions import adapters, pools, tenants
 from registry.transactions.changes import (
@@ -37,6 +39,7 @@ def reads_of(change: Change, context: Context) -> tuple[Range, ...]:
             return pools.delete_pool_reads(change, keys, request_id)
         case SetTenant():
             return tenants.tenant_reads(change, keys, request_id)
+    assert_never(change)
 
 
 def plan_change(change: Change, view: View, context: Context) -> Planned:
@@ -58,3 +61,4 @@ def plan_change(change: Change, view: View, context: Context) -> Planned:
             return pools.plan_delete_pool(change, view, context)
         case SetTenant():
             return tenants.plan_set_tenant(change, view, context)
+    assert_never(change)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
 from registry.errors import AlreadyExists, FailedPrecondition, NotFound, Reason
 from registry.etcd3.ops import Compare, Delete, Op, Put
@@ -49,6 +49,7 @@ def put_step(target: Target, spec: AdapterSpec, context: Context, *, carry: bool
             return _repair(target, damaged, spec, context)
         case Absent() as gone:
             return _create(target, gone, spec, context)
+    assert_never(target.state)
 
 
 def remove_step(target: Target, context: Context) -> Step:
@@ -59,19 +60,7 @@ def remove_step(target: Target, context: Context) -> Step:
         NotFound: there is no such adapter.
     """
     check_etag(target.etag, target.state, field=target.etag_field)
-    match target.state:
-        case Present(record=record, revision=revision):
-            outcome = AdapterOutcome(outcome="deleted", name=record.name, record=record, etag=revision)
-            retire = retire_record(target, record, context, deleted=True)
-        case Damaged(value=value, revision=revision, generation=generation):
-            outcome = AdapterOutcome(outcome="deleted", name=target.name, record=None, etag=revision)
-            retire = retire_value(target, generation, value, context)
-        case Absent():
-            raise NotFound(
-                Reason.ADAPTER_NOT_FOUND,
-                f"there is no adapter {target.name!r} in pool {target.pool.name!r}",
-                field=target.name_field,
-            )
+    outcome, retire = _removed(target, context)
     return Step(
         tenant=tenant_of(target.name),
         count=-1,
@@ -80,6 +69,23 @@ def remove_step(target: Target, context: Context) -> Step:
         outcome=outcome,
         audit=_audit(target, None),
     )
+
+
+def _removed(target: Target, context: Context) -> tuple[AdapterOutcome, tuple[Op, ...]]:
+    match target.state:
+        case Present(record=record, revision=revision):
+            outcome = AdapterOutcome(outcome="deleted", name=record.name, record=record, etag=revision)
+            return outcome, retire_record(target, record, context, deleted=True)
+        case Damaged(value=value, revision=revision, generation=generation):
+            outcome = AdapterOutcome(outcome="deleted", name=target.name, record=None, etag=revision)
+            return outcome, retire_value(target, generation, value, context)
+        case Absent():
+            raise NotFound(
+                Reason.ADAPTER_NOT_FOUND,
+                f"there is no adapter {target.name!r} in pool {target.pool.name!r}",
+                field=target.name_field,
+            )
+    assert_never(target.state)
 
 
 def _create(target: Target, gone: Absent, spec: AdapterSpec, context: Context) -> Step:

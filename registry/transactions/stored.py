@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, assert_never
 
 from registry.errors import FailedPrecondition, NotFound, Reason
 from registry.etcd3.ops import KeyValue
@@ -151,6 +151,7 @@ def snapshot_of(state: Present[RecordT] | Damaged | Absent) -> dict[str, object]
             return {"unreadable": state.value[:MAX_QUOTED_BYTES].decode(errors="backslashreplace")}
         case Absent():
             return None
+    assert_never(state)
 
 
 def shown(record: Stored) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
 from registry.errors import Conflict, Reason
 from registry.etcd3.ops import Compare, absent, mod_is, unwritten_since
@@ -61,6 +62,7 @@ def as_it_stands(target: Target, keys: Keys) -> tuple[Compare, ...]:
             return (mod_is(adapter_key(target, keys), revision), history)
         case Absent():
             return (absent(adapter_key(target, keys)), history)
+    assert_never(target.state)
 
 
 def adapter_key(target: Target, keys: Keys) -> bytes:

@@ -1,8 +1,8 @@
 """Sends HTTP/1.1 requests in one piece over a connection of their own, and reads the replies in their order.
 
 A call that changes the engine must not meet a kept-alive connection that is being closed, since nobody could tell then
-whether it was carried out. And a swap's two requests must reach the engine together, so that as few requests as
-possible find the name missing in between.
+whether it was carried out. A swap's two requests must reach the engine together, so that as few requests as possible
+find the name missing in between. And a look at the engine is one round trip, answered by one process.
 """
 
 from __future__ import annotations
@@ -44,11 +44,21 @@ class NotSent:
 
 
 @dataclass(frozen=True, slots=True)
+class Get:
+    """A GET request."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class JsonPost:
     """A POST request with a JSON body."""
 
     path: str
-    body: Mapping[str, str]
+    body: Mapping[str, object]
+
+
+Request = Get | JsonPost
 
 
 class Exchange:
@@ -62,8 +72,13 @@ class Exchange:
         self._base = parts.path.rstrip("/")
         self._authority = parts.netloc.rpartition("@")[2]
 
-    async def post(
-        self, requests: Sequence[JsonPost], headers: Mapping[str, str], *, timeout_seconds: float
+    async def send(
+        self,
+        requests: Sequence[Request],
+        headers: Mapping[str, str],
+        *,
+        timeout_seconds: float,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
     ) -> list[Reply | Lost] | NotSent:
         """Sends all requests at once.
 
@@ -71,6 +86,7 @@ class Exchange:
             requests: in the order in which the server shall carry them out.
             headers: sent with each of them.
             timeout_seconds: for all replies together, after the connection is made.
+            max_reply_bytes: a reply whose body is larger counts as lost.
 
         Returns:
             One answer per request, in order.
@@ -81,7 +97,7 @@ class Exchange:
         except (OSError, TimeoutError) as error:
             return NotSent(f"no connection to {self._authority}: {error or 'no answer'}")
         try:
-            return await self._converse(reader, writer, requests, headers, timeout_seconds)
+            return await self._converse(reader, writer, requests, headers, timeout_seconds, max_reply_bytes)
         finally:
             writer.close()
 
@@ -89,9 +105,10 @@ class Exchange:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        requests: Sequence[JsonPost],
+        requests: Sequence[Request],
         headers: Mapping[str, str],
         timeout_seconds: float,
+        max_reply_bytes: int,
     ) -> list[Reply | Lost]:
         answers: list[Reply | Lost] = []
         try:
@@ -103,7 +120,7 @@ class Exchange:
                     if answers:
                         connection.start_next_cycle()
                     self._wire(connection, request, headers)  # for the parser's own state; the bytes are sent already
-                    answers.append(await _read_reply(reader, connection))
+                    answers.append(await _read_reply(reader, connection, max_reply_bytes))
         except TimeoutError:
             lost = Lost(f"no answer within {timeout_seconds:g} s")
         except (OSError, h11.ProtocolError) as error:
@@ -112,28 +129,25 @@ class Exchange:
             return answers
         return [*answers, *[lost] * (len(requests) - len(answers))]
 
-    def _wire(self, connection: h11.Connection, request: JsonPost, headers: Mapping[str, str]) -> bytes:
-        body = json.dumps(request.body).encode()
-        sent = {
-            "Host": self._authority,
-            "Content-Type": "application/json",
-            "Content-Length": str(len(body)),
-            **headers,
-        }
-        target = self._base + request.path
+    def _wire(self, connection: h11.Connection, request: Request, headers: Mapping[str, str]) -> bytes:
+        sent, body = {"Host": self._authority, **headers}, b""
+        if isinstance(request, JsonPost):
+            body = json.dumps(request.body).encode()
+            sent |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        method = "POST" if isinstance(request, JsonPost) else "GET"
         events = (
-            h11.Request(method="POST", target=target, headers=list(sent.items())),
+            h11.Request(method=method, target=self._base + request.path, headers=list(sent.items())),
             h11.Data(data=body),
             h11.EndOfMessage(),
         )
         return b"".join(connection.send(event) or b"" for event in events)
 
 
-async def _read_reply(reader: asyncio.StreamReader, connection: h11.Connection) -> Reply:
+async def _read_reply(reader: asyncio.StreamReader, connection: h11.Connection, max_bytes: int) -> Reply:
     """Reads one reply to its end.
 
     Raises:
-        OSError, h11.ProtocolError: there is none, or it is no HTTP, or larger than an engine's reply may be.
+        OSError, h11.ProtocolError: there is none, or it is no HTTP, or its body is larger than `max_bytes`.
     """
     status, body = 0, bytearray()
     while True:
@@ -145,8 +159,8 @@ async def _read_reply(reader: asyncio.StreamReader, connection: h11.Connection) 
                 pass
             case h11.Data(data=data):
                 body += data
-                if len(body) > MAX_REPLY_BYTES:
-                    raise h11.RemoteProtocolError(f"a reply of more than {MAX_REPLY_BYTES} bytes")
+                if len(body) > max_bytes:
+                    raise h11.RemoteProtocolError(f"a reply of more than {max_bytes} bytes")
             case h11.EndOfMessage():
                 return Reply(status, bytes(body))
             case h11.ConnectionClosed():

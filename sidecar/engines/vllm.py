@@ -61,10 +61,11 @@ class VllmEngine:
 
     async def observe(self) -> Observed:
         """See `Engine.observe`."""
-        before = await self._metrics()
+        seconds = self._deadlines.probe_seconds + self._deadlines.list_seconds
+        first, cards, last = await self._http.get(["/metrics", "/v1/models", "/metrics"], seconds)
+        before, after = self._read_metrics(first), self._read_metrics(last)
         version = await self._check(before)
-        listing = answers.read_listing(await self._http.get("/v1/models", self._deadlines.list_seconds))
-        after = await self._metrics()
+        listing = answers.read_listing(cards)
         if after.incarnation != before.incarnation:
             raise EngineUnreachable(f"{self.url} restarted while it was looked at")
         self._base_model = listing.base_models[0]
@@ -130,18 +131,21 @@ class VllmEngine:
             return False
 
     async def aclose(self) -> None:
-        """See `Engine.aclose`."""
-        await self._http.aclose()
+        """See `Engine.aclose`. No connection outlives its call."""
 
     async def _metrics(self) -> answers.Metrics:
-        body = await self._http.get("/metrics", self._deadlines.probe_seconds)
+        [body] = await self._http.get(["/metrics"], self._deadlines.probe_seconds)
+        return self._read_metrics(body)
+
+    def _read_metrics(self, body: bytes) -> answers.Metrics:
         return answers.read_metrics(body.decode(errors="replace"), self.url)
 
     async def _check(self, metrics: answers.Metrics) -> str:
         """The version; once for each process, that it can be driven at all."""
         if self._checked is not None and self._checked[0] == metrics.incarnation:
             return self._checked[1]
-        version = answers.read_version(await self._http.get("/version", self._deadlines.probe_seconds), self.url)
+        [body] = await self._http.get(["/version"], self._deadlines.probe_seconds)
+        version = answers.read_version(body, self.url)
         if metrics.has_lora is False:
             raise EngineUnusable("lora_disabled", f"{self.url} serves no adapters: {answers.ENABLE_HINT}")
         for path in (LOAD_PATH, UNLOAD_PATH):

@@ -1,47 +1,38 @@
-"""How vLLM is spoken to: reads over kept-alive connections, changes each over a connection of its own."""
+"""How vLLM is spoken to: every call has a connection of its own, on which its requests go out together."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import httpx
-
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
-from sidecar.engines.exchange import Exchange, JsonPost, Lost, NotSent, Reply
+from sidecar.engines.exchange import Exchange, Get, JsonPost, Lost, NotSent, Reply
 from sidecar.engines.vllm_answers import not_an_engine, said, unauthorized
 
-# Shorter than the 5 s after which vLLM closes idle connections, so that none is used that is being closed.
-IDLE_SECONDS = 2.0
-# Only a ceiling: each call has a shorter deadline.
+# Only a ceiling: whoever waits for a completion has a shorter deadline.
 SILENCE_SECONDS = 120.0
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
 
 class VllmHttp:
-    """The connections to one server. `api_key_file` is read at each use; None: there is no key."""
+    """One server. `api_key_file` is read at each use; None: there is no key."""
 
     def __init__(self, url: str, api_key_file: Path | None) -> None:
         self.url = url.rstrip("/")
         self._key_file = api_key_file
         self._exchange = Exchange(self.url)
-        # No proxy from the environment: the engine is beside us, and its key must not go elsewhere.
-        self._client = httpx.AsyncClient(
-            base_url=self.url,
-            trust_env=False,
-            timeout=SILENCE_SECONDS,
-            limits=httpx.Limits(keepalive_expiry=IDLE_SECONDS),
-        )
 
-    async def get(self, path: str, timeout_seconds: float) -> bytes:
-        """The body of a reply 200.
+    async def get(self, paths: Sequence[str], timeout_seconds: float) -> list[bytes]:
+        """The bodies of replies 200, all asked for at once and answered in order.
 
         Raises:
-            EngineUnreachable: there is no whole reply, or one that says "not now".
+            EngineUnreachable: a whole reply is missing, or says "not now".
             EngineUnusable: the key is wrong, or what replies is no engine.
         """
-        reply = await self._ask(path, timeout_seconds)
+        replies = await self._ask(paths, timeout_seconds)
+        return [self._body(path, reply) for path, reply in zip(paths, replies, strict=True)]
+
+    def _body(self, path: str, reply: Reply) -> bytes:
         match reply.status:
             case 200:
                 return reply.body
@@ -56,22 +47,15 @@ class VllmHttp:
         Raises:
             EngineUnreachable, EngineUnusable: see `get`.
         """
-        reply = await self._ask(path, timeout_seconds)
+        [reply] = await self._ask([path], timeout_seconds)
         if reply.status not in {404, 405}:
             raise EngineUnreachable(f"{self.url}{path} answers HTTP {reply.status}: {said(reply.body)}")
         return reply.status == 405
 
     async def completes(self, body: Mapping[str, object]) -> bool:
-        """True if a completion succeeds. It has no deadline of its own.
-
-        Raises:
-            EngineUnusable: the file with the key cannot be used.
-        """
-        try:
-            reply = await self._client.post("/v1/completions", json=body, headers=self._key_header())
-        except httpx.HTTPError:
-            return False
-        return reply.status_code == 200
+        """True if a completion succeeds. It has no deadline of its own."""
+        [reply] = await self.post([JsonPost("/v1/completions", body)], "", SILENCE_SECONDS)
+        return isinstance(reply, Reply) and reply.status == 200
 
     async def post(
         self, requests: Sequence[JsonPost], request_id: str, timeout_seconds: float
@@ -83,32 +67,29 @@ class VllmHttp:
             return [NotSent(error.message)] * len(requests)
         if request_id:
             headers["X-Request-Id"] = request_id
-        answer = await self._exchange.post(requests, headers, timeout_seconds=timeout_seconds)
+        answer = await self._exchange.send(requests, headers, timeout_seconds=timeout_seconds)
         return [answer] * len(requests) if isinstance(answer, NotSent) else answer
 
-    async def aclose(self) -> None:
-        """Closes the kept-alive connections."""
-        await self._client.aclose()
+    async def _ask(self, paths: Sequence[str], timeout_seconds: float) -> list[Reply]:
+        """GETs all of them at once, bounded in time and size."""
+        answers = await self._exchange.send(
+            [Get(path) for path in paths],
+            self._key_header(),
+            timeout_seconds=timeout_seconds,
+            max_reply_bytes=MAX_ANSWER_BYTES,
+        )
+        if isinstance(answers, NotSent):
+            raise EngineUnreachable(f"{self.url}: {answers.message}")
+        return [self._reply(path, answer) for path, answer in zip(paths, answers, strict=True)]
 
-    async def _ask(self, path: str, timeout_seconds: float) -> Reply:
-        """GETs `path`, bounded in time and size."""
-        body = bytearray()
-        try:
-            async with (
-                asyncio.timeout(timeout_seconds),
-                self._client.stream("GET", path, headers=self._key_header()) as response,
-            ):
-                async for chunk in response.aiter_bytes():
-                    body += chunk
-                    if len(body) > MAX_ANSWER_BYTES:
-                        raise EngineUnreachable(f"{self.url}{path} answers more than {MAX_ANSWER_BYTES} bytes")
-        except TimeoutError as error:
-            raise EngineUnreachable(f"{self.url}{path} did not answer within {timeout_seconds:g} s") from error
-        except httpx.HTTPError as error:
-            raise EngineUnreachable(f"{self.url}: {error or type(error).__name__}") from error
-        if response.status_code in {401, 403}:
-            raise unauthorized(self.url)
-        return Reply(response.status_code, bytes(body))
+    def _reply(self, path: str, answer: Reply | Lost) -> Reply:
+        match answer:
+            case Lost(message):
+                raise EngineUnreachable(f"{self.url}{path}: {message}")
+            case Reply(status=401 | 403):
+                raise unauthorized(self.url)
+            case reply:
+                return reply
 
     def _key_header(self) -> dict[str, str]:
         """The header with the key, if there is one.

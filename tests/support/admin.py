@@ -47,7 +47,8 @@ class Refused:
 @asynccontextmanager
 async def admin_inside(etcd: Sequence[str], prefix: str, **settings: Any) -> AsyncIterator[Admin]:
     """The service in this event loop, on free ports; further settings by their names."""
-    async with running(Settings(etcd=tuple(etcd), listen=_FREE, http=_FREE, prefix=prefix, **settings)) as ports:
+    told = Settings(etcd=tuple(etcd), listen=_FREE, http=_FREE, prefix=prefix, **settings)
+    async with running(told, drain_seconds=0) as ports:
         address = f"127.0.0.1:{ports.grpc_port}"
         async with grpc.aio.insecure_channel(address) as channel:
             stub = registry_pb2_grpc.AdapterRegistryStub(channel)  # type: ignore[no-untyped-call]

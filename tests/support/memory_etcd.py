@@ -90,7 +90,9 @@ class MemoryEtcd:
         shown = found[: op.limit] if op.limit else found
         if op.keys_only:
             shown = [KeyValue(kv.key, b"", kv.create_revision, kv.mod_revision, kv.version, kv.lease) for kv in shown]
-        return RangeResult(self.revision, () if op.count_only else tuple(shown), count > len(shown), count)
+        if op.count_only:
+            return RangeResult(self.revision, (), more=False, count=count)
+        return RangeResult(self.revision, tuple(shown), count > len(shown), count)
 
     def _put(self, op: Put, events: list[Event]) -> PutResult:
         now = self.revision + 1

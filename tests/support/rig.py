@@ -82,7 +82,8 @@ class Rig:
 
     def reasons(self) -> dict[str, str]:
         """Pending and failed names with their reasons."""
-        return {entry.name: entry.reason for entry in (*self.status.pending, *self.status.failed)}
+        pending = {entry.name: entry.reason for entry in self.status.pending}
+        return pending | {entry.name: entry.reason for entry in self.status.failed}
 
     def calls(self, kind: str) -> list[str]:
         """Names of the engine's load or unload requests, in order."""

@@ -32,6 +32,7 @@ class Wire:
 async def wire_to(url: str) -> AsyncIterator[Wire]:
     """A proxy in front of `url`, on a free port of the loopback."""
     wire, target = Wire(), urlsplit(url)
+    writers: set[asyncio.StreamWriter] = set()
     tasks: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -41,11 +42,8 @@ async def wire_to(url: str) -> AsyncIterator[Wire]:
         chunks: list[tuple[Literal["to", "from"], bytes]] = []
         wire.connections.append(chunks)
         upstream, onward = await asyncio.open_connection(target.hostname, target.port)
-        try:
-            await asyncio.gather(_forward(reader, onward, chunks), _back(upstream, writer, wire, chunks))
-        finally:
-            onward.close()
-            writer.close()
+        writers.update((onward, writer))
+        await asyncio.gather(_forward(reader, onward, chunks), _back(upstream, writer, wire, chunks))
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     wire.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -53,9 +51,9 @@ async def wire_to(url: str) -> AsyncIterator[Wire]:
         yield wire
     finally:
         server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.gather(*tasks)
 
 
 async def _forward(

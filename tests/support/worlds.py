@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any
 
+from registry.etcd3.ops import KeyValue
 from registry.model.records import PoolLimits, PoolSpec
 from sidecar.artifacts.types import ArtifactRef, Staged
 from sidecar.desired import DesiredState, Informer
+from sidecar.failures import Failure
 from sidecar.observed import EngineFacts, EngineLimits, Observed
 from sidecar.planner import Known
 from tests.support.records import POOL, kv
@@ -24,14 +28,14 @@ def path_of(source: str) -> str:
     return STORE + source
 
 
-def desired(*kvs, revision: int = 100) -> DesiredState:
+def desired(*kvs: KeyValue, revision: int = 100) -> DesiredState:
     """A desired state made of records."""
     informer = Informer(POOL)
     informer.replace(revision, kvs)
     return informer.state
 
 
-def wants(names: Mapping[str, str], **kwargs) -> DesiredState:
+def wants(names: Mapping[str, str], **kwargs: Any) -> DesiredState:
     """A desired state in which each name asks for the artifact named by its source."""
     return desired(*(kv(name, i + 1, source=source, **kwargs) for i, (name, source) in enumerate(names.items())))
 
@@ -50,10 +54,15 @@ def staged(state: DesiredState, *sources: str, rank: int = 8) -> dict[ArtifactRe
     return {ref: Staged(s, path_of(s), ref.digest or "", rank) for ref, s in found.items() if s in sources}
 
 
-def known(state: DesiredState, *sources: str, **changes) -> Known:
-    """Known facts: these sources staged, nothing in progress, nothing failed."""
-    facts = {"staged": staged(state, *sources), "staging": set(), "failures": {}, "unsettled": set(), "owns": owns}
-    return Known(**(facts | changes))
+def known(
+    state: DesiredState,
+    *sources: str,
+    staging: AbstractSet[ArtifactRef] = frozenset(),
+    failures: Mapping[str, Failure] | None = None,
+    unsettled: AbstractSet[str] = frozenset(),
+) -> Known:
+    """Known facts: these sources staged, and by default nothing in progress and nothing failed."""
+    return Known(staged(state, *sources), staging, failures or {}, unsettled, owns)
 
 
 def pool(*base_models: str, **limits: int) -> PoolSpec:

@@ -129,6 +129,14 @@ async def test_an_endless_reply_is_unknown(url, tiny):
         await engine.aclose()
 
 
+async def test_an_endless_page_is_unreachable(hasty, monkeypatch):
+    """R16 bounded: nor is a listing."""
+    await hasty.observe()
+    monkeypatch.setattr("sidecar.engines.vllm_http.MAX_ANSWER_BYTES", 100)
+    with pytest.raises(EngineUnreachable, match="more than 100 bytes"):
+        await hasty.incarnation()
+
+
 async def test_a_reset_in_mid_flight_is_unknown(url, simulated, tiny):
     async with wire_to(url) as wire:
         wire.reply = lambda _: None
@@ -276,7 +284,7 @@ async def test_a_restart_within_a_look_is_noticed(hasty, simulated):
 async def test_a_page_that_hangs_is_unreachable(hasty, simulated, page):
     release = asyncio.Event()
     simulated.faults.order(page, Hang(release))
-    with pytest.raises(EngineUnreachable, match="did not answer within"):
+    with pytest.raises(EngineUnreachable, match="no answer within"):
         await hasty.observe()
     release.set()
 
@@ -352,6 +360,7 @@ async def test_the_key_is_read_from_its_file_at_each_use(tiny, tmp_path):
                 await engine.observe()
             assert caught.value.reason == "engine_unauthorized"
             assert "--engine-api-key-file" in caught.value.message
+            assert content is not None or str(file) in caught.value.message
             assert "canary" not in f"{caught.value!r} {caught.value.__cause__!r}"
             assert not isinstance(await engine.load("x", tiny.adapter("a"), request_id="r"), Done)
             assert not await engine.turns()

@@ -244,6 +244,7 @@ async def test_without_etcd_a_restarted_sidecar_and_engine_come_back_from_the_sn
         revision = await hand.put(hand.record("c", "v3"))
         await serves(engine, sidecar, "a", "c")
         assert not (await settled(sidecar, revision))["stale"]
+        assert all(line.startswith("{") for line in sidecar.program.log.read_text().splitlines())
     finally:
         sidecar.program.kill()
         await client.aclose()

@@ -57,5 +57,6 @@ def test_events_lists_and_snapshots_lead_to_the_same_state(history, data):
             mixed = restarted
     assert mixed.state.state_hash == by_events.state.state_hash
     assert mixed.state == by_events.state
-    good = [adapter for adapter in by_events.state.adapters.values() if not adapter.lazy]
+    good = by_events.state.adapters.values()
     assert by_events.state.order == tuple(sorted((-adapter.priority, adapter.key) for adapter in good))
+    assert not set(by_events.state.adapters) & set(by_events.state.lazy)

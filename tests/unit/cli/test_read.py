@@ -222,3 +222,44 @@ def test_a_certificate_needs_its_key(cli, tmp_path):
     assert ran.code == 2
     assert "belong together" in ran.err
     assert "cannot read ca.pem" in cli("get", "pools", "--tls-ca", "ca.pem").err
+
+
+def test_describe_as_a_name_is_the_name(cli, admin):
+    admin.answers |= {"GetAdapter": [SQL], "GetPool": [pb.Pool(name="dev")], "GetReplica": [R1]}
+    admin.answers["WatchRollout"] = [[pb.Rollout(name="sql", generation=2)]]
+    assert cli("-o", "name", "describe", "adapter", "sql").out == "sql\n"
+    assert cli("-o", "name", "describe", "pool", "dev").out == "dev\n"
+    assert cli("-o", "name", "describe", "replica", "r1").out == "r1\n"
+    assert cli("describe", "tenant", "acme").code == 2
+
+
+def test_one_replica_by_its_name(cli, admin):
+    admin.answers["GetReplica"] = [R1]
+    assert cli("-o", "json", "get", "replica", "r1").json["status"]["served"]["count"] == 3
+    admin.answers["GetReplica"] = [Refusal(grpc.StatusCode.NOT_FOUND, "REPLICA_NOT_FOUND", "none")]
+    ran = cli("get", "replica", "r9")
+    assert (ran.code, ran.err) == (3, "error: REPLICA_NOT_FOUND: none\n")
+
+
+def test_one_pool_by_its_name_and_all(cli, admin):
+    admin.answers["GetPool"] = [pb.Pool(name="dev", base_models=["tiny", "small"])]
+    assert "tiny, small" in cli("get", "pool", "dev").out
+    assert cli("-o", "name", "get", "pools").out == "dev\n"
+
+
+def test_changes_of_pools_and_tenants_tell_their_request_id(cli, admin):
+    """One change can be followed by its request id."""
+    pool = pb.Pool(name="dev", base_models=["tiny"])
+    admin.answers |= {"CreatePool": [pool], "UpdatePool": [pool], "GetPool": [pool]}
+    admin.answers |= {"DeletePool": [pb.DeletePoolResponse(revision=8)], "SetTenant": [pb.Tenant(name="acme")]}
+    for line in (
+        "pool create dev --base-model tiny",
+        "pool update dev --base-model small --max-rank 8",
+        "pool delete dev",
+        "tenant set acme --max-adapters 3",
+    ):
+        arguments = [*line.split(), "--request-id", "q1"]
+        assert cli("-o", "json", *arguments).json["request_id"] == "q1"
+        assert "request id q1" in cli(*arguments).out
+        assert cli("-o", "name", *arguments).out in {"dev\n", "acme\n"}
+    assert list(admin.asked("UpdatePool")[0].pool.base_models) == ["small"]

@@ -45,7 +45,7 @@ def test_a_rollout_that_is_refused_names_replica_reason_and_message(cli, admin):
     )
 
 
-@pytest.mark.parametrize("failure", ["superseded", "deleted", "no_replicas"])
+@pytest.mark.parametrize("failure", ["superseded", "deleted"])
 def test_every_other_failure_is_told_too(cli, admin, failure):
     admin.answers["WatchRollout"] = [[rollout(done=True, failure=failure)]]
     ran = cli("rollout", "sql")
@@ -61,6 +61,14 @@ def test_at_the_deadline_those_who_are_behind_are_named(cli, admin):
         "error: DEADLINE_EXCEEDED: not served in time: sql generation 2: 1 of 2 replicas serve it "
         "(r2 pending: staging)\n"
     )
+
+
+def test_without_replicas_what_is_waited_for_is_told(cli, admin):
+    nobody = pb.Rollout(name="sql", generation=2, waiting="no replica of the pool is alive")
+    admin.answers["WatchRollout"] = [[nobody, Hold()]]
+    ran = cli("rollout", "sql", "--timeout", "0.5")
+    assert ran.code == 6
+    assert "sql generation 2: no replica of the pool is alive" in ran.err
 
 
 def test_a_broken_stream_is_taken_up_again(cli, admin):

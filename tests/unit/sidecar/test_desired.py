@@ -18,7 +18,8 @@ def test_a_list_becomes_adapters_in_order_of_priority_then_name():
     state = informer(kv("b", 1), kv("a", 2), kv("first", 3, priority=5), kv("lazy", 4, load="lazy")).state
     assert [key for _, key in state.order] == ["first", "a", "b"]
     assert state.revision == 10
-    assert state.adapters["lazy"].lazy
+    assert state.lazy["lazy"].generation == 1
+    assert state.count == 4
     assert state.adapters["a"].request_id == "req-a-1"
 
 

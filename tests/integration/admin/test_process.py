@@ -1,0 +1,116 @@
+"""``loraplane-admin`` as a process: flags, waiting for etcd, signals, TLS, logs."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import grpc
+import httpx
+import pytest
+
+from registry.v1 import registry_pb2 as pb
+from registry.v1 import registry_pb2_grpc
+from tests.support.admin import AdminProgram, admin_program, change_set, put
+from tests.support.etcd import make_cluster
+from tests.support.waiting import eventually
+
+
+async def ready(service: AdminProgram) -> bool:
+    """Whether /readyz says 200."""
+    async with httpx.AsyncClient(base_url=service.http) as http:
+        try:
+            return (await http.get("/readyz")).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+async def test_waits_serves_and_stops(tmp_path):
+    """etcd is down at start: it says so once and comes up; SIGTERM ends it with 0; each change is logged."""
+    cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
+    service = admin_program(tmp_path, cluster.endpoints, "/t")
+    service.program.start()
+    try:
+        await eventually(lambda: [one for one in service.program.logged() if one["event"] == "not_ready"])
+        cluster.start()
+        await eventually(lambda: ready(service))
+        async with grpc.aio.insecure_channel(service.address) as channel:
+            stub = registry_pb2_grpc.AdapterRegistryStub(channel)
+            await stub.CreatePool(pb.CreatePoolRequest(pool=pb.Pool(name="p", base_models=["b"])))
+            reply = await stub.ApplyAdapters(change_set(put("acme/a"), request_id="r1"))
+        assert service.program.stop() == 0
+    finally:
+        service.program.kill()
+        cluster.stop()
+    logged = service.program.logged()
+    events = [one["event"] for one in logged]
+    assert events.count("not_ready") == 1
+    assert events[-2:] == ["stopping", "stopped"]
+    (change,) = [one for one in logged if one.get("request_id") == "r1"]
+    assert (change["event"], change["revision"], change["principal"]) == ("change_settled", reply.revision, "anonymous")
+
+
+async def test_a_call_in_flight_is_finished(etcd, tmp_path):
+    """Graceful stop: SIGTERM in the middle of many calls; those that were taken are carried out and answered."""
+    service = admin_program(tmp_path, etcd.endpoints, etcd.prefix)
+    service.program.start()
+    try:
+        await eventually(lambda: ready(service))
+        async with grpc.aio.insecure_channel(service.address) as channel:
+            stub = registry_pb2_grpc.AdapterRegistryStub(channel)
+            await stub.CreatePool(pb.CreatePoolRequest(pool=pb.Pool(name="p", base_models=["b"])))
+            calls = [stub.ApplyAdapters(change_set(put(f"acme/n{i}"))) for i in range(30)]
+            await calls[0]
+            service.program.signal(signal.SIGTERM)
+            codes = [await call.code() for call in calls]
+        assert service.program.wait() == 0
+    finally:
+        service.program.kill()
+    assert codes.count(grpc.StatusCode.OK) >= 20, codes
+    assert set(codes) <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--listen", "nowhere"], "--listen: 'nowhere' is not HOST:PORT"),
+        (["--prefix", "loraplane/"], "a prefix starts with /"),
+        (["--tls-cert", "x.pem"], "--tls-cert and --tls-key go together"),
+        (["--tls-cert", "x.pem", "--tls-key", "x.key"], "x.pem"),
+        (["--etcd-tls-ca", "none.pem"], "none.pem"),
+        (["--etcd-user", "u"], "--etcd-user and --etcd-password-file go together"),
+        (["--max-txn-ops", "1"], "max_txn_ops"),
+        (["--etcd", ","], "etcd"),
+    ],
+)
+def test_wrong_flags(arguments, says):
+    """A wrong flag is one clear line and exit code 2."""
+    base = {"--etcd": "127.0.0.1:1", "--listen": "127.0.0.1:0", "--http": "127.0.0.1:0"}
+    given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    command = [part for flag in (base | given).items() for part in flag]
+    done = subprocess.run(
+        [sys.executable, "-m", "registry.admin.main", *command], capture_output=True, text=True, timeout=60, check=False
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert (done.returncode, last.startswith("loraplane-admin: ")) == (2, True), done.stderr
+    assert says in last
+
+
+def test_a_taken_port(etcd, tmp_path):
+    """A port that is taken is one clear line and exit code 2."""
+    endpoint = etcd.endpoints[0]
+    service = admin_program(tmp_path, etcd.endpoints, etcd.prefix, "--listen", endpoint)
+    service.program.start()
+    assert service.program.wait() == 2
+    assert endpoint in service.program.log.read_text()
+
+
+def test_environment(etcd, tmp_path):
+    """Each flag has its environment variable."""
+    service = admin_program(tmp_path, etcd.endpoints, etcd.prefix)
+    service.program.arguments = []
+    service.program.environment = {"LORAPLANE_ETCD": etcd.endpoints[0], "LORAPLANE_LISTEN": etcd.endpoints[0]}
+    service.program.start()
+    assert service.program.wait() == 2
+    assert f"--listen {etcd.endpoints[0]}" in service.program.log.read_text()

@@ -1,0 +1,188 @@
+"""The service as a service: health, reflection, deadlines, HTTP, and what it refuses at the door."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc import StatusCode
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from registry.v1 import registry_pb2 as pb
+from tests.support.admin import admin_inside, change_set, drop, make_pool, put, refusal, wait_ready
+from tests.support.etcd import make_cluster
+from tests.support.proxy import Proxy
+from tests.support.waiting import eventually
+
+SERVICE = "registry.v1.AdapterRegistry"
+
+
+async def test_health_follows_etcd(etcd):
+    """Health and readiness are what etcd is: not serving, and saying why, while it does not answer."""
+    async with (
+        Proxy(etcd.cluster.members[0].client_port) as proxy,
+        admin_inside([proxy.endpoint], etcd.prefix) as admin,
+        httpx.AsyncClient(base_url=admin.http) as http,
+    ):
+        await wait_ready(admin)
+        await eventually(lambda: _is(http, 200))
+        proxy.refuse()
+        await eventually(lambda: _is(http, 503))
+        assert "etcd does not answer" in (await http.get("/readyz")).json()["reason"]
+        assert (await http.get("/livez")).status_code == 200
+        reply = await health_pb2_grpc.HealthStub(admin.channel).Check(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        proxy.pass_on()
+        await wait_ready(admin)
+        await make_pool(admin)
+
+
+async def _is(http: httpx.AsyncClient, code: int) -> bool:
+    return (await http.get("/readyz")).status_code == code
+
+
+async def test_etcd_down_at_start(tmp_path):
+    """The service waits for etcd, refuses changes meanwhile as not carried out, and comes up by itself."""
+    cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
+    try:
+        async with admin_inside(cluster.endpoints, "/t") as admin, httpx.AsyncClient(base_url=admin.http) as http:
+            assert (await http.get("/readyz")).status_code == 503
+            request = pb.CreatePoolRequest(pool=pb.Pool(name="p", base_models=["b"]))
+            told = await refusal(admin.stub.CreatePool(request))
+            assert (told.code, told.reason) == (StatusCode.UNAVAILABLE, "ETCD_UNAVAILABLE")
+            told = await refusal(admin.stub.ListPools(pb.ListPoolsRequest(), timeout=1))
+            assert (told.code, told.reason) == (StatusCode.UNAVAILABLE, "ETCD_UNAVAILABLE")
+            cluster.start()
+            await wait_ready(admin)
+            await admin.stub.CreatePool(request)
+    finally:
+        cluster.stop()
+
+
+async def test_reflection(admin):
+    """Reflection lists the service and gives its file, as grpcurl asks for it."""
+    stub = reflection_pb2_grpc.ServerReflectionStub(admin.channel)
+    requests = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),
+    ]
+    listed, found = [reply async for reply in stub.ServerReflectionInfo(iter(requests))]
+    assert SERVICE in {one.name for one in listed.list_services_response.service}
+    files = [FileDescriptorProto.FromString(one) for one in found.file_descriptor_response.file_descriptor_proto]
+    assert "AdapterRegistry" in {service.name for file in files for service in file.service}
+
+
+async def test_every_method_is_served(admin):
+    """Each method of the .proto has a handler: an empty request is refused or answered, never unknown."""
+    for method in pb.DESCRIPTOR.services_by_name["AdapterRegistry"].methods:
+        request = getattr(pb, method.input_type.name)()
+        call = getattr(admin.stub, method.name)(request)
+        if method.name in {"ListPools", "ListTenants"}:
+            await call
+            continue
+        told = await refusal(call.read() if method.server_streaming else call)
+        assert told.code is StatusCode.INVALID_ARGUMENT, (method.name, told)
+
+
+async def test_metrics(admin):
+    """Calls are counted by method and status."""
+    await refusal(admin.stub.GetPool(pb.GetPoolRequest(name="none")))
+    async with httpx.AsyncClient(base_url=admin.http) as http:
+        told = (await http.get("/metrics")).text
+    assert 'loraplane_admin_requests_total{code="NOT_FOUND",method="GetPool"} 1.0' in told
+    assert 'loraplane_admin_requests_total{code="OK",method="CreatePool"} 1.0' in told
+    assert "loraplane_admin_etcd_up 1.0" in told
+
+
+async def test_too_large_a_message(admin):
+    """A request above 4 MiB is refused before it is read."""
+    told = await refusal(admin.stub.ApplyAdapters(change_set(put("a", labels={"k": "x" * 5_000_000}))))
+    assert told.code is StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_too_many_changes(ledger, admin):
+    """A set that no transaction takes is refused with the number that fits, and that number does fit."""
+    changes = [put(f"acme/n{i}", labels={"k": "v"}) for i in range(200)]
+    told = await refusal(admin.stub.ApplyAdapters(change_set(*changes)))
+    assert (told.code, told.reason, told.field) == (StatusCode.INVALID_ARGUMENT, "TOO_MANY_CHANGES", "changes")
+    most = int(told.metadata["max_changes"])
+    await admin.stub.ApplyAdapters(change_set(*changes[:most]))
+    told = await refusal(admin.stub.ApplyAdapters(change_set(*changes[: 2 * most])))
+    most = int(told.metadata["max_changes"])
+    assert most >= 41
+    await admin.stub.ApplyAdapters(change_set(*changes[:most]))
+    await ledger.check()
+
+
+async def test_more_operations(etcd, ledger):
+    """With --max-txn-ops as etcd has it, larger sets are one revision, and what is beyond it is still refused."""
+    async with admin_inside(etcd.endpoints, etcd.prefix, max_txn_ops=1024) as admin:
+        await wait_ready(admin)
+        await make_pool(admin)
+        changes = [put(f"acme/n{i}") for i in range(340)]
+        for uri in range(12):
+            sets = [put(f"acme/n{i}", f"file:///a/{uri}") for i in range(3)]
+            await admin.stub.ApplyAdapters(change_set(*sets))
+        reply = await admin.stub.ApplyAdapters(change_set(*changes))
+        assert len(reply.results) == 340
+        large = [put(f"acme/n{i}", labels={f"k{j}": "x" * 250 for j in range(10)}) for i in range(340)]
+        told = await refusal(admin.stub.ApplyAdapters(change_set(*large)))
+        assert told.reason == "TOO_MANY_CHANGES"
+        most = int(told.metadata["max_changes"])
+        assert 40 < most < 340
+        await admin.stub.ApplyAdapters(change_set(*large[:most]))
+        await ledger.check()
+
+
+WRONG = {
+    "changes": change_set(),
+    "changes[0]": change_set(pb.AdapterChange()),
+    "changes[0].upsert.name": change_set(put("a b")),
+    "changes[1].upsert.name": change_set(put("a"), put("image")),
+    "changes[1]": change_set(put("a"), drop("A")),
+    "changes[0].delete": change_set(drop("../x")),
+    "changes[0].etag": change_set(put("a", etag="x")),
+    "changes[0].upsert.spec.source.uri": change_set(put("a", uri="nowhere")),
+    "changes[0].upsert.spec.source.digest": change_set(
+        pb.AdapterChange(
+            upsert=pb.Adapter(name="a", spec=pb.AdapterSpec(source=pb.Source(uri="file:///x", digest="md5:1")))
+        )
+    ),
+    "changes[0].upsert.spec.load": change_set(put("a", load="soon")),
+    "changes[0].upsert.spec.priority": change_set(put("a", priority=5000)),
+    "changes[0].upsert.spec.labels": change_set(put("a", labels={"?": "x"})),
+    "changes[0].upsert.spec.prepare.vision": change_set(put("a", prepare=pb.Prepare(vision="maybe"))),
+    "changes[0].upsert.spec.prepare": change_set(put("a", prepare=pb.Prepare(vision="drop"))),
+    "changes[0].upsert.spec.placement.replicas": change_set(put("a", placement=pb.Placement(replicas=2))),
+    "changes[0].upsert.spec.credentials": change_set(put("a", credentials="s3")),
+    "pool": change_set(put("a"), pool="a/b"),
+    "request_id": change_set(put("a"), request_id="a b"),
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+async def test_wrong_input(ledger, admin, field):
+    """W4-like for input: each wrong field is INVALID_ARGUMENT with its path, and nothing is written."""
+    before = await ledger.revision()
+    told = await refusal(admin.stub.ApplyAdapters(WRONG[field]))
+    assert (told.code, told.field) == (StatusCode.INVALID_ARGUMENT, field)
+    assert told.reason
+    assert await ledger.revision() == before
+
+
+async def test_a_deadline_is_kept(etcd):
+    """A call is answered before the client's deadline, with what is known, although etcd is silent."""
+    async with (
+        Proxy(etcd.cluster.members[0].client_port) as proxy,
+        admin_inside([proxy.endpoint], etcd.prefix) as admin,
+    ):
+        await wait_ready(admin)
+        await make_pool(admin)
+        proxy.hold()
+        for call in (
+            admin.stub.ListPools(pb.ListPoolsRequest(), timeout=2),
+            admin.stub.ApplyAdapters(change_set(put("a"), validate_only=True), timeout=2),
+        ):
+            told = await refusal(call)
+            assert (told.code, told.reason) == (StatusCode.UNAVAILABLE, "ETCD_UNAVAILABLE")

@@ -1,0 +1,174 @@
+"""The command line against the real admin service on a real etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from registry.cli.main import run
+from registry.etcd3.client import Client
+from registry.etcd3.ops import Range, prefix_end
+from tests.conftest import EtcdForTest
+from tests.support.etcd import free_ports, make_cluster
+from tests.support.processes import Program
+from tests.support.waiting import eventually
+
+MAX_TXN_OPS = 64
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> Any:
+        return json.loads(self.err)["error"]
+
+
+@dataclass
+class Admin:
+    """An admin service as a process."""
+
+    address: str
+    program: Program
+    http: str
+
+    def is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.http}/readyz", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def start(self) -> None:
+        self.program.start()
+        asyncio.run(eventually(self.is_ready))
+
+
+def make_admin(folder: Path, etcd: EtcdForTest) -> Admin:
+    port, http_port = free_ports(2)
+    flags = ["--etcd", ",".join(etcd.endpoints), "--prefix", etcd.prefix, "--max-txn-ops", str(MAX_TXN_OPS)]
+    flags += ["--listen", f"127.0.0.1:{port}", "--http", f"127.0.0.1:{http_port}"]
+    program = Program("registry.admin.main", flags, folder / "admin.log")
+    return Admin(f"127.0.0.1:{port}", program, f"http://127.0.0.1:{http_port}")
+
+
+@dataclass
+class Cli:
+    """Runs `loraplane` in a folder of the test's own."""
+
+    admin: Admin
+    folder: Path
+
+    def __call__(self, *arguments: str) -> Ran:
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err):
+            code = run(["--admin", self.admin.address, *arguments])
+        return Ran(int(code), out.getvalue(), err.getvalue())
+
+    def json(self, *arguments: str) -> Any:
+        """The result of a command that must succeed."""
+        ran = self("-o", "json", *arguments)
+        assert ran.code == 0, ran.err
+        return ran.json
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Starts it as a process that goes on beside the test."""
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-m", "registry.cli.main", "--admin", self.admin.address, *arguments]
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+
+    def manifest(self, *names: str, **spec: object) -> str:
+        """Writes a manifest with a document for each name; gives its path."""
+        path = self.folder / "adapters.yaml"
+        path.write_text("---\n".join(_document(name, spec) for name in names))
+        return str(path)
+
+
+def _document(name: str, spec: dict[str, object]) -> str:
+    whole = {"source": {"uri": f"file:///adapters/{name}"}, **spec}
+    return (
+        f"apiVersion: loraplane/v1\nkind: Adapter\nmetadata: {{name: {name}, pool: dev}}\nspec: {json.dumps(whole)}\n"
+    )
+
+
+@pytest.fixture(autouse=True)
+def _no_flags_from_outside(monkeypatch) -> None:
+    for name in [name for name in os.environ if name.startswith("LORAPLANE_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def admin(etcd, tmp_path) -> Iterator[Admin]:
+    """An admin service of this test's own."""
+    admin = make_admin(tmp_path, etcd)
+    admin.start()
+    yield admin
+    admin.program.kill()
+
+
+@pytest.fixture
+def cli(admin, tmp_path) -> Cli:
+    """The command line, with a pool `dev` of base model `tiny`."""
+    return with_pool(Cli(admin, tmp_path))
+
+
+@pytest.fixture(scope="module")
+def shared_cli(etcd_member, tmp_path_factory) -> Iterator[Cli]:
+    """The same for tests that change nothing."""
+    folder = tmp_path_factory.mktemp("shared")
+    admin = make_admin(folder, EtcdForTest(etcd_member, f"/test/{uuid.uuid4().hex}"))
+    admin.start()
+    yield with_pool(Cli(admin, folder))
+    admin.program.kill()
+
+
+def with_pool(cli: Cli) -> Cli:
+    assert cli("pool", "create", "dev", "--base-model", "tiny").code == 0
+    return cli
+
+
+@pytest.fixture
+def revision(etcd) -> Callable[[], int]:
+    """The newest revision at which anything of this test's own changed."""
+    return lambda: asyncio.run(_newest(etcd))
+
+
+async def _newest(etcd: EtcdForTest) -> int:
+    client = Client(etcd.options())
+    try:
+        start = etcd.key("")
+        found = await client.range(Range(start, prefix_end(start)))
+        return max(kv.mod_revision for kv in found.kvs)
+    finally:
+        await client.aclose()
+
+
+@pytest.fixture
+def own_etcd(tmp_path) -> Iterator[EtcdForTest]:
+    """A member that the test may stop."""
+    cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
+    cluster.start()
+    asyncio.run(cluster.ready())
+    yield EtcdForTest(cluster, "/test/own")
+    cluster.stop()

@@ -1,0 +1,81 @@
+"""The command line while etcd or the admin service is away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tests.integration.cli.conftest import Admin, Cli, make_admin, with_pool
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def lonely(own_etcd, tmp_path):
+    """A command line whose etcd and admin service the test may stop."""
+    admin = make_admin(tmp_path, own_etcd)
+    admin.start()
+    yield with_pool(Cli(admin, tmp_path)), own_etcd.cluster.members[0]
+    admin.program.kill()
+
+
+def away(cli: Cli) -> bool:
+    return cli("get", "pools", "--timeout", "1").code == 6
+
+
+def test_a_change_waits_for_etcd_and_is_made_once(lonely):
+    """W3 idempotent, W8 no-false-fail: the client repeats with one request id until the outcome is known."""
+    cli, member = lonely
+    member.kill()
+    asyncio.run(eventually(lambda: away(cli)))
+    with cli.start("-o", "json", "apply", "-f", cli.manifest("a"), "--timeout", "90") as waiting:
+        assert cli("get", "pools", "--timeout", "1").code == 6
+        assert waiting.poll() is None
+        member.start()
+        out, err = waiting.communicate(timeout=90)
+    assert (waiting.returncode, err) == (0, "")
+    told = json.loads(out)
+    [adapter] = cli.json("get", "adapters")["items"]
+    assert (adapter["generation"], adapter["etag"]) == (1, str(told["revision"]))
+    assert [one["generation"] for one in cli.json("history", "a")["items"]] == [1]
+
+
+def test_when_etcd_stays_away_the_error_tells_how_to_repeat(lonely):
+    """W8 no-false-fail: unavailable, and with which request id it is settled."""
+    cli, member = lonely
+    member.kill()
+    ran = cli("-o", "json", "apply", "-f", cli.manifest("a"), "--timeout", "2", "--request-id", "q1")
+    assert (ran.code, ran.error["request_id"]) == (6, "q1")
+    member.start()
+    asyncio.run(eventually(cli.admin.is_ready))
+    assert cli.json("apply", "-f", cli.manifest("a"), "--request-id", "q1")["request_id"] == "q1"
+    assert [one["generation"] for one in cli.json("history", "a")["items"]] == [1]
+
+
+def test_a_change_waits_for_the_admin_service(lonely):
+    cli, _ = lonely
+    cli.admin.program.kill()
+    with cli.start("apply", "-f", cli.manifest("a"), "--timeout", "60") as waiting:
+        assert away(cli)
+        assert waiting.poll() is None
+        cli.admin.start()
+        _, err = waiting.communicate(timeout=60)
+    assert (waiting.returncode, err) == (0, "")
+    assert [one["name"] for one in cli.json("get", "adapters")["items"]] == ["a"]
+
+
+def test_watching_goes_on_after_the_admin_service_came_back(cli, admin: Admin):
+    """R2 replay-equal, seen from outside: no change is lost or told twice."""
+    with cli.start("-o", "json", "get", "adapters", "-w", "--pool", "dev") as watching:
+        assert watching.stdout is not None
+        cli.json("apply", "-f", cli.manifest("a"))
+        first = json.loads(watching.stdout.readline())
+        admin.program.kill()
+        admin.start()
+        cli.json("apply", "-f", cli.manifest("b"))
+        cli.json("delete", "adapter", "a")
+        rest = [json.loads(watching.stdout.readline()) for _ in range(2)]
+        watching.kill()
+    assert (first["change"], first["item"]["name"]) == ("put", "a")
+    assert [(one["change"], one.get("name") or one["item"]["name"]) for one in rest] == [("put", "b"), ("deleted", "a")]

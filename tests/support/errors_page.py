@@ -1,0 +1,127 @@
+"""docs/errors.md from the code: every reason, which status and exit code it comes with. As a program: writes it."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+from registry import errors
+from registry.admin.statuses import CODES
+from registry.cli.failure import EXIT_OF, Exit
+from registry.cli.rpc_errors import KIND_OF
+from registry.errors import Reason
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "errors.md"
+
+MEANING: Mapping[Reason, str] = {
+    Reason.INVALID_NAME: "A name of an adapter, pool or tenant that cannot be one. The message says which letters may stand where.",
+    Reason.RESERVED_NAME: "vLLM reads this name as a type of content in chat requests. Choose another.",
+    Reason.NAME_IS_BASE_MODEL: "An adapter and a base model of its pool would have the same name. Choose another, or delete the adapter first.",
+    Reason.INVALID_FIELD: "A field has a value that it cannot have. The field's path and what to write stand beside it.",
+    Reason.INVALID_MANIFEST: "A manifest cannot be read. File, document and field are named.",
+    Reason.INVALID_PAGE_TOKEN: "A page token of another listing, or none of ours. Start again without one.",
+    Reason.INVALID_FILTER: 'A filter that cannot be read. Write field=value, joined by " AND ".',
+    Reason.DUPLICATE_NAME: "A change set names an adapter twice. Case does not count.",
+    Reason.UNSUPPORTED: "Right in itself, but not done by this release. The message says what is.",
+    Reason.REQUEST_ID_REUSED: "The request_id belongs to another request of the last 24 hours, or to one that was refused. Use a new one.",
+    Reason.TOO_MANY_CHANGES: "More changes than one etcd transaction takes; `max_changes` says how many do fit. Split the set, or raise --max-txn-ops of etcd and the admin service.",
+    Reason.TOO_LARGE: "A record or transaction with too many bytes. Make it smaller.",
+    Reason.ADAPTER_NOT_FOUND: "There is no such adapter in that pool.",
+    Reason.GENERATION_NOT_FOUND: "History does not hold that generation (the last ten are kept). List the history.",
+    Reason.POOL_NOT_FOUND: "There is no such pool. Create it, or list those there are.",
+    Reason.REPLICA_NOT_FOUND: "No such replica lives in that pool. Is its sidecar up?",
+    Reason.TENANT_NOT_FOUND: "There is no such tenant.",
+    Reason.POOL_EXISTS: "There is such a pool already. Update it.",
+    Reason.ADAPTER_EXISTS: "There is an adapter whose name differs in nothing but case; `name` tells it.",
+    Reason.ETAG_MISMATCH: "The record changed since it was read; `etag` is the present one, 0 if there is none. Read it again and decide anew.",
+    Reason.LOST_RACE: "Others changed the same records again and again. Nothing was changed; repeat it.",
+    Reason.POOL_NOT_EMPTY: "The pool has adapters. Delete them first.",
+    Reason.FUTURE_SCHEMA: "A record of a later release. It is left as it is; upgrade the admin service.",
+    Reason.UNREADABLE_RECORD: "A record in etcd cannot be read; `key` names it. An upsert, update or delete replaces it; a tenant's has to be repaired by hand.",
+    Reason.QUOTA_EXCEEDED: "The tenant would have more adapters than its quota. Delete some, or have the quota raised.",
+    Reason.QUOTA_BELOW_USE: "The new quota is less than the tenant has. Delete some first.",
+    Reason.REVISION_COMPACTED: "etcd does not keep that revision. Start again from the present one.",
+    Reason.ETCD_NO_SPACE: "etcd has used up its quota. Compact and defragment it, or raise the quota, then disarm its alarm.",
+    Reason.ETCD_UNAVAILABLE: "etcd does not answer the admin service. Nothing was changed; repeat it.",
+    Reason.ETCD_PERMISSION: "etcd refuses the admin service. Check its user, role and certificates.",
+    Reason.OUTCOME_UNKNOWN: "Nobody knows whether the change was made. Retry with the same request_id (`request_id` tells it): it is made once at most.",
+    Reason.ADMIN_UNAVAILABLE: "The admin service is not reached, or stops. Ask again, or another one.",
+    Reason.DEADLINE_EXCEEDED: "The time was up. The message says whether anything can have been changed.",
+    Reason.ROLLOUT_FAILED: "A rollout finished, and not every replica serves it. The message names them with their reasons.",
+    Reason.USAGE: "A command was written wrongly. See --help.",
+    Reason.STACK_NOT_FOUND: "There is no local stack in that folder. Start one with `loraplane dev up`.",
+    Reason.STACK_NOT_READY: "A part of the local stack did not come up. Its log is named.",
+    Reason.INTERNAL: "A broken invariant of ours. The log of the service has the traceback; please report it.",
+}
+
+
+def _raised_with() -> dict[str, set[str]]:
+    """For each reason the names of the error classes and exit codes that it is written beside."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in (ROOT / "registry").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                for reason in _attributes(node, "Reason"):
+                    found[reason] |= _beside(node)
+    return found
+
+
+def _beside(call: ast.Call) -> set[str]:
+    name = call.func.id if isinstance(call.func, ast.Name) else ""
+    named = {name} if hasattr(errors, name) else set()
+    # The command line has a function for each of its usual failures, e.g. `usage`.
+    by_function = {name.upper()} & set(Exit.__members__)
+    return set(_attributes(call, "Exit")) | named | by_function
+
+
+def _attributes(call: ast.Call, owner: str) -> list[str]:
+    """Names of ``owner.NAME`` among a call's own arguments."""
+    given = (argument for argument in call.args if isinstance(argument, ast.Attribute))
+    return [one.attr for one in given if isinstance(one.value, ast.Name) and one.value.id == owner]
+
+
+def _row(reason: Reason, beside: set[str]) -> str:
+    kinds = [kind for kind in CODES if kind.__name__ in beside]
+    if reason is Reason.ADMIN_UNAVAILABLE:
+        kinds = sorted({*kinds, errors.Unavailable}, key=list(CODES).index)
+    codes = ", ".join(CODES[kind].name for kind in kinds) or "-"
+    exits = {EXIT_OF[kind] for kind in kinds} | {Exit[name] for name in beside if name in Exit.__members__}
+    return f"| `{reason}` | {codes} | {', '.join(str(int(one)) for one in sorted(exits))} | {MEANING[reason]} |"
+
+
+def page() -> str:
+    """The whole page."""
+    beside = _raised_with()
+    rows = "\n".join(_row(reason, beside[reason.name]) for reason in Reason)
+    return f"""# Errors
+
+Made from the code by `make docs`; change it there.
+
+Every refusal of the admin service carries google.rpc.ErrorInfo with domain `loraplane` and one of these reasons, which stay the
+same over releases; where a field is at fault, google.rpc.BadRequest names it as the caller wrote it. `loraplane` prints the reason
+and ends with the exit code. What the metadata of an error tells is named in `code`.
+
+A reply that says that nothing was changed is true. UNAVAILABLE with `OUTCOME_UNKNOWN` is the only one that does not know.
+
+| reason | gRPC status | exit code | meaning and remedy |
+|---|---|---|---|
+{rows}
+
+Statuses that carry no reason come from gRPC itself; `loraplane` takes them for: {_statuses()}.
+"""
+
+
+def _statuses() -> str:
+    return ", ".join(f"{code.name} → exit {int(EXIT_OF[kind])}" for code, kind in KIND_OF.items())
+
+
+def main() -> None:
+    """Writes the page."""
+    PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    main()

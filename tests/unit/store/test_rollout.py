@@ -1,0 +1,101 @@
+"""How far a rollout is, from what stands in etcd."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.etcd3.ops import KeyValue
+from registry.model.status import EngineStatus, Failed, Lazy, Pending, ReplicaStatus, Served
+from registry.store.rollout import Failure, Question, ReplicaState, derive_rollout, facts_of
+from tests.support.records import KEYS, POOL, kv, record
+
+ASKED = Question(POOL, "acme/a", 2)
+RECORD = kv("acme/a", 50, generation=2)
+PENDING, SERVING, FAILED, UNKNOWN = (
+    ReplicaState.PENDING,
+    ReplicaState.SERVING,
+    ReplicaState.FAILED,
+    ReplicaState.UNKNOWN,
+)
+
+
+def status(incarnation: str = "e", **fields) -> bytes:
+    said = {"observed_revision": 50, "ready": True, "stale": False, "pending": [], "failed": []} | fields
+    engine = EngineStatus(kind="k", version="v", url="u", base_models=[], incarnation=incarnation)
+    return ReplicaStatus(
+        replica="r", pool=POOL, engine=engine, served=Served(count=0, hash=""), updated_at="t", **said
+    ).to_bytes()
+
+
+def presence(name: str) -> KeyValue:
+    return KeyValue(KEYS.replica(POOL, name), b"", 1, 1, 1)
+
+
+def derive(*statuses: bytes | None, asked: Question = ASKED, of: KeyValue | None = RECORD):
+    names = [f"r{i}" for i in range(len(statuses))]
+    said = [KeyValue(KEYS.status(POOL, n), s, 1, 1, 1) for n, s in zip(names, statuses, strict=True) if s is not None]
+    return derive_rollout(asked, facts_of([[of] if of else [], [presence(name) for name in names], said]))
+
+
+def failed(name: str = "acme/a", retry_at: str | None = None) -> list[Failed]:
+    return [Failed(name=name, generation=2, reason="BAD", message="m", attempts=1, retry_at=retry_at)]
+
+
+@pytest.mark.parametrize(
+    ("said", "state", "reason"),
+    [
+        (status(), SERVING, ""),
+        (None, PENDING, "no_status"),
+        (b"?", UNKNOWN, "unreadable_status"),
+        (status(stale=True), UNKNOWN, "stale"),
+        (status("", ready=False), UNKNOWN, "engine_unreachable"),
+        (status(ready=False), SERVING, ""),
+        (status(observed_revision=49), PENDING, "not_seen"),
+        (status(pending=[Pending(name="ACME/a", generation=2, reason="staging")]), PENDING, "staging"),
+        (status(pending=[Pending(name="acme/b", generation=2, reason="staging")]), SERVING, ""),
+        (status(failed=failed(retry_at="soon")), PENDING, "BAD"),
+        (status(failed=failed()), FAILED, "BAD"),
+        (status(failed=failed("acme/b")), SERVING, ""),
+        (status(omitted=1), UNKNOWN, "omitted"),
+        (status(omitted=1, failed=failed()), FAILED, "BAD"),
+    ],
+)
+def test_one_replica(said, state, reason):
+    """R9 status-truth: serving only if the status as a whole proves it."""
+    (replica,) = derive(said).replicas
+    assert (replica.state, replica.reason) == (state, reason)
+
+
+def test_lazy():
+    """A lazy adapter is served where it could be loaded, and refused where it could not."""
+    lazy = kv("acme/a", 50, value=record("acme/a", 2, load="lazy").to_bytes())
+    (one,) = derive(status(lazy=Lazy(count=1, servable=True)), of=lazy).replicas
+    assert one.state is SERVING
+    rollout = derive(status(lazy=Lazy(count=1, servable=False, reason="needs_plugin")), of=lazy)
+    assert (rollout.replicas[0].state, rollout.replicas[0].reason) == (FAILED, "needs_plugin")
+    assert rollout.failure is Failure.REPLICAS_FAILED
+
+
+def test_the_whole():
+    assert not derive().done
+    assert derive().waiting == "no replica of the pool is alive"
+    assert (derive(status(), status()).done, derive(status()).failure) == (True, None)
+    assert derive(status(), None).waiting == "1 of 2 replicas do not serve it yet"
+    assert not derive(status(failed=failed()), None).done
+    assert derive(status(failed=failed()), status()).failure is Failure.REPLICAS_FAILED
+
+
+def test_another_generation():
+    assert derive(of=None).failure is Failure.DELETED
+    assert derive(asked=Question(POOL, "acme/a", 1)).failure is Failure.SUPERSEDED
+    future = derive(asked=Question(POOL, "acme/a", 3))
+    assert (future.done, future.generation) == (False, 3)
+    assert derive(status(), asked=Question(POOL, "acme/a", 0)).generation == 2
+    damaged = derive(status(), of=kv("acme/a", 50, value=b"?"))
+    assert (damaged.done, damaged.replicas) == (False, ())
+    assert "cannot be read" in damaged.waiting
+
+
+def test_a_status_without_presence_is_of_the_dead():
+    facts = facts_of([[RECORD], [], [KeyValue(KEYS.status(POOL, "dead"), status(), 1, 1, 1)]])
+    assert derive_rollout(ASKED, facts).replicas == ()

@@ -1,0 +1,171 @@
+"""Page tokens, filters, hints, leases, locks, budgets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.errors import InvalidArgument, Reason, Unavailable
+from registry.etcd3.ops import Delete, KeyValue, Put, Range, Txn
+from registry.store.budget import Budget
+from registry.store.filters import parse_filter
+from registry.store.hints import Hints
+from registry.store.leases import SharedLease
+from registry.store.locks import Locks
+from registry.store.pages import Page, Sieve
+from registry.store.paging import MAX_PAGE_SIZE, PageToken, check_page_size, decode_token
+from registry.transactions.stored import read_pool
+from registry.transactions.view import View
+from tests.support.flaky_etcd import FlakyEtcd
+from tests.support.records import record
+
+
+@given(st.integers(1, 2**63 - 1), st.binary(max_size=50), st.text(max_size=20))
+def test_tokens(revision, after, listing):
+    """A token comes back as it went, and only for its own listing."""
+    token = PageToken(revision, after)
+    assert decode_token(token.encode(listing), listing) == token
+    with pytest.raises(InvalidArgument):
+        decode_token(token.encode(listing), listing + "x")
+
+
+@given(st.text(max_size=80))
+def test_no_text_breaks_the_reader_of_tokens(text):
+    """What is no token is INVALID_PAGE_TOKEN, and nothing else."""
+    if text:
+        with pytest.raises(InvalidArgument) as told:
+            decode_token(text, "l")
+        assert told.value.reason is Reason.INVALID_PAGE_TOKEN
+
+
+def test_page_sizes():
+    assert [check_page_size(size) for size in (0, 1, 10**6)] == [100, 1, MAX_PAGE_SIZE]
+    with pytest.raises(InvalidArgument):
+        check_page_size(-1)
+
+
+@pytest.mark.parametrize(
+    ("text", "takes"),
+    [
+        ("", True),
+        ("  ", True),
+        ("name=acme/x", True),
+        ("name=ACME/X", True),
+        ("name=acme/", False),
+        ("name=acme/*", True),
+        ("name=*", True),
+        ("tenant=Acme", True),
+        ("tenant=other", False),
+        ("load=eager", True),
+        ("load=lazy", False),
+        ("label.team=a = b", True),
+        ("label.team=a", False),
+        ("label.none=", False),
+        ("name=acme/x AND tenant=acme AND load=eager", True),
+        ("name=acme/x AND load=lazy", False),
+    ],
+)
+def test_filters(text, takes):
+    assert parse_filter(text).takes(record("acme/x", labels={"team": "a = b"})) is takes
+
+
+@pytest.mark.parametrize("text", ["x", "=", "color=red", "name", "label.=x", "label.?=x", "name=a AND ", " AND name=a", "x" * 3000])
+def test_wrong_filters(text):
+    with pytest.raises(InvalidArgument) as told:
+        parse_filter(text)
+    assert (told.value.reason, told.value.field) == (Reason.INVALID_FILTER, "filter")
+
+
+def test_a_sieve_stops_in_the_middle_of_a_page():
+    """The token of a page that is cut short follows the last record that was looked at."""
+    kvs = tuple(
+        KeyValue(f"/pools/{name}".encode(), b'{"name":"%s","base_models":["b"]}' % name.encode(), 1, 1, 1)
+        for name in "abcd"
+    )
+    page = Page(7, kvs, PageToken(7, b"/pools/d"))
+    cut = Sieve(read_pool, lambda pool: pool.name != "a", 2).pass_through(page)
+    assert [one.record.name for one in cut.records] == ["b", "c"]
+    assert cut.token == PageToken(7, b"/pools/c")
+    whole = Sieve(read_pool, lambda pool: True, 4).pass_through(page)
+    assert whole.token == PageToken(7, b"/pools/d")
+    empty = Sieve(read_pool, lambda pool: True, 4).pass_through(Page(7, (), None))
+    assert empty.token is None
+
+
+def kv(key: bytes, value: bytes = b"x") -> KeyValue:
+    return KeyValue(key, value, 1, 1, 1)
+
+
+def test_hints_know_what_was_seen_and_written():
+    hints = Hints((b"/a/",))
+    reads = (Range(b"/a/1"), Range(b"/a/2"), Range(b"/b/1"), Range(b"/a/", b"/a0"))
+    hints.saw(reads, View(5, {reads[0]: kv(b"/a/1"), reads[2]: kv(b"/b/1"), reads[3]: kv(b"/a/1")}))
+    assert hints.guess(reads) == View(0, {reads[0]: kv(b"/a/1")})
+    hints.wrote(Txn((), (Put(b"/a/2", b"y"), Delete(b"/a/1"), Delete(b"/a/", b"/a0"), Range(b"/a/1"))), 9)
+    guess = hints.guess(reads)
+    assert [(one.key, one.value, one.mod_revision) for one in guess.found.values()] == [(b"/a/2", b"y", 9)]
+    hints.saw((Range(b"/a/2"),), View(10, {}))
+    assert hints.guess(reads).found == {}
+
+
+def test_hints_are_bounded():
+    """R16 bounded: old ones are forgotten, large ones never kept."""
+    hints = Hints((b"/a/",))
+    for i in range(6000):
+        hints.wrote(Txn((), (Put(b"/a/%d" % i, b"x"),)), i)
+    assert len(hints._known) == 5000
+    hints.wrote(Txn((), (Put(b"/a/large", b"x" * 10_000),)), 1)
+    assert b"/a/large" not in hints._known
+
+
+async def test_a_shared_lease_is_granted_once_and_renewed():
+    etcd, clock = FlakyEtcd(), [0.0]
+    lease = SharedLease(etcd.as_client(), ttl_seconds=100, renew_seconds=10, monotonic=lambda: clock[0])
+    first = await asyncio.gather(*(lease.current(1) for _ in range(20)))
+    assert (set(first), etcd.granted) == ({101}, 1)
+    clock[0] = 9.9
+    assert await lease.current(1) == 101
+    clock[0] = 10
+    assert await lease.current(1) == 102
+    lease.forget(101)
+    assert await lease.current(1) == 102
+    lease.forget(102)
+    assert await lease.current(1) == 103
+
+
+async def test_locks_exclude_and_leave_nothing_behind():
+    locks, inside, most = Locks(), [0], [0]
+
+    async def work(names: tuple[str, ...]) -> None:
+        async with locks.hold(names, timeout_seconds=30):
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            await asyncio.sleep(0)
+            inside[0] -= 1
+
+    await asyncio.gather(*(work(names) for names in [("a", "b"), ("b", "a"), ("a",), ("a", "a")] * 20))
+    assert most[0] == 1
+    assert not locks._locks
+
+
+async def test_who_cannot_have_a_lock_gives_up_and_leaves_nothing_behind():
+    locks = Locks()
+    async with locks.hold(["a", "b"], timeout_seconds=30):
+        with pytest.raises(TimeoutError):
+            async with locks.hold(["b", "a", "c"], timeout_seconds=0.01):
+                raise AssertionError("it had the lock")
+    assert not locks._locks
+
+
+def test_budgets():
+    now = time.monotonic()
+    assert Budget(now + 100).share() <= 50
+    assert 0.5 < Budget(now + 2).share() <= 1
+    assert 0 < Budget(now + 0.2).share() <= 0.2
+    assert 0 < Budget(now - 1).share() <= 0.01
+    with pytest.raises(Unavailable):
+        Budget(now - 1).spend()

@@ -1,0 +1,102 @@
+"""From plain values to changes: what is refused, where, and with what advice."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.errors import InvalidArgument, Reason
+from registry.model.records import AdapterSpec, PoolLimits, Source
+from registry.transactions import make
+from registry.transactions.changes import Remove, SetTenant, Upsert
+
+SPEC = {"source": {"uri": "file:///a"}}
+
+
+def upsert(name: str = "a", etag: str = "", **spec: object) -> Upsert:
+    return make.make_upsert(name, SPEC | spec, etag, field="changes[0]")
+
+
+def test_valid():
+    assert upsert(etag="12") == Upsert("a", AdapterSpec(source=Source(uri="file:///a")), 12)
+    assert upsert(etag="0").etag == 0
+    assert make.make_remove("a", "", field="changes[0]") == Remove("a")
+    assert make.make_set_tenant("Acme", 0, "") == SetTenant("acme", None)
+    assert make.make_set_tenant("acme", 3, "0") == SetTenant("acme", 3, 0)
+    assert make.make_create_pool("p", ["b"], {"max_rank": 8}).limits == PoolLimits(max_rank=8)
+    assert make.make_update_pool("p", ["b"], {}, "3").etag == 3
+    assert make.make_delete_pool("p", "3").etag == 3
+    assert make.make_rollback("p", "a", 2, "").to_generation == 2
+    assert make.make_apply("p", [upsert("a"), upsert("b")]).pool == "p"
+
+
+WRONG = {
+    "name": (lambda: upsert("a b"), "changes[0].upsert.name", Reason.INVALID_NAME),
+    "reserved": (lambda: upsert("Text"), "changes[0].upsert.name", Reason.RESERVED_NAME),
+    "etag": (lambda: upsert(etag="01"), "changes[0].etag", Reason.INVALID_FIELD),
+    "no source": (
+        lambda: make.make_upsert("a", {}, "", field="changes[0]"),
+        "changes[0].upsert.spec.source",
+        Reason.INVALID_FIELD,
+    ),
+    "uri": (lambda: upsert(source={"uri": "x"}), "changes[0].upsert.spec.source.uri", Reason.INVALID_FIELD),
+    "other scheme": (
+        lambda: upsert(source={"uri": "s3://b/x"}),
+        "changes[0].upsert.spec.source.uri",
+        Reason.UNSUPPORTED,
+    ),
+    "host": (lambda: upsert(source={"uri": "file://h/x"}), "changes[0].upsert.spec.source.uri", Reason.UNSUPPORTED),
+    "digest": (
+        lambda: upsert(source={"uri": "file:///a", "digest": "x"}),
+        "changes[0].upsert.spec.source.digest",
+        Reason.INVALID_FIELD,
+    ),
+    "load": (lambda: upsert(load="now"), "changes[0].upsert.spec.load", Reason.INVALID_FIELD),
+    "placement": (
+        lambda: upsert(placement={"replicas": 0}),
+        "changes[0].upsert.spec.placement.replicas",
+        Reason.INVALID_FIELD,
+    ),
+    "two of three": (
+        lambda: upsert(placement={"replicas": 2}),
+        "changes[0].upsert.spec.placement.replicas",
+        Reason.UNSUPPORTED,
+    ),
+    "label": (lambda: upsert(labels={"a": "x" * 300}), "changes[0].upsert.spec.labels", Reason.INVALID_FIELD),
+    "base model": (lambda: upsert(base_model=""), "changes[0].upsert.spec.base_model", Reason.INVALID_FIELD),
+    "delete": (lambda: make.make_remove("", "", field="changes[3]"), "changes[3].delete", Reason.INVALID_NAME),
+    "delete nothing": (lambda: make.make_remove("a", "0", field="changes[3]"), "changes[3].etag", Reason.INVALID_FIELD),
+    "empty set": (lambda: make.make_apply("p", []), "changes", Reason.INVALID_FIELD),
+    "pool of set": (lambda: make.make_apply("", [upsert()]), "pool", Reason.INVALID_NAME),
+    "twice": (lambda: make.make_apply("p", [upsert("a"), Remove("A")]), "changes[1]", Reason.DUPLICATE_NAME),
+    "generation": (lambda: make.make_rollback("p", "a", -1, ""), "to_generation", Reason.INVALID_FIELD),
+    "rollback": (lambda: make.make_rollback("p", "", 0, ""), "name", Reason.INVALID_NAME),
+    "pool": (lambda: make.make_create_pool("a/b", ["b"], {}), "pool.name", Reason.INVALID_NAME),
+    "no base": (lambda: make.make_create_pool("p", [], {}), "pool.base_models", Reason.INVALID_FIELD),
+    "empty base": (lambda: make.make_create_pool("p", [""], {}), "pool.base_models", Reason.INVALID_FIELD),
+    "base twice": (lambda: make.make_create_pool("p", ["b", "B"], {}), "pool.base_models", Reason.INVALID_FIELD),
+    "rank": (
+        lambda: make.make_create_pool("p", ["b"], {"max_rank": 9999}),
+        "pool.limits.max_rank",
+        Reason.INVALID_FIELD,
+    ),
+    "pool's etag": (lambda: make.make_update_pool("p", ["b"], {}, "x"), "pool.etag", Reason.INVALID_FIELD),
+    "no pool": (lambda: make.make_delete_pool("", ""), "name", Reason.INVALID_NAME),
+    "tenant": (lambda: make.make_set_tenant("", 1, ""), "tenant.name", Reason.INVALID_NAME),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong(name):
+    """Each refusal names the field as the caller wrote it, and says what to write."""
+    make_it, field, reason = WRONG[name]
+    with pytest.raises(InvalidArgument) as told:
+        make_it()
+    assert (told.value.field, told.value.reason) == (field, reason)
+    assert told.value.message
+
+
+def test_the_value_itself_is_not_told():
+    """X1 secret-free: what somebody put into a wrong field is not repeated."""
+    with pytest.raises(InvalidArgument) as told:
+        upsert(source={"uri": "s3//key:hunter2@bucket"})
+    assert "hunter2" not in str(told.value)
