@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
-
 from registry.model.source_uri import (
     SCHEMES,
     SourcePrefix,
@@ -58,7 +56,7 @@ class AllowedSources:
         self._named = tuple(_named(prefix) for prefix in prefixes if not prefix.startswith("file:"))
         self._credentials = remote.credentials
         self._hub = _hub(remote.hub)
-        self._web = Web(httpx.create_ssl_context(), remote.limits)
+        self._web = Web(remote.limits)
 
     def source(self, uri: str, credentials: str | None = None) -> Source:
         """The source at `uri`, to be read with the credential of that name.
@@ -109,7 +107,8 @@ def _named(prefix: str) -> SourcePrefix:
     try:
         return parse_prefix(prefix)
     except SourceUriError as error:
-        raise StoreError(f"--allow-source {without_secrets(prefix)!r}: {error}") from None
+        remedy = "write file:///DIRECTORY, s3://BUCKET/PATH or https://HOST/PATH, for example"
+        raise StoreError(f"--allow-source {without_secrets(prefix)!r}: {error}; {remedy}") from None
 
 
 def _hub(url: str) -> WebUrl:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from registry.model.base import first_error
@@ -94,6 +93,8 @@ def read_credentials(path: Path) -> dict[str, Entry]:
     Raises:
         StoreError: it cannot be read or is not of that form; the message quotes nothing of it.
     """
+    import yaml  # noqa: PLC0415 - takes longer than all the rest here, and few sidecars have such a file
+
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)

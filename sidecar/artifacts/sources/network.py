@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -49,11 +49,11 @@ class Limits:
 class Connections:
     """The connections of one staging, kept open from one file to the next. Close it at the end."""
 
-    def __init__(self, tls: ssl.SSLContext, limits: Limits, stop: Stop) -> None:
+    def __init__(self, tls: Callable[[], ssl.SSLContext], limits: Limits, stop: Stop) -> None:
         self._tls = tls
         self._limits = limits
         self._stop = stop
-        self._pools: dict[Reach, httpcore.ConnectionPool] = {}
+        self._pools: dict[tuple[Reach, bool], httpcore.ConnectionPool] = {}
 
     def get(self, url: str, reach: Reach, headers: Iterable[tuple[str, str]]) -> httpcore.Response:
         """Sends a GET; the answer's body has not been read yet.
@@ -62,10 +62,13 @@ class Connections:
             ArtifactError: ``address_not_allowed``, or the staging was stopped.
             httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError: it failed.
         """
-        pool = self._pools.get(reach)
+        is_secure = url.startswith("https:")
+        pool = self._pools.get((reach, is_secure))
         if pool is None:
-            backend = _Backend(reach, self._limits, self._stop)
-            pool = self._pools[reach] = httpcore.ConnectionPool(ssl_context=self._tls, network_backend=backend)
+            pool = self._pools[reach, is_secure] = httpcore.ConnectionPool(
+                ssl_context=self._tls() if is_secure else None,
+                network_backend=_Backend(reach, self._limits, self._stop),
+            )
         fields = [(name.encode(), value.encode()) for name, value in headers]
         return pool.handle_request(
             httpcore.Request("GET", url, headers=fields, extensions={"timeout": self._limits.timeouts()})

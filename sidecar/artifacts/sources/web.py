@@ -6,6 +6,9 @@ import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+
+import httpx
 
 from registry.model.source_uri import SourcePrefix, SourceUri
 from sidecar.artifacts.files import Stop
@@ -22,12 +25,16 @@ from sidecar.artifacts.sources.urls import WebUrl, parse_url
 GZIPPED = (".tar.gz", ".tgz")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Web:
     """How this host goes to web servers."""
 
-    tls: ssl.SSLContext
     limits: Limits
+
+    @cached_property
+    def tls(self) -> ssl.SSLContext:
+        """The authorities that are trusted; read when they are first needed, for it takes a while."""
+        return httpx.create_ssl_context()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +96,7 @@ def hub_prefix(hub: WebUrl) -> SourcePrefix:
 def _getter(
     web: Web, stop: Stop, named: Sequence[SourcePrefix], held: Held | None, may_see: Sequence[SourcePrefix]
 ) -> Iterator[Getter]:
-    connections = Connections(web.tls, web.limits, stop)
+    connections = Connections(lambda: web.tls, web.limits, stop)
     try:
         yield Getter(connections, named, held, may_see)
     finally:

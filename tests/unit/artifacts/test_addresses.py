@@ -74,7 +74,7 @@ class Names:
 
 
 def ask(reach: Reach) -> None:
-    connections = Connections(httpx.create_ssl_context(), Limits(), Stop())
+    connections = Connections(httpx.create_ssl_context, Limits(), Stop())
     try:
         connections.get("https://rebind.test/", reach, [("Host", "rebind.test")])
     finally:
