@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bench.admin_rate import admin_16
 from bench.boot import boot_20000
+from bench.fetch import fetch_200mb
 from bench.figures import Figure, NotMeasured
 from bench.fill import fill_200
 from bench.idle import idle_20000
@@ -27,6 +28,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     idle_20000,
     admin_16,
     fill_200,
+    fetch_200mb,
 )
 MAX_SECONDS = 180.0
 

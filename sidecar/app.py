@@ -11,6 +11,9 @@ from registry.etcd3.client import Client
 from registry.keys import Keys
 from registry.lora.base_directory import BaseUnreadable, read_base
 from registry.model.status import Presence
+from sidecar.artifacts.sources.allowed import RemoteOptions
+from sidecar.artifacts.sources.credentials import Credentials
+from sidecar.artifacts.sources.credentials_file import read_credentials
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import StoreError
 from sidecar.chance import Chance
@@ -46,7 +49,7 @@ async def run(settings: Settings) -> None:
     state = settings.store / "state" / settings.replica
     try:
         base = read_base(settings.base_model) if settings.base_model else None
-        store = LocalStore(settings.store, settings.replica, settings.allow_source, base=base)
+        store = LocalStore(settings.store, settings.replica, settings.allow_source, base=base, remote=_remote(settings))
         lock = HostLock(state / "lock")
         listener = listen(settings.http_host, settings.http_port)
     except (OSError, StoreError, BaseUnreadable) as error:
@@ -73,6 +76,11 @@ async def run(settings: Settings) -> None:
         await engine.aclose()
         await client.aclose()
         lock.close()
+
+
+def _remote(settings: Settings) -> RemoteOptions:
+    entries = read_credentials(settings.credentials) if settings.credentials is not None else {}
+    return RemoteOptions(Credentials(entries), settings.hf_endpoint)
 
 
 async def _acquire(lock: HostLock, replica: str) -> None:

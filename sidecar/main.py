@@ -17,6 +17,7 @@ from registry.errors import RegistryError
 from registry.keys import DEFAULT_PREFIX
 from registry.model.base import first_error
 from sidecar.app import StoreUnusable, run
+from sidecar.artifacts.sources.allowed import DEFAULT_HUB
 from sidecar.logs import configure_logging
 from sidecar.ownership import ReplicaTaken
 from sidecar.settings import Settings, split_address, split_labels
@@ -26,10 +27,10 @@ GC_THRESHOLDS = (10_000, 20, 50)
 EXIT_INTERNAL, EXIT_USAGE, EXIT_REPLICA_TAKEN = 1, 2, 3
 
 
-def _option(name: str, help_text: str) -> Any:  # noqa: ANN401 - typer types its parameters as Any
-    """An option with the environment variable that its name implies."""
+def _option(name: str, help_text: str, *variables: str) -> Any:  # noqa: ANN401 - typer types its parameters as Any
+    """An option with the environment variable that its name implies, and others that are known elsewhere."""
     variable = "LORAPLANE_" + name.removeprefix("--").replace("-", "_").upper()
-    return typer.Option(name, envvar=variable, help=help_text)
+    return typer.Option(name, envvar=[variable, *variables], help=help_text)
 
 
 def sidecar(
@@ -53,6 +54,10 @@ def sidecar(
     engine_target_modules: Annotated[
         str | None, _option("--engine-target-modules", "The --lora-target-modules of the engine, a,b,c; without: all")
     ] = None,
+    credentials: Annotated[
+        Path | None, _option("--credentials", "YAML file with the credentials that records may name, and their URIs")
+    ] = None,
+    hf_endpoint: Annotated[str, _option("--hf-endpoint", "Hub behind hf:// sources", "HF_ENDPOINT")] = DEFAULT_HUB,
     prefix: Annotated[str, _option("--prefix", "Prefix of all keys in etcd")] = DEFAULT_PREFIX,
     labels: Annotated[str, _option("--labels", "Labels of this replica, k=v,k=v")] = "",
     engine_api_key_file: Annotated[
@@ -81,6 +86,8 @@ def sidecar(
             base_model=base_model,
             engine_max_rank=engine_max_rank,
             engine_target_modules=tuple(engine_target_modules.split(",")) if engine_target_modules else None,
+            credentials=credentials,
+            hf_endpoint=hf_endpoint,
             prefix=prefix,
             labels=split_labels(labels),
             engine_api_key_file=engine_api_key_file,

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from registry.etcd3.options import ClientOptions, TlsFiles
 from registry.keys import DEFAULT_PREFIX
 from registry.model.names import check_segment
+from sidecar.artifacts.sources.allowed import DEFAULT_HUB
 from sidecar.observed import EngineLimits
 
 
@@ -35,6 +36,8 @@ class Settings(BaseModel):
     base_model: Path | None = None
     engine_max_rank: Annotated[int, Field(ge=1)] | None = None
     engine_target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    credentials: Path | None = None
+    hf_endpoint: str = DEFAULT_HUB
     prefix: str = DEFAULT_PREFIX
     labels: dict[str, str] = {}
     engine_api_key_file: Path | None = None

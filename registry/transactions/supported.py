@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from registry.errors import InvalidArgument, Reason
 from registry.model.records import AdapterSpec, Placement
+from registry.transactions.source_check import check_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +21,6 @@ class Unsupported:
 
 UNSUPPORTED = (
     Unsupported(
-        "source.uri",
-        lambda spec: not spec.source.uri.startswith("file:///"),
-        "sidecars of this release read file:///absolute/path only",
-    ),
-    Unsupported(
-        "credentials",
-        lambda spec: spec.credentials is not None,
-        "sidecars of this release use no credentials; leave it out",
-    ),
-    Unsupported(
         "placement.replicas",
         lambda spec: spec.placement.replicas != Placement().replicas,
         "this release serves each adapter on all replicas of its pool; use all",
@@ -39,6 +30,7 @@ UNSUPPORTED = (
 
 def check_supported(spec: AdapterSpec, *, field: str) -> None:
     """Raises InvalidArgument if the spec asks for what no sidecar of this release does."""
+    check_source(spec, field=field)
     for entry in UNSUPPORTED:
         if entry.asked(spec):
             raise InvalidArgument(Reason.UNSUPPORTED, entry.remedy, field=f"{field}.{entry.field}")

@@ -35,13 +35,14 @@ class Incoming:
         self._on_receiving = on_receiving
 
     def take(self, name: str, size_bytes: int, chunks: Iterator[bytes]) -> None:
-        """Writes one file, read-only and synced. The source has promised its size.
+        """Writes one file, read-only and synced; what came of it before is gone. The source has promised its size.
 
         Raises:
             ArtifactError: ``source_incomplete``, ``too_large``, ``disk_full``, or what the source raises.
             OSError: the store failed.
         """
         self._check_size(name, size_bytes)
+        self._drop(name)
         digest, written_bytes = hashlib.sha256(), 0
         with os.fdopen(os.open(self.directory / name, _NEW_FILE, 0o644), "wb", buffering=0) as file:
             os.fchmod(file.fileno(), 0o444)
@@ -53,6 +54,10 @@ class Incoming:
                 self._on_receiving()
             os.fsync(file.fileno())
         self.entries.append(FileEntry(name, written_bytes, digest.hexdigest()))
+
+    def _drop(self, name: str) -> None:
+        (self.directory / name).unlink(missing_ok=True)
+        self.entries = [entry for entry in self.entries if entry.path != name]
 
     def _check_size(self, name: str, size_bytes: int) -> None:
         if size_bytes == 0:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-# Takes a file's name, its size in bytes and its content.
+from sidecar.artifacts.files import Stop
+
+# Takes a file's name, its size in bytes and its content. A file that comes again takes the place of what came of it.
 Receive = Callable[[str, int, Iterator[bytes]], None]
 
 
 class Source(Protocol):
     """One place that an adapter's files can be had from."""
 
-    def fetch(self, receive: Receive) -> None:
-        """Hands over the files of `manifest.FILES`, each once, as one state of the source.
+    def fetch(self, receive: Receive, stop: Stop) -> None:
+        """Hands over the files of `manifest.FILES`, as one state of the source; ends soon after it is stopped.
 
         Raises:
             ArtifactError: they cannot be had, or changed while they were read; or what `receive` raises.

@@ -22,7 +22,6 @@ from pathlib import Path
 from registry.lora.base import BaseModules
 from registry.lora.directory import Examined
 from registry.model.records import PoolSpec
-from sidecar.artifacts.allowed import AllowedSources
 from sidecar.artifacts.bases import Bases
 from sidecar.artifacts.files import Stop, locked, locked_at_once, store_failure, write_atomic
 from sidecar.artifacts.incoming import DEFAULT_MAX_WEIGHTS_BYTES, Incoming, incoming
@@ -33,6 +32,7 @@ from sidecar.artifacts.pins import Pins, pin_name
 from sidecar.artifacts.preparing import prepare
 from sidecar.artifacts.reports import look, make_report
 from sidecar.artifacts.source import Source
+from sidecar.artifacts.sources.allowed import AllowedSources, RemoteOptions
 from sidecar.artifacts.steps import OnStep, Step, ignore
 from sidecar.artifacts.types import ArtifactError, ArtifactRef, Staged
 
@@ -52,6 +52,7 @@ class LocalStore:
         allow_sources: Sequence[str],
         *,
         base: BaseModules | None = None,
+        remote: RemoteOptions | None = None,
         max_weights_bytes: int = DEFAULT_MAX_WEIGHTS_BYTES,
         timeout_seconds: float = STAGING_TIMEOUT_SECONDS,
         on_step: OnStep = ignore,
@@ -63,6 +64,7 @@ class LocalStore:
             replica: whose leases are written.
             allow_sources: URI prefixes below which sources may be read; none: nothing may.
             base: the modules of this replica's base model; None: the pool's record says them.
+            remote: how sources of other hosts are reached; None: with all defaults.
             max_weights_bytes: cap on the weights of one adapter.
             timeout_seconds: how long one staging may take.
             on_step: called in worker threads at each step, for tests.
@@ -70,7 +72,7 @@ class LocalStore:
         Raises:
             StoreError: the directory cannot be used, or an argument is wrong.
         """
-        self._allowed = AllowedSources(allow_sources)
+        self._allowed = AllowedSources(allow_sources, remote)
         self._layout = open_layout(root, replica)
         self._leases = Leases(self._layout.lease(replica))
         self._pins = Pins(self._layout)
@@ -111,7 +113,7 @@ class LocalStore:
         digest = self._pins.digest(order.ref)
         if digest is None or (artifact := order.artifact(digest)) not in self._leases:
             return None
-        self._allowed.source(order.ref.uri)
+        self._allowed.source(order.ref.uri, order.ref.credentials)
         with locked_at_once(self._layout.lock(artifact)) as is_locked:
             if not is_locked or not self._layout.adapter(artifact).is_dir():
                 return None
@@ -138,7 +140,7 @@ class LocalStore:
         self._workers.shutdown(cancel_futures=True)
 
     def _stage(self, order: Order, stop: Stop) -> Staged:
-        source = self._allowed.source(order.ref.uri)
+        source = self._allowed.source(order.ref.uri, order.ref.credentials)
         try:
             digest = self._pins.digest(order.ref)
             if digest is None:
@@ -155,7 +157,7 @@ class LocalStore:
             self._on_step(Step.LOCKED)
             if not self._layout.adapter(artifact).is_dir():
                 with self._incoming(artifact, stop) as arriving:
-                    examined = self._receive(source, arriving, order)
+                    examined = self._receive(source, arriving, order, stop)
                     if arriving.digest() != digest:
                         raise _mismatch(order.ref, arriving.digest(), digest)
                     self._place(arriving, order, examined, stop)
@@ -169,7 +171,7 @@ class LocalStore:
             digest = self._pins.digest(order.ref)
             if digest is None:
                 with self._incoming(name, stop) as arriving:
-                    examined = self._receive(source, arriving, order)
+                    examined = self._receive(source, arriving, order, stop)
                     digest = arriving.digest()
                     self._place_found(arriving, order, examined, stop)
                 self._pins.put(order.ref, digest)
@@ -193,8 +195,8 @@ class LocalStore:
             self._layout, key, self._max_weights_bytes, stop, on_receiving=lambda: self._on_step(Step.RECEIVING)
         )
 
-    def _receive(self, source: Source, arriving: Incoming, order: Order) -> Examined:
-        source.fetch(arriving.take)
+    def _receive(self, source: Source, arriving: Incoming, order: Order, stop: Stop) -> Examined:
+        source.fetch(arriving.take, stop)
         self._on_step(Step.RECEIVED)
         examined = arriving.verify(order.base, order.policy)
         self._on_step(Step.VERIFIED)

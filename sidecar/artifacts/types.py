@@ -11,18 +11,29 @@ from registry.model.records import PoolSpec
 
 # Stable names of why an artifact could not be staged. Programs may depend on them, not on the sentences beside them.
 SourceReason = Literal[
+    "address_not_allowed",
+    "bad_archive",
+    "credential_not_bound",
+    "credential_unavailable",
     "digest_mismatch",
     "disk_full",
+    "invalid_source",
     "not_a_regular_file",
+    "redirect_not_allowed",
     "source_changed",
+    "source_denied",
     "source_io",
+    "source_is_html",
     "source_missing",
     "source_not_allowed",
+    "source_timeout",
+    "source_untrusted",
     "staging_stopped",
     "staging_timeout",
     "store_io",
     "too_large",
     "unsupported_policy",
+    "unknown_credential",
     "unsupported_scheme",
 ]
 ArtifactReason = SourceReason | FindingReason
@@ -69,7 +80,7 @@ class ArtifactError(Exception):
 
     def __init__(self, reason: ArtifactReason, message: str, *, permanent: bool) -> None:
         super().__init__(message)
-        self.reason: str = reason
+        self.reason: ArtifactReason = reason
         self.message = message
         self.permanent = permanent
 

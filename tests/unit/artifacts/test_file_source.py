@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.artifacts.allowed import AllowedSources
+from sidecar.artifacts.files import Stop
+from sidecar.artifacts.sources.allowed import AllowedSources
 from sidecar.artifacts.types import ArtifactError, StoreError
 from tests.support.adapters import WrittenAdapter, write_adapter
 
@@ -34,7 +35,7 @@ def fetch(allowed: AllowedSources, uri: str) -> dict[str, bytes]:
         got[name] = b"".join(chunks)
         assert len(got[name]) == size_bytes
 
-    allowed.source(uri).fetch(receive)
+    allowed.source(uri).fetch(receive, Stop())
     return got
 
 
@@ -112,16 +113,18 @@ def test_a_directory_exchanged_for_a_symlink_after_the_check_leads_nowhere(allow
     adapter.directory.rename(tmp_path / "away")
     adapter.directory.symlink_to(tmp_path / "outside")
     with pytest.raises(ArtifactError):
-        source.fetch(lambda name, size_bytes, chunks: pytest.fail("something was read"))
+        source.fetch(lambda name, size_bytes, chunks: pytest.fail("something was read"), Stop())
 
 
-@pytest.mark.parametrize("uri", ["s3://bucket/a", "https://host/a", "FILE:///a", "a", "", "file:/a"])
+@pytest.mark.parametrize("uri", ["ftp://host/a", "FILE:///a", "a", "", "file:/a"])
 def test_a_scheme_that_is_not_known_is_refused(allowed, uri):
     error = refusal(allowed, uri)
     assert (error.reason, error.permanent) == ("unsupported_scheme", True)
 
 
-@pytest.mark.parametrize("prefix", ["/adapters", "s3://bucket/", "file://host/adapters", "file://", ""])
+@pytest.mark.parametrize(
+    "prefix", ["/adapters", "s3://", "ftp://host/", "https://u:p@host/", "file://host/a", "file://", ""]
+)
 def test_an_allowed_prefix_that_cannot_be_followed_stops_the_start(prefix):
     with pytest.raises(StoreError, match="--allow-source"):
         AllowedSources([prefix])
@@ -196,7 +199,7 @@ def test_a_source_that_changes_while_it_is_read_is_not_taken(allowed, adapter, c
         assert sum(len(chunk) for chunk in chunks) == size_bytes
 
     with pytest.raises(ArtifactError) as refused:
-        allowed.source(adapter.uri).fetch(receive)
+        allowed.source(adapter.uri).fetch(receive, Stop())
     assert (refused.value.reason, refused.value.permanent) == ("source_changed", False)
 
 
@@ -211,7 +214,7 @@ def test_a_file_that_grows_as_fast_as_it_is_read_is_not_read_for_ever(allowed, a
             path.write_bytes(path.read_bytes() + b"x")
 
     with pytest.raises(ArtifactError) as refused:
-        allowed.source(adapter.uri).fetch(receive)
+        allowed.source(adapter.uri).fetch(receive, Stop())
     assert refused.value.reason == "source_changed"
 
 
@@ -236,7 +239,7 @@ def test_a_disk_that_fails_under_the_source_is_said_and_tried_again(allowed, ada
     def failing(descriptor: int, count: int) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("sidecar.artifacts.file_source.os.read", failing)
+    monkeypatch.setattr("sidecar.artifacts.sources.file.os.read", failing)
     error = refusal(allowed, adapter.uri)
     assert (error.reason, error.permanent) == ("source_io", False)
 

@@ -17,6 +17,8 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from registry.lora.manifest import CONFIG_FILE, FILES, WEIGHTS_FILE
+from registry.model.source_uri import without_secrets
+from sidecar.artifacts.files import Stop
 from sidecar.artifacts.source import Receive
 from sidecar.artifacts.types import ArtifactError
 
@@ -62,7 +64,7 @@ class FileSource:
             path = path_of(uri).resolve()
             resolved = [root.resolve() for root in roots]
         except (ValueError, OSError, RuntimeError) as error:
-            raise _not_allowed(f"{uri[:500]!r} cannot be followed: {error}") from error
+            raise _not_allowed(f"{without_secrets(uri)!r} cannot be followed: {error}") from error
         for root in resolved:
             if path.is_relative_to(root):
                 return cls(root, path.relative_to(root).parts)
@@ -73,8 +75,9 @@ class FileSource:
     def path(self) -> Path:
         return self.root.joinpath(*self.below)
 
-    def fetch(self, receive: Receive) -> None:
+    def fetch(self, receive: Receive, stop: Stop) -> None:
         """See `Source.fetch`."""
+        stop.check()
         with ExitStack() as stack:
             directory = self._open_directory(stack)
             files = {name: self._open_file(directory, name, stack) for name in FILES}

@@ -1,0 +1,189 @@
+"""What a source's URI may look like, and what it means to be below a prefix. Pure.
+
+The admin service refuses at apply what a sidecar would refuse later, so both read URIs here. No message repeats a
+query, a fragment or user information: these are where secrets stand.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+from urllib.parse import SplitResult, unquote, urlsplit
+
+Scheme = Literal["file", "hf", "s3", "gs", "az", "https", "http"]
+SCHEMES: tuple[str, ...] = get_args(Scheme)
+ARCHIVES = (".tar", ".tar.gz", ".tgz")
+DEFAULT_PORTS = {"https": 443, "http": 80}
+_OBJECTS = ("s3", "gs", "az")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_HOST = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?|\[[0-9a-f:.]+\]")
+_BUCKET = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,253}[a-z0-9])?")
+_REPOSITORY_PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
+# What needs no escape anywhere, so that a key means the same to every client.
+_KEY_SEGMENT = re.compile(r"[A-Za-z0-9._=+@,:~-]+")
+_URL_SEGMENT = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})+")
+
+
+class SourceUriError(ValueError):
+    """A URI names no source; the message says why and what to write instead, and holds no secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceUri:
+    """A source of any scheme but file, whose paths only the host that has them can follow.
+
+    Attributes:
+        scheme: one of `SCHEMES`.
+        authority: host and port as ``host[:port]``, a bucket, a container, or a hub's organisation.
+        path: the names below it, escapes as they were written.
+        commit: of the hub's repository; empty for other schemes.
+        is_directory: False if the URI names one archive.
+    """
+
+    scheme: Scheme
+    authority: str
+    path: tuple[str, ...]
+    commit: str = ""
+    is_directory: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePrefix:
+    """What an operator allows, or binds a credential to: everything below this."""
+
+    scheme: Scheme
+    authority: str
+    path: tuple[str, ...]
+
+    def covers(self, scheme: str, authority: str, path: tuple[str, ...]) -> bool:
+        """True if that is this or below it; ``/ab`` is not below ``/a``."""
+        return (scheme, authority, path[: len(self.path)]) == (self.scheme, self.authority, self.path)
+
+
+def scheme_of(uri: str) -> Scheme:
+    """The scheme of a URI.
+
+    Raises:
+        SourceUriError: it has none that is known.
+    """
+    scheme, separator, _ = uri.partition("://")
+    if not separator or scheme not in SCHEMES:
+        known = ", ".join(f"{name}://" for name in SCHEMES)
+        raise SourceUriError(f"the scheme {scheme[:40]!r} is not known; use one of {known}")
+    return cast("Scheme", scheme)
+
+
+def parse_source(uri: str) -> SourceUri:
+    """Reads the URI of a source.
+
+    Raises:
+        SourceUriError: it is none, or one of a file.
+    """
+    scheme, parts = scheme_of(uri), _split(uri)
+    if scheme == "file":
+        raise SourceUriError("a file:// URI is a path of one host")
+    if scheme == "hf":
+        return _hub_source(parts)
+    path = _path(scheme, parts.path)
+    if scheme in _OBJECTS:
+        return SourceUri(scheme, _bucket(parts), path)
+    is_archive = bool(path) and path[-1].endswith(ARCHIVES) and not parts.path.endswith("/")
+    if not is_archive and not parts.path.endswith("/"):
+        raise SourceUriError(f"end the URL of a directory with /, or name one archive ({', '.join(ARCHIVES)})")
+    return SourceUri(scheme, _host(scheme, parts), path, is_directory=not is_archive)
+
+
+def parse_prefix(prefix: str) -> SourcePrefix:
+    """Reads a prefix of URIs, of any scheme but file.
+
+    Raises:
+        SourceUriError: it is none.
+    """
+    scheme, parts = scheme_of(prefix), _split(prefix)
+    if scheme == "file":
+        raise SourceUriError("a file:// URI is a path of one host")
+    if scheme == "hf":
+        if "@" in prefix:
+            raise SourceUriError("a prefix names no commit; write hf://ORGANISATION or hf://ORGANISATION/REPOSITORY")
+        return SourcePrefix(scheme, _repository_part(parts.netloc), _path(scheme, parts.path))
+    authority = _bucket(parts) if scheme in _OBJECTS else _host(scheme, parts)
+    return SourcePrefix(scheme, authority, _path(scheme, parts.path))
+
+
+def without_secrets(uri: str) -> str:
+    """The URI as it may be shown: no user information, query or fragment, and not too long."""
+    shown = re.split(r"[?#]", uri, maxsplit=1)[0]
+    return re.sub(r"(?<=://)[^/]*@", "", shown)[:300]
+
+
+def check_authority(scheme: str, netloc: str) -> str:
+    """``host[:port]`` of a web URL in its one spelling: lower case, without the default port.
+
+    Raises:
+        SourceUriError: it has user information, or names no host.
+    """
+    if "@" in netloc:
+        raise SourceUriError("a user or password in a URL is a secret; name a credential in spec.credentials instead")
+    host, colon, port = netloc.lower().rpartition(":")
+    if not colon or port.endswith("]"):
+        host, port = netloc.lower(), ""
+    if not _HOST.fullmatch(host) or (colon and port and not _is_port(port)):
+        raise SourceUriError("the URL has no host and port that can be used")
+    return host if not port or int(port) == DEFAULT_PORTS.get(scheme) else f"{host}:{int(port)}"
+
+
+def _is_port(port: str) -> bool:
+    return port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
+
+
+def _split(uri: str) -> SplitResult:
+    if "?" in uri or "#" in uri:
+        raise SourceUriError(
+            "the URI has a query or a fragment, where presigned URLs have their secret: leave it out, and name a "
+            "credential in spec.credentials"
+        )
+    try:
+        return urlsplit(uri)
+    except ValueError as error:
+        raise SourceUriError("the URI cannot be read; look at its brackets") from error
+
+
+def _host(scheme: str, parts: SplitResult) -> str:
+    return check_authority(scheme, parts.netloc)
+
+
+def _bucket(parts: SplitResult) -> str:
+    if not _BUCKET.fullmatch(parts.netloc) or ".." in parts.netloc:
+        raise SourceUriError("the URI names no bucket: write SCHEME://BUCKET/PATH")
+    return parts.netloc
+
+
+def _path(scheme: str, path: str) -> tuple[str, ...]:
+    """The names of a path; a slash at the end adds none."""
+    names = path.removeprefix("/").removesuffix("/")
+    segments = tuple(names.split("/")) if names else ()
+    pattern = _URL_SEGMENT if scheme in DEFAULT_PORTS else _KEY_SEGMENT
+    for segment in segments:
+        plain = unquote(segment)
+        if not pattern.fullmatch(segment) or plain in {".", ".."} or re.search(r"[/\\\x00-\x1f\x7f]", plain):
+            raise SourceUriError(f"the path has the part {segment[:100]!r}, which is empty, dotted or not plain")
+    return segments
+
+
+def _repository_part(name: str) -> str:
+    if not _REPOSITORY_PART.fullmatch(name) or ".." in name:
+        raise SourceUriError("write hf://ORGANISATION/REPOSITORY[/DIRECTORY]@COMMIT")
+    return name
+
+
+def _hub_source(parts: SplitResult) -> SourceUri:
+    path, at, commit = parts.path.rpartition("@")
+    if not at or not _COMMIT.fullmatch(commit):
+        raise SourceUriError(
+            "a hub's source names the commit, 40 hexadecimal digits: hf://ORGANISATION/REPOSITORY[/DIRECTORY]@COMMIT; "
+            "a branch may change under a running fleet"
+        )
+    names = _path("hf", path)
+    _repository_part(names[0] if names else "")
+    return SourceUri("hf", _repository_part(parts.netloc), names, commit)

@@ -1,0 +1,96 @@
+"""Web servers with a certificate of their own authority, and stores that may read from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.etcd3.options import TlsFiles
+from sidecar.artifacts.sources.allowed import RemoteOptions
+from sidecar.artifacts.sources.credentials import Credentials
+from sidecar.artifacts.sources.credentials_file import read_credentials
+from sidecar.artifacts.sources.network import Limits
+from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.types import ArtifactError, ArtifactRef
+from tests.support.adapters import adapter_config, adapter_weights
+from tests.support.tls import Authority
+from tests.support.web import Site, serving
+
+CONFIG, WEIGHTS = adapter_config(), adapter_weights(8, 1, hidden=512, layers=4)
+QUICK = Limits(connect_seconds=5, idle_seconds=0.5, pace_seconds=0.5)
+
+OpenStore = Callable[..., LocalStore]
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory) -> TlsFiles:
+    """A server's certificate, for 127.0.0.1 and localhost."""
+    return Authority(tmp_path_factory.mktemp("tls"), "test").issue("web", host="IP:127.0.0.1,DNS:localhost")
+
+
+@pytest.fixture
+def web(certificate, monkeypatch) -> Iterator[Site]:
+    """A server with TLS, whose authority is trusted, with an adapter at /team/a/."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.ca))
+    with serving(Site(), certificate) as site:
+        site.put("/team/a/", CONFIG, WEIGHTS)
+        yield site
+
+
+@pytest.fixture
+def other(certificate) -> Iterator[Site]:
+    """Another server with TLS."""
+    with serving(Site(), certificate) as site:
+        yield site
+
+
+@pytest.fixture
+def open_store(tmp_path) -> Iterator[OpenStore]:
+    """Opens the store of a host; its credentials are given as they stand in the file."""
+    opened: list[LocalStore] = []
+
+    def open_one(
+        *allowed: str,
+        credentials: dict[str, Any] | None = None,
+        replica: str = "r1",
+        limits: Limits = QUICK,
+        **remote: Any,
+    ) -> LocalStore:
+        file = tmp_path / "credentials.json"
+        file.write_text(json.dumps(credentials or {}))
+        options = RemoteOptions(Credentials(read_credentials(file)), limits=limits, **remote)
+        opened.append(LocalStore(tmp_path / "store", replica, allowed, remote=options))
+        return opened[-1]
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+def ref(uri: str, credentials: str | None = None) -> ArtifactRef:
+    """A reference that is not pinned."""
+    return ArtifactRef(uri, None, credentials=credentials, pin_key="p/a@1")
+
+
+async def refusal(store: LocalStore, uri: str, credentials: str | None = None) -> ArtifactError:
+    """The error of a staging, which leaves nothing behind."""
+    with pytest.raises(ArtifactError) as refused:
+        await store.ensure(ref(uri, credentials))
+    assert left_behind(store) == []
+    return refused.value
+
+
+def left_behind(store: LocalStore) -> list[Path]:
+    """What a failed staging must not leave."""
+    root = store._layout.root
+    return [*(root / "tmp").iterdir(), *(root / "adapters").iterdir()]
+
+
+def content(path: str) -> tuple[bytes, bytes]:
+    """The two files of a staged adapter."""
+    folder = Path(path)
+    return (folder / "adapter_config.json").read_bytes(), (folder / "adapter_model.safetensors").read_bytes()

@@ -1,0 +1,113 @@
+"""X1 secret-free, over a whole sidecar: canaries are looked for wherever something could have been written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from registry.etcd3.ops import Put
+from registry.keys import Keys
+from registry.model.records import AdapterRecord, AdapterSpec, Source
+from tests.support.fleet import POOL, Hand, Sidecar, SimulatedEngine
+from tests.support.waiting import eventually
+from tests.support.web import Site
+
+CANARY = "CANARY"
+
+
+def record(name: str, uri: str, credentials: str | None) -> AdapterRecord:
+    return AdapterRecord(
+        name=name,
+        pool=POOL,
+        tenant="default",
+        generation=1,
+        spec=AdapterSpec(source=Source(uri=uri), credentials=credentials),
+        updated_at="2026-01-01T00:00:00.000Z",
+        updated_by="test",
+    )
+
+
+def arguments(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+@pytest.fixture
+async def sidecar(etcd, tmp_path: Path, web: Site, certificate) -> AsyncIterator[Sidecar]:
+    """A sidecar that knows a good credential, one that is refused, and one that cannot be had."""
+    engine = SimulatedEngine(tmp_path)
+    await engine.start()
+    credentials = {
+        name: {"kind": "env", "variable": f"{name.upper()}_TOKEN", "prefixes": [f"{web.url}/team"]}
+        for name in ("good", "bad", "odd")
+    }
+    (tmp_path / "credentials.json").write_text(json.dumps(credentials))
+    flags = ["--allow-source", f"{web.url}/team", "--credentials", str(tmp_path / "credentials.json")]
+    sidecar = Sidecar(tmp_path, etcd.endpoints, etcd.prefix, engine.url, extra=flags)
+    tokens = {"GOOD_TOKEN": f"good{CANARY}", "BAD_TOKEN": f"bad{CANARY}", "ODD_TOKEN": f"odd{CANARY}\u00fc"}
+    sidecar.program.environment = tokens | {"SSL_CERT_FILE": str(certificate.ca)}
+    yield sidecar
+    sidecar.program.kill()
+    engine.program.kill()
+
+
+async def test_no_secret_is_written_anywhere(etcd, etcd_client, tmp_path, web, sidecar):
+    """X1: etcd, status, metrics, logs, arguments and every file of the store, over successes and failures."""
+
+    def answer(exchange: Any) -> None:
+        if exchange.headers.get("Authorization") == f"Bearer good{CANARY}":
+            web.serve(exchange)
+        else:
+            exchange.send(403, f"you sent {exchange.headers.get('Authorization')}".encode())
+
+    web.answers = dict.fromkeys(web.files, answer)
+    web.answers["/team/r/adapter_config.json"] = lambda exchange: exchange.send(
+        302, Location=f"https://169.254.169.254/x?X-Signature={CANARY}"
+    )
+    hand = Hand(etcd_client, Keys(etcd.prefix), tmp_path)
+    await hand.pool()
+    await hand.commit(
+        *(
+            Put(hand.keys.adapter(POOL, one.name), one.to_bytes())
+            for one in (
+                record("good", f"{web.url}/team/a/", "good"),
+                record("bad", f"{web.url}/team/a/", "bad"),
+                record("odd", f"{web.url}/team/a/", "odd"),
+                record("unknown", f"{web.url}/team/a/", "nobody"),
+                record("elsewhere", f"{web.url}/team/r/", "good"),
+            )
+        )
+    )
+    sidecar.program.start()
+
+    async def has_settled() -> bool:
+        return (
+            await sidecar.failed()
+            == {
+                "bad": "source_denied",
+                "odd": "credential_unavailable",
+                "unknown": "unknown_credential",
+                "elsewhere": "address_not_allowed",
+            }
+            and (await sidecar.status())["served"]["count"] == 1
+        )
+
+    await eventually(has_settled)
+    stored = str(await etcd_client.list_prefix(f"{etcd.prefix}/".encode()))
+    assert "/status/" in stored
+    async with httpx.AsyncClient(base_url=sidecar.http) as client:
+        pages = [(await client.get(path)).text for path in ("/status", "/readyz", "/metrics", "/livez")]
+    sinks = {
+        "etcd": stored,
+        "http": str(pages),
+        "log": sidecar.program.log.read_text(),
+        "argv": arguments(sidecar.program.pid),
+        "store": "".join(path.read_text(errors="replace") for path in sidecar.store.rglob("*") if path.is_file()),
+    }
+    assert {name for name, text in sinks.items() if CANARY in text} == set()
+    assert all(len(text) > 20 for text in sinks.values())
+    assert f"Bearer good{CANARY}" in str(web.seen)  # it was really used

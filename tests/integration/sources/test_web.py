@@ -1,0 +1,236 @@
+"""Adapters from an https server, well-behaved and not."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+
+import pytest
+
+from sidecar.artifacts.store import MAX_WORKERS
+from sidecar.artifacts.types import ArtifactError
+from tests.integration.sources.conftest import CONFIG, QUICK, WEIGHTS, content, left_behind, ref, refusal
+from tests.support.waiting import eventually
+from tests.support.web import Exchange, Site, serving
+
+WEIGHTS_PATH = "/team/a/adapter_model.safetensors"
+CONFIG_PATH = "/team/a/adapter_config.json"
+
+
+async def test_exactly_the_two_known_names_are_fetched(web, open_store):
+    staged = await open_store(f"{web.url}/team").ensure(ref(f"{web.url}/team/a/"))
+    assert content(staged.path) == (CONFIG, WEIGHTS)
+    assert web.paths == [CONFIG_PATH, WEIGHTS_PATH]
+    assert all("Authorization" not in headers for _, headers in web.seen)
+
+
+async def test_a_download_that_breaks_off_goes_on_where_it_did(web, open_store):
+    """Fault 26: what has arrived is not fetched again."""
+    web.cut_once(WEIGHTS_PATH, 50_000)
+    staged = await open_store(f"{web.url}/team").ensure(ref(f"{web.url}/team/a/"))
+    assert content(staged.path) == (CONFIG, WEIGHTS)
+    first, second = web.headers(WEIGHTS_PATH)
+    assert "Range" not in first
+    assert second["Range"] == "bytes=50000-"
+    assert second["If-Range"].startswith('"')
+
+
+async def test_without_a_tag_it_starts_over(web, open_store):
+    web.has_tags = False
+    web.cut_once(WEIGHTS_PATH, 50_000)
+    staged = await open_store(f"{web.url}/team").ensure(ref(f"{web.url}/team/a/"))
+    assert content(staged.path) == (CONFIG, WEIGHTS)
+    assert ["Range" in headers for headers in web.headers(WEIGHTS_PATH)] == [False, False]
+
+
+async def test_a_file_that_changed_meanwhile_is_never_mixed(web, open_store):
+    """R4 digest-true: half of the old file and half of the new would pass many a check."""
+    newer = WEIGHTS[:-8] + b"\1" * 8
+
+    def cut_and_change(exchange: Exchange) -> None:
+        del web.answers[WEIGHTS_PATH]
+        web.serve(exchange, cut_after=50_000)
+        web.files[WEIGHTS_PATH] = newer
+
+    web.answers[WEIGHTS_PATH] = cut_and_change
+    staged = await open_store(f"{web.url}/team").ensure(ref(f"{web.url}/team/a/"))
+    assert content(staged.path) == (CONFIG, newer)
+
+
+def endless(exchange: Exchange) -> None:
+    exchange.start(200, Transfer_Encoding="chunked")
+    while not exchange.site.closing.is_set():
+        exchange.wfile.write(b"10000\r\n" + bytes(0x10000) + b"\r\n")
+
+
+def trickling(exchange: Exchange) -> None:
+    exchange.start(200, Content_Length=len(WEIGHTS), ETag='"x"')
+    while not exchange.site.closing.wait(0.01):
+        exchange.wfile.write(b"\0")
+        exchange.wfile.flush()
+
+
+def promising_more(exchange: Exchange) -> None:
+    exchange.start(200, Content_Length=len(WEIGHTS) + 100)
+    exchange.wfile.write(WEIGHTS)
+    exchange.cut()
+
+
+def promising_less(exchange: Exchange) -> None:
+    exchange.start(200, Content_Length=len(WEIGHTS) - 100)
+    exchange.wfile.write(WEIGHTS)
+    exchange.cut()
+
+
+def lying_about_the_range(exchange: Exchange) -> None:
+    if "Range" in exchange.headers:
+        exchange.send(206, WEIGHTS[:1000], Content_Range=f"bytes 0-999/{len(WEIGHTS)}", ETag='"x"')
+    else:
+        exchange.start(200, Content_Length=len(WEIGHTS), ETag='"x"')
+        exchange.wfile.write(WEIGHTS[:50_000])
+        exchange.cut()
+
+
+def redirecting(location: str):
+    return lambda exchange: exchange.send(302, Location=location)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "permanent"),
+    [
+        (endless, "source_io", False),
+        (trickling, "source_timeout", False),
+        (lambda exchange: exchange.site.hang(exchange), "source_timeout", False),
+        (promising_more, "source_incomplete", False),
+        (promising_less, "source_incomplete", False),
+        (lying_about_the_range, "source_incomplete", False),
+        (lambda exchange: exchange.send(200, b"<html>", Content_Type="text/html; charset=x"), "source_is_html", False),
+        (lambda exchange: exchange.send(200, b"<html>" * 9), "not_an_adapter", True),
+        (
+            lambda exchange: exchange.send(200, gzip.compress(bytes(1 << 20)), Content_Encoding="gzip"),
+            "source_io",
+            False,
+        ),
+        (lambda exchange: exchange.start(200, Content_Length=1 << 50), "too_large", True),
+        (lambda exchange: exchange.send(200, b"x" * 4, Content_Length="-4"), "source_io", False),
+        (lambda exchange: exchange.send(200), "source_incomplete", False),
+        (lambda exchange: exchange.cut(), "source_io", False),
+        (lambda exchange: exchange.wfile.write(b"garbage\r\n\r\n"), "source_io", False),
+        (lambda exchange: exchange.send(404), "source_missing", False),
+        (lambda exchange: exchange.send(403), "source_denied", False),
+        (lambda exchange: exchange.send(503), "source_io", False),
+        (lambda exchange: exchange.send(418), "source_io", False),
+        (redirecting(WEIGHTS_PATH), "redirect_not_allowed", True),
+        (redirecting("http://example.com/"), "redirect_not_allowed", True),
+        (redirecting("https://example.com:8443/"), "redirect_not_allowed", True),
+        (redirecting("file:///etc/passwd"), "redirect_not_allowed", True),
+        (redirecting("https://user:pass@example.com/"), "redirect_not_allowed", True),
+        (redirecting("//[::1"), "redirect_not_allowed", True),
+        (redirecting("https://169.254.169.254/latest/meta-data/"), "address_not_allowed", True),
+        (redirecting("https://[::ffff:169.254.169.254]/"), "address_not_allowed", True),
+        (redirecting("https://10.0.0.1/"), "address_not_allowed", True),
+        (redirecting("https://127.1/"), "address_not_allowed", False),
+        (redirecting("https://localhost/"), "address_not_allowed", False),
+    ],
+)
+async def test_a_bad_answer_is_refused_with_its_reason(web, open_store, answer, reason, permanent):
+    """Faults 26 and 28, R16 bounded: it ends, it says why, and it leaves no file behind."""
+    web.answers[WEIGHTS_PATH] = answer
+    error = await refusal(open_store(f"{web.url}/team"), f"{web.url}/team/a/")
+    assert (error.reason, error.permanent) == (reason, permanent), error.message
+
+
+async def test_what_passes_by_itself_is_asked_again_and_the_rest_is_not(web, open_store):
+    """R8: transient answers are retried a few times within a staging, facts are not."""
+    store = open_store(f"{web.url}/team")
+    for status, times in ((503, 4), (404, 1), (418, 1)):
+        web.seen.clear()
+        web.answers[CONFIG_PATH] = lambda exchange, status=status: exchange.send(status)
+        await refusal(store, f"{web.url}/team/a/")
+        assert web.paths == [CONFIG_PATH] * times
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_refused(web, open_store, monkeypatch):
+    monkeypatch.delenv("SSL_CERT_FILE")
+    error = await refusal(open_store(f"{web.url}/team"), f"{web.url}/team/a/")
+    assert (error.reason, error.permanent) == ("source_untrusted", False)
+    assert web.seen == []
+
+
+@pytest.mark.parametrize("path", ["/team/../team/a/", "/teammate/a/", "/other/", "/team%2fa/"])
+async def test_what_is_not_below_the_prefix_is_never_asked_for(web, open_store, path):
+    """Fail closed: the allow-list is looked at before anything is sent."""
+    error = await refusal(open_store(f"{web.url}/team"), web.url + path)
+    assert error.permanent
+    assert error.reason in {"source_not_allowed", "invalid_source"}
+    assert web.seen == []
+
+
+async def test_plain_http_needs_a_prefix_that_says_so(open_store):
+    with serving(Site()) as plain:
+        plain.put("/a/", CONFIG, WEIGHTS)
+        secure = plain.url.replace("http:", "https:")
+        assert (await refusal(open_store(secure), f"{plain.url}/a/")).reason == "source_not_allowed"
+        assert plain.seen == []
+        staged = await open_store(plain.url, replica="r2").ensure(ref(f"{plain.url}/a/"))
+    assert content(staged.path) == (CONFIG, WEIGHTS)
+
+
+async def test_a_redirect_to_what_is_allowed_too_is_followed(web, other, open_store):
+    other.files["/files/w"] = WEIGHTS
+    web.answers[WEIGHTS_PATH] = redirecting(f"{other.url}/files/w?signature=x")
+    staged = await open_store(f"{web.url}/team", f"{other.url}/files").ensure(ref(f"{web.url}/team/a/"))
+    assert content(staged.path) == (CONFIG, WEIGHTS)
+
+
+async def test_a_redirect_beside_the_allowed_path_of_a_private_host_is_refused(web, open_store):
+    """Fault 28: the host is allowed for /team only, and is no public address otherwise."""
+    web.files["/internal/w"] = WEIGHTS
+    web.answers[WEIGHTS_PATH] = redirecting("/internal/w")
+    error = await refusal(open_store(f"{web.url}/team"), f"{web.url}/team/a/")
+    assert error.reason == "redirect_not_allowed"
+    assert "/internal/w" not in web.paths
+
+
+async def test_one_download_serves_all_replicas_of_a_host(web, open_store):
+    stores = [open_store(f"{web.url}/team", replica=f"r{number}") for number in range(3)]
+    staged = await asyncio.gather(*(store.ensure(ref(f"{web.url}/team/a/")) for store in stores))
+    assert len({one.path for one in staged}) == 1
+    assert web.paths == [CONFIG_PATH, WEIGHTS_PATH]
+
+
+async def test_several_downloads_run_at_once_and_no_more_than_the_cap(web, open_store):
+    """R16 bounded: concurrent downloads have a cap."""
+    store = open_store(f"{web.url}/team", limits=QUICK.__class__())
+    names = [f"/team/{number}/" for number in range(MAX_WORKERS + 2)]
+    for name in names:
+        web.put(name, CONFIG, WEIGHTS)
+        web.answers[f"{name}adapter_config.json"] = web.hang
+    tasks = [asyncio.create_task(store.ensure(ref(web.url + name))) for name in names]
+    await eventually(lambda: len(web.seen) == MAX_WORKERS)
+    web.answers.clear()
+    web.closing.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert not [one for one in results if isinstance(one, BaseException)]
+
+
+async def test_a_staging_that_nobody_waits_for_ends_soon(web, open_store):
+    store = open_store(f"{web.url}/team")
+    web.answers[WEIGHTS_PATH] = web.hang
+    task = asyncio.create_task(store.ensure(ref(f"{web.url}/team/a/")))
+    await eventually(lambda: WEIGHTS_PATH in web.paths)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await eventually(lambda: not left_behind(store))
+
+
+async def test_a_pinned_digest_names_both_when_the_source_changed(web, open_store):
+    """Fault 27: an artifact that was replaced under the same URI is refused."""
+    store = open_store(f"{web.url}/team")
+    digest = "sha256:" + "0" * 64
+    with pytest.raises(ArtifactError) as refused:
+        await store.ensure(ref(f"{web.url}/team/a/").__class__(f"{web.url}/team/a/", digest))
+    assert refused.value.reason == "digest_mismatch"
+    assert digest in refused.value.message
+    assert refused.value.message.count("sha256:") == 2

@@ -1,0 +1,173 @@
+"""Which URIs name a source, what is below a prefix, and that nothing secret is repeated."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.errors import InvalidArgument, Reason
+from registry.model.records import AdapterSpec, Source
+from registry.model.source_uri import (
+    SourceUri,
+    SourceUriError,
+    parse_prefix,
+    parse_source,
+    without_secrets,
+)
+from registry.transactions.supported import check_supported
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        (f"hf://acme/sql@{COMMIT}", SourceUri("hf", "acme", ("sql",), COMMIT)),
+        (f"hf://acme/sql/v7/best@{COMMIT}", SourceUri("hf", "acme", ("sql", "v7", "best"), COMMIT)),
+        ("s3://acme-loras/sql/v7/", SourceUri("s3", "acme-loras", ("sql", "v7"))),
+        ("s3://acme-loras/run=1/step@5", SourceUri("s3", "acme-loras", ("run=1", "step@5"))),
+        ("gs://acme.loras", SourceUri("gs", "acme.loras", ())),
+        ("az://container/a", SourceUri("az", "container", ("a",))),
+        ("https://Host.Example/a/", SourceUri("https", "host.example", ("a",))),
+        ("https://host:443/a/", SourceUri("https", "host", ("a",))),
+        ("https://host:/a/", SourceUri("https", "host", ("a",))),
+        ("http://host:443/a/", SourceUri("http", "host:443", ("a",))),
+        ("https://[::1]:8443/", SourceUri("https", "[::1]:8443", ())),
+        ("https://[::1]/", SourceUri("https", "[::1]", ())),
+        ("https://host/a%20b.tar.gz", SourceUri("https", "host", ("a%20b.tar.gz",), is_directory=False)),
+        ("https://host/a.tar", SourceUri("https", "host", ("a.tar",), is_directory=False)),
+        ("https://host/a.tar/", SourceUri("https", "host", ("a.tar",))),
+    ],
+)
+def test_a_uri_is_read_in_its_one_spelling(uri, expected):
+    assert parse_source(uri) == expected
+
+
+@pytest.mark.parametrize(
+    ("uri", "found"),
+    [
+        ("ftp://host/a", "'ftp' is not known"),
+        ("s3:/bucket/a", "is not known"),
+        ("file:///a", "one host"),
+        ("hf://acme/sql", "40 hexadecimal digits"),
+        ("hf://acme/sql@main", "40 hexadecimal digits"),
+        (f"hf://acme/sql@{COMMIT[:-1]}", "40 hexadecimal digits"),
+        (f"hf://acme/sql@{COMMIT.upper()}", "40 hexadecimal digits"),
+        (f"hf://acme@{COMMIT}", "40 hexadecimal digits"),
+        (f"hf://acme/@{COMMIT}", "ORGANISATION/REPOSITORY"),
+        (f"hf://acme/../x@{COMMIT}", "dotted"),
+        (f"hf://acme/..a@{COMMIT}", "ORGANISATION/REPOSITORY"),
+        (f"hf://a..b/sql@{COMMIT}", "ORGANISATION/REPOSITORY"),
+        ("s3:///a", "no bucket"),
+        ("s3://Bucket/a", "no bucket"),
+        ("s3://a..b/a", "no bucket"),
+        ("s3://user@bucket/a", "no bucket"),
+        ("s3://bucket/a//b", "empty"),
+        ("s3://bucket/../b", "dotted"),
+        ("s3://bucket/a%2f", "not plain"),
+        ("https://host/a", "end the URL of a directory with /"),
+        ("https://host", "end the URL of a directory with /"),
+        ("https://host/%2e%2e/", "dotted"),
+        ("https://host/a%2Fb/", "not plain"),
+        ("https://host/a\\b/", "not plain"),
+        ("https://host/a%5cb/", "not plain"),
+        ("https://host/%00/", "not plain"),
+        ("https://host/ü/", "not plain"),
+        ("https:///a/", "no host"),
+        ("https://host:0/", "no host and port"),
+        ("https://host:99999/", "no host and port"),
+        ("https://host:x/", "no host and port"),
+        ("https://a b/", "no host"),
+        ("https://ho%73t/", "no host"),
+        ("https://[::1/", "brackets"),
+    ],
+)
+def test_what_names_no_source_is_refused_with_what_to_write(uri, found):
+    """Fail closed: whatever two readers might read differently is not read at all."""
+    with pytest.raises(SourceUriError, match=found.replace("[", "\\[")):
+        parse_source(uri)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://host/a.tar?X-Amz-Signature=CANARY",
+        "https://host/a/#CANARY",
+        "https://user:CANARY@host/a/",
+        "https://CANARY@host/a/",
+        "s3://user:CANARY@bucket/a",
+        "file:///a?CANARY",
+    ],
+)
+def test_no_message_repeats_a_secret(uri):
+    """X1: presigned queries and passwords in URLs are refused at apply, with a remedy and without an echo."""
+    with pytest.raises(InvalidArgument) as refused:
+        check_supported(AdapterSpec(source=Source(uri=uri)), field="spec")
+    assert refused.value.reason is Reason.INVALID_FIELD
+    assert refused.value.field == "spec.source.uri"
+    assert "CANARY" not in f"{refused.value} {refused.value.__cause__} {refused.value.metadata}"
+    assert "CANARY" not in without_secrets(uri)
+
+
+def test_what_may_be_shown_of_a_uri_is_the_rest():
+    assert without_secrets("https://u:p@host/a/b.tar?x=1#y") == "https://host/a/b.tar"
+    assert without_secrets("file:///a@b/c") == "file:///a@b/c"
+    assert without_secrets(f"hf://acme/sql@{COMMIT}") == f"hf://acme/sql@{COMMIT}"
+    assert len(without_secrets("s3://b/" + "a" * 2000)) == 300
+
+
+@pytest.mark.parametrize(
+    ("prefix", "uri", "expected"),
+    [
+        ("s3://acme", "s3://acme/a", True),
+        ("s3://acme/", "s3://acme-evil/a", False),
+        ("s3://acme/a", "s3://acme/ab", False),
+        ("s3://acme/a/", "s3://acme/a", True),
+        ("s3://acme", "gs://acme/a", False),
+        ("hf://acme", f"hf://acme/sql@{COMMIT}", True),
+        ("hf://acme/sql", f"hf://acme/sql/v7@{COMMIT}", True),
+        ("hf://acme/sql", f"hf://acme/sql2@{COMMIT}", False),
+        ("https://host/a", "https://HOST:443/a/b/", True),
+        ("https://host/a", "http://host/a/b/", False),
+        ("https://host/a", "https://host:8443/a/b/", False),
+        ("https://host/a", "https://host.evil/a/b/", False),
+    ],
+)
+def test_below_a_prefix_means_by_whole_names(prefix, uri, expected):
+    source = parse_source(uri)
+    assert parse_prefix(prefix).covers(source.scheme, source.authority, source.path) is expected
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "file:///a", "s3://", "hf://", f"hf://acme/sql@{COMMIT}", "https://h/?x", "x://y"]
+)
+def test_a_prefix_that_makes_no_sense_is_refused(prefix):
+    with pytest.raises(SourceUriError):
+        parse_prefix(prefix)
+
+
+def spec(uri: str, credentials: str | None = None) -> AdapterSpec:
+    return AdapterSpec(source=Source(uri=uri), credentials=credentials)
+
+
+@pytest.mark.parametrize("uri", ["file:///a/b", "s3://bucket/a", f"hf://acme/sql@{COMMIT}", "https://host/a.tgz"])
+def test_a_source_that_sidecars_read_is_accepted(uri):
+    check_supported(spec(uri), field="spec")
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason", "field"),
+    [
+        (spec("ftp://host/a"), Reason.UNSUPPORTED, "spec.source.uri"),
+        (spec("file://host/a"), Reason.INVALID_FIELD, "spec.source.uri"),
+        (spec("hf://acme/sql@main"), Reason.INVALID_FIELD, "spec.source.uri"),
+        (spec("file:///a", credentials="x"), Reason.UNSUPPORTED, "spec.credentials"),
+    ],
+)
+def test_a_source_that_no_sidecar_reads_is_refused_at_apply(spec, reason, field):
+    with pytest.raises(InvalidArgument) as refused:
+        check_supported(spec, field="spec")
+    assert (refused.value.reason, refused.value.field) == (reason, field)
+
+
+def test_a_credential_may_be_named_for_a_remote_source():
+    check_supported(spec("s3://bucket/a", credentials="acme"), field="spec")
