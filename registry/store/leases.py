@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from registry.etcd3.client import Client
 
 HOUR_SECONDS = 3600
 DAY_SECONDS = 24 * HOUR_SECONDS
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 class SharedLease:
@@ -22,10 +27,12 @@ class SharedLease:
         *,
         ttl_seconds: int,
         renew_seconds: float,
+        monotonic: Callable[[], float] = _now,
     ) -> None:
         self._client = client
         self._ttl_seconds = ttl_seconds
         self._renew_seconds = renew_seconds
+        self._monotonic = monotonic
         self._lock = asyncio.Lock()
         self._lease = 0
         self._renew_at = 0.0
@@ -40,7 +47,7 @@ class SharedLease:
             async with self._lock:
                 if not self._is_fresh():
                     self._lease = await self._client.lease_grant(self._ttl_seconds, timeout_seconds=timeout_seconds)
-                    self._renew_at = asyncio.get_running_loop().time() + self._renew_seconds
+                    self._renew_at = self._monotonic() + self._renew_seconds
         return self._lease
 
     def forget(self, lease: int) -> None:
@@ -49,7 +56,7 @@ class SharedLease:
             self._lease = 0
 
     def _is_fresh(self) -> bool:
-        return self._lease != 0 and asyncio.get_running_loop().time() < self._renew_at
+        return self._lease != 0 and self._monotonic() < self._renew_at
 
 
 def request_lease(client: Client) -> SharedLease:
