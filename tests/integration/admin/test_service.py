@@ -170,7 +170,7 @@ WRONG = {
 
 @pytest.mark.parametrize("field", WRONG)
 async def test_wrong_input(ledger, admin, field):
-    """W4-like for input: each wrong field is INVALID_ARGUMENT with its path, and nothing is written."""
+    """Each wrong field is INVALID_ARGUMENT with its path, and nothing is written."""
     before = await ledger.revision()
     told = await refusal(admin.stub.ApplyAdapters(WRONG[field]))
     assert (told.code, told.field) == (StatusCode.INVALID_ARGUMENT, field)
