@@ -40,6 +40,8 @@ async def note(sidecar: Sidecar, *words: str) -> None:
         ({"--etcd-user": "me"}, ["--etcd-password-file"]),
         ({"--store": "/proc/store"}, ["/proc/store"]),
         ({"--allow-source": "/adapters"}, ["/adapters", "file:///"]),
+        ({"--credentials": "/nowhere"}, ["--credentials", "/nowhere"]),
+        ({"--hf-endpoint": "hub"}, ["--hf-endpoint", "https"]),
         ({"--etcd": ","}, ["etcd"]),
     ],
 )

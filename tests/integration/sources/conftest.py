@@ -91,6 +91,7 @@ def left_behind(store: LocalStore) -> list[Path]:
 
 
 def content(path: str) -> tuple[bytes, bytes]:
-    """The two files of a staged adapter."""
+    """The two files of a staged adapter, beside which there is nothing."""
     folder = Path(path)
+    assert len(list(folder.iterdir())) == 2
     return (folder / "adapter_config.json").read_bytes(), (folder / "adapter_model.safetensors").read_bytes()

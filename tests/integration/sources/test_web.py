@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import io
+import tarfile
 
 import pytest
 
+from sidecar.artifacts.sources.network import Limits
 from sidecar.artifacts.store import MAX_WORKERS
-from sidecar.artifacts.types import ArtifactError
-from tests.integration.sources.conftest import CONFIG, QUICK, WEIGHTS, content, left_behind, ref, refusal
+from sidecar.artifacts.types import ArtifactError, ArtifactRef
+from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, left_behind, ref, refusal
 from tests.support.waiting import eventually
 from tests.support.web import Exchange, Site, serving
 
@@ -192,6 +195,47 @@ async def test_a_redirect_beside_the_allowed_path_of_a_private_host_is_refused(w
     assert "/internal/w" not in web.paths
 
 
+def packed_adapter(*before: tuple[str, bytes]) -> bytes:
+    """A tar.gz with an adapter in one directory."""
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w:gz") as tar:
+        for name, body in (*before, ("sql/adapter_config.json", CONFIG), ("sql/adapter_model.safetensors", WEIGHTS)):
+            info = tarfile.TarInfo(name)
+            info.size = len(body)
+            tar.addfile(info, io.BytesIO(body))
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("has_tags", [True, False])
+async def test_an_archive_is_one_download_that_goes_on_or_starts_over(web, open_store, has_tags):
+    web.has_tags = has_tags
+    web.files["/team/a.tar.gz"] = packed_adapter(("README.md", b"x"))
+    web.cut_once("/team/a.tar.gz", 50_000)
+    staged = await open_store(f"{web.url}/team").ensure(ref(f"{web.url}/team/a.tar.gz"))
+    assert content(staged.path) == (CONFIG, WEIGHTS)
+    assert [headers.get("Range") for headers in web.headers("/team/a.tar.gz")] == [
+        None,
+        "bytes=50000-" if has_tags else None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (packed_adapter(("../adapter_config.json", b"{}")), "bad_archive"),
+        (packed_adapter(("/etc/passwd", b"{}")), "bad_archive"),
+        (b"<html>" * 1000, "bad_archive"),
+        (packed_adapter()[:-1000], "source_incomplete"),
+    ],
+)
+async def test_an_archive_that_would_do_harm_leaves_nothing(web, open_store, tmp_path, body, reason):
+    """Fault 26: nothing is written by the names of an archive."""
+    before = set(tmp_path.iterdir())
+    web.files["/team/a.tar.gz"] = body
+    assert (await refusal(open_store(f"{web.url}/team"), f"{web.url}/team/a.tar.gz")).reason == reason
+    assert {path.name for path in set(tmp_path.iterdir()) - before} == {"store", "credentials.json"}
+
+
 async def test_one_download_serves_all_replicas_of_a_host(web, open_store):
     stores = [open_store(f"{web.url}/team", replica=f"r{number}") for number in range(3)]
     staged = await asyncio.gather(*(store.ensure(ref(f"{web.url}/team/a/")) for store in stores))
@@ -201,7 +245,7 @@ async def test_one_download_serves_all_replicas_of_a_host(web, open_store):
 
 async def test_several_downloads_run_at_once_and_no_more_than_the_cap(web, open_store):
     """R16 bounded: concurrent downloads have a cap."""
-    store = open_store(f"{web.url}/team", limits=QUICK.__class__())
+    store = open_store(f"{web.url}/team", limits=Limits())
     names = [f"/team/{number}/" for number in range(MAX_WORKERS + 2)]
     for name in names:
         web.put(name, CONFIG, WEIGHTS)
@@ -230,7 +274,7 @@ async def test_a_pinned_digest_names_both_when_the_source_changed(web, open_stor
     store = open_store(f"{web.url}/team")
     digest = "sha256:" + "0" * 64
     with pytest.raises(ArtifactError) as refused:
-        await store.ensure(ref(f"{web.url}/team/a/").__class__(f"{web.url}/team/a/", digest))
+        await store.ensure(ArtifactRef(f"{web.url}/team/a/", digest))
     assert refused.value.reason == "digest_mismatch"
     assert digest in refused.value.message
     assert refused.value.message.count("sha256:") == 2

@@ -40,11 +40,11 @@ WRONG = {
     ),
     "uri": (lambda: upsert(source={"uri": "x"}), "changes[0].upsert.spec.source.uri", Reason.INVALID_FIELD),
     "other scheme": (
-        lambda: upsert(source={"uri": "s3://b/x"}),
+        lambda: upsert(source={"uri": "ftp://b/x"}),
         "changes[0].upsert.spec.source.uri",
         Reason.UNSUPPORTED,
     ),
-    "host": (lambda: upsert(source={"uri": "file://h/x"}), "changes[0].upsert.spec.source.uri", Reason.UNSUPPORTED),
+    "host": (lambda: upsert(source={"uri": "file://h/x"}), "changes[0].upsert.spec.source.uri", Reason.INVALID_FIELD),
     "digest": (
         lambda: upsert(source={"uri": "file:///a", "digest": "x"}),
         "changes[0].upsert.spec.source.digest",
