@@ -84,7 +84,7 @@ async def world(folder: Path, replicas: int) -> AsyncIterator[World]:
 
 async def _staged(folder: Path, replicas: int, turns: int) -> list[Figure]:
     async with world(folder, replicas) as fleet:
-        adapter = write_large_adapter(sources(fleet.store) / "staged", LARGE_BYTES, 0)
+        adapter = write_large_adapter(sources(fleet.store) / "staged", SMALL_BYTES, 0)
         for number in range(WARM_UP + turns):  # the first of ours stages it
             await fleet.turn(number, adapter, fresh=False)
         await _check(fleet)

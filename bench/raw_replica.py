@@ -53,7 +53,7 @@ def _requests(prefix: bytes) -> Iterator[rpc.WatchRequest]:
 
 def run(endpoint: str, prefix: bytes, url: str, folder: Path, is_ready: Event) -> None:
     """Loads what is ordered until it is killed; sets the event once the watch stands."""
-    with grpc.insecure_channel(endpoint) as channel, httpx.Client(base_url=url, trust_env=False) as client:
+    with grpc.insecure_channel(endpoint) as channel, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
         call = channel.stream_stream(WATCH.path, WATCH.request.SerializeToString, WATCH.response.FromString)
         for response in call(_requests(prefix)):
             if response.created:

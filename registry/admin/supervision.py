@@ -35,6 +35,7 @@ def supervised_unary(
     method: str, handler: Unary[Request, Reply], metrics: Metrics
 ) -> Callable[[Request, Context], Awaitable[Reply]]:
     """The handler as grpc.aio calls it."""
+    seconds = metrics.seconds.labels(method)
 
     async def serve(request: Request, context: Context) -> Reply:
         started = time.monotonic()
@@ -44,7 +45,7 @@ def supervised_unary(
         except RegistryError as error:
             return await _refuse(context, error)
         finally:
-            metrics.seconds.labels(method).observe(time.monotonic() - started)
+            seconds.observe(time.monotonic() - started)
 
     return serve
 

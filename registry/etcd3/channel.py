@@ -129,6 +129,8 @@ class Connection:
             Unavailable: neither was the case in that time; certainly not applied.
         """
         state = self.channel.get_state(try_to_connect=True)
+        if state in _SETTLED:
+            return
         try:
             async with asyncio.timeout(within_seconds):
                 while state not in _SETTLED:

@@ -135,7 +135,7 @@ class Attempt:
     def _seen(self, sent: Sent) -> View:
         """What the else-branch read."""
         view = view_of(self._reads, sent.result.revision, sent.result.responses)
-        self._tools.hints.saw(self._reads, view)
+        self._tools.hints.saw(view)
         return view
 
     async def _read(self) -> View:
@@ -149,7 +149,7 @@ class Attempt:
         ]
         responses = [response for result in results for response in result.responses]
         view = view_of(self._reads, min(result.revision for result in results), responses)
-        self._tools.hints.saw(self._reads, view)
+        self._tools.hints.saw(view)
         return view
 
     async def _take_leases(self) -> None:

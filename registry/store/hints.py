@@ -19,15 +19,15 @@ class Hints:
         self._prefixes = tuple(prefixes)
         self._known: OrderedDict[bytes, KeyValue] = OrderedDict()
 
-    def guess(self, reads: Iterable[Range]) -> View:
+    def guess(self, reads: tuple[Range, ...]) -> View:
         """A view in which everything unknown is absent."""
-        return View(0, {read: kv for read in reads if not read.range_end and (kv := self._known.get(read.key))})
+        return View(0, reads, {read.key: kv for read in reads if (kv := self._known.get(read.key))})
 
-    def saw(self, reads: Iterable[Range], view: View) -> None:
+    def saw(self, view: View) -> None:
         """Learns what a reading found."""
-        for read in reads:
+        for read in view.reads:
             if not read.range_end:
-                self._learn(read.key, view.first(read))
+                self._learn(read.key, view.key(read.key))
 
     def wrote(self, txn: Txn, revision: int) -> None:
         """Learns what a transaction of ours did."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 
@@ -27,20 +27,29 @@ class Locks:
         Raises:
             TimeoutError: they could not be had in time.
         """
-        async with AsyncExitStack() as stack:
-            async with asyncio.timeout(timeout_seconds):
-                for name in sorted(set(names)):
-                    await stack.enter_async_context(self._one(name))
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
+        held: list[str] = []
+        try:
+            for name in sorted(set(names)):
+                await self._take(name, deadline)
+                held.append(name)
             yield
+        finally:
+            for name in held:
+                self._locks[name].lock.release()
+                self._leave(name)
 
-    @asynccontextmanager
-    async def _one(self, name: str) -> AsyncIterator[None]:
+    async def _take(self, name: str, deadline: float) -> None:
         entry = self._locks.setdefault(name, _Lock())
         entry.users += 1
         try:
-            async with entry.lock:
-                yield
-        finally:
-            entry.users -= 1
-            if not entry.users:
-                del self._locks[name]
+            async with asyncio.timeout_at(deadline):
+                await entry.lock.acquire()
+        except (TimeoutError, asyncio.CancelledError):
+            self._leave(name)
+            raise
+
+    def _leave(self, name: str) -> None:
+        self._locks[name].users -= 1
+        if not self._locks[name].users:
+            del self._locks[name]

@@ -19,9 +19,13 @@ async def ensure_meta(client: Client, keys: Keys) -> Meta:
         FailedPrecondition: it is from a future schema or cannot be read, so nothing may be written.
         EtcdError: etcd does not answer.
     """
+    key = keys.meta()
+    # Read first: a full etcd refuses every transaction that could put, and is still good for reading.
+    known = (await client.range(Range(key))).kvs
+    if known:
+        return _parse(known[0].value, key)
     created_at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     made = Meta(epoch=secrets.token_hex(16), created_at=created_at)
-    key = keys.meta()
     result = await client.txn(Txn((absent(key),), (Put(key, made.to_bytes()),), (Range(key),)))
     match result.responses:
         case (RangeResult(kvs=(kv,)),):

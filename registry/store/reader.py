@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from registry.errors import FailedPrecondition, NotFound, Reason
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError
-from registry.etcd3.ops import KeyValue, OpResult, Range, RangeResult, Txn, prefix_end
+from registry.etcd3.ops import KeyValue, Range, RangeResult, prefix_end
 from registry.keys import Keys, last_part
 from registry.model.base import Stored
 from registry.model.records import AdapterRecord, PoolSpec, RetiredRecord, TenantRecord
@@ -24,7 +24,7 @@ from registry.transactions.stored import (
     read_pool,
     read_tenant,
 )
-from registry.transactions.view import View, view_of
+from registry.transactions.view import View
 
 _SCANNED_AT_MOST = 5000
 _SCAN_PAGE = 500
@@ -51,7 +51,10 @@ class ReplicaValues:
 
 
 class Reader:
-    """Every method raises RegistryError and nothing else; all reads are linearizable."""
+    """Every method raises RegistryError and nothing else; all reads are linearizable.
+
+    Nothing is read by transactions, which a full etcd refuses; what must be of one revision is pinned to the first.
+    """
 
     def __init__(self, client: Client, keys: Keys) -> None:
         self._client = client
@@ -64,12 +67,10 @@ class Reader:
             NotFound: there is no such pool, or no such adapter in it.
             FailedPrecondition: its record cannot be read.
         """
-        view = await self._view((Range(self._keys.pool(pool)), Range(self._keys.adapter(pool, name))), budget)
-        kv = view.key(self._keys.adapter(pool, name))
-        if kv is None:
-            self._check_pool(view, pool)
-            raise _no_adapter(pool, name)
-        return Present(_readable_adapter(pool, kv), kv.mod_revision)
+        found = await self._range(Range(self._keys.adapter(pool, name)), budget)
+        if not found.kvs:
+            raise await self._nothing(_no_adapter(pool, name), pool, budget)
+        return Present(_readable_adapter(pool, found.kvs[0]), found.kvs[0].mod_revision)
 
     async def adapters(
         self, pool: str, wanted: Filter, size: int, token: PageToken | None, budget: Budget
@@ -100,14 +101,12 @@ class Reader:
             NotFound: there is none of that name, and never was as far as history goes.
         """
         prefix = self._keys.history_of(pool, name)
-        current, past = Range(self._keys.adapter(pool, name)), Range(prefix, prefix_end(prefix))
-        responses = await self._read((current, past, Range(self._keys.pool(pool))), budget)
-        present, retired, pools = (one.kvs if isinstance(one, RangeResult) else () for one in responses)
-        if not present and not retired:
-            self._check_pool(View(0, {Range(kv.key): kv for kv in pools}), pool)
-            raise _no_adapter(pool, name)
-        now = Present(_readable_adapter(pool, present[0]), present[0].mod_revision) if present else None
-        return _history(now, retired)
+        found = await self._range(Range(self._keys.adapter(pool, name)), budget)
+        past = await self._range(Range(prefix, prefix_end(prefix), revision=found.revision), budget)
+        if not found.kvs and not past.kvs:
+            raise await self._nothing(_no_adapter(pool, name), pool, budget)
+        present = [Present(_readable_adapter(pool, kv), kv.mod_revision) for kv in found.kvs]
+        return _history(next(iter(present), None), past.kvs)
 
     async def pool(self, pool: str, budget: Budget, *, field: str = "pool") -> Present[PoolSpec]:
         """One pool.
@@ -116,8 +115,9 @@ class Reader:
             NotFound: there is no such pool.
             FailedPrecondition: its record cannot be read.
         """
-        view = await self._view((Range(self._keys.pool(pool)),), budget)
-        return present_pool(view, self._keys, pool, field=field)
+        key = self._keys.pool(pool)
+        found = await self._range(Range(key), budget)
+        return present_pool(View(0, (), {kv.key: kv for kv in found.kvs}), self._keys, pool, field=field)
 
     async def pools(self, size: int, token: PageToken | None, budget: Budget) -> RecordPage[PoolSpec]:
         """A page of pools."""
@@ -135,17 +135,11 @@ class Reader:
         Raises:
             NotFound: there is no such pool, or no such replica lives in it.
         """
-        presence, status = Range(self._keys.replica(pool, replica)), Range(self._keys.status(pool, replica))
-        view = await self._view((presence, status, Range(self._keys.pool(pool))), budget)
-        kv = view.first(presence)
-        if kv is None:
-            self._check_pool(view, pool)
-            raise NotFound(
-                Reason.REPLICA_NOT_FOUND,
-                f"no replica {replica!r} lives in pool {pool!r}; is its sidecar up?",
-                field="name",
-            )
-        return ReplicaValues(kv, view.first(status))
+        found = await self._range(Range(self._keys.replica(pool, replica)), budget)
+        if not found.kvs:
+            raise await self._nothing(_no_replica(pool, replica), pool, budget)
+        status = await self._range(Range(self._keys.status(pool, replica), revision=found.revision), budget)
+        return ReplicaValues(found.kvs[0], next(iter(status.kvs), None))
 
     async def replicas(
         self, pool: str, size: int, token: PageToken | None, budget: Budget
@@ -173,17 +167,10 @@ class Reader:
         at = revision or result.revision
         return Page(at, result.kvs, PageToken(at, result.kvs[-1].key) if result.more else None)
 
-    def _check_pool(self, view: View, pool: str) -> None:
-        present_pool(view, self._keys, pool)
-
-    async def _view(self, reads: tuple[Range, ...], budget: Budget) -> View:
-        return view_of(reads, 0, await self._read(reads, budget))
-
-    async def _read(self, reads: tuple[Range, ...], budget: Budget) -> tuple[OpResult, ...]:
-        try:
-            return (await self._client.txn(Txn((), reads), timeout_seconds=budget.spend())).responses
-        except EtcdError as error:
-            raise refusal(error) from error
+    async def _nothing(self, error: NotFound, pool: str, budget: Budget) -> NotFound:
+        """The error to raise: that of the pool, if that is not there either."""
+        await self.pool(pool, budget)
+        return error
 
     async def _range(self, read: Range, budget: Budget) -> RangeResult:
         try:
@@ -198,6 +185,12 @@ def _anything(_record: Stored) -> bool:
 
 def _no_adapter(pool: str, name: str) -> NotFound:
     return NotFound(Reason.ADAPTER_NOT_FOUND, f"there is no adapter {name!r} in pool {pool!r}", field="name")
+
+
+def _no_replica(pool: str, replica: str) -> NotFound:
+    return NotFound(
+        Reason.REPLICA_NOT_FOUND, f"no replica {replica!r} lives in pool {pool!r}; is its sidecar up?", field="name"
+    )
 
 
 def _readable_adapter(pool: str, kv: KeyValue) -> AdapterRecord:

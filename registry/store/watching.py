@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from registry.errors import FailedPrecondition, NotFound, Reason
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError
-from registry.etcd3.ops import Event, KeyValue, Range, RangeResult, Txn, prefix_end
+from registry.etcd3.ops import Event, KeyValue, Range, prefix_end
 from registry.etcd3.reflections import Changed, Listed, Progressed, Resume
 from registry.etcd3.reflector import Reflector
 from registry.keys import Keys
@@ -123,10 +123,15 @@ class Watcher:
     async def _facts(self, question: Question, budget: Budget) -> Facts:
         """Everything at one revision."""
         try:
-            result = await self._client.txn(Txn((), _reads(self._keys, question)), timeout_seconds=budget.spend())
+            record, *others = _reads(self._keys, question)
+            first = await self._client.range(record, timeout_seconds=budget.spend())
+            rest = [
+                await self._client.range(replace(read, revision=first.revision), timeout_seconds=budget.spend())
+                for read in others
+            ]
         except EtcdError as error:
             raise refusal(error) from error
-        return facts_of([one.kvs if isinstance(one, RangeResult) else () for one in result.responses])
+        return facts_of([result.kvs for result in (first, *rest)])
 
 
 def _reads(keys: Keys, question: Question) -> tuple[Range, ...]:

@@ -81,10 +81,9 @@ def plan_apply(change: ApplyAdapters, view: View, context: Context) -> Planned:
     pool = present_pool(view, context.keys, change.pool)
     steps = [_step(one, index, pool.record, view, context) for index, one in enumerate(change.changes)]
     counts = count_all(steps, view, context)
-    reads = apply_reads(change, context.keys, context.caller.request_id)
 
     def first(count: int) -> Planned:
-        return finish(_draft("ApplyAdapters", pool, steps[:count], counts, context), reads, context)
+        return finish(_draft("ApplyAdapters", pool, steps[:count], counts, context), view, context)
 
     planned = first(len(steps))
     if fits(planned, context.limits):
@@ -159,7 +158,7 @@ def plan_rollback(change: RollbackAdapter, view: View, context: Context) -> Plan
     )
     step = put_step(target, spec, context, carry=False)
     draft = _draft("RollbackAdapter", pool, [step], count_all([step], view, context), context)
-    return finish(draft, rollback_reads(change, context.keys, context.caller.request_id), context)
+    return finish(draft, view, context)
 
 
 def _earlier_spec(
@@ -168,8 +167,10 @@ def _earlier_spec(
     wanted = change.to_generation
     if isinstance(state, Present) and state.record.generation == wanted:
         return state.record.spec
-    newest = newest_in(keys.history_of(change.pool, change.name))
-    kv = view.first(Range(keys.history(change.pool, change.name, wanted)) if wanted else newest)
+    if wanted:
+        kv = view.key(keys.history(change.pool, change.name, wanted))
+    else:
+        kv = view.below(keys.history_of(change.pool, change.name))
     if kv is None:
         raise _no_generation(change)
     return RetiredRecord.parse(kv.value).spec

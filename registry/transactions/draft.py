@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from registry.errors import InvalidArgument, Reason
-from registry.etcd3.ops import Compare, Delete, Op, Put, Range, Txn, absent
+from registry.etcd3.ops import Compare, Op, Put, Range, Txn, absent
 from registry.keys import Keys
 from registry.model.base import MAX_RECORD_BYTES
 from registry.model.records import AuditChange, AuditRecord, ChangeReply, RequestRecord
 from registry.transactions.context import Context, Limits
+from registry.transactions.view import View
 
 _OVERHEAD_BYTES = 32  # of one compare or operation on the wire, generously
 
@@ -49,15 +50,15 @@ class Unchanged:
 Planned = Commit | Unchanged
 
 
-def finish(draft: Draft, reads: tuple[Range, ...], context: Context) -> Planned:
-    """The transaction of a draft."""
+def finish(draft: Draft, view: View, context: Context) -> Planned:
+    """The transaction of a draft that was made from a view."""
     if not draft.success and not context.caller.request_id_given:
         return Unchanged(draft.reply)
     bookkeeping: tuple[Op, ...] = (_request_put(draft.reply, context),)
     if draft.success:
         bookkeeping += (_audit_put(draft, context),)
     unused = absent(context.keys.request(context.caller.request_id))
-    txn = Txn((unused, *draft.compare), (*draft.success, *bookkeeping), reads)
+    txn = Txn((unused, *draft.compare), (*draft.success, *bookkeeping), view.reads)
     return Commit(txn, draft.reply, changes=bool(draft.success))
 
 
@@ -130,13 +131,8 @@ def request_read(keys: Keys, request_id: str) -> Range:
 
 def _size_bytes(txn: Txn) -> int:
     parts: tuple[Compare | Op, ...] = (*txn.compare, *txn.success, *txn.failure)
-    return sum(_part_bytes(part) for part in parts)
+    return _OVERHEAD_BYTES * len(parts) + sum(map(_part_bytes, parts))
 
 
 def _part_bytes(part: Compare | Op) -> int:
-    match part:
-        case Put():
-            return _OVERHEAD_BYTES + len(part.key) + len(part.value)
-        case Range() | Delete() | Compare():
-            return _OVERHEAD_BYTES + len(part.key) + len(part.range_end)
-    assert_never(part)
+    return len(part.key) + len(part.value if isinstance(part, Put) else part.range_end)

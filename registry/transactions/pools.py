@@ -44,7 +44,7 @@ def plan_create_pool(change: CreatePool, view: View, context: Context) -> Planne
     wanted = PoolSpec(name=change.name, base_models=list(change.base_models), limits=change.limits)
     compare = (absent(keys.pool(change.name)), *_no_adapters(change, context))
     draft = _put_draft("CreatePool", Absent(), wanted, compare, context)
-    planned = finish(draft, put_pool_reads(change, keys, context.caller.request_id), context)
+    planned = finish(draft, view, context)
     return check_fits(planned, context.limits)
 
 
@@ -63,7 +63,7 @@ def plan_update_pool(change: UpdatePool, view: View, context: Context) -> Planne
     wanted = _wanted(change, state)
     compare = (mod_is(context.keys.pool(change.name), state.revision), *_no_adapters(change, context))
     draft = _put_draft("UpdatePool", state, wanted, compare, context)
-    planned = finish(draft, put_pool_reads(change, context.keys, context.caller.request_id), context)
+    planned = finish(draft, view, context)
     return check_fits(planned, context.limits)
 
 
@@ -78,7 +78,7 @@ def plan_delete_pool(change: DeletePool, view: View, context: Context) -> Planne
     keys = context.keys
     state = _existing(change.name, "name", view, context)
     check_etag(change.etag, state, field="etag")
-    if view.first(any_in(keys.adapters(change.name))) is not None:
+    if view.below(keys.adapters(change.name)) is not None:
         raise FailedPrecondition(
             Reason.POOL_NOT_EMPTY, f"pool {change.name!r} has adapters; delete them first", field="name"
         )
@@ -90,7 +90,7 @@ def plan_delete_pool(change: DeletePool, view: View, context: Context) -> Planne
         audit=(AuditChange(kind="pool", name=change.name, before=snapshot_of(state), after=None),),
         reply=ChangeReply(),
     )
-    return finish(draft, delete_pool_reads(change, keys, context.caller.request_id), context)
+    return finish(draft, view, context)
 
 
 def _existing(name: str, field: str, view: View, context: Context) -> Present[PoolSpec] | Damaged:

@@ -13,7 +13,7 @@ from registry.keys import Keys, last_part
 from registry.model.base import Stored
 from registry.model.names import name_key
 from registry.model.records import MAX_GENERATION, AdapterRecord, PoolSpec, TenantRecord
-from registry.transactions.view import View, newest_in
+from registry.transactions.view import View
 
 RecordT = TypeVar("RecordT", bound=Stored)
 MAX_QUOTED_BYTES = 4096
@@ -83,7 +83,7 @@ def stored_adapter(view: View, keys: Keys, pool: str, name: str) -> Present[Adap
         FailedPrecondition: its record is from a future schema.
     """
     kv = view.key(keys.adapter(pool, name))
-    last = generation_of_key(view.first(newest_in(keys.history_of(pool, name))))
+    last = generation_of_key(view.below(keys.history_of(pool, name)))
     if kv is None:
         return Absent(last)
     try:

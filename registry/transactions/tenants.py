@@ -90,7 +90,7 @@ def plan_set_tenant(change: SetTenant, view: View, context: Context) -> Planned:
         raise _below_use(record)
     wanted = record.model_copy(update={"max_adapters": change.max_adapters})
     draft = _tenant_draft(state, wanted, context)
-    return finish(draft, tenant_reads(change, context.keys, context.caller.request_id), context)
+    return finish(draft, view, context)
 
 
 def _tenant_draft(state: Present[TenantRecord] | Absent, wanted: TenantRecord, context: Context) -> Draft:

@@ -23,24 +23,29 @@ class View:
     """What stood in etcd. Everything in it was so at `revision` or later.
 
     A view may also be a guess (revision 0): then only what a transaction's compares verify may be made of it.
+
+    Attributes:
+        reads: what was read, and what is to be read again if it no longer holds.
+        found: the first key that each reading found, by the key or prefix that was read.
     """
 
     revision: int
-    found: Mapping[Range, KeyValue]
-
-    def first(self, read: Range) -> KeyValue | None:
-        """The first key that `read` found."""
-        return self.found.get(read)
+    reads: tuple[Range, ...]
+    found: Mapping[bytes, KeyValue]
 
     def key(self, key: bytes) -> KeyValue | None:
         """The value of one key."""
-        return self.found.get(Range(key))
+        return self.found.get(key)
+
+    def below(self, prefix: bytes) -> KeyValue | None:
+        """What `newest_in` or `any_in` found below a prefix."""
+        return self.found.get(prefix)
 
 
-def view_of(reads: Iterable[Range], revision: int, responses: Iterable[OpResult]) -> View:
+def view_of(reads: tuple[Range, ...], revision: int, responses: Iterable[OpResult]) -> View:
     """What a transaction's ranges found, in their order."""
     found = {}
     for read, response in zip(reads, responses, strict=True):
         if isinstance(response, RangeResult) and response.kvs:
-            found[read] = response.kvs[0]
-    return View(revision, found)
+            found[read.key] = response.kvs[0]
+    return View(revision, reads, found)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import httpx
 import pytest
+import structlog
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from registry.etcd3.client import Client
+from registry.etcd3.errors import NoSpace
+from registry.etcd3.ops import Put, Txn
+from registry.store.reader import Reader
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import admin_inside, change_set, drop, make_pool, put, refusal, wait_ready
 from tests.support.etcd import make_cluster
@@ -163,7 +170,7 @@ WRONG = {
 
 @pytest.mark.parametrize("field", WRONG)
 async def test_wrong_input(ledger, admin, field):
-    """W4-like for input: each wrong field is INVALID_ARGUMENT with its path, and nothing is written."""
+    """Each wrong field is INVALID_ARGUMENT with its path, and nothing is written."""
     before = await ledger.revision()
     told = await refusal(admin.stub.ApplyAdapters(WRONG[field]))
     assert (told.code, told.field) == (StatusCode.INVALID_ARGUMENT, field)
@@ -186,3 +193,70 @@ async def test_a_deadline_is_kept(etcd):
         ):
             told = await refusal(call)
             assert (told.code, told.reason) == (StatusCode.UNAVAILABLE, "ETCD_UNAVAILABLE")
+
+
+async def test_what_nobody_foresaw(admin, monkeypatch):
+    """X1 secret-free: an unexpected failure is INTERNAL and says nothing of itself; the log has it, once."""
+
+    async def fails(*_) -> None:
+        raise ValueError("hunter2")
+
+    monkeypatch.setattr(Reader, "pools", fails)
+    with structlog.testing.capture_logs() as logged:
+        told = await refusal(admin.stub.ListPools(pb.ListPoolsRequest()))
+    assert (told.code, told.reason) == (StatusCode.INTERNAL, "INTERNAL")
+    assert "hunter2" not in repr(told)
+    assert [(one["event"], one["method"], one["exc_info"]) for one in logged] == [("internal_error", "ListPools", True)]
+
+
+async def test_deleting_a_pool_against_those_who_fill_it(ledger, admin):
+    """W2 atomic-set: a pool is never deleted under an adapter, and no adapter is left without a pool."""
+    for number in range(10):
+        pool = f"q{number}"
+        await make_pool(admin, pool)
+        await asyncio.gather(
+            *(admin.stub.ApplyAdapters(change_set(put(f"a{i}"), pool=pool)) for i in range(3)),
+            admin.stub.DeletePool(pb.DeletePoolRequest(name=pool)),
+            return_exceptions=True,
+        )
+    listing = await ledger.client.list_prefix(f"{ledger.keys.prefix}/".encode())
+    pools = {kv.key for kv in listing.kvs}
+    homeless = [kv.key for kv in listing.kvs if b"/adapters/" in kv.key and _pool_key(ledger, kv.key) not in pools]
+    assert homeless == []
+    await ledger.check()
+
+
+def _pool_key(ledger, adapter_key: bytes) -> bytes:
+    return ledger.keys.pool(adapter_key.decode().split("/")[-2])
+
+
+async def test_etcd_is_full(tmp_path):
+    """etcd's quota is used up: RESOURCE_EXHAUSTED with what to do, nothing is changed, and reads go on."""
+    cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true", "quota-backend-bytes": "4000000"})
+    cluster.start()
+    try:
+        await cluster.ready()
+        async with admin_inside(cluster.endpoints, "/t") as admin:
+            await wait_ready(admin)
+            await make_pool(admin)
+            await admin.stub.ApplyAdapters(change_set(put("acme/a")))
+            with pytest.raises(NoSpace):
+                await _fill(cluster)
+            told = await refusal(admin.stub.ApplyAdapters(change_set(put("acme/b"))))
+            assert (told.code, told.reason) == (StatusCode.RESOURCE_EXHAUSTED, "ETCD_NO_SPACE")
+            listed = await admin.stub.ListAdapters(pb.ListAdaptersRequest(pool="p"))
+            assert [one.name for one in listed.adapters] == ["acme/a"]
+            assert (await admin.stub.GetAdapter(pb.GetAdapterRequest(pool="p", name="acme/a"))).generation == 1
+            assert (await admin.stub.WatchRollout(pb.WatchRolloutRequest(pool="p", name="acme/a")).read()).waiting
+            await wait_ready(admin)
+    finally:
+        cluster.stop()
+
+
+async def _fill(cluster) -> None:
+    client = Client(cluster.options())
+    try:
+        for number in range(100):
+            await client.txn(Txn((), (Put(b"/x/%d" % number, b"x" * 1_000_000),)))
+    finally:
+        await client.aclose()

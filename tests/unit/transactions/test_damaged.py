@@ -1,0 +1,162 @@
+"""Records that cannot be read, are of a later release, or have fields that this release does not know."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from registry.errors import FailedPrecondition, Reason, RegistryError
+from registry.etcd3.ops import KeyValue
+from registry.model.base import MAX_RECORD_BYTES
+from registry.model.records import MAX_GENERATION, AdapterRecord, AuditRecord, PoolLimits
+from registry.transactions.changes import Change, DeletePool, Remove, SetTenant, UpdatePool
+from registry.transactions.draft import Unchanged
+from tests.support.changes import KEYS, POOL, Desk, applying, creating, upsert
+
+
+@pytest.fixture
+def desk() -> Desk:
+    desk = Desk()
+    desk.change(creating())
+    return desk
+
+
+def record(desk: Desk, name: str) -> AdapterRecord:
+    return AdapterRecord.parse(desk.etcd.kvs[KEYS.adapter(POOL, name)].value)
+
+
+def _last_audit(desk: Desk) -> KeyValue:
+    audits = [kv for key, kv in desk.etcd.kvs.items() if key.startswith(KEYS.audits())]
+    return max(audits, key=lambda kv: kv.mod_revision)
+
+
+def refused(desk: Desk, change: Change, request_id: str = "") -> RegistryError:
+    """The refusal of a change; nothing is written."""
+    before = desk.etcd.revision
+    with pytest.raises(RegistryError) as told:
+        desk.change(change, request_id)
+    assert desk.etcd.revision == before
+    return told.value
+
+
+@pytest.mark.parametrize("value", [b"?", b'"x"', b"[1]", b"[" * 100_000, b'{"generation":0}', b'{"generation":true}'])
+def test_a_damaged_record_is_replaced(desk, value):
+    """W6 one-digest: the generation goes on from history, and what was there is kept as far as it fits."""
+    desk.change(applying(upsert("acme/a")))
+    desk.change(applying(upsert("acme/a", "v2")))
+    desk.etcd.put(KEYS.adapter(POOL, "acme/a"), value)
+    desk.change(applying(upsert("acme/a", "v2")))
+    assert record(desk, "acme/a").generation == 3
+    assert desk.etcd.kvs[KEYS.history(POOL, "acme/a", 2)].value == value[:MAX_RECORD_BYTES]
+    told = AuditRecord.parse(
+        max(
+            [kv for key, kv in desk.etcd.kvs.items() if key.startswith(KEYS.audits())], key=lambda kv: kv.mod_revision
+        ).value
+    )
+    assert told.changes[0].before == {"unreadable": value[:4096].decode()}
+
+
+def test_a_damaged_record_is_deleted(desk):
+    desk.change(applying(upsert("acme/a")))
+    desk.etcd.put(KEYS.adapter(POOL, "acme/a"), b'{"generation":40}')
+    settled = desk.change(applying(Remove("acme/a")))
+    assert (settled.reply.adapters[0].record, settled.reply.adapters[0].name) == (None, "acme/a")
+    desk.change(applying(upsert("acme/a")))
+    assert record(desk, "acme/a").generation == 41
+    assert json.loads(desk.etcd.kvs[KEYS.tenant("acme")].value)["adapters"] == 1
+
+
+def test_a_record_under_a_wrong_key_is_damaged(desk):
+    desk.change(applying(upsert("acme/a")))
+    desk.etcd.put(KEYS.adapter(POOL, "acme/b"), desk.etcd.kvs[KEYS.adapter(POOL, "acme/a")].value)
+    desk.change(applying(Remove("acme/b")))
+    assert KEYS.adapter(POOL, "acme/b") not in desk.etcd.kvs
+
+
+def test_what_was_never_counted_does_not_count_below_zero(desk):
+    desk.etcd.put(KEYS.adapter(POOL, "acme/a"), b"?")
+    desk.change(applying(Remove("acme/a")))
+    assert json.loads(desk.etcd.kvs[KEYS.tenant("acme")].value)["adapters"] == 0
+
+
+def test_the_last_generation(desk):
+    """Generations end where readers of JSON would lose digits; that is refused, not written."""
+    desk.change(applying(upsert("acme/a")))
+    last = record(desk, "acme/a").model_copy(update={"generation": MAX_GENERATION})
+    desk.etcd.put(KEYS.adapter(POOL, "acme/a"), last.to_bytes())
+    assert refused(desk, applying(upsert("acme/a", "v2"))).reason is Reason.UNREADABLE_RECORD
+    desk.change(applying(Remove("acme/a")))
+    assert refused(desk, applying(upsert("acme/a"))).reason is Reason.UNREADABLE_RECORD
+
+
+@pytest.mark.parametrize("key", ["x", "1.5", "99999999999999999"])
+def test_a_history_key_that_is_no_number(desk, key):
+    desk.etcd.put(KEYS.history_of(POOL, "acme/a") + key.encode(), b"?")
+    desk.change(applying(upsert("acme/a")))
+    assert record(desk, "acme/a").generation == 1
+
+
+FUTURE = b'{"schema":2}'
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        (KEYS.adapter(POOL, "acme/a"), applying(upsert("acme/a"))),
+        (KEYS.adapter(POOL, "acme/a"), applying(Remove("acme/a"))),
+        (KEYS.pool(POOL), applying(upsert("acme/a"))),
+        (KEYS.pool(POOL), UpdatePool(POOL, ("b",), PoolLimits())),
+        (KEYS.pool(POOL), DeletePool(POOL)),
+        (KEYS.tenant("acme"), applying(upsert("acme/a"))),
+        (KEYS.tenant("acme"), SetTenant("acme", 5)),
+        (KEYS.request("r1"), applying(upsert("acme/a"))),
+    ],
+)
+def test_a_future_schema(desk, key, change):
+    """What a later release wrote is never overwritten, and the refusal names the key."""
+    desk.etcd.put(key, FUTURE)
+    told = refused(desk, change, "r1")
+    assert (type(told), told.reason) == (FailedPrecondition, Reason.FUTURE_SCHEMA)
+
+
+def test_unreadable_neighbours(desk):
+    """W5 quota-never: a quota that cannot be read allows nothing that counts; a pool is replaced by an update."""
+    desk.change(applying(upsert("acme/a")))
+    good = desk.etcd.kvs[KEYS.tenant("acme")].value
+    for value in (b"?", good.replace(b'"acme"', b'"other"')):
+        desk.etcd.put(KEYS.tenant("acme"), value)
+        assert refused(desk, applying(upsert("acme/b"))).reason is Reason.UNREADABLE_RECORD
+        assert refused(desk, SetTenant("acme", 3)).reason is Reason.UNREADABLE_RECORD
+    desk.change(applying(upsert("acme/a", "v2")))
+    desk.etcd.put(KEYS.pool(POOL), desk.etcd.kvs[KEYS.pool(POOL)].value.replace(b'"p"', b'"other"'))
+    assert refused(desk, applying(upsert("acme/b"))).metadata == {"key": KEYS.pool(POOL).decode()}
+    desk.change(UpdatePool(POOL, ("base",), PoolLimits()))
+    desk.etcd.put(KEYS.tenant("acme"), good)
+    desk.change(applying(Remove("acme/a")))
+    desk.etcd.put(KEYS.pool(POOL), b"?")
+    desk.change(DeletePool(POOL))
+    assert KEYS.pool(POOL) not in desk.etcd.kvs
+
+
+def test_unknown_fields_survive(desk):
+    """A field of a later release stays, at every depth, and does not count as a change."""
+    desk.change(applying(upsert("acme/a")))
+    desk.change(SetTenant("acme", 5))
+    for key in (KEYS.adapter(POOL, "acme/a"), KEYS.pool(POOL), KEYS.tenant("acme")):
+        document = json.loads(desk.etcd.kvs[key].value) | {"new": 1}
+        if "spec" in document:
+            document["spec"]["source"]["new"] = 2
+        if "limits" in document:
+            document["limits"]["new"] = 3
+        desk.etcd.put(key, json.dumps(document).encode())
+    assert isinstance(desk.plan(applying(upsert("acme/a"))), Unchanged)
+    assert isinstance(desk.plan(UpdatePool(POOL, ("base",), PoolLimits())), Unchanged)
+    assert isinstance(desk.plan(SetTenant("acme", 5)), Unchanged)
+    desk.change(applying(upsert("acme/a", "v2"), upsert("acme/b")))
+    desk.change(UpdatePool(POOL, ("base",), PoolLimits(max_rank=8)))
+    adapter = json.loads(desk.etcd.kvs[KEYS.adapter(POOL, "acme/a")].value)
+    assert (adapter["new"], adapter["spec"]["source"]["new"], adapter["generation"]) == (1, 2, 2)
+    pool = json.loads(desk.etcd.kvs[KEYS.pool(POOL)].value)
+    assert (pool["new"], pool["limits"]) == (1, {"max_rank": 8, "max_adapters": None, "new": 3})
+    assert json.loads(desk.etcd.kvs[KEYS.tenant("acme")].value)["new"] == 1
