@@ -46,4 +46,4 @@ def plan_confirm_removals(change: ConfirmRemovals, view: View, context: Context)
         audit=() if same else (audit,),
         reply=ChangeReply(pool=wanted, etag=state.revision if same else None),
     )
-    return finish(draft, confirm_reads(change, context.keys, context.caller.request_id), context)
+    return finish(draft, view, context)
