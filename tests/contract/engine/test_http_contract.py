@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.engines import BASE_MODEL
+from tests.support.waiting import eventually
 
 
 def fault(reply) -> tuple[int, str]:
@@ -132,9 +133,14 @@ async def test_openapi_has_both_routes(asker):
 
 async def test_metrics_name_the_process_and_tell_that_there_is_lora(asker, tiny):
     await asker.load("a", tiny.adapter("a"))
-    await asker.text("a", "x", tokens=1)
-    text = (await asker.client.get("/metrics")).text
+
+    async def seen_running() -> str | None:
+        """The sample is of a moment, and another request may be needed to be seen in it."""
+        await asker.text("a", "x", tokens=8)
+        text = (await asker.client.get("/metrics")).text
+        return text if 'running_lora_adapters="a"' in text else None
+
+    text = await eventually(seen_running)
     for start in ("process_start_time_seconds ", "vllm:num_requests_running{", "vllm:num_requests_waiting{"):
         assert any(line.startswith(start) for line in text.splitlines()), start
     assert 'vllm:lora_requests_info{max_lora="4"' in text
-    assert 'running_lora_adapters="a"' in text

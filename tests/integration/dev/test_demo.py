@@ -21,12 +21,16 @@ def environment(folder: Path) -> dict[str, str]:
 
 def processes_of(folder: Path) -> list[str]:
     """Command lines that name the folder."""
-    found = (path.read_bytes() for path in _command_lines())
+    found = (_command_line(path) for path in Path("/proc").glob("[0-9]*/cmdline"))
     return [line.decode().replace("\0", " ") for line in found if str(folder).encode() in line]
 
 
-def _command_lines() -> list[Path]:
-    return [path for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+def _command_line(path: Path) -> bytes:
+    """Empty if the process has ended since it was listed."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 def test_every_step_holds_and_nothing_is_left(tmp_path):

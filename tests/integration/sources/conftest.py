@@ -20,7 +20,7 @@ from tests.support.adapters import adapter_config, adapter_weights
 from tests.support.tls import Authority
 from tests.support.web import Site, serving
 
-CONFIG, WEIGHTS = adapter_config(), adapter_weights(8, 1, hidden=512, layers=4)
+CONFIG, WEIGHTS = adapter_config(8), adapter_weights(8, 1, hidden=512, layers=4)
 QUICK = Limits(connect_seconds=5, idle_seconds=0.5, pace_seconds=0.5)
 
 OpenStore = Callable[..., LocalStore]

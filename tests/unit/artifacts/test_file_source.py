@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -181,8 +182,8 @@ def make_other(path: Path, kind: str) -> None:
     elif kind == "directory":
         path.mkdir()
     else:
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(os.path.relpath(path))
+        with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path.name)  # the full path may be longer than a socket's may be
 
 
 @pytest.mark.parametrize("change", ["grow", "shrink", "rewrite", "replace", "remove"])

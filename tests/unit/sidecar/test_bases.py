@@ -77,7 +77,9 @@ def test_warnings_are_listed_and_counted_out():
     assert (plan.warnings[0].name, plan.warnings[0].reason) == ("", "base_unknown")
     assert {one.reason for one in plan.warnings[1:]} == {"dora_stripped"}
     assert len(plan.warnings) == 100
-    situation = Situation(1, observed(), plan, ready=True, stale=False, lazy_count=0, note="", last_request_id="")
+    situation = Situation(
+        1, observed(), plan, ready=True, stale=False, lazy_count=0, note="", held="", last_request_id=""
+    )
     status = derive_status(
         Replica("r", "p", "vllm", "http://e"), situation, Moment(0.0, datetime(2026, 1, 1, tzinfo=UTC))
     )
