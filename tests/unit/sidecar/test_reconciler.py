@@ -63,7 +63,7 @@ def desired(revision: int, *names: str) -> DesiredState:
 async def test_a_status_speaks_of_the_revision_that_its_plan_was_made_from():
     """R9 status-truth: what etcd says newly while the engine is looked at is planned for, not only claimed."""
     inputs, reports = Inputs(), list[Report]()
-    inputs.connected = True
+    inputs.connected = inputs.pool_read = True
     inputs.desired = desired(1, "a")
 
     def moves_on() -> None:
