@@ -9,6 +9,12 @@ from registry.model.records import AdapterSpec, PoolLimits, Source
 from registry.transactions import make
 from registry.transactions.changes import Remove, SetTenant, Upsert
 
+OTHER_BASE = {
+    "modules": {"model.layers.0.self_attn.q_proj": [16, 16]},
+    "fingerprint": "sha256:" + "0" * 64,
+    "names": [],
+}
+
 SPEC = {"source": {"uri": "file:///a"}}
 
 
@@ -71,6 +77,11 @@ WRONG = {
     "generation": (lambda: make.make_rollback("p", "a", -1, ""), "to_generation", Reason.INVALID_FIELD),
     "rollback": (lambda: make.make_rollback("p", "", 0, ""), "name", Reason.INVALID_NAME),
     "pool": (lambda: make.make_create_pool("a/b", ["b"], {}), "pool.name", Reason.INVALID_NAME),
+    "a base of another fingerprint": (
+        lambda: make.make_create_pool("p", ["b"], {}, OTHER_BASE),
+        "pool.base.fingerprint",
+        Reason.INVALID_FIELD,
+    ),
     "no base": (lambda: make.make_create_pool("p", [], {}), "pool.base_models", Reason.INVALID_FIELD),
     "empty base": (lambda: make.make_create_pool("p", [""], {}), "pool.base_models", Reason.INVALID_FIELD),
     "base twice": (lambda: make.make_create_pool("p", ["b", "B"], {}), "pool.base_models", Reason.INVALID_FIELD),
