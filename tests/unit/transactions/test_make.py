@@ -9,11 +9,7 @@ from registry.model.records import AdapterSpec, PoolLimits, Source
 from registry.transactions import make
 from registry.transactions.changes import Remove, SetTenant, Upsert
 
-OTHER_BASE = {
-    "modules": {"model.layers.0.self_attn.q_proj": [16, 16]},
-    "fingerprint": "sha256:" + "0" * 64,
-    "names": [],
-}
+OTHER_BASE = {"modules": {"model.layers.0.self_attn.q_proj": (16, 16)}, "fingerprint": "sha256:" + "0" * 64}
 
 SPEC = {"source": {"uri": "file:///a"}}
 
