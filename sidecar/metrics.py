@@ -20,6 +20,7 @@ ETCD_RECONNECTS = Counter("loraplane_etcd_reconnects", "Connections to etcd that
 RELISTS = Counter("loraplane_relists", "Whole lists read from etcd")
 LIST_HELD = Gauge("loraplane_list_held", "1 while etcd's list is not followed, since it would remove too much")
 ENGINE_RESTARTS = Counter("loraplane_engine_restarts", "New incarnations of the engine, the first not counted")
+SWAP_STRATEGY = Gauge("loraplane_engine_swap", "1 for how weights behind a name are replaced", ["strategy"])
 SYNCER_STATUS = Gauge(
     "lora_syncer_adapter_status",
     "1 if the adapter is served, 0 if it failed; the name that the former Kubernetes sidecar used",
@@ -33,6 +34,9 @@ def show_status(status: ReplicaStatus, desired: int, served: Iterable[str]) -> N
     SERVED_ADAPTERS.set(status.served.count)
     OBSERVED_REVISION.set(status.observed_revision)
     LIST_HELD.set(bool(status.held))
+    SWAP_STRATEGY.clear()
+    if status.engine.swap:
+        SWAP_STRATEGY.labels(status.engine.swap).set(1)
     FAILED_ADAPTERS.clear()
     SYNCER_STATUS.clear()
     for name in served:

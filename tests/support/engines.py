@@ -11,8 +11,9 @@ from typing import Any
 
 import httpx
 
+from registry.dev.engine_plugin import plugin_folder
 from registry.dev.engine_python import find_engine_python
-from registry.dev.vllm_process import vllm_command, vllm_environment
+from registry.dev.vllm_process import MAX_LORAS, vllm_command, vllm_environment
 from tests.support.etcd import free_ports
 from tests.support.waiting import eventually
 
@@ -27,6 +28,8 @@ class VllmFlags:
 
     runtime_lora: bool = True
     api_key: str | None = None
+    plugin: bool = False
+    max_loras: int = MAX_LORAS
 
 
 @dataclass
@@ -59,6 +62,11 @@ class RealVllm:
             os.killpg(process.pid, signal.SIGKILL)  # its own session, so that its workers are in the group
             process.wait(END_SECONDS)
 
+    @property
+    def pid(self) -> int | None:
+        """Its process; None: it is not running."""
+        return self._process.pid if self._process is not None else None
+
     def log(self) -> str:
         return (self.folder / "vllm.log").read_text(errors="replace")
 
@@ -66,13 +74,19 @@ class RealVllm:
         (port,) = free_ports(1)
         self.url, self._flags = f"http://127.0.0.1:{port}", flags
         command = vllm_command(
-            find_engine_python(), self.model, port=port, served_model_name=BASE_MODEL, api_key=flags.api_key
+            find_engine_python(),
+            self.model,
+            port=port,
+            served_model_name=BASE_MODEL,
+            max_loras=flags.max_loras,
+            api_key=flags.api_key,
         )
         self.folder.mkdir(parents=True, exist_ok=True)
+        plugin = plugin_folder(self.folder / "plugin") if flags.plugin else None
         with (self.folder / "vllm.log").open("ab") as log:
             self._process = subprocess.Popen(
                 command,
-                env=vllm_environment(runtime_lora=flags.runtime_lora),
+                env=vllm_environment(runtime_lora=flags.runtime_lora, plugin=plugin),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
