@@ -58,6 +58,15 @@ async def swap(asker: Asker, name: object, new: object, old: object) -> tuple[in
     return reply.status_code, reply.json()["error"]["type"] if reply.status_code != 200 else ""
 
 
+async def long_text(asker: Asker, model: str) -> str:
+    """A greedy answer that takes its time."""
+    body = {"model": model, "prompt": PROMPT, "max_tokens": LONG, "temperature": 0, "ignore_eos": True}
+    reply = await asker.client.post("/v1/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    text: str = reply.json()["choices"][0]["text"]
+    return text
+
+
 async def test_the_plugin_tells_what_it_can(asker):
     """A sidecar asks once for each process."""
     about = (await asker.client.get("/v1/loraplane/plugin")).json()
@@ -99,8 +108,8 @@ async def test_a_request_in_flight_ends_on_its_version_and_shows_until_then(engi
     """R7 files-pinned: what a request is bound to is known exactly, from before the swap until it is removed."""
     a, b = tiny.adapter("a"), tiny.adapter("b")
     await asker.load("x", a)
-    expected = await asker.text("x", PROMPT, tokens=LONG)
-    running = asyncio.create_task(asker.text("x", PROMPT, tokens=LONG))
+    expected = await long_text(asker, "x")
+    running = asyncio.create_task(long_text(asker, "x"))
     await eventually(lambda: counted(asker, a))
     assert await engine.swap("x", a, b, request_id="r") == Done()
     row = (await state(asker))[a]
@@ -120,7 +129,7 @@ async def test_two_versions_run_beside_others_in_more_slots_than_there_are(engin
     for name in names:
         await asker.load(name, tiny.adapter(name))
     expected = {name: await asker.text(name, PROMPT) for name in names}
-    running = asyncio.create_task(asker.text("a", PROMPT, tokens=LONG))
+    running = asyncio.create_task(long_text(asker, "a"))
     await eventually(lambda: counted(asker, tiny.adapter("a")))
     assert await engine.swap("a", tiny.adapter("a"), tiny.adapter("b"), request_id="r") == Done()
     others = [await asker.text(name, PROMPT) for name in ("c", "d", "e")]
@@ -193,8 +202,8 @@ async def test_unload_fails_new_requests_and_lets_old_ones_end(engine, asker, ti
     """R5 no-silent-base, R7 files-pinned."""
     a = tiny.adapter("a")
     await asker.load("x", a)
-    expected = await asker.text("x", PROMPT, tokens=LONG)
-    running = asyncio.create_task(asker.text("x", PROMPT, tokens=LONG))
+    expected = await long_text(asker, "x")
+    running = asyncio.create_task(long_text(asker, "x"))
     await eventually(lambda: counted(asker, a))
     assert await engine.unload("x", request_id="r") == Done()
     assert (await asker.complete("x", PROMPT)).status_code == 404
