@@ -14,6 +14,8 @@ from pathlib import Path
 DISTRIBUTION = "loraplane"
 PLUGIN = "loraplane"
 PACKAGE = "sidecar"
+# vLLM loads no plugin that adds routes unless it is named, and ours does nothing unless it is told to.
+PLUGIN_VARIABLES = {"VLLM_PLUGINS": PLUGIN, "LORAPLANE_PLUGIN": "1"}
 _GROUPS = ("vllm.general_plugins", "vllm.endpoint_plugins")
 
 
@@ -42,7 +44,7 @@ def plugin_folder(folder: Path) -> Path:
 
 def plugin_environment(folder: Path) -> dict[str, str]:
     """What vLLM's environment needs beside, to run the plugin of `folder`."""
-    return {"PYTHONPATH": str(folder), "VLLM_PLUGINS": PLUGIN, "LORAPLANE_PLUGIN": "1"}
+    return {"PYTHONPATH": str(folder), **PLUGIN_VARIABLES}
 
 
 def _entry_points(points: Iterable[EntryPoint]) -> str:
