@@ -35,7 +35,7 @@ async def vllm(tiny, tmp_path) -> AsyncIterator[RealVllm]:
 async def under_load(vllm: RealVllm, tiny: Tiny, flags: VllmFlags) -> SwapLoad:
     """Three names, two versions each, swapped in turn."""
     await vllm.ensure(flags)
-    pairs = {"x": "ab", "y": "cd", "z": "ef"}
+    pairs = {"x": ("a", "b"), "y": ("c", "d"), "z": ("e", "f")}
     versions = {name: (tiny.adapter(one), tiny.adapter(other)) for name, (one, other) in pairs.items()}
     return SwapLoad(vllm.url, versions)
 
