@@ -30,6 +30,7 @@ from sidecar.chance import Chance
 from sidecar.desired import Informer
 from sidecar.inputs import Inputs
 from sidecar.journal import Journal, Restored
+from sidecar.memory import give_back
 from sidecar.metrics import ETCD_RECONNECTS, RELISTS
 from sidecar.pool_feed import PoolFeed
 from sidecar.snapshot import AdaptersChanged, Base, PoolChanged
@@ -178,6 +179,7 @@ class Feed:
         _log.info("etcd_connected", endpoint=endpoint)
         self._set_connected(connected=True)
         self._heard.set()
+        give_back()  # a list may have come just before, and what it was made of is gone by now
         if self._candidate is not None:
             return
         store = StoreId(self._store.cluster_id, epoch)
