@@ -30,8 +30,8 @@ from sidecar.chance import Chance
 from sidecar.desired import Informer
 from sidecar.inputs import Inputs
 from sidecar.journal import Journal, Restored
-from sidecar.memory import give_back
 from sidecar.metrics import ETCD_RECONNECTS, RELISTS
+from sidecar.packing import Packing
 from sidecar.pool_feed import PoolFeed
 from sidecar.snapshot import AdaptersChanged, Base, PoolChanged
 from sidecar.tracing import Tracer
@@ -65,6 +65,7 @@ class Feed:
         self._must_list = False
         self._restored = False
         self._heard = asyncio.Event()
+        self._packing = Packing(self._informer)
         self._taking = asyncio.Lock()
 
     def restore(self) -> None:
@@ -84,6 +85,7 @@ class Feed:
             tasks.create_task(self._follow_adapters(), name="adapters")
             tasks.create_task(self._pool_feed.run(self._is_behind, self._judge_again), name="pool")
             tasks.create_task(self._act_upon_snapshot(), name="boot")
+            tasks.create_task(self._packing.run(), name="pack")
 
     def _fold_restored(self, restored: Restored) -> None:
         base = restored.base
@@ -179,7 +181,6 @@ class Feed:
         _log.info("etcd_connected", endpoint=endpoint)
         self._set_connected(connected=True)
         self._heard.set()
-        give_back()  # a list may have come just before, and what it was made of is gone by now
         if self._candidate is not None:
             return
         store = StoreId(self._store.cluster_id, epoch)
@@ -283,6 +284,7 @@ class Feed:
     def _post(self) -> None:
         self._inputs.desired = self._informer.state
         self._inputs.wake()
+        self._packing.wake()
 
     async def _rewrite(self) -> None:
         state, store = self._informer.state, self._store

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.etcd3.ops import Event, KeyValue
-from sidecar.desired import RawRecord
 from sidecar.journal import Journal
+from sidecar.raw_records import RawRecord
 from sidecar.snapshot import (
     AdaptersChanged,
     Base,
