@@ -86,6 +86,7 @@ class Feed:
             tasks.create_task(self._pool_feed.run(self._is_behind, self._judge_again), name="pool")
             tasks.create_task(self._act_upon_snapshot(), name="boot")
             tasks.create_task(self._packing.run(), name="pack")
+            tasks.create_task(self._journal.keep_synced(), name="sync")
 
     def _fold_restored(self, restored: Restored) -> None:
         base = restored.base
@@ -267,7 +268,6 @@ class Feed:
         self._informer.apply(revision, events)
         await self._tracer.note(revision, events, deleted)
         self._post()
-        await self._journal.sync()
         if self._journal.wants_base:
             await self._rewrite()
 
