@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from registry.errors import RegistryError
 from registry.keys import DEFAULT_PREFIX
 from registry.model.base import first_error
+from registry.sources.allowed import DEFAULT_HUB
 from sidecar.app import StoreUnusable, run
-from sidecar.artifacts.sources.allowed import DEFAULT_HUB
 from sidecar.logs import configure_logging
 from sidecar.ownership import ReplicaTaken
 from sidecar.settings import Settings, split_address, split_labels

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from registry.etcd3.options import ClientOptions, TlsFiles
 from registry.keys import DEFAULT_PREFIX
 from registry.model.names import check_segment
-from sidecar.artifacts.sources.allowed import DEFAULT_HUB
+from registry.sources.allowed import DEFAULT_HUB
 from sidecar.observed import EngineLimits
 
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from threading import Lock
 
 from registry.model.source_uri import SourcePrefix, SourceUri
-from sidecar.artifacts.sources.credentials_fetch import fetch_secret
-from sidecar.artifacts.sources.credentials_file import Entry, StoreOptions
-from sidecar.artifacts.sources.secrets import Secret, SecretError
-from sidecar.artifacts.types import ArtifactError
+from registry.sources.credentials_fetch import fetch_secret
+from registry.sources.credentials_file import Entry, StoreOptions
+from registry.sources.errors import ArtifactError
+from registry.sources.secrets import Secret, SecretError
 
 
 class Held:

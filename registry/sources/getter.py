@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import httpcore
 
 from registry.model.source_uri import SourcePrefix
-from sidecar.artifacts.sources.credentials import Held
-from sidecar.artifacts.sources.failures import DENIED_STATUSES, connecting, receiving
-from sidecar.artifacts.sources.network import Connections
-from sidecar.artifacts.sources.urls import WebUrl, check_redirect
-from sidecar.artifacts.types import ArtifactError
+from registry.sources.credentials import Held
+from registry.sources.errors import ArtifactError
+from registry.sources.failures import DENIED_STATUSES, connecting, receiving
+from registry.sources.network import Connections
+from registry.sources.urls import WebUrl, check_redirect
 
 MAX_REDIRECTS = 5
 Headers = tuple[tuple[str, str], ...]

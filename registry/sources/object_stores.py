@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 
 from registry.model.source_uri import SourceUri
-from sidecar.artifacts.sources.credentials import Held
-from sidecar.artifacts.sources.credentials_file import StoreOptions
-from sidecar.artifacts.sources.secrets import SecretError
-from sidecar.artifacts.types import ArtifactError
+from registry.sources.credentials import Held
+from registry.sources.credentials_file import StoreOptions
+from registry.sources.errors import ArtifactError
+from registry.sources.secrets import SecretError
 
 if TYPE_CHECKING:
     from obstore.store import AzureConfig, ClientConfig, GCSConfig, RetryConfig, S3Config, S3Credential

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 
 from registry.model.base import first_error
 from registry.model.source_uri import SourcePrefix, parse_prefix
-from sidecar.artifacts.types import StoreError
+from registry.sources.errors import StoreError
 
 MAX_FILE_BYTES = 1 << 20
 

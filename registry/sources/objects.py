@@ -21,12 +21,12 @@ from obstore.exceptions import (
 
 from registry.lora.manifest import FILES
 from registry.model.source_uri import SourceUri
-from sidecar.artifacts.files import Stop
-from sidecar.artifacts.source import Receive
-from sidecar.artifacts.sources.credentials import Held
-from sidecar.artifacts.sources.failures import Passing, StartOver, denied, retries, retries_from_start
-from sidecar.artifacts.sources.object_stores import open_store
-from sidecar.artifacts.types import ArtifactError
+from registry.sources.credentials import Held
+from registry.sources.errors import ArtifactError
+from registry.sources.failures import Passing, StartOver, denied, retries, retries_from_start
+from registry.sources.object_stores import open_store
+from registry.sources.source import Receive
+from registry.sources.stop import Stop
 
 if TYPE_CHECKING:
     from obstore import GetOptions

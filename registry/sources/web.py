@@ -12,15 +12,15 @@ import httpx
 
 from registry.lora.manifest import FILES
 from registry.model.source_uri import SourcePrefix, SourceUri
-from sidecar.artifacts.files import Stop
-from sidecar.artifacts.source import Receive
-from sidecar.artifacts.sources.archive import receive_archive
-from sidecar.artifacts.sources.credentials import Held
-from sidecar.artifacts.sources.download import Download, receive_file
-from sidecar.artifacts.sources.failures import retries_from_start
-from sidecar.artifacts.sources.getter import Getter
-from sidecar.artifacts.sources.network import Connections, Limits
-from sidecar.artifacts.sources.urls import WebUrl, parse_url
+from registry.sources.archive import receive_archive
+from registry.sources.credentials import Held
+from registry.sources.download import Download, receive_file
+from registry.sources.failures import retries_from_start
+from registry.sources.getter import Getter
+from registry.sources.network import Connections, Limits
+from registry.sources.source import Receive
+from registry.sources.stop import Stop
+from registry.sources.urls import WebUrl, parse_url
 
 GZIPPED = (".tar.gz", ".tgz")
 

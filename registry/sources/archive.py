@@ -11,9 +11,9 @@ import zlib
 from collections.abc import Iterator
 
 from registry.lora.manifest import FILES, WEIGHTS_FILE
-from sidecar.artifacts.source import Receive
-from sidecar.artifacts.sources.archive_headers import BLOCK_BYTES, Member, Reader, bad_archive, next_member
-from sidecar.artifacts.types import ArtifactError
+from registry.sources.archive_headers import BLOCK_BYTES, Member, Reader, bad_archive, next_member
+from registry.sources.errors import ArtifactError
+from registry.sources.source import Receive
 
 CHUNK_BYTES = 1 << 20
 # Of the whole archive unpacked: the largest adapter that is taken, and as much again for what lies beside it.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from sidecar.artifacts.files import Stop
-from sidecar.artifacts.source import Receive
-from sidecar.artifacts.sources.failures import Passing, StartOver, retries, retries_from_start, status_error
-from sidecar.artifacts.sources.getter import Answer, Getter
-from sidecar.artifacts.sources.urls import WebUrl
-from sidecar.artifacts.types import ArtifactError
+from registry.sources.errors import ArtifactError
+from registry.sources.failures import Passing, StartOver, retries, retries_from_start, status_error
+from registry.sources.getter import Answer, Getter
+from registry.sources.source import Receive
+from registry.sources.stop import Stop
+from registry.sources.urls import WebUrl
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 

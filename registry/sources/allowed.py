@@ -15,14 +15,14 @@ from registry.model.source_uri import (
     parse_source,
     without_secrets,
 )
-from sidecar.artifacts.source import Source
-from sidecar.artifacts.sources.credentials import Credentials, Held
-from sidecar.artifacts.sources.file import FileSource, path_of
-from sidecar.artifacts.sources.network import Limits
-from sidecar.artifacts.sources.objects import object_source
-from sidecar.artifacts.sources.urls import WebUrl, parse_url
-from sidecar.artifacts.sources.web import Web, hub_source, web_source
-from sidecar.artifacts.types import ArtifactError, StoreError
+from registry.sources.credentials import Credentials, Held
+from registry.sources.errors import ArtifactError, StoreError
+from registry.sources.file import FileSource, path_of
+from registry.sources.network import Limits
+from registry.sources.objects import object_source
+from registry.sources.source import Source
+from registry.sources.urls import WebUrl, parse_url
+from registry.sources.web import Web, hub_source, web_source
 
 DEFAULT_HUB = "https://huggingface.co"
 

@@ -18,9 +18,9 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from registry.lora.manifest import CONFIG_FILE, FILES, WEIGHTS_FILE
 from registry.model.source_uri import without_secrets
-from sidecar.artifacts.files import Stop
-from sidecar.artifacts.source import Receive
-from sidecar.artifacts.types import ArtifactError
+from registry.sources.errors import ArtifactError
+from registry.sources.source import Receive
+from registry.sources.stop import Stop
 
 CHUNK_BYTES = 1 << 20
 _OTHER_WEIGHTS = ("adapter_model.bin", "adapter_model.pt")

@@ -9,7 +9,7 @@ from typing import assert_never
 
 import httpx
 
-from sidecar.artifacts.sources.credentials_file import (
+from registry.sources.credentials_file import (
     Entry,
     EnvSecret,
     ExchangedSecret,
@@ -17,7 +17,7 @@ from sidecar.artifacts.sources.credentials_file import (
     FileSecret,
     NoSecret,
 )
-from sidecar.artifacts.sources.secrets import MAX_SECRET_BYTES, Secret, SecretError
+from registry.sources.secrets import MAX_SECRET_BYTES, Secret, SecretError
 
 _GRANT = "urn:ietf:params:oauth:grant-type:token-exchange"
 

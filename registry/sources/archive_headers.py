@@ -6,7 +6,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sidecar.artifacts.types import ArtifactError
+from registry.sources.errors import ArtifactError
 
 BLOCK_BYTES = 512
 MAX_HEADERS = 10_000

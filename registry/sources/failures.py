@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import httpcore
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
-from sidecar.artifacts.files import Stop
-from sidecar.artifacts.types import ArtifactError, ArtifactReason
+from registry.sources.errors import ArtifactError, ArtifactReason
+from registry.sources.stop import Stop
 
 # Worth asking again at once; every other status is a fact until somebody changes something.
 PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from urllib.parse import urljoin, urlsplit
 
 from registry.model.source_uri import SourcePrefix, SourceUriError, check_authority, parse_prefix
-from sidecar.artifacts.sources.addresses import Reach, is_literal
-from sidecar.artifacts.types import ArtifactError
+from registry.sources.addresses import Reach, is_literal
+from registry.sources.errors import ArtifactError
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from sidecar.artifacts.files import Stop
+from registry.sources.stop import Stop
 
 # Takes a file's name, its size in bytes and its content. A file that comes again takes the place of what came of it.
 Receive = Callable[[str, int, Iterator[bytes]], None]

@@ -17,9 +17,9 @@ from typing import Any
 
 import httpcore
 
-from sidecar.artifacts.files import Stop
-from sidecar.artifacts.sources.addresses import Reach, is_literal
-from sidecar.artifacts.types import ArtifactError
+from registry.sources.addresses import Reach, is_literal
+from registry.sources.errors import ArtifactError
+from registry.sources.stop import Stop
 
 MAX_ADDRESSES = 4
 
