@@ -27,7 +27,6 @@ from registry.cli.output import Printer
 from registry.cli.session import READ_SECONDS, Session, session_of
 from registry.lora.base import BaseModules
 from registry.lora.policy import Limits, policy_of
-from registry.sources.allowed import DEFAULT_HUB
 
 Source = Annotated[str, typer.Argument(metavar="DIR|URI", help="The adapter's folder, or the URI of its source.")]
 
@@ -60,7 +59,7 @@ def digest(
     *,
     credentials: options.Credentials = None,
     credential: options.Credential = None,
-    hf_endpoint: options.HfEndpoint = DEFAULT_HUB,
+    hf_endpoint: options.HfEndpoint = None,
     timeout: options.Timeout = None,
 ) -> None:
     """Print the manifest digest of an adapter, to pin in a record."""
@@ -89,7 +88,7 @@ def check(
     dora: Annotated[Dora, options.flag("--dora", help="As prepare.dora of a manifest.")] = Dora.REJECT,
     credentials: options.Credentials = None,
     credential: options.Credential = None,
-    hf_endpoint: options.HfEndpoint = DEFAULT_HUB,
+    hf_endpoint: options.HfEndpoint = None,
     timeout: options.Timeout = None,
 ) -> None:
     """Say whether an adapter is right for a base model: exit 0 if it is, 4 with all findings if not."""

@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
+from urllib.parse import urlsplit
 
 from registry.cli.failure import CliError, Exit, Failure, refused, usage
 from registry.errors import Reason
 from registry.lora.config import MAX_CONFIG_BYTES
 from registry.lora.manifest import CONFIG_FILE, FileEntry, manifest_digest
-from registry.model.source_uri import SourceUriError, parse_source, without_secrets
+from registry.model.source_uri import DEFAULT_PORTS, SourceUri, SourceUriError, parse_source, without_secrets
+from registry.sources.addresses import Reach, is_literal
 from registry.sources.allowed import DEFAULT_HUB, AllowedSources, RemoteOptions
 from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
@@ -70,13 +72,15 @@ def _check_size(name: str, size_bytes: int) -> None:
 class Desk:
     """What the user at this desk may read: whatever he names himself, with the credentials that he has."""
 
-    def __init__(self, credentials: Path | None, hub: str = DEFAULT_HUB) -> None:
-        """Reads the credentials.
+    def __init__(self, credentials: Path | None, hub: str | None = None) -> None:
+        """Reads the credentials; `hub` None: the one that the environment names, as for the hub's own tools.
 
         Raises:
             CliError: they cannot be read, or the hub's URL is none.
         """
-        self._remote = RemoteOptions(known_credentials(credentials), hub, _LIMITS)
+        self._remote = RemoteOptions(
+            known_credentials(credentials), hub or os.environ.get("HF_ENDPOINT") or DEFAULT_HUB, _LIMITS
+        )
 
     def fetch(self, uri: str, credential: str | None, folder: Path | None, stop: Stop) -> str:
         """Reads a source, into the folder if one is given; returns its manifest digest.
@@ -124,7 +128,17 @@ def _prefix(uri: str) -> str:
     except SourceUriError as error:
         message = f"{without_secrets(uri)!r} names no source: {error}"
         raise ArtifactError("invalid_source", message, permanent=True) from None
+    _check_address(parsed)
     return f"{parsed.scheme}://" + "/".join((parsed.authority, *parsed.path))
+
+
+def _check_address(parsed: SourceUri) -> None:
+    """A sidecar's operator may allow any address; a manifest that somebody sent in must not lead to any."""
+    host = f"//{parsed.authority}" if parsed.scheme in DEFAULT_PORTS else ""
+    name = urlsplit(host).hostname or ""
+    if is_literal(name) and not Reach.NAMED.allows(name):
+        message = f"{name} is an address that only this machine itself should ask; name another host"
+        raise ArtifactError("address_not_allowed", message, permanent=True)
 
 
 def known_credentials(file: Path | None) -> Credentials:

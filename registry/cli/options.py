@@ -58,5 +58,9 @@ Credentials = Annotated[
 ]
 Credential = Annotated[str | None, flag("--credential", metavar="NAME", help="The one to use.")]
 HfEndpoint = Annotated[
-    str, typer.Option("--hf-endpoint", metavar="URL", help="Hub behind hf://.", envvar="HF_ENDPOINT")
+    str | None, flag("--hf-endpoint", metavar="URL", help="Hub behind hf:// sources (default: HF_ENDPOINT).")
+]
+LookSeconds = Annotated[
+    float,
+    flag("--look-seconds", metavar="S", min=0, help="Seconds for reading sources of other hosts before; 0: not."),
 ]

@@ -77,11 +77,10 @@ def put(folder: Path, there: Destination, held: Held | None) -> bool:
     try:
         return _put_objects(folder, there.place, held)
     except BaseError as error:
-        raise CannotPublish(_refused(there, error)) from None
+        raise CannotPublish(_refused(there, type(error).__name__.removesuffix("Error"))) from None
 
 
-def _refused(there: Destination, error: BaseError) -> str:
-    kind = type(error).__name__.removesuffix("Error")
+def _refused(there: Destination, kind: str) -> str:
     return f"{without_secrets(there.uri)} cannot be written to ({kind}); check the bucket and its --credential"
 
 
@@ -175,3 +174,5 @@ def _create(store: ObjectStore, key: str, path: Path) -> None:
         obstore.put(store, key, path, mode="create", use_multipart=False)
     except AlreadyExistsError:
         _is_there(store, key, path)  # somebody was quicker; the same is as good
+    except FileNotFoundError:
+        raise CannotPublish("the bucket is not there; make it, or look at the credential's endpoint") from None
