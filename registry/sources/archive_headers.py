@@ -39,6 +39,8 @@ class Reader:
         Raises:
             ArtifactError: ``source_incomplete`` if they are not there, ``too_large``.
         """
+        if size_bytes > self._left_bytes + len(self._buffer):
+            raise _too_large()
         while size_bytes:
             if not self._buffer:
                 self._fill()
@@ -61,8 +63,13 @@ class Reader:
             raise ArtifactError("source_incomplete", message, permanent=False)
         self._left_bytes -= len(chunk)
         if self._left_bytes < 0:
-            raise ArtifactError("too_large", "the archive unpacks to more than is taken", permanent=True)
+            raise _too_large()
         self._buffer = memoryview(chunk)
+
+
+def _too_large() -> ArtifactError:
+    message = "the archive unpacks to more than is taken; pack the two files of the adapter alone"
+    return ArtifactError("too_large", message, permanent=True)
 
 
 def next_member(reader: Reader) -> Member | None:
