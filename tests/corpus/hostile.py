@@ -118,6 +118,9 @@ FOLDERS: tuple[HostileFolder, ...] = (
 )
 
 
+Member = tuple[tarfile.TarInfo, bytes]
+
+
 def member(name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, target: str = "") -> Member:
     found = tarfile.TarInfo(name)
     found.size, found.type, found.linkname = len(content), kind, target
