@@ -59,13 +59,25 @@ class CreatePool:
 
 @dataclass(frozen=True, slots=True)
 class UpdatePool:
-    """Replace a pool's base model names, limits and base model's modules."""
+    """Replace what `fields` names of a pool: ``base_models``, ``base``, or one of its limits by its own name.
+
+    `fields` None: all of them, but for ``target_modules`` and ``base`` where these are None. They came later, and a
+    client that does not know them must not clear them.
+    """
 
     name: str
     base_models: tuple[str, ...]
     limits: PoolLimits
     etag: int | None = None
     base: BaseShapes | None = None
+    fields: frozenset[str] | None = None
+
+    def replaces(self, field: str) -> bool:
+        """True if that field gets the value that stands here."""
+        if self.fields is not None:
+            return field in self.fields
+        later = {"base": self.base, "target_modules": self.limits.target_modules}
+        return field not in later or later[field] is not None
 
 
 @dataclass(frozen=True, slots=True)
