@@ -19,13 +19,12 @@ Pack = Callable[[Draft], bytes]
 
 @dataclass(frozen=True)
 class HostileFolder:
-    """`write` makes a folder below one that is allowed; `reason` is what we say; `hangs`: the engine never answers."""
+    """`write` makes a folder below one that is allowed; `reason` is what we say."""
 
     name: str
     reason: str
     write: Write
     permanent: bool = True
-    hangs: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def sparse(path: Path) -> None:
 _FILES = (CONFIG, WEIGHTS)
 FOLDERS: tuple[HostileFolder, ...] = (
     *(HostileFolder(f"link_{name}", "not_a_regular_file", linked(name)) for name in _FILES),
-    *(HostileFolder(f"fifo_{name}", "not_a_regular_file", instead(name, os.mkfifo), hangs=True) for name in _FILES),
+    *(HostileFolder(f"fifo_{name}", "not_a_regular_file", instead(name, os.mkfifo)) for name in _FILES),
     *(HostileFolder(f"folder_{name}", "not_a_regular_file", instead(name, Path.mkdir)) for name in _FILES),
     *(HostileFolder(f"socket_{name}", "not_a_regular_file", instead(name, a_socket)) for name in _FILES),
     HostileFolder(
@@ -106,9 +105,7 @@ FOLDERS: tuple[HostileFolder, ...] = (
     HostileFolder(
         "link_to_a_secret", "not_a_regular_file", instead(CONFIG, lambda path: path.symlink_to("/etc/passwd"))
     ),
-    HostileFolder(
-        "link_to_a_device", "not_a_regular_file", instead(CONFIG, lambda path: path.symlink_to("/dev/zero")), hangs=True
-    ),
+    HostileFolder("link_to_a_device", "not_a_regular_file", instead(CONFIG, lambda path: path.symlink_to("/dev/zero"))),
     HostileFolder("out_of_the_root", "source_not_allowed", out_of_the_root),
     HostileFolder("loop", "source_not_allowed", looped),
     HostileFolder("a_file", "not_an_adapter", a_file),
