@@ -61,8 +61,8 @@ class CreatePool:
 class UpdatePool:
     """Replace what `fields` names of a pool: ``base_models``, ``base``, or one of its limits by its own name.
 
-    `fields` None: all of them, but for ``target_modules`` and ``base`` where these are None. They came later, and a
-    client that does not know them must not clear them.
+    `fields` None: ``base_models``, ``max_rank`` and ``max_adapters``, which every client knows, and of the rest what is
+    set here: a client that does not know a field must not clear it.
     """
 
     name: str
@@ -76,8 +76,8 @@ class UpdatePool:
         """True if that field gets the value that stands here."""
         if self.fields is not None:
             return field in self.fields
-        later = {"base": self.base, "target_modules": self.limits.target_modules}
-        return field not in later or later[field] is not None
+        known_to_all = field in {"base_models", "max_rank", "max_adapters"}
+        return known_to_all or bool(self.base if field == "base" else getattr(self.limits, field))
 
 
 @dataclass(frozen=True, slots=True)

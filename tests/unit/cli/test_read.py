@@ -162,6 +162,7 @@ def test_pool_create_update_delete(cli, admin):
         name="dev", base_models=["tiny"], limits=pb.PoolLimits(max_rank=16)
     )
     assert cli("pool", "update", "dev", "--max-adapters", "5").code == 0
+    assert list(admin.asked("UpdatePool")[-1].update_mask.paths) == ["limits.max_adapters"]
     changed = admin.asked("UpdatePool")[0].pool
     assert (changed.limits.max_rank, changed.limits.max_adapters, changed.etag) == (16, 5, "4")
     assert cli("-o", "json", "pool", "delete", "dev").json["revision"] == 8
