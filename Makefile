@@ -70,7 +70,7 @@ docs: install ## Write the pages of docs/ that are made from the code
 	$(BIN)/python -m tests.support.corpus_page
 
 PURE := registry.errors registry.keys registry.model registry.transactions registry.etcd3.ops registry.etcd3.errors \
-  registry.lora \
+  registry.lora registry.publish.outcome registry.publish.wish \
   sidecar.brake sidecar.desired sidecar.failures sidecar.plan sidecar.planner sidecar.snapshot sidecar.status
 
 .PHONY: test

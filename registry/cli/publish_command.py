@@ -37,30 +37,37 @@ class Dtype(StrEnum):
     BF16 = "bfloat16"
 
 
+AdapterFolder = Annotated[str, typer.Argument(metavar="DIR", help="The adapter's folder, as it was trained.")]
+Target = Annotated[
+    str, typer.Argument(metavar="DEST", help="Where it goes: a folder, or a file://, s3://, gs:// or az:// URI.")
+]
+BaseModel = Annotated[
+    Path | None, options.flag("--base-model", metavar="DIR", help="Directory of the base model, with its weights.")
+]
+MaxRank = Annotated[
+    int | None, options.flag("--max-rank", metavar="N", min=1, help="Highest LoRA rank of the engines.")
+]
+Rank = Annotated[
+    int | None, options.flag("--rank", metavar="N", min=1, help="Rank to reduce to, or to convert DoRA to.")
+]
+MaxError = Annotated[float, options.flag("--max-error", metavar="E", min=0, help="Largest relative error of a module.")]
+Initial = Annotated[
+    Path | None, options.flag("--initial", metavar="DIR", help="The adapter as it was before its training.")
+]
+
+
 def publish(
     context: typer.Context,
-    source: Annotated[str, typer.Argument(metavar="DIR", help="The adapter's folder, as it was trained.")],
-    target: Annotated[
-        str, typer.Argument(metavar="DEST", help="Where it goes: a folder, or a file://, s3://, gs:// or az:// URI.")
-    ],
+    source: AdapterFolder,
+    target: Target,
     *,
     pool: options.Pool = None,
-    base_model: Annotated[
-        Path | None, options.flag("--base-model", metavar="DIR", help="Directory of the base model, with its weights.")
-    ] = None,
-    max_rank: Annotated[
-        int | None, options.flag("--max-rank", metavar="N", min=1, help="Highest LoRA rank of the engines.")
-    ] = None,
-    rank: Annotated[
-        int | None, options.flag("--rank", metavar="N", min=1, help="Rank to reduce to, or to convert DoRA to.")
-    ] = None,
+    base_model: BaseModel = None,
+    max_rank: MaxRank = None,
+    rank: Rank = None,
     dtype: Annotated[Dtype | None, options.flag("--dtype", help="Type of the numbers.")] = None,
-    max_error: Annotated[
-        float, options.flag("--max-error", metavar="E", min=0, help="Largest relative error of a module.")
-    ] = DEFAULT_MAX_ERROR,
-    initial: Annotated[
-        Path | None, options.flag("--initial", metavar="DIR", help="The adapter as it was before its training.")
-    ] = None,
+    max_error: MaxError = DEFAULT_MAX_ERROR,
+    initial: Initial = None,
     remap: Annotated[Remap, options.flag("--remap", help="As prepare.remap of a manifest.")] = Remap.AUTO,
     vision: Annotated[Vision, options.flag("--vision", help="As prepare.vision of a manifest.")] = Vision.REJECT,
     credentials: options.Credentials = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import isnan
 
 
 class CannotPublish(Exception):
@@ -39,13 +40,13 @@ class ModuleOutcome:
 
 def check_errors(outcomes: Sequence[ModuleOutcome], max_error: float) -> None:
     """Raises CannotPublish if an error is larger than it may be, with the rank that would do."""
-    worst = max(outcomes, key=lambda one: one.error, default=None)
-    if worst is None or worst.error <= max_error:
+    above = [one for one in outcomes if one.error > max_error or isnan(one.error)]
+    if not above:
         return
-    above = sum(one.error > max_error for one in outcomes)
+    worst = max(above, key=lambda one: (isnan(one.error), one.error))
     ranks = [one.enough for one in outcomes if one.enough is not None]
     remedy = f"rank {max(ranks)} would do (--rank), or allow" if ranks else "take another --dtype, or allow"
     raise CannotPublish(
-        f"{worst.module}: found a relative error of {worst.error:.3g} ({above} of {len(outcomes)} modules are above), "
+        f"{worst.module}: found a relative error of {worst.error:.3g} ({len(above)} of {len(outcomes)} modules are above), "
         f"expected at most {max_error:g}; {remedy} more with --max-error"
     )

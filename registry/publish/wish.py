@@ -64,7 +64,7 @@ class Task:
         return self.is_dora or self.init is not None
 
     def __bool__(self) -> bool:
-        return self.needs_base or self.changes_rank or self.casts
+        return self.needs_base or self.changes_rank or self.casts or bool(self.verdict.changes.dropped)
 
 
 def task_of(opened: Opened, base: BaseModules | None, wish: Wish) -> Task:
