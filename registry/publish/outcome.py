@@ -46,7 +46,8 @@ def check_errors(outcomes: Sequence[ModuleOutcome], max_error: float) -> None:
     worst = max(above, key=lambda one: (isnan(one.error), one.error))
     ranks = [one.enough for one in outcomes if one.enough is not None]
     remedy = f"rank {max(ranks)} would do (--rank), or allow" if ranks else "take another --dtype, or allow"
+    share = f"{len(above)} of {len(outcomes)} modules are above"
     raise CannotPublish(
-        f"{worst.module}: found a relative error of {worst.error:.3g} ({len(above)} of {len(outcomes)} modules are above), "
+        f"{worst.module}: found a relative error of {worst.error:.3g} ({share}), "
         f"expected at most {max_error:g}; {remedy} more with --max-error"
     )
