@@ -24,7 +24,6 @@ SWAPS = 100
 REQUESTS_PER_SECOND = 50.0
 SWAPS_PER_SECOND = 3.0
 ROUNDS = 20
-# Without the plugin the engine may end where more versions run than it has slots.
 MAX_LORAS = 8
 
 
@@ -37,11 +36,11 @@ async def swap(folder: Path) -> list[Figure]:
     tiny = make_tiny(folder)
     async with _started(tiny, folder / "with", VllmFlags(plugin=True, max_loras=MAX_LORAS)) as url:
         floor, ours = await _alternately(url, tiny)
-        by_plugin = await _under_load(url, tiny)
+        by_plugin, _ = await _under_load(url, tiny)
     async with _started(tiny, folder / "without", VllmFlags(max_loras=MAX_LORAS)) as url:
-        pipelined = await _under_load(url, tiny)
+        pipelined, swaps = await _under_load(url, tiny)
     check(by_plugin.failed + by_plugin.mixed + by_plugin.stale == 0, f"by the plugin: {by_plugin.line()}")
-    told = f"by the plugin {by_plugin.line()}; pipelined {pipelined.line()}"
+    told = f"by the plugin {by_plugin.line()}; pipelined {pipelined.line()}, the engine lived for {swaps} swaps"
     return [of_times("swap", floor, ours, target="<= 1.5", note=told)]
 
 
@@ -77,8 +76,10 @@ async def _alternately(url: str, tiny: Tiny) -> tuple[list[float], list[float]]:
     return floor, ours
 
 
-async def _under_load(url: str, tiny: Tiny) -> Verdict:
+async def _under_load(url: str, tiny: Tiny) -> tuple[Verdict, int]:
+    """What came of the requests, and how many swaps were done until the engine ended, if it did."""
     pairs = {"x": ("a", "b"), "y": ("c", "d"), "z": ("e", "f")}
     versions = {name: (tiny.adapter(one), tiny.adapter(other)) for name, (one, other) in pairs.items()}
     load = SwapLoad(url, versions)
-    return await load.run(swaps=SWAPS, requests_per_second=REQUESTS_PER_SECOND, swaps_per_second=SWAPS_PER_SECOND)
+    verdict = await load.run(swaps=SWAPS, requests_per_second=REQUESTS_PER_SECOND, swaps_per_second=SWAPS_PER_SECOND)
+    return verdict, len(load.swap_seconds)

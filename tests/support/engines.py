@@ -30,6 +30,8 @@ class VllmFlags:
     api_key: str | None = None
     plugin: bool = False
     max_loras: int = MAX_LORAS
+    more: tuple[str, ...] = ()
+    import_path: str | None = None
 
 
 @dataclass
@@ -62,11 +64,6 @@ class RealVllm:
             os.killpg(process.pid, signal.SIGKILL)  # its own session, so that its workers are in the group
             process.wait(END_SECONDS)
 
-    @property
-    def pid(self) -> int | None:
-        """Its process; None: it is not running."""
-        return self._process.pid if self._process is not None else None
-
     def log(self) -> str:
         return (self.folder / "vllm.log").read_text(errors="replace")
 
@@ -83,10 +80,12 @@ class RealVllm:
         )
         self.folder.mkdir(parents=True, exist_ok=True)
         plugin = plugin_folder(self.folder / "plugin") if flags.plugin else None
+        environment = vllm_environment(runtime_lora=flags.runtime_lora, plugin=plugin)
+        environment |= {"PYTHONPATH": flags.import_path} if flags.import_path else {}
         with (self.folder / "vllm.log").open("ab") as log:
             self._process = subprocess.Popen(
-                command,
-                env=vllm_environment(runtime_lora=flags.runtime_lora, plugin=plugin),
+                [*command, *flags.more],
+                env=environment,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

@@ -10,7 +10,7 @@ from pathlib import Path
 from registry import errors
 from registry.admin.statuses import CODES
 from registry.cli.failure import EXIT_OF, Exit
-from registry.cli.rpc_errors import KIND_OF
+from registry.client.refusals import KIND_OF
 from registry.errors import Reason
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +51,10 @@ MEANING: Mapping[Reason, str] = {
     Reason.ADMIN_UNAVAILABLE: "The admin service is not reached, or stops. Ask again, or another one.",
     Reason.DEADLINE_EXCEEDED: "The time was up. The message says whether anything can have been changed.",
     Reason.ADAPTER_UNFIT: "An adapter that no replica of the pool would serve. The message begins with what was found first; `finding` is that reason, `findings` their number. See `loraplane check`.",
+    Reason.CANNOT_PUBLISH: "An adapter cannot be converted, or written, as is wanted. The message says why and what would do; nothing was written.",
+    Reason.DESTINATION_TAKEN: "Something else is published there. Nothing that is published is ever replaced; choose another place.",
+    Reason.SOURCE_REFUSED: "A source that is never read as it is named: its URI, its credential or what it answers is wrong for good. `finding` is the reason that a replica would give.",
+    Reason.SOURCE_UNREADABLE: "A source could not be read from here, now. `finding` is the reason that a replica would give. Repeat it.",
     Reason.ROLLOUT_FAILED: "A rollout finished, and not every replica serves it. The message names them with their reasons.",
     Reason.USAGE: "A command was written wrongly. See --help.",
     Reason.STACK_NOT_FOUND: "There is no local stack in that folder. Start one with `loraplane dev up`.",

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from sidecar.engines.vllm import VllmEngine
-from sidecar.observed import Done
+from sidecar.observed import Done, Gone, Outcome, Unknown
 from tests.support.swap_verdict import Answer, Era, Sequenced, Verdict, judge
 
 PROMPTS = ("one two three", "The quick brown fox jumps over the lazy dog. " * 3, "hello", "LoRA")
@@ -31,6 +31,7 @@ class SwapLoad:
     Attributes:
         url: of the engine.
         versions: paths of the versions of each name; the first is loaded.
+        ended_by: what a swap came to that found the engine gone; there was none after it.
     """
 
     url: str
@@ -38,6 +39,7 @@ class SwapLoad:
     answers: list[Answer] = field(default_factory=list)
     eras: list[Era] = field(default_factory=list)
     swap_seconds: list[float] = field(default_factory=list)
+    ended_by: Outcome | None = None
     references: dict[tuple[str, str], Sequenced] = field(default_factory=dict)
 
     async def run(self, *, swaps: int, requests_per_second: float, swaps_per_second: float) -> Verdict:
@@ -70,7 +72,7 @@ class SwapLoad:
 
     async def _swap_on(self, driver: VllmEngine, swaps: int, pause_seconds: float) -> None:
         """Swaps each name in turn, forth and back."""
-        began = dict.fromkeys(self.versions, float("-inf"))
+        current = {name: (paths[0], float("-inf")) for name, paths in self.versions.items()}
         for number, name in zip(range(swaps), itertools.cycle(self.versions), strict=False):
             await asyncio.sleep(pause_seconds)
             first, second = self.versions[name]
@@ -78,14 +80,16 @@ class SwapLoad:
             started = time.monotonic()
             outcome = await driver.swap(name, old, new, request_id="load")
             ended = time.monotonic()
+            if isinstance(outcome, Gone | Unknown):
+                self.ended_by = outcome
+                current[name] = (new, started)
+                break
             assert outcome == Done(), outcome
             self.swap_seconds.append(ended - started)
-            self.eras.append(Era(name, old, began[name], ended))
-            began[name] = started
+            self.eras.append(Era(name, old, current[name][1], ended))
+            current[name] = (new, started)
         await asyncio.sleep(pause_seconds)
-        for name in self.versions:
-            done = sum(era.name == name for era in self.eras)
-            self.eras.append(Era(name, self.versions[name][done % 2], began[name], float("inf")))
+        self.eras += [Era(name, version, began, float("inf")) for name, (version, began) in current.items()]
 
     async def _ask_on(self, client: httpx.AsyncClient, rate: float, is_over: asyncio.Event) -> None:
         """Sends at a fixed rate, whether or not earlier requests were answered."""
