@@ -27,9 +27,7 @@ class Emergency:
         check_adapter_name(request.name)
         etag = make_existing_etag(request.etag, field="etag")
         caller = call.caller(request.request_id)
-        removal = wire_out.removal(
-            await self._glass.delete(request.pool, request.name, etag, caller, call.budget)
-        )
+        removal = wire_out.removal(await self._glass.delete(request.pool, request.name, etag, caller, call.budget))
         # The second copy of the receipt, since etcd takes none: whoever lost the first finds all of it here.
         _log.warning(
             "glass_broken",

@@ -20,6 +20,7 @@ from registry.etcd3.ops import Event, KeyValue
 from registry.keys import Keys
 
 Values = dict[bytes, tuple[bytes | None, bytes | None]]
+Told = tuple[str, Document | None, Document | None]
 _HASH_SPACE = 1 << 256
 
 
@@ -151,7 +152,7 @@ class Fold:
                 continue
             removal = self._removals.settle(claim.revision, claim.name)
             if removal is None:
-                self._find("W7", revision, key, f"it accounts for a removal at {claim.revision} that does not wait for it")
+                self._find("W7", revision, key, f"no removal at {claim.revision} waits for it")
             else:
                 self._settled[key] = removal
 
@@ -232,7 +233,7 @@ class Fold:
                 self._find("W2", revision, key, "history has another record than the one that was replaced")
 
 
-def _audited(by_kind: Mapping[str, Values], late: Sequence[Removal]) -> list[tuple[str, Document | None, Document | None]]:
+def _audited(by_kind: Mapping[str, Values], late: Sequence[Removal]) -> list[Told]:
     """What the audit record of a revision must tell: (kind, before, after), counters left out."""
     told = [("adapter", document(old), document(new)) for old, new in by_kind["adapters"].values()]
     told += [("pool", document(old), document(new)) for old, new in by_kind["pools"].values()]

@@ -46,7 +46,7 @@ class Removals:
         """What is wrong with those that wait: W5 and W7."""
         for removal in self.waiting.values():
             tenant = tenant_of_key(removal.name[1])
-            yield Finding("W7", removal.revision, removal.key, "removed without an audit record, not accounted for since")
+            yield Finding("W7", removal.revision, removal.key, "removed without an audit record, unaccounted for since")
             yield Finding("W5", removal.revision, f"tenant {tenant}", "its counter still has what was removed")
 
 

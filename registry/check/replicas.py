@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from registry.check.findings import Finding
-from registry.check.fold import Document, Fold
+from registry.check.fold import Fold
+from registry.check.values import Document
 from registry.model.base import Part
 from registry.model.names import name_key
 

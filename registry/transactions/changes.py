@@ -103,14 +103,7 @@ class SettleRemoval:
 
 
 Change = (
-    ApplyAdapters
-    | RollbackAdapter
-    | CreatePool
-    | UpdatePool
-    | ConfirmRemovals
-    | DeletePool
-    | SetTenant
-    | SettleRemoval
+    ApplyAdapters | RollbackAdapter | CreatePool | UpdatePool | ConfirmRemovals | DeletePool | SetTenant | SettleRemoval
 )
 
 _ANY_CHANGE: TypeAdapter[Change] = TypeAdapter(Change)

@@ -59,14 +59,10 @@ def plan_change(change: Change, view: View, context: Context) -> Planned:
             return adapters.plan_apply(change, view, context)
         case RollbackAdapter():
             return adapters.plan_rollback(change, view, context)
-        case CreatePool():
-            return pools.plan_create_pool(change, view, context)
-        case UpdatePool():
-            return pools.plan_update_pool(change, view, context)
+        case CreatePool() | UpdatePool() | DeletePool():
+            return pools.plan_pool(change, view, context)
         case ConfirmRemovals():
             return removals.plan_confirm_removals(change, view, context)
-        case DeletePool():
-            return pools.plan_delete_pool(change, view, context)
         case SetTenant():
             return tenants.plan_set_tenant(change, view, context)
         case SettleRemoval():
