@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable
 
 from tests.support.sim.engines import EngineHost
+from tests.support.sim.links import Link, Way
 from tests.support.sim.loop import State
-from tests.support.sim.network import Link, Way
 from tests.support.sim.world import ReplicaHost, World
 
 Heal = Callable[[], None]

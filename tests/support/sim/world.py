@@ -14,11 +14,12 @@ from sidecar.journal import Journal
 from sidecar.ownership import ReplicaTaken
 from tests.support.sim.admins import Admin, Answer
 from tests.support.sim.artifacts import SimStore
+from tests.support.sim.channels import SimChannel
 from tests.support.sim.checks import Checks
 from tests.support.sim.engines import EngineHost
+from tests.support.sim.links import Link
 from tests.support.sim.loop import Process, State, current_process_name
 from tests.support.sim.members import Cluster, Habits, Member
-from tests.support.sim.network import Link, SimChannel
 from tests.support.sim.sidecars import Place, run_sidecar
 from tests.support.sim.store import EtcdStore
 
