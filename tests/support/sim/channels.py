@@ -95,7 +95,11 @@ class SimChannel:
             link.later(link.delay(), lambda: _fail(reply, rpc_error(*RESET)))
             return
 
+        restarts = link.member.restarts
+
         def serve() -> None:
+            if link.member.restarts != restarts:
+                return
             answer: Item = ask(link.member, path, request)
             if link.is_unlucky():
                 answer = rpc_error(*RESET)

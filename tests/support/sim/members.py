@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from google.protobuf.message import Message
 
 from registry.etcd3 import rpc_pb2 as rpc
-from registry.etcd3.ops import Event, RangeResult, Txn
+from registry.etcd3.ops import Event, RangeResult
 from registry.etcd3.stream import progress_is_safe
 from tests.support.sim import wire
 from tests.support.sim.store import EtcdStore, Refusal, Revision
@@ -44,6 +44,7 @@ class Cluster:
     rng: random.Random
     habits: Habits = Habits()
     raft_term: int = 2
+    cluster_id: int = CLUSTER_ID
     members: list[Member] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -52,7 +53,14 @@ class Cluster:
     def _committed(self, revision: int, _events: tuple[Event, ...]) -> None:
         for member in self.members:
             lag = self.rng.uniform(0.0, self.habits.max_lag_seconds) + member.lag_seconds
-            asyncio.get_running_loop().call_later(lag, member.apply, revision)
+            asyncio.get_running_loop().call_later(lag, member.learn, revision, member.restarts)
+
+    def restart(self, *, cluster_id: int | None = None) -> None:
+        """All members end and start at what the store holds now; what is on its way to them is lost."""
+        self.cluster_id = cluster_id or self.cluster_id
+        self.raft_term += 1
+        for member in self.members:
+            member.restart()
 
     def has_quorum(self) -> bool:
         """Whether most members see each other."""
@@ -66,6 +74,7 @@ class Member:
         self.name = name
         self.lag_seconds = 0.0
         self.is_isolated = False
+        self.restarts = 0
         self.applied = cluster.store.revision
         self.watches: list[Watch] = []
         self._number = number
@@ -84,8 +93,16 @@ class Member:
     def header(self, revision: int) -> rpc.ResponseHeader:
         """As etcd puts before each reply."""
         return rpc.ResponseHeader(
-            cluster_id=CLUSTER_ID, member_id=self._number, revision=revision, raft_term=self._cluster.raft_term
+            cluster_id=self._cluster.cluster_id,
+            member_id=self._number,
+            revision=revision,
+            raft_term=self._cluster.raft_term,
         )
+
+    def learn(self, revision: int, restarts: int) -> None:
+        """Is told by the others, unless it was restarted meanwhile."""
+        if restarts == self.restarts:
+            self.apply(revision)
 
     def apply(self, revision: int) -> None:
         """Learns of the store up to a revision, unless it is cut off."""
@@ -96,6 +113,13 @@ class Member:
             self.applied = revision
             for watch in list(self.watches):
                 watch.wake()
+
+    def restart(self) -> None:
+        """Ends and starts it."""
+        self.restarts += 1
+        for watch in list(self.watches):
+            watch.close()
+        self.applied, self._late = self.store.revision, 0
 
     def isolate(self) -> None:
         """Cuts it off from the others. Its watchers are told after an election's time that there is no leader."""
@@ -136,9 +160,9 @@ class Member:
                 result = store.txn(wire.txn(request))
                 return wire.txn_response(result, self.header(result.revision))
             case rpc.DeleteRangeRequest():
-                before = len(store.kvs)
-                store.txn(Txn((), (wire.delete_op(request),)))
-                return rpc.DeleteRangeResponse(header=self.header(store.revision), deleted=before - len(store.kvs))
+                gone = [wire.key_value(kv) for kv in store.delete_range(wire.delete_op(request))]
+                told = gone if request.prev_kv else []
+                return rpc.DeleteRangeResponse(header=self.header(store.revision), deleted=len(gone), prev_kvs=told)
             case rpc.CompactionRequest():
                 store.compact(request.revision)
                 return rpc.CompactionResponse(header=self.header(store.revision))

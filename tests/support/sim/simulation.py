@@ -13,15 +13,12 @@ from unittest import mock
 
 import structlog
 
-from registry.model.records import PoolLimits
-from registry.transactions.changes import CreatePool
-from tests.support.sim.artifacts import MAX_RANK
-from tests.support.sim.engines import BASE, http_for
+from tests.support.sim.engines import http_for
 from tests.support.sim.faults import rage
 from tests.support.sim.goal import converge, stay
-from tests.support.sim.loop import VirtualLoop
+from tests.support.sim.loop import VirtualLoop, current_process_name
 from tests.support.sim.operator import Operator
-from tests.support.sim.world import POOL, World
+from tests.support.sim.world import World
 from tests.support.sim.writes import check_writes
 
 CHAOS_SECONDS = 30.0
@@ -78,7 +75,10 @@ def _patched(world: World) -> Iterator[None]:
 
     def note(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:
         name = event.pop("event")
+        if name == "breaking_glass":
+            world.broken_glass.append(dict(event))
         world.log(f"{name} {event}")
+        world.checks.on_log(current_process_name(), name)
         raise structlog.DropEvent
 
     before = structlog.get_config()
@@ -99,7 +99,9 @@ async def _play(world: World) -> float:
     for admin in world.admins:
         admin.start()
     operator = Operator(world)
-    await operator.change(CreatePool(POOL, (BASE,), PoolLimits(max_rank=MAX_RANK)))
+    await operator.prepare()
+    remade: set[asyncio.Task[None]] = set()
+    world.on_restore = lambda: remade.add(loop.create_task(operator.prepare()))
     for replica in world.replicas:
         replica.engine.start()
         world.start(replica)
@@ -109,7 +111,9 @@ async def _play(world: World) -> float:
     _heal(world)
     world.log("healed everything")
     healed_at = loop.time()
-    await converge(world)
+    await asyncio.gather(*remade)
+    await operator.settle_removals()
+    await converge(world, operator.confirm)
     converged = loop.time() - healed_at
     await stay(world)
     check_writes(world)
@@ -126,6 +130,9 @@ async def _expire_leases(world: World) -> None:
 
 
 def _heal(world: World) -> None:
+    for rival in world.rivals:
+        world.kill(rival)
+        rival.engine.kill()
     for replica in world.replicas:
         replica.process.resume()
         replica.engine.release()

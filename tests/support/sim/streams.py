@@ -63,7 +63,8 @@ class SimStream:
         """Sends; like gRPC it waits for nothing but room."""
         if self._is_done:
             raise self._end if isinstance(self._end, grpc.aio.AioRpcError) else asyncio.CancelledError
-        self._at_server = self._in_order(self._at_server, lambda: self._arrived(message))
+        restarts = self._link.member.restarts
+        self._at_server = self._in_order(self._at_server, lambda: self._arrived(message, restarts))
 
     async def read(self) -> object:
         """The next message; EOF at the end."""
@@ -94,7 +95,9 @@ class SimStream:
         if self._watch is not None:
             self._link.later(self._link.delay(), self._watch.close)
 
-    def _arrived(self, message: Message) -> None:
+    def _arrived(self, message: Message, restarts: int) -> None:
+        if self._link.member.restarts != restarts:
+            return
         if self._watch is None:
             self._deliver(ask(self._link.member, self._path, message))
         elif not self._is_done and isinstance(message, rpc.WatchRequest):
