@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import httpx
 
@@ -19,6 +22,9 @@ from sidecar.inputs import Inputs
 from sidecar.journal import Journal
 from sidecar.metrics import RELISTS
 from tests.support.waiting import eventually
+
+# So many are on their way to their state at a time.
+AT_ONCE = 100
 
 
 @dataclass
@@ -48,11 +54,16 @@ class Herd:
     def copy_snapshot(self, count: int) -> None:
         """Gives so many feeds the snapshot of the first, as if each had followed until then."""
         for number in range(1, count):
-            shutil.copytree(self._place(0), self._place(number))
+            shutil.copytree(self._place(0), self._place(number), ignore=shutil.ignore_patterns("tmp-*"))
 
-    def start(self, count: int) -> None:
-        """Starts them all at once."""
-        self.members = [self._start(number) for number in range(count)]
+    async def start(self, count: int, revision: int, *, timeout_seconds: float) -> None:
+        """Starts them all, as fast as this one process can, and waits until each has come to that revision."""
+        async with asyncio.timeout(timeout_seconds):
+            for number in range(count):
+                self.members.append(self._start(number))
+                while sum(not _has_come(one, revision) for one in self.members[-AT_ONCE:]) >= AT_ONCE:
+                    await asyncio.sleep(0.01)
+            await self.follow(revision, timeout_seconds=timeout_seconds)
 
     async def stop(self) -> None:
         """Ends them all, as a kill would: nothing is tidied up in etcd."""
@@ -65,11 +76,13 @@ class Herd:
         self.members = []
 
     async def follow(self, revision: int, *, timeout_seconds: float) -> None:
-        """Waits until each has come to that revision or further, and has the same state."""
+        """Waits until each has come to that revision or further, has the same state, and a snapshot on disk."""
 
         def is_so() -> bool:
-            behind = [one for one in self.members if not one.inputs.desired or one.inputs.desired.revision < revision]
+            behind = [one for one in self.members if not _has_come(one, revision)]
             assert not behind, f"{len(behind)} of {len(self.members)} are behind"
+            places = [self._place(number) for number in range(len(self.members))]
+            assert all(any(place.glob("snapshot-*")) for place in places), "a snapshot is not written yet"
             states = {one.inputs.desired.state_hash for one in self.members if one.inputs.desired}
             assert len(states) == 1, f"{len(states)} different states"
             return True
@@ -81,11 +94,26 @@ class Herd:
 
     def _start(self, number: int) -> Member:
         rng = random.Random(number)
-        client = Client(ClientOptions((self.endpoint,)), rng=rng)
+        client = Client(ClientOptions((self.endpoint,), call_timeout_seconds=60.0), rng=rng)
         journal, inputs = Journal(self._place(number)), Inputs()
         feed = Feed(client, self.keys, self.pool, inputs, journal, Chance(rng))
         feed.restore()
         return Member(client, journal, inputs, asyncio.create_task(feed.run()))
+
+
+def _has_come(member: Member, revision: int) -> bool:
+    return member.inputs.desired is not None and member.inputs.desired.revision >= revision
+
+
+@contextmanager
+def patient() -> Iterator[None]:
+    """A thousand clients that share one processor are slow through no fault of etcd: none gives up for that."""
+    with (
+        mock.patch("registry.etcd3.watch.SILENCE_SECONDS", (60.0, 60.0)),
+        mock.patch("registry.etcd3.watch._CALL_SECONDS", 60.0),
+        mock.patch("registry.etcd3.watch._WRITE_SECONDS", 60.0),
+    ):
+        yield
 
 
 def lists_read() -> int:
