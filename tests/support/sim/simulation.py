@@ -16,7 +16,7 @@ import structlog
 from tests.support.sim.engines import http_for
 from tests.support.sim.faults import rage
 from tests.support.sim.goal import converge, stay
-from tests.support.sim.loop import VirtualLoop, current_process_name
+from tests.support.sim.loop import Deadlock, Livelock, VirtualLoop, current_process_name
 from tests.support.sim.operator import Operator
 from tests.support.sim.world import World
 from tests.support.sim.writes import check_writes
@@ -48,12 +48,20 @@ def simulate(seed: int) -> Outcome:
     with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as root, _loop() as loop:
         world = loop.run_until_complete(_made(seed, Path(root)))
         with _patched(world):
-            converged = loop.run_until_complete(_play(world))
+            converged = _played(loop, world)
     if world.checks.violations:
         tail = "\n".join(world.trace[-60:])
         found = "\n".join(world.checks.violations[:10])
         raise SimulationFailed(f"seed {seed}; replay with: make sim SEED={seed}\n{tail}\n\n{found}")
     return Outcome(world.trace, world.digest, converged)
+
+
+def _played(loop: VirtualLoop, world: World) -> float:
+    try:
+        return loop.run_until_complete(_play(world))
+    except (Deadlock, Livelock) as error:
+        world.checks.violations.append(f"R3 {type(error).__name__}: {error}")
+        return 0.0
 
 
 async def _made(seed: int, folder: Path) -> World:
