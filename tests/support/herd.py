@@ -61,8 +61,7 @@ class Herd:
         async with asyncio.timeout(timeout_seconds):
             for number in range(count):
                 self.members.append(self._start(number))
-                while sum(not _has_come(one, revision) for one in self.members[-AT_ONCE:]) >= AT_ONCE:
-                    await asyncio.sleep(0.01)
+                await eventually(lambda: self._has_room(revision), timeout_seconds=timeout_seconds)
             await self.follow(revision, timeout_seconds=timeout_seconds)
 
     async def stop(self) -> None:
@@ -88,6 +87,9 @@ class Herd:
             return True
 
         await eventually(is_so, timeout_seconds=timeout_seconds)
+
+    def _has_room(self, revision: int) -> bool:
+        return sum(not _has_come(one, revision) for one in self.members[-AT_ONCE:]) < AT_ONCE
 
     def _place(self, number: int) -> Path:
         return self.folder / f"state-{number}"

@@ -109,6 +109,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _note_step(self, timeout: float) -> None:
         self._steps = self._steps + 1 if timeout <= 0 else 0
         if self._steps > MOST_STEPS:
+            self._steps = 0
             raise Livelock(f"at {self._seconds:.4f} s something goes round without any time passing")
 
     def _process_events(self, event_list: list[object]) -> None:
