@@ -40,6 +40,7 @@ class EtcdStore(MemoryEtcd):
     leases: dict[int, Lease] = field(default_factory=dict)
     on_commit: list[Callable[[int, tuple[Event, ...]], None]] = field(default_factory=list)
     _next_lease: int = 1000
+    _ttls: dict[int, int] = field(default_factory=dict)
 
     def txn(self, txn: Txn) -> TxnResult:
         """As `MemoryEtcd.txn`.
@@ -64,14 +65,15 @@ class EtcdStore(MemoryEtcd):
         self._tell(before)
         return found
 
-    def restore(self, revision: int, *, bump: int = 0) -> None:
+    def restore(self, revision: int, now: float, *, bump: int = 0) -> None:
         """As from a backup of that revision, 0: emptied. `bump` as etcdutl's ``--bump-revision --mark-compacted``."""
         self.kvs = self.at(revision)
         self.history = [(number, events) for number, events in self.history if number <= revision]
         self.revision = max(1, revision) + bump
         self.compacted = self.revision if bump else 0
-        kept = {kv.lease for kv in self.kvs.values()}
-        self.leases = {number: lease for number, lease in self.leases.items() if number in kept}
+        kept = {kv.lease for kv in self.kvs.values() if kv.lease}
+        # A backup has them too, also those that have ended since; each gets a whole TTL again.
+        self.leases = {number: Lease(self._ttls[number], now + self._ttls[number]) for number in sorted(kept)}
 
     def _refuse_lost_lease(self, txn: Txn, op: Put) -> None:
         branch = txn.success if self.holds(txn) else txn.failure
@@ -147,6 +149,7 @@ class EtcdStore(MemoryEtcd):
         if self.is_full:
             raise NO_SPACE
         self._next_lease += 1
+        self._ttls[self._next_lease] = ttl_seconds
         self.leases[self._next_lease] = Lease(ttl_seconds, now + ttl_seconds)
         return self._next_lease
 

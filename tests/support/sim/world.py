@@ -142,7 +142,7 @@ class World:
         self.log(f"store restored to revision {revision}, bumped by {bump}")
         for admin in self.admins:
             self.kill_admin(admin)
-        self.store.restore(revision, bump=bump)
+        self.store.restore(revision, asyncio.get_running_loop().time(), bump=bump)
         self.cluster.restart(cluster_id=None if bump else self.cluster.cluster_id + 1)
         self.hand_written = {number for number in self.hand_written if number <= revision}
         self.answers = [answer for answer in self.answers if answer.revision <= revision]
