@@ -101,6 +101,10 @@ class Fold:
         at = bisect_right(self.hashes[pool], revision, key=itemgetter(0))
         return self.hashes[pool][at - 1][1] if at else 0
 
+    def knows(self, pool: str, key: str) -> bool:
+        """Whether that name was ever in the pool. Of one that went before the history begins, its history tells."""
+        return (pool, key) in self.adapters or (pool, key) in self._generations
+
     def adapter_at(self, pool: str, key: str, revision: int) -> Document | None:
         """An adapter's record as it stood at a revision."""
         history = self.adapters.get((pool, key), [])

@@ -42,7 +42,7 @@ def check_log(fold: Fold, pool: str, where: str, lines: Iterable[Document]) -> l
             case "plan_made":
                 findings += _check_plan(fold, pool, where, line, mark)
                 mark = max(mark, revision)
-            case "engine_call" if line.get("call") == "unload" and (pool, name_key(line["name"])) not in fold.adapters:
+            case "engine_call" if line.get("call") == "unload" and not fold.knows(pool, name_key(line["name"])):
                 message = f"{line['name']!r} was unloaded, and was never in pool {pool!r}"
                 findings.append(Finding("R11", mark, where, message))
     return findings

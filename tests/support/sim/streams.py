@@ -11,8 +11,9 @@ from google.protobuf.message import Message
 
 from registry.etcd3 import rpc_pb2 as rpc
 from tests.support.sim.links import RESET, Link, rpc_error
-from tests.support.sim.members import Member, Watch
+from tests.support.sim.members import Member
 from tests.support.sim.store import Refusal
+from tests.support.sim.watches import Watch
 
 Item = Message | grpc.aio.AioRpcError
 

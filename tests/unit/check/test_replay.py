@@ -227,6 +227,14 @@ def test_a_sidecars_log_is_held_against_the_history(desk):
     assert of({"event": "engine_call", "call": "unload", "name": "theirs"}) == ["R11"]
 
 
+def test_an_adapter_that_went_before_the_history_begins_is_known(desk):
+    """R11 foreign-safe: a compaction makes no adapter somebody else's."""
+    fold = replay(KEYS, [Base(desk.etcd.revision, tuple(desk.etcd.kvs.values()))])
+    unload = {"event": "engine_call", "call": "unload"}
+    assert check_log(fold, POOL, "r1", [unload | {"name": "acme/b"}]) == []
+    assert [one.guarantee for one in check_log(fold, POOL, "r1", [unload | {"name": "theirs"}])] == ["R11"]
+
+
 def listing(revision: int, *names: str, settled: bool = False, digest: str = "0" * 64) -> Listing:
     adapters = dict.fromkeys(names, f"/store/adapters/sha256-{digest}") | {"foreign": "/elsewhere"}
     return Listing(replica="r1", revision=revision, adapters=adapters, settled=settled)
