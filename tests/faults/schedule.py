@@ -28,8 +28,9 @@ from tests.support.fleet import POOL, Sidecar, SimulatedEngine
 from tests.support.waiting import eventually
 
 PREFIX = "/faults"
-NAMES = [f"acme/n{i}" for i in range(6)]
-WRITERS = 12
+# Each of a tenant of its own, so that no two writers wait for one counter.
+NAMES = [f"t{i}/n{i}" for i in range(12)]
+WRITERS = 24
 # Between the calls of one writer, and how long each fault lasts.
 PAUSE_SECONDS = 0.03
 FAULT_SECONDS = (0.5, 3.0)

@@ -101,7 +101,9 @@ class Operator:
                 await self.change(SettleRemoval(AdapterRecord.parse(before), removed))
 
     async def confirm(self) -> None:
-        """Confirms every list that a replica says it holds."""
+        """Confirms every list that a replica says it holds, in a pool that is there again."""
+        if KEYS.pool(POOL) not in self._world.store.kvs:
+            await self.prepare()
         for key, kv in list(self._world.store.kvs.items()):
             held = ReplicaStatus.parse(kv.value).held if key.startswith(KEYS.statuses(POOL)) else ""
             if found := re.search(r"--revision (\d+)", held):
