@@ -17,7 +17,7 @@ END_SECONDS = 20
 
 @dataclass
 class Program:
-    """One child process that runs a module of ours; its stderr goes to `log`. `before`: what its command begins with."""
+    """One child process that runs a module of ours; its stderr goes to `log`. `before`: how its command begins."""
 
     module: str
     arguments: list[str]
