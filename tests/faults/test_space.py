@@ -144,6 +144,18 @@ async def serves(engine: SimulatedEngine, *names: str) -> None:
     await eventually(is_so, timeout_seconds=60)
 
 
+async def test_a_repeated_change_is_answered_as_before(small, client, admin):
+    """W3, W8: "no space, nothing was changed" is not said of what was changed before; by whichever admin service."""
+    request = change_set(put("acme/a"), request_id="once")
+    first = await admin.stub.ApplyAdapters(request)
+    await fill(client)
+    async with admin_inside(small.endpoints, PREFIX) as other:
+        await wait_ready(other)
+        assert await other.stub.ApplyAdapters(request) == first
+        told = await refusal(other.stub.ApplyAdapters(change_set(put("acme/b"), request_id="twice")))
+    assert (told.code, told.reason) == (StatusCode.RESOURCE_EXHAUSTED, "ETCD_NO_SPACE")
+
+
 async def test_a_repeated_removal_gets_the_same_receipt(client, admin):
     """W3 idempotent: a client whose reply was lost asks the same server again."""
     await admin.stub.ApplyAdapters(change_set(put("acme/a")))

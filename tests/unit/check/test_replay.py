@@ -251,11 +251,12 @@ def test_listings_are_held_against_the_history(desk):
     assert of(listing(5, "acme/a"), listing(6, "acme/a", "acme/b")) == ["R6"]
     assert of(listing(5, "acme/a", "acme/b", settled=True)) == ["R6"]
     assert of(listing(5, settled=True)) == ["R3"]
-    pinned = AdapterSpec(source=Source(uri="file:///a/v1", digest="sha256:" + "1" * 64))
-    desk.change(applying(Upsert("pinned", pinned)))
+    for name, digit in (("one", "1"), ("same", "1"), ("other", "2")):
+        source = Source(uri="file:///a/v1", digest="sha256:" + digit * 64)
+        desk.change(applying(Upsert(name, AdapterSpec(source=source))))
     fold = replay(KEYS, steps_of(desk))
-    assert of(listing(7, "pinned", digest="1" * 64)) == []
-    assert of(listing(7, "pinned", digest="2" * 64)) == ["R4"]
+    assert of(listing(9, "one", "same", digest="a" * 64), listing(9, "other", digest="b" * 64)) == []
+    assert of(listing(9, "one", digest="a" * 64), listing(9, "other", digest="a" * 64)) == ["R4"]
 
 
 def test_an_export_is_read_as_it_was_written(desk):
