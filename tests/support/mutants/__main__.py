@@ -1,0 +1,96 @@
+"""``make mutants``: shows for each deliberate bug which layer of the tests and which test catches it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from time import perf_counter
+
+from tests.support.mutants.copies import copy_of_tree
+from tests.support.mutants.layers import CHEAP, Layer, Verdict, named_layers, run_layer
+from tests.support.mutants.patches import Mutant, PatchMalformed, read_mutants
+
+# One each per core of a small machine.
+AT_ONCE = 2
+
+
+def hunt(mutant: Mutant | None, layers: Sequence[Layer]) -> tuple[str, Verdict]:
+    """Runs layer after layer until one fails, with a bug or, None, without. Returns the last layer and its verdict.
+
+    Raises:
+        PatchMalformed: the bug does not fit the code any more.
+    """
+    name, verdict = "", Verdict()
+    with copy_of_tree() as tree:
+        if mutant is not None:
+            mutant.apply(tree)
+        for layer in layers:
+            name, verdict = layer.name, run_layer(layer, tree)
+            if verdict != Verdict():
+                break
+    return name, verdict
+
+
+def is_sound(mutants: Sequence[Mutant]) -> bool:
+    """Whether all that will be run passes without a bug: otherwise nothing could be said of the bugs."""
+    tests = dict.fromkeys(chain.from_iterable(mutant.tests for mutant in mutants))
+    started = perf_counter()
+    layer, verdict = hunt(None, [*CHEAP, *named_layers(tests)])
+    seconds = perf_counter() - started
+    if verdict == Verdict():
+        _say(f"baseline: all tests pass ({seconds:.0f} s)")
+        return True
+    _say(f"baseline: {layer} fails without any bug, mend that first: {verdict.failed or verdict.broken}")
+    return False
+
+
+def is_caught(mutant: Mutant) -> bool:
+    """Whether a test fails with the bug; prints which."""
+    started = perf_counter()
+    try:
+        layer, verdict = hunt(mutant, [*CHEAP, *named_layers(mutant.tests)])
+    except PatchMalformed as error:
+        _say(f"BROKEN    {error}")
+        return False
+    seconds = f"({perf_counter() - started:.0f} s)"
+    if verdict.broken:
+        _say(f"BROKEN    {mutant.name}: {verdict.broken}")
+    elif verdict.failed:
+        _say(f"caught    {mutant.name} by {layer}: {verdict.failed} {seconds}")
+    else:
+        _say(f"SURVIVED  {mutant.name}: {mutant.breaks} {seconds}")
+    return verdict.failed is not None
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="make mutants")
+    parser.add_argument("--only", help="names of mutants, with commas between them")
+    parser.add_argument("--no-baseline", action="store_true", help="trust the tests to pass as they are")
+    asked = parser.parse_args()
+    try:
+        mutants = read_mutants()
+    except PatchMalformed as error:
+        sys.exit(f"{error}")
+    names = asked.only.split(",") if asked.only else [mutant.name for mutant in mutants]
+    chosen = [mutant for mutant in mutants if mutant.name in names]
+    if unknown := set(names) - {mutant.name for mutant in chosen}:
+        sys.exit(f"there is no mutant {', '.join(sorted(unknown))}")
+    if not asked.no_baseline and not is_sound(chosen):
+        sys.exit(1)
+    with ThreadPoolExecutor(AT_ONCE) as workers:
+        caught = sum(workers.map(is_caught, chosen))
+    _say(f"caught {caught} of {len(chosen)}")
+    sys.exit(0 if caught == len(chosen) else 1)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
