@@ -29,6 +29,7 @@ from sidecar.reconciler import Reconciler
 from sidecar.reporter import Reporter
 from sidecar.settings import Settings
 from sidecar.status import Replica, rfc3339
+from sidecar.steps import OnStep, ignore
 
 _log = structlog.get_logger()
 LOCK_RETRY_SECONDS = 1.0
@@ -38,8 +39,8 @@ class StoreUnusable(Exception):
     """The store, the base model's directory or the HTTP port cannot be used; the message says why and what to do."""
 
 
-async def run(settings: Settings) -> None:
-    """Runs one sidecar until it is cancelled.
+async def run(settings: Settings, on_step: OnStep = ignore) -> None:
+    """Runs one sidecar until it is cancelled; `on_step` is called at each step, also in worker threads, for tests.
 
     Raises:
         StoreUnusable: at start.
@@ -49,19 +50,28 @@ async def run(settings: Settings) -> None:
     state = settings.store / "state" / settings.replica
     try:
         base = read_base(settings.base_model) if settings.base_model else None
-        store = LocalStore(settings.store, settings.replica, settings.allow_source, base=base, remote=_remote(settings))
+        store = LocalStore(
+            settings.store,
+            settings.replica,
+            settings.allow_source,
+            base=base,
+            remote=_remote(settings),
+            on_step=on_step,
+        )
         lock = HostLock(state / "lock")
         listener = listen(settings.http_host, settings.http_port)
     except (OSError, StoreError, BaseUnreadable) as error:
         raise StoreUnusable(f"{error}") from error
     client = Client(settings.client_options())
-    engine = VllmEngine(settings.engine, api_key_file=settings.engine_api_key_file, limits=settings.engine_limits())
+    engine = VllmEngine(
+        settings.engine, api_key_file=settings.engine_api_key_file, limits=settings.engine_limits(), on_step=on_step
+    )
     inputs, keys = Inputs(), Keys(settings.prefix)
-    publisher = Publisher(client, keys, _presence(settings, lock.owner, chance), chance, on_change=inputs.wake)
+    publisher = Publisher(client, keys, _presence(settings, lock.owner, chance), chance, inputs.wake, on_step)
     replica = Replica(settings.replica, settings.pool, engine.kind, engine.url)
     reporter = Reporter(replica, chance, publisher.offer)
     reconciler = Reconciler(engine, store, inputs, publisher, chance, reporter.take)
-    feed = Feed(client, keys, settings.pool, inputs, Journal(state), chance)
+    feed = Feed(client, keys, settings.pool, inputs, Journal(state, on_step), chance)
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(serve(make_app(reporter), listener), name="http")

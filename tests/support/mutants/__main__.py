@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -71,6 +72,8 @@ def main() -> None:
     parser.add_argument("--only", help="names of mutants, with commas between them")
     parser.add_argument("--no-baseline", action="store_true", help="trust the tests to pass as they are")
     asked = parser.parse_args()
+    # A shell starts what runs in its background deaf to interrupts, which tests send to their own children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         mutants = read_mutants()
     except PatchMalformed as error:
