@@ -72,13 +72,17 @@ test: install engine ## Run every test that CI runs, on real parts
 	$(BIN)/pytest $(PURE:%=--cov=%) --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
 
 .PHONY: sim
-sim: install ## Play one simulation and show its trace (SEED=n)
-	$(BIN)/python -m tests.support.sim --seed $(or $(SEED),$(error SEED=n says which))
+sim: install ## Play one simulation and show its trace (SEED=n, NETS=no: without periodic looks)
+	$(BIN)/python -m tests.support.sim --seed $(or $(SEED),$(error SEED=n says which)) $(if $(filter no,$(NETS)),--no-nets)
 
 .PHONY: soak
 soak: install ## Play thousands of simulations, then hurt a real cluster of three for ten minutes (COUNT=n, SEED=n, FAULTS=n)
 	$(BIN)/python -m tests.support.sim --count $(or $(COUNT),3000)
 	SEED=$(or $(SEED),7) FAULTS=$(or $(FAULTS),250) $(BIN)/pytest --timeout=3600 tests/faults/test_schedule.py
+
+.PHONY: mutants
+mutants: install ## Put deliberate bugs into copies of the code, show which test catches each (ONLY=name,name)
+	$(BIN)/python -m tests.support.mutants $(if $(ONLY),--only $(ONLY))
 
 .PHONY: bench
 bench: install ## Measure what is promised, each beside its floor (ONLY=name for one); last line: all figures

@@ -130,7 +130,7 @@ async def has_converged(place: Place) -> None:
         status = ReplicaStatus.parse(found[0].value)
         assert status.observed_revision >= place.revision, status
         assert status.ready, status
-        assert not (status.stale or status.pending or status.failed), status
+        assert (status.stale, status.pending, status.failed) == (False, [], []), status
         served = [ServedAdapter("a", 2, place.digest("v3")), ServedAdapter("new", 1, place.digest("v4"))]
         assert status.served.hash == served_hash(served)
         return True

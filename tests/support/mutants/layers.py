@@ -59,7 +59,7 @@ def run_layer(layer: Layer, tree: Path) -> Verdict:
     """Runs a layer on a copy of the code."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        flags = [f"--junitxml={report}", f"--basetemp={folder}/tmp"] if layer.is_pytest else []
+        flags = [f"--junitxml={report}", "--basetemp", str(Path(folder, "basetemp"))] if layer.is_pytest else []
         command = [sys.executable, *layer.arguments, *flags]
         # The copy comes before the checkout that the environment was installed from, in children too.
         environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
