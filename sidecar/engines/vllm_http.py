@@ -64,7 +64,7 @@ class VllmHttp:
         timeout_seconds: float,
         on_sent: Callable[[], None] = unheard,
     ) -> Sequence[Reply | Lost | NotSent]:
-        """Sends requests in one piece; one answer for each, in order. `on_sent` is called once they are on their way."""
+        """Sends requests in one piece; one answer for each, in order. `on_sent` is called once all is on its way."""
         try:
             headers = self._key_header()
         except EngineUnusable as error:

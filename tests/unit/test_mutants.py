@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.guarantees import promised
 from tests.support.mutants.copies import ROOT, copy_of_tree, tracked_files
-from tests.support.mutants.layers import Layer, Verdict, named_layers, run_layer
+from tests.support.mutants.layers import Layer, Verdict, named_layers, near_layers, run_layer
 from tests.support.mutants.patches import FOLDER, PatchMalformed, read_mutant, read_mutants
 
 HEADER = "Name: bad\nBreaks: something.\nGuarantee: R1\nDrawn-From: nothing\n"
@@ -96,9 +96,18 @@ def test_a_seed_that_fails_is_named(tmp_path):
     assert run_layer(Layer("simulation", ("seeds.py",), is_pytest=False), tmp_path).failed == "seed 3: R1 went back"
 
 
-def test_named_tests_make_a_layer_for_each_folder_in_the_order_of_their_cost():
-    layers = named_layers(["tests/integration/a.py", "tests/contract/b.py", "tests/integration/c.py"])
+def test_tests_near_what_a_patch_touches_come_first(tmp_path):
+    (layer,) = near_layers(ROOT, ["sidecar/engines/vllm.py", "registry/keys.py"])
+    assert layer.arguments[-2:] == ("tests/unit/sidecar", "tests/unit/engines")
+    assert near_layers(ROOT, ["registry/keys.py"]) == []
+    patch = tmp_path / "bad.patch"
+    patch.write_text(HEADER + DIFF)
+    assert read_mutant(patch).touches == ("a.py",)
+
+
+def test_each_named_file_of_tests_is_a_layer():
+    layers = named_layers(["tests/contract/b.py", "tests/integration/a.py"])
     assert [(layer.name, layer.arguments[-1]) for layer in layers] == [
         ("contract", "tests/contract/b.py"),
-        ("integration", "tests/integration/c.py"),
+        ("integration", "tests/integration/a.py"),
     ]

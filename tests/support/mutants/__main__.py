@@ -11,24 +11,23 @@ from itertools import chain
 from time import perf_counter
 
 from tests.support.mutants.copies import copy_of_tree
-from tests.support.mutants.layers import CHEAP, Layer, Verdict, named_layers, run_layer
+from tests.support.mutants.layers import CHEAP, Verdict, named_layers, near_layers, run_layer
 from tests.support.mutants.patches import Mutant, PatchMalformed, read_mutants
 
 # One each per core of a small machine.
 AT_ONCE = 2
 
 
-def hunt(mutant: Mutant | None, layers: Sequence[Layer]) -> tuple[str, Verdict]:
-    """Runs layer after layer until one fails, with a bug or, None, without. Returns the last layer and its verdict.
+def hunt(mutant: Mutant) -> tuple[str, Verdict]:
+    """Runs layer after layer with a bug until one fails. Returns the last layer and its verdict.
 
     Raises:
         PatchMalformed: the bug does not fit the code any more.
     """
     name, verdict = "", Verdict()
     with copy_of_tree() as tree:
-        if mutant is not None:
-            mutant.apply(tree)
-        for layer in layers:
+        mutant.apply(tree)
+        for layer in [*near_layers(tree, mutant.touches), *CHEAP, *named_layers(mutant.tests)]:
             name, verdict = layer.name, run_layer(layer, tree)
             if verdict != Verdict():
                 break
@@ -37,22 +36,23 @@ def hunt(mutant: Mutant | None, layers: Sequence[Layer]) -> tuple[str, Verdict]:
 
 def is_sound(mutants: Sequence[Mutant]) -> bool:
     """Whether all that will be run passes without a bug: otherwise nothing could be said of the bugs."""
-    tests = dict.fromkeys(chain.from_iterable(mutant.tests for mutant in mutants))
+    named = named_layers(dict.fromkeys(chain.from_iterable(mutant.tests for mutant in mutants)))
+    layers = [*CHEAP, *sorted(named, key=lambda layer: layer.arguments)]
     started = perf_counter()
-    layer, verdict = hunt(None, [*CHEAP, *named_layers(tests)])
-    seconds = perf_counter() - started
-    if verdict == Verdict():
-        _say(f"baseline: all tests pass ({seconds:.0f} s)")
-        return True
-    _say(f"baseline: {layer} fails without any bug, mend that first: {verdict.failed or verdict.broken}")
-    return False
+    with copy_of_tree() as tree, ThreadPoolExecutor(AT_ONCE) as workers:
+        verdicts = list(workers.map(lambda layer: run_layer(layer, tree), layers))
+    for layer, verdict in zip(layers, verdicts, strict=True):
+        if verdict != Verdict():
+            _say(f"baseline: {layer.name} fails without any bug, mend that first: {verdict.failed or verdict.broken}")
+    _say(f"baseline: {verdicts.count(Verdict())} of {len(layers)} runs pass ({perf_counter() - started:.0f} s)")
+    return verdicts.count(Verdict()) == len(layers)
 
 
 def is_caught(mutant: Mutant) -> bool:
     """Whether a test fails with the bug; prints which."""
     started = perf_counter()
     try:
-        layer, verdict = hunt(mutant, [*CHEAP, *named_layers(mutant.tests)])
+        layer, verdict = hunt(mutant)
     except PatchMalformed as error:
         _say(f"BROKEN    {error}")
         return False

@@ -46,13 +46,16 @@ SIMULATION = Layer("simulation", ("-m", "tests.support.mutants.seeds", str(SEEDS
 CHEAP = (UNIT, PROPERTIES, SIMULATION)
 
 
+def near_layers(tree: Path, touched: Iterable[str]) -> list[Layer]:
+    """The unit tests that lie in folders named as the code's own are: most often one of them fails, and soon."""
+    names = dict.fromkeys(part for path in touched for part in Path(path).parent.parts)
+    folders = [f"tests/unit/{name}" for name in names if (tree / "tests" / "unit" / name).is_dir()]
+    return [Layer("unit", _pytest(*folders))] if folders else []
+
+
 def named_layers(tests: Iterable[str]) -> list[Layer]:
-    """A layer for each folder below ``tests`` that slow tests are named of, in the order of their cost."""
-    by_name: dict[str, list[str]] = {}
-    for test in tests:
-        by_name.setdefault(test.split("/")[1], []).append(test)
-    order = ["unit", "properties", "corpus", "contract", "integration", "faults"]
-    return [Layer(name, _pytest(*by_name[name])) for name in sorted(by_name, key=order.index)]
+    """A layer for each file of slow tests; it is called as the folder below ``tests`` that the file is in."""
+    return [Layer(test.split("/")[1], _pytest(test)) for test in tests]
 
 
 def run_layer(layer: Layer, tree: Path) -> Verdict:
@@ -62,7 +65,7 @@ def run_layer(layer: Layer, tree: Path) -> Verdict:
         flags = [f"--junitxml={report}", "--basetemp", str(Path(folder, "basetemp"))] if layer.is_pytest else []
         command = [sys.executable, *layer.arguments, *flags]
         # The copy comes before the checkout that the environment was installed from, in children too.
-        environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = os.environ | {"PYTHONPATH": str(tree)}
         try:
             done = subprocess.run(
                 command, cwd=tree, env=environment, capture_output=True, text=True, timeout=LAYER_SECONDS, check=False

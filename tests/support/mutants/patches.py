@@ -9,6 +9,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "mutants"
 _REQUIRED = ("Name", "Breaks", "Guarantee", "Drawn-From")
+_TOUCHED = re.compile(r"^\+\+\+ b/(\S+)$", re.MULTILINE)
 _FIELD = re.compile(r"([A-Z][A-Za-z-]*): (\S.*)")
 # What stands around a change may move a little without the patch having to be made anew.
 _APPLY = ("git", "apply", "-C1")
@@ -28,6 +29,7 @@ class Mutant:
         guarantees: ids of what it breaks.
         drawn_from: the incident, the defect of another project or the row of the faults that it stands for.
         tests: paths of slow tests that are run if no cheap one fails.
+        touches: files of the code that it changes.
         patch: the file.
     """
 
@@ -36,6 +38,7 @@ class Mutant:
     guarantees: tuple[str, ...]
     drawn_from: str
     tests: tuple[str, ...]
+    touches: tuple[str, ...]
     patch: Path
 
     def apply(self, tree: Path) -> None:
@@ -76,6 +79,7 @@ def read_mutant(patch: Path) -> Mutant:
         guarantees=tuple(fields["Guarantee"].split(", ")),
         drawn_from=fields["Drawn-From"],
         tests=tuple(fields.get("Tests", "").split()),
+        touches=tuple(_TOUCHED.findall(diff)),
         patch=patch,
     )
 
