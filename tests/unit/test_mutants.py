@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.guarantees import promised
-from tests.support.mutants.copies import ROOT, copy_of_tree, tracked_files
+from tests.support.mutants.copies import ROOT, copy_of_checkout, copy_of_tree, tracked_files
 from tests.support.mutants.layers import Layer, Verdict, named_layers, near_layers, run_layer
 from tests.support.mutants.patches import FOLDER, PatchMalformed, read_mutant, read_mutants
 
@@ -58,11 +58,13 @@ def test_a_patch_that_does_not_apply_any_more_is_an_error_and_one_that_does_chan
 
 
 def test_a_copy_has_the_files_of_the_checkout_and_is_gone_at_the_end():
-    with copy_of_tree() as tree:
-        assert tree != ROOT
-        assert (tree / "Makefile").read_bytes() == (ROOT / "Makefile").read_bytes()
-        assert not (tree / ".venv").exists()
+    with copy_of_checkout() as tree, copy_of_tree(tree) as second:
+        for copy in (tree, second):
+            assert copy != ROOT
+            assert (copy / "Makefile").read_bytes() == (ROOT / "Makefile").read_bytes()
+            assert not (copy / ".venv").exists()
     assert not tree.exists()
+    assert not second.exists()
     assert "sidecar/plan.py" in tracked_files()
 
 

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from pathlib import Path
 from time import perf_counter
 
-from tests.support.mutants.copies import copy_of_tree
+from tests.support.mutants.copies import copy_of_checkout, copy_of_tree
 from tests.support.mutants.layers import CHEAP, Verdict, named_layers, near_layers, run_layer
 from tests.support.mutants.patches import Mutant, PatchMalformed, read_mutants
 
@@ -18,14 +19,14 @@ from tests.support.mutants.patches import Mutant, PatchMalformed, read_mutants
 AT_ONCE = 2
 
 
-def hunt(mutant: Mutant) -> tuple[str, Verdict]:
-    """Runs layer after layer with a bug until one fails. Returns the last layer and its verdict.
+def hunt(mutant: Mutant, original: Path) -> tuple[str, Verdict]:
+    """Runs layer after layer with a bug in a copy of `original`, until one fails. Returns it and its verdict.
 
     Raises:
         PatchMalformed: the bug does not fit the code any more.
     """
     name, verdict = "", Verdict()
-    with copy_of_tree() as tree:
+    with copy_of_tree(original) as tree:
         mutant.apply(tree)
         for layer in [*near_layers(tree, mutant.touches), *CHEAP, *named_layers(mutant.tests)]:
             name, verdict = layer.name, run_layer(layer, tree)
@@ -34,13 +35,13 @@ def hunt(mutant: Mutant) -> tuple[str, Verdict]:
     return name, verdict
 
 
-def is_sound(mutants: Sequence[Mutant]) -> bool:
+def is_sound(mutants: Sequence[Mutant], original: Path) -> bool:
     """Whether all that will be run passes without a bug: otherwise nothing could be said of the bugs."""
     named = named_layers(dict.fromkeys(chain.from_iterable(mutant.tests for mutant in mutants)))
     layers = [*CHEAP, *sorted(named, key=lambda layer: layer.arguments)]
     started = perf_counter()
-    with copy_of_tree() as tree, ThreadPoolExecutor(AT_ONCE) as workers:
-        verdicts = list(workers.map(lambda layer: run_layer(layer, tree), layers))
+    with ThreadPoolExecutor(AT_ONCE) as workers:
+        verdicts = list(workers.map(lambda layer: run_layer(layer, original), layers))
     for layer, verdict in zip(layers, verdicts, strict=True):
         if verdict != Verdict():
             _say(f"baseline: {layer.name} fails without any bug, mend that first: {verdict.failed or verdict.broken}")
@@ -48,11 +49,11 @@ def is_sound(mutants: Sequence[Mutant]) -> bool:
     return verdicts.count(Verdict()) == len(layers)
 
 
-def is_caught(mutant: Mutant) -> bool:
+def is_caught(mutant: Mutant, original: Path) -> bool:
     """Whether a test fails with the bug; prints which."""
     started = perf_counter()
     try:
-        layer, verdict = hunt(mutant)
+        layer, verdict = hunt(mutant, original)
     except PatchMalformed as error:
         _say(f"BROKEN    {error}")
         return False
@@ -82,10 +83,10 @@ def main() -> None:
     chosen = [mutant for mutant in mutants if mutant.name in names]
     if unknown := set(names) - {mutant.name for mutant in chosen}:
         sys.exit(f"there is no mutant {', '.join(sorted(unknown))}")
-    if not asked.no_baseline and not is_sound(chosen):
-        sys.exit(1)
-    with ThreadPoolExecutor(AT_ONCE) as workers:
-        caught = sum(workers.map(is_caught, chosen))
+    with copy_of_checkout() as original, ThreadPoolExecutor(AT_ONCE) as workers:
+        if not asked.no_baseline and not is_sound(chosen, original):
+            sys.exit(1)
+        caught = sum(workers.map(lambda mutant: is_caught(mutant, original), chosen))
     _say(f"caught {caught} of {len(chosen)}")
     sys.exit(0 if caught == len(chosen) else 1)
 

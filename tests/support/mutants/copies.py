@@ -20,11 +20,24 @@ def tracked_files(root: Path = ROOT) -> list[str]:
 
 
 @contextmanager
-def copy_of_tree(root: Path = ROOT) -> Iterator[Path]:
-    """A copy that is gone at the end."""
-    with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as folder:
+def copy_of_checkout(root: Path = ROOT) -> Iterator[Path]:
+    """A copy that is gone at the end. What is then edited in the checkout is no part of it."""
+    with _folder() as folder:
         for name in tracked_files(root):
-            target = Path(folder, name)
+            target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, target)
+        yield folder
+
+
+@contextmanager
+def copy_of_tree(tree: Path) -> Iterator[Path]:
+    """A copy of a copy, with what Python compiled there, that is gone at the end."""
+    with _folder() as folder:
+        yield shutil.copytree(tree, folder / "tree")
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
