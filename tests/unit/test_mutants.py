@@ -6,7 +6,15 @@ import pytest
 
 from tests.support.guarantees import promised
 from tests.support.mutants.copies import ROOT, copy_of_checkout, copy_of_tree, tracked_files
-from tests.support.mutants.layers import Layer, Verdict, named_layers, near_layers, run_layer
+from tests.support.mutants.layers import (
+    CHEAP,
+    UNIT_OF_SIDECAR,
+    Layer,
+    Verdict,
+    cheap_layers,
+    named_layers,
+    run_layer,
+)
 from tests.support.mutants.patches import FOLDER, PatchMalformed, read_mutant, read_mutants
 
 HEADER = "Name: bad\nBreaks: something.\nGuarantee: R1\nDrawn-From: nothing\n"
@@ -99,9 +107,10 @@ def test_a_seed_that_fails_is_named(tmp_path):
 
 
 def test_tests_near_what_a_patch_touches_come_first(tmp_path):
-    (layer,) = near_layers(ROOT, ["sidecar/engines/vllm.py", "registry/keys.py"])
-    assert layer.arguments[-2:] == ("tests/unit/sidecar", "tests/unit/engines")
-    assert near_layers(ROOT, ["registry/keys.py"]) == []
+    near, *others = cheap_layers(ROOT, ["sidecar/engines/vllm.py", "registry/keys.py"])
+    assert near.arguments[-2:] == ("tests/unit/sidecar", "tests/unit/engines")
+    assert others == cheap_layers(ROOT, ["registry/keys.py"]) == list(CHEAP)
+    assert cheap_layers(ROOT, ["sidecar/engines/vllm.py"])[1] == UNIT_OF_SIDECAR
     patch = tmp_path / "bad.patch"
     patch.write_text(HEADER + DIFF)
     assert read_mutant(patch).touches == ("a.py",)

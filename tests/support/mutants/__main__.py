@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
+from typing import NoReturn
 
 from tests.support.mutants.copies import copy_of_checkout, copy_of_tree
-from tests.support.mutants.layers import CHEAP, Verdict, named_layers, near_layers, run_layer
+from tests.support.mutants.layers import CHEAP, Verdict, cheap_layers, end_all, named_layers, run_layer
 from tests.support.mutants.patches import Mutant, PatchMalformed, read_mutants
 
 # One each per core of a small machine.
@@ -28,7 +29,7 @@ def hunt(mutant: Mutant, original: Path) -> tuple[str, Verdict]:
     name, verdict = "", Verdict()
     with copy_of_tree(original) as tree:
         mutant.apply(tree)
-        for layer in [*near_layers(tree, mutant.touches), *CHEAP, *named_layers(mutant.tests)]:
+        for layer in [*cheap_layers(tree, mutant.touches), *named_layers(mutant.tests)]:
             name, verdict = layer.name, run_layer(layer, tree)
             if verdict != Verdict():
                 break
@@ -73,8 +74,9 @@ def main() -> None:
     parser.add_argument("--only", help="names of mutants, with commas between them")
     parser.add_argument("--no-baseline", action="store_true", help="trust the tests to pass as they are")
     asked = parser.parse_args()
-    # A shell starts what runs in its background deaf to interrupts, which tests send to their own children.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Also because a shell starts what runs in its background deaf to interrupts, which tests send to their children.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupted)
     try:
         mutants = read_mutants()
     except PatchMalformed as error:
@@ -89,6 +91,11 @@ def main() -> None:
         caught = sum(workers.map(lambda mutant: is_caught(mutant, original), chosen))
     _say(f"caught {caught} of {len(chosen)}")
     sys.exit(0 if caught == len(chosen) else 1)
+
+
+def _interrupted(_number: int, _frame: object) -> NoReturn:
+    end_all()
+    raise KeyboardInterrupt
 
 
 def _say(line: str) -> None:

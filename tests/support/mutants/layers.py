@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,7 @@ SEEDS = 24
 TEST_SECONDS = 60
 LAYER_SECONDS = 420
 _FAILED = 1
+_running: set[int] = set()  # groups of processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +44,23 @@ def _pytest(*arguments: str) -> tuple[str, ...]:
 
 
 UNIT = Layer("unit", _pytest("tests/unit", "--ignore=tests/unit/dev", "--ignore=tests/unit/test_mutants.py"))
+# No other unit test can notice what is wrong in the sidecar: import contracts say that the registry never imports it.
+UNIT_OF_SIDECAR = Layer("unit", _pytest("tests/unit/sidecar", "tests/unit/engines", "tests/unit/artifacts"))
 PROPERTIES = Layer("properties", _pytest("tests/properties"))
 SIMULATION = Layer("simulation", ("-m", "tests.support.mutants.seeds", str(SEEDS)), is_pytest=False)
 CHEAP = (UNIT, PROPERTIES, SIMULATION)
 
 
-def near_layers(tree: Path, touched: Iterable[str]) -> list[Layer]:
-    """The unit tests that lie in folders named as the code's own are: most often one of them fails, and soon."""
+def cheap_layers(tree: Path, touched: Sequence[str]) -> list[Layer]:
+    """The layers that each deliberate bug goes through.
+
+    First come the unit tests in folders that are named as the code's own are: most often one of them fails, and soon.
+    """
     names = dict.fromkeys(part for path in touched for part in Path(path).parent.parts)
     folders = [f"tests/unit/{name}" for name in names if (tree / "tests" / "unit" / name).is_dir()]
-    return [Layer("unit", _pytest(*folders))] if folders else []
+    near = [Layer("unit", _pytest(*folders))] if folders else []
+    is_of_sidecar = all(path.startswith("sidecar/") for path in touched)
+    return [*near, UNIT_OF_SIDECAR if is_of_sidecar else UNIT, PROPERTIES, SIMULATION]
 
 
 def named_layers(tests: Iterable[str]) -> list[Layer]:
@@ -67,17 +77,41 @@ def run_layer(layer: Layer, tree: Path) -> Verdict:
         # The copy comes before the checkout that the environment was installed from, in children too.
         environment = os.environ | {"PYTHONPATH": str(tree)}
         try:
-            done = subprocess.run(
-                command, cwd=tree, env=environment, capture_output=True, text=True, timeout=LAYER_SECONDS, check=False
-            )
+            code, said = _run(command, tree, environment)
         except subprocess.TimeoutExpired:
             return Verdict(broken=f"{layer.name} took more than {LAYER_SECONDS} s")
-        if done.returncode == 0:
+        if code == 0:
             return Verdict()
-        failed = _first_failure(report) if layer.is_pytest else done.stderr.strip().rpartition("\n")[2]
-        if done.returncode == _FAILED and failed:
-            return Verdict(failed)
-        return Verdict(broken=f"{layer.name} ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
+        failed = _first_failure(report) if layer.is_pytest else said.strip().rpartition("\n")[2]
+        return (
+            Verdict(failed) if code == _FAILED and failed else Verdict(broken=f"{layer.name}: {code}, {said[-2000:]}")
+        )
+
+
+def _run(command: list[str], tree: Path, environment: dict[str, str]) -> tuple[int, str]:
+    """Exit code and output. Whatever the program started and did not end is ended with it."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=tree, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        _running.add(process.pid)
+        try:
+            said, _ = process.communicate(timeout=LAYER_SECONDS)
+        finally:
+            _running.discard(process.pid)
+            _end(process.pid)
+    return process.returncode, said
+
+
+def _end(group: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def end_all() -> None:
+    """Ends all runs that are under way, with whatever they started."""
+    for group in list(_running):
+        _end(group)
 
 
 def _first_failure(report: Path) -> str:
