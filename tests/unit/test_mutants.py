@@ -14,6 +14,7 @@ from tests.support.mutants.layers import (
     cheap_layers,
     named_layers,
     run_layer,
+    run_twice,
 )
 from tests.support.mutants.patches import FOLDER, PatchMalformed, read_mutant, read_mutants
 
@@ -91,6 +92,15 @@ def test_a_run_names_the_first_test_that_fails(tmp_path, test, verdict):
     (tmp_path / "test_it.py").write_text(test)
     layer = Layer("unit", ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "test_it.py"))
     assert run_layer(layer, tmp_path) == verdict
+
+
+@pytest.mark.parametrize(("still", "is_caught"), [("True", True), ("not Path('seen').exists()", False)])
+def test_what_fails_only_now_and_then_has_caught_nothing(tmp_path, still, is_caught):
+    (tmp_path / "tests").mkdir()
+    lines = ["from pathlib import Path", "def test_bad():", f"    fails = {still}", "    Path('seen').touch()"]
+    (tmp_path / "tests" / "test_it.py").write_text("\n".join([*lines, "    assert not fails"]))
+    verdict = run_twice(named_layers(["tests/test_it.py"])[0], tmp_path)
+    assert (verdict.failed is not None) == is_caught
 
 
 @pytest.mark.parametrize("test", ["syntax error", "", "import os\nos._exit(3)\n"])

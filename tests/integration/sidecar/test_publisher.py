@@ -63,8 +63,9 @@ def published(etcd, etcd_client) -> Published:
 
 
 @pytest.fixture
-async def publisher(etcd, etcd_client):
-    """Runs, and has written its first status."""
+async def publisher(etcd, etcd_client, monkeypatch):
+    """Runs, and confirms nothing merely because time has passed: that would hide a lease that nobody missed."""
+    monkeypatch.setattr("sidecar.publisher.CONFIRM_SECONDS", 3600.0)
     publisher = Publisher(etcd_client, Keys(etcd.prefix), presence("ours"), Chance(), on_change=lambda: None)
     running = asyncio.create_task(publisher.run())
     publisher.offer(status(1))

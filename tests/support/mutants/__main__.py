@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import NoReturn
 
 from tests.support.mutants.copies import copy_of_checkout, copy_of_tree
-from tests.support.mutants.layers import CHEAP, Verdict, cheap_layers, end_all, named_layers, run_layer
+from tests.support.mutants.layers import CHEAP, Verdict, cheap_layers, end_all, named_layers, run_layer, run_twice
 from tests.support.mutants.patches import Mutant, PatchMalformed, read_mutants
 
 # One each per core of a small machine.
@@ -30,7 +30,7 @@ def hunt(mutant: Mutant, original: Path) -> tuple[str, Verdict]:
     with copy_of_tree(original) as tree:
         mutant.apply(tree)
         for layer in [*cheap_layers(tree, mutant.touches), *named_layers(mutant.tests)]:
-            name, verdict = layer.name, run_layer(layer, tree)
+            name, verdict = layer.name, run_twice(layer, tree)
             if verdict != Verdict():
                 break
     return name, verdict

@@ -68,6 +68,15 @@ def named_layers(tests: Iterable[str]) -> list[Layer]:
     return [Layer(test.split("/")[1], _pytest(test)) for test in tests]
 
 
+def run_twice(layer: Layer, tree: Path) -> Verdict:
+    """As `run_layer`, but what failed has to fail again: a test that fails now and then has caught nothing."""
+    verdict = run_layer(layer, tree)
+    if verdict.failed is None or not layer.is_pytest:
+        return verdict
+    file = "tests/" + verdict.failed.partition("::")[0].replace(".", "/") + ".py"
+    return run_layer(Layer(layer.name, _pytest(file)), tree)
+
+
 def run_layer(layer: Layer, tree: Path) -> Verdict:
     """Runs a layer on a copy of the code."""
     with tempfile.TemporaryDirectory() as folder:
