@@ -91,7 +91,7 @@ async def test_a_lost_lease_is_had_anew_and_everything_is_written_again(publishe
     (kv,) = (await published.client.range(Range(published.status))).kvs
     await published.client.lease_revoke(kv.lease, timeout_seconds=5)
     assert await published.revision() == 0
-    await eventually(lambda: says(published, 1), timeout_seconds=60)
+    await eventually(lambda: says(published, 1))
     assert await published.owner() == "ours"
 
 
