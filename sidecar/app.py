@@ -50,23 +50,13 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
     chance = Chance()
     state = settings.store / "state" / settings.replica
     try:
-        base = read_base(settings.base_model) if settings.base_model else None
-        store = LocalStore(
-            settings.store,
-            settings.replica,
-            settings.allow_source,
-            base=base,
-            remote=_remote(settings),
-            on_step=on_step,
-        )
+        store = _store(settings, on_step)
         lock = HostLock(state / "lock")
         listener = listen(settings.http.host, settings.http.port)
     except (OSError, StoreError, BaseUnreadable) as error:
         raise StoreUnusable(f"{error}") from error
     client = Client(settings.client_options())
-    engine = VllmEngine(
-        settings.engine, api_key_file=settings.engine_api_key_file, limits=settings.engine_limits(), on_step=on_step
-    )
+    engine = _engine(settings, on_step)
     inputs, keys = Inputs(), Keys(settings.prefix)
     publisher = Publisher(client, keys, _presence(settings, lock.owner, chance), chance, inputs.wake, on_step)
     replica = Replica(settings.replica, settings.pool, engine.kind, engine.url)
@@ -87,6 +77,17 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
         await engine.aclose()
         await client.aclose()
         lock.close()
+
+
+def _store(settings: Settings, on_step: OnStep) -> LocalStore:
+    base = read_base(settings.base_model) if settings.base_model else None
+    remote, allowed = _remote(settings), settings.allow_source
+    return LocalStore(settings.store, settings.replica, allowed, base=base, remote=remote, on_step=on_step)
+
+
+def _engine(settings: Settings, on_step: OnStep) -> VllmEngine:
+    key, limits = settings.engine_api_key_file, settings.engine_limits()
+    return VllmEngine(settings.engine, api_key_file=key, limits=limits, on_step=on_step)
 
 
 def _remote(settings: Settings) -> RemoteOptions:
