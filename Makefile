@@ -67,10 +67,11 @@ check: install proto ## Lint, types, import contracts, stubs as generated; no te
 .PHONY: docs
 docs: install ## Write the pages of docs/ that are made from the code
 	$(BIN)/python -m tests.support.errors_page
+	$(BIN)/python -m tests.support.corpus_page
 
 PURE := registry.errors registry.keys registry.model registry.transactions registry.etcd3.ops registry.etcd3.errors \
-  registry.lora \
-  sidecar.brake sidecar.desired sidecar.failures sidecar.plan sidecar.planner sidecar.snapshot sidecar.status
+  registry.lora registry.publish.outcome registry.publish.wish \
+  sidecar.brake sidecar.desired sidecar.failures sidecar.plan sidecar.planner sidecar.raw_records sidecar.snapshot sidecar.status
 
 .PHONY: test
 test: install engine .venv-oldest/.installed ## Run every test that CI runs, on real parts

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from registry.errors import InvalidArgument
 from registry.model.names import check_segment
-from sidecar.artifacts.types import StoreError
+from registry.sources.errors import StoreError
 
 _ADAPTER = re.compile(r"sha256-([0-9a-f]{64})")
 _FOLDERS = ("adapters", "tmp", "locks", "leases", "reports", "pins")
@@ -43,7 +43,7 @@ class Layout:
         """The id, if `path` is exactly that of an adapter's directory here; else None."""
         parent, _, name = path.rpartition("/")
         match = _ADAPTER.fullmatch(name)
-        return match[1] if match and parent == str(self.root / "adapters") else None
+        return match[1] if match and parent == f"{self.root}/adapters" else None
 
 
 def open_layout(root: Path, replica: str) -> Layout:

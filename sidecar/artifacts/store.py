@@ -22,8 +22,12 @@ from pathlib import Path
 from registry.lora.base import BaseModules
 from registry.lora.directory import Examined
 from registry.model.records import PoolSpec
+from registry.sources.allowed import AllowedSources, RemoteOptions
+from registry.sources.errors import ArtifactError
+from registry.sources.source import Source
+from registry.sources.stop import Stop
 from sidecar.artifacts.bases import Bases
-from sidecar.artifacts.files import Stop, locked, locked_at_once, store_failure, write_atomic
+from sidecar.artifacts.files import locked, locked_at_once, store_failure, write_atomic
 from sidecar.artifacts.incoming import DEFAULT_MAX_WEIGHTS_BYTES, Incoming, incoming
 from sidecar.artifacts.layout import open_layout
 from sidecar.artifacts.leases import Leases
@@ -31,10 +35,8 @@ from sidecar.artifacts.orders import Order, order_of
 from sidecar.artifacts.pins import Pins, pin_name
 from sidecar.artifacts.preparing import prepare
 from sidecar.artifacts.reports import look, make_report
-from sidecar.artifacts.source import Source
-from sidecar.artifacts.sources.allowed import AllowedSources, RemoteOptions
 from sidecar.artifacts.steps import OnStep, Step, ignore
-from sidecar.artifacts.types import ArtifactError, ArtifactRef, Staged
+from sidecar.artifacts.types import ArtifactRef, Staged
 
 MAX_WORKERS = 4
 STAGING_TIMEOUT_SECONDS = 1800.0

@@ -46,6 +46,7 @@ class Rig:
         self.inputs.pool_read = True
         self.driver = VllmEngine(url, deadlines=QUICK)
         self.statuses: list[ReplicaStatus] = []
+        self.records: dict[bytes, bytes] = {}
         self._chance = Chance()
         self._replica = Replica("r1", POOL, "vllm", url)
         self._informer = Informer(POOL)
@@ -73,9 +74,14 @@ class Rig:
                 request_id=f"req-{revision}",
             )
             kvs.append(KeyValue(KEYS.adapter(POOL, name), record.to_bytes(), 1, revision, 1))
+        self.records = {kv.key: kv.value for kv in kvs}
         self._informer.replace(revision, kvs)
         self.inputs.desired = self._informer.state
         self.inputs.wake()
+
+    def record(self, name: str) -> bytes:
+        """The record of a desired adapter."""
+        return self.records[KEYS.adapter(POOL, name)]
 
     @property
     def status(self) -> ReplicaStatus:
