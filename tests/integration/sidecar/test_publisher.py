@@ -68,7 +68,7 @@ async def publisher(etcd, etcd_client, monkeypatch):
     monkeypatch.setattr("sidecar.publisher.CONFIRM_SECONDS", 3600.0)
     publisher = Publisher(etcd_client, Keys(etcd.prefix), presence("ours"), Chance(), on_change=lambda: None)
     running = asyncio.create_task(publisher.run())
-    publisher.offer(status(1))
+    publisher.offer(lambda: status(1))
     yield publisher
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -79,7 +79,7 @@ async def test_a_status_is_never_written_once_the_id_is_another_s(publisher, pub
     """R10 one-owner: whoever lost the id writes nothing any more, although its own lease still lives."""
     await eventually(lambda: says(published, 1))
     await published.client.txn(Txn((), (Put(published.presence, presence("twin").to_bytes()),)))
-    publisher.offer(status(2))
+    publisher.offer(lambda: status(2))
     await eventually(lambda: bool(publisher.refusal))
     assert await published.revision() == 1
     assert await published.owner() == "twin"
