@@ -21,7 +21,7 @@ from registry.sources.allowed import DEFAULT_HUB, AllowedSources, RemoteOptions
 from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
 from registry.sources.errors import ArtifactError, StoreError
-from registry.sources.network import Limits
+from registry.sources.limits import Limits
 from registry.sources.source import Source
 from registry.sources.stop import Stop
 

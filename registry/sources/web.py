@@ -17,7 +17,8 @@ from registry.sources.credentials import Held
 from registry.sources.download import Download, receive_file
 from registry.sources.failures import retries_from_start
 from registry.sources.getter import Getter
-from registry.sources.network import Connections, Limits
+from registry.sources.limits import Limits
+from registry.sources.network import Connections
 from registry.sources.source import Receive
 from registry.sources.stop import Stop
 from registry.sources.urls import WebUrl, parse_url

@@ -14,7 +14,7 @@ from registry.sources.allowed import RemoteOptions
 from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
 from registry.sources.errors import ArtifactError
-from registry.sources.network import Limits
+from registry.sources.limits import Limits
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import adapter_config, adapter_weights

@@ -10,7 +10,7 @@ import tarfile
 import pytest
 
 from registry.sources.errors import ArtifactError
-from registry.sources.network import Limits
+from registry.sources.limits import Limits
 from sidecar.artifacts.store import MAX_WORKERS
 from sidecar.artifacts.types import ArtifactRef
 from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, left_behind, ref, refusal

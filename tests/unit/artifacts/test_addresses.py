@@ -11,7 +11,8 @@ import pytest
 from registry.model.source_uri import parse_prefix
 from registry.sources.addresses import Reach
 from registry.sources.errors import ArtifactError
-from registry.sources.network import Connections, Limits
+from registry.sources.limits import Limits
+from registry.sources.network import Connections
 from registry.sources.stop import Stop
 from registry.sources.urls import parse_url
 
