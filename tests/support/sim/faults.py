@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from registry.keys import Keys
 from tests.support.sim.engines import EngineHost
+from tests.support.sim.links import Link, Way
 from tests.support.sim.loop import State
-from tests.support.sim.network import Link, Way
 from tests.support.sim.world import ReplicaHost, World
 
 Heal = Callable[[], None]
+Fault = Callable[[World, random.Random], Heal]
 
 
 def _nothing() -> None:
@@ -167,6 +169,48 @@ def expire_lease(world: World, rng: random.Random) -> Heal:
     return _nothing
 
 
+def fill_store(world: World, rng: random.Random) -> Heal:
+    world.store.is_full = True
+
+    def heal() -> None:
+        world.store.is_full = False
+
+    return heal
+
+
+def replace_store(world: World, rng: random.Random) -> Heal:
+    """Restored with and without what the manual asks for, or emptied. Once is enough for one simulation."""
+    if world.restores:
+        return _nothing
+    first = min(world.hand_written)
+    revision = rng.choice((0, rng.randint(first, world.store.revision), world.store.revision))
+    world.replace_store(revision, bump=rng.choice((0, 1000)) if revision else 0)
+    return _nothing
+
+
+def wrong_prefix(world: World, rng: random.Random) -> Heal:
+    """A sidecar that knows what it served is started with another prefix."""
+    host = _pick(world, rng)
+    if not host.has_snapshot or not world.checks.followed[host.name]:
+        return _nothing
+    world.kill(host)
+    world.start(host, Keys("/elsewhere"))
+
+    def heal() -> None:
+        world.kill(host)
+        world.start(host)
+
+    return heal
+
+
+def clone_replica(world: World, rng: random.Random) -> Heal:
+    """A machine with the same replica id starts."""
+    twin = world.rival(_pick(world, rng))
+    twin.engine.start()
+    world.start(twin)
+    return lambda: world.kill(twin)
+
+
 def jump_clock(world: World, rng: random.Random) -> Heal:
     world.skew_seconds = rng.choice((-3600.0, 3600.0, 0.0))
     return _nothing
@@ -182,7 +226,7 @@ def lose_sources(world: World, rng: random.Random) -> Heal:
     return heal
 
 
-FAULTS: tuple[Callable[[World, random.Random], Heal], ...] = (
+FAULTS: tuple[Fault, ...] = (
     kill_sidecar,
     kill_sidecar,
     pause_sidecar,
@@ -207,13 +251,19 @@ FAULTS: tuple[Callable[[World, random.Random], Heal], ...] = (
     expire_lease,
     jump_clock,
     lose_sources,
+    fill_store,
+    replace_store,
+    wrong_prefix,
+    clone_replica,
 )
+# Without what others do to an engine.
+OWN_FAULTS = tuple(fault for fault in FAULTS if fault not in {foreign_load, foreign_unload})
 
 
-async def rage(world: World, seconds: float) -> None:
+async def rage(world: World, faults: Sequence[Fault], seconds: float) -> None:
     """Begins faults for so long; each is healed in its time, and all that are left at the end."""
     rng = random.Random(f"faults {world.seed}")
-    kinds = rng.sample(FAULTS, rng.randint(3, len(FAULTS)))
+    kinds = rng.sample(faults, rng.randint(3, len(faults)))
     pause_seconds = rng.choice((0.5, 2.0, 4.0))
     async with asyncio.TaskGroup() as tasks:
         loop = asyncio.get_running_loop()
@@ -223,7 +273,7 @@ async def rage(world: World, seconds: float) -> None:
             tasks.create_task(_befall(world, rng.choice(kinds), rng, end))
 
 
-async def _befall(world: World, fault: Callable[[World, random.Random], Heal], rng: random.Random, end: float) -> None:
+async def _befall(world: World, fault: Fault, rng: random.Random, end: float) -> None:
     world.log(f"fault {fault.__name__}")
     heal = fault(world, rng)
     lasts = rng.choice((0.05, 1.0, 5.0, 15.0)) * rng.uniform(0.5, 1.5)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from sidecar.engines import vllm_answers as answers
-from sidecar.engines.driver import EngineUnusable
+from sidecar.engines.driver import EngineUnreachable, EngineUnusable
 from sidecar.engines.exchange import Lost, NotSent, Reply
 from sidecar.engines.vllm import check_name
 from sidecar.observed import AlreadyThere, Done, Gone, NotThere, PathMissing, Refused, Transient, Unknown
@@ -95,3 +95,30 @@ def test_versions_that_are_refused(version):
 def test_a_path_has_one_check_name_and_another_path_another():
     assert check_name("/a") == check_name("/a") != check_name("/b")
     assert check_name("/a\udc80").startswith("loraplane-check-")
+
+
+BASE_CARD = {"id": "tiny", "parent": None, "root": "/models/tiny"}
+CARD = {"id": "a", "parent": "tiny", "root": "/store/a"}
+
+
+def test_a_listing_tells_bases_and_adapters():
+    listing = answers.read_listing(json.dumps({"data": [BASE_CARD, CARD]}).encode())
+    assert listing == answers.Listing(("tiny",), {"a": "/store/a"})
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {},
+        {"id": "a"},
+        CARD,
+        CARD | {"id": 1},
+        CARD | {"id": "b", "root": ""},
+        CARD | {"id": "b", "root": None},
+        CARD | {"id": "tiny"},
+    ],
+)
+def test_one_card_that_is_not_understood_makes_the_whole_listing_worthless(odd):
+    """R3, R9: what cannot be read in full is not taken for what there is; nothing is planned from it."""
+    with pytest.raises(EngineUnreachable):
+        answers.read_listing(json.dumps({"data": [BASE_CARD, CARD, odd]}).encode())
