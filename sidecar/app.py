@@ -23,10 +23,12 @@ from sidecar.feed import Feed
 from sidecar.http import listen, make_app, serve
 from sidecar.inputs import Inputs
 from sidecar.journal import Journal
+from sidecar.keeper import Keeper
 from sidecar.ownership import HostLock
 from sidecar.publisher import Publisher
 from sidecar.reconciler import Reconciler
 from sidecar.reporter import Reporter
+from sidecar.retention import Retention
 from sidecar.settings import Settings
 from sidecar.status import Replica, rfc3339
 
@@ -49,7 +51,16 @@ async def run(settings: Settings) -> None:
     state = settings.store / "state" / settings.replica
     try:
         base = read_base(settings.base_model) if settings.base_model else None
-        store = LocalStore(settings.store, settings.replica, settings.allow_source, base=base, remote=_remote(settings))
+        store = LocalStore(
+            settings.store,
+            settings.replica,
+            settings.allow_source,
+            base=base,
+            remote=_remote(settings),
+            engine=settings.engine,
+            budget_bytes=settings.store_budget,
+            grace_seconds=settings.unload_grace,
+        )
         lock = HostLock(state / "lock")
         listener = listen(settings.http_host, settings.http_port)
     except (OSError, StoreError, BaseUnreadable) as error:
@@ -60,17 +71,21 @@ async def run(settings: Settings) -> None:
     publisher = Publisher(client, keys, _presence(settings, lock.owner, chance), chance, on_change=inputs.wake)
     replica = Replica(settings.replica, settings.pool, engine.kind, engine.url)
     reporter = Reporter(replica, chance, publisher.offer)
-    reconciler = Reconciler(engine, store, inputs, publisher, chance, reporter.take)
+    retention = Retention(settings.unload_grace, store.owns)
+    keeper = Keeper(engine, store, retention, store.upkeep.round, monotonic=chance.monotonic)
+    reconciler = Reconciler(engine, store, inputs, publisher, chance, reporter.take, keeper.notice)
     feed = Feed(client, keys, settings.pool, inputs, Journal(state), chance)
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(serve(make_app(reporter), listener), name="http")
             await _acquire(lock, settings.replica)
+            store.take_over()
             feed.restore()
             tasks.create_task(feed.run(), name="feed")
             tasks.create_task(watch_engine(engine, reconciler.distrust), name="engine watch")
             tasks.create_task(reconciler.run(), name="reconciler")
             tasks.create_task(publisher.run(), name="publisher")
+            tasks.create_task(keeper.run(), name="keeper")
     finally:
         store.close()
         await engine.aclose()

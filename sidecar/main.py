@@ -20,7 +20,8 @@ from sidecar.app import StoreUnusable, run
 from sidecar.artifacts.sources.allowed import DEFAULT_HUB
 from sidecar.logs import configure_logging
 from sidecar.ownership import ReplicaTaken
-from sidecar.settings import Settings, split_address, split_labels
+from sidecar.retention import GRACE_SECONDS
+from sidecar.settings import Settings, bytes_of, split_address, split_labels
 
 _log = structlog.get_logger()
 GC_THRESHOLDS = (10_000, 20, 50)
@@ -58,6 +59,12 @@ def sidecar(
         Path | None, _option("--credentials", "YAML file with the credentials that records may name, and their URIs")
     ] = None,
     hf_endpoint: Annotated[str, _option("--hf-endpoint", "Hub behind hf:// sources", "HF_ENDPOINT")] = DEFAULT_HUB,
+    store_budget: Annotated[
+        str | None, _option("--store-budget", "Bytes for all artifacts of the store, e.g. 200G; without: the disk")
+    ] = None,
+    unload_grace: Annotated[
+        float, _option("--unload-grace", "Seconds for which files are kept after the engine was last seen to list them")
+    ] = GRACE_SECONDS,
     prefix: Annotated[str, _option("--prefix", "Prefix of all keys in etcd")] = DEFAULT_PREFIX,
     labels: Annotated[str, _option("--labels", "Labels of this replica, k=v,k=v")] = "",
     engine_api_key_file: Annotated[
@@ -88,6 +95,8 @@ def sidecar(
             engine_target_modules=tuple(engine_target_modules.split(",")) if engine_target_modules else None,
             credentials=credentials,
             hf_endpoint=hf_endpoint,
+            store_budget=bytes_of(store_budget, flag="--store-budget") if store_budget else None,
+            unload_grace=unload_grace,
             prefix=prefix,
             labels=split_labels(labels),
             engine_api_key_file=engine_api_key_file,

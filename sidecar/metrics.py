@@ -20,6 +20,11 @@ ETCD_RECONNECTS = Counter("loraplane_etcd_reconnects", "Connections to etcd that
 RELISTS = Counter("loraplane_relists", "Whole lists read from etcd")
 LIST_HELD = Gauge("loraplane_list_held", "1 while etcd's list is not followed, since it would remove too much")
 ENGINE_RESTARTS = Counter("loraplane_engine_restarts", "New incarnations of the engine, the first not counted")
+STORE_BYTES = Gauge("loraplane_store_bytes", "Bytes of all artifacts in the host's store")
+STORE_ARTIFACTS = Gauge("loraplane_store_artifacts", "Artifacts in the host's store")
+STORE_LEASED = Gauge("loraplane_store_leased", "Artifacts that this replica's engine may be reading")
+STORE_DAMAGED = Gauge("loraplane_store_damaged", "Artifacts that are not as they were written, and may be in use")
+STORE_REMOVED = Counter("loraplane_store_removed", "Artifacts that this sidecar removed from the store")
 SYNCER_STATUS = Gauge(
     "lora_syncer_adapter_status",
     "1 if the adapter is served, 0 if it failed; the name that the former Kubernetes sidecar used",

@@ -13,6 +13,9 @@ from registry.keys import DEFAULT_PREFIX
 from registry.model.names import check_segment
 from sidecar.artifacts.sources.allowed import DEFAULT_HUB
 from sidecar.observed import EngineLimits
+from sidecar.retention import GRACE_SECONDS
+
+_UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
 
 
 class Settings(BaseModel):
@@ -38,6 +41,8 @@ class Settings(BaseModel):
     engine_target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     credentials: Path | None = None
     hf_endpoint: str = DEFAULT_HUB
+    store_budget: Annotated[int, Field(ge=1)] | None = None
+    unload_grace: Annotated[float, Field(ge=0, allow_inf_nan=False)] = GRACE_SECONDS
     prefix: str = DEFAULT_PREFIX
     labels: dict[str, str] = {}
     engine_api_key_file: Path | None = None
@@ -94,6 +99,18 @@ def split_address(value: str, *, flag: str) -> tuple[str, int]:
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{flag}: {value!r} is not HOST:PORT")
     return host.strip("[]"), int(port)
+
+
+def bytes_of(value: str, *, flag: str) -> int:
+    """A number of bytes: a whole number, with K, M, G or T for powers of 1024 behind it if need be.
+
+    Raises:
+        ValueError: it is not of that form.
+    """
+    digits, unit = (value[:-1], value[-1]) if value[-1:] in _UNITS else (value, "")
+    if not digits.isdecimal() or not int(digits):
+        raise ValueError(f"{flag}: {value!r} is no number of bytes, such as 200G or 500M")
+    return int(digits) << _UNITS.get(unit, 0)
 
 
 def split_labels(values: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from dataclasses import dataclass
@@ -30,8 +31,23 @@ class Layout:
     def lock(self, key: str) -> Path:
         return self.root / "locks" / key
 
-    def lease(self, replica: str) -> Path:
-        return self.root / "leases" / replica
+    @property
+    def leases(self) -> Path:
+        return self.root / "leases"
+
+    def lease(self, replica: str, engine: str) -> Path:
+        """The lease file of a replica for the engine at that address; empty: for any."""
+        address = "@" + hashlib.sha256(engine.encode()).hexdigest()[:16] if engine else ""
+        return self.leases / f"{replica}{address}"
+
+    def staged(self) -> dict[str, Path]:
+        """Every artifact's directory by id, in no order.
+
+        Raises:
+            OSError: the store cannot be read.
+        """
+        paths = (self.root / "adapters").iterdir()
+        return {match[1]: path for path in paths if (match := _ADAPTER.fullmatch(path.name))}
 
     def report(self, artifact: str) -> Path:
         return self.root / "reports" / f"{artifact}.json"

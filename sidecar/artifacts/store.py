@@ -8,13 +8,15 @@ Why this is safe to share and to kill at any point:
   with a removal that had looked at the leases just before.
 - What was seen so stays true while the lease stands; this is what `LocalStore` remembers, and all that `lookup`
   answers from. After a restart each artifact is seen under its lock once more.
+- An artifact that the engine has let go of loses its lease, and `lookup` forgets it, in one step of the event loop;
+  what a worker thread is about to hand out is held meanwhile. Removal itself is `Upkeep`'s.
 - Leftovers are removed by whoever holds the lock of their name, never by asking whether a process still lives.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -26,20 +28,24 @@ from sidecar.artifacts.bases import Bases
 from sidecar.artifacts.files import Stop, locked, locked_at_once, store_failure, write_atomic
 from sidecar.artifacts.incoming import DEFAULT_MAX_WEIGHTS_BYTES, Incoming, incoming
 from sidecar.artifacts.layout import open_layout
-from sidecar.artifacts.leases import Leases
+from sidecar.artifacts.leases import Leases, may_be_read
 from sidecar.artifacts.orders import Order, order_of
 from sidecar.artifacts.pins import Pins, pin_name
 from sidecar.artifacts.preparing import prepare
-from sidecar.artifacts.reports import look, make_report
+from sidecar.artifacts.remembered import Remembered
+from sidecar.artifacts.removal import Removal, mark_used
+from sidecar.artifacts.reports import damaged, is_whole, look, make_report
+from sidecar.artifacts.room import Room
+from sidecar.artifacts.scrub import Scrub
 from sidecar.artifacts.source import Source
 from sidecar.artifacts.sources.allowed import AllowedSources, RemoteOptions
-from sidecar.artifacts.steps import OnStep, Step, ignore
+from sidecar.artifacts.steps import OnStep, RemovalStep, Step, ignore
 from sidecar.artifacts.types import ArtifactError, ArtifactRef, Staged
+from sidecar.artifacts.upkeep import Upkeep
+from sidecar.retention import GRACE_SECONDS
 
 MAX_WORKERS = 4
 STAGING_TIMEOUT_SECONDS = 1800.0
-# More than an engine holds; what is forgotten is looked up on the disk again.
-MAX_REMEMBERED = 65_536
 
 
 class LocalStore:
@@ -53,6 +59,9 @@ class LocalStore:
         *,
         base: BaseModules | None = None,
         remote: RemoteOptions | None = None,
+        engine: str = "",
+        budget_bytes: int | None = None,
+        grace_seconds: float = GRACE_SECONDS,
         max_weights_bytes: int = DEFAULT_MAX_WEIGHTS_BYTES,
         timeout_seconds: float = STAGING_TIMEOUT_SECONDS,
         on_step: OnStep = ignore,
@@ -65,6 +74,9 @@ class LocalStore:
             allow_sources: URI prefixes below which sources may be read; none: nothing may.
             base: the modules of this replica's base model; None: the pool's record says them.
             remote: how sources of other hosts are reached; None: with all defaults.
+            engine: address of the engine, whose leases these are.
+            budget_bytes: for all artifacts of the store; None: as much as the disk has.
+            grace_seconds: what was used so short a time ago is not removed.
             max_weights_bytes: cap on the weights of one adapter.
             timeout_seconds: how long one staging may take.
             on_step: called in worker threads at each step, for tests.
@@ -74,14 +86,20 @@ class LocalStore:
         """
         self._allowed = AllowedSources(allow_sources, remote)
         self._layout = open_layout(root, replica)
-        self._leases = Leases(self._layout.lease(replica))
+        self._lease_file = self._layout.lease(replica, engine)
+        self._leases = Leases(self._lease_file, self._layout.staged)
+        self._grace_seconds = grace_seconds
+        self._removal = Removal(self._layout, grace_seconds, on_step)
+        self._scrub = Scrub(self._layout, self._removal, on_damage=lambda artifact: self._seen.forget({artifact}))
+        self._room = Room(self._layout, budget_bytes, lambda wanted: self._removal.collect(wanted, Stop()))
         self._pins = Pins(self._layout)
         self._bases = Bases(base)
         self._max_weights_bytes = max_weights_bytes
         self._timeout_seconds = timeout_seconds
         self._on_step = on_step
-        self._seen: dict[tuple[ArtifactRef, str | None], Staged] = {}
+        self._seen = Remembered()
         self._workers = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="staging")
+        self.upkeep = Upkeep(self._layout, self._leases, self._room, self._removal, self._scrub, on_step)
 
     def owns(self, path: str) -> str | None:
         """See `ArtifactStore.owns`."""
@@ -96,6 +114,41 @@ class LocalStore:
         """See `ArtifactStore.use_pool`."""
         self._bases.follow(pool)
         return self._bases.problem
+
+    def take_over(self) -> None:
+        """To be called once no other process acts for this replica: reads the leases that the last one left.
+
+        Raises:
+            OSError: they cannot be read.
+        """
+        self._leases.read()
+        self._seen.clear()
+
+    def leased(self) -> frozenset[str]:
+        """What this replica's engine may be reading."""
+        return self._leases.all()
+
+    def lease(self, artifacts: Collection[str]) -> None:
+        """Leases what the engine reads though no lease says so.
+
+        Raises:
+            OSError: a lease could not be written.
+        """
+        for artifact in artifacts:
+            self._leases.add(artifact)
+
+    def let_go(self, artifacts: Collection[str]) -> frozenset[str]:
+        """Gives up leases of what the engine is proven not to read, but for what is just being staged; gives those.
+
+        `lookup` knows them no more from now on. On disk they are leased until the next round of `upkeep`.
+        """
+        gone = self._leases.let_go(artifacts)
+        self._seen.forget(gone)
+        for artifact in gone:
+            mark_used(self._layout, artifact, seconds_ago=self._grace_seconds)
+        if gone:
+            self._on_step(RemovalStep.LET_GO)
+        return gone
 
     def lookup(self, ref: ArtifactRef) -> Staged | None:
         """See `ArtifactStore.lookup`. Reads a few small files at most, and only the first time."""
@@ -152,16 +205,32 @@ class LocalStore:
     def _obtain(self, source: Source, order: Order, digest: str, stop: Stop) -> Staged:
         """Stages what is known by its digest."""
         artifact = order.artifact(digest)
-        self._lease(artifact)
-        with locked(self._layout.lock(artifact), stop):
-            self._on_step(Step.LOCKED)
-            if not self._layout.adapter(artifact).is_dir():
-                with self._incoming(artifact, stop) as arriving:
-                    examined = self._receive(source, arriving, order, stop)
-                    if arriving.digest() != digest:
-                        raise _mismatch(order.ref, arriving.digest(), digest)
-                    self._place(arriving, order, examined, stop)
-            return self._see(order, digest)
+        with self._leases.held(artifact) as is_new:
+            self._on_step(Step.LEASED)
+            with locked(self._layout.lock(artifact), stop):
+                self._on_step(Step.LOCKED)
+                if not self._is_there(artifact, is_new=is_new):
+                    with self._incoming(artifact, stop) as arriving:
+                        examined = self._receive(source, arriving, order, stop)
+                        if arriving.digest() != digest:
+                            raise _mismatch(order.ref, arriving.digest(), digest)
+                        self._place(arriving, order, examined, stop)
+                return self._see(order, digest)
+
+    def _is_there(self, artifact: str, *, is_new: bool) -> bool:
+        """Whether it need not be fetched. What is damaged and read by no engine makes room for a new copy.
+
+        `is_new`: the lease of this replica is, so that its engine does not read it.
+        """
+        directory = self._layout.adapter(artifact)
+        if not directory.is_dir():
+            return False
+        if not is_new or (is_whole(directory) and not self._scrub.is_damaged(artifact)):
+            return True
+        if may_be_read(artifact, self._layout.leases, but=self._lease_file):
+            return True
+        self._removal.take_out(artifact)
+        return False
 
     def _discover(self, source: Source, order: Order, stop: Stop) -> Staged:
         """Stages what has no digest yet, and pins what was found."""
@@ -180,19 +249,21 @@ class LocalStore:
 
     def _place_found(self, arriving: Incoming, order: Order, examined: Examined, stop: Stop) -> None:
         artifact = order.artifact(arriving.digest())
-        self._lease(artifact)
-        with locked(self._layout.lock(artifact), stop):
-            self._on_step(Step.LOCKED)
-            if not self._layout.adapter(artifact).is_dir():
-                self._place(arriving, order, examined, stop)
-
-    def _lease(self, artifact: str) -> None:
-        self._leases.add(artifact)
-        self._on_step(Step.LEASED)
+        with self._leases.held(artifact) as is_new:
+            self._on_step(Step.LEASED)
+            with locked(self._layout.lock(artifact), stop):
+                self._on_step(Step.LOCKED)
+                if not self._is_there(artifact, is_new=is_new):
+                    self._place(arriving, order, examined, stop)
 
     def _incoming(self, key: str, stop: Stop) -> AbstractContextManager[Incoming]:
         return incoming(
-            self._layout, key, self._max_weights_bytes, stop, on_receiving=lambda: self._on_step(Step.RECEIVING)
+            self._layout,
+            key,
+            self._max_weights_bytes,
+            self._room,
+            stop,
+            on_receiving=lambda: self._on_step(Step.RECEIVING),
         )
 
     def _receive(self, source: Source, arriving: Incoming, order: Order, stop: Stop) -> Examined:
@@ -215,10 +286,12 @@ class LocalStore:
 
     def _see(self, order: Order, digest: str) -> Staged:
         """Looks at a directory that is leased. The caller holds its lock."""
+        artifact = order.artifact(digest)
+        if self._scrub.is_damaged(artifact):
+            raise damaged(self._layout.adapter(artifact))
         staged = look(self._layout, order, digest)
-        self._seen[order.ref, order.fingerprint] = staged
-        if len(self._seen) > MAX_REMEMBERED:
-            self._seen.pop(next(iter(self._seen)), None)
+        mark_used(self._layout, artifact)
+        self._seen.put((order.ref, order.fingerprint), staged)
         return staged
 
 

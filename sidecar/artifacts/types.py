@@ -12,6 +12,7 @@ from registry.model.records import PoolSpec
 # Stable names of why an artifact could not be staged. Programs may depend on them, not on the sentences beside them.
 SourceReason = Literal[
     "address_not_allowed",
+    "artifact_damaged",
     "bad_archive",
     "credential_not_bound",
     "credential_unavailable",
@@ -30,6 +31,7 @@ SourceReason = Literal[
     "source_untrusted",
     "staging_stopped",
     "staging_timeout",
+    "store_full",
     "store_io",
     "too_large",
     "unsupported_policy",

@@ -11,7 +11,18 @@ from sidecar.engines import vllm_answers as answers
 from sidecar.engines.driver import CHECK_NAME_PREFIX, EngineError, EngineUnreachable, EngineUnusable
 from sidecar.engines.exchange import JsonPost
 from sidecar.engines.vllm_http import VllmHttp
-from sidecar.observed import AlreadyThere, Done, EngineFacts, EngineLimits, Gone, NotThere, Observed, Outcome, Unknown
+from sidecar.observed import (
+    AlreadyThere,
+    Done,
+    DrainEvidence,
+    EngineFacts,
+    EngineLimits,
+    Gone,
+    NotThere,
+    Observed,
+    Outcome,
+    Unknown,
+)
 
 LOAD_PATH = "/v1/load_lora_adapter"
 UNTOLD = EngineLimits()
@@ -140,6 +151,13 @@ class VllmEngine:
                 return await self._http.completes({"model": model, "prompt": ".", "max_tokens": 1, "temperature": 0})
         except (EngineError, TimeoutError):
             return False
+
+    async def drain_evidence(self) -> DrainEvidence:
+        """See `Engine.drain_evidence`. vLLM writes its metrics when a step ends: so that they are new, one has to."""
+        if not await self.turns():
+            raise EngineUnreachable(f"{self.url} generates nothing, so its metrics may be old")
+        [body] = await self._http.get(["/metrics"], self._deadlines.probe_seconds)
+        return answers.read_drain(body.decode(errors="replace"), self.url)
 
     async def aclose(self) -> None:
         """See `Engine.aclose`. No connection outlives its call."""
