@@ -12,6 +12,7 @@ from pathlib import Path
 
 import grpc
 
+from registry.daemon.logs import configure_logging
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.client import Client
 from registry.etcd3.methods import RANGE
@@ -24,7 +25,6 @@ from sidecar.desired import DesiredState, Informer
 from sidecar.feed import Feed
 from sidecar.inputs import Inputs
 from sidecar.journal import Journal
-from sidecar.logs import configure_logging
 from sidecar.main import spare_collector
 from sidecar.observed import EngineFacts, Observed
 from sidecar.plan import Plan

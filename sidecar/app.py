@@ -7,6 +7,7 @@ import uuid
 
 import structlog
 
+from registry.daemon.http import HttpServer, listen
 from registry.etcd3.client import Client
 from registry.keys import Keys
 from registry.lora.base_directory import BaseUnreadable, read_base
@@ -20,7 +21,7 @@ from sidecar.chance import Chance
 from sidecar.engine_watch import watch_engine
 from sidecar.engines.vllm import VllmEngine
 from sidecar.feed import Feed
-from sidecar.http import listen, make_app, serve
+from sidecar.http import make_app
 from sidecar.inputs import Inputs
 from sidecar.journal import Journal
 from sidecar.keeper import Keeper
@@ -62,7 +63,7 @@ async def run(settings: Settings) -> None:
             grace_seconds=settings.unload_grace,
         )
         lock = HostLock(state / "lock")
-        listener = listen(settings.http_host, settings.http_port)
+        listener = listen(settings.http.host, settings.http.port)
     except (OSError, StoreError, BaseUnreadable) as error:
         raise StoreUnusable(f"{error}") from error
     client = Client(settings.client_options())
@@ -77,7 +78,7 @@ async def run(settings: Settings) -> None:
     feed = Feed(client, keys, settings.pool, inputs, Journal(state), chance)
     try:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(serve(make_app(reporter), listener), name="http")
+            tasks.create_task(HttpServer(make_app(reporter), listener).run(), name="http")
             await _acquire(lock, settings.replica)
             store.take_over()
             feed.restore()

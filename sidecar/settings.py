@@ -6,51 +6,71 @@ from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ByteSize, Field, field_validator, model_validator
 
-from registry.etcd3.options import ClientOptions, TlsFiles
-from registry.keys import DEFAULT_PREFIX
+from registry.daemon.flags import Flag
+from registry.daemon.settings import Address, DaemonSettings, List, Listen, OptionalFile
+from registry.errors import InvalidArgument
 from registry.model.names import check_segment
 from sidecar.artifacts.sources.allowed import DEFAULT_HUB
 from sidecar.observed import EngineLimits
 from sidecar.retention import GRACE_SECONDS
 
-_UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
+
+def _split_labels(values: object) -> object:
+    """``k=v,k=v`` as a dict."""
+    if not isinstance(values, str):
+        return values
+    pairs = [part.partition("=") for part in values.split(",") if part]
+    if any(not equals or not key for key, equals, _ in pairs):
+        raise ValueError(f"{values!r} is not k=v,k=v")
+    return {key: value for key, _, value in pairs}
 
 
-class Settings(BaseModel):
-    """Everything a sidecar needs to know; flags and environment variables carry the same names.
+class Settings(DaemonSettings):
+    """Everything a sidecar needs to know.
 
     Raises (on construction):
         pydantic.ValidationError: a value is not of the form that its field asks for.
-        registry.errors.InvalidArgument: the pool or the replica has no valid name.
     """
 
-    model_config = ConfigDict(frozen=True)
-
-    etcd: Annotated[tuple[str, ...], Field(min_length=1)]
-    pool: str
-    replica: str
-    engine: str
-    store: Path
-    http_host: str
-    http_port: Annotated[int, Field(ge=0, le=65535)]
-    allow_source: tuple[str, ...] = ()
-    base_model: Path | None = None
-    engine_max_rank: Annotated[int, Field(ge=1)] | None = None
-    engine_target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    credentials: Path | None = None
-    hf_endpoint: str = DEFAULT_HUB
-    store_budget: Annotated[int, Field(ge=1)] | None = None
-    unload_grace: Annotated[float, Field(ge=0, allow_inf_nan=False)] = GRACE_SECONDS
-    prefix: str = DEFAULT_PREFIX
-    labels: dict[str, str] = {}
-    engine_api_key_file: Path | None = None
-    etcd_user: str | None = None
-    etcd_password_file: Path | None = None
-    etcd_tls_ca: Path | None = None
-    etcd_tls_cert: Path | None = None
-    etcd_tls_key: Path | None = None
+    pool: Annotated[str, Flag("POOL", "Pool whose adapters the engine is to serve")]
+    replica: Annotated[str, Flag("ID", "Name of this replica, unique in its pool")]
+    engine: Annotated[str, Flag("URL", "URL of the engine, e.g. http://127.0.0.1:8000")]
+    store: Annotated[Path, Flag("DIR", "Directory for artifacts, seen by the engine at the same path")]
+    http: Annotated[Listen, Flag("HOST:PORT", "Where /livez /readyz /metrics /status are")] = Address(
+        host="127.0.0.1", port=7602
+    )
+    allow_source: Annotated[
+        tuple[str, ...], Flag("URI-PREFIX", "Where artifacts may come from; repeatable", repeatable=True)
+    ] = ()
+    base_model: Annotated[
+        OptionalFile,
+        Flag("DIR", "Directory of the base model, which adapters are compared with; without: the pool's"),
+    ] = None
+    engine_max_rank: Annotated[
+        Annotated[int, Field(ge=1)] | None, Flag("N", "The --max-lora-rank that the engine was started with")
+    ] = None
+    engine_target_modules: Annotated[
+        Annotated[List, Field(min_length=1)] | None,
+        Flag("A,B,C", "The --lora-target-modules of the engine; without: all"),
+    ] = None
+    credentials: Annotated[
+        OptionalFile, Flag("FILE", "YAML file with the credentials that records may name, and their URIs")
+    ] = None
+    hf_endpoint: Annotated[str, Flag("URL", "Hub behind hf:// sources", also="HF_ENDPOINT")] = DEFAULT_HUB
+    store_budget: Annotated[
+        Annotated[ByteSize, Field(ge=1)] | None,
+        Flag("SIZE", "For all artifacts of the store, e.g. 200GB; without: what the disk has"),
+    ] = None
+    unload_grace: Annotated[
+        Annotated[float, Field(ge=0, allow_inf_nan=False)],
+        Flag("SECONDS", "How long files are kept after the engine was last seen to list them, at least"),
+    ] = GRACE_SECONDS
+    labels: Annotated[dict[str, str], BeforeValidator(_split_labels), Flag("K=V,K=V", "Labels of this replica")] = {}
+    engine_api_key_file: Annotated[OptionalFile, Flag("FILE", "File with the key that the engine was started with")] = (
+        None
+    )
 
     @field_validator("engine")
     @classmethod
@@ -60,66 +80,15 @@ class Settings(BaseModel):
             raise ValueError(f"{value!r} is not a URL of an engine, such as http://127.0.0.1:8000")
         return value.rstrip("/")
 
-    @field_validator("prefix")
-    @classmethod
-    def _prefix(cls, value: str) -> str:
-        if not value.startswith("/") or value.endswith("/"):
-            raise ValueError("a prefix starts with / and does not end with it, such as /loraplane/v1")
-        return value
-
     @model_validator(mode="after")
     def _names(self) -> Self:
-        check_segment(self.pool, field="--pool")
-        check_segment(self.replica, field="--replica")
-        if (self.etcd_user is None) != (self.etcd_password_file is None):
-            raise ValueError("--etcd-user and --etcd-password-file go together")
+        try:
+            check_segment(self.pool, field="--pool")
+            check_segment(self.replica, field="--replica")
+        except InvalidArgument as error:
+            raise ValueError(str(error)) from error
         return self
 
     def engine_limits(self) -> EngineLimits:
         """What the engine was started with, as far as it is said here."""
         return EngineLimits(max_lora_rank=self.engine_max_rank, target_modules=self.engine_target_modules)
-
-    def client_options(self) -> ClientOptions:
-        """How to reach etcd. The password is read from its file at each login."""
-        tls = None
-        if self.etcd_tls_ca or self.etcd_tls_cert or self.etcd_tls_key:
-            tls = TlsFiles(self.etcd_tls_ca, self.etcd_tls_cert, self.etcd_tls_key)
-        file = self.etcd_password_file
-        password = (lambda: file.read_text().strip()) if file else None
-        return ClientOptions(self.etcd, tls=tls, user=self.etcd_user, password=password)
-
-
-def split_address(value: str, *, flag: str) -> tuple[str, int]:
-    """HOST:PORT as its parts; brackets around an IPv6 address are taken off.
-
-    Raises:
-        ValueError: it is not of that form.
-    """
-    host, colon, port = value.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"{flag}: {value!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)
-
-
-def bytes_of(value: str, *, flag: str) -> int:
-    """A number of bytes: a whole number, with K, M, G or T for powers of 1024 behind it if need be.
-
-    Raises:
-        ValueError: it is not of that form.
-    """
-    digits, unit = (value[:-1], value[-1]) if value[-1:] in _UNITS else (value, "")
-    if not digits.isdecimal() or not int(digits):
-        raise ValueError(f"{flag}: {value!r} is no number of bytes, such as 200G or 500M")
-    return int(digits) << _UNITS.get(unit, 0)
-
-
-def split_labels(values: str) -> dict[str, str]:
-    """``k=v,k=v`` as a dict.
-
-    Raises:
-        ValueError: a part has no "=".
-    """
-    pairs = [part.partition("=") for part in values.split(",") if part]
-    if any(not equals or not key for key, equals, _ in pairs):
-        raise ValueError(f"--labels: {values!r} is not k=v,k=v")
-    return {key: value for key, _, value in pairs}

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -14,14 +11,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from registry.admin.probe import Readiness
-
-
-class _Server(uvicorn.Server):
-    """uvicorn inside our own event loop, which has signal handlers of its own."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def make_app(readiness: Callable[[], Readiness], metrics: CollectorRegistry) -> Starlette:
@@ -39,33 +28,3 @@ def make_app(readiness: Callable[[], Readiness], metrics: CollectorRegistry) -> 
 
     routes = {"/livez": livez, "/readyz": readyz, "/metrics": scrape}
     return Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Binds the port at once, so that a wrong or taken one is a clear error at start.
-
-    Raises:
-        OSError: it cannot be bound.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family)
-
-
-class HttpServer:
-    """Serves an application on a socket that is bound already; the socket is its own."""
-
-    def __init__(self, app: Starlette, listener: socket.socket) -> None:
-        config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
-        )
-        self._server = _Server(config)
-        self._listener = listener
-
-    async def run(self) -> None:
-        """Serves until it is told to stop."""
-        with self._listener:
-            await self._server.serve(sockets=[self._listener])
-
-    def stop(self) -> None:
-        """Lets requests that run come to their end, and takes no others."""
-        self._server.should_exit = True

@@ -14,15 +14,17 @@ import structlog
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from registry.admin.http import HttpServer, listen, make_app
+from registry.admin.http import make_app
 from registry.admin.metrics import Metrics
 from registry.admin.probe import Probe
 from registry.admin.reads import Reads
 from registry.admin.service import SERVICE, make_handlers
-from registry.admin.settings import Address, Settings
+from registry.admin.settings import Settings
 from registry.admin.streams import Streams
 from registry.admin.tls import server_credentials
 from registry.admin.writes import Writes
+from registry.daemon.http import HttpServer, listen
+from registry.daemon.settings import Address
 from registry.etcd3.client import Client
 from registry.keys import Keys
 from registry.store.gate import Gate

@@ -13,7 +13,8 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from registry.admin.server import running
-from registry.admin.settings import Address, Settings
+from registry.admin.settings import Settings
+from registry.daemon.settings import Address
 from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
 from tests.support.etcd import free_ports

@@ -80,7 +80,7 @@ async def test_a_call_in_flight_is_finished(etcd, tmp_path):
         (["--tls-cert", "x.pem", "--tls-key", "x.key"], "x.pem"),
         (["--etcd-tls-ca", "none.pem"], "none.pem"),
         (["--etcd-user", "u"], "--etcd-user and --etcd-password-file go together"),
-        (["--max-txn-ops", "1"], "max_txn_ops"),
+        (["--max-txn-ops", "1"], "--max-txn-ops"),
         (["--etcd", ","], "etcd"),
     ],
 )

@@ -1,4 +1,4 @@
-"""How the sidecar logs: one JSON object a line on stderr, or for people if that is a terminal."""
+"""How a long-running process logs: one JSON object a line on stderr, or for people if that is a terminal."""
 
 from __future__ import annotations
 

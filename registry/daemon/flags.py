@@ -1,0 +1,113 @@
+"""A command line made from settings: each field is a flag, and an environment variable that the flag overrides."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from registry.daemon.process import EXIT_USAGE
+
+S = TypeVar("S", bound=BaseModel)
+VARIABLE_PREFIX = "LORAPLANE_"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How the field of a settings model shows on the command line; stands in the field's ``Annotated``.
+
+    Args:
+        metavar: what stands for the value in the help.
+        help: what it is for.
+        repeatable: the flag may be given several times; its variable then holds values with blanks between them.
+        also: another variable that is known elsewhere and is read when ours is not set.
+    """
+
+    metavar: str
+    help: str
+    repeatable: bool = False
+    also: str | None = None
+
+
+@dataclass(frozen=True)
+class _Option:
+    field: str
+    flag: Flag
+    required: bool
+    default: object
+
+    @property
+    def name(self) -> str:
+        return "--" + self.field.replace("_", "-")
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        ours = VARIABLE_PREFIX + self.field.upper()
+        return (ours, self.flag.also) if self.flag.also else (ours,)
+
+    def add_to(self, parser: ArgumentParser) -> None:
+        action = "append" if self.flag.repeatable else "store"
+        parser.add_argument(self.name, dest=self.field, metavar=self.flag.metavar, action=action, help=self._help())
+
+    def _help(self) -> str:
+        default = "required" if self.required else f"default: {self.default}" if self.default else ""
+        remarks = "; ".join(part for part in (", ".join(self.variables), default) if part)
+        return f"{self.flag.help} [{remarks}]".replace("%", "%%")
+
+    def value(self, given: Mapping[str, Any], environment: Mapping[str, str]) -> Any:  # noqa: ANN401 - as typed
+        """What the command line or else the environment says; None without either."""
+        if given[self.field] is not None:
+            return given[self.field]
+        text = next((environment[name] for name in self.variables if environment.get(name)), None)
+        return text.split() if text is not None and self.flag.repeatable else text
+
+
+def read_settings(
+    model: type[S], *, program: str, summary: str, arguments: Sequence[str], environment: Mapping[str, str]
+) -> S:
+    """The settings that a process is started with.
+
+    Raises:
+        SystemExit: with 2, after one line on stderr that names the flag, when something is missing or wrong; with 0
+            after ``--help``.
+    """
+    options = list(_options(model))
+    parser = ArgumentParser(
+        prog=program, description=summary, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    for option in options:
+        option.add_to(parser)
+    given = vars(parser.parse_args(arguments))
+    values = {option.field: option.value(given, environment) for option in options}
+    try:
+        return model.model_validate({field: value for field, value in values.items() if value is not None})
+    except ValidationError as error:
+        parser.exit(EXIT_USAGE, f"{program}: {_first_complaint(error)}\n")
+
+
+def _options(model: type[BaseModel]) -> Iterator[_Option]:
+    for name, field in model.model_fields.items():
+        yield _Option(name, _flag_of(name, field), field.is_required(), field.default)
+
+
+def _flag_of(name: str, field: FieldInfo) -> Flag:
+    flags = [each for each in field.metadata if isinstance(each, Flag)]
+    if len(flags) != 1:
+        raise TypeError(f"the setting {name} has no Flag")
+    return flags[0]
+
+
+def _first_complaint(error: ValidationError) -> str:
+    """In one line, with the flag that it is about; a model's own complaint names its flags itself."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    said = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return said
+    flag = "--" + str(first["loc"][0]).replace("_", "-")
+    if first["type"] == "missing":
+        return f"{flag} is missing: give it, or set {VARIABLE_PREFIX}{str(first['loc'][0]).upper()}"
+    return f"{flag}: {said}"

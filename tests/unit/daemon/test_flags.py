@@ -1,0 +1,115 @@
+"""The command line of the long-running processes: each setting is a flag and a variable, each mistake one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from registry.admin.settings import Settings as AdminSettings
+from registry.daemon.flags import read_settings
+from registry.daemon.settings import Address
+from sidecar.settings import Settings as SidecarSettings
+
+REQUIRED = ("--etcd", "a:1,b:2", "--pool", "p", "--replica", "r", "--engine", "http://127.0.0.1:8000/", "--store", "/s")
+
+
+def _read(*arguments: str, model: type[BaseModel] = SidecarSettings, **environment: str) -> BaseModel:
+    return read_settings(model, program="program", summary="Does it.", arguments=arguments, environment=environment)
+
+
+def _refusal(capsys: pytest.CaptureFixture[str], *arguments: str, model: type[BaseModel] = SidecarSettings) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        _read(*arguments, model=model)
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_flags_become_settings() -> None:
+    told = _read(
+        *REQUIRED,
+        "--http",
+        "[::1]:80",
+        "--allow-source",
+        "file:///a,b",
+        "--allow-source",
+        "s3://c",
+        "--labels",
+        "k=v,w=",
+    )
+    assert isinstance(told, SidecarSettings)
+    assert (told.etcd, told.pool, told.engine, told.store) == (("a:1", "b:2"), "p", "http://127.0.0.1:8000", Path("/s"))
+    assert told.http == Address(host="::1", port=80)
+    assert told.allow_source == ("file:///a,b", "s3://c")
+    assert told.labels == {"k": "v", "w": ""}
+
+
+def test_variables_stand_behind_flags() -> None:
+    told = _read(
+        *REQUIRED,
+        LORAPLANE_POOL="other",
+        LORAPLANE_ALLOW_SOURCE="file:///a  s3://b",
+        LORAPLANE_ENGINE_TARGET_MODULES="q_proj,v_proj",
+        LORAPLANE_ENGINE_MAX_RANK="",
+        HF_ENDPOINT="http://hub",
+    )
+    assert isinstance(told, SidecarSettings)
+    assert (told.pool, told.allow_source) == ("p", ("file:///a", "s3://b"))
+    assert (told.engine_target_modules, told.engine_max_rank) == (("q_proj", "v_proj"), None)
+    assert told.hf_endpoint == "http://hub"
+
+
+def test_our_variable_stands_before_one_known_elsewhere() -> None:
+    told = _read(*REQUIRED, LORAPLANE_HF_ENDPOINT="http://ours", HF_ENDPOINT="http://theirs")
+    assert isinstance(told, SidecarSettings)
+    assert told.hf_endpoint == "http://ours"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (REQUIRED[2:], "--etcd is missing: give it, or set LORAPLANE_ETCD"),
+        ((*REQUIRED, "--etcd", ","), "--etcd: "),
+        ((*REQUIRED, "--pool", "../x"), "--pool: "),
+        ((*REQUIRED, "--replica", ""), "--replica: "),
+        ((*REQUIRED, "--engine", "localhost:8000"), "--engine: "),
+        ((*REQUIRED, "--http", "80"), "--http: '80' is not HOST:PORT"),
+        ((*REQUIRED, "--http", "a:99999"), "--http: "),
+        ((*REQUIRED, "--labels", "k"), "--labels: 'k' is not k=v,k=v"),
+        ((*REQUIRED, "--prefix", "x"), "--prefix: "),
+        ((*REQUIRED, "--engine-max-rank", "0"), "--engine-max-rank: "),
+        ((*REQUIRED, "--etcd-user", "root"), "--etcd-user and --etcd-password-file go together"),
+        ((*REQUIRED, "--etcd-tls-key", "k"), "--etcd-tls-cert and --etcd-tls-key go together"),
+        ((*REQUIRED, "--poool", "p"), "--poool"),
+        ((*REQUIRED, "--allow", "s3://a"), "--allow"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_flag(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], named: str
+) -> None:
+    assert named in _refusal(capsys, *arguments).splitlines()[-1]
+
+
+def test_the_admin_service_names_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    line = _refusal(capsys, "--etcd", "a:1", "--tls-ca", "ca.pem", model=AdminSettings)
+    assert line == "program: --tls-ca checks clients' certificates, so it needs --tls-cert and --tls-key as well\n"
+
+
+@pytest.mark.parametrize("model", [SidecarSettings, AdminSettings])
+def test_help_names_each_flag_with_its_variable(capsys: pytest.CaptureFixture[str], model: type[BaseModel]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        _read("--help", model=model)
+    assert stopped.value.code == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for name in model.model_fields:
+        assert f"--{name.replace('_', '-')} " in said
+        assert f"LORAPLANE_{name.upper()}" in said
+
+
+def test_a_setting_without_a_flag_is_a_defect_of_ours() -> None:
+    class Broken(BaseModel):
+        silent: str = ""
+
+    with pytest.raises(TypeError, match="silent has no Flag"):
+        _read(model=Broken)
