@@ -6,6 +6,7 @@ What the engines may read is known here better than any sidecar can know it; `Ho
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -113,10 +114,8 @@ class PlayedReplica:
         self.calls += [("load", n, p) for n, p in uses if observed.adapters.get(n) != p]
 
     async def _stage(self, ref: ArtifactRef) -> None:
-        try:
+        with contextlib.suppress(ArtifactError):  # tried again at the next plan
             await self.store.ensure(ref)
-        except ArtifactError as error:
-            assert not error.permanent, error
 
     def call(self) -> None:
         """Makes the next call of the plan."""
