@@ -12,6 +12,7 @@ from registry.etcd3.client import Client
 from registry.keys import Keys
 from registry.lora.base_directory import BaseUnreadable, read_base
 from registry.model.status import Presence
+from sidecar.artifacts.signatures import read_keys
 from sidecar.artifacts.sources.allowed import RemoteOptions
 from sidecar.artifacts.sources.credentials import Credentials
 from sidecar.artifacts.sources.credentials_file import read_credentials
@@ -58,6 +59,7 @@ async def run(settings: Settings) -> None:
             settings.allow_source,
             base=base,
             remote=_remote(settings),
+            signature_keys=read_keys(settings.signature_keys) if settings.signature_keys else {},
             engine=settings.engine,
             budget_bytes=settings.store_budget,
             grace_seconds=settings.unload_grace,

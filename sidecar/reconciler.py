@@ -81,7 +81,7 @@ class Reconciler:
         self._observed_at = 0.0
         self._failures: dict[str, Failure] = {}
         self._attempts: dict[str, Attempt] = {}
-        self._base: BaseShapes | None = None
+        self._terms: tuple[BaseShapes | None, bool] | None = None
         self._hangs = False
         self._ready_in = ""
         self._problem = "the engine was not looked at yet"
@@ -178,10 +178,10 @@ class Reconciler:
         return uses | {(one.name, one.path) for one in self._attempts.values() if one.path is not None}
 
     def _compare_with(self, pool: PoolSpec | None) -> str:
-        """Has adapters compared with the pool's base; what was refused for another base is looked at anew."""
-        base = pool.base if pool else None
-        if base != self._base:
-            self._base = base
+        """Has adapters compared with what the pool asks for; what was refused for other terms is looked at anew."""
+        terms = (pool.base, pool.limits.require_signature) if pool else None
+        if terms != self._terms:
+            self._terms = terms
             self._failures = {key: one for key, one in self._failures.items() if one.incarnation is not None}
         return self._store.use_pool(pool)
 

@@ -58,6 +58,9 @@ class Settings(DaemonSettings):
     credentials: Annotated[
         OptionalFile, Flag("FILE", "YAML file with the credentials that records may name, and their URIs")
     ] = None
+    signature_keys: Annotated[
+        OptionalFile, Flag("FILE", "YAML file with the public keys, by name, that adapters may be signed with")
+    ] = None
     hf_endpoint: Annotated[str, Flag("URL", "Hub behind hf:// sources", also="HF_ENDPOINT")] = DEFAULT_HUB
     store_budget: Annotated[
         Annotated[ByteSize, Field(ge=1)] | None,

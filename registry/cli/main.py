@@ -13,7 +13,15 @@ from typing import Annotated
 
 import typer
 
-from registry.cli import apply_commands, check_commands, dev_commands, options, pool_commands, read_commands
+from registry.cli import (
+    apply_commands,
+    check_commands,
+    dev_commands,
+    options,
+    pool_commands,
+    read_commands,
+    sign_command,
+)
 from registry.cli.client import Tls
 from registry.cli.failure import CliError, Exit, Failure
 from registry.cli.hoist import hoist
@@ -72,7 +80,7 @@ def make_app() -> typer.Typer:
     app.callback()(root)
     _add(app, apply_commands.apply, apply_commands.add, read_commands.get, read_commands.describe)
     _add(app, apply_commands.delete, read_commands.history, apply_commands.rollback, read_commands.rollout)
-    _add(app, apply_commands.diff, check_commands.check, check_commands.digest)
+    _add(app, apply_commands.diff, check_commands.check, check_commands.digest, sign_command.sign)
     pool = _group(app, "pool", "Create, change and delete pools.")
     _add(pool, pool_commands.create, pool_commands.update, pool_commands.confirm_removals, pool_commands.delete)
     tenant = _group(app, "tenant", "Set what tenants may have.")

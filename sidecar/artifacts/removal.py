@@ -96,6 +96,16 @@ class Removal:
         self._on_step(RemovalStep.REPORT_REMOVED)
         return size_bytes
 
+    def make_way(self, artifact: str, *, but: Path) -> bool:
+        """Removes what is damaged, unless an engine other than that of the lease file `but` may be reading it.
+
+        The caller holds its lock. Gives whether it is gone.
+        """
+        if may_be_read(artifact, self._layout.leases, but=but):
+            return False
+        self.take_out(artifact)
+        return True
+
     def tidy(self, stop: Stop) -> None:
         """Removes what killed processes left in ``tmp/``; what a living one still works on has a lock that is held.
 

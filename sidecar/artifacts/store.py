@@ -20,16 +20,18 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 
 from registry.lora.base import BaseModules
 from registry.lora.directory import Examined
+from registry.lora.signatures import PublicKeys
 from registry.model.records import PoolSpec
 from sidecar.artifacts.bases import Bases
 from sidecar.artifacts.files import Stop, locked, locked_at_once, store_failure, write_atomic
 from sidecar.artifacts.incoming import DEFAULT_MAX_WEIGHTS_BYTES, Incoming, incoming
 from sidecar.artifacts.layout import open_layout
-from sidecar.artifacts.leases import Leases, may_be_read
-from sidecar.artifacts.orders import Order, order_of
+from sidecar.artifacts.leases import Leases
+from sidecar.artifacts.orders import Order, mismatch, order_of
 from sidecar.artifacts.pins import Pins, pin_name
 from sidecar.artifacts.preparing import prepare
 from sidecar.artifacts.remembered import Remembered
@@ -37,6 +39,7 @@ from sidecar.artifacts.removal import Removal, mark_used
 from sidecar.artifacts.reports import damaged, is_whole, look, make_report
 from sidecar.artifacts.room import Room
 from sidecar.artifacts.scrub import Scrub
+from sidecar.artifacts.signatures import Signatures
 from sidecar.artifacts.source import Source
 from sidecar.artifacts.sources.allowed import AllowedSources, RemoteOptions
 from sidecar.artifacts.steps import OnStep, RemovalStep, Step, ignore
@@ -59,6 +62,7 @@ class LocalStore:
         *,
         base: BaseModules | None = None,
         remote: RemoteOptions | None = None,
+        signature_keys: PublicKeys = MappingProxyType({}),
         engine: str = "",
         budget_bytes: int | None = None,
         grace_seconds: float = GRACE_SECONDS,
@@ -74,6 +78,7 @@ class LocalStore:
             allow_sources: URI prefixes below which sources may be read; none: nothing may.
             base: the modules of this replica's base model; None: the pool's record says them.
             remote: how sources of other hosts are reached; None: with all defaults.
+            signature_keys: public keys by name, with which signatures are proven.
             engine: address of the engine, whose leases these are.
             budget_bytes: for all artifacts of the store; None: as much as the disk has.
             grace_seconds: what was used so short a time ago is not removed.
@@ -94,6 +99,7 @@ class LocalStore:
         self._room = Room(self._layout, budget_bytes, lambda wanted: self._removal.collect(wanted, Stop()))
         self._pins = Pins(self._layout)
         self._bases = Bases(base)
+        self._signatures = Signatures(signature_keys)
         self._max_weights_bytes = max_weights_bytes
         self._timeout_seconds = timeout_seconds
         self._on_step = on_step
@@ -113,14 +119,12 @@ class LocalStore:
     def use_pool(self, pool: PoolSpec | None) -> str:
         """See `ArtifactStore.use_pool`."""
         self._bases.follow(pool)
+        if self._signatures.follow(pool):
+            self._seen.clear()
         return self._bases.problem
 
     def take_over(self) -> None:
-        """To be called once no other process acts for this replica: reads the leases that the last one left.
-
-        Raises:
-            OSError: they cannot be read.
-        """
+        """Reads anew what the last process of this replica leased, once it has ended. Raises OSError."""
         self._leases.read()
         self._seen.clear()
 
@@ -129,11 +133,7 @@ class LocalStore:
         return self._leases.all()
 
     def lease(self, artifacts: Collection[str]) -> None:
-        """Leases what the engine reads though no lease says so.
-
-        Raises:
-            OSError: a lease could not be written.
-        """
+        """Leases what the engine reads though no lease says so. Raises OSError: it could not be written."""
         for artifact in artifacts:
             self._leases.add(artifact)
 
@@ -211,9 +211,7 @@ class LocalStore:
                 self._on_step(Step.LOCKED)
                 if not self._is_there(artifact, is_new=is_new):
                     with self._incoming(artifact, stop) as arriving:
-                        examined = self._receive(source, arriving, order, stop)
-                        if arriving.digest() != digest:
-                            raise _mismatch(order.ref, arriving.digest(), digest)
+                        examined = self._receive(source, arriving, order, digest, stop)
                         self._place(arriving, order, examined, stop)
                 return self._see(order, digest)
 
@@ -227,10 +225,7 @@ class LocalStore:
             return False
         if not is_new or (is_whole(directory) and not self._scrub.is_damaged(artifact)):
             return True
-        if may_be_read(artifact, self._layout.leases, but=self._lease_file):
-            return True
-        self._removal.take_out(artifact)
-        return False
+        return not self._removal.make_way(artifact, but=self._lease_file)
 
     def _discover(self, source: Source, order: Order, stop: Stop) -> Staged:
         """Stages what has no digest yet, and pins what was found."""
@@ -240,7 +235,7 @@ class LocalStore:
             digest = self._pins.digest(order.ref)
             if digest is None:
                 with self._incoming(name, stop) as arriving:
-                    examined = self._receive(source, arriving, order, stop)
+                    examined = self._receive(source, arriving, order, None, stop)
                     digest = arriving.digest()
                     self._place_found(arriving, order, examined, stop)
                 self._pins.put(order.ref, digest)
@@ -266,9 +261,14 @@ class LocalStore:
             on_receiving=lambda: self._on_step(Step.RECEIVING),
         )
 
-    def _receive(self, source: Source, arriving: Incoming, order: Order, stop: Stop) -> Examined:
+    def _receive(self, source: Source, arriving: Incoming, order: Order, expected: str | None, stop: Stop) -> Examined:
+        """Fetches, and looks who vouches for it before anything of it is read."""
         source.fetch(arriving.take, stop)
         self._on_step(Step.RECEIVED)
+        found = arriving.digest()
+        if expected not in {None, found}:
+            raise mismatch(order.ref, found, str(expected))
+        self._signatures.check(order.ref, found)
         examined = arriving.verify(order.base, order.policy)
         self._on_step(Step.VERIFIED)
         return examined
@@ -286,6 +286,7 @@ class LocalStore:
 
     def _see(self, order: Order, digest: str) -> Staged:
         """Looks at a directory that is leased. The caller holds its lock."""
+        self._signatures.check(order.ref, digest)
         artifact = order.artifact(digest)
         if self._scrub.is_damaged(artifact):
             raise damaged(self._layout.adapter(artifact))
@@ -293,12 +294,3 @@ class LocalStore:
         mark_used(self._layout, artifact)
         self._seen.put((order.ref, order.fingerprint), staged)
         return staged
-
-
-def _mismatch(ref: ArtifactRef, found: str, expected: str) -> ArtifactError:
-    if ref.digest is not None:
-        remedy = "put the right files there, or apply the digest of those that are"
-    else:
-        remedy = "the source changed after this generation was first read here; apply the new digest to serve it"
-    message = f"the files have the digest {found}, expected {expected}; {remedy}"
-    return ArtifactError("digest_mismatch", message, permanent=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from registry.lora.findings import AdapterWarning, Finding, FindingReason, summary
+from registry.lora.signatures import SignatureReason
 from registry.model.records import PoolSpec
 
 # Stable names of why an artifact could not be staged. Programs may depend on them, not on the sentences beside them.
@@ -38,7 +39,7 @@ SourceReason = Literal[
     "unknown_credential",
     "unsupported_scheme",
 ]
-ArtifactReason = SourceReason | FindingReason
+ArtifactReason = SourceReason | FindingReason | SignatureReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class ArtifactRef:
     `digest` is the pinned manifest digest. Where it is None the source is read once for each `pin_key`, and what was
     found then stays what that ref means on this host: `pin_key` is ``<pool>/<name key>@<generation>``, empty if pinned.
     `prepare` is the record's policy as JSON. `base_model` is what the record says of the base; the adapter's own
-    configuration decides, and where the two disagree it is said.
+    configuration decides, and where the two disagree it is said. `signature` is over the digest of what is found.
     """
 
     uri: str
@@ -57,6 +58,7 @@ class ArtifactRef:
     credentials: str | None = None
     pin_key: str = ""
     base_model: str | None = None
+    signature: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
