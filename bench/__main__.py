@@ -17,6 +17,7 @@ from bench.fill import fill_200
 from bench.idle import idle_20000
 from bench.one_change import one_change_20000_vs_100
 from bench.propagation import propagation_fresh_2, propagation_staged_2, propagation_staged_50
+from bench.store import store_1000, store_present
 
 Measurement = Callable[[Path], Awaitable[list[Figure]]]
 MEASUREMENTS: tuple[Measurement, ...] = (
@@ -29,6 +30,8 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     admin_16,
     fill_200,
     fetch_200mb,
+    store_present,
+    store_1000,
 )
 MAX_SECONDS = 180.0
 

@@ -46,8 +46,12 @@ class Layout:
         Raises:
             OSError: the store cannot be read.
         """
-        paths = (self.root / "adapters").iterdir()
-        return {match[1]: path for path in paths if (match := _ADAPTER.fullmatch(path.name))}
+        return {artifact: self.adapter(artifact) for artifact in self.staged_ids()}
+
+    def staged_ids(self) -> set[str]:
+        """Every artifact in the store. Raises OSError."""
+        names = os.listdir(self.root / "adapters")  # noqa: PTH208 - paths of thousands would be made for nothing
+        return {match[1] for name in names if (match := _ADAPTER.fullmatch(name))}
 
     def report(self, artifact: str) -> Path:
         return self.root / "reports" / f"{artifact}.json"

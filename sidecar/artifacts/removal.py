@@ -55,7 +55,7 @@ class Removal:
         except LeasesUnreadable as error:
             _log.error("nothing_removed", why=str(error), remedy="start the sidecar of that replica, which mends it")
             return []
-        return sorted(self._layout.staged().keys() - leased, key=self._used_at)
+        return sorted(self._layout.staged_ids() - leased, key=self._used_at)
 
     def _used_at(self, artifact: str) -> float:
         """When it was last used, by this machine's clock; it is the time of its lock file."""

@@ -35,9 +35,12 @@ class Inventory:
         Raises:
             OSError: the store cannot be read.
         """
-        present = self._layout.staged()
+        present = self._layout.staged_ids()
         with self._mutex:
-            self._sizes = {one: self._sizes.get(one) or _size(path) for one, path in present.items()}
+            for gone in self._sizes.keys() - present:
+                del self._sizes[gone]
+            for new in present - self._sizes.keys():
+                self._sizes[new] = _size(self._layout.adapter(new))
             return dict(self._sizes)
 
 

@@ -68,7 +68,7 @@ class Scrub:
 
         Without a report nothing is known of what was written.
         """
-        artifacts = self._layout.staged().keys() - self._damaged.keys()
+        artifacts = self._layout.staged_ids() - self._damaged.keys()
         looked_at = {one: at for one in artifacts if (at := _modified(self._layout.report(one))) is not None}
         oldest = min(looked_at, key=looked_at.__getitem__, default=None)
         return oldest if oldest and time.time() - looked_at[oldest] >= PERIOD_SECONDS else None

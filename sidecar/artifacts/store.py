@@ -92,7 +92,7 @@ class LocalStore:
         self._allowed = AllowedSources(allow_sources, remote)
         self._layout = open_layout(root, replica)
         self._lease_file = self._layout.lease(replica, engine)
-        self._leases = Leases(self._lease_file, self._layout.staged)
+        self._leases = Leases(self._lease_file, self._layout.staged_ids)
         self._grace_seconds = grace_seconds
         self._removal = Removal(self._layout, grace_seconds, on_step)
         self._scrub = Scrub(self._layout, self._removal, on_damage=lambda artifact: self._seen.forget({artifact}))
