@@ -23,6 +23,11 @@ install: .venv/.installed ## Install the control plane's environment (.venv)
 	.venv-proto/bin/pip install --quiet "$(firstword $(PROTO_TOOLS))" "setuptools<81"
 	touch $@
 
+.venv-oldest/.installed: requirements/oldest.txt .venv/.installed
+	rm -rf .venv-oldest
+	$(BIN)/pip install --quiet --no-deps --target .venv-oldest --requirement requirements/oldest.txt
+	touch $@
+
 .venv-engine/.installed: requirements/engine.txt registry/dev/engine_env.py
 	$(PYTHON) -m registry.dev.engine_env --folder .venv-engine
 	touch $@
@@ -68,7 +73,7 @@ PURE := registry.errors registry.keys registry.model registry.transactions regis
   sidecar.brake sidecar.desired sidecar.failures sidecar.observed sidecar.plan sidecar.planner sidecar.retention sidecar.snapshot sidecar.status
 
 .PHONY: test
-test: install engine ## Run every test that CI runs, on real parts
+test: install engine .venv-oldest/.installed ## Run every test that CI runs, on real parts
 	$(BIN)/pytest $(PURE:%=--cov=%) --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
 
 .PHONY: sim

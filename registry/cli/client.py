@@ -14,7 +14,8 @@ from google.protobuf.message import Message
 from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
 
 from registry.cli.failure import CliError, usage
-from registry.cli.rpc_errors import rpc_failure, worth_repeating
+from registry.cli.rpc_errors import rpc_failure
+from registry.client.refusals import worth_repeating
 from registry.v1 import registry_pb2 as pb
 
 Reply = TypeVar("Reply", bound=Message)

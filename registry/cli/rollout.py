@@ -11,8 +11,9 @@ import grpc
 
 from registry.cli.client import Client
 from registry.cli.failure import CliError, Exit, Failure
-from registry.cli.rpc_errors import rpc_failure, worth_repeating
+from registry.cli.rpc_errors import rpc_failure
 from registry.cli.wire import state_name
+from registry.client.refusals import worth_repeating
 from registry.errors import Reason
 from registry.v1 import registry_pb2 as pb
 

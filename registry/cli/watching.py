@@ -13,8 +13,9 @@ from registry.cli.client import Client
 from registry.cli.failure import CliError
 from registry.cli.get import VIEWS, Kind, Query, find
 from registry.cli.output import Printer
-from registry.cli.rpc_errors import rpc_failure, worth_repeating
+from registry.cli.rpc_errors import rpc_failure
 from registry.cli.session import pool_or_only
+from registry.client.refusals import worth_repeating
 from registry.v1 import registry_pb2 as pb
 
 _POLL_SECONDS = 1.0

@@ -119,6 +119,25 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) -> 
     return Process(pid, seen.started if seen else 0)
 
 
+def find_marked(variable: str, value: str) -> Process | None:
+    """The process, leader of its session, that was started with this in its environment; None: none such runs."""
+    mark = f"{variable}={value}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and mark in _environment(entry):
+            seen = _look(int(entry.name))
+            if seen is not None and seen.session == int(entry.name) and seen.state != "Z":
+                return Process(int(entry.name), seen.started)
+    return None
+
+
+def _environment(entry: Path) -> list[bytes]:
+    """Empty if the process has ended, or is not ours to look into."""
+    try:
+        return (entry / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
 def remember(file: Path, process: Process) -> None:
     """Writes down which process it is, whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -12,13 +12,14 @@ from urllib.parse import urlsplit
 
 from registry.dev.engine_python import EngineNotFound
 from registry.dev.etcd_binary import EtcdNotFound
-from registry.dev.processes import Process, recall, remember, spawn, wait_until
+from registry.dev.processes import Process, find_marked, recall, remember, spawn, wait_until
 from registry.dev.stack_file import Layout, pid_file
 from registry.dev.stack_parts import Command, Folder, Part, Role, command_of, parts
 
 # vLLM takes 13 s alone on a quiet machine; several start at once here.
 READY_SECONDS = 300.0
 STOP_SECONDS = 20.0
+_MARK = "LORAPLANE_DEV_PART"
 
 
 class StackError(Exception):
@@ -58,8 +59,17 @@ class Stack:
         return process if process is not None and process.is_running() else None
 
     def _last(self, name: str) -> Process | None:
-        """The process that a part had last; it may be dead and have left processes of its own behind."""
-        return recall(pid_file(self.folder.root, name))
+        """The process that a part had last; it may be dead and have left processes of its own behind.
+
+        Whoever started it may have been ended before he could write it down: then its mark is what it is known by.
+        """
+        written = recall(pid_file(self.folder.root, name))
+        if written is not None and written.is_running():
+            return written
+        return find_marked(_MARK, self._mark(name)) or written
+
+    def _mark(self, name: str) -> str:
+        return f"{self.folder.root}:{name}"
 
     def start(self, name: str) -> None:
         """Starts a part unless it runs. Does not wait until it is ready.
@@ -70,7 +80,8 @@ class Stack:
         if self.process(name) is None:
             self.kill(name)
             command = self.command(name)
-            process = spawn(command.arguments, command.environment, self.folder.log(name))
+            environment = {**command.environment, _MARK: self._mark(name)}
+            process = spawn(command.arguments, environment, self.folder.log(name))
             remember(pid_file(self.folder.root, name), process)
 
     def command(self, name: str) -> Command:
@@ -97,7 +108,7 @@ class Stack:
             process.signal(signal.SIGTERM)
         for name, process in processes.items():
             process.stop(STOP_SECONDS)
-            pid_file(self.folder.root, name).unlink()
+            pid_file(self.folder.root, name).unlink(missing_ok=True)
 
     def wait_ready(self, names: Iterable[str], timeout_seconds: float = READY_SECONDS) -> None:
         """Waits until parts are ready.

@@ -132,7 +132,8 @@ def make_pool(stack: Stack) -> None:
     Raises:
         StackError: the admin service refused it.
     """
-    pool = ["pool", "create", POOL, "--base-model", BASE_MODEL, "--max-rank", str(MAX_LORA_RANK)]
+    base = ["--base-model", BASE_MODEL, "--from", str(stack.folder.model), "--max-rank", str(MAX_LORA_RANK)]
+    pool = ["pool", "create", POOL, *base]
     done = cli(stack, "-o", "json", *pool, "--timeout", str(_POOL_SECONDS))
     if done.returncode != 0 and _reason(done.stderr) != "POOL_EXISTS":
         raise StackError(f"the pool {POOL} could not be made: {done.stderr.strip()}")

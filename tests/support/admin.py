@@ -77,7 +77,7 @@ def refused(error: grpc.RpcError) -> Refused:
     """The code, reason and field of a failed call."""
     assert isinstance(error, grpc.aio.AioRpcError)
     info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
-    trailing = dict(error.trailing_metadata() or ())
+    trailing = dict(tuple(error.trailing_metadata() or ()))
     status = status_pb2.Status.FromString(trailing.get("grpc-status-details-bin", b""))
     for detail in status.details:
         detail.Unpack(info)

@@ -10,7 +10,7 @@ from pathlib import Path
 from registry import errors
 from registry.admin.statuses import CODES
 from registry.cli.failure import EXIT_OF, Exit
-from registry.cli.rpc_errors import KIND_OF
+from registry.client.refusals import KIND_OF
 from registry.errors import Reason
 
 ROOT = Path(__file__).parents[2]

@@ -20,16 +20,16 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Command lines that name the folder."""
-    found = (_command_line(path) for path in Path("/proc").glob("[0-9]*/cmdline"))
-    return [line.decode().replace("\0", " ") for line in found if str(folder).encode() in line]
+    """Command lines of processes that were started with the folder in their environment, as all of a stack are."""
+    marked = (path for path in Path("/proc").glob("[0-9]*") if str(folder).encode() in _read(path / "environ"))
+    return [_read(path / "cmdline").decode().replace("\0", " ") for path in marked]
 
 
-def _command_line(path: Path) -> bytes:
+def _read(path: Path) -> bytes:
     """Empty if the process has ended since it was listed."""
     try:
         return path.read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
         return b""
 
 

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from registry.cli.failure import EXIT_OF, Exit, Failure, failure_of
-from registry.cli.rpc_errors import KIND_OF
+from registry.client.refusals import KIND_OF
 from registry.errors import NotFound, Reason, RegistryError
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.dev.processes import Process, recall, remember, spawn, wait_until
+from registry.dev.processes import Process, find_marked, recall, remember, spawn, wait_until
 
 FOREVER = [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
 IGNORE = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)"
@@ -123,3 +123,16 @@ def test_a_pid_file_that_cannot_be_read_is_no_process(tmp_path, text):
 
 def test_waiting_ends_when_the_time_is_up():
     assert not wait_until(lambda: False, 0.01)
+
+
+def test_a_process_that_nobody_wrote_down_is_found_by_its_mark(tmp_path):
+    """Whoever started it may be killed before he has written down its pid."""
+    log = tmp_path / "log"
+    process = spawn(FOREVER, {**os.environ, "MARK_OF_TEST": str(tmp_path)}, log)
+    try:
+        assert wait_until(lambda: "up" in log.read_text(), 30)
+        assert find_marked("MARK_OF_TEST", str(tmp_path)) == process
+        assert find_marked("MARK_OF_TEST", f"{tmp_path}x") is None
+    finally:
+        process.kill()
+    assert find_marked("MARK_OF_TEST", str(tmp_path)) is None

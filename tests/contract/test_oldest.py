@@ -1,0 +1,54 @@
+"""Generated stubs and gRPC work with the oldest versions that we support; all other tests use new ones."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OVERLAY = ROOT / ".venv-oldest"
+SUITES = (
+    "tests/contract/etcd3/test_kv.py",
+    "tests/contract/etcd3/test_watch.py",
+    "tests/integration/admin/test_writes.py",
+)
+SHOW_VERSIONS = "import google.protobuf, grpc; print(grpc.__version__, google.protobuf.__version__)"
+
+
+def _pins() -> dict[str, str]:
+    lines = (ROOT / "requirements/oldest.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if "==" in line)
+
+
+def _on_oldest(*command: str, timeout_seconds: float) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": f"{OVERLAY}{os.pathsep}{ROOT}"}
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_seconds,
+        check=False,
+    )
+
+
+def test_the_oldest_are_those_that_the_package_asks_for() -> None:
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    bounds = dict(match.groups() for line in asked if (match := re.match(r"([\w-]+)>=([\d.]+)", line)))
+    assert {name: bounds[name] for name in _pins()} == _pins()
+
+
+@pytest.mark.timeout(600)
+def test_suites_pass_on_the_oldest_versions() -> None:
+    pins = _pins()
+    shown = _on_oldest("-c", SHOW_VERSIONS, timeout_seconds=60)
+    assert shown.stdout.split() == [pins["grpcio"], pins["protobuf"]], "make .venv-oldest/.installed puts them there"
+    done = _on_oldest("-m", "pytest", "-q", "-p", "no:cacheprovider", *SUITES, timeout_seconds=540)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

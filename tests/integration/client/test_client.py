@@ -1,0 +1,170 @@
+"""The registry for programs: against the real admin service, a real etcd and real sidecars with simulated engines."""
+
+from __future__ import annotations
+
+import asyncio
+import runpy
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from registry.client import AsyncRegistry, Published, Registry, Tls
+from registry.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Reason,
+    RegistryError,
+    ResourceExhausted,
+    Unavailable,
+)
+from registry.v1 import registry_pb2 as pb
+from tests.support.adapters import write_adapter
+from tests.support.admin import Admin, admin_inside, change_set, make_pool, put, wait_ready
+from tests.support.etcd import free_ports
+from tests.support.fleet import BASE, POOL, Sidecar, SimulatedEngine
+from tests.support.waiting import eventually
+
+EXAMPLE = Path(__file__).parents[3] / "docs/examples/training_loop.py"
+
+
+@pytest.fixture
+async def admin(etcd):
+    async with admin_inside(etcd.endpoints, etcd.prefix) as admin:
+        await wait_ready(admin)
+        await make_pool(admin, POOL, BASE)
+        yield admin
+
+
+@pytest.fixture
+async def registry(admin):
+    async with AsyncRegistry(admin.address, timeout_seconds=20) as registry:
+        yield registry
+
+
+@pytest.fixture
+async def replicas(admin, etcd, tmp_path):
+    """Two replicas that the registry knows, and that may read `tmp_path/sources`."""
+    async with AsyncExitStack() as stack:
+        engines = [SimulatedEngine(tmp_path / name) for name in ("r1", "r2")]
+        for name, engine in zip(("r1", "r2"), engines, strict=True):
+            stack.callback(engine.program.kill)
+            await engine.start()
+            sidecar = Sidecar(
+                tmp_path / name,
+                etcd.endpoints,
+                etcd.prefix,
+                engine.url,
+                replica=name,
+                sources=tmp_path / "sources",
+            )
+            stack.callback(sidecar.program.kill)
+            sidecar.program.start()
+
+        async def are_known() -> bool:
+            found = await admin.stub.ListReplicas(pb.ListReplicasRequest(pool=POOL))
+            return len(found.replicas) == len(engines)
+
+        await eventually(are_known)
+        yield engines
+
+
+async def test_published_is_served_by_every_replica(registry, replicas, tmp_path):
+    """R3 converge: publish returns when every engine lists the weights; W6: a new spec, a new generation."""
+    for step in (1, 2):
+        source = tmp_path / "sources" / f"step-{step}"
+        write_adapter(source, seed=step)
+        published = await registry.publish(source, "acme/policy", POOL, labels={"step": str(step)}, wait_seconds=120)
+        assert (published.name, published.pool, published.generation) == ("acme/policy", POOL, step)
+        assert published.uri == source.as_uri()
+        listings = [await engine.listing() for engine in replicas]
+        assert len({Path(listing["acme/policy"]).name for listing in listings}) == 1
+    await registry.withdraw("acme/policy", POOL)
+    with pytest.raises(NotFound):
+        await registry.withdraw("acme/policy", POOL)
+
+
+async def test_replicas_that_refuse_are_named(registry, replicas, tmp_path):
+    """R9 status-truth: publish does not return where a replica refused."""
+    outside = tmp_path / "elsewhere"
+    write_adapter(outside, seed=1)
+    with pytest.raises(FailedPrecondition) as refused:
+        await registry.publish(outside, "x", POOL, wait_seconds=120)
+    assert refused.value.reason is Reason.ROLLOUT_FAILED
+    assert all("source_not_allowed" in why for why in refused.value.metadata.values())
+    assert set(refused.value.metadata) <= {"r1", "r2"}
+
+
+async def test_the_same_again_changes_nothing(registry, tmp_path):
+    """W3 idempotent, W6: neither the same content nor the same request id makes a second generation."""
+    write_adapter(tmp_path / "a", seed=1)
+    first = await registry.publish(tmp_path / "a", "x", POOL, wait_seconds=None, request_id="step-1")
+    assert await registry.publish(tmp_path / "a", "x", POOL, wait_seconds=None, request_id="step-1") == first
+    assert (await registry.publish(tmp_path / "a", "x", POOL, wait_seconds=None)).generation == 1
+
+
+async def test_what_nobody_serves_in_time_is_said(registry, tmp_path):
+    write_adapter(tmp_path / "a", seed=1)
+    with pytest.raises(Unavailable) as late:
+        await registry.publish(tmp_path / "a", "x", POOL, wait_seconds=1)
+    assert late.value.reason is Reason.DEADLINE_EXCEEDED
+    assert "x generation 1 is not served in time" in late.value.message
+
+
+async def test_bad_input_is_refused_before_anything_is_sent(admin: Admin, registry, tmp_path):
+    """Each error names the field; nothing is registered."""
+    write_adapter(tmp_path / "a", seed=1)
+    (tmp_path / "empty").mkdir()
+    wrong = "sha256:" + "0" * 64
+    cases = [
+        (registry.publish(tmp_path / "none", "x", POOL), InvalidArgument, "source"),
+        (registry.publish(tmp_path / "empty", "x", POOL), InvalidArgument, "source"),
+        (registry.publish(tmp_path / "a", "x", POOL, digest=wrong), InvalidArgument, "digest"),
+        (registry.publish(tmp_path / "a", "../x", POOL), InvalidArgument, "changes[0].upsert.name"),
+        (registry.publish("ftp://a/b", "x", POOL), InvalidArgument, "changes[0].upsert.spec.source.uri"),
+        (registry.publish(tmp_path / "a", "x", "nowhere"), NotFound, "pool"),
+    ]
+    for publishing, kind, field in cases:
+        with pytest.raises(kind) as refused:
+            await publishing
+        assert refused.value.field == field
+    assert not (await admin.stub.ListAdapters(pb.ListAdaptersRequest(pool=POOL))).adapters
+
+
+async def test_a_quota_is_told_as_itself(admin: Admin, registry, tmp_path):
+    write_adapter(tmp_path / "a", seed=1)
+    await admin.stub.ApplyAdapters(change_set(put("acme/one"), pool=POOL))
+    await admin.stub.SetTenant(pb.SetTenantRequest(tenant=pb.Tenant(name="acme", max_adapters=1)))
+    with pytest.raises(ResourceExhausted) as refused:
+        await registry.publish(tmp_path / "a", "acme/two", POOL)
+    assert refused.value.reason is Reason.QUOTA_EXCEEDED
+
+
+def test_without_an_admin_service_the_request_id_is_told(tmp_path):
+    """W8 no-false-fail: who cannot know the outcome is told what to repeat."""
+    write_adapter(tmp_path / "a", seed=1)
+    (port,) = free_ports(1)
+    with Registry(f"127.0.0.1:{port}", timeout_seconds=0.5) as registry, pytest.raises(Unavailable) as unknown:
+        registry.publish(tmp_path / "a", "x", "p", request_id="mine")
+    assert unknown.value.metadata["request_id"] == "mine"
+
+
+@pytest.mark.parametrize("tls", [Tls(cert=Path("/none.pem")), Tls(ca=Path("/none.pem"))])
+def test_wrong_certificates_are_an_error_at_once(tls):
+    with pytest.raises(RegistryError, match="tls"):
+        Registry("127.0.0.1:1", tls=tls)
+
+
+async def test_the_example_trains(admin: Admin, replicas, tmp_path, capsys):
+    """R5, W6: each sample of the example is of exactly one version."""
+    run = runpy.run_path(str(EXAMPLE))["run"]
+
+    def train() -> list[Published]:
+        with Registry(admin.address) as registry:
+            engines = [engine.url for engine in replicas]
+            return run(registry, engines, "acme/policy", POOL, tmp_path / "sources", 3)
+
+    published = await asyncio.to_thread(train)
+    assert [one.generation for one in published] == [1, 2, 3]
+    assert "step 2: generation 3, 2 samples of one version" in capsys.readouterr().out
