@@ -107,6 +107,7 @@ class Keeper:
         self._look(observed)
         gone = self._store.let_go(self._retention.proven())
         if gone:
+            self._look(observed)  # so that nobody asks for more evidence of what is settled
             _log.info("leases_dropped", count=len(gone), artifacts=sorted(gone)[:20])
 
     def _look(self, observed: Observed) -> None:
