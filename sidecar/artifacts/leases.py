@@ -167,3 +167,16 @@ def may_be_read(artifact: str, folder: Path, *, but: Path | None = None) -> bool
         return artifact in everybodys_leases(folder, but=but)
     except LeasesUnreadable:
         return True
+
+
+def warn_of_strays(own: Path) -> None:
+    """Says which leases of the same replica are for engines at other addresses, of which nothing is known.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    replica = own.name.partition("@")[0]
+    strays = [file for file in own.parent.iterdir() if file.name.partition("@")[0] == replica and file != own]
+    if strays:
+        remedy = "once the engine that this replica had before has ended, remove these files"
+        _log.warning("leases_of_another_engine", files=[str(file) for file in strays], remedy=remedy)

@@ -30,7 +30,7 @@ from sidecar.artifacts.bases import Bases
 from sidecar.artifacts.files import Stop, locked, locked_at_once, store_failure, write_atomic
 from sidecar.artifacts.incoming import DEFAULT_MAX_WEIGHTS_BYTES, Incoming, incoming
 from sidecar.artifacts.layout import open_layout
-from sidecar.artifacts.leases import Leases
+from sidecar.artifacts.leases import Leases, warn_of_strays
 from sidecar.artifacts.orders import Order, mismatch, order_of
 from sidecar.artifacts.pins import Pins, pin_name
 from sidecar.artifacts.preparing import prepare
@@ -127,6 +127,7 @@ class LocalStore:
         """Reads anew what the last process of this replica leased, once it has ended. Raises OSError."""
         self._leases.read()
         self._seen.clear()
+        warn_of_strays(self._lease_file)
 
     def leased(self) -> frozenset[str]:
         """What this replica's engine may be reading."""

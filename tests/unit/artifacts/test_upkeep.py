@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from sidecar.artifacts import incoming, scrub
 from sidecar.artifacts.files import Stop, locked
+from sidecar.artifacts.steps import Step
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactError, Staged
 from tests.support.adapters import digest_of, write_adapter
+from tests.support.waiting import eventually
 from tests.unit.artifacts.conftest import pinned, unpinned
 from tests.unit.artifacts.test_store import contents
 
@@ -165,6 +169,40 @@ async def test_leases_that_another_process_left_are_read_when_it_has_ended(open_
     second.take_over()
     assert not second.leased()
     assert second.lookup(pinned(adapter)) is None
+
+
+async def test_what_is_being_staged_is_not_let_go(open_store, sources):
+    """R7: a worker thread is about to hand it out, and a plan to load it."""
+    reached, go_on = Event(), Event()
+
+    def on_step(step: object) -> None:
+        if step is Step.LOCKED:
+            reached.set()
+            go_on.wait()
+
+    adapter, store = write_adapter(sources / "s"), open_store(on_step=on_step)
+    staging = asyncio.create_task(store.ensure(pinned(adapter)))
+    await eventually(reached.is_set)
+    (artifact,) = store.leased()
+    assert not store.let_go({artifact})
+    go_on.set()
+    staged = await staging
+    assert store.leased() == {staged.id}
+    assert store.lookup(pinned(adapter)) == staged
+    assert store.let_go({artifact}) == {artifact}
+
+
+async def test_leases_for_another_address_stay_and_are_told(open_store, sources, capsys):
+    """R7: nothing is known of an engine that a replica had before."""
+    before = open_store(engine="http://127.0.0.1:1")
+    (staged,) = await stage(before, sources, 1)
+    now = open_store(engine="http://127.0.0.1:2", budget_bytes=1)
+    now.take_over()
+    assert not now.leased()
+    assert before._lease_file.name in capsys.readouterr().out
+    age(now, staged)
+    now.upkeep.round(Stop())
+    assert digest_of(Path(staged.path)) == staged.digest
 
 
 async def test_a_lease_file_that_nobody_understands_leases_everything(open_store, sources, tmp_path):
