@@ -5,7 +5,6 @@ Everything costs in proportion to the change, not to the number of records: a fl
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from registry.keys import last_part
 from registry.model.names import check_adapter_name, name_key
 from registry.model.records import AdapterRecord, Prepare
 from sidecar.artifacts.types import ArtifactRef
+from sidecar.raw_records import AnyRecord, RawRecord, packed, record_hash
 
 _HASH_SPACE = 1 << 256
 # Above so many changes at once, sorting anew is cheaper than inserting one by one.
@@ -91,21 +91,6 @@ class DesiredState:
         return self.adapters.get(key) or self.lazy.get(key)
 
 
-@dataclass(frozen=True, slots=True)
-class RawRecord:
-    """A record as it stands in etcd; `good` is the last value that could be followed, if that is another."""
-
-    value: bytes
-    revision: int
-    good: tuple[bytes, int] | None = None
-
-
-def record_hash(key: str, revision: int, value: bytes) -> int:
-    """One record's part of `DesiredState.state_hash`."""
-    digest = hashlib.sha256(b"%s\0%d\0%s" % (key.encode(), revision, value)).digest()
-    return int.from_bytes(digest, "big")
-
-
 def parse_adapter(pool: str, key: str, value: bytes, revision: int) -> DesiredAdapter | LazyAdapter:
     """Reads an AdapterRecord.
 
@@ -153,16 +138,20 @@ def _text_of_fields(fields: tuple[tuple[str, str], ...]) -> str:
 
 
 class Informer:
-    """Folds lists and events into a `DesiredState`. `raw` holds every record as it stands in etcd."""
+    """Folds lists and events into a `DesiredState`. `raw` holds every record as it stands in etcd.
+
+    What was folded in a while ago is to be packed, by and by, with `pack`.
+    """
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
-        self.raw: dict[str, RawRecord] = {}
+        self.raw: dict[str, AnyRecord] = {}
         self.state = DesiredState()
+        self._unpacked: set[str] = set()
 
-    def restore(self, revision: int, raw: Mapping[str, RawRecord]) -> None:
+    def restore(self, revision: int, raw: Mapping[str, AnyRecord]) -> None:
         """Starts from what a snapshot holds."""
-        self.raw = {}
+        self.raw, self._unpacked = {}, set()
         self.state = DesiredState()
         self._fold(revision, ((key, *record.good) for key, record in raw.items() if record.good is not None))
         self._fold(revision, ((key, record.value, record.revision) for key, record in raw.items()))
@@ -192,6 +181,13 @@ class Informer:
     def advance(self, revision: int) -> None:
         """Notes that nothing of this pool changed up to `revision`."""
         self.state = replace(self.state, revision=max(revision, self.state.revision))
+
+    def pack(self, count: int) -> bool:
+        """Packs so many of the records that came since; True if there are more."""
+        for _ in range(min(count, len(self._unpacked))):
+            key = self._unpacked.pop()
+            self.raw[key] = packed(self.raw[key])
+        return bool(self._unpacked)
 
     def _fold(self, revision: int, changes: Iterable[_Change]) -> None:
         state = self.state
@@ -227,11 +223,13 @@ class Informer:
         old = self.raw.pop(key, None)
         change = -record_hash(key, old.revision, old.value) if old else 0
         if value is None:
+            self._unpacked.discard(key)
             return change
         good = None
         if is_refused and old is not None:
             good = old.good if was_refused else (old.value, old.revision)
         self.raw[key] = RawRecord(value, revision, good)
+        self._unpacked.add(key)
         return change + record_hash(key, revision, value)
 
 

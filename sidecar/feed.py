@@ -31,6 +31,7 @@ from sidecar.desired import Informer
 from sidecar.inputs import Inputs
 from sidecar.journal import Journal, Restored
 from sidecar.metrics import ETCD_RECONNECTS, RELISTS
+from sidecar.packing import Packing
 from sidecar.pool_feed import PoolFeed
 from sidecar.snapshot import AdaptersChanged, Base, PoolChanged
 from sidecar.tracing import Tracer
@@ -64,6 +65,7 @@ class Feed:
         self._must_list = False
         self._restored = False
         self._heard = asyncio.Event()
+        self._packing = Packing(self._informer)
         self._taking = asyncio.Lock()
 
     def restore(self) -> None:
@@ -83,6 +85,8 @@ class Feed:
             tasks.create_task(self._follow_adapters(), name="adapters")
             tasks.create_task(self._pool_feed.run(self._is_behind, self._judge_again), name="pool")
             tasks.create_task(self._act_upon_snapshot(), name="boot")
+            tasks.create_task(self._packing.run(), name="pack")
+            tasks.create_task(self._journal.keep_synced(), name="sync")
 
     def _fold_restored(self, restored: Restored) -> None:
         base = restored.base
@@ -264,7 +268,6 @@ class Feed:
         self._informer.apply(revision, events)
         await self._tracer.note(revision, events, deleted)
         self._post()
-        await self._journal.sync()
         if self._journal.wants_base:
             await self._rewrite()
 
@@ -281,6 +284,7 @@ class Feed:
     def _post(self) -> None:
         self._inputs.desired = self._informer.state
         self._inputs.wake()
+        self._packing.wake()
 
     async def _rewrite(self) -> None:
         state, store = self._informer.state, self._store

@@ -21,6 +21,8 @@ _log = structlog.get_logger()
 _NUMBERED = re.compile(r"(snapshot|journal)-(\d{1,12})")
 # A journal smaller than this is never worth a new base.
 MIN_JOURNAL_BYTES = 1 << 20
+# What is appended within this time is synced together.
+SYNC_AFTER_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Journal:
         self._descriptor: int | None = None
         self._journal_bytes = 0
         self._base_bytes = 0
-        self._unsynced = False
+        self._unsynced = asyncio.Event()
         self._has_gap = False
 
     def restore(self, pool: str) -> Restored | None:
@@ -87,7 +89,7 @@ class Journal:
             self._abandon("journal_write_failed", "the disk took only a part of it")
             return
         self._journal_bytes += written
-        self._unsynced = True
+        self._unsynced.set()
 
     async def rewrite(self, base: Base) -> None:
         """Writes a new base; entries appended meanwhile go to the journal after it."""
@@ -102,15 +104,24 @@ class Journal:
         except OSError as error:
             self._abandon("snapshot_write_failed", str(error))
 
+    async def keep_synced(self) -> None:
+        """Syncs what is appended, until it is cancelled. Whoever acts upon an entry does not wait for the disk."""
+        while True:
+            await self._unsynced.wait()
+            await asyncio.sleep(SYNC_AFTER_SECONDS)
+            await self.sync()
+
     async def sync(self) -> None:
         """Makes what was appended survive a power cut."""
-        if self._descriptor is None or not self._unsynced:
+        number = self._number
+        self._unsynced.clear()
+        if self._descriptor is None:
             return
-        self._unsynced = False
         try:
-            await asyncio.to_thread(os.fsync, self._descriptor)
+            await asyncio.to_thread(_sync, os.dup(self._descriptor))  # the journal may be replaced meanwhile
         except OSError as error:
-            self._abandon("journal_sync_failed", str(error))
+            if number == self._number:
+                self._abandon("journal_sync_failed", str(error))
 
     def close(self) -> None:
         """Closes the journal; the files stay."""
@@ -184,9 +195,12 @@ class Journal:
         return tuple(entries)
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+def _sync(descriptor: int) -> None:
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync_directory(directory: Path) -> None:
+    _sync(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))

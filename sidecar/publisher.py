@@ -20,8 +20,9 @@ from sidecar.status import says_the_same
 
 _log = structlog.get_logger()
 LEASE_TTL_SECONDS = 10
-# Changes within this time make one write; an unchanged status is confirmed after the other.
-COALESCE_SECONDS = 0.02
+# Changes within this time make one write, which usually says what came of a change and not only that it came; an
+# unchanged status is confirmed after the other.
+COALESCE_SECONDS = 0.15
 CONFIRM_SECONDS = 30.0
 RETRY_SECONDS = 1.0
 LOSSES_UNTIL_STOP = 2
@@ -39,14 +40,14 @@ class Publisher:
         self._status_key = keys.status(presence.pool, presence.replica)
         self._chance = chance
         self._on_change = on_change
-        self._offered: ReplicaStatus | None = None
+        self._newest: Callable[[], ReplicaStatus] | None = None
         self._news = asyncio.Event()
         self._losses = 0
         self.refusal = ""
 
-    def offer(self, status: ReplicaStatus) -> None:
-        """Takes the newest status; an unwritten older one is dropped."""
-        self._offered = status
+    def offer(self, newest: Callable[[], ReplicaStatus]) -> None:
+        """Says that there may be news. `newest` derives the status when it is written, of all that came until then."""
+        self._newest = newest
         self._news.set()
 
     async def run(self) -> None:
@@ -121,17 +122,23 @@ class Publisher:
         """The newest status once it says something new, or to confirm what was written before."""
         try:
             async with asyncio.timeout(None if written is None else CONFIRM_SECONDS):
-                await self._news_since(written)
+                return await self._news_since(written)
         except TimeoutError:
             _log.debug("status_confirmed")
-        else:
-            await asyncio.sleep(COALESCE_SECONDS)
-        return self._offered or await self._next(None)
+        return await self._news_since(None)
 
-    async def _news_since(self, written: ReplicaStatus | None) -> None:
-        while self._offered is None or (written is not None and says_the_same(self._offered, written)):
+    async def _news_since(self, written: ReplicaStatus | None) -> ReplicaStatus:
+        while True:
+            if written is not None or self._newest is None:
+                await self._news.wait()
+                await asyncio.sleep(COALESCE_SECONDS)
             self._news.clear()
-            await self._news.wait()
+            if self._newest is not None and _is_news(status := self._newest(), written):
+                return status
+
+
+def _is_news(status: ReplicaStatus, written: ReplicaStatus | None) -> bool:
+    return written is None or not says_the_same(status, written)
 
 
 def _only(result: TxnResult) -> tuple[int, bytes] | None:

@@ -20,7 +20,7 @@ from sidecar.executor import Attempt, Executor
 from sidecar.failures import Failure, after_call, after_staging, not_borne_out
 from sidecar.inputs import Inputs
 from sidecar.metrics import RECONCILE_SECONDS
-from sidecar.observed import Gone, Observed
+from sidecar.observed import Done, Gone, Observed
 from sidecar.plan import Plan, Stage
 from sidecar.planner import Known, capacity_of, make_plan, wanted
 from sidecar.retention import Use
@@ -32,6 +32,9 @@ _log = structlog.get_logger()
 RESYNC_SECONDS = 15.0
 # While the outcome of a call is unknown, the engine is asked again after this time.
 UNSETTLED_SECONDS = 2.0
+# After calls that the engine says it carried out it is looked at this much later, if nothing else comes before: others
+# may wait for the same engine, or the same host, and what it says then is in the same status.
+SETTLE_SECONDS = 0.1
 MAX_NAMES_LOGGED = 20
 
 
@@ -122,10 +125,12 @@ class Reconciler:
         staging.start(plan.stage)
         incarnation = observed.facts.incarnation
         attempts = await self._executor.carry_out(plan, incarnation, is_serving=self._ready_in == incarnation)
-        if attempts:
-            self._take_up(attempts, incarnation)
-            self.distrust()
-        return self._pause(plan)
+        if not attempts:
+            return self._pause(plan)
+        self._take_up(attempts, incarnation)
+        self._observed = None
+        is_calm = self._ready_in == incarnation and all(isinstance(one.outcome, Done) for one in attempts)
+        return SETTLE_SECONDS if is_calm and len(attempts) == len(plan.calls) else 0.0
 
     async def _look_or_refuse(self) -> Observed | None:
         """The engine as the next plan may be made from it; None if there may be no plan."""

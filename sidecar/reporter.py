@@ -26,18 +26,24 @@ _BEFORE = Situation(
 class Reporter:
     """Holds the newest status. Made inside a running event loop."""
 
-    def __init__(self, replica: Replica, chance: Chance, offer: Callable[[ReplicaStatus], None]) -> None:
+    def __init__(self, replica: Replica, chance: Chance, offer: Callable[[Callable[[], ReplicaStatus]], None]) -> None:
         self._replica = replica
         self._chance = chance
         self._offer = offer
         self._report = Report(_BEFORE, 0)
-        self.status = derive_status(replica, _BEFORE, chance.moment())
+        self._status: ReplicaStatus | None = None
+
+    @property
+    def status(self) -> ReplicaStatus:
+        """The status of the newest round, derived when it is first asked for: most rounds are overtaken before."""
+        if self._status is None:
+            self._status = derive_status(self._replica, self._report.situation, self._chance.moment())
+        return self._status
 
     def take(self, report: Report) -> None:
-        """Derives the status of a round and passes it on."""
-        self._report = report
-        self.status = derive_status(self._replica, report.situation, self._chance.moment())
-        self._offer(self.status)
+        """Takes in what a round came to, and says so."""
+        self._report, self._status = report, None
+        self._offer(lambda: self.status)
 
     def refresh_metrics(self) -> None:
         """Sets the gauges to the newest status; called when they are asked for."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from registry.etcd3.ops import Event, KeyValue
-from sidecar.desired import RawRecord
+from sidecar.raw_records import AnyRecord, RawRecord
 
 SCHEMA = 1
 _ESCAPED = re.compile(rb"\\[\\n]")
@@ -35,7 +35,7 @@ class Base:
     cluster_id: int
     revision: int
     pool_record: bytes | None = None
-    records: Mapping[str, RawRecord] = field(default_factory=dict)
+    records: Mapping[str, AnyRecord] = field(default_factory=dict)
     epoch: str = ""
     is_doubted: bool = False
 
@@ -163,7 +163,7 @@ def _event(event: Event) -> list[object]:
     return [key, event.mod_revision, None if event.kv is None else _text(event.kv.value)]
 
 
-def _record_line(key: str, record: RawRecord) -> bytes:
+def _record_line(key: str, record: AnyRecord) -> bytes:
     """Key, revision and last good value as JSON, a tab, and the value itself: most of a base is never decoded."""
     good = None if record.good is None else [_text(record.good[0]), record.good[1]]
     head = json.dumps([key, record.revision, good], separators=(",", ":")).encode()

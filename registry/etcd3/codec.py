@@ -17,42 +17,39 @@ from registry.etcd3.ops import (
     PutResult,
     Range,
     RangeResult,
-    Target,
     Txn,
     TxnResult,
 )
 
-_COMPARE_FIELD = {
-    Target.VERSION: "version",
-    Target.CREATE: "create_revision",
-    Target.MOD: "mod_revision",
-    Target.VALUE: "value",
-    Target.LEASE: "lease",
-}
+# By the value of ours, since a member of an Enum is slow to look up by.
+_TARGETS = (rpc.Compare.VERSION, rpc.Compare.CREATE, rpc.Compare.MOD, rpc.Compare.VALUE, rpc.Compare.LEASE)
+_RELATIONS = (rpc.Compare.EQUAL, rpc.Compare.GREATER, rpc.Compare.LESS, rpc.Compare.NOT_EQUAL)
+_VALUE_FIELDS = ("version", "create_revision", "mod_revision", "value", "lease")
 
 
 def range_request(op: Range) -> rpc.RangeRequest:
     """The message of a linearizable read."""
-    return rpc.RangeRequest(
+    request = rpc.RangeRequest(
         key=op.key,
         range_end=op.range_end,
         limit=op.limit,
         revision=op.revision,
         keys_only=op.keys_only,
         count_only=op.count_only,
-        sort_order="DESCEND" if op.descending_by else "NONE",
-        sort_target=op.descending_by.name if op.descending_by else "KEY",
     )
+    if op.descending_by is not None:
+        request.MergeFrom(rpc.RangeRequest(sort_order="DESCEND", sort_target=op.descending_by.name))
+    return request
 
 
 def _compare(compare: Compare) -> rpc.Compare:
     message = rpc.Compare(
         key=compare.key,
-        target=compare.target.name,
-        result=compare.relation.name,
+        target=_TARGETS[compare.target.value],
+        result=_RELATIONS[compare.relation.value],
         range_end=compare.range_end,
     )
-    setattr(message, _COMPARE_FIELD[compare.target], compare.value)
+    setattr(message, _VALUE_FIELDS[compare.target.value], compare.value)
     return message
 
 

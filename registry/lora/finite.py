@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import BinaryIO
 
-import numpy as np
-
 from registry.lora.findings import Finding
 from registry.lora.tensors import Tensor
 
@@ -35,6 +33,8 @@ def not_finite(file: BinaryIO, start: int, tensors: Iterable[Tensor]) -> list[Fi
 
 
 def _is_finite(file: BinaryIO, begin: int, end: int, dtype: str) -> bool:
+    import numpy as np  # noqa: PLC0415 - 12 MB that a process which examines nothing has no use for
+
     kind, exponent = _EXPONENTS[dtype]
     mask = np.dtype(kind).type(exponent)
     file.seek(begin)

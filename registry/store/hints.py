@@ -21,7 +21,10 @@ class Hints:
 
     def guess(self, reads: tuple[Range, ...]) -> View:
         """A view in which everything unknown is absent."""
-        return View(0, reads, {read.key: kv for read in reads if (kv := self._known.get(read.key))})
+        found = {read.key: kv for read in reads if (kv := self._known.get(read.key))}
+        for key in found:
+            self._known.move_to_end(key)
+        return View(0, reads, found)
 
     def saw(self, view: View) -> None:
         """Learns what a reading found."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Generic, TypeVar, assert_never
 
 from registry.errors import FailedPrecondition, NotFound, Reason
@@ -58,10 +59,16 @@ def read_adapter(pool: str, kv: KeyValue) -> AdapterRecord:
 
 def read_pool(kv: KeyValue) -> PoolSpec:
     """Reads a pool's record; raises as `read_adapter`."""
-    record = PoolSpec.parse(kv.value)
+    record = _parsed_pool(kv.value)
     if record.name != last_part(kv.key):
         raise _misplaced(record.name)
     return record
+
+
+@lru_cache(maxsize=64)
+def _parsed_pool(value: bytes) -> PoolSpec:
+    """There are few pools, each change reads one, and one with a base model's modules takes long to read."""
+    return PoolSpec.parse(value)
 
 
 def read_tenant(kv: KeyValue) -> TenantRecord:

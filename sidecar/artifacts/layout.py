@@ -63,7 +63,7 @@ class Layout:
         """The id, if `path` is exactly that of an adapter's directory here; else None."""
         parent, _, name = path.rpartition("/")
         match = _ADAPTER.fullmatch(name)
-        return match[1] if match and parent == str(self.root / "adapters") else None
+        return match[1] if match and parent == f"{self.root}/adapters" else None
 
 
 def open_layout(root: Path, replica: str) -> Layout:

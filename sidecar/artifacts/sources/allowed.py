@@ -1,10 +1,16 @@
-"""Which sources a host allows: nothing, unless it is told."""
+"""Which sources a host allows: nothing, unless it is told.
+
+What goes over the network is imported when the first such source is used: the clients of object stores and of web
+servers take megabytes that a sidecar has no use for whose artifacts lie in a directory.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from registry.model.source_uri import (
     SCHEMES,
@@ -18,11 +24,12 @@ from registry.model.source_uri import (
 from sidecar.artifacts.source import Source
 from sidecar.artifacts.sources.credentials import Credentials, Held
 from sidecar.artifacts.sources.file import FileSource, path_of
-from sidecar.artifacts.sources.network import Limits
-from sidecar.artifacts.sources.objects import object_source
+from sidecar.artifacts.sources.limits import Limits
 from sidecar.artifacts.sources.urls import WebUrl, parse_url
-from sidecar.artifacts.sources.web import Web, hub_source, web_source
 from sidecar.artifacts.types import ArtifactError, StoreError
+
+if TYPE_CHECKING:
+    from sidecar.artifacts.sources.web import Web
 
 DEFAULT_HUB = "https://huggingface.co"
 
@@ -56,7 +63,7 @@ class AllowedSources:
         self._named = tuple(_named(prefix) for prefix in prefixes if not prefix.startswith("file:"))
         self._credentials = remote.credentials
         self._hub = _hub(remote.hub)
-        self._web = Web(remote.limits)
+        self._limits = remote.limits
 
     def source(self, uri: str, credentials: str | None = None) -> Source:
         """The source at `uri`, to be read with the credential of that name.
@@ -86,13 +93,24 @@ class AllowedSources:
             raise ArtifactError("source_not_allowed", message, permanent=True)
 
     def _remote(self, source: SourceUri, held: Held | None) -> Source:
-        match source.scheme:
-            case "hf":
-                return hub_source(self._web, self._hub, source, self._named, held)
-            case "https" | "http":
-                return web_source(self._web, source, self._named, held)
-            case _:
-                return object_source(source, held)
+        if source.scheme in {"hf", "https", "http"}:
+            return self._on_the_web(source, held)
+        from sidecar.artifacts.sources.objects import object_source  # noqa: PLC0415 - see above
+
+        return object_source(source, held)
+
+    def _on_the_web(self, source: SourceUri, held: Held | None) -> Source:
+        from sidecar.artifacts.sources.web import hub_source, web_source  # noqa: PLC0415 - see above
+
+        if source.scheme == "hf":
+            return hub_source(self._web, self._hub, source, self._named, held)
+        return web_source(self._web, source, self._named, held)
+
+    @cached_property
+    def _web(self) -> Web:
+        from sidecar.artifacts.sources.web import Web  # noqa: PLC0415 - see above
+
+        return Web(self._limits)
 
 
 def _root(prefix: str) -> Path:

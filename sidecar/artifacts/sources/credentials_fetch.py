@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
-from typing import assert_never
-
-import httpx
+from typing import TYPE_CHECKING, assert_never
 
 from sidecar.artifacts.sources.credentials_file import (
     Entry,
@@ -18,6 +16,9 @@ from sidecar.artifacts.sources.credentials_file import (
     NoSecret,
 )
 from sidecar.artifacts.sources.secrets import MAX_SECRET_BYTES, Secret, SecretError
+
+if TYPE_CHECKING:
+    import httpx
 
 _GRANT = "urn:ietf:params:oauth:grant-type:token-exchange"
 
@@ -82,6 +83,8 @@ def _printed(entry: ExecSecret) -> bytes:
 
 
 def _exchanged(entry: ExchangedSecret) -> bytes:
+    import httpx  # noqa: PLC0415 - megabytes that only those who exchange tokens need
+
     form = {
         "grant_type": _GRANT,
         "subject_token": _checked(_read(entry.subject_token_file), "the subject token's file").text,

@@ -19,7 +19,8 @@ from sidecar.artifacts.sources.credentials import Held
 from sidecar.artifacts.sources.download import Download, receive_file
 from sidecar.artifacts.sources.failures import retries_from_start
 from sidecar.artifacts.sources.getter import Getter
-from sidecar.artifacts.sources.network import Connections, Limits
+from sidecar.artifacts.sources.limits import Limits
+from sidecar.artifacts.sources.network import Connections
 from sidecar.artifacts.sources.urls import WebUrl, parse_url
 
 GZIPPED = (".tar.gz", ".tgz")

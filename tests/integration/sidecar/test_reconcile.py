@@ -99,7 +99,7 @@ async def test_the_state_hash_is_that_of_the_history(hand, engine, sidecar):
     """R2 replay-equal: the hash logged for a revision is that of the records at that revision in etcd."""
     from registry.etcd3.ops import Range
     from registry.keys import last_part
-    from sidecar.desired import record_hash
+    from sidecar.raw_records import record_hash
 
     await hand.pool()
     sidecar.program.start()

@@ -13,7 +13,7 @@ from registry.etcd3.options import TlsFiles
 from sidecar.artifacts.sources.allowed import RemoteOptions
 from sidecar.artifacts.sources.credentials import Credentials
 from sidecar.artifacts.sources.credentials_file import read_credentials
-from sidecar.artifacts.sources.network import Limits
+from sidecar.artifacts.sources.limits import Limits
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactError, ArtifactRef
 from tests.support.adapters import adapter_config, adapter_weights

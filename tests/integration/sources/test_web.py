@@ -9,7 +9,7 @@ import tarfile
 
 import pytest
 
-from sidecar.artifacts.sources.network import Limits
+from sidecar.artifacts.sources.limits import Limits
 from sidecar.artifacts.store import MAX_WORKERS
 from sidecar.artifacts.types import ArtifactError, ArtifactRef
 from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, left_behind, ref, refusal

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from registry.etcd3.ops import Event
-from sidecar.desired import record_hash
+from sidecar.raw_records import record_hash
 from tests.support.sim.artifacts import ROOT, digest_of, path_of
 
 

@@ -11,7 +11,8 @@ import pytest
 from registry.model.source_uri import parse_prefix
 from sidecar.artifacts.files import Stop
 from sidecar.artifacts.sources.addresses import Reach
-from sidecar.artifacts.sources.network import Connections, Limits
+from sidecar.artifacts.sources.limits import Limits
+from sidecar.artifacts.sources.network import Connections
 from sidecar.artifacts.sources.urls import parse_url
 from sidecar.artifacts.types import ArtifactError
 

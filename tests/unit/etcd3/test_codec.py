@@ -131,3 +131,13 @@ def test_prefix_end(prefix, end):
 def test_a_prefix_without_an_end(prefix):
     with pytest.raises(ValueError, match="0xff"):
         prefix_end(prefix)
+
+
+@pytest.mark.parametrize("target", Target)
+@pytest.mark.parametrize("relation", Relation)
+def test_each_target_and_relation_goes_under_its_own_name(target, relation):
+    value = b"v" if target is Target.VALUE else 5
+    message = codec.txn_request(Txn((Compare(b"k", target, relation, value),), ())).compare[0]
+    assert rpc.Compare.CompareTarget.Name(message.target) == target.name
+    assert rpc.Compare.CompareResult.Name(message.result) == relation.name
+    assert getattr(message, message.WhichOneof("target_union")) == value

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.desired import Informer, record_hash
+from sidecar.desired import Informer
+from sidecar.raw_records import record_hash
 from tests.support.records import POOL, deletion, kv, put, record
 
 

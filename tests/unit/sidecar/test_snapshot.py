@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import io
@@ -12,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.etcd3.ops import Event, KeyValue
-from sidecar.desired import RawRecord
 from sidecar.journal import Journal
+from sidecar.raw_records import RawRecord
 from sidecar.snapshot import (
     AdaptersChanged,
     Base,
@@ -242,3 +243,47 @@ async def test_a_journal_that_outgrew_its_base_asks_for_a_new_one(tmp_path, monk
         journal.append(change(revision))
     assert journal.wants_base
     journal.close()
+
+
+async def test_a_sync_that_fails_closes_the_journal_that_it_was_of_and_no_later_one(tmp_path, monkeypatch):
+    """Guarantee R12: a new base and its journal may come while the disk still works on the old one."""
+    journal = Journal(tmp_path)
+    await journal.rewrite(base(1))
+    replaced = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def failing(_: int) -> None:
+        asyncio.run_coroutine_threadsafe(_replace(), loop).result(10)
+        raise OSError(errno.EIO, "the disk failed")
+
+    async def _replace() -> None:
+        monkeypatch.setattr("os.fsync", lambda _: None)
+        await journal.rewrite(base(2))
+        replaced.set()
+
+    monkeypatch.setattr("os.fsync", failing)
+    journal.append(AdaptersChanged(2, ()))
+    await journal.sync()
+    assert replaced.is_set()
+    assert not journal.wants_base
+    monkeypatch.setattr("os.fsync", _refusing)
+    await journal.sync()
+    assert journal.wants_base
+
+
+def _refusing(_: int) -> None:
+    raise OSError(errno.EIO, "the disk failed")
+
+
+async def test_what_is_appended_is_synced_without_anybody_asking(tmp_path, monkeypatch):
+    """Guarantee R1: also after a power cut, but for the last moment."""
+    journal, synced = Journal(tmp_path), asyncio.Event()
+    await journal.rewrite(base(1))
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr("os.fsync", lambda _: loop.call_soon_threadsafe(synced.set))
+    keeping = asyncio.create_task(journal.keep_synced())
+    journal.append(AdaptersChanged(2, ()))
+    async with asyncio.timeout(30):
+        await synced.wait()
+    keeping.cancel()
+    await asyncio.wait([keeping])

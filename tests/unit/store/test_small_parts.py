@@ -170,3 +170,14 @@ async def test_budgets():
     assert 0 < Budget(now - 1).share() <= 0.01
     with pytest.raises(Unavailable):
         Budget(now - 1).spend()
+
+
+def test_what_every_change_reads_is_not_forgotten_for_what_each_wrote():
+    """A pool's record is written once and guessed for ever; adapters' records come and go."""
+    hints = Hints([b"p/"])
+    pool = Range(b"p/pool")
+    hints.wrote(Txn((), (Put(b"p/pool", b"v"),)), 1)
+    for number in range(12_000):
+        hints.wrote(Txn((), (Put(b"p/%d" % number, b"v"),)), 2)
+        hints.guess((pool,))
+    assert hints.guess((pool,)).key(b"p/pool") is not None
