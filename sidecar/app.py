@@ -75,7 +75,7 @@ async def run(settings: Settings) -> None:
     replica = Replica(settings.replica, settings.pool, engine.kind, engine.url)
     reporter = Reporter(replica, chance, publisher.offer)
     retention = Retention(settings.unload_grace, store.owns)
-    keeper = Keeper(engine, store, retention, store.upkeep.round, monotonic=chance.monotonic)
+    keeper = Keeper(engine, store, retention, store.upkeep, monotonic=chance.monotonic)
     reconciler = Reconciler(engine, store, inputs, publisher, chance, reporter.take, keeper.notice)
     feed = Feed(client, keys, settings.pool, inputs, Journal(state), chance)
     try:
@@ -89,6 +89,7 @@ async def run(settings: Settings) -> None:
             tasks.create_task(reconciler.run(), name="reconciler")
             tasks.create_task(publisher.run(), name="publisher")
             tasks.create_task(keeper.run(), name="keeper")
+            tasks.create_task(keeper.scrub(), name="scrub")
     finally:
         store.close()
         await engine.aclose()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from collections.abc import Set as AbstractSet
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -18,6 +18,7 @@ from sidecar.observed import DrainEvidence, Observed
 from sidecar.retention import Retention, Use
 
 _log = structlog.get_logger()
+Result = TypeVar("Result")
 # At least `retention.EVIDENCE_GAP_SECONDS`; also how often a replica looks after the store.
 KEEP_SECONDS = 10.0
 
@@ -38,6 +39,18 @@ class LeasedStore(Protocol):
         ...
 
 
+class StoreRounds(Protocol):
+    """Work on the store that is done again and again, in worker threads. See `sidecar.artifacts.upkeep`."""
+
+    def round(self, stop: Stop) -> Holdings:
+        """Keeps leases and budget. Raises OSError, ArtifactError."""
+        ...
+
+    def scrub(self, stop: Stop) -> None:
+        """Reads something again. Raises OSError, ArtifactError."""
+        ...
+
+
 class Keeper:
     """One replica's keeper. It alone gives up leases, in the event loop in which plans are made."""
 
@@ -46,7 +59,7 @@ class Keeper:
         engine: Engine,
         store: LeasedStore,
         retention: Retention,
-        upkeep: Callable[[Stop], Holdings],
+        upkeep: StoreRounds,
         *,
         monotonic: Callable[[], float],
         pause_seconds: float = KEEP_SECONDS,
@@ -57,7 +70,7 @@ class Keeper:
             engine: whose leases these are.
             store: where they are kept.
             retention: decides.
-            upkeep: one round of looking after the store, to be run in a worker thread.
+            upkeep: looks after the store.
             monotonic: seconds of the clock of `Retention`.
             pause_seconds: between two rounds.
         """
@@ -83,6 +96,12 @@ class Keeper:
         while True:
             await self._review()
             await self._keep_store()
+            await asyncio.sleep(self._pause_seconds)
+
+    async def scrub(self) -> None:
+        """Has the store read again, slowly, until it is cancelled."""
+        while True:
+            await self._in_thread("scrub", self._upkeep.scrub)
             await asyncio.sleep(self._pause_seconds)
 
     async def _review(self) -> None:
@@ -124,19 +143,26 @@ class Keeper:
             self._say("lease", "")
 
     async def _keep_store(self) -> None:
-        stop = Stop()
-        try:
-            holdings = await asyncio.to_thread(self._upkeep, stop)
-        except (OSError, ArtifactError) as error:
-            self._say("store", f"the store cannot be looked after: {error}")
+        holdings = await self._in_thread("store", self._upkeep.round)
+        if holdings is None:
             return
-        finally:
-            stop.set()
-        self._say("store", "")
         STORE_BYTES.set(holdings.size_bytes)
         STORE_ARTIFACTS.set(holdings.artifacts)
         STORE_LEASED.set(holdings.leased)
         STORE_DAMAGED.set(holdings.damaged)
+
+    async def _in_thread(self, what: str, work: Callable[[Stop], Result]) -> Result | None:
+        """What a round of work in a worker thread gives; None: it failed, which was said."""
+        stop = Stop()
+        try:
+            result = await asyncio.to_thread(work, stop)
+        except (OSError, ArtifactError) as error:
+            self._say(what, f"the store cannot be looked after: {error}")
+            return None
+        finally:
+            stop.set()
+        self._say(what, "")
+        return result
 
     def _say(self, what: str, problem: str) -> None:
         """Logs a problem once, until it is another; empty: there is none."""

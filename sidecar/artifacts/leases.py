@@ -8,6 +8,7 @@ anew. What it says is at least what the engine may read, at every moment and whe
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -63,6 +64,11 @@ class Leases:
             except LeasesUnreadable as error:
                 _log.error("leases_damaged", error=str(error), consequence="all artifacts of the store are leased")
                 self._ids, self._is_written = set(self._everything()), False
+
+    @property
+    def key(self) -> str:
+        """Names the lock of whoever writes the file anew."""
+        return "leases-" + hashlib.sha256(self._file.name.encode()).hexdigest()[:16]
 
     def __contains__(self, artifact: str) -> bool:
         return artifact in self._ids

@@ -60,8 +60,10 @@ class Scrub:
         if now < self._next_at:
             return
         oldest = self._oldest()
-        rest_seconds = self._look_at(oldest, stop) / BYTES_PER_SECOND if oldest else IDLE_SECONDS
-        self._next_at = now + rest_seconds
+        if oldest is None:
+            self._next_at = now + IDLE_SECONDS
+        else:
+            self._look_at(oldest, stop)
 
     def _oldest(self) -> str | None:
         """What was written or looked at the longest time ago, by the time of its report; None: all were of late.
@@ -73,20 +75,19 @@ class Scrub:
         oldest = min(looked_at, key=looked_at.__getitem__, default=None)
         return oldest if oldest and time.time() - looked_at[oldest] >= PERIOD_SECONDS else None
 
-    def _look_at(self, artifact: str, stop: Stop) -> int:
-        """Compares one artifact with its report. Gives how many bytes were read."""
+    def _look_at(self, artifact: str, stop: Stop) -> None:
+        """Compares one artifact with its report."""
         directory = self._layout.adapter(artifact)
         inode, expected = _inode(directory), self._expected(artifact)
-        found, size_bytes = _read(directory, stop)
+        found = _read(directory, stop)
         if found == expected or expected is None or inode is None or inode != _inode(directory):
             with suppress(OSError):
                 os.utime(self._layout.report(artifact))
-            return size_bytes
+            return
         _log.error("artifact_damaged", artifact=artifact, found=found, expected=expected)
         self._damaged[artifact] = inode
         self._on_damage(artifact)
         self._set_aside(artifact)
-        return size_bytes
 
     def _expected(self, artifact: str) -> str | None:
         try:
@@ -120,20 +121,20 @@ def _modified(path: Path) -> float | None:
         return None
 
 
-def _read(directory: Path, stop: Stop) -> tuple[str, int]:
-    """The manifest digest of what stands in a directory, and its size; of what cannot be read, what was met."""
+def _read(directory: Path, stop: Stop) -> str:
+    """The manifest digest of what stands in a directory; of what cannot be read, what was met."""
     try:
         entries = [_entry(directory / name, stop) for name in FILES]
     except OSError as error:
-        return f"{error.strerror}: {error.filename}", 0
-    return manifest_digest(entries), sum(entry.size for entry in entries)
+        return f"{error.strerror}: {error.filename}"
+    return manifest_digest(entries)
 
 
 def _entry(path: Path, stop: Stop) -> FileEntry:
     digest, size_bytes = hashlib.sha256(), 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
-            stop.check()
+            stop.check(len(chunk) / BYTES_PER_SECOND)
             digest.update(chunk)
             size_bytes += len(chunk)
     return FileEntry(path.name, size_bytes, digest.hexdigest())

@@ -13,8 +13,6 @@ from sidecar.artifacts.room import Room
 from sidecar.artifacts.scrub import Scrub
 from sidecar.artifacts.steps import OnStep, RemovalStep
 
-_LEASES = "leases"
-
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
@@ -40,7 +38,7 @@ class Upkeep:
         self._on_step = on_step
 
     def round(self, stop: Stop) -> Holdings:
-        """Writes the leases, sweeps, removes what is over the budget, reads something again.
+        """Writes the leases, sweeps, removes what is over the budget.
 
         Raises:
             ArtifactError: ``staging_stopped``.
@@ -49,9 +47,17 @@ class Upkeep:
         self.write_leases(stop)
         self._removal.tidy(stop)
         self._removal.collect(self._room.excess_bytes(), stop)
-        self._scrub.step(stop)
         sizes = self._room.sizes()
         return Holdings(sum(sizes.values()), len(sizes), len(self._leases.all()), self._scrub.count_damaged())
+
+    def scrub(self, stop: Stop) -> None:
+        """Reads something again, slowly; see `Scrub.step`.
+
+        Raises:
+            ArtifactError: ``staging_stopped``.
+            OSError: the store failed.
+        """
+        self._scrub.step(stop)
 
     def write_leases(self, stop: Stop) -> None:
         """Puts on disk what was let go of.
@@ -61,6 +67,6 @@ class Upkeep:
             OSError: it could not be written; nothing was lost.
         """
         # The lock is for the leftovers of those who were killed here: see `Removal.tidy`.
-        with locked(self._layout.lock(_LEASES), stop):
-            self._leases.write(self._layout.temporary(_LEASES, uuid.uuid4().hex))
+        with locked(self._layout.lock(self._leases.key), stop):
+            self._leases.write(self._layout.temporary(self._leases.key, uuid.uuid4().hex))
         self._on_step(RemovalStep.LEASES_WRITTEN)

@@ -154,7 +154,7 @@ class HostWorld:
             on_step=self._on_step,
         )
         retention = self._make_retention(GRACE, store.owns)
-        keeper = Keeper(engine, store, retention, store.upkeep.round, monotonic=lambda: self.now)  # type: ignore[arg-type]
+        keeper = Keeper(engine, store, retention, store.upkeep, monotonic=lambda: self.now)  # type: ignore[arg-type]
         return PlayedReplica(name, engine, store, keeper)
 
     def _on_step(self, step: Step | RemovalStep) -> None:

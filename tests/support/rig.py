@@ -53,6 +53,21 @@ class Keeping:
     retention: type[Retention] = Retention
 
 
+class Removing:
+    """Rounds of upkeep that are never content with what is free."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store = store
+
+    def round(self, stop: Stop) -> Holdings:
+        self._store.upkeep.write_leases(stop)
+        self._store._removal.collect(1 << 60, stop)
+        return self._store.upkeep.round(stop)
+
+    def scrub(self, stop: Stop) -> None:
+        self._store.upkeep.scrub(stop)
+
+
 class Rig:
     """What a test turns: `desire` what should be served, `status` of what is."""
 
@@ -75,19 +90,13 @@ class Rig:
             self.driver,
             self.store,
             keeping.retention(keeping.grace_seconds, self.store.owns),
-            self.store.upkeep.round if keeping == Keeping() else self._remove_all_that_may_go,
+            self.store.upkeep if keeping == Keeping() else Removing(self.store),
             monotonic=self._chance.monotonic,
             pause_seconds=keeping.pause_seconds,
         )
         self.reconciler = Reconciler(
             self.driver, self.store, self.inputs, Free(), self._chance, self._take, self.keeper.notice
         )
-
-    def _remove_all_that_may_go(self, stop: Stop) -> Holdings:
-        """A round of upkeep that is never content with what is free."""
-        self.store.upkeep.write_leases(stop)
-        self.store._removal.collect(1 << 60, stop)
-        return self.store.upkeep.round(stop)
 
     def _take(self, report: Report) -> None:
         self.statuses.append(derive_status(self._replica, report.situation, self._chance.moment()))
@@ -156,6 +165,7 @@ async def running(rig: Rig) -> AsyncIterator[Rig]:
         asyncio.create_task(rig.reconciler.run()),
         asyncio.create_task(watch_engine(rig.driver, rig.reconciler.distrust)),
         asyncio.create_task(rig.keeper.run()),
+        asyncio.create_task(rig.keeper.scrub()),
     )
     try:
         yield rig

@@ -15,6 +15,7 @@ from sidecar.artifacts.files import Stop, locked
 from sidecar.artifacts.steps import Step
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactError, Staged
+from sidecar.artifacts.upkeep import Holdings
 from tests.support.adapters import digest_of, write_adapter
 from tests.support.waiting import eventually
 from tests.unit.artifacts.conftest import pinned, unpinned
@@ -138,7 +139,7 @@ async def test_only_leftovers_of_the_dead_are_swept(store, tmp_path):
     (tmp / "dead.1" / WEIGHTS).write_bytes(b"half")
     (tmp / "dead.report").write_bytes(b"half")
     (tmp / "alive.1").mkdir()
-    (tmp / "leases.1").write_bytes(b"half")
+    (tmp / f"{store._leases.key}.1").write_bytes(b"half")
     with locked(store._layout.lock("alive"), Stop()):
         store.upkeep.round(Stop())
         assert contents(tmp) == ["alive.1"]
@@ -238,6 +239,11 @@ def at_once(monkeypatch) -> None:
     monkeypatch.setattr(scrub, "BYTES_PER_SECOND", 1 << 60)
 
 
+def look_after(store: LocalStore) -> Holdings:
+    store.upkeep.scrub(Stop())
+    return store.upkeep.round(Stop())
+
+
 def damage(staged: Staged) -> None:
     """Flips a bit of a number, which only a digest finds."""
     path = Path(staged.path) / WEIGHTS
@@ -254,7 +260,7 @@ async def test_a_damaged_artifact_that_nobody_leases_is_fetched_again(store, sou
     staged = await store.ensure(pinned(adapter))
     damage(staged)
     release(store, staged)
-    assert store.upkeep.round(Stop()).damaged == 0
+    assert look_after(store).damaged == 0
     assert not contents(adapters)
     assert digest_of(Path((await store.ensure(pinned(adapter))).path)) == adapter.digest
 
@@ -267,7 +273,7 @@ async def test_a_damaged_artifact_that_is_leased_is_told_and_not_touched(store, 
     damage(staged)
     before = (Path(staged.path) / WEIGHTS).read_bytes()
     for _ in range(3):
-        assert store.upkeep.round(Stop()).damaged == 1
+        assert look_after(store).damaged == 1
     assert (Path(staged.path) / WEIGHTS).read_bytes() == before
     assert store.lookup(pinned(adapter)) is None
     with pytest.raises(ArtifactError) as refused:
@@ -276,7 +282,7 @@ async def test_a_damaged_artifact_that_is_leased_is_told_and_not_touched(store, 
     release(store, staged)
     assert await store.ensure(pinned(adapter)) == staged
     assert digest_of(Path(staged.path)) == adapter.digest
-    assert store.upkeep.round(Stop()).damaged == 0
+    assert look_after(store).damaged == 0
 
 
 @pytest.mark.usefixtures("at_once")
@@ -287,7 +293,7 @@ async def test_what_is_as_it_was_written_or_not_known_stays(store, sources, miss
     if missing == "report":
         store._layout.report(staged.id).write_bytes(b"{}")
     for _ in range(3):
-        assert store.upkeep.round(Stop()).artifacts == 1
+        assert look_after(store).artifacts == 1
     assert digest_of(Path(staged.path)) == staged.digest
 
 
@@ -295,13 +301,13 @@ async def test_what_was_read_of_late_is_not_read_again(store, sources, monkeypat
     """R16: once a day, whichever of the host's sidecars does it."""
     (staged,) = await stage(store, sources, 1)
     read: list[Path] = []
-    monkeypatch.setattr(scrub, "_read", lambda path, _stop: (read.append(path), 0))
-    store.upkeep.round(Stop())
+    monkeypatch.setattr(scrub, "_read", lambda path, _stop: str(read.append(path)))
+    look_after(store)
     assert not read
     long_ago = time.time() - scrub.PERIOD_SECONDS - 1
     os.utime(store._layout.report(staged.id), (long_ago, long_ago))
     store._scrub._next_at = 0.0
-    store.upkeep.round(Stop())
+    look_after(store)
     assert read == [Path(staged.path)]
 
 

@@ -76,12 +76,17 @@ class Desk:
             self.engine,  # type: ignore[arg-type]
             self.store,
             Retention(GRACE, owns),
-            self._upkeep,
+            self,
             monotonic=lambda: self.now,
             pause_seconds=0.0,
         )
 
-    def _upkeep(self, stop: Stop) -> Holdings:
+    def scrub(self, stop: Stop) -> None:
+        """See `StoreRounds`."""
+        self.round(stop)
+
+    def round(self, stop: Stop) -> Holdings:
+        """See `StoreRounds`."""
         stop.check()
         self.rounds += 1
         error = self.upkeeps.pop(0) if self.upkeeps else None
@@ -176,3 +181,13 @@ async def test_a_store_that_fails_is_looked_after_again_later():
     assert running.cancelled()
     gauges = (module.STORE_BYTES, module.STORE_ARTIFACTS, module.STORE_LEASED, module.STORE_DAMAGED)
     assert [gauge._value.get() for gauge in gauges] == [7, 3, 2, 1]
+
+
+async def test_a_scrub_that_fails_goes_on_later():
+    desk = Desk()
+    desk.upkeeps = [OSError(5, "Input/output error")]
+    running = asyncio.create_task(desk.keeper.scrub())
+    await eventually(lambda: desk.rounds >= 3)
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
