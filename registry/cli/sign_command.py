@@ -11,8 +11,6 @@ from registry.cli import options
 from registry.cli.failure import usage
 from registry.cli.local_adapters import digest_here, readable_folder
 from registry.cli.session import session_of
-from registry.lora.signatures import BadKey
-from registry.lora.signatures import sign as signature_of
 
 MAX_KEY_BYTES = 1 << 16
 
@@ -24,6 +22,9 @@ def sign(
     key: Annotated[Path, options.flag("--key", metavar="FILE", help="Private Ed25519 key in PEM, without password.")],
 ) -> None:
     """Print a signature of an adapter, for source.signature of its manifest."""
+    from registry.lora.ed25519 import BadKey  # noqa: PLC0415 - megabytes that no other command needs
+    from registry.lora.ed25519 import sign as signature_of  # noqa: PLC0415 - see above
+
     printer = session_of(context).printer()
     digest = digest_here(readable_folder(source))
     try:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml
-
-from registry.lora.signatures import BadKey, PublicKeys, objection, read_public_key
+from registry.lora.signatures import PublicKeys, objection
 from registry.model.records import PoolSpec
 from sidecar.artifacts.types import ArtifactError, ArtifactRef, StoreError
 
@@ -44,6 +42,10 @@ def read_keys(file: Path) -> PublicKeys:
     Raises:
         StoreError: it cannot be read or is of another form; the message names the file, the key and the remedy.
     """
+    import yaml  # noqa: PLC0415 - it and the next take megabytes, and few sidecars have such a file
+
+    from registry.lora.ed25519 import BadKey, read_public_key  # noqa: PLC0415 - see above
+
     try:
         with file.open("rb") as opened:
             content = yaml.safe_load(opened.read(MAX_FILE_BYTES + 1)[:MAX_FILE_BYTES])

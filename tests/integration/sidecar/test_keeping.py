@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.lora.signatures import sign
+from registry.lora.ed25519 import sign
 from registry.model.records import PoolLimits
 from tests.support.adapters import digest_of
 from tests.support.fleet import BASE, Hand, Sidecar, SimulatedEngine

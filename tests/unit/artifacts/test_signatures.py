@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.lora.signatures import read_public_key, sign
+from registry.lora.ed25519 import read_public_key, sign
 from registry.model.records import PoolLimits, PoolSpec
 from sidecar.artifacts.signatures import read_keys
 from sidecar.artifacts.types import ArtifactError, ArtifactRef, StoreError

@@ -9,7 +9,8 @@ import pytest
 
 from registry.cli.main import run
 from registry.lora.directory import digest_of
-from registry.lora.signatures import read_public_key, signer
+from registry.lora.ed25519 import read_public_key
+from registry.lora.signatures import signer
 from tests.support.adapters import write_adapter
 from tests.support.signing import make_key
 

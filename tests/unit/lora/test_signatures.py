@@ -12,20 +12,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.lora.signatures import (
-    SIGNATURE_PATTERN,
-    BadKey,
-    objection,
-    read_public_key,
-    sign,
-    signed_bytes,
-    signer,
-)
+from registry.lora.ed25519 import BadKey, Ed25519Key, read_public_key, sign
+from registry.lora.signatures import SIGNATURE_PATTERN, objection, signed_bytes, signer
 from tests.support.signing import make_key, public_pem
 
 DIGEST, OTHER = f"sha256:{'a' * 64}", f"sha256:{'b' * 64}"
 ALICE, BOB = Ed25519PrivateKey.from_private_bytes(b"a" * 32), Ed25519PrivateKey.from_private_bytes(b"b" * 32)
-KEYS = {"alice": ALICE.public_key(), "bob": BOB.public_key()}
+KEYS = {"alice": Ed25519Key(ALICE.public_key()), "bob": Ed25519Key(BOB.public_key())}
 SIGNED = base64.b64encode(BOB.sign(signed_bytes(DIGEST))).decode()
 
 
