@@ -67,9 +67,10 @@ check: install proto ## Lint, types, import contracts, stubs as generated; no te
 .PHONY: docs
 docs: install ## Write the pages of docs/ that are made from the code
 	$(BIN)/python -m tests.support.errors_page
+	$(BIN)/python -m tests.support.corpus_page
 
 PURE := registry.errors registry.keys registry.model registry.transactions registry.etcd3.ops registry.etcd3.errors \
-  registry.lora \
+  registry.lora registry.publish.outcome registry.publish.wish \
   sidecar.brake sidecar.desired sidecar.failures sidecar.observed sidecar.plan sidecar.planner sidecar.raw_records \
   sidecar.retention sidecar.snapshot sidecar.status
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bench.admin_rate import admin_16
 from bench.boot import boot_20000
+from bench.check import check_200mb
 from bench.fetch import fetch_200mb
 from bench.figures import Figure, NotMeasured
 from bench.fill import fill_200
@@ -30,6 +31,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     admin_16,
     fill_200,
     fetch_200mb,
+    check_200mb,
     store_present,
     store_1000,
 )
@@ -65,8 +67,17 @@ def main() -> int:
     """Returns 0 if everything that was asked for was measured, whatever came out."""
     known = [measurement.__name__ for measurement in MEASUREMENTS]
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--only", action="append", choices=known, help="measure just this; repeatable")
-    return _run(parser.parse_args().only or known)
+    parser.add_argument("--only", action="append", help=f"measure just this; repeatable; one of {', '.join(known)}")
+    asked = [_name(one, known, parser) for one in parser.parse_args().only or known]
+    return _run(asked)
+
+
+def _name(asked: str, known: list[str], parser: argparse.ArgumentParser) -> str:
+    """A measurement by its name, or by the beginning of it that no other has: check for check_200mb."""
+    found = [one for one in known if one == asked or one.startswith(f"{asked}_")]
+    if len(found) != 1:
+        parser.error(f"--only {asked}: name one of {', '.join(known)}")
+    return found[0]
 
 
 if __name__ == "__main__":

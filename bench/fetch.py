@@ -6,13 +6,9 @@ anybody would who keeps a download; ours does all that goes between a record and
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from bench.children import child
 from bench.figures import Figure, check, of_times
 from bench.weights import write_large_adapter
 
@@ -72,50 +68,17 @@ for number in range(rounds):
 """
 
 
-class _Child:
-    """A program that is told when to begin a round, and answers with its seconds and its peak memory."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self.seconds: list[float] = []
-        self.peak_bytes = 0
-
-    async def line(self) -> str:
-        assert self._process.stdout is not None
-        return (await self._process.stdout.readline()).decode()
-
-    async def round(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"\n")
-        answer = await self.line()
-        check(answer, "the program ended before its round did")
-        seconds, self.peak_bytes = json.loads(answer)
-        self.seconds.append(seconds)
-
-
-@asynccontextmanager
-async def _child(program: str, *arguments: str) -> AsyncIterator[_Child]:
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, *arguments, stdin=pipe, stdout=pipe)
-    try:
-        yield _Child(process)
-    finally:
-        with suppress(ProcessLookupError):  # it may have done all its rounds
-            process.kill()
-        await process.wait()
-
-
 async def fetch_200mb(folder: Path) -> list[Figure]:
     """A plain download and a staging, in turns."""
     written = write_large_adapter(folder / "served" / "a", SIZE_BYTES, 1)
     check(written.directory.is_dir(), "there is nothing to serve")
     for name in ("floor", "ours"):
         (folder / name).mkdir()
-    async with _child(_SERVER, str(folder / "served")) as server:
+    async with child(_SERVER, str(folder / "served")) as server:
         port = (await server.line()).strip()
         async with (
-            _child(_FLOOR, port, str(folder / "floor"), str(ROUNDS)) as floor,
-            _child(_OURS, port, str(folder / "ours"), str(ROUNDS)) as ours,
+            child(_FLOOR, port, str(folder / "floor"), str(ROUNDS)) as floor,
+            child(_OURS, port, str(folder / "ours"), str(ROUNDS)) as ours,
         ):
             for _ in range(ROUNDS):
                 await floor.round()

@@ -19,7 +19,8 @@ from time import perf_counter
 
 from bench.figures import Figure, check, of_times
 from registry.lora.manifest import FILES
-from sidecar.artifacts.files import Stop, sync_directory
+from registry.sources.stop import Stop
+from sidecar.artifacts.files import sync_directory
 from sidecar.artifacts.store import MAX_WORKERS, LocalStore
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import WrittenAdapter, write_adapter

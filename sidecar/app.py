@@ -12,12 +12,12 @@ from registry.etcd3.client import Client
 from registry.keys import Keys
 from registry.lora.base_directory import BaseUnreadable, read_base
 from registry.model.status import Presence
+from registry.sources.allowed import RemoteOptions
+from registry.sources.credentials import Credentials
+from registry.sources.credentials_file import read_credentials
+from registry.sources.errors import StoreError
 from sidecar.artifacts.signatures import read_keys
-from sidecar.artifacts.sources.allowed import RemoteOptions
-from sidecar.artifacts.sources.credentials import Credentials
-from sidecar.artifacts.sources.credentials_file import read_credentials
 from sidecar.artifacts.store import LocalStore
-from sidecar.artifacts.types import StoreError
 from sidecar.chance import Chance
 from sidecar.engine_watch import watch_engine
 from sidecar.engines.vllm import VllmEngine

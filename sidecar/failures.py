@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
 
-from sidecar.artifacts.types import ArtifactError, ArtifactRef
+from registry.sources.errors import ArtifactError
+from sidecar.artifacts.types import ArtifactRef
 from sidecar.observed import AlreadyThere, Done, Gone, NotThere, Outcome, PathMissing, Refused, Transient, Unknown
 
 BACKOFF_BASE_SECONDS = 0.5

@@ -9,8 +9,8 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from sidecar.artifacts.files import Stop
-from sidecar.artifacts.types import ArtifactError
+from registry.sources.errors import ArtifactError
+from registry.sources.stop import Stop
 from sidecar.artifacts.upkeep import Holdings
 from sidecar.engines.driver import Engine, EngineError
 from sidecar.metrics import STORE_ARTIFACTS, STORE_BYTES, STORE_DAMAGED, STORE_LEASED

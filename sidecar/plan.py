@@ -51,11 +51,15 @@ Action = Stage | Call
 
 @dataclass(frozen=True, slots=True)
 class ServedAdapter:
-    """A name that the engine lists with the path of the desired artifact."""
+    """A name that the engine lists with the path of the desired artifact.
+
+    `digest` is that of its source; where the record does not say it, `is_pinned` is False and it was found here.
+    """
 
     name: str
     generation: int
     digest: str
+    is_pinned: bool = True
 
 
 @dataclass(frozen=True, slots=True)

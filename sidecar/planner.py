@@ -156,7 +156,8 @@ def _decide(
     if obstacle is not None:
         return obstacle, None
     if staged is not None and current == staged.path:
-        return ServedAdapter(adapter.name, adapter.generation, staged.digest), None
+        is_pinned = adapter.ref.digest is not None
+        return ServedAdapter(adapter.name, adapter.generation, staged.digest, is_pinned), None
     failure = known.failures.get(adapter.key)
     if failure is not None and failure.forbids(adapter.ref, observed.facts.incarnation, now):
         return _failed(adapter, failure), None

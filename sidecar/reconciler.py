@@ -12,7 +12,8 @@ import structlog
 
 from registry.model.names import name_key
 from registry.model.records import BaseShapes, PoolSpec
-from sidecar.artifacts.types import ArtifactError, ArtifactStore
+from registry.sources.errors import ArtifactError
+from sidecar.artifacts.types import ArtifactStore
 from sidecar.chance import Chance
 from sidecar.desired import DesiredAdapter, DesiredState
 from sidecar.engines.driver import Engine, EngineError

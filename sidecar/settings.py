@@ -12,7 +12,7 @@ from registry.daemon.flags import Flag
 from registry.daemon.settings import Address, DaemonSettings, List, Listen, OptionalFile
 from registry.errors import InvalidArgument
 from registry.model.names import check_segment
-from sidecar.artifacts.sources.allowed import DEFAULT_HUB
+from registry.sources.allowed import DEFAULT_HUB
 from sidecar.observed import EngineLimits
 from sidecar.retention import GRACE_SECONDS
 

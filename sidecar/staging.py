@@ -8,7 +8,8 @@ from time import perf_counter
 
 import structlog
 
-from sidecar.artifacts.types import ArtifactError, ArtifactRef, ArtifactStore
+from registry.sources.errors import ArtifactError
+from sidecar.artifacts.types import ArtifactRef, ArtifactStore
 from sidecar.metrics import STAGE_SECONDS
 from sidecar.plan import Stage
 

@@ -5,9 +5,21 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from heapq import nsmallest
 
 from registry.model.base import MAX_STATUS_BYTES
-from registry.model.status import EngineLimits, EngineStatus, Failed, Lazy, Pending, ReplicaStatus, Served, Warned
+from registry.model.status import (
+    MAX_FOUND,
+    EngineLimits,
+    EngineStatus,
+    Failed,
+    Found,
+    Lazy,
+    Pending,
+    ReplicaStatus,
+    Served,
+    Warned,
+)
 from sidecar.observed import EngineFacts, Observed
 from sidecar.plan import FailedAdapter, PendingAdapter, Plan, ServedAdapter, WarnedAdapter
 
@@ -79,6 +91,7 @@ def derive_status(replica: Replica, situation: Situation, moment: Moment) -> Rep
     plan = situation.plan
     pending = [_pending(entry) for entry in plan.pending] if plan else []
     failed = [_failed(entry, moment) for entry in plan.failed] if plan else []
+    unpinned = [one for one in plan.served if not one.is_pinned] if plan else []
     status = ReplicaStatus(
         replica=replica.replica,
         pool=replica.pool,
@@ -91,6 +104,8 @@ def derive_status(replica: Replica, situation: Situation, moment: Moment) -> Rep
         failed=failed,
         warnings=[_warned(entry) for entry in plan.warnings] if plan else [],
         omitted=plan.omitted if plan else 0,
+        found=[_found(entry) for entry in nsmallest(MAX_FOUND, unpinned, key=lambda one: one.name)],
+        found_omitted=max(0, len(unpinned) - MAX_FOUND),
         lazy=_lazy(situation.lazy_count),
         note=situation.note,
         held=situation.held,
@@ -145,6 +160,10 @@ def _lazy(count: int) -> Lazy:
 
 def _pending(entry: PendingAdapter) -> Pending:
     return Pending(name=entry.name, generation=entry.generation, reason=entry.reason, request_id=entry.request_id)
+
+
+def _found(entry: ServedAdapter) -> Found:
+    return Found(name=entry.name, generation=entry.generation, digest=entry.digest)
 
 
 def _warned(entry: WarnedAdapter) -> Warned:

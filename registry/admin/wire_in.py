@@ -73,7 +73,8 @@ def create_pool(request: pb.CreatePoolRequest) -> CreatePool:
 def update_pool(request: pb.UpdatePoolRequest) -> UpdatePool:
     """The pool's new values."""
     pool = request.pool
-    return make.make_update_pool(pool.name, list(pool.base_models), _limits(pool), pool.etag, _base(pool))
+    mask = list(request.update_mask.paths) if request.HasField("update_mask") else None
+    return make.make_update_pool(pool.name, list(pool.base_models), _limits(pool), pool.etag, _base(pool), mask)
 
 
 def confirm_removals(request: pb.ConfirmRemovalsRequest) -> ConfirmRemovals:

@@ -13,7 +13,7 @@ from registry.cli.change_set import Applied, Batch, Change, Outcome
 from registry.cli.client import Client
 from registry.cli.diff import differences
 from registry.cli.failure import usage
-from registry.cli.foresight import foreseen
+from registry.cli.foresight import LOOK_SECONDS, Looking, foreseen
 from registry.cli.manifest import API_VERSION
 from registry.cli.output import Format, Printer
 from registry.cli.report import check_applied
@@ -34,11 +34,15 @@ def apply(
     timeout: options.Timeout = None,
     request_id: options.RequestId = None,
     no_atomic: options.NoAtomic = False,
+    credentials: options.Credentials = None,
+    hf_endpoint: options.HfEndpoint = None,
+    look_seconds: options.LookSeconds = LOOK_SECONDS,
 ) -> None:
     """Create or change adapters as manifests say, all in one transaction."""
     order = Order(request_id, timeout, dry_run, no_atomic, wait)
     session = session_of(context)
-    carry_out(session, foreseen(session, upserts(file)), order)
+    looking = Looking(credentials, hf_endpoint, look_seconds)
+    carry_out(session, foreseen(session, upserts(file), looking), order)
 
 
 def add(
@@ -63,6 +67,12 @@ def add(
     wait: options.Wait = False,
     timeout: options.Timeout = None,
     request_id: options.RequestId = None,
+    credential: Annotated[
+        str | None, options.flag("--credential", metavar="NAME", help="The credential that sidecars use.")
+    ] = None,
+    credentials: options.Credentials = None,
+    hf_endpoint: options.HfEndpoint = None,
+    look_seconds: options.LookSeconds = LOOK_SECONDS,
 ) -> None:
     """Create one adapter, or change it to exactly this, without a file."""
     session, order = session_of(context), Order(request_id, timeout, dry_run, wait=wait)
@@ -77,9 +87,11 @@ def add(
             "load": "lazy" if lazy else "eager",
             "priority": priority,
             "placement": {"replicas": replicas or "all"},
+            "credentials": credential,
         },
     }
-    carry_out(session, foreseen(session, [upsert_of(content, "add")]), order)
+    looking = Looking(credentials, hf_endpoint, look_seconds)
+    carry_out(session, foreseen(session, [upsert_of(content, "add")], looking), order)
 
 
 def _labels(pairs: list[str]) -> dict[str, str]:
@@ -148,10 +160,13 @@ def diff(
     *,
     file: options.Files,
     timeout: options.Timeout = None,
+    credentials: options.Credentials = None,
+    hf_endpoint: options.HfEndpoint = None,
+    look_seconds: options.LookSeconds = LOOK_SECONDS,
 ) -> None:
     """Show what apply would change, checked as apply would check it."""
     session, order = session_of(context), Order(None, timeout, dry_run=True, no_atomic=True)
-    changes = foreseen(session, upserts(file))
+    changes = foreseen(session, upserts(file), Looking(credentials, hf_endpoint, look_seconds))
     with session.client(order.write_seconds) as client:
         outcomes = send(client, changes, request_id_or_new(None), order)
         check_applied(outcomes)

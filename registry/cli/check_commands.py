@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -9,12 +10,14 @@ from typing import Annotated
 import typer
 
 from registry.cli import options
+from registry.cli.desk import FETCH_SECONDS, Desk
 from registry.cli.failure import usage
 from registry.cli.local_adapters import (
     Looked,
     base_here,
     base_of_pool,
     digest_here,
+    folder_of,
     limits_of_pool,
     look,
     readable_folder,
@@ -25,7 +28,7 @@ from registry.cli.session import READ_SECONDS, Session, session_of
 from registry.lora.base import BaseModules
 from registry.lora.policy import Limits, policy_of
 
-Source = Annotated[str, typer.Argument(metavar="DIR|URI", help="The adapter's folder, or its file:// URI.")]
+Source = Annotated[str, typer.Argument(metavar="DIR|URI", help="The adapter's folder, or the URI of its source.")]
 
 
 class Remap(StrEnum):
@@ -50,10 +53,21 @@ class Dora(StrEnum):
     STRIP = "strip"
 
 
-def digest(context: typer.Context, source: Source) -> None:
+def digest(
+    context: typer.Context,
+    source: Source,
+    *,
+    credentials: options.Credentials = None,
+    credential: options.Credential = None,
+    hf_endpoint: options.HfEndpoint = None,
+    timeout: options.Timeout = None,
+) -> None:
     """Print the manifest digest of an adapter, to pin in a record."""
     printer = session_of(context).printer()
-    found = digest_here(readable_folder(source))
+    if folder_of(source) is not None:
+        found = digest_here(readable_folder(source))
+    else:
+        found = Desk(credentials, hf_endpoint).digest(source, credential, timeout or FETCH_SECONDS)
     if printer.is_plain:
         printer.plain({"source": source, "digest": found})
     else:
@@ -72,21 +86,36 @@ def check(
     remap: Annotated[Remap, options.flag("--remap", help="As prepare.remap of a manifest.")] = Remap.AUTO,
     vision: Annotated[Vision, options.flag("--vision", help="As prepare.vision of a manifest.")] = Vision.REJECT,
     dora: Annotated[Dora, options.flag("--dora", help="As prepare.dora of a manifest.")] = Dora.REJECT,
+    credentials: options.Credentials = None,
+    credential: options.Credential = None,
+    hf_endpoint: options.HfEndpoint = None,
+    timeout: options.Timeout = None,
 ) -> None:
     """Say whether an adapter is right for a base model: exit 0 if it is, 4 with all findings if not."""
     session = session_of(context)
-    base, limits = _compared_with(session, pool, base_model, max_rank)
+    base, limits = compared_with(session, pool, base_model, max_rank)
     policy = policy_of({"remap": remap.value, "vision": vision.value, "dora": dora.value})
-    folder = readable_folder(source)
-    looked = look(folder, base, limits, policy)
+    with _folder(source, Desk(credentials, hf_endpoint), credential, timeout) as folder:
+        looked = look(folder, base, limits, policy)
     _tell(session.printer(), source, looked, is_compared=base is not None)
     if looked.findings:
         raise unfit(source, looked.findings)
 
 
-def _compared_with(
+def _folder(source: str, desk: Desk, credential: str | None, timeout: float | None) -> AbstractContextManager[Path]:
+    if folder_of(source) is not None:
+        return nullcontext(readable_folder(source))
+    return desk.fetched(source, credential, timeout or FETCH_SECONDS)
+
+
+def compared_with(
     session: Session, pool: str | None, base_model: Path | None, max_rank: int | None
 ) -> tuple[BaseModules | None, Limits]:
+    """What an adapter must be right for: a pool, or a base model and a rank.
+
+    Raises:
+        CliError: neither or both are given, or cannot be read.
+    """
     if (pool is None) == (base_model is None):
         raise usage("say what to compare it with: --pool P, or --base-model DIR --max-rank N")
     if base_model is not None:

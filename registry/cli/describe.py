@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from registry.cli.client import Client
 from registry.cli.output import Format, Printer
-from registry.cli.replica_view import ReplicaView, cell, replica_view
+from registry.cli.replica_view import ReplicaView, cell, disagreements, replica_view
 from registry.cli.rollout import Target, look
 from registry.cli.views import ADAPTERS, POOLS, REPLICAS
 from registry.cli.wire import Plain, adapter_dict, pool_dict, rollout_dict, spec_dict, state_name
@@ -66,10 +66,14 @@ def describe_replica(client: Client, printer: Printer, pool: str, name: str) -> 
         return
     fields = {"Name": replica.name, "Pool": replica.pool, "Incarnation": replica.incarnation}
     fields |= {"Started": replica.started_at, "Labels": _pairs(replica.labels)}
-    told = {key: value for key, value in replica.status.items() if key not in {"schema", "pending", "failed"}}
+    told = {key: value for key, value in replica.status.items() if key not in {"schema", "pending", "failed", "found"}}
     printer.fields({**fields, **{f"Status {path}": value for path, value in _flat(told).items()}})
     for title in ("pending", "failed"):
         _exceptions(printer, replica, title)
+    if found := replica.items("found"):
+        printer.lines(["", "Found, where records have no digest:"])
+        keys = ("name", "generation", "digest")
+        printer.table([key.upper() for key in keys], ([str(one.get(key) or "-") for key in keys] for one in found))
 
 
 def _exceptions(printer: Printer, replica: ReplicaView, title: str) -> None:
@@ -94,9 +98,11 @@ def describe_pool(client: Client, printer: Printer, name: str) -> None:
     replicas = [replica_view(replica) for replica in client.list_replicas(pool.name)]
     if not printer.is_table:
         replica_dicts = [replica.as_dict() for replica in replicas]
-        printer.plain({**pool_dict(pool), "adapters": adapters, "replicas": replica_dicts})
+        differing = [one.as_dict() for one in disagreements(replicas)]
+        printer.plain({**pool_dict(pool), "adapters": adapters, "replicas": replica_dicts, "disagreements": differing})
         return
     fields = {title.capitalize(): shown(pool) for title, shown in POOLS.columns.items()}
     printer.fields({**fields, "Adapters": str(adapters), "Etag": pool.etag})
     printer.lines([""])
     printer.items(REPLICAS, replicas)
+    printer.lines(one.line() for one in disagreements(replicas))

@@ -1,50 +1,69 @@
-"""What can be seen of a change before it is sent: the digest of a source that this machine can read, and its check."""
+"""What can be seen of a change before it is sent: the digest of a source that can be read here, and its check."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from registry.cli.change_set import Change
-from registry.cli.client import Client
-from registry.cli.failure import CliError
+from registry.cli.desk import Desk, stopped_after
+from registry.cli.failure import CliError, Exit, Failure
 from registry.cli.local_adapters import base_of_pool, digest_here, folder_of, limits_of_pool, look, unfit
 from registry.cli.session import READ_SECONDS, Session
+from registry.errors import Reason
 from registry.lora.manifest import FILES
 from registry.lora.policy import Policy, policy_of
+from registry.sources.errors import ArtifactError
+from registry.sources.stop import Stop
 from registry.v1 import registry_pb2 as pb
 
+LOOK_SECONDS = 30.0
+_AT_ONCE = 4
+# What a source sends is the same for everybody; whether it sends anything is not.
+_SAME_FOR_ALL = {"bad_archive", "weights_not_safetensors"}
 
-def foreseen(session: Session, changes: Sequence[Change]) -> list[Change]:
+
+@dataclass(frozen=True, slots=True)
+class Looking:
+    """How sources of other hosts are looked at: all of them within `seconds`; 0: not at all."""
+
+    credentials: Path | None
+    hub: str | None
+    seconds: float
+
+
+def foreseen(session: Session, changes: Sequence[Change], looking: Looking) -> list[Change]:
     """The changes with the digests of those sources that can be read here.
 
-    A source that this machine cannot read is left to the replicas, and so is one with another digest than the pinned:
-    what lies here is not what is meant.
+    A source that cannot be read here is left to the replicas, and so is a folder with another digest than the pinned:
+    what lies here is not what is meant. One of another host is read if it is not pinned; why it was not is noted.
 
     Raises:
         CliError: an adapter is not right for its pool; or the pool cannot be read.
     """
-    folders = [_readable(change) for change in changes]
-    if not any(folders):
+    seen = [one for one in changes if _readable(one) or (looking.seconds and _is_remote(one))]
+    if not seen:
         return list(changes)
     with session.client(READ_SECONDS) as client:
-        pools = _Pools(client)
-        return [_foreseen(change, folder, pools) for change, folder in zip(changes, folders, strict=True)]
+        pools = {name: client.get_pool(name) for name in sorted({one.pool for one in seen})}
+    desk = Desk(looking.credentials, looking.hub)
+    with stopped_after(looking.seconds) as stop, ThreadPoolExecutor(_AT_ONCE) as workers:
+        found = list(workers.map(partial(_foreseen, pools, desk, stop), seen))
+    by_place = {id(before): after for before, after in zip(seen, found, strict=True)}
+    return [by_place.get(id(one), one) for one in changes]
 
 
-class _Pools:
-    """Records of pools, each read once."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._records: dict[str, pb.Pool] = {}
-
-    def get(self, name: str) -> pb.Pool:
-        if name not in self._records:
-            self._records[name] = self._client.get_pool(name)
-        return self._records[name]
+def _is_remote(change: Change) -> bool:
+    if change.wire.WhichOneof("change") != "upsert":
+        return False
+    source = change.wire.upsert.spec.source
+    return not source.digest and "://" in source.uri and not source.uri.startswith("file:")
 
 
 def _readable(change: Change) -> Path | None:
@@ -57,20 +76,62 @@ def _readable(change: Change) -> Path | None:
     return folder if any(os.access(folder / name, os.R_OK) for name in FILES) else None
 
 
-def _foreseen(change: Change, folder: Path | None, pools: _Pools) -> Change:
-    source = change.wire.upsert.spec.source
-    if folder is None:
-        return change
+def _foreseen(pools: Mapping[str, pb.Pool], desk: Desk, stop: Stop, change: Change) -> Change:
+    folder, pool = _readable(change), pools[change.pool]
+    return _seen_here(change, folder, pool) if folder is not None else _seen_there(change, pool, desk, stop)
+
+
+def _seen_here(change: Change, folder: Path, pool: pb.Pool) -> Change:
     digest = _digest(folder)
-    if source.digest not in {"", digest}:
+    if change.wire.upsert.spec.source.digest not in {"", digest}:
         return change
-    pool = pools.get(change.pool)
-    looked = look(folder, base_of_pool(pool), limits_of_pool(pool), _policy(change.wire.upsert.spec.prepare))
+    is_whole = _is_whole(change, folder, pool)
+    return _pinned(change, digest) if is_whole and digest is not None else change
+
+
+def _seen_there(change: Change, pool: pb.Pool, desk: Desk, stop: Stop) -> Change:
+    spec = change.wire.upsert.spec
+    with TemporaryDirectory(prefix="loraplane-look-") as folder:
+        try:
+            digest = desk.fetch(spec.source.uri, spec.credentials or None, Path(folder), stop)
+        except ArtifactError as error:
+            return _unseen(change, error)
+        except OSError as error:
+            return _noted(change, f"it cannot be kept here: {error.strerror}; see TMPDIR")
+        return _pinned(change, digest) if _is_whole(change, Path(folder), pool) else change
+
+
+def _unseen(change: Change, error: ArtifactError) -> Change:
+    if error.reason in _SAME_FOR_ALL:
+        message, place = f"{error.reason}: {error.message}", f"{change.place}: spec.source.uri"
+        metadata = {"finding": error.reason, "findings": "1"}
+        raise CliError(Failure(Exit.REFUSED, Reason.ADAPTER_UNFIT, message, place, metadata)) from error
+    if error.reason == "staging_stopped":
+        return _noted(change, "there was no time to read it; see --look-seconds")
+    return _noted(change, f"{error.reason}: {error.message}")
+
+
+def _noted(change: Change, why: str) -> Change:
+    """The change as it is; standard error says why no digest was pinned."""
+    sys.stderr.write(" ".join(f"note: {change.place}: its digest is not pinned: {why}".split()) + "\n")
+    return change
+
+
+def _is_whole(change: Change, folder: Path, pool: pb.Pool) -> bool:
+    """False if the files are still being written.
+
+    Raises:
+        CliError: they are wrong for good.
+    """
+    policy = _policy(change.wire.upsert.spec.prepare)
+    looked = look(folder, base_of_pool(pool), limits_of_pool(pool), policy)
     for_good = [finding for finding in looked.findings if finding.permanent]
     if for_good:
         raise unfit(f"{change.place}: spec.source.uri", for_good)
-    if digest is None:
-        return change
+    return not looked.findings
+
+
+def _pinned(change: Change, digest: str) -> Change:
     wire = pb.AdapterChange()
     wire.CopyFrom(change.wire)
     wire.upsert.spec.source.digest = digest

@@ -19,6 +19,7 @@ from registry.cli import (
     dev_commands,
     options,
     pool_commands,
+    publish_command,
     read_commands,
     sign_command,
 )
@@ -80,7 +81,8 @@ def make_app() -> typer.Typer:
     app.callback()(root)
     _add(app, apply_commands.apply, apply_commands.add, read_commands.get, read_commands.describe)
     _add(app, apply_commands.delete, read_commands.history, apply_commands.rollback, read_commands.rollout)
-    _add(app, apply_commands.diff, check_commands.check, check_commands.digest, sign_command.sign)
+    _add(app, apply_commands.diff, check_commands.check, check_commands.digest, publish_command.publish)
+    _add(app, sign_command.sign)
     pool = _group(app, "pool", "Create, change and delete pools.")
     _add(pool, pool_commands.create, pool_commands.update, pool_commands.confirm_removals, pool_commands.delete)
     tenant = _group(app, "tenant", "Set what tenants may have.")

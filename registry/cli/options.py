@@ -53,3 +53,14 @@ RequestId = Annotated[
 Etag = Annotated[str, flag("--etag", metavar="REV", help="Refuse unless it is still at this etag.")]
 Watch = Annotated[bool, flag("--watch", "-w", help="Go on and print every change.")]
 Folder = Annotated[Path, flag("--dir", metavar="DIR", help="Where the stack keeps its data, logs and state.")]
+Credentials = Annotated[
+    Path | None, flag("--credentials", metavar="FILE", help="Credentials of this desk, in the form of the sidecar's.")
+]
+Credential = Annotated[str | None, flag("--credential", metavar="NAME", help="The one to use.")]
+HfEndpoint = Annotated[
+    str | None, flag("--hf-endpoint", metavar="URL", help="Hub behind hf:// sources (default: HF_ENDPOINT).")
+]
+LookSeconds = Annotated[
+    float,
+    flag("--look-seconds", metavar="S", min=0, help="Seconds for reading sources of other hosts before; 0: not."),
+]

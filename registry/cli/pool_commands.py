@@ -117,6 +117,7 @@ def update(
     session, base = session_of(context), _base(base_from, base_name)
     with session.client(timeout or WRITE_SECONDS) as client:
         pool = client.get_pool(name)
+        before = pb.Pool.FromString(pool.SerializeToString())
         if base_model:
             pool.base_models[:] = base_model
         if max_rank is not None:
@@ -130,8 +131,17 @@ def update(
         if base is not None:
             pool.base.CopyFrom(base)
         request = pb.UpdatePoolRequest(pool=pool, request_id=request_id_or_new(request_id), validate_only=dry_run)
+        request.update_mask.paths.extend(_changed(before, pool))
         pool = client.update_pool(request)
     _print_with_request(session.printer(), POOLS, pool, request.request_id)
+
+
+def _changed(before: pb.Pool, after: pb.Pool) -> list[str]:
+    """The mask of an update; all that every client knows if nothing changed."""
+    paths = [name for name in ("base_models", "base") if getattr(before, name) != getattr(after, name)]
+    names = [field.name for field in pb.PoolLimits.DESCRIPTOR.fields]
+    paths += [f"limits.{name}" for name in names if getattr(before.limits, name) != getattr(after.limits, name)]
+    return paths or ["base_models"]
 
 
 def confirm_removals(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from registry.cli.wire import Plain
@@ -54,6 +55,35 @@ class ReplicaView:
             "started_at": self.started_at,
             "status": self.status or None,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """An adapter of which replicas found different files under one generation: digest to the replicas that have it."""
+
+    name: str
+    generation: str
+    digests: dict[str, list[str]]
+
+    def line(self) -> str:
+        """The disagreement in one line, with the remedy."""
+        found = "; ".join(f"{digest} on {', '.join(replicas)}" for digest, replicas in sorted(self.digests.items()))
+        return (
+            f"error: digests_differ: {self.name} generation {self.generation}: {found}; apply the digest that is meant"
+        )
+
+    def as_dict(self) -> Plain:
+        return {"name": self.name, "generation": self.generation, "digests": self.digests}
+
+
+def disagreements(replicas: Sequence[ReplicaView]) -> list[Disagreement]:
+    """What the replicas of a pool do not agree about."""
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for replica in replicas:
+        for one in replica.items("found"):
+            key = (str(one.get("name")), str(one.get("generation")))
+            found.setdefault(key, {}).setdefault(str(one.get("digest")), []).append(replica.name)
+    return [Disagreement(*key, digests) for key, digests in sorted(found.items()) if len(digests) > 1]
 
 
 def replica_view(replica: pb.Replica) -> ReplicaView:

@@ -44,7 +44,7 @@ def read_base(directory: Path, names: tuple[str, ...] = ()) -> BaseModules:
 def _from_weights(directory: Path) -> dict[str, Shape]:
     """The modules by the headers of the weights; empty where these are missing or packed."""
     modules: dict[str, Shape] = {}
-    for file in _weights(directory):
+    for file in weights_files(directory):
         with file.open("rb") as opened:
             header, _ = read_header_of(opened, file.name)
         if any(_is_packed(tensor) for tensor in header.tensors):
@@ -58,7 +58,12 @@ def _is_packed(tensor: Tensor) -> bool:
     return is_weight or tensor.name.endswith(_PACKED_ENDS)
 
 
-def _weights(directory: Path) -> list[Path]:
+def weights_files(directory: Path) -> list[Path]:
+    """The safetensors files of a model's directory.
+
+    Raises:
+        ValueError, OSError: its index cannot be read.
+    """
     if (directory / _INDEX).exists():
         names = set(_json(directory / _INDEX).get("weight_map", {}).values())
         if len(names) > _MAX_FILES or any(Path(str(name)).name != name for name in names):

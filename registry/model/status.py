@@ -8,6 +8,9 @@ from pydantic import Field
 
 from registry.model.base import MAX_STATUS_BYTES, Part, Stored
 
+# As many as leave a status small. All replicas report the same names first, so that these can be compared.
+MAX_FOUND = 256
+
 
 class Presence(Stored):
     """That a sidecar lives. `owner` tells its process' host and store, `incarnation` the process itself."""
@@ -85,11 +88,21 @@ class Warned(Part):
     message: str
 
 
+class Found(Part):
+    """A name that is served although its record has no digest, and the digest that this replica found."""
+
+    name: str
+    generation: int
+    digest: str
+
+
 class ReplicaStatus(Stored):
     """Everything that a replica says of itself, true at `observed_revision`.
 
     `stale`: etcd is out of reach or the observation of the engine is old. `omitted` counts the pending and failed
     names that did not fit: while it is not 0, a name's absence from both lists proves nothing.
+    `found` are the first `MAX_FOUND` of the names whose records have no digest, which replicas can disagree about;
+    `found_omitted` counts the others.
     `note` says in one sentence why the replica is not ready. `held` says why etcd's newest list is not followed, and
     what to do (guarantee R15); empty: it is.
     """
@@ -106,6 +119,8 @@ class ReplicaStatus(Stored):
     failed: list[Failed]
     warnings: list[Warned] = []
     omitted: int = 0
+    found: list[Found] = []
+    found_omitted: int = 0
     lazy: Lazy = Lazy()
     note: str = ""
     held: str = ""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from registry.errors import RegistryError
@@ -34,12 +35,13 @@ class Failure(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRollout:
-    """One replica, and why it does not serve yet."""
+    """One replica, and why it does not serve yet. `digest`: what it found where the record says none; else empty."""
 
     replica: str
     state: ReplicaState
     reason: str = ""
     message: str = ""
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +92,32 @@ def derive_rollout(question: Question, facts: Facts) -> Rollout:
 
 
 def _present_rollout(record: AdapterRecord, revision: int, facts: Facts) -> Rollout:
-    replicas = tuple(
-        _replica(replica, facts.statuses.get(replica), record, revision) for replica in sorted(facts.presences)
+    replicas = _agreed(
+        tuple(_replica(replica, facts.statuses.get(replica), record, revision) for replica in sorted(facts.presences))
     )
     waiting = _waiting(replicas)
     failed = any(one.state is ReplicaState.FAILED for one in replicas)
     failure = Failure.REPLICAS_FAILED if failed and not waiting else None
     return Rollout(record.name, record.generation, replicas, not waiting, failure, waiting)
+
+
+def _agreed(replicas: tuple[ReplicaRollout, ...]) -> tuple[ReplicaRollout, ...]:
+    """Replicas that found different files under one generation do not serve it: nobody knows which is meant."""
+    found = Counter(one.digest for one in replicas if one.digest)
+    if len(found) < 2:
+        return replicas
+    told = ", ".join(f"{digest} on {count}" for digest, count in sorted(found.items()))
+    return tuple(
+        replace(
+            one,
+            state=ReplicaState.FAILED,
+            reason="digests_differ",
+            message=f"it found {one.digest}; found in all: {told}; apply the digest that is meant",
+        )
+        if one.digest
+        else one
+        for one in replicas
+    )
 
 
 def _waiting(replicas: tuple[ReplicaRollout, ...]) -> str:
@@ -156,7 +177,14 @@ def _exception(replica: str, status: ReplicaStatus, record: AdapterRecord) -> Re
     if status.omitted:
         message = f"its status leaves out {status.omitted} names"
         return ReplicaRollout(replica, ReplicaState.UNKNOWN, "omitted", message)
-    return ReplicaRollout(replica, ReplicaState.SERVING)
+    return ReplicaRollout(replica, ReplicaState.SERVING, digest=_found_digest(status, record))
+
+
+def _found_digest(status: ReplicaStatus, record: AdapterRecord) -> str:
+    """The digest that a replica found of this generation; empty where the record says it, or it was left out."""
+    key = name_key(record.name)
+    named = (one for one in status.found if name_key(one.name) == key and one.generation == record.generation)
+    return next((one.digest for one in named), "") if record.spec.source.digest is None else ""
 
 
 def facts_of(ranges: Sequence[Sequence[KeyValue]]) -> Facts:

@@ -59,13 +59,25 @@ class CreatePool:
 
 @dataclass(frozen=True, slots=True)
 class UpdatePool:
-    """Replace a pool's base model names, limits and base model's modules."""
+    """Replace what `fields` names of a pool: ``base_models``, ``base``, or one of its limits by its own name.
+
+    `fields` None: ``base_models``, ``max_rank`` and ``max_adapters``, which every client knows, and of the rest what is
+    set here: a client that does not know a field must not clear it.
+    """
 
     name: str
     base_models: tuple[str, ...]
     limits: PoolLimits
     etag: int | None = None
     base: BaseShapes | None = None
+    fields: frozenset[str] | None = None
+
+    def replaces(self, field: str) -> bool:
+        """True if that field gets the value that stands here."""
+        if self.fields is not None:
+            return field in self.fields
+        known_to_all = field in {"base_models", "max_rank", "max_adapters"}
+        return known_to_all or bool(self.base if field == "base" else getattr(self.limits, field))
 
 
 @dataclass(frozen=True, slots=True)

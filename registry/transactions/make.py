@@ -12,7 +12,7 @@ from registry.errors import InvalidArgument, Reason
 from registry.lora.base import expand, fingerprint
 from registry.model.base import Part
 from registry.model.names import check_adapter_name, check_segment, name_key
-from registry.model.records import AdapterSpec, PoolSpec
+from registry.model.records import AdapterSpec, PoolLimits, PoolSpec
 from registry.transactions.changes import (
     ApplyAdapters,
     ConfirmRemovals,
@@ -126,11 +126,28 @@ def make_update_pool(
     limits: Mapping[str, object],
     etag: str,
     base: Mapping[str, object] | None = None,
+    mask: Sequence[str] | None = None,
 ) -> UpdatePool:
-    """A pool's new values. Raises InvalidArgument."""
-    made = _pool(name, base_models, limits, base)
+    """A pool's new values; `mask`: those that are replaced, None: see `UpdatePool`. Raises InvalidArgument."""
+    fields = _fields(mask) if mask is not None else None
+    is_named = fields is None or "base_models" in fields
+    made = _pool(name, base_models if is_named else ["-"], limits, base)
     expected = make_existing_etag(etag, field="pool.etag")
-    return UpdatePool(name, tuple(made.base_models), made.limits, expected, made.base)
+    return UpdatePool(name, tuple(made.base_models) if is_named else (), made.limits, expected, made.base, fields)
+
+
+def _fields(mask: Sequence[str]) -> frozenset[str]:
+    limits = [f"limits.{name}" for name in PoolLimits.model_fields]
+    unknown = sorted(set(mask) - {"base_models", "limits", "base", *limits})
+    if unknown or not mask:
+        raise InvalidArgument(
+            Reason.INVALID_FIELD,
+            f"{', '.join(unknown)[:200] or 'nothing'} is no field that can be replaced; name base_models, limits, "
+            f"{', '.join(limits)} or base",
+            field="update_mask",
+        )
+    named = [path for path in mask if path != "limits"] + (limits if "limits" in mask else [])
+    return frozenset(path.removeprefix("limits.") for path in named)
 
 
 def make_confirm_removals(name: str, revision: int, etag: str) -> ConfirmRemovals:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from registry.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Reason
 from registry.etcd3.ops import Compare, Delete, Op, Range, absent, mod_is, none_in
 from registry.keys import Keys
-from registry.model.records import AuditChange, ChangeReply, PoolSpec
+from registry.model.records import AuditChange, ChangeReply, PoolLimits, PoolSpec
 from registry.transactions.changes import CreatePool, DeletePool, UpdatePool
 from registry.transactions.context import Context
 from registry.transactions.draft import Draft, Planned, check_fits, finish, put_record, request_read
@@ -54,7 +54,7 @@ def plan_update_pool(change: UpdatePool, view: View, context: Context) -> Planne
     Raises:
         NotFound: there is none.
         Conflict: the etag is stale.
-        InvalidArgument: a base model has the name of one of its adapters.
+        InvalidArgument: a base model has the name of one of its adapters; or a part of what cannot be read is to stay.
         FailedPrecondition: the record is from a future schema.
     """
     state = _existing(change.name, "pool.name", view, context)
@@ -104,11 +104,24 @@ def _existing(name: str, field: str, view: View, context: Context) -> Present[Po
 
 
 def _wanted(change: UpdatePool, state: Present[PoolSpec] | Damaged) -> PoolSpec:
-    wanted = PoolSpec(name=change.name, base_models=list(change.base_models), limits=change.limits, base=change.base)
     if not isinstance(state, Present):
-        return wanted
-    confirmed = {"removals_confirmed_revision": state.record.removals_confirmed_revision}
-    return carry_unknown(state.record, wanted.model_copy(update=confirmed))
+        return _whole(change)
+    old = state.record
+    limits = {name: getattr(change.limits, name) for name in PoolLimits.model_fields if change.replaces(name)}
+    values: dict[str, object] = {"limits": old.limits.model_copy(update=limits)}
+    if change.replaces("base_models"):
+        values["base_models"] = list(change.base_models)
+    if change.replaces("base"):
+        values["base"] = change.base
+    return carry_unknown(old, old.model_copy(update=values))
+
+
+def _whole(change: UpdatePool) -> PoolSpec:
+    """In the place of what cannot be read."""
+    if change.fields is not None:
+        message = "the pool's record cannot be read, so no part of it can be kept; leave update_mask out"
+        raise InvalidArgument(Reason.INVALID_FIELD, message, field="update_mask")
+    return PoolSpec(name=change.name, base_models=list(change.base_models), limits=change.limits, base=change.base)
 
 
 def _put_draft(

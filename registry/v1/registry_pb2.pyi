@@ -1,3 +1,4 @@
+from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -336,14 +337,16 @@ class CreatePoolRequest(_message.Message):
     def __init__(self, pool: _Optional[_Union[Pool, _Mapping]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
 
 class UpdatePoolRequest(_message.Message):
-    __slots__ = ("pool", "request_id", "validate_only")
+    __slots__ = ("pool", "request_id", "validate_only", "update_mask")
     POOL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_MASK_FIELD_NUMBER: _ClassVar[int]
     pool: Pool
     request_id: str
     validate_only: bool
-    def __init__(self, pool: _Optional[_Union[Pool, _Mapping]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
+    update_mask: _field_mask_pb2.FieldMask
+    def __init__(self, pool: _Optional[_Union[Pool, _Mapping]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ...) -> None: ...
 
 class ConfirmRemovalsRequest(_message.Message):
     __slots__ = ("name", "revision", "etag", "request_id", "validate_only")

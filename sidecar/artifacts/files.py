@@ -8,31 +8,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
 
-from sidecar.artifacts.types import ArtifactError
+from registry.sources.errors import ArtifactError
+from registry.sources.stop import Stop
 
 POLL_SECONDS = 0.005
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
-
-
-class Stop:
-    """Tells a worker thread that nobody waits for it any more."""
-
-    def __init__(self) -> None:
-        self._event = Event()
-
-    def set(self) -> None:
-        self._event.set()
-
-    def check(self, wait_seconds: float = 0.0) -> None:
-        """Returns after the time.
-
-        Raises:
-            ArtifactError: ``staging_stopped``, at once when `set` is called.
-        """
-        if self._event.wait(wait_seconds) if wait_seconds else self._event.is_set():
-            raise ArtifactError("staging_stopped", "the staging was stopped before its end", permanent=False)
 
 
 @contextmanager

@@ -16,10 +16,11 @@ from registry.lora.directory import Examined, examine_directory
 from registry.lora.findings import UnfitAdapter
 from registry.lora.manifest import CONFIG_FILE, WEIGHTS_FILE, FileEntry, manifest_digest
 from registry.lora.policy import Limits, Policy
-from sidecar.artifacts.files import Stop, sync_directory
+from registry.sources.errors import ArtifactError, unfit
+from registry.sources.stop import Stop
+from sidecar.artifacts.files import sync_directory
 from sidecar.artifacts.layout import Layout
 from sidecar.artifacts.room import CHECK_BYTES, Reservation, Room
-from sidecar.artifacts.types import ArtifactError, unfit
 
 DEFAULT_MAX_WEIGHTS_BYTES = 16 << 30
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

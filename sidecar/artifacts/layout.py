@@ -10,7 +10,7 @@ from pathlib import Path
 
 from registry.errors import InvalidArgument
 from registry.model.names import check_segment
-from sidecar.artifacts.types import StoreError
+from registry.sources.errors import StoreError
 
 _ADAPTER = re.compile(r"sha256-([0-9a-f]{64})")
 _FOLDERS = ("adapters", "tmp", "locks", "leases", "reports", "pins")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from registry.lora.base import BaseModules
 from registry.lora.manifest import prepared_id
 from registry.lora.policy import Policy, policy_of
-from sidecar.artifacts.types import ArtifactError, ArtifactRef
+from registry.sources.errors import ArtifactError
+from sidecar.artifacts.types import ArtifactRef
 
 
 @dataclass(frozen=True, slots=True)

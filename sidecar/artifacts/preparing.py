@@ -10,7 +10,7 @@ from pathlib import Path
 from registry.lora.directory import Examined
 from registry.lora.manifest import CONFIG_FILE, WEIGHTS_FILE, FileEntry
 from registry.lora.prepare import new_config, new_weights
-from sidecar.artifacts.files import Stop
+from registry.sources.stop import Stop
 
 _CHUNK_BYTES = 1 << 20
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

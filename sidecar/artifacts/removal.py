@@ -13,7 +13,8 @@ from pathlib import Path
 
 import structlog
 
-from sidecar.artifacts.files import Stop, locked_at_once, sync_directory
+from registry.sources.stop import Stop
+from sidecar.artifacts.files import locked_at_once, sync_directory
 from sidecar.artifacts.layout import Layout
 from sidecar.artifacts.leases import LeasesUnreadable, everybodys_leases, may_be_read
 from sidecar.artifacts.steps import OnStep, RemovalStep

@@ -11,9 +11,10 @@ from registry.lora.directory import Examined, open_directory
 from registry.lora.findings import AdapterWarning, UnfitAdapter
 from registry.lora.keys import entry_of
 from registry.lora.manifest import FileEntry, canonical_json, manifest_digest
+from registry.sources.errors import ArtifactError
 from sidecar.artifacts.layout import Layout
 from sidecar.artifacts.orders import Order
-from sidecar.artifacts.types import ArtifactError, Staged
+from sidecar.artifacts.types import Staged
 
 _SCHEMA = 1
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
+from registry.sources.errors import ArtifactError
 from sidecar.artifacts.layout import Layout
-from sidecar.artifacts.types import ArtifactError
 
 # What downloads leave free, for whatever else writes to that disk: so much, or on a small disk this share of it.
 MAX_RESERVE_BYTES = 64 << 20

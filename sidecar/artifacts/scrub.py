@@ -12,7 +12,8 @@ from pathlib import Path
 import structlog
 
 from registry.lora.manifest import FILES, FileEntry, manifest_digest
-from sidecar.artifacts.files import Stop, locked_at_once
+from registry.sources.stop import Stop
+from sidecar.artifacts.files import locked_at_once
 from sidecar.artifacts.layout import Layout
 from sidecar.artifacts.leases import may_be_read
 from sidecar.artifacts.removal import Removal

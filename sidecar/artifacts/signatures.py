@@ -6,7 +6,8 @@ from pathlib import Path
 
 from registry.lora.signatures import PublicKeys, objection
 from registry.model.records import PoolSpec
-from sidecar.artifacts.types import ArtifactError, ArtifactRef, StoreError
+from registry.sources.errors import ArtifactError, StoreError
+from sidecar.artifacts.types import ArtifactRef
 
 MAX_FILE_BYTES = 1 << 20
 

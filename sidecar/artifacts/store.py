@@ -26,8 +26,12 @@ from registry.lora.base import BaseModules
 from registry.lora.directory import Examined
 from registry.lora.signatures import PublicKeys
 from registry.model.records import PoolSpec
+from registry.sources.allowed import AllowedSources, RemoteOptions
+from registry.sources.errors import ArtifactError
+from registry.sources.source import Source
+from registry.sources.stop import Stop
 from sidecar.artifacts.bases import Bases
-from sidecar.artifacts.files import Stop, locked, locked_at_once, store_failure, write_atomic
+from sidecar.artifacts.files import locked, locked_at_once, store_failure, write_atomic
 from sidecar.artifacts.incoming import DEFAULT_MAX_WEIGHTS_BYTES, Incoming, incoming
 from sidecar.artifacts.layout import open_layout
 from sidecar.artifacts.leases import Leases, warn_of_strays
@@ -40,10 +44,8 @@ from sidecar.artifacts.reports import damaged, is_whole, look, make_report
 from sidecar.artifacts.room import Room
 from sidecar.artifacts.scrub import Scrub
 from sidecar.artifacts.signatures import Signatures
-from sidecar.artifacts.source import Source
-from sidecar.artifacts.sources.allowed import AllowedSources, RemoteOptions
 from sidecar.artifacts.steps import OnStep, RemovalStep, Step, ignore
-from sidecar.artifacts.types import ArtifactError, ArtifactRef, Staged
+from sidecar.artifacts.types import ArtifactRef, Staged
 from sidecar.artifacts.upkeep import Upkeep
 from sidecar.retention import GRACE_SECONDS
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 
-from sidecar.artifacts.files import Stop, locked
+from registry.sources.stop import Stop
+from sidecar.artifacts.files import locked
 from sidecar.artifacts.layout import Layout
 from sidecar.artifacts.leases import Leases
 from sidecar.artifacts.removal import Removal

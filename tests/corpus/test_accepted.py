@@ -12,9 +12,10 @@ from registry.lora.base_directory import read_base
 from registry.lora.directory import digest_of, examine_directory, open_directory
 from registry.lora.patterns import Patterns
 from registry.lora.policy import Limits, Policy
+from registry.sources.errors import ArtifactError
 from sidecar.artifacts.reports import Report, parse_report
 from sidecar.artifacts.store import LocalStore
-from sidecar.artifacts.types import ArtifactError, ArtifactRef, Staged
+from sidecar.artifacts.types import ArtifactRef, Staged
 from tests.corpus.defects import vision
 from tests.corpus.drafts import ARCHITECTURES, CONFIG, LLAMA, QWEN2_5_VL, WEIGHTS, Architecture, Draft
 from tests.corpus.goods import GOODS, Good

@@ -13,8 +13,9 @@ import pytest
 from registry.dev.engine_python import find_engine_python
 from registry.dev.vllm_process import reference_command
 from registry.lora.base_directory import read_base
+from registry.sources.errors import ArtifactError
 from sidecar.artifacts.store import LocalStore
-from sidecar.artifacts.types import ArtifactError, ArtifactRef
+from sidecar.artifacts.types import ArtifactRef
 from tests.corpus.goods import SPELLINGS
 from tests.support.engines import Asker, RealVllm
 from tests.support.tiny import Tiny, make_tiny

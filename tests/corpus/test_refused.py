@@ -10,8 +10,9 @@ import pytest
 from registry.lora.base import compress, expand
 from registry.lora.base_directory import read_base
 from registry.model.records import BaseShapes
+from registry.sources.errors import ArtifactError
 from sidecar.artifacts.store import LocalStore
-from sidecar.artifacts.types import ArtifactError, ArtifactRef
+from sidecar.artifacts.types import ArtifactRef
 from tests.corpus.defects import DEFECTS, Defect
 from tests.corpus.drafts import ARCHITECTURES, LLAMA, QWEN2, Architecture
 from tests.support.rig import Rig, running_rig

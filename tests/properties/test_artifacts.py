@@ -12,8 +12,9 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from registry.sources.errors import ArtifactError, ArtifactReason
 from sidecar.artifacts.store import LocalStore
-from sidecar.artifacts.types import ArtifactError, ArtifactReason, ArtifactRef, Staged
+from sidecar.artifacts.types import ArtifactRef, Staged
 from tests.support.adapters import adapter_config, adapter_weights, digest_of, write_files
 
 REASONS = {reason for part in typing.get_args(ArtifactReason) for reason in typing.get_args(part)}

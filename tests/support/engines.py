@@ -27,6 +27,8 @@ class VllmFlags:
 
     runtime_lora: bool = True
     api_key: str | None = None
+    more: tuple[str, ...] = ()
+    import_path: str | None = None
 
 
 @dataclass
@@ -68,11 +70,13 @@ class RealVllm:
         command = vllm_command(
             find_engine_python(), self.model, port=port, served_model_name=BASE_MODEL, api_key=flags.api_key
         )
+        environment = vllm_environment(runtime_lora=flags.runtime_lora)
+        environment |= {"PYTHONPATH": flags.import_path} if flags.import_path else {}
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "vllm.log").open("ab") as log:
             self._process = subprocess.Popen(
-                command,
-                env=vllm_environment(runtime_lora=flags.runtime_lora),
+                [*command, *flags.more],
+                env=environment,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

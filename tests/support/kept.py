@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from sidecar.artifacts.files import Stop
+from registry.sources.errors import ArtifactError
+from registry.sources.stop import Stop
 from sidecar.artifacts.steps import RemovalStep, Step
 from sidecar.artifacts.store import LocalStore
-from sidecar.artifacts.types import ArtifactError, ArtifactRef
+from sidecar.artifacts.types import ArtifactRef
 from sidecar.artifacts.upkeep import Holdings
 from sidecar.engines.driver import EngineUnreachable
 from sidecar.keeper import Keeper

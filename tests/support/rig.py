@@ -11,7 +11,7 @@ from pathlib import Path
 from registry.etcd3.ops import KeyValue
 from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, Source
 from registry.model.status import ReplicaStatus
-from sidecar.artifacts.files import Stop
+from registry.sources.stop import Stop
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.upkeep import Holdings
 from sidecar.chance import Chance
@@ -83,6 +83,7 @@ class Rig:
         self.inputs.pool_read = True
         self.driver = VllmEngine(url, deadlines=QUICK)
         self.statuses: list[ReplicaStatus] = []
+        self.records: dict[bytes, bytes] = {}
         self._chance = Chance()
         self._replica = Replica("r1", POOL, "vllm", url)
         self._informer = Informer(POOL)
@@ -120,9 +121,14 @@ class Rig:
                 request_id=f"req-{revision}",
             )
             kvs.append(KeyValue(KEYS.adapter(POOL, name), record.to_bytes(), 1, revision, 1))
+        self.records = {kv.key: kv.value for kv in kvs}
         self._informer.replace(revision, kvs)
         self.inputs.desired = self._informer.state
         self.inputs.wake()
+
+    def record(self, name: str) -> bytes:
+        """The record of a desired adapter."""
+        return self.records[KEYS.adapter(POOL, name)]
 
     @property
     def status(self) -> ReplicaStatus:

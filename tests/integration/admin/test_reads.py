@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from google.protobuf.field_mask_pb2 import FieldMask
 from grpc import StatusCode
 
 from registry.etcd3.ops import Delete, Put, Txn
+from registry.lora.base import fingerprint
 from registry.model.status import EngineStatus, Presence, ReplicaStatus, Served
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, drop, make_pool, put, refusal
@@ -155,6 +157,21 @@ async def test_replicas(ledger, admin):
 async def test_no_replicas(admin):
     """A pool without replicas lists none."""
     assert not (await admin.stub.ListReplicas(pb.ListReplicasRequest(pool="p"))).replicas
+
+
+async def test_an_old_client_keeps_what_it_does_not_know(ledger, admin):
+    """R5: what is not given is kept, and a mask says what is cleared."""
+    module = pb.BaseModule(pattern="model.layers.0.self_attn.q_proj", outputs=16, inputs=16)
+    shapes = fingerprint({module.pattern: (module.outputs, module.inputs)})
+    pool = pb.Pool(name="q", base_models=["base-q"], base=pb.BaseShapes(modules=[module], fingerprint=shapes))
+    await admin.stub.CreatePool(pb.CreatePoolRequest(pool=pool))
+    old = pb.Pool(name="q", base_models=["base-q"], limits=pb.PoolLimits(max_rank=16))
+    changed = await admin.stub.UpdatePool(pb.UpdatePoolRequest(pool=old))
+    assert (changed.base, changed.limits.max_rank) == (pool.base, 16)
+    cleared = await admin.stub.UpdatePool(pb.UpdatePoolRequest(pool=old, update_mask=FieldMask(paths=["base"])))
+    assert not cleared.HasField("base")
+    wrong = pb.UpdatePoolRequest(pool=old, update_mask=FieldMask(paths=["name"]))
+    assert (await refusal(admin.stub.UpdatePool(wrong))).field == "update_mask"
 
 
 async def test_pools(ledger, admin):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from sidecar.artifacts.files import Stop
+from registry.sources.stop import Stop
 from sidecar.artifacts.steps import RemovalStep, Step
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef, Staged

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.artifacts.files import Stop
+from registry.sources.stop import Stop
 from sidecar.artifacts.leases import everybodys_leases
 from sidecar.artifacts.steps import RemovalStep
 from sidecar.artifacts.store import LocalStore

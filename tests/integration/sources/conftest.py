@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from registry.etcd3.options import TlsFiles
-from sidecar.artifacts.sources.allowed import RemoteOptions
-from sidecar.artifacts.sources.credentials import Credentials
-from sidecar.artifacts.sources.credentials_file import read_credentials
-from sidecar.artifacts.sources.limits import Limits
+from registry.sources.allowed import RemoteOptions
+from registry.sources.credentials import Credentials
+from registry.sources.credentials_file import read_credentials
+from registry.sources.errors import ArtifactError
+from registry.sources.limits import Limits
 from sidecar.artifacts.store import LocalStore
-from sidecar.artifacts.types import ArtifactError, ArtifactRef
+from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import adapter_config, adapter_weights
 from tests.support.tls import Authority
 from tests.support.web import Site, serving

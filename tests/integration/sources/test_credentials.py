@@ -10,10 +10,10 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from sidecar.artifacts.sources.credentials_fetch import fetch_secret
-from sidecar.artifacts.sources.credentials_file import read_credentials
-from sidecar.artifacts.sources.secrets import MAX_SECRET_BYTES, Secret, SecretError
-from sidecar.artifacts.types import ArtifactError, StoreError
+from registry.sources.credentials_fetch import fetch_secret
+from registry.sources.credentials_file import read_credentials
+from registry.sources.errors import ArtifactError, StoreError
+from registry.sources.secrets import MAX_SECRET_BYTES, Secret, SecretError
 from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, ref, refusal
 from tests.support.web import Exchange, Site, serving
 

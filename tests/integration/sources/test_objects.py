@@ -11,12 +11,12 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from registry.model.source_uri import parse_source
-from sidecar.artifacts.files import Stop
-from sidecar.artifacts.sources.credentials import Credentials
-from sidecar.artifacts.sources.credentials_file import read_credentials
-from sidecar.artifacts.sources.object_stores import open_store as open_object_store
-from sidecar.artifacts.sources.objects import ObjectSource
-from sidecar.artifacts.types import ArtifactError
+from registry.sources.credentials import Credentials
+from registry.sources.credentials_file import read_credentials
+from registry.sources.errors import ArtifactError
+from registry.sources.object_stores import open_store as open_object_store
+from registry.sources.objects import ObjectSource
+from registry.sources.stop import Stop
 from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, ref, refusal
 from tests.support.web import Exchange, Site, serving
 

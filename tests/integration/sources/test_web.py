@@ -9,9 +9,10 @@ import tarfile
 
 import pytest
 
-from sidecar.artifacts.sources.limits import Limits
+from registry.sources.errors import ArtifactError
+from registry.sources.limits import Limits
 from sidecar.artifacts.store import MAX_WORKERS
-from sidecar.artifacts.types import ArtifactError, ArtifactRef
+from sidecar.artifacts.types import ArtifactRef
 from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, left_behind, ref, refusal
 from tests.support.waiting import eventually
 from tests.support.web import Exchange, Site, serving

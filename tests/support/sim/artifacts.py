@@ -8,7 +8,8 @@ import random
 from dataclasses import dataclass, field
 
 from registry.model.records import PoolSpec
-from sidecar.artifacts.types import ArtifactError, ArtifactRef, Staged
+from registry.sources.errors import ArtifactError
+from sidecar.artifacts.types import ArtifactRef, Staged
 
 ROOT = "file:///a/"
 # What a source is good for stands in its name.

@@ -9,12 +9,12 @@ import httpx
 import pytest
 
 from registry.model.source_uri import parse_prefix
-from sidecar.artifacts.files import Stop
-from sidecar.artifacts.sources.addresses import Reach
-from sidecar.artifacts.sources.limits import Limits
-from sidecar.artifacts.sources.network import Connections
-from sidecar.artifacts.sources.urls import parse_url
-from sidecar.artifacts.types import ArtifactError
+from registry.sources.addresses import Reach
+from registry.sources.errors import ArtifactError
+from registry.sources.limits import Limits
+from registry.sources.network import Connections
+from registry.sources.stop import Stop
+from registry.sources.urls import parse_url
 
 MACHINE = "169.254.169.254 169.254.1.1 168.63.129.16 100.100.100.200 192.0.0.192 fd00:ec2::254 fe80::1%eth0".split()
 MACHINE += "224.0.0.1 ff02::1 0.0.0.0 :: 255.255.255.255 ::ffff:169.254.169.254 64:ff9b::a9fe:a9fe".split()

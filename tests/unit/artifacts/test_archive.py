@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.artifacts.sources.archive import receive_archive
-from sidecar.artifacts.sources.archive_headers import MAX_HEADERS
-from sidecar.artifacts.types import ArtifactError
+from registry.sources.archive import receive_archive
+from registry.sources.archive_headers import MAX_HEADERS
+from registry.sources.errors import ArtifactError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FILES = {CONFIG: b"{}", WEIGHTS: b"w" * 5000}

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.artifacts.files import Stop
-from sidecar.artifacts.sources.allowed import AllowedSources
-from sidecar.artifacts.types import ArtifactError, StoreError
+from registry.sources.allowed import AllowedSources
+from registry.sources.errors import ArtifactError, StoreError
+from registry.sources.stop import Stop
 from tests.support.adapters import WrittenAdapter, write_adapter
 
 WEIGHTS = "adapter_model.safetensors"
@@ -240,7 +240,7 @@ def test_a_disk_that_fails_under_the_source_is_said_and_tried_again(allowed, ada
     def failing(descriptor: int, count: int) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("sidecar.artifacts.sources.file.os.read", failing)
+    monkeypatch.setattr("registry.sources.file.os.read", failing)
     error = refusal(allowed, adapter.uri)
     assert (error.reason, error.permanent) == ("source_io", False)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from registry.sources.errors import StoreError
 from sidecar.artifacts.layout import Layout, open_layout
-from sidecar.artifacts.types import StoreError
 
 ID = "0123456789abcdef" * 4
 

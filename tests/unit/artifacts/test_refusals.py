@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from registry.sources.errors import ArtifactError
 from sidecar.artifacts.store import LocalStore
-from sidecar.artifacts.types import ArtifactError, ArtifactRef
+from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import adapter_config, adapter_weights, write_adapter, write_files
 from tests.unit.artifacts.conftest import pinned, unpinned
 

@@ -9,8 +9,9 @@ import pytest
 
 from registry.lora.ed25519 import read_public_key, sign
 from registry.model.records import PoolLimits, PoolSpec
+from registry.sources.errors import ArtifactError, StoreError
 from sidecar.artifacts.signatures import read_keys
-from sidecar.artifacts.types import ArtifactError, ArtifactRef, StoreError
+from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import write_adapter, write_files
 from tests.support.signing import make_key
 from tests.unit.artifacts.conftest import pinned, unpinned

@@ -12,9 +12,10 @@ from threading import Event
 
 import pytest
 
+from registry.sources.errors import ArtifactError
 from sidecar.artifacts.leases import Leases, read_leases
 from sidecar.artifacts.steps import Step
-from sidecar.artifacts.types import ArtifactError, ArtifactRef
+from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import digest_of, write_adapter
 from tests.support.waiting import eventually
 from tests.unit.artifacts.conftest import pinned, unpinned

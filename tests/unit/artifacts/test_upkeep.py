@@ -10,11 +10,13 @@ from threading import Event
 
 import pytest
 
+from registry.sources.errors import ArtifactError
+from registry.sources.stop import Stop
 from sidecar.artifacts import incoming, scrub
-from sidecar.artifacts.files import Stop, locked
+from sidecar.artifacts.files import locked
 from sidecar.artifacts.steps import Step
 from sidecar.artifacts.store import LocalStore
-from sidecar.artifacts.types import ArtifactError, Staged
+from sidecar.artifacts.types import Staged
 from sidecar.artifacts.upkeep import Holdings
 from tests.support.adapters import digest_of, write_adapter
 from tests.support.waiting import eventually

@@ -47,8 +47,9 @@ def address(admin) -> Iterator[str]:
 
 @pytest.fixture
 def cli(address, capsys, monkeypatch, tmp_path) -> Cli:
-    """Runs `loraplane` in an empty directory."""
+    """Runs `loraplane` in an empty directory; other hosts are not asked unless a test says so."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LORAPLANE_LOOK_SECONDS", "0")
 
     def call(*arguments: str) -> Ran:
         code = run(["--admin", address, *arguments])

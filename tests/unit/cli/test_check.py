@@ -65,7 +65,7 @@ def test_a_policy_may_be_tried_out(capsys, base, tmp_path):
         (["check", "{adapter}"], 2),
         (["check", "{adapter}", "--base-model", "{base}", "--pool", "p"], 2),
         (["check", "{adapter}", "--base-model", "{adapter}/.."], 4),
-        (["check", "s3://bucket/a", "--base-model", "{base}"], 4),
+        (["check", "oci://bucket/a", "--base-model", "{base}"], 4),
         (["check", "{base}/gone", "--base-model", "{base}"], 3),
         (["check", "{base}", "--base-model", "{base}"], 4),
         (["digest", "{base}/gone"], 3),

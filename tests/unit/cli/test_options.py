@@ -45,7 +45,9 @@ def test_every_command_says_what_it_does(path, capsys):
 
 
 def test_the_commands_are_those_of_the_interface():
-    expected = "apply add get describe delete history rollback rollout diff check digest sign pool tenant dev".split()
+    expected = (
+        "apply add get describe delete history rollback rollout diff check digest publish sign pool tenant dev".split()
+    )
     assert set(ROOT.commands) == set(expected)
     assert set(ROOT.commands["pool"].commands) >= {"create", "delete"}
     assert set(ROOT.commands["dev"].commands) == {"up", "status", "down"}

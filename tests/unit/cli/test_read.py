@@ -116,6 +116,22 @@ def test_describe_pool(cli, admin):
     assert cli("-o", "json", "describe", "pool", "dev").json["adapters"] == 1
 
 
+def test_replicas_that_found_different_files_are_an_error_of_the_pool(cli, admin):
+    """W6 one-digest: describe says which replica found what."""
+    found = [{"name": "sql", "generation": 2, "digest": digest} for digest in ("sha256:1", "sha256:2", "sha256:1")]
+    says = [json.dumps({"found": [one, {"name": "law", "generation": 1, "digest": "sha256:3"}]}) for one in found]
+    replicas = [pb.Replica(name=f"r{i}", pool="dev", status_json=one) for i, one in enumerate(says)]
+    admin.answers["GetPool"] = [pb.Pool(name="dev", base_models=["tiny"])]
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[SQL])]
+    admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=replicas)]
+    (error,) = [line for line in cli("describe", "pool", "dev").out.splitlines() if line.startswith("error: ")]
+    assert "digests_differ: sql generation 2: sha256:1 on r0, r2; sha256:2 on r1;" in error
+    differing = cli("-o", "json", "describe", "pool", "dev").json["disagreements"]
+    assert [(one["name"], one["digests"]["sha256:2"]) for one in differing] == [("sql", ["r1"])]
+    admin.answers["GetReplica"] = [replicas[1]]
+    assert "sql   2           sha256:2" in cli("describe", "replica", "r1").out
+
+
 def test_history_lists_generations(cli, admin):
     old = pb.Adapter(name="sql", pool="dev", generation=1, request_id="q0")
     admin.answers["ListAdapterHistory"] = [pb.ListAdapterHistoryResponse(generations=[SQL, old])]
@@ -146,6 +162,7 @@ def test_pool_create_update_delete(cli, admin):
         name="dev", base_models=["tiny"], limits=pb.PoolLimits(max_rank=16)
     )
     assert cli("pool", "update", "dev", "--max-adapters", "5").code == 0
+    assert list(admin.asked("UpdatePool")[-1].update_mask.paths) == ["limits.max_adapters"]
     changed = admin.asked("UpdatePool")[0].pool
     assert (changed.limits.max_rank, changed.limits.max_adapters, changed.etag) == (16, 5, "4")
     assert cli("-o", "json", "pool", "delete", "dev").json["revision"] == 8

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.artifacts.types import ArtifactError, ArtifactRef
+from registry.sources.errors import ArtifactError
+from sidecar.artifacts.types import ArtifactRef
 from sidecar.failures import (
     BACKOFF_CAP_SECONDS,
     REFUSALS_UNTIL_PERMANENT,

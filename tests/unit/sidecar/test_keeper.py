@@ -7,9 +7,9 @@ from collections.abc import Collection
 
 import pytest
 
+from registry.sources.errors import ArtifactError
+from registry.sources.stop import Stop
 from sidecar import keeper as module
-from sidecar.artifacts.files import Stop
-from sidecar.artifacts.types import ArtifactError
 from sidecar.artifacts.upkeep import Holdings
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
 from sidecar.keeper import Keeper

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from registry.model.base import MAX_STATUS_BYTES
+from registry.model.status import MAX_FOUND
 from sidecar.plan import FailedAdapter, PendingAdapter, Plan, ServedAdapter
 from sidecar.status import Moment, Replica, Situation, derive_status, says_the_same, served_hash
 from tests.support.worlds import observed
@@ -79,3 +80,14 @@ def test_statuses_that_differ_in_time_alone_say_the_same():
     assert early != late
     assert says_the_same(early, late)
     assert not says_the_same(early, derive_status(REPLICA, situation(plan(), stale=True), MOMENT))
+
+
+def test_what_was_found_without_a_digest_is_reported():
+    """W6 one-digest, R16: so that a disagreement is seen; the same names first on every replica, and not too many."""
+    served = [ServedAdapter("pinned", 1, "d0"), ServedAdapter("b", 2, "d2", is_pinned=False)]
+    status = derive_status(REPLICA, situation(plan(served=tuple(served))), MOMENT)
+    assert [(one.name, one.generation, one.digest) for one in status.found] == [("b", 2, "d2")]
+    many = tuple(ServedAdapter(f"n{i:04}", 1, "d", is_pinned=False) for i in reversed(range(MAX_FOUND + 5)))
+    status = derive_status(REPLICA, situation(plan(served=many)), MOMENT)
+    assert [one.name for one in status.found] == [f"n{i:04}" for i in range(MAX_FOUND)]
+    assert status.found_omitted == 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from registry.etcd3.ops import KeyValue
-from registry.model.status import EngineStatus, Failed, Lazy, Pending, ReplicaStatus, Served
+from registry.model.status import EngineStatus, Failed, Found, Lazy, Pending, ReplicaStatus, Served
 from registry.store.rollout import Failure, Question, ReplicaState, derive_rollout, facts_of
 from tests.support.records import KEYS, POOL, kv, record
 
@@ -99,3 +99,33 @@ def test_another_generation():
 def test_a_status_without_presence_is_of_the_dead():
     facts = facts_of([[RECORD], [], [KeyValue(KEYS.status(POOL, "dead"), status(), 1, 1, 1)]])
     assert derive_rollout(ASKED, facts).replicas == ()
+
+
+ONE, OTHER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
+
+
+def found(digest: str, name: str = "acme/a", generation: int = 2) -> list[Found]:
+    return [Found(name=name, generation=generation, digest=digest)]
+
+
+def test_replicas_that_found_different_files_do_not_serve_one_generation():
+    """W6 one-digest, R9: a record without a digest means what was found, and that must be the same everywhere."""
+    unpinned = kv("acme/a", 50, value=record("acme/a", 2, pinned=False).to_bytes())
+    agreed = derive(status(found=found(ONE)), status(found=found(ONE, "ACME/a")), of=unpinned)
+    assert (agreed.failure, [one.state for one in agreed.replicas]) == (None, [SERVING, SERVING])
+    differing = derive(status(found=found(ONE)), status(found=found(OTHER)), status(), of=unpinned)
+    assert differing.failure is Failure.REPLICAS_FAILED
+    assert [one.reason for one in differing.replicas] == ["digests_differ", "digests_differ", ""]
+    assert all(digest in differing.replicas[0].message for digest in (ONE, OTHER))
+
+
+@pytest.mark.parametrize("other", [found(OTHER, "acme/b"), found(OTHER, generation=1), []], ids=len)
+def test_only_what_was_found_of_this_generation_is_compared(other):
+    unpinned = kv("acme/a", 50, value=record("acme/a", 2, pinned=False).to_bytes())
+    assert derive(status(found=found(ONE)), status(found=other), of=unpinned).failure is None
+
+
+def test_what_is_pinned_is_not_compared():
+    """What a replica found of an earlier, unpinned record says nothing of one with a digest."""
+    pinned = kv("acme/a", 50, value=record("acme/a", 2).to_bytes())
+    assert derive(status(found=found(ONE)), status(found=found(OTHER)), of=pinned).failure is None

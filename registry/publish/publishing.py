@@ -1,0 +1,117 @@
+"""From an adapter as it was trained to one that replicas can serve: computed if need be, checked, put in place."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from registry.lora.base import BaseModules
+from registry.lora.directory import Opened, check_files, digest_of, examine_directory, open_directory
+from registry.lora.findings import AdapterWarning, UnfitAdapter
+from registry.lora.finite import not_finite
+from registry.lora.manifest import FILES, WEIGHTS_FILE
+from registry.lora.policy import Limits
+from registry.publish.destination import Destination, put
+from registry.publish.outcome import CannotPublish, ModuleOutcome
+from registry.publish.wish import Task, Wish, impossible, task_of
+from registry.sources.credentials import Held
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What the adapter must be right for.
+
+    Attributes:
+        modules: of the base model; None: not known.
+        directory: of the base model, where its numbers are; None: not at hand.
+        limits: of the replicas.
+    """
+
+    modules: BaseModules | None
+    directory: Path | None
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What stands at the destination; `outcomes` are empty where the files are those of the training, unchanged."""
+
+    digest: str
+    outcomes: Sequence[ModuleOutcome]
+    warnings: Sequence[AdapterWarning]
+    was_there: bool
+
+
+def publish(
+    source: Path, there: Destination, compared: Compared, wish: Wish, initial: Path | None, held: Held | None
+) -> Published:
+    """Publishes an adapter's folder.
+
+    Raises:
+        UnfitAdapter: no replica would serve it, and no arithmetic helps.
+        CannotPublish: it cannot be made what is wanted, or not be written.
+        DestinationTaken: something else is there.
+        ArtifactError: ``credential_unavailable``.
+        OSError: a file cannot be read or written.
+    """
+    opened = _opened(source)
+    task = task_of(opened, compared.modules, wish)
+    if findings := [*task.verdict.findings, *impossible(task, opened)]:
+        raise UnfitAdapter(findings)
+    with TemporaryDirectory(prefix="loraplane-publish-") as folder:
+        out = Path(folder)
+        if task:
+            outcomes = _converted(source, out, opened, task, wish, compared.directory, initial)
+        else:
+            outcomes = _copied(source, out)
+        examined = examine_directory(out, compared.modules, compared.limits, wish.policy)
+        is_new = put(out, there, held)
+        return Published(digest_of(out), outcomes, examined.verdict.warnings, not is_new)
+
+
+def _opened(source: Path) -> Opened:
+    check_files(source)
+    opened = open_directory(source)
+    with (source / WEIGHTS_FILE).open("rb") as file:
+        findings = not_finite(file, opened.start, opened.header.tensors)
+    if findings:
+        raise UnfitAdapter(findings)
+    return opened
+
+
+def _copied(source: Path, out: Path) -> list[ModuleOutcome]:
+    for name in FILES:
+        shutil.copyfile(source / name, out / name)
+    return []
+
+
+def _converted(
+    source: Path, out: Path, opened: Opened, task: Task, wish: Wish, base: Path | None, initial: Path | None
+) -> list[ModuleOutcome]:
+    if task.needs_base and base is None:
+        raise CannotPublish("the base model's own numbers are needed for this; give its directory with --base-model")
+    with _torch_or_remedy():
+        from registry.publish import convert, initial as initials, stored  # noqa: PLC0415, I001 - torch is an extra
+    first = None
+    if task.init is not None:
+        first = initials.kept(initial) if initial is not None else initials.computed(task.init.lower())
+    numbers = None
+    if task.needs_base and base is not None:
+        try:
+            numbers = convert.Base(stored.places_of_base(base), first)
+        except (UnfitAdapter, ValueError) as error:
+            raise CannotPublish(f"{base} cannot be read as a base model: {error}; name one in safetensors") from error
+    return convert.convert(source, out, opened, task, wish, numbers)
+
+
+@contextmanager
+def _torch_or_remedy() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        message = f"this needs {error.name}, which is not installed here; pip install 'loraplane[publish]'"
+        raise CannotPublish(message) from error

@@ -1,0 +1,113 @@
+"""What somebody wants of a publication, and what of an adapter has to be computed for it. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from registry.lora.base import BaseModules
+from registry.lora.check import Verdict, examine
+from registry.lora.config import AdapterConfig
+from registry.lora.directory import Opened
+from registry.lora.findings import Finding
+from registry.lora.keys import Part, entry_of
+from registry.lora.policy import Limits, Policy
+
+Dtype = Literal["F32", "F16", "BF16"]
+DEFAULT_MAX_ERROR = 0.05
+# PEFT takes these out of the base's weights again when it loads the adapter; the same way each time.
+_REPEATABLE_INITS = {"pissa", "olora"}
+# These only if the adapter was kept as it was before its training.
+_KEPT_INITS = re.compile(r"pissa|olora|corda|pissa_niter_[0-9]{1,4}")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is wanted.
+
+    Attributes:
+        rank: highest rank of a module; None: that of its training.
+        dtype: of the numbers; None: as they are, and F32 where they are computed.
+        max_error: of each module, relative, in the Frobenius norm, above which nothing is published.
+        policy: what else may be done: remap and vision.
+        has_initial: True if the adapter as it was before its training is at hand.
+    """
+
+    rank: int | None = None
+    dtype: Dtype | None = None
+    max_error: float = DEFAULT_MAX_ERROR
+    policy: Policy = field(default_factory=Policy)
+    has_initial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What has to be computed; `verdict` is on the adapter as it will be, apart from its ranks.
+
+    Attributes:
+        is_dora: its magnitudes go into its pairs.
+        init: the initialisation that is taken out again, None: nothing is.
+        changes_rank: some module may lose rank.
+        casts: the numbers get another type.
+    """
+
+    verdict: Verdict
+    is_dora: bool
+    init: str | None
+    changes_rank: bool
+    casts: bool
+
+    @property
+    def needs_base(self) -> bool:
+        """True if the numbers of the base model are needed."""
+        return self.is_dora or self.init is not None
+
+    def __bool__(self) -> bool:
+        return self.needs_base or self.changes_rank or self.casts or bool(self.verdict.changes.dropped)
+
+
+def task_of(opened: Opened, base: BaseModules | None, wish: Wish) -> Task:
+    """What has to be done to an adapter; its verdict has findings where publishing cannot help."""
+    config, tensors = opened.config, opened.header.tensors
+    init = _mendable_init(config, has_initial=wish.has_initial)
+    is_dora = bool(config.use_dora) or any(entry_of(tensor).part is Part.MAGNITUDE for tensor in tensors)
+    mended: dict[str, object] = {"use_dora": False, "init_lora_weights": True}
+    if config.init_lora_weights is not None and init is None:
+        mended.pop("init_lora_weights")
+    policy = Policy(wish.policy.remap, wish.policy.vision, "strip" if is_dora else "reject")
+    verdict = examine(config.model_copy(update=mended), tensors, base, Limits(), policy)
+    return Task(
+        verdict=verdict,
+        is_dora=is_dora,
+        init=init,
+        changes_rank=wish.rank is not None and wish.rank < config.highest_rank,
+        casts=wish.dtype is not None and any(tensor.dtype != wish.dtype for tensor in tensors),
+    )
+
+
+def _mendable_init(config: AdapterConfig, *, has_initial: bool) -> str | None:
+    init = config.init_lora_weights
+    if not isinstance(init, str):
+        return None
+    known = _KEPT_INITS.fullmatch(init.lower()) if has_initial else init.lower() in _REPEATABLE_INITS
+    return init if known else None
+
+
+def impossible(task: Task, opened: Opened) -> list[Finding]:
+    """What speaks against computing it, beside what speaks against the adapter."""
+    findings = []
+    extra = opened.config.model_extra or {}
+    if task.needs_base and extra.get("fan_in_fan_out"):
+        findings.append(_not_converted("fan_in_fan_out", "True", "False", "merge it with PEFT and train plain LoRA"))
+    if task.is_dora and task.init is not None:
+        remedy = "convert the initialisation with PEFT's save_pretrained(path_initial_model_for_weight_conversion=…)"
+        findings.append(_not_converted("use_dora", f"DoRA and init_lora_weights={task.init!r}", "one of them", remedy))
+    embeddings = [one.name for one in opened.header.tensors if entry_of(one).part is Part.EMBEDDING_A]
+    if task.needs_base and embeddings:
+        findings.append(_not_converted(embeddings[0], "an embedding", "linear modules", "train it without embeddings"))
+    return findings
+
+
+def _not_converted(key: str, found: str, expected: str, remedy: str) -> Finding:
+    return Finding("unsupported_feature", key, found, f"{expected}, to be converted", remedy)

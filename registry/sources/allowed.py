@@ -1,0 +1,139 @@
+"""Which sources a host allows: nothing, unless it is told.
+
+What goes over the network is imported when the first such source is used: the clients of object stores and of web
+servers take megabytes that a sidecar has no use for whose artifacts lie in a directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from registry.model.source_uri import (
+    SCHEMES,
+    SourcePrefix,
+    SourceUri,
+    SourceUriError,
+    parse_prefix,
+    parse_source,
+    without_secrets,
+)
+from registry.sources.credentials import Credentials, Held
+from registry.sources.errors import ArtifactError, StoreError
+from registry.sources.file import FileSource, path_of
+from registry.sources.limits import Limits
+from registry.sources.source import Source
+from registry.sources.urls import WebUrl, parse_url
+
+if TYPE_CHECKING:
+    from registry.sources.web import Web
+
+DEFAULT_HUB = "https://huggingface.co"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteOptions:
+    """How this host reaches sources that are not its own directories.
+
+    Attributes:
+        credentials: what records may name.
+        hub: base URL of the hub behind hf://.
+        limits: how long a source may keep us waiting.
+    """
+
+    credentials: Credentials = field(default_factory=Credentials)
+    hub: str = DEFAULT_HUB
+    limits: Limits = field(default_factory=Limits)
+
+
+class AllowedSources:
+    """Makes sources from URIs, which is where they are allowed or refused. Nothing is connected to here."""
+
+    def __init__(self, prefixes: Sequence[str], remote: RemoteOptions | None = None) -> None:
+        """Allows what is below these URIs.
+
+        Raises:
+            StoreError: one of them cannot be followed.
+        """
+        remote = remote or RemoteOptions()
+        self._roots = tuple(_root(prefix) for prefix in prefixes if prefix.startswith("file:"))
+        self._named = tuple(_named(prefix) for prefix in prefixes if not prefix.startswith("file:"))
+        self._credentials = remote.credentials
+        self._hub = _hub(remote.hub)
+        self._limits = remote.limits
+
+    def source(self, uri: str, credentials: str | None = None) -> Source:
+        """The source at `uri`, to be read with the credential of that name.
+
+        Raises:
+            ArtifactError: ``unsupported_scheme``, ``invalid_source``, ``source_not_allowed``, ``unknown_credential``
+                or ``credential_not_bound``.
+        """
+        scheme, separator, _ = uri.partition("://")
+        if not separator or scheme not in SCHEMES:
+            known = ", ".join(f"{name}://" for name in SCHEMES)
+            message = f"the scheme {scheme[:40]!r} is not known here; use one of {known}"
+            raise ArtifactError("unsupported_scheme", message, permanent=True)
+        if scheme == "file":
+            return FileSource.at(uri, self._roots)
+        try:
+            parsed = parse_source(uri)
+        except SourceUriError as error:
+            message = f"{without_secrets(uri)!r} names no source: {error}"
+            raise ArtifactError("invalid_source", message, permanent=True) from None
+        self._check_allowed(parsed, uri)
+        return self._remote(parsed, self._credentials.hold(credentials, parsed))
+
+    def _check_allowed(self, source: SourceUri, uri: str) -> None:
+        if not any(prefix.covers(source.scheme, source.authority, source.path) for prefix in self._named):
+            message = f"{without_secrets(uri)} is not below a prefix that this host allows; see --allow-source"
+            raise ArtifactError("source_not_allowed", message, permanent=True)
+
+    def _remote(self, source: SourceUri, held: Held | None) -> Source:
+        if source.scheme in {"hf", "https", "http"}:
+            return self._on_the_web(source, held)
+        from registry.sources.objects import object_source  # noqa: PLC0415 - see above
+
+        return object_source(source, held)
+
+    def _on_the_web(self, source: SourceUri, held: Held | None) -> Source:
+        from registry.sources.web import hub_source, web_source  # noqa: PLC0415 - see above
+
+        if source.scheme == "hf":
+            return hub_source(self._web, self._hub, source, self._named, held)
+        return web_source(self._web, source, self._named, held)
+
+    @cached_property
+    def _web(self) -> Web:
+        from registry.sources.web import Web  # noqa: PLC0415 - see above
+
+        return Web(self._limits)
+
+
+def _root(prefix: str) -> Path:
+    try:
+        return path_of(prefix)
+    except ValueError as error:
+        remedy = "give file:///absolute/directory"
+        raise StoreError(f"--allow-source {without_secrets(prefix)!r}: {error}; {remedy}") from error
+
+
+def _named(prefix: str) -> SourcePrefix:
+    try:
+        return parse_prefix(prefix)
+    except SourceUriError as error:
+        remedy = "write file:///DIRECTORY, s3://BUCKET/PATH or https://HOST/PATH, for example"
+        raise StoreError(f"--allow-source {without_secrets(prefix)!r}: {error}; {remedy}") from None
+
+
+def _hub(url: str) -> WebUrl:
+    try:
+        parsed = parse_url(url)
+    except ValueError as error:
+        raise StoreError(f"--hf-endpoint {without_secrets(url)!r}: {error}") from None
+    if "?" in parsed.target:
+        raise StoreError(f"--hf-endpoint {without_secrets(url)!r}: it has a query; give the base URL of a hub")
+    return parsed

@@ -1,0 +1,114 @@
+"""The file behind --credentials: names that records may use, where each secret is had from, and for which URIs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from registry.model.base import first_error
+from registry.model.source_uri import SourcePrefix, parse_prefix
+from registry.sources.errors import StoreError
+
+MAX_FILE_BYTES = 1 << 20
+
+
+def _prefix(value: object) -> object:
+    return parse_prefix(value) if isinstance(value, str) else value
+
+
+def _token_url(value: str) -> str:
+    if not value.startswith(("https://", "http://127.0.0.1:", "http://localhost:")):
+        raise ValueError("a secret is sent there: write an https:// URL, or one of this host")
+    return value
+
+
+class StoreOptions(BaseModel):
+    """Where an object store is, when not at its cloud's usual place. Nothing here is secret."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^\s@?#]+$")] | None = None
+    region: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")] | None = None
+    account: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")] | None = None
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prefixes: Annotated[tuple[Annotated[SourcePrefix, BeforeValidator(_prefix)], ...], Field(min_length=1)]
+    store: StoreOptions = StoreOptions()
+
+
+class NoSecret(_Entry):
+    """Nothing is sent; for the options of a store that anybody may read."""
+
+    kind: Literal["none"]
+
+
+class FileSecret(_Entry):
+    """The content of a file, read for each staging, so that it may be rotated."""
+
+    kind: Literal["file"]
+    path: Path
+
+
+class EnvSecret(_Entry):
+    """An environment variable of the sidecar."""
+
+    kind: Literal["env"]
+    variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class ExecSecret(_Entry):
+    """What a program prints. It is run without a shell."""
+
+    kind: Literal["exec"]
+    command: Annotated[tuple[str, ...], Field(min_length=1)]
+    timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 10.0
+
+
+class ExchangedSecret(_Entry):
+    """A token that a token endpoint gives for the one in a file (RFC 8693), such as a Kubernetes service account's."""
+
+    kind: Literal["token_exchange"]
+    url: Annotated[str, BeforeValidator(_token_url)]
+    subject_token_file: Path
+    subject_token_type: str = "urn:ietf:params:oauth:token-type:jwt"  # noqa: S105 - the name of a type
+    audience: str | None = None
+    scope: str | None = None
+    timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 10.0
+
+
+Entry = NoSecret | FileSecret | EnvSecret | ExecSecret | ExchangedSecret
+_ENTRIES: TypeAdapter[dict[str, Entry]] = TypeAdapter(
+    dict[Annotated[str, Field(min_length=1, max_length=96)], Annotated[Entry, Field(discriminator="kind")]]
+)
+
+
+def read_credentials(path: Path) -> dict[str, Entry]:
+    """Reads the file, YAML or JSON: ``{NAME: {kind: …, prefixes: [URI-PREFIX, …], …}}``.
+
+    Raises:
+        StoreError: it cannot be read or is not of that form; the message quotes nothing of it.
+    """
+    import yaml  # noqa: PLC0415 - takes longer than all the rest here, and few sidecars have such a file
+
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise StoreError(f"--credentials {path}: it has more than {MAX_FILE_BYTES} bytes")
+        return _ENTRIES.validate_python(yaml.safe_load(content) or {})
+    except OSError as error:
+        raise StoreError(f"--credentials {path}: {error.strerror}") from None
+    except ValidationError as error:
+        raise StoreError(f"--credentials {path}: {first_error(error)}") from None
+    except (yaml.YAMLError, RecursionError, UnicodeDecodeError) as error:
+        raise StoreError(f"--credentials {path}: it is neither YAML nor JSON{_line(error)}") from None
+
+
+def _line(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    return f" (line {mark.line + 1})" if mark else ""

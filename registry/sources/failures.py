@@ -1,0 +1,114 @@
+"""What a source's misbehaviour means: what passes by itself is tried again at once, the rest is said."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import httpcore
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+from registry.sources.errors import ArtifactError, ArtifactReason
+from registry.sources.stop import Stop
+
+# Worth asking again at once; every other status is a fact until somebody changes something.
+PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+MISSING_STATUSES = frozenset({404, 410})
+DENIED_STATUSES = frozenset({401, 403})
+MAX_ATTEMPTS = 4
+MAX_STARTS = 2
+FIRST_WAIT_SECONDS = 0.2
+MAX_WAIT_SECONDS = 5.0
+
+
+class Passing(ArtifactError):
+    """A failure that a repetition within the same staging may cure."""
+
+    def __init__(self, reason: ArtifactReason, message: str) -> None:
+        super().__init__(reason, message, permanent=False)
+
+
+class StartOver(ArtifactError):
+    """What arrived so far cannot be continued; within the same staging the whole may be had anew."""
+
+    def __init__(self, reason: ArtifactReason, message: str) -> None:
+        super().__init__(reason, message, permanent=False)
+
+
+def retries(stop: Stop) -> Retrying:
+    """Attempts at one thing while it fails in passing; the waits between them end when the staging is stopped."""
+    return _retrying(stop, MAX_ATTEMPTS, lambda error: isinstance(error, Passing))
+
+
+def retries_from_start(stop: Stop) -> Retrying:
+    """Attempts at the whole of what cannot be continued."""
+    return _retrying(stop, MAX_STARTS, lambda error: isinstance(error, StartOver))
+
+
+def _retrying(stop: Stop, attempts: int, is_worth_it: Callable[[BaseException], bool]) -> Retrying:
+    return Retrying(
+        stop=stop_after_attempt(attempts),
+        wait=wait_random_exponential(multiplier=FIRST_WAIT_SECONDS, max=MAX_WAIT_SECONDS),
+        retry=retry_if_exception(is_worth_it),
+        sleep=stop.check,
+        reraise=True,
+    )
+
+
+@contextmanager
+def connecting(place: str) -> Iterator[None]:
+    """Translates what goes wrong until an answer has begun.
+
+    Raises:
+        ArtifactError: a hanging source is left to the next staging, since waiting for it again would keep others.
+    """
+    try:
+        yield
+    except httpcore.TimeoutException:
+        message = f"{place} did not answer in time; it is tried again"
+        raise ArtifactError("source_timeout", message, permanent=False) from None
+    except httpcore.ConnectError as error:
+        if isinstance(error.__context__, ssl.SSLError):
+            raise _untrusted(place, error.__context__) from None
+        raise Passing("source_io", f"{place} cannot be reached; it is tried again") from None
+    except (httpcore.NetworkError, httpcore.ProtocolError):
+        raise Passing("source_io", f"{place} broke the connection; it is tried again") from None
+
+
+@contextmanager
+def receiving(place: str) -> Iterator[None]:
+    """Translates what goes wrong in the middle of a body.
+
+    Raises:
+        Passing: it may be continued.
+    """
+    try:
+        yield
+    except httpcore.TimeoutException:
+        raise Passing("source_timeout", f"{place} sends too slowly or not at all; it is tried again") from None
+    except (httpcore.NetworkError, httpcore.ProtocolError):
+        raise Passing("source_incomplete", f"{place} broke off before the end; it is tried again") from None
+
+
+def status_error(status: int, place: str) -> ArtifactError:
+    """What an HTTP status other than success means."""
+    if status in PASSING_STATUSES:
+        return Passing("source_io", f"{place} answered {status}; it is tried again")
+    if status in MISSING_STATUSES:
+        return ArtifactError("source_missing", f"{place} answered {status}; it is tried again", permanent=False)
+    if status in DENIED_STATUSES:
+        return denied(f"{place} answered {status}")
+    message = f"{place} answered {status}, expected 200; check the source's URI. It is tried again"
+    return ArtifactError("source_io", message, permanent=False)
+
+
+def denied(found: str) -> ArtifactError:
+    """The source did not accept the credential, or wants one."""
+    message = f"{found}; check the credential that spec.credentials names, and that it may read this source"
+    return ArtifactError("source_denied", message, permanent=False)
+
+
+def _untrusted(place: str, error: ssl.SSLError) -> ArtifactError:
+    message = f"{place} has a TLS certificate that is not trusted ({error.reason}); SSL_CERT_FILE names the authorities"
+    return ArtifactError("source_untrusted", message, permanent=False)

@@ -1,0 +1,191 @@
+"""Adapters in a directory of this host, under allowed roots only.
+
+Symlinks on the way to the directory are followed first and then judged by where they lead; after that nothing is
+followed any more, so exchanging a part of the path for a symlink in between leads nowhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from registry.lora.manifest import CONFIG_FILE, FILES, WEIGHTS_FILE
+from registry.model.source_uri import without_secrets
+from registry.sources.errors import ArtifactError
+from registry.sources.source import Receive
+from registry.sources.stop import Stop
+
+CHUNK_BYTES = 1 << 20
+_OTHER_WEIGHTS = ("adapter_model.bin", "adapter_model.pt")
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Without O_NONBLOCK the opening of a FIFO would wait for a writer.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def path_of(uri: str) -> Path:
+    """The absolute path that a file:// URI names.
+
+    Raises:
+        ValueError: it names none.
+    """
+    parts = urlsplit(uri)
+    path = unquote_to_bytes(parts.path)
+    if parts.netloc not in ("", "localhost"):
+        raise ValueError(f"{parts.netloc[:100]!r} is another host")
+    if parts.query or parts.fragment:
+        raise ValueError("it has a query or a fragment; write ? as %3F and # as %23")
+    if not path.startswith(b"/") or b"\0" in path:
+        raise ValueError("it has no absolute path")
+    return Path(os.fsdecode(path))
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """A directory: an allowed root with all symlinks resolved, and the names that lead from there."""
+
+    root: Path
+    below: tuple[str, ...]
+
+    @classmethod
+    def at(cls, uri: str, roots: Iterable[Path]) -> FileSource:
+        """The source at a file:// URI.
+
+        Raises:
+            ArtifactError: ``source_not_allowed``.
+        """
+        try:
+            path = path_of(uri).resolve()
+            resolved = [root.resolve() for root in roots]
+        except (ValueError, OSError, RuntimeError) as error:
+            raise _not_allowed(f"{without_secrets(uri)!r} cannot be followed: {error}") from error
+        for root in resolved:
+            if path.is_relative_to(root):
+                return cls(root, path.relative_to(root).parts)
+        allowed = ", ".join(map(str, resolved)) or "nothing"
+        raise _not_allowed(f"{path} is not under an allowed directory; allowed: {allowed}; see --allow-source")
+
+    @property
+    def path(self) -> Path:
+        return self.root.joinpath(*self.below)
+
+    def fetch(self, receive: Receive, stop: Stop) -> None:
+        """See `Source.fetch`."""
+        stop.check()
+        with ExitStack() as stack:
+            directory = self._open_directory(stack)
+            files = {name: self._open_file(directory, name, stack) for name in FILES}
+            before = {name: _state(os.fstat(file)) for name, file in files.items()}
+            for name, state in before.items():
+                receive(name, state.size_bytes, self._chunks(files[name], state.size_bytes))
+            if before != self._states(directory):
+                raise self._changed()
+
+    def _open_directory(self, stack: ExitStack) -> int:
+        try:
+            directory = _opened(self.root, _DIRECTORY, None, stack)
+            for name in self.below:
+                directory = _opened(name, _DIRECTORY, directory, stack)
+        except FileNotFoundError as error:
+            message = f"there is no directory {self.path}; it is tried again"
+            raise ArtifactError("source_missing", message, permanent=False) from error
+        except NotADirectoryError as error:
+            message = f"{self.path} is not a directory; name the one that holds {CONFIG_FILE}"
+            raise ArtifactError("not_an_adapter", message, permanent=True) from error
+        except OSError as error:
+            raise self._unreadable(error) from error
+        return directory
+
+    def _open_file(self, directory: int, name: str, stack: ExitStack) -> int:
+        try:
+            file = _opened(name, _FILE, directory, stack)
+            mode = os.fstat(file).st_mode
+        except FileNotFoundError as error:
+            raise self._absent(directory, name) from error
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):  # a symlink, a socket
+                raise self._not_regular(name) from error
+            raise self._unreadable(error) from error
+        if not stat.S_ISREG(mode):
+            raise self._not_regular(name)
+        return file
+
+    def _chunks(self, file: int, size_bytes: int) -> Iterator[bytes]:
+        """The content, refused where it is not as long as it was said to be."""
+        left_bytes = size_bytes
+        while chunk := self._read(file):
+            left_bytes -= len(chunk)
+            if left_bytes < 0:
+                raise self._changed()
+            yield chunk
+        if left_bytes:
+            raise self._changed()
+
+    def _read(self, file: int) -> bytes:
+        try:
+            return os.read(file, CHUNK_BYTES)
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def _states(self, directory: int) -> dict[str, _State]:
+        """What now stands under the names of the files."""
+        try:
+            return {name: _state(os.stat(name, dir_fd=directory, follow_symlinks=False)) for name in FILES}
+        except OSError as error:
+            raise self._changed() from error
+
+    def _absent(self, directory: int, name: str) -> ArtifactError:
+        other = next((other for other in _OTHER_WEIGHTS if _exists(directory, other)), None)
+        if name == WEIGHTS_FILE and other is not None:
+            message = f"{self.path} has {other}, which can hold code; expected {name}: convert it to safetensors"
+            return ArtifactError("weights_not_safetensors", message, permanent=True)
+        message = f"{self.path} has no {name}; it is tried again, in case it is still being written"
+        return ArtifactError("source_incomplete", message, permanent=False)
+
+    def _not_regular(self, name: str) -> ArtifactError:
+        message = f"{self.path / name} is not a regular file; put a copy there (cp -L follows symlinks)"
+        return ArtifactError("not_a_regular_file", message, permanent=True)
+
+    def _changed(self) -> ArtifactError:
+        message = f"the files in {self.path} changed while they were read; it is tried again"
+        return ArtifactError("source_changed", message, permanent=False)
+
+    def _unreadable(self, error: OSError) -> ArtifactError:
+        message = f"{self.path} cannot be read: {error.strerror}; check its disk and that this user may read it"
+        return ArtifactError("source_io", message, permanent=False)
+
+
+class _State(NamedTuple):
+    """What changes when a file is replaced or written to."""
+
+    inode: int
+    size_bytes: int
+    changed_ns: int
+
+
+def _state(found: os.stat_result) -> _State:
+    return _State(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _opened(path: Path | str, flags: int, directory: int | None, stack: ExitStack) -> int:
+    descriptor = os.open(path, flags, dir_fd=directory)
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _exists(directory: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+def _not_allowed(message: str) -> ArtifactError:
+    return ArtifactError("source_not_allowed", message, permanent=True)

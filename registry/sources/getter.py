@@ -1,0 +1,110 @@
+"""One GET: redirects are judged before they are followed, and the credential goes only where it may be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import httpcore
+
+from registry.model.source_uri import SourcePrefix
+from registry.sources.credentials import Held
+from registry.sources.errors import ArtifactError
+from registry.sources.failures import DENIED_STATUSES, connecting, receiving
+from registry.sources.network import Connections
+from registry.sources.urls import WebUrl, check_redirect
+
+MAX_REDIRECTS = 5
+Headers = tuple[tuple[str, str], ...]
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+# Compressed on the way, a small answer could become a large file, and a range would mean something else.
+_PLAIN: Headers = (("Accept", "*/*"), ("Accept-Encoding", "identity"), ("User-Agent", "loraplane"))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back, and from where; its body is read as it comes."""
+
+    url: WebUrl
+    response: httpcore.Response
+
+    @property
+    def status(self) -> int:
+        return self.response.status
+
+    def header(self, name: str) -> str:
+        """A header's value, empty if it is not there."""
+        return _header(self.response, name)
+
+    def chunks(self) -> Iterator[bytes]:
+        """The body.
+
+        Raises:
+            Passing: it broke off.
+        """
+        with receiving(self.url.place):
+            try:
+                yield from self.response.iter_stream()
+            finally:
+                self.response.close()
+
+    def close(self) -> None:
+        self.response.close()
+
+
+class Getter:
+    """GETs of one staging."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        named: Sequence[SourcePrefix],
+        held: Held | None,
+        may_see: Sequence[SourcePrefix],
+    ) -> None:
+        """Takes the URLs that the operator named, and a credential with the URLs that may see it."""
+        self._connections = connections
+        self._named = named
+        self._held = held
+        self._may_see = may_see
+
+    def get(self, url: WebUrl, headers: Headers = ()) -> Answer:
+        """The answer behind all redirects, whatever its status. A credential that is refused is fetched anew once.
+
+        Raises:
+            ArtifactError: it could not be had.
+        """
+        answer = self._follow(url, headers)
+        if answer.status in DENIED_STATUSES and self._held is not None and self._held.renew():
+            answer.close()
+            answer = self._follow(url, headers)
+        return answer
+
+    def _follow(self, start: WebUrl, headers: Headers) -> Answer:
+        url = start
+        for _ in range(MAX_REDIRECTS + 1):
+            answer = self._send(url, start, headers)
+            location = answer.header("location")
+            if answer.status not in _REDIRECTS or not location:
+                return answer
+            answer.close()
+            url = url.redirected(location)
+            check_redirect(url, self._named)
+        message = f"{start.place} redirects more than {MAX_REDIRECTS} times"
+        raise ArtifactError("redirect_not_allowed", message, permanent=True)
+
+    def _send(self, url: WebUrl, start: WebUrl, headers: Headers) -> Answer:
+        fields = (("Host", url.authority), *_PLAIN, *headers, *self._authorization(url, start))
+        with connecting(url.place):
+            return Answer(url, self._connections.get(str(url), url.reach(self._named), fields))
+
+    def _authorization(self, url: WebUrl, start: WebUrl) -> Headers:
+        """The credential, if this is where the source is, and not where a redirect leads."""
+        is_seen = url.is_same_origin(start) and any(url.is_below(prefix) for prefix in self._may_see)
+        value = self._held.authorization() if self._held is not None and is_seen else None
+        return (("Authorization", value),) if value is not None else ()
+
+
+def _header(response: httpcore.Response, name: str) -> str:
+    wanted = name.encode()
+    return next((value.decode("latin-1") for key, value in response.headers if key.lower() == wanted), "")

@@ -1,0 +1,68 @@
+"""Three tiny base models that the real engine serves, as architectures of the corpus."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from registry.dev.engine_python import find_engine_python
+from registry.dev.vllm_process import reference_command
+from registry.lora.base_directory import read_base
+from tests.corpus.drafts import LLAMA, Architecture
+from tests.corpus.torchvision_stub import write_stub
+from tests.support.engines import VllmFlags
+from tests.support.tiny import make_tiny
+
+FOLDER = Path(__file__).parent
+NAMES = ("llama", "qwen2", "qwen2_5_vl")
+SECONDS = 280
+Answers = dict[str, dict[str, list[dict[str, float]]]]
+
+
+@dataclass(frozen=True)
+class EngineModel:
+    """A base model in a directory."""
+
+    name: str
+    directory: Path
+    imports: Path
+
+    @property
+    def architecture(self) -> Architecture:
+        return Architecture(self.name, dict(read_base(self.directory).modules), LLAMA.targets)
+
+    @property
+    def flags(self) -> VllmFlags:
+        if self.name != "qwen2_5_vl":
+            return VllmFlags()
+        return VllmFlags(more=("--limit-mm-per-prompt", '{"image": 0, "video": 0}'), import_path=str(self.imports))
+
+    def answers(self, adapter: Path, prompt: str) -> Answers:
+        """What PEFT answers, of the base model under the empty name and of the adapter under ``a``."""
+        if self.name == "qwen2_5_vl":
+            script = str(FOLDER / "vision_reference.py")
+            arguments = ("--model", str(self.directory), "--adapter", str(adapter), "--prompt", prompt)
+            command = [str(find_engine_python()), "-P", script, *arguments]
+        else:
+            command = reference_command(find_engine_python(), self.directory, {"a": adapter}, [prompt])
+        answers: Answers = json.loads(ran(command, self.imports))
+        return answers
+
+
+def ran(command: list[str], imports: Path) -> str:
+    """What a script of the engine environment prints."""
+    environment = os.environ | {"PYTHONPATH": str(imports)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def make_models(folder: Path) -> dict[str, EngineModel]:
+    """Writes all three."""
+    llama = make_tiny(folder).model
+    imports, script = write_stub(folder / "imports"), str(FOLDER / "models.py")
+    ran([str(find_engine_python()), "-P", script, "--llama", str(llama), "--out", str(folder)], imports)
+    return {name: EngineModel(name, llama if name == "llama" else folder / name, imports) for name in NAMES}

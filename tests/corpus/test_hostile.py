@@ -1,0 +1,114 @@
+"""Links, pipes, sockets, devices, archives and names: what we say, on every architecture, and that it never waits."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from registry.errors import InvalidArgument
+from registry.lora.base_directory import read_base
+from registry.model.names import check_adapter_name
+from registry.sources.errors import ArtifactError
+from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.types import ArtifactRef
+from tests.corpus.drafts import ARCHITECTURES, LLAMA, Architecture
+from tests.corpus.hostile import ARCHIVES, FOLDERS, NAMES, HostileArchive, HostileFolder, archive, files, twice
+from tests.support.rig import running_rig
+from tests.support.waiting import eventually
+from tests.support.web import Site, serving
+
+SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("bases")
+    return {one.name: one.write_base(folder / one.name) for one in ARCHITECTURES}
+
+
+@pytest.fixture(scope="module")
+def site():
+    with serving(Site()) as site:
+        yield site
+
+
+async def staged(folder: Path, base: Path, uri: str, allowed: str) -> str:
+    """The directory that a store makes of a source, or its error; always within the deadline."""
+    store = LocalStore(folder / "store", "r1", [allowed], base=read_base(base))
+    try:
+        async with asyncio.timeout(SECONDS):
+            return (await store.ensure(ArtifactRef(uri, None))).path
+    finally:
+        store.close()
+
+
+def left(folder: Path) -> list[Path]:
+    return [*(folder / "store" / "adapters").iterdir(), *(folder / "store" / "tmp").iterdir()]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda one: one.name)
+@pytest.mark.parametrize("hostile", FOLDERS, ids=lambda one: one.name)
+async def test_a_hostile_folder_is_refused_by_name_and_leaves_nothing(
+    tmp_path, bases, architecture: Architecture, hostile: HostileFolder
+):
+    """R4, R8, R16: a pipe or a device is never read, a link never followed."""
+    (tmp_path / "allowed").mkdir()
+    hostile.write(tmp_path / "allowed" / "a", architecture.draft())
+    uri, allowed = (tmp_path / "allowed" / "a").as_uri(), (tmp_path / "allowed").as_uri()
+    with pytest.raises(ArtifactError) as refused:
+        await staged(tmp_path, bases[architecture.name], uri, allowed)
+    assert (refused.value.reason, refused.value.permanent) == (hostile.reason, hostile.permanent), refused.value
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda one: one.name)
+@pytest.mark.parametrize("hostile", ARCHIVES, ids=lambda one: one.name)
+async def test_a_hostile_archive_is_refused_by_name_and_leaves_nothing(
+    tmp_path, bases, site, architecture: Architecture, hostile: HostileArchive
+):
+    """R4, R8, R16: nothing is written by a name that stands in it."""
+    site.files = {f"/a{hostile.suffix}": hostile.pack(architecture.draft())}
+    with pytest.raises(ArtifactError) as refused:
+        await staged(tmp_path, bases[architecture.name], f"{site.url}/a{hostile.suffix}", site.url)
+    assert (refused.value.reason, refused.value.permanent) == (hostile.reason, hostile.permanent), refused.value
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("pack", [lambda draft: archive(*files(draft)), twice], ids=["plain", "twice"])
+async def test_of_a_name_that_comes_twice_the_first_counts(tmp_path, bases, site, pack):
+    site.files = {"/a.tar": pack(LLAMA.draft())}
+    path = await staged(tmp_path, bases["llama"], f"{site.url}/a.tar", site.url)
+    assert contents(Path(path)) == LLAMA.draft().files()
+
+
+async def test_no_engine_hears_of_any_hostile_folder_and_the_good_one_is_served(tmp_path):
+    """R8 isolation: pipes and devices among them keep nobody."""
+    async with running_rig(tmp_path) as rig:
+        expected = {}
+        for number, hostile in enumerate(one for one in FOLDERS if one.name not in {"loop", "nothing"}):
+            hostile.write(rig.sources / hostile.name, LLAMA.draft())
+            expected[f"bad-{number}"] = hostile
+        LLAMA.draft().write(rig.sources / "good")
+        rig.desire(1, good="good", **{name: hostile.name for name, hostile in expected.items()})
+
+        def all_settled() -> bool:
+            assert rig.statuses
+            assert {name: hostile.reason for name, hostile in expected.items()} == rig.reasons()
+            return rig.status.ready and rig.status.served.count == 1
+
+        await eventually(all_settled)
+        assert rig.calls("load") == ["good"]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_a_hostile_name_never_becomes_a_record(name):
+    """Fail closed: the engine takes any of them."""
+    with pytest.raises(InvalidArgument) as refused:
+        check_adapter_name(name, field="metadata.name")
+    assert refused.value.field == "metadata.name"

@@ -1,0 +1,188 @@
+"""`loraplane publish` without torch: what is put where, and that nothing is ever replaced."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from registry.cli.main import run
+from registry.lora.directory import digest_of
+from registry.lora.manifest import CONFIG_FILE, FILES, WEIGHTS_FILE
+from registry.publish import destination as destinations
+from tests.corpus.drafts import LLAMA, Draft
+
+BUCKET = "acme-loras"
+URI = f"s3://{BUCKET}/sql/v1"
+
+
+@pytest.fixture
+def base(tmp_path) -> Path:
+    return LLAMA.write_base(tmp_path / "base")
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return LLAMA.draft().write(tmp_path / "trained")
+
+
+@pytest.fixture
+def publish(base, capsys):
+    """Publishes; gives the exit code, standard output and standard error."""
+
+    def call(source: Path, target: object, *more: str, form: str = "json") -> tuple[int, str, str]:
+        code = run(["-o", form, "publish", str(source), str(target), "--base-model", str(base), *more])
+        captured = capsys.readouterr()
+        return int(code), captured.out, captured.err
+
+    return call
+
+
+def other() -> Draft:
+    return LLAMA.draft(seed=1)
+
+
+def test_plain_lora_is_put_there_as_it_is(publish, folder, tmp_path):
+    """R4: the digest that is printed last is that of both, and is what is pinned."""
+    code, out, _ = publish(folder, tmp_path / "deep" / "out", form="table")
+    assert (code, out.splitlines()[-1]) == (0, digest_of(folder))
+    assert {name: (tmp_path / "deep" / "out" / name).read_bytes() for name in FILES} == LLAMA.draft().files()
+    code, out, _ = publish(folder, (tmp_path / "by-uri").as_uri())
+    assert (code, list(json.loads(out))[-1]) == (0, "digest")
+    assert {path.name for path in (tmp_path / "by-uri").iterdir()} == set(FILES)
+
+
+def test_nothing_is_replaced(publish, folder, tmp_path):
+    """W6: the same again is as good as done; anything else is refused and stays as it is."""
+    assert publish(folder, tmp_path / "out")[0] == 0
+    assert publish(folder, tmp_path / "out", form="table")[1].splitlines()[-2].endswith("was there already")
+    code, _, err = publish(other().write(tmp_path / "other"), tmp_path / "out")
+    assert (code, json.loads(err)["error"]["reason"]) == (5, "DESTINATION_TAKEN")
+    assert digest_of(tmp_path / "out") == digest_of(folder)
+    (tmp_path / "file").write_text("x")
+    assert publish(folder, tmp_path / "file")[0] == 5
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_what_no_replica_would_serve_is_not_published(publish, folder, tmp_path):
+    draft = LLAMA.draft()
+    draft.config |= {"bias": "all"}
+    code, _, err = publish(draft.write(tmp_path / "wrong"), tmp_path / "out")
+    assert (code, "bias_not_supported" in err) == (4, True)
+    code, _, err = publish(folder, tmp_path / "out", "--max-rank", "2")
+    assert (code, "rank_too_high" in err) == (4, True)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("more", [("--rank", "2"), ("--dtype", "bfloat16")])
+def test_without_torch_there_is_one_error_with_the_remedy(publish, folder, tmp_path, more):
+    code, _, err = publish(folder, tmp_path / "out", *more)
+    assert (code, json.loads(err)["error"]["reason"]) == (4, "CANNOT_PUBLISH")
+    assert "loraplane[publish]" in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "target", ["https://h/a/", "hf://org/m@" + "0" * 40, "oci://h/a", "s3://BAD/..", "s3://b/a?x=CANARY", "file://h/a"]
+)
+def test_where_nothing_can_be_written_is_said(publish, folder, target):
+    """X1: and no secret of a URI is repeated."""
+    code, _, err = publish(folder, target)
+    assert (code, json.loads(err)["error"]["reason"]) == (4, "CANNOT_PUBLISH")
+    assert "CANARY" not in err
+
+
+@pytest.fixture(scope="module")
+def moto():
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(moto):
+    """A client of an S3 server with one empty bucket."""
+    client = boto3.Session("x", "x", region_name="us-east-1").client("s3", endpoint_url=moto)
+    client.create_bucket(Bucket=BUCKET)
+    yield client
+    for one in client.list_objects_v2(Bucket=BUCKET).get("Contents", []):
+        client.delete_object(Bucket=BUCKET, Key=one["Key"])
+    client.delete_bucket(Bucket=BUCKET)
+    client.close()
+
+
+@pytest.fixture
+def mine(moto, tmp_path) -> tuple[str, ...]:
+    """Flags with a credential for the bucket."""
+    (tmp_path / "secret").write_text('{"access_key_id": "x", "secret_access_key": "secretCANARY"}')
+    entry = {"kind": "file", "path": str(tmp_path / "secret"), "prefixes": [f"s3://{BUCKET}"]}
+    (tmp_path / "credentials").write_text(json.dumps({"acme": entry | {"store": {"endpoint": moto}}}))
+    return ("--credentials", str(tmp_path / "credentials"), "--credential", "acme")
+
+
+def content(bucket) -> dict[str, bytes]:
+    found = bucket.list_objects_v2(Bucket=BUCKET).get("Contents", [])
+    return {one["Key"]: bucket.get_object(Bucket=BUCKET, Key=one["Key"])["Body"].read() for one in found}
+
+
+def test_two_objects_are_written_once(publish, folder, bucket, mine, tmp_path):
+    """W6: and never replaced; what is there can be checked with its digest."""
+    code, out, err = publish(folder, URI, *mine)
+    assert code == 0, err
+    assert content(bucket) == {f"sql/v1/{name}": data for name, data in LLAMA.draft().files().items()}
+    assert json.loads(out)["digest"] == digest_of(folder)
+    assert publish(folder, URI, *mine)[0] == 0
+    assert publish(other().write(tmp_path / "other"), URI, *mine)[0] == 5
+    assert content(bucket) == {f"sql/v1/{name}": data for name, data in LLAMA.draft().files().items()}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_half_of_another_adapter_is_not_completed(publish, folder, bucket, mine, name):
+    """R4: no mixture of two publications ever stands under one prefix."""
+    bucket.put_object(Bucket=BUCKET, Key=f"sql/v1/{name}", Body=other().files()[name] + b" ")
+    assert publish(folder, URI, *mine)[0] == 5
+    assert list(content(bucket)) == [f"sql/v1/{name}"]
+    bucket.put_object(Bucket=BUCKET, Key=f"sql/v1/{name}", Body=LLAMA.draft().files()[name])
+    assert publish(folder, URI, *mine)[0] == 0
+    assert len(content(bucket)) == 2
+
+
+def test_of_two_at_once_one_wins_whole(publish, folder, bucket, mine, tmp_path, monkeypatch, base):
+    """R4: both have seen an empty prefix; the store lets one create the weights, and only that one goes on."""
+    second = other().write(tmp_path / "second")
+    both_looked, create = threading.Barrier(2), destinations._create
+
+    def together(store, key, path):
+        if key.endswith(WEIGHTS_FILE):
+            both_looked.wait(30)
+        create(store, key, path)
+
+    monkeypatch.setattr(destinations, "_create", together)
+    codes: dict[Path, int] = {}
+
+    def one(source: Path) -> None:
+        codes[source] = run(["publish", str(source), URI, "--base-model", str(base), *mine])
+
+    threads = [threading.Thread(target=one, args=[source]) for source in (folder, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(codes.values()) == [0, 5]
+    winner = next(source for source, code in codes.items() if code == 0)
+    assert content(bucket)[f"sql/v1/{WEIGHTS_FILE}"] == (winner / WEIGHTS_FILE).read_bytes()
+    assert content(bucket)[f"sql/v1/{CONFIG_FILE}"] == (winner / CONFIG_FILE).read_bytes()
+
+
+def test_a_store_that_refuses_is_said(publish, folder, mine, tmp_path):
+    """X1: what the store answered is not repeated."""
+    code, _, err = publish(folder, URI, *mine)
+    assert (code, "secretCANARY" in err) == (4, False)
+    code, _, err = publish(folder, URI, *mine[:3], "unknown")
+    assert (code, "unknown_credential" in err) == (4, True)

@@ -1,0 +1,123 @@
+"""What has to be computed for a publication, and when its errors are too large; without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from registry.lora.base import BaseModules
+from registry.lora.directory import Opened, open_directory
+from registry.lora.policy import Policy
+from registry.publish.outcome import CannotPublish, ModuleOutcome, check_errors
+from registry.publish.wish import Task, Wish, impossible, task_of
+from tests.corpus.drafts import LLAMA, RANK, Draft, Values
+
+BASE = BaseModules({name: (shape[0], shape[1]) for name, shape in LLAMA.modules.items()})
+
+
+def opened(folder: Path, draft: Draft) -> Opened:
+    return open_directory(draft.write(folder / "a"))
+
+
+def task(folder: Path, draft: Draft, **wish: object) -> Task:
+    return task_of(opened(folder, draft), BASE, Wish(**wish))
+
+
+def with_magnitude(**config: object) -> Draft:
+    draft = LLAMA.draft()
+    name = f"base_model.model.{LLAMA.targets[0]}.lora_magnitude_vector"
+    draft.tensors[name] = Values("F32", (32,), bytes(128))
+    draft.config |= {"use_dora": True} | config
+    return draft
+
+
+def test_nothing_is_computed_where_nothing_is_asked(tmp_path):
+    found = task(tmp_path, LLAMA.draft())
+    assert (bool(found), found.needs_base, found.verdict.findings) == (False, False, ())
+
+
+@pytest.mark.parametrize(
+    ("wish", "is_work"),
+    [
+        ({"rank": RANK}, False),
+        ({"rank": RANK - 1}, True),
+        ({"dtype": "F32"}, False),
+        ({"dtype": "BF16"}, True),
+    ],
+    ids=str,
+)
+def test_what_is_so_already_is_no_work(tmp_path, wish, is_work):
+    assert bool(task(tmp_path, LLAMA.draft(), **wish)) is is_work
+
+
+def test_dora_is_computed_and_no_finding(tmp_path):
+    found = task(tmp_path, with_magnitude())
+    assert (found.is_dora, found.needs_base, found.verdict.findings) == (True, True, ())
+
+
+@pytest.mark.parametrize(
+    ("init", "has_initial", "is_mended"),
+    [
+        ("PiSSA", False, True),
+        ("olora", False, True),
+        ("pissa_niter_4", False, False),
+        ("pissa_niter_4", True, True),
+        ("corda", True, True),
+        ("loftq", True, False),
+        ("gaussian", False, False),
+        (True, False, False),
+    ],
+    ids=str,
+)
+def test_an_initialisation_is_mended_if_it_can_be_known(tmp_path, init, has_initial, is_mended):
+    draft = LLAMA.draft()
+    draft.config["init_lora_weights"] = init
+    found = task(tmp_path, draft, has_initial=has_initial)
+    assert (found.init is not None) is is_mended
+    refused = [one.reason for one in found.verdict.findings]
+    assert refused == ([] if is_mended or init in {"gaussian", True} else ["unsupported_init"])
+
+
+def test_what_is_dropped_by_policy_is_work(tmp_path):
+    draft = LLAMA.draft()
+    for half, shape in (("A", (RANK, 20)), ("B", (60, RANK))):
+        name = f"base_model.model.visual.blocks.0.attn.qkv.lora_{half}.weight"
+        draft.tensors[name] = Values("F32", shape, bytes(4 * shape[0] * shape[1]))
+    assert task(tmp_path, draft).verdict.findings[0].reason == "vision_modules"
+    found = task_of(open_directory(tmp_path / "a"), BASE, Wish(policy=Policy(vision="drop")))
+    assert (bool(found), found.needs_base, found.verdict.findings) == (True, False, ())
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [({"fan_in_fan_out": True}, "fan_in_fan_out"), ({"init_lora_weights": "pissa"}, "use_dora"), ({}, None)],
+    ids=str,
+)
+def test_what_cannot_be_computed_is_said(tmp_path, config, key):
+    made = opened(tmp_path, with_magnitude(**config))
+    found = impossible(task_of(made, BASE, Wish()), made)
+    assert [one.key for one in found] == ([key] if key else [])
+
+
+def test_embeddings_are_not_converted_with_the_base(tmp_path):
+    draft = with_magnitude()
+    stem = "base_model.model.model.embed_tokens.lora_embedding"
+    draft.tensors[f"{stem}_A"] = Values("F32", (RANK, 64), bytes(4 * RANK * 64))
+    draft.tensors[f"{stem}_B"] = Values("F32", (32, RANK), bytes(4 * RANK * 32))
+    made = opened(tmp_path, draft)
+    assert [one.found for one in impossible(task_of(made, BASE, Wish()), made)] == ["an embedding"]
+
+
+def outcome(error: float, enough: int | None = None) -> ModuleOutcome:
+    return ModuleOutcome("m", "dora", 8, 4, 4, error, enough)
+
+
+def test_errors_are_bounded_and_the_remedy_is_named():
+    check_errors([], 0.1)
+    check_errors([outcome(0.1), outcome(0.0)], 0.1)
+    with pytest.raises(CannotPublish, match=r"0\.2 \(2 of 3 modules.*rank 12 would do"):
+        check_errors([outcome(0.2, 7), outcome(0.0, 1), outcome(0.15, 12)], 0.1)
+    with pytest.raises(CannotPublish, match="another --dtype"):
+        check_errors([outcome(float("nan")), outcome(0.2)], 0.1)
+    assert outcome(0.5).as_dict()["error"] == 0.5

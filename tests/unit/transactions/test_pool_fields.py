@@ -1,0 +1,88 @@
+"""Which fields of a pool an update replaces, by its mask and without one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from registry.errors import InvalidArgument, Reason
+from registry.lora.base import fingerprint
+from registry.transactions import make
+from registry.transactions.changes import UpdatePool
+from tests.support.changes import KEYS, POOL, Desk, creating
+
+SHAPES = {"model.layers.0.self_attn.q_proj": (16, 16)}
+BASE = {"modules": SHAPES, "fingerprint": fingerprint(SHAPES)}
+LIMITS = {"max_rank": 8, "max_adapters": 4, "target_modules": ["q_proj"]}
+
+
+def update(limits: dict[str, object], base: object = None, mask: list[str] | None = None) -> UpdatePool:
+    return make.make_update_pool(POOL, ["base"], limits, "", base, mask)
+
+
+def stored(desk) -> dict[str, object]:
+    found = json.loads(desk.etcd.kvs[KEYS.pool(POOL)].value)
+    return {**found["limits"], "base": found["base"], "base_models": found["base_models"]}
+
+
+@pytest.fixture
+def whole() -> Desk:
+    """A pool with everything."""
+    desk = Desk()
+    desk.change(creating())
+    desk.change(update(LIMITS, BASE))
+    return desk
+
+
+def test_a_client_that_does_not_know_a_field_does_not_clear_it(whole):
+    """R5: without the base's modules, adapters of other bases would be loaded."""
+    before = stored(whole)
+    whole.change(update({"max_rank": 16}))
+    assert stored(whole) == before | {"max_rank": 16, "max_adapters": None}
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (["base"], {"base": None}),
+        (["limits.target_modules"], {"target_modules": None}),
+        (["limits"], {"target_modules": None, "max_rank": 16, "max_adapters": None}),
+        (["limits.max_rank", "base"], {"max_rank": 16, "base": None}),
+        (["base_models"], {}),
+    ],
+    ids=str,
+)
+def test_a_mask_replaces_what_it_names_and_nothing_else(whole, mask, expected):
+    before = stored(whole)
+    if expected:
+        whole.change(update({"max_rank": 16}, mask=mask))
+    assert stored(whole) == before | expected
+
+
+def test_names_may_be_left_out_where_they_are_not_replaced(whole):
+    before = stored(whole)
+    whole.change(make.make_update_pool(POOL, [], {"max_rank": 16}, "", None, ["limits.max_rank"]))
+    assert stored(whole) == before | {"max_rank": 16}
+
+
+@pytest.mark.parametrize("mask", [[], ["name"], ["limits.unknown"], ["base", "etag"]], ids=str)
+def test_a_mask_of_other_fields_is_refused(mask):
+    with pytest.raises(InvalidArgument) as refused:
+        update({}, mask=mask)
+    assert (refused.value.field, refused.value.reason) == ("update_mask", Reason.INVALID_FIELD)
+
+
+def test_no_part_of_what_cannot_be_read_is_kept(whole):
+    whole.etcd.put(KEYS.pool(POOL), b"?")
+    with pytest.raises(InvalidArgument) as refused:
+        whole.change(update({}, mask=["base"]))
+    assert refused.value.field == "update_mask"
+    whole.change(update({"max_rank": 16}))
+    assert stored(whole) == {
+        "max_rank": 16,
+        "max_adapters": None,
+        "target_modules": None,
+        "base": None,
+        "base_models": ["base"],
+    }
