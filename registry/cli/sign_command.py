@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from registry.cli import options
+from registry.cli.check_commands import Source, digest_of_source
+from registry.cli.desk import Desk
 from registry.cli.failure import usage
-from registry.cli.local_adapters import digest_here, readable_folder
 from registry.cli.session import session_of
 
 MAX_KEY_BYTES = 1 << 16
@@ -17,16 +18,20 @@ MAX_KEY_BYTES = 1 << 16
 
 def sign(
     context: typer.Context,
-    source: Annotated[str, typer.Argument(metavar="DIR|URI", help="The adapter's folder, or its file:// URI.")],
+    source: Source,
     *,
     key: Annotated[Path, options.flag("--key", metavar="FILE", help="Private Ed25519 key in PEM, without password.")],
+    credentials: options.Credentials = None,
+    credential: options.Credential = None,
+    hf_endpoint: options.HfEndpoint = None,
+    timeout: options.Timeout = None,
 ) -> None:
     """Print a signature of an adapter, for source.signature of its manifest."""
     from registry.lora.ed25519 import BadKey  # noqa: PLC0415 - megabytes that no other command needs
     from registry.lora.ed25519 import sign as signature_of  # noqa: PLC0415 - see above
 
     printer = session_of(context).printer()
-    digest = digest_here(readable_folder(source))
+    digest = digest_of_source(source, Desk(credentials, hf_endpoint), credential, timeout)
     try:
         with key.open("rb") as file:
             signature = signature_of(digest, file.read(MAX_KEY_BYTES))
