@@ -72,7 +72,7 @@ docs: install ## Write the pages of docs/ that are made from the code
 PURE := registry.errors registry.keys registry.model registry.transactions registry.etcd3.ops registry.etcd3.errors \
   registry.lora registry.publish.outcome registry.publish.wish \
   sidecar.brake sidecar.desired sidecar.failures sidecar.observed sidecar.plan sidecar.planner sidecar.raw_records \
-  sidecar.retention sidecar.snapshot sidecar.status
+  sidecar.retention sidecar.rounds sidecar.snapshot sidecar.status
 
 .PHONY: test
 test: install engine .venv-oldest/.installed ## Run every test that CI runs, on real parts
@@ -83,9 +83,10 @@ sim: install ## Play one simulation and show its trace (SEED=n)
 	$(BIN)/python -m tests.support.sim --seed $(or $(SEED),$(error SEED=n says which))
 
 .PHONY: soak
-soak: install ## Play thousands of simulations, then hurt a real cluster of three for ten minutes (COUNT=n, SEED=n, FAULTS=n)
+soak: install ## Play thousands of simulations, restart 1,000 sidecars, hurt a real cluster for ten minutes (COUNT=n, SEED=n, SECONDS=n)
 	$(BIN)/python -m tests.support.sim --count $(or $(COUNT),3000)
-	SEED=$(or $(SEED),7) FAULTS=$(or $(FAULTS),250) $(BIN)/pytest --timeout=3600 tests/faults/test_schedule.py
+	SIDECARS=1000 $(BIN)/pytest --timeout=900 tests/faults/test_herd.py
+	SEED=$(or $(SEED),7) SECONDS=$(or $(SECONDS),600) $(BIN)/pytest -s --timeout=3600 tests/faults/test_schedule.py
 
 .PHONY: bench
 bench: install ## Measure what is promised, each beside its floor (ONLY=name for one); last line: all figures

@@ -15,6 +15,7 @@ from bench.check import check_200mb
 from bench.fetch import fetch_200mb
 from bench.figures import Figure, NotMeasured
 from bench.fill import fill_200
+from bench.herd import herd
 from bench.idle import idle_20000
 from bench.one_change import one_change_20000_vs_100
 from bench.propagation import propagation_fresh_2, propagation_staged_2, propagation_staged_50
@@ -34,6 +35,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     check_200mb,
     store_present,
     store_1000,
+    herd,
 )
 MAX_SECONDS = 180.0
 

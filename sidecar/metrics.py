@@ -19,6 +19,8 @@ PROPAGATION_SECONDS = Histogram("loraplane_propagation_seconds", "From a record'
 ETCD_RECONNECTS = Counter("loraplane_etcd_reconnects", "Connections to etcd that had to be made again")
 RELISTS = Counter("loraplane_relists", "Whole lists read from etcd")
 LIST_HELD = Gauge("loraplane_list_held", "1 while etcd's list is not followed, since it would remove too much")
+STALE = Gauge("loraplane_stale", "1 while etcd is not followed, so that what is served may be out of date")
+READY = Gauge("loraplane_ready", "1 once the first plan since the engine's start has been carried out")
 ENGINE_RESTARTS = Counter("loraplane_engine_restarts", "New incarnations of the engine, the first not counted")
 STORE_BYTES = Gauge("loraplane_store_bytes", "Bytes of all artifacts in the host's store")
 STORE_ARTIFACTS = Gauge("loraplane_store_artifacts", "Artifacts in the host's store")
@@ -38,6 +40,8 @@ def show_status(status: ReplicaStatus, desired: int, served: Iterable[str]) -> N
     SERVED_ADAPTERS.set(status.served.count)
     OBSERVED_REVISION.set(status.observed_revision)
     LIST_HELD.set(bool(status.held))
+    STALE.set(status.stale)
+    READY.set(status.ready)
     FAILED_ADAPTERS.clear()
     SYNCER_STATUS.clear()
     for name in served:

@@ -25,6 +25,7 @@ from sidecar.observed import Done, Gone, Observed
 from sidecar.plan import Plan, Stage
 from sidecar.planner import Known, capacity_of, make_plan, wanted
 from sidecar.retention import Use
+from sidecar.rounds import Rounds
 from sidecar.staging import Staging
 from sidecar.status import Situation
 
@@ -100,9 +101,11 @@ class Reconciler:
         """Runs until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
             staging = Staging(self._store, tasks, on_failure=self._staging_failed, on_end=self._inputs.wake)
-            pause = 0.0
+            pause, rounds = 0.0, Rounds()
             while True:
                 await self._inputs.wait(pause)
+                if rest := rounds.rest_seconds(asyncio.get_running_loop().time()):
+                    await asyncio.sleep(rest)
                 with RECONCILE_SECONDS.time():
                     pause = await self._round(staging)
 

@@ -27,4 +27,7 @@ class Metrics:
             registry=self.registry,
         )
         self.streams = Gauge("loraplane_admin_streams", "Streams that are open.", ["method"], registry=self.registry)
+        self.no_space = Counter(
+            "loraplane_admin_no_space", "Changes that etcd refused for want of space.", registry=self.registry
+        )
         self.etcd_up = Gauge("loraplane_admin_etcd_up", "1 while etcd answers.", registry=self.registry)

@@ -14,6 +14,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from registry.admin.emergency import Emergency
 from registry.admin.http import make_app
 from registry.admin.metrics import Metrics
 from registry.admin.probe import Probe
@@ -27,10 +28,11 @@ from registry.daemon.http import HttpServer, listen
 from registry.daemon.settings import Address
 from registry.etcd3.client import Client
 from registry.keys import Keys
+from registry.store.break_glass import BreakGlass
 from registry.store.gate import Gate
 from registry.store.reader import Reader
 from registry.store.watching import Watcher
-from registry.store.writer import Writer
+from registry.store.writer import Writer, utc_now
 from registry.transactions.context import Limits
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
@@ -72,9 +74,9 @@ async def running(settings: Settings, *, drain_seconds: float = DRAIN_SECONDS) -
     servicer = health.aio.HealthServicer()
     probe = Probe(client, keys, gate, servicer, metrics, SERVICE)
     stopping = asyncio.Event()
-    handlers = make_handlers(
-        Writes(writer), Reads(reader), Streams(Watcher(client, keys, reader, rng=rng)), metrics, stopping
-    )
+    writes, glass = Writes(writer), BreakGlass(client, keys, gate, now=utc_now)
+    watcher = Watcher(client, keys, reader, rng=rng)
+    handlers = make_handlers(writes, Emergency(glass, writes), Reads(reader), Streams(watcher), metrics, stopping)
     server, port = _grpc_server(settings, handlers, servicer)
     listener = _http_listener(settings.http)
     http = HttpServer(make_app(lambda: probe.readiness, metrics.registry), listener)

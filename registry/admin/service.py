@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
+from registry.admin.emergency import Emergency
 from registry.admin.metrics import Metrics
 from registry.admin.reads import Reads
 from registry.admin.streams import Streams
@@ -22,7 +23,7 @@ SERVICE: str = DESCRIPTOR.full_name
 
 
 def make_handlers(
-    writes: Writes, reads: Reads, streams: Streams, metrics: Metrics, stopping: asyncio.Event
+    writes: Writes, emergency: Emergency, reads: Reads, streams: Streams, metrics: Metrics, stopping: asyncio.Event
 ) -> grpc.GenericRpcHandler:
     """All methods of the service. Streams end once `stopping` is set.
 
@@ -38,6 +39,8 @@ def make_handlers(
         "CreatePool": writes.create_pool,
         "UpdatePool": writes.update_pool,
         "ConfirmRemovals": writes.confirm_removals,
+        "BreakGlassDelete": emergency.break_glass_delete,
+        "SettleRemoval": emergency.settle_removal,
         "GetPool": reads.get_pool,
         "ListPools": reads.list_pools,
         "DeletePool": writes.delete_pool,

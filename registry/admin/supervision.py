@@ -110,6 +110,7 @@ def _counted(method: str, metrics: Metrics) -> Iterator[None]:
         yield
     except RegistryError as error:
         code = refusal_of(error).code
+        metrics.no_space.inc(error.reason is Reason.ETCD_NO_SPACE)
         raise
     except (asyncio.CancelledError, GeneratorExit):
         code = grpc.StatusCode.CANCELLED

@@ -12,6 +12,7 @@ from registry.transactions.changes import (
     Remove,
     RollbackAdapter,
     SetTenant,
+    SettleRemoval,
     UpdatePool,
     Upsert,
 )
@@ -80,6 +81,13 @@ def update_pool(request: pb.UpdatePoolRequest) -> UpdatePool:
 def confirm_removals(request: pb.ConfirmRemovalsRequest) -> ConfirmRemovals:
     """The confirmation that a request gives."""
     return make.make_confirm_removals(request.name, request.revision, request.etag)
+
+
+def settle_removal(request: pb.SettleRemovalRequest) -> SettleRemoval:
+    """The settlement that a request asks for."""
+    told = request.removal
+    removed = {"revision": told.revision, "at": told.removed_at, "by": told.removed_by}
+    return make.make_settle_removal(told.pool, told.name, told.record.encode(), removed)
 
 
 def delete_pool(request: pb.DeletePoolRequest) -> DeletePool:

@@ -7,6 +7,7 @@ from registry.etcd3.ops import KeyValue
 from registry.keys import last_part
 from registry.model.records import AdapterOutcome, AdapterRecord, AdapterSpec, BaseShapes, PoolSpec, TenantRecord
 from registry.model.status import Presence
+from registry.store.break_glass import Removal
 from registry.store.paging import PageToken
 from registry.store.reader import History, ReplicaValues
 from registry.transactions.replay import Settled
@@ -60,6 +61,24 @@ def applied(settled: Settled, pool: str, request_id: str) -> pb.ApplyAdaptersRes
     """The reply to a change set or a rollback."""
     results = [_result(outcome, pool, settled.revision) for outcome in settled.reply.adapters]
     return pb.ApplyAdaptersResponse(results=results, revision=settled.revision, request_id=request_id)
+
+
+def removal(one: Removal) -> pb.Removal:
+    """The receipt of a removal, with what it left undone."""
+    record = one.record
+    return pb.Removal(
+        pool=record.pool,
+        name=record.name,
+        record=record.to_bytes().decode(),
+        revision=one.removed.revision,
+        removed_at=one.removed.at,
+        removed_by=one.removed.by,
+        left_undone=(
+            f"history has no generation {record.generation} of it",
+            "there is no audit record of the removal",
+            f"the counter of tenant {record.tenant} is one too high",
+        ),
+    )
 
 
 def _result(outcome: AdapterOutcome, pool: str, revision: int) -> pb.AdapterResult:

@@ -17,7 +17,9 @@ from registry.v1 import registry_pb2 as pb
 _log = structlog.get_logger()
 
 
-class _Request(Protocol):
+class Request(Protocol):
+    """What every request for a change has."""
+
     @property
     def request_id(self) -> str: ...
     @property
@@ -32,36 +34,37 @@ class Writes:
 
     async def apply_adapters(self, request: pb.ApplyAdaptersRequest, call: Call) -> pb.ApplyAdaptersResponse:
         caller = call.caller(request.request_id)
-        settled = await self._change(wire_in.apply_adapters(request), request, caller, call)
+        settled = await self.change(wire_in.apply_adapters(request), request, caller, call)
         return wire_out.applied(settled, request.pool, caller.request_id)
 
     async def rollback_adapter(self, request: pb.RollbackAdapterRequest, call: Call) -> pb.ApplyAdaptersResponse:
         caller = call.caller(request.request_id)
-        settled = await self._change(wire_in.rollback_adapter(request), request, caller, call)
+        settled = await self.change(wire_in.rollback_adapter(request), request, caller, call)
         return wire_out.applied(settled, request.pool, caller.request_id)
 
     async def create_pool(self, request: pb.CreatePoolRequest, call: Call) -> pb.Pool:
         caller = call.caller(request.request_id)
-        return wire_out.settled_pool(await self._change(wire_in.create_pool(request), request, caller, call))
+        return wire_out.settled_pool(await self.change(wire_in.create_pool(request), request, caller, call))
 
     async def update_pool(self, request: pb.UpdatePoolRequest, call: Call) -> pb.Pool:
         caller = call.caller(request.request_id)
-        return wire_out.settled_pool(await self._change(wire_in.update_pool(request), request, caller, call))
+        return wire_out.settled_pool(await self.change(wire_in.update_pool(request), request, caller, call))
 
     async def confirm_removals(self, request: pb.ConfirmRemovalsRequest, call: Call) -> pb.Pool:
         caller = call.caller(request.request_id)
-        return wire_out.settled_pool(await self._change(wire_in.confirm_removals(request), request, caller, call))
+        return wire_out.settled_pool(await self.change(wire_in.confirm_removals(request), request, caller, call))
 
     async def delete_pool(self, request: pb.DeletePoolRequest, call: Call) -> pb.DeletePoolResponse:
         caller = call.caller(request.request_id)
-        settled = await self._change(wire_in.delete_pool(request), request, caller, call)
+        settled = await self.change(wire_in.delete_pool(request), request, caller, call)
         return pb.DeletePoolResponse(revision=settled.revision)
 
     async def set_tenant(self, request: pb.SetTenantRequest, call: Call) -> pb.Tenant:
         caller = call.caller(request.request_id)
-        return wire_out.settled_tenant(await self._change(wire_in.set_tenant(request), request, caller, call))
+        return wire_out.settled_tenant(await self.change(wire_in.set_tenant(request), request, caller, call))
 
-    async def _change(self, change: Change, request: _Request, caller: Caller, call: Call) -> Settled:
+    async def change(self, change: Change, request: Request, caller: Caller, call: Call) -> Settled:
+        """Carries a change out and logs it. Raises RegistryError."""
         settled = await self._writer.change(change, caller, call.budget, validate_only=request.validate_only)
         if not request.validate_only:
             _log.info(

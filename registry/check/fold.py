@@ -7,19 +7,20 @@ Each revision costs in proportion to its change.
 from __future__ import annotations
 
 import hashlib
-import json
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 from registry.check.findings import Finding
+from registry.check.removals import Removal, Removals, claim_of
+from registry.check.values import Document, document, tenant_of_key
 from registry.etcd3.ops import Event, KeyValue
 from registry.keys import Keys
 
-Document = dict[str, Any]
 Values = dict[bytes, tuple[bytes | None, bytes | None]]
+Told = tuple[str, Document | None, Document | None]
 _HASH_SPACE = 1 << 256
 
 
@@ -27,7 +28,7 @@ class Fold:
     """The state up to `revision`, and what was found on the way there.
 
     Attributes:
-        findings: in the order of the revisions.
+        findings: in the order of the revisions, then what is wrong with removals that nobody accounted for.
         changing: revisions that changed desired state, with the keys of their audit records.
         requests: request id to the revision and the value of its record, also of one that has expired since.
         hashes: pool to (revision, hash of its records), a pair for each revision that changed it.
@@ -37,7 +38,8 @@ class Fold:
 
     def __init__(self, keys: Keys) -> None:
         self._prefix = keys.prefix + "/"
-        self.findings: list[Finding] = []
+        self._findings: list[Finding] = []
+        self._removals = Removals()
         self.revision = self.first_revision = 0
         self._stored: dict[bytes, KeyValue] = {}
         self.changing: dict[int, str] = {}
@@ -46,15 +48,26 @@ class Fold:
         self.adapters: dict[tuple[str, str], list[tuple[int, Document | None]]] = defaultdict(list)
         self.replaced: dict[tuple[int, str], int] = {}
         self._generations: dict[tuple[str, str], int] = defaultdict(int)
+        self._settled: dict[bytes, Removal] = {}
         self._counts: Counter[str] = Counter()
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [*self._findings, *self._removals.findings()]
 
     @property
     def kvs(self) -> dict[bytes, bytes]:
         """What stands."""
         return {key: kv.value for key, kv in self._stored.items()}
 
-    def begin(self, revision: int, kvs: Iterable[KeyValue]) -> None:
-        """Starts from what stood at a revision, where what came before is no longer kept."""
+    def begin(self, revision: int, kvs: Iterable[KeyValue], removals: Iterable[Removal] = ()) -> None:
+        """Starts from what stood at a revision, where what came before is no longer kept.
+
+        `removals`: those before it that are accounted for later.
+        """
+        for removal in removals:
+            self._removals.note(removal)
+            self._generations[removal.name] = removal.record.get("generation", 0)
         self.revision = self.first_revision = revision
         for kv in kvs:
             self._stored[kv.key] = kv
@@ -78,6 +91,7 @@ class Fold:
             changed[event.key] = (old.value if old else None, event.kv.value if event.kv else None)
             self._note(revision, event, old)
         self.revision = revision
+        self._note_removals(revision, changed)
         self._check_counters(revision, changed)
         self._check_generations(revision, changed)
         self._check_set(revision, changed)
@@ -86,6 +100,10 @@ class Fold:
         """The state hash of a pool at a revision: sum of sha256(key, revision, value) over its records."""
         at = bisect_right(self.hashes[pool], revision, key=itemgetter(0))
         return self.hashes[pool][at - 1][1] if at else 0
+
+    def knows(self, pool: str, key: str) -> bool:
+        """Whether that name was ever in the pool. Of one that went before the history begins, its history tells."""
+        return (pool, key) in self.adapters or (pool, key) in self._generations
 
     def adapter_at(self, pool: str, key: str, revision: int) -> Document | None:
         """An adapter's record as it stood at a revision."""
@@ -99,7 +117,7 @@ class Fold:
 
     def _find(self, guarantee: str, revision: int, where: object, message: str) -> None:
         shown = where.decode(errors="backslashreplace") if isinstance(where, bytes) else str(where)
-        self.findings.append(Finding(guarantee, revision, shown, message))
+        self._findings.append(Finding(guarantee, revision, shown, message))
 
     def _kind(self, key: bytes) -> tuple[str, list[str]]:
         kind, *rest = key.decode(errors="backslashreplace").removeprefix(self._prefix).split("/")
@@ -122,6 +140,26 @@ class Fold:
         self.hashes[pool].append((revision, total % _HASH_SPACE))
         self.adapters[pool, key].append((revision, None if new is None else document(new.value) or {}))
 
+    def _history_key(self, name: tuple[str, str], record: Document) -> bytes:
+        return "/".join((f"{self._prefix}history", *name, str(record.get("generation")))).encode()
+
+    def _note_removals(self, revision: int, changed: Values) -> None:
+        """A revision of nothing but deletions of records waits for an audit record; such a record ends the waiting."""
+        self._settled = {}
+        if all(self._kind(key)[0] == "adapters" and new is None for key, (_, new) in changed.items()):
+            for key, (old, _) in changed.items():
+                pool, name = self._kind(key)[1]
+                self._removals.note(Removal(revision, (pool, name), key.decode(), document(old) or {}))
+        for key, (_, new) in changed.items():
+            claim = claim_of(document(new) or {}) if self._kind(key)[0] == "audit" else None
+            if claim is None:
+                continue
+            removal = self._removals.settle(claim.revision, claim.name)
+            if removal is None:
+                self._find("W7", revision, key, f"no removal at {claim.revision} waits for it")
+            else:
+                self._settled[key] = removal
+
     def _check_counters(self, revision: int, changed: Values) -> None:
         """W5: a tenant's count equals its counter and is within its quota."""
         parts = [self._kind(key) for key in changed]
@@ -131,7 +169,7 @@ class Fold:
             kv, count = self._stored.get(f"{self._prefix}tenants/{tenant}".encode()), self._counts[tenant]
             record = (document(kv.value) if kv else None) or {}
             counter, quota = record.get("adapters", 0), record.get("max_adapters")
-            if counter != count:
+            if counter != count + self._removals.of_tenant(tenant):
                 self._find("W5", revision, f"tenant {tenant}", f"its counter says {counter}, it has {count} adapters")
             if quota is not None and count > quota:
                 self._find("W5", revision, f"tenant {tenant}", f"it has {count} adapters, its quota is {quota}")
@@ -155,8 +193,11 @@ class Fold:
         by_kind: dict[str, Values] = defaultdict(dict)
         for key, values in changed.items():
             by_kind[self._kind(key)[0]][key] = values
-        wanted = _audited(by_kind)
         audits = {key: new for key, (_, new) in by_kind["audit"].items() if new is not None}
+        if not audits and by_kind.keys() == {"adapters", "audit"} and not any(new for _, new in changed.values()):
+            return  # noted among the removals
+        late = [self._settled[key] for key in audits if key in self._settled]
+        wanted = _audited(by_kind, late)
         if len(audits) != (1 if wanted else 0):
             keys = ", ".join(sorted(key.decode(errors="backslashreplace") for key in changed))
             self._find("W7", revision, keys, f"{len(audits)} audit records for {len(wanted)} changes")
@@ -170,7 +211,7 @@ class Fold:
             self._find("W2", revision, audit_key, f"{len(requests)} request records in the revision")
         else:
             self._check_audit(revision, audit_key, document(audit) or {}, requests[0], wanted)
-        self._check_retired(revision, by_kind)
+        self._check_retired(revision, by_kind, late)
 
     def _check_audit(self, revision: int, key: bytes, audit: Document, request_id: str, wanted: list[Any]) -> None:
         if audit.get("request_id") != request_id:
@@ -181,14 +222,14 @@ class Fold:
         if sorted(told, key=repr) != sorted(wanted, key=repr):
             self._find("W7", revision, key, f"it tells {told!r:.300}, what changed is {wanted!r:.300}")
 
-    def _check_retired(self, revision: int, by_kind: Mapping[str, Values]) -> None:
+    def _check_retired(self, revision: int, by_kind: Mapping[str, Values], late: Iterable[Removal]) -> None:
         """W2: what was replaced or deleted is in history, from this revision on."""
         retired = {key: document(new) or {} for key, (_, new) in by_kind["history"].items() if new is not None}
-        expected = {}
+        expected = {self._history_key(one.name, one.record): one.record for one in late}
         for key, (old, _) in by_kind["adapters"].items():
             if (record := document(old)) is not None:
                 pool, name = self._kind(key)[1]
-                expected[f"{self._prefix}history/{pool}/{name}/{record.get('generation')}".encode()] = record
+                expected[self._history_key((pool, name), record)] = record
         for key in retired.keys() ^ expected.keys():
             self._find("W2", revision, key, "history and what was replaced are not the same")
         for key in retired.keys() & expected.keys():
@@ -196,11 +237,12 @@ class Fold:
                 self._find("W2", revision, key, "history has another record than the one that was replaced")
 
 
-def _audited(by_kind: Mapping[str, Values]) -> list[tuple[str, Document | None, Document | None]]:
+def _audited(by_kind: Mapping[str, Values], late: Sequence[Removal]) -> list[Told]:
     """What the audit record of a revision must tell: (kind, before, after), counters left out."""
     told = [("adapter", document(old), document(new)) for old, new in by_kind["adapters"].values()]
     told += [("pool", document(old), document(new)) for old, new in by_kind["pools"].values()]
-    if by_kind["adapters"]:
+    told += [("adapter", removal.record, None) for removal in late]
+    if by_kind["adapters"] or late:
         return told
     return told + [("tenant", document(old), document(new)) for old, new in by_kind["tenants"].values()]
 
@@ -209,23 +251,6 @@ def _readable(before: Document | None) -> Document | None:
     """What an audit record quotes since it could not be followed may be JSON all the same."""
     quoted = before.get("unreadable") if before else None
     return document(quoted.encode()) if isinstance(quoted, str) else before
-
-
-def tenant_of_key(key: str) -> str:
-    """The tenant of a name key."""
-    tenant, slash, _ = key.partition("%2F")
-    return tenant if slash else "default"
-
-
-def document(value: bytes | None) -> Document | None:
-    """A value as a JSON object; None for no value. What is no JSON object is shown as the audit record shows it."""
-    if value is None:
-        return None
-    try:
-        parsed = json.loads(value)
-    except ValueError:
-        parsed = None
-    return parsed if isinstance(parsed, dict) else {"unreadable": value[:4096].decode(errors="backslashreplace")}
 
 
 def _hash(key: str, kv: KeyValue) -> int:

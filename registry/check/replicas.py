@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from registry.check.findings import Finding
-from registry.check.fold import Document, Fold
+from registry.check.fold import Fold
+from registry.check.values import Document
 from registry.model.base import Part
 from registry.model.names import name_key
 
@@ -41,7 +42,7 @@ def check_log(fold: Fold, pool: str, where: str, lines: Iterable[Document]) -> l
             case "plan_made":
                 findings += _check_plan(fold, pool, where, line, mark)
                 mark = max(mark, revision)
-            case "engine_call" if line.get("call") == "unload" and (pool, name_key(line["name"])) not in fold.adapters:
+            case "engine_call" if line.get("call") == "unload" and not fold.knows(pool, name_key(line["name"])):
                 message = f"{line['name']!r} was unloaded, and was never in pool {pool!r}"
                 findings.append(Finding("R11", mark, where, message))
     return findings
@@ -65,10 +66,11 @@ def check_listings(fold: Fold, pool: str, listings: Iterable[Listing]) -> list[F
     """Samples of engines' listings, each replica's in the order in which they were taken."""
     findings: list[Finding] = []
     absent: dict[tuple[str, str], int] = {}
+    possible: dict[str, set[str]] = {}
     for listing in listings:
         ours = {name: match[1] for name, path in listing.adapters.items() if (match := _STORED.fullmatch(path))}
         for name, digest in ours.items():
-            findings += _check_digest(fold, pool, listing, name, digest)
+            findings += _check_digest(fold, pool, listing, name, digest, possible)
             findings += _check_return(fold, pool, listing, name, absent)
         _note_absent(fold, pool, listing, ours, absent)
         if listing.settled:
@@ -76,13 +78,27 @@ def check_listings(fold: Fold, pool: str, listings: Iterable[Listing]) -> list[F
     return findings
 
 
-def _check_digest(fold: Fold, pool: str, listing: Listing, name: str, digest: str) -> list[Finding]:
-    """R4: a pinned adapter has a digest that its record had at that revision or, not yet swapped, before it."""
+def _check_digest(
+    fold: Fold, pool: str, listing: Listing, name: str, artifact: str, possible: dict[str, set[str]]
+) -> list[Finding]:
+    """R4: whatever is listed from one artifact was made of one digest, which each of their records had.
+
+    An artifact is named by its content as it was prepared, so its name tells of no digest by itself.
+    """
     records = [record for _, record in fold.adapters.get((pool, name_key(name)), []) if record]
-    pinned = [_pinned(record) for record in records]
-    if not records or None in pinned or f"sha256:{digest}" in pinned:
+    pinned = {digest for record in records if (digest := _pinned(record)) is not None}
+    if not records or len(pinned) < len({repr(_source(record)) for record in records}):
+        return []  # it may be of a record that is not pinned, or that went before the history begins
+    left = possible.get(artifact, pinned) & pinned
+    if left:
+        possible[artifact] = left
         return []
-    return [Finding("R4", listing.revision, listing.replica, f"{name!r} has digest {digest}, its record never had")]
+    message = f"{name!r} is served from sha256-{artifact}, which was made of another digest than its record ever had"
+    return [Finding("R4", listing.revision, listing.replica, message)]
+
+
+def _source(record: Document) -> object:
+    return (record.get("spec") or {}).get("source")
 
 
 def _pinned(record: Document) -> str | None:

@@ -135,6 +135,12 @@ class Client:
     def confirm_removals(self, request: pb.ConfirmRemovalsRequest) -> pb.Pool:
         return self._unary("ConfirmRemovals", request, pb.Pool, request.request_id)
 
+    def break_glass_delete(self, request: pb.BreakGlassDeleteRequest) -> pb.Removal:
+        return self._unary("BreakGlassDelete", request, pb.Removal, request.request_id)
+
+    def settle_removal(self, request: pb.SettleRemovalRequest) -> pb.ApplyAdaptersResponse:
+        return self._unary("SettleRemoval", request, pb.ApplyAdaptersResponse, request.request_id)
+
     def delete_pool(self, request: pb.DeletePoolRequest) -> pb.DeletePoolResponse:
         return self._unary("DeletePool", request, pb.DeletePoolResponse, request.request_id)
 

@@ -17,6 +17,7 @@ from registry.cli import (
     apply_commands,
     check_commands,
     dev_commands,
+    glass_commands,
     options,
     pool_commands,
     publish_command,
@@ -87,6 +88,8 @@ def make_app() -> typer.Typer:
     _add(pool, pool_commands.create, pool_commands.update, pool_commands.confirm_removals, pool_commands.delete)
     tenant = _group(app, "tenant", "Set what tenants may have.")
     tenant.command("set", epilog=_ANYWHERE)(pool_commands.set_tenant)
+    glass = _group(app, "break-glass", "When etcd is out of space: delete an adapter, and settle it later.")
+    _add(glass, glass_commands.delete, glass_commands.settle)
     dev = _group(app, "dev", "A local stack: etcd, admin service, engines, sidecars.")
     _add(dev, dev_commands.up, dev_commands.status, dev_commands.down)
     return app

@@ -25,11 +25,11 @@ from registry.etcd3.methods import (
     STATUS,
     TXN,
 )
-from registry.etcd3.ops import Delete, Range, RangeResult, Txn, TxnResult, prefix_end
+from registry.etcd3.ops import Delete, KeyValue, Range, RangeResult, Txn, TxnResult, prefix_end
 from registry.etcd3.options import ClientOptions
 from registry.etcd3.watch import WatchStream, open_watch
 
-__all__ = ["Client", "Listing", "MemberDown", "MemberStatus"]
+__all__ = ["Client", "Deleted", "Listing", "MemberDown", "MemberStatus"]
 
 _WAIT = Backoff(base_seconds=0.1, cap_seconds=2.0)
 
@@ -46,6 +46,14 @@ class MemberStatus:
     raft_term: int
     revision: int
     db_size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """Which keys were deleted, as they stood, and at which revision; nothing deleted: any revision since."""
+
+    revision: int
+    kvs: tuple[KeyValue, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +96,15 @@ class Client:
         method = TXN if codec.writes(txn) else READ_TXN
         return codec.txn_result(await self._calls.call(method, codec.txn_request(txn), timeout_seconds))
 
-    async def delete(self, op: Delete, *, timeout_seconds: float | None = None) -> int:
-        """Deletes keys outside of any transaction, and says how many. Some servers without space take only this.
+    async def delete(self, op: Delete, *, timeout_seconds: float | None = None) -> Deleted:
+        """Deletes keys outside of any transaction, and says which. Some servers without space take only this.
 
         Raises:
             Unavailable, Timeout: look at `maybe_applied`.
             EtcdError: any other failure; certainly not applied.
         """
-        return (await self._calls.call(DELETE, codec.delete_request(op), timeout_seconds)).deleted
+        response = await self._calls.call(DELETE, codec.delete_request(op), timeout_seconds)
+        return Deleted(response.header.revision, tuple(map(codec.key_value, response.prev_kvs)))
 
     async def list_prefix(self, prefix: bytes, *, page_size: int = 1000) -> Listing:
         """All keys that start with `prefix`, at one revision. Each page has the default deadline.

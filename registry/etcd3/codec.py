@@ -54,8 +54,8 @@ def _compare(compare: Compare) -> rpc.Compare:
 
 
 def delete_request(op: Delete) -> rpc.DeleteRangeRequest:
-    """The message of a deletion."""
-    return rpc.DeleteRangeRequest(key=op.key, range_end=op.range_end)
+    """The message of a deletion that tells what it deleted."""
+    return rpc.DeleteRangeRequest(key=op.key, range_end=op.range_end, prev_kv=True)
 
 
 def _op(op: Op) -> rpc.RequestOp:
@@ -67,7 +67,7 @@ def _op(op: Op) -> rpc.RequestOp:
         case Put():
             return rpc.RequestOp(request_put=rpc.PutRequest(key=op.key, value=op.value, lease=op.lease))
         case Delete():
-            return rpc.RequestOp(request_delete_range=delete_request(op))
+            return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=op.key, range_end=op.range_end))
         case _:
             assert_never(op)
 

@@ -53,4 +53,18 @@ async def _list_once(read: ReadPage, key: bytes, range_end: bytes, page_size: in
         if page.header.cluster_id != header.cluster_id:
             raise _OtherCluster
         kvs.extend(codec.key_value(kv) for kv in page.kvs)
+        if not page.more:
+            await _check_kept(read, key, header.revision)
     return Listing(header.revision, tuple(kvs), header.cluster_id, header.raft_term)
+
+
+async def _check_kept(read: ReadPage, key: bytes, revision: int) -> None:
+    """A page that was read while its revision was being compacted may lack keys, without an error (etcd#19179).
+
+    etcd refuses a compacted revision before it begins to remove anything of it, so what it still serves after the last
+    page was whole on all of them.
+
+    Raises:
+        Compacted: nobody knows what the pages lack.
+    """
+    await read(Range(key, limit=1, revision=revision, keys_only=True))

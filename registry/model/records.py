@@ -182,8 +182,19 @@ class AuditChange(Part):
     after: dict[str, object] | None
 
 
+class Removed(Part):
+    """When and by whom a record was deleted without its bookkeeping, since etcd was out of space."""
+
+    revision: Annotated[int, Field(ge=1)]
+    at: str
+    by: str
+
+
 class AuditRecord(Stored):
-    """Who changed what. There is exactly one for each revision that changes desired state."""
+    """Who changed what. There is exactly one for each revision that changes desired state.
+
+    `removed`: the change itself was made earlier, by breaking the glass, and this record accounts for it.
+    """
 
     max_bytes = MAX_TRANSACTION_BYTES
     at: str
@@ -192,6 +203,7 @@ class AuditRecord(Stored):
     request_id: str
     method: str
     changes: list[AuditChange]
+    removed: Removed | None = None
 
 
 class Meta(Stored):

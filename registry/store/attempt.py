@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from registry.errors import Conflict, Reason, RegistryError
 from registry.etcd3.backoff import Backoff
 from registry.etcd3.client import Client
-from registry.etcd3.errors import EtcdError, LeaseExpired
+from registry.etcd3.errors import EtcdError, LeaseExpired, NoSpace
 from registry.etcd3.ops import Txn
 from registry.store.budget import Budget
 from registry.store.commit import Sent, commit
@@ -76,8 +76,22 @@ class Attempt:
         try:
             await self._take_leases()
             return await self._by_guess() or await self._by_reading()
+        except NoSpace as error:
+            known = await self._known()
+            if known is None:
+                raise refusal(error) from error
+            return known
         except EtcdError as error:
             raise refusal(error) from error
+
+    async def _known(self) -> Settled | None:
+        """How an earlier call with this request id was settled. Read plainly: without space no transaction is taken."""
+        read = request_read(self._context.keys, self._context.caller.request_id)
+        try:
+            found = await self._tools.client.range(read, timeout_seconds=self._budget.spend())
+        except EtcdError as error:
+            raise refusal(error) from error
+        return replay(view_of((read,), found.revision, (found,)), self._context)
 
     async def _by_guess(self) -> Settled | None:
         """One round trip, if what we last saw still is so; None: it is not, or nothing can be told without reading."""

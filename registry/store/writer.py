@@ -21,7 +21,8 @@ from registry.transactions.context import Caller, Context, Leases, Limits
 from registry.transactions.replay import Settled
 
 
-def _now() -> datetime:
+def utc_now() -> datetime:
+    """The wall clock."""
     return datetime.now(UTC)
 
 
@@ -36,7 +37,7 @@ class Writer:
         gate: Gate,
         *,
         rng: random.Random,
-        now: Callable[[], datetime] = _now,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._keys = keys
         self._limits = limits

@@ -9,7 +9,7 @@ from typing import assert_never
 from pydantic import TypeAdapter
 
 from registry.model.names import tenant_of
-from registry.model.records import AdapterSpec, BaseShapes, PoolLimits
+from registry.model.records import AdapterRecord, AdapterSpec, BaseShapes, PoolLimits, Removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,17 @@ class SetTenant:
     etag: int | None = None
 
 
-Change = ApplyAdapters | RollbackAdapter | CreatePool | UpdatePool | ConfirmRemovals | DeletePool | SetTenant
+@dataclass(frozen=True, slots=True)
+class SettleRemoval:
+    """Write what could not be written when `record` was deleted while etcd was out of space."""
+
+    record: AdapterRecord
+    removed: Removed
+
+
+Change = (
+    ApplyAdapters | RollbackAdapter | CreatePool | UpdatePool | ConfirmRemovals | DeletePool | SetTenant | SettleRemoval
+)
 
 _ANY_CHANGE: TypeAdapter[Change] = TypeAdapter(Change)
 
@@ -129,6 +139,8 @@ def tenants_of(change: Change) -> tuple[str, ...]:
             return (tenant_of(change.name),)
         case SetTenant():
             return (change.name,)
+        case SettleRemoval():
+            return (tenant_of(change.record.name),)
         case CreatePool() | UpdatePool() | ConfirmRemovals() | DeletePool():
             return ()
     assert_never(change)

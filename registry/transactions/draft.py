@@ -9,7 +9,7 @@ from registry.errors import InvalidArgument, Reason
 from registry.etcd3.ops import Compare, Op, Put, Range, Txn, absent
 from registry.keys import Keys
 from registry.model.base import MAX_RECORD_BYTES
-from registry.model.records import AuditChange, AuditRecord, ChangeReply, RequestRecord
+from registry.model.records import AuditChange, AuditRecord, ChangeReply, Removed, RequestRecord
 from registry.transactions.context import Context, Limits
 from registry.transactions.view import View
 
@@ -26,6 +26,7 @@ class Draft:
     success: tuple[Op, ...]
     audit: tuple[AuditChange, ...]
     reply: ChangeReply
+    removed: Removed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ def _audit_put(draft: Draft, context: Context) -> Put:
         request_id=context.caller.request_id,
         method=draft.method,
         changes=list(draft.audit),
+        removed=draft.removed,
     )
     return Put(context.keys.audit(draft.scope, context.audit_id), record.to_bytes(), context.leases.audit)
 

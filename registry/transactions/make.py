@@ -8,11 +8,11 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from registry.errors import InvalidArgument, Reason
+from registry.errors import FailedPrecondition, InvalidArgument, Reason
 from registry.lora.base import expand, fingerprint
 from registry.model.base import Part
 from registry.model.names import check_adapter_name, check_segment, name_key
-from registry.model.records import AdapterSpec, PoolLimits, PoolSpec
+from registry.model.records import AdapterRecord, AdapterSpec, PoolLimits, PoolSpec, Removed
 from registry.transactions.changes import (
     ApplyAdapters,
     ConfirmRemovals,
@@ -21,6 +21,7 @@ from registry.transactions.changes import (
     Remove,
     RollbackAdapter,
     SetTenant,
+    SettleRemoval,
     UpdatePool,
     Upsert,
 )
@@ -156,6 +157,20 @@ def make_confirm_removals(name: str, revision: int, etag: str) -> ConfirmRemoval
     if revision < 1:
         raise InvalidArgument(Reason.INVALID_FIELD, "give the revision that the replica names", field="revision")
     return ConfirmRemovals(name, revision, make_existing_etag(etag, field="etag"))
+
+
+def make_settle_removal(pool: str, name: str, record: bytes, removed: Mapping[str, object]) -> SettleRemoval:
+    """The settlement of a removal, as its receipt says it. Raises InvalidArgument."""
+    check_segment(pool, field="removal.pool")
+    check_adapter_name(name, field="removal.name")
+    try:
+        parsed = AdapterRecord.parse(record)
+    except FailedPrecondition as error:
+        raise InvalidArgument(Reason.INVALID_FIELD, error.message, field="removal.record") from error
+    if (parsed.pool, parsed.name) != (pool, name):
+        message = "the record is of another adapter than the receipt; give the receipt as it was written"
+        raise InvalidArgument(Reason.INVALID_FIELD, message, field="removal.record")
+    return SettleRemoval(parsed, _validated(Removed, removed, field="removal"))
 
 
 def make_delete_pool(name: str, etag: str) -> DeletePool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from registry.etcd3.ops import Range
-from registry.transactions import adapters, pools, removals, tenants
+from registry.transactions import adapters, pools, removals, settlement, tenants
 from registry.transactions.changes import (
     ApplyAdapters,
     Change,
@@ -14,6 +14,7 @@ from registry.transactions.changes import (
     DeletePool,
     RollbackAdapter,
     SetTenant,
+    SettleRemoval,
     UpdatePool,
 )
 from registry.transactions.context import Context
@@ -42,6 +43,8 @@ def reads_of(change: Change, context: Context) -> tuple[Range, ...]:
             return pools.delete_pool_reads(change, keys, request_id)
         case SetTenant():
             return tenants.tenant_reads(change, keys, request_id)
+        case SettleRemoval():
+            return settlement.settle_reads(change, keys, request_id)
     assert_never(change)
 
 
@@ -56,14 +59,12 @@ def plan_change(change: Change, view: View, context: Context) -> Planned:
             return adapters.plan_apply(change, view, context)
         case RollbackAdapter():
             return adapters.plan_rollback(change, view, context)
-        case CreatePool():
-            return pools.plan_create_pool(change, view, context)
-        case UpdatePool():
-            return pools.plan_update_pool(change, view, context)
+        case CreatePool() | UpdatePool() | DeletePool():
+            return pools.plan_pool(change, view, context)
         case ConfirmRemovals():
             return removals.plan_confirm_removals(change, view, context)
-        case DeletePool():
-            return pools.plan_delete_pool(change, view, context)
         case SetTenant():
             return tenants.plan_set_tenant(change, view, context)
+        case SettleRemoval():
+            return settlement.plan_settle(change, view, context)
     assert_never(change)

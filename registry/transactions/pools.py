@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from registry.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Reason
 from registry.etcd3.ops import Compare, Delete, Op, Range, absent, mod_is, none_in
 from registry.keys import Keys
@@ -26,6 +28,18 @@ def put_pool_reads(change: CreatePool | UpdatePool, keys: Keys, request_id: str)
 def delete_pool_reads(change: DeletePool, keys: Keys, request_id: str) -> tuple[Range, ...]:
     """What the deletion of a pool is planned from."""
     return (request_read(keys, request_id), Range(keys.pool(change.name)), any_in(keys.adapters(change.name)))
+
+
+def plan_pool(change: CreatePool | UpdatePool | DeletePool, view: View, context: Context) -> Planned:
+    """The transaction of a change of a pool. Raises RegistryError: it is refused."""
+    match change:
+        case CreatePool():
+            return plan_create_pool(change, view, context)
+        case UpdatePool():
+            return plan_update_pool(change, view, context)
+        case DeletePool():
+            return plan_delete_pool(change, view, context)
+    assert_never(change)
 
 
 def plan_create_pool(change: CreatePool, view: View, context: Context) -> Planned:

@@ -75,10 +75,10 @@ def _removed(target: Target, context: Context) -> tuple[AdapterOutcome, tuple[Op
     match target.state:
         case Present(record=record, revision=revision):
             outcome = AdapterOutcome(outcome="deleted", name=record.name, record=record, etag=revision)
-            return outcome, retire_record(target, record, context, deleted=True)
+            return outcome, retire_record(record, context, deleted=True)
         case Damaged(value=value, revision=revision, generation=generation):
             outcome = AdapterOutcome(outcome="deleted", name=target.name, record=None, etag=revision)
-            return outcome, retire_value(target, generation, value, context)
+            return outcome, retire_value(target.pool.name, target.name, generation, value, context)
         case Absent():
             raise NotFound(
                 Reason.ADAPTER_NOT_FOUND,
@@ -102,7 +102,8 @@ def _create(target: Target, gone: Absent, spec: AdapterSpec, context: Context) -
 
 def _repair(target: Target, damaged: Damaged, spec: AdapterSpec, context: Context) -> Step:
     record = _new_record(target, spec, damaged.generation + 1, context)
-    return _update(target, record, retire_value(target, damaged.generation, damaged.value, context), context)
+    retire = retire_value(target.pool.name, target.name, damaged.generation, damaged.value, context)
+    return _update(target, record, retire, context)
 
 
 def _replace(
@@ -122,7 +123,7 @@ def _replace(
             "request_id": context.caller.request_id,
         }
     )
-    return _update(target, changed, retire_record(target, record, context, deleted=False), context)
+    return _update(target, changed, retire_record(record, context, deleted=False), context)
 
 
 def _keep(target: Target, present: Present[AdapterRecord], context: Context) -> Step:

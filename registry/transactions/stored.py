@@ -13,7 +13,7 @@ from registry.etcd3.ops import KeyValue
 from registry.keys import Keys, last_part
 from registry.model.base import Stored
 from registry.model.names import name_key
-from registry.model.records import MAX_GENERATION, AdapterRecord, PoolSpec, TenantRecord
+from registry.model.records import MAX_GENERATION, AdapterRecord, PoolSpec, RetiredRecord, TenantRecord
 from registry.transactions.view import View
 
 RecordT = TypeVar("RecordT", bound=Stored)
@@ -90,9 +90,10 @@ def stored_adapter(view: View, keys: Keys, pool: str, name: str) -> Present[Adap
         FailedPrecondition: its record is from a future schema.
     """
     kv = view.key(keys.adapter(pool, name))
-    last = generation_of_key(view.below(keys.history_of(pool, name)))
+    newest = view.below(keys.history_of(pool, name))
+    last = generation_of_key(newest)
     if kv is None:
-        return Absent(last)
+        return Absent(last + _lost_generations(newest))
     try:
         return Present(read_adapter(pool, kv), kv.mod_revision)
     except FailedPrecondition as error:
@@ -181,6 +182,16 @@ def generation_of_key(kv: KeyValue | None) -> int:
     """A generation as its history key says it, since the value below may be damaged; 0 if there is none."""
     part = last_part(kv.key) if kv else ""
     return int(part) if part.isascii() and part.isdecimal() and len(part) < 17 else 0
+
+
+def _lost_generations(newest: KeyValue | None) -> int:
+    """1 if the newest in history was replaced by a record that is gone without a trace, as after a deletion past the
+    admin service: its generation must not be given again.
+    """
+    try:
+        return int(newest is not None and not RetiredRecord.parse(newest.value).deleted)
+    except FailedPrecondition:
+        return 0
 
 
 def _claimed_generation(value: bytes) -> int:

@@ -386,6 +386,46 @@ class ListPoolsResponse(_message.Message):
     unreadable: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., unreadable: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class BreakGlassDeleteRequest(_message.Message):
+    __slots__ = ("pool", "name", "etag", "request_id")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    name: str
+    etag: str
+    request_id: str
+    def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ..., etag: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class Removal(_message.Message):
+    __slots__ = ("pool", "name", "record", "revision", "removed_at", "removed_by", "left_undone")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_AT_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_BY_FIELD_NUMBER: _ClassVar[int]
+    LEFT_UNDONE_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    name: str
+    record: str
+    revision: int
+    removed_at: str
+    removed_by: str
+    left_undone: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ..., record: _Optional[str] = ..., revision: _Optional[int] = ..., removed_at: _Optional[str] = ..., removed_by: _Optional[str] = ..., left_undone: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SettleRemovalRequest(_message.Message):
+    __slots__ = ("removal", "request_id", "validate_only")
+    REMOVAL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    removal: Removal
+    request_id: str
+    validate_only: bool
+    def __init__(self, removal: _Optional[_Union[Removal, _Mapping]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
+
 class DeletePoolRequest(_message.Message):
     __slots__ = ("name", "etag", "request_id", "validate_only")
     NAME_FIELD_NUMBER: _ClassVar[int]

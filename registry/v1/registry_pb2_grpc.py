@@ -99,6 +99,16 @@ class AdapterRegistryStub(object):
                 request_serializer=registry_dot_v1_dot_registry__pb2.DeletePoolRequest.SerializeToString,
                 response_deserializer=registry_dot_v1_dot_registry__pb2.DeletePoolResponse.FromString,
                 _registered_method=True)
+        self.BreakGlassDelete = channel.unary_unary(
+                '/registry.v1.AdapterRegistry/BreakGlassDelete',
+                request_serializer=registry_dot_v1_dot_registry__pb2.BreakGlassDeleteRequest.SerializeToString,
+                response_deserializer=registry_dot_v1_dot_registry__pb2.Removal.FromString,
+                _registered_method=True)
+        self.SettleRemoval = channel.unary_unary(
+                '/registry.v1.AdapterRegistry/SettleRemoval',
+                request_serializer=registry_dot_v1_dot_registry__pb2.SettleRemovalRequest.SerializeToString,
+                response_deserializer=registry_dot_v1_dot_registry__pb2.ApplyAdaptersResponse.FromString,
+                _registered_method=True)
         self.ListReplicas = channel.unary_unary(
                 '/registry.v1.AdapterRegistry/ListReplicas',
                 request_serializer=registry_dot_v1_dot_registry__pb2.ListReplicasRequest.SerializeToString,
@@ -211,6 +221,22 @@ class AdapterRegistryServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BreakGlassDelete(self, request, context):
+        """Deletes an adapter's record although etcd is out of space and refuses every transaction. Refused while etcd takes
+        changes. Writes neither history nor audit record, and leaves the tenant's counter one too high: SettleRemoval
+        makes that good, from what this replies.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SettleRemoval(self, request, context):
+        """Writes what BreakGlassDelete could not. The same removal is settled once, however often it is asked.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListReplicas(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -302,6 +328,16 @@ def add_AdapterRegistryServicer_to_server(servicer, server):
                     servicer.DeletePool,
                     request_deserializer=registry_dot_v1_dot_registry__pb2.DeletePoolRequest.FromString,
                     response_serializer=registry_dot_v1_dot_registry__pb2.DeletePoolResponse.SerializeToString,
+            ),
+            'BreakGlassDelete': grpc.unary_unary_rpc_method_handler(
+                    servicer.BreakGlassDelete,
+                    request_deserializer=registry_dot_v1_dot_registry__pb2.BreakGlassDeleteRequest.FromString,
+                    response_serializer=registry_dot_v1_dot_registry__pb2.Removal.SerializeToString,
+            ),
+            'SettleRemoval': grpc.unary_unary_rpc_method_handler(
+                    servicer.SettleRemoval,
+                    request_deserializer=registry_dot_v1_dot_registry__pb2.SettleRemovalRequest.FromString,
+                    response_serializer=registry_dot_v1_dot_registry__pb2.ApplyAdaptersResponse.SerializeToString,
             ),
             'ListReplicas': grpc.unary_unary_rpc_method_handler(
                     servicer.ListReplicas,
@@ -675,6 +711,60 @@ class AdapterRegistry(object):
             '/registry.v1.AdapterRegistry/DeletePool',
             registry_dot_v1_dot_registry__pb2.DeletePoolRequest.SerializeToString,
             registry_dot_v1_dot_registry__pb2.DeletePoolResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BreakGlassDelete(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/registry.v1.AdapterRegistry/BreakGlassDelete',
+            registry_dot_v1_dot_registry__pb2.BreakGlassDeleteRequest.SerializeToString,
+            registry_dot_v1_dot_registry__pb2.Removal.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SettleRemoval(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/registry.v1.AdapterRegistry/SettleRemoval',
+            registry_dot_v1_dot_registry__pb2.SettleRemovalRequest.SerializeToString,
+            registry_dot_v1_dot_registry__pb2.ApplyAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

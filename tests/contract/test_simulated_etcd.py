@@ -22,8 +22,9 @@ from registry.etcd3.ops import Compare, Delete, Event, Put, Range, Relation, Tar
 from registry.etcd3.options import ClientOptions
 from registry.etcd3.stream import Mark, WatchProtocol
 from tests.support.etcd import make_cluster
+from tests.support.sim.channels import SimChannel
+from tests.support.sim.links import Link
 from tests.support.sim.members import CLUSTER_ID, Cluster, Habits, Member
-from tests.support.sim.network import Link, SimChannel
 from tests.support.sim.store import EtcdStore
 
 MODEL = "model"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,18 +21,24 @@ from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError
 from registry.etcd3.ops import Range
 from registry.keys import Keys
-from tests.support.adapters import write_adapter
+from registry.v1 import registry_pb2 as pb
+from tests.support.adapters import digest_of, write_adapter
 from tests.support.admin import Admin, admin_inside, change_set, drop, make_pool, put, refused, wait_ready
 from tests.support.etcd import Cluster, Member
 from tests.support.fleet import POOL, Sidecar, SimulatedEngine
 from tests.support.waiting import eventually
 
 PREFIX = "/faults"
-NAMES = [f"acme/n{i}" for i in range(6)]
-WRITERS = 4
+# Each of a tenant of its own, so that no two writers wait for one counter.
+NAMES = [f"t{i}/n{i}" for i in range(12)]
+WRITERS = 24
 # Between the calls of one writer, and how long each fault lasts.
 PAUSE_SECONDS = 0.03
 FAULT_SECONDS = (0.5, 3.0)
+# Until it is too late for what should be noticed within 6 s, on a machine that is busy with all this.
+NOTICE_SECONDS = 30
+# What may be added to a process that keeps a handful of names, whatever happens to it.
+MOST_GROWTH_BYTES = 64 << 20
 
 
 @dataclass
@@ -39,10 +48,27 @@ class Story:
     seed: int
     calls: list[Call] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    noticed_seconds: list[float] = field(default_factory=list)
+    converged_seconds: float = 0.0
+    grown_bytes: int = 0
+    found: int = 0
+
+    def report(self) -> str:
+        """The measures in one line, each beside what it should keep to."""
+        outcomes = Counter(call.outcome for call in self.calls)
+        told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+        return (
+            f"soak: seed {self.seed}, {len(self.faults)} faults in {self.seconds:.0f} s; {told}: "
+            f"{len(self.calls) / self.seconds:.0f} writes/s (>= 100); {self.found} findings of the replay checker (0: "
+            "acknowledged writes lost, events lost or doubled, wrong unloads, time travel); a frozen member noticed "
+            f"within {max(self.noticed_seconds, default=0):.1f} s (6), n {len(self.noticed_seconds)}; converged "
+            f"{self.converged_seconds:.1f} s after healing (10); memory grew by {self.grown_bytes >> 20} MiB"
+        )
 
 
-async def play(folder: Path, cluster: Cluster, *, seed: int, faults: int) -> Story:
-    """Plays a schedule of so many faults and checks everything that was promised.
+async def play(folder: Path, cluster: Cluster, *, seed: int, faults: int, seconds: float = 0.0) -> Story:
+    """Plays a schedule of so many faults, and more until so long has passed; checks everything that was promised.
 
     Raises:
         AssertionError: something does not hold; the message has the seed and the faults.
@@ -60,22 +86,41 @@ async def play(folder: Path, cluster: Cluster, *, seed: int, faults: int) -> Sto
             await make_pool(admin)
             sidecar.program.start()
             await eventually(sidecar.is_ready, timeout_seconds=60)
-            await _under_faults(admin, cluster, sources, chance, story, faults)
+            before, began = resident_bytes(sidecar), time.monotonic()
+            await _under_faults(admin, cluster, sources, chance, story, sidecar, faults, began + seconds)
+            healed = time.monotonic()
+            story.seconds = healed - began
             await _converged(cluster, admin, sidecar, engine, story)
+            story.converged_seconds = time.monotonic() - healed
+            story.grown_bytes = resident_bytes(sidecar) - before
+            assert story.grown_bytes < MOST_GROWTH_BYTES, story.report()
     finally:
         sidecar.program.kill()
         engine.program.kill()
     return story
 
 
+def resident_bytes(sidecar: Sidecar) -> int:
+    """Memory of its process."""
+    fields = Path(f"/proc/{sidecar.program.pid}/statm").read_text().split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 async def _under_faults(
-    admin: Admin, cluster: Cluster, sources: Path, chance: random.Random, story: Story, faults: int
+    admin: Admin,
+    cluster: Cluster,
+    sources: Path,
+    chance: random.Random,
+    story: Story,
+    sidecar: Sidecar,
+    faults: int,
+    end: float,
 ) -> None:
     stop = asyncio.Event()
     writers = [_write(admin, sources, random.Random(chance.random()), number, story, stop) for number in range(WRITERS)]
     tasks = [asyncio.create_task(writer) for writer in writers]
-    for _ in range(faults):
-        await _one_fault(cluster, chance, story)
+    while len(story.faults) < faults or time.monotonic() < end:
+        await _one_fault(cluster, chance, story, sidecar)
     stop.set()
     await asyncio.gather(*tasks)
 
@@ -87,8 +132,8 @@ async def _write(
     made = 0
     while not stop.is_set():
         made += 1
-        name, uri = chance.choice(NAMES), (sources / chance.choice(["v1", "v2"])).as_uri()
-        change = drop(name) if chance.random() < 0.2 else put(name, uri)
+        name, folder = chance.choice(NAMES), sources / chance.choice(["v1", "v2"])
+        change = drop(name) if chance.random() < 0.2 else _pinned(name, folder)
         request_id = f"w{writer}-{made}"
         try:
             reply = await admin.stub.ApplyAdapters(change_set(change, request_id=request_id), timeout=4)
@@ -101,6 +146,13 @@ async def _write(
         await _pause(PAUSE_SECONDS, stop)
 
 
+def _pinned(name: str, folder: Path) -> pb.AdapterChange:
+    """Pinned, so that what is measured is the registry and not how fast files are hashed again."""
+    change = put(name, folder.as_uri())
+    change.upsert.spec.source.digest = digest_of(folder)
+    return change
+
+
 async def _pause(seconds: float, stop: asyncio.Event) -> None:
     try:
         async with asyncio.timeout(seconds):
@@ -109,14 +161,17 @@ async def _pause(seconds: float, stop: asyncio.Event) -> None:
         return
 
 
-async def _one_fault(cluster: Cluster, chance: random.Random, story: Story) -> None:
+async def _one_fault(cluster: Cluster, chance: random.Random, story: Story, sidecar: Sidecar) -> None:
     """Something happens to one member, lasts, and is healed; the cluster keeps its majority."""
-    kind = chance.choice(["kill leader", "kill one", "freeze leader", "freeze one", "compact"])
+    kind = chance.choice(["kill leader", "kill one", "freeze leader", "freeze one", "freeze watched", "compact"])
     story.faults.append(kind)
     never = asyncio.Event()
     if kind == "compact":
         await _compact(cluster)
         await _pause(FAULT_SECONDS[0], never)
+        return
+    if kind == "freeze watched":
+        await _freeze_watched(cluster, story, sidecar)
         return
     member = await cluster.leader() if kind.endswith("leader") else chance.choice(cluster.members)
     hurt, heal = _harm(kind, member)
@@ -124,6 +179,24 @@ async def _one_fault(cluster: Cluster, chance: random.Random, story: Story) -> N
     await _pause(chance.uniform(*FAULT_SECONDS), never)
     heal()
     await cluster.ready()
+
+
+async def _freeze_watched(cluster: Cluster, story: Story, sidecar: Sidecar) -> None:
+    """The member that the sidecar watches stands still, connections alive, until the sidecar has noticed it."""
+    watched = [line["endpoint"] for line in sidecar.program.logged() if line["event"] == "etcd_connected"][-1]
+    member = next(one for one in cluster.members if one.endpoint == watched)
+    before, began = _disconnections(sidecar), time.monotonic()
+    member.freeze()
+    try:
+        await eventually(lambda: _disconnections(sidecar) > before, timeout_seconds=NOTICE_SECONDS)
+    finally:
+        story.noticed_seconds.append(time.monotonic() - began)
+        member.thaw()
+    await cluster.ready()
+
+
+def _disconnections(sidecar: Sidecar) -> int:
+    return sum(line["event"] == "etcd_disconnected" for line in sidecar.program.logged())
 
 
 def _harm(kind: str, member: Member) -> tuple[Callable[[], None], Callable[[], None]]:
@@ -168,6 +241,7 @@ async def _converged(cluster: Cluster, admin: Admin, sidecar: Sidecar, engine: S
     fold = replay(Keys(PREFIX), steps)
     findings = [*fold.findings, *check_calls(fold, story.calls)[0]]
     findings += check_log(fold, POOL, "r1", sidecar.program.logged()) + check_listings(fold, POOL, [listing])
+    story.found = len(findings)
     assert not findings, "\n".join([f"seed {story.seed}, {story.faults}", *map(str, findings[:5])])
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ END_SECONDS = 20
 
 @dataclass
 class Program:
-    """One child process that runs a module of ours; its stderr goes to `log`."""
+    """One child process that runs a module of ours; its stderr goes to `log`. `before`: how its command begins."""
 
     module: str
     arguments: list[str]
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    before: Sequence[str] = ()
     _process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -39,7 +40,7 @@ class Program:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("LORAPLANE_")} | dict(self.environment)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
-            command = [sys.executable, "-m", self.module, *self.arguments]
+            command = [*self.before, sys.executable, "-m", self.module, *self.arguments]
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     def signal(self, number: signal.Signals) -> None:

@@ -246,7 +246,7 @@ async def test_a_list_takes_pages_at_one_revision(etcd, etcd_client):
     listing = await list_range(read, etcd.key(""), prefix_end(etcd.key("")), 10)
     assert listing.revision == revision
     assert [kv.value for kv in listing.kvs] == [b"%d" % i for i in range(25)]
-    assert [op.revision for op in pages] == [0, revision, revision]
+    assert [op.revision for op in pages] == [0, revision, revision, revision]
 
 
 @pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 20])
@@ -271,7 +271,7 @@ async def test_a_list_overtaken_by_a_compaction_starts_over(etcd, etcd_client):
 
     listing = await list_range(read, etcd.key(""), prefix_end(etcd.key("")), 10)
     assert [kv.value for kv in listing.kvs] == [b"%d" % i for i in range(25) if i != 3]
-    assert [op.revision == 0 for op in pages] == [True, False, True, False, False]
+    assert [op.revision == 0 for op in pages] == [True, False, True, False, False, False]
 
 
 async def test_compacted_and_future_revisions_are_told_apart(etcd, etcd_client):

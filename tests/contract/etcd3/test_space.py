@@ -38,7 +38,9 @@ async def full(tmp_path):
 async def test_reads_and_deletions_go_on(full):
     client, _ = full
     assert (await client.range(Range(b"first"))).count == 1
-    assert await client.delete(Delete(b"first")) == 1
+    deleted = await client.delete(Delete(b"first"))
+    assert [(kv.key, kv.value) for kv in deleted.kvs] == [(b"first", b"x")]
+    assert (await client.delete(Delete(b"first"))).kvs == ()
     assert (await client.range(Range(b"first"))).count == 0
 
 

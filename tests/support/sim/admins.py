@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any, TypeVar
 
 from registry.errors import InvalidArgument, RegistryError, Unavailable
 from registry.etcd3.client import Client
 from registry.etcd3.options import ClientOptions
 from registry.keys import Keys
+from registry.store.break_glass import BreakGlass, Removal
 from registry.store.budget import Budget
 from registry.store.gate import Gate
 from registry.store.writer import Writer
@@ -21,6 +23,7 @@ from registry.transactions.replay import Settled
 from tests.support.sim.loop import Process, State
 
 CALL_SECONDS = 5.0
+Reply = TypeVar("Reply")
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Admin:
         gate = Gate()
         gate.open()
         rng = random.Random(self.rng.random())
+        self._glass = BreakGlass(client, self.keys, gate, now=self.wall)
         self._writer = Writer(client, self.keys, Limits(), gate, rng=rng, now=self.wall)
 
     async def change(self, change: Change, request_id: str) -> Settled:
@@ -65,11 +69,22 @@ class Admin:
             ConnectionResetError: the process died.
             RegistryError: as the writer raises it.
         """
+        return await self._ask(self._change(change, request_id))
+
+    async def break_glass(self, pool: str, name: str, request_id: str) -> Removal:
+        """One try; raises as `change`."""
+        caller = Caller("op", "operator", request_id, request_id_given=True)
+        return await self._ask(self._remove(pool, name, caller))
+
+    async def _remove(self, pool: str, name: str, caller: Caller) -> Removal:
+        return await self._glass.delete(pool, name, None, caller, Budget.of(CALL_SECONDS))
+
+    async def _ask(self, work: Coroutine[Any, Any, Reply]) -> Reply:
         loop = asyncio.get_running_loop()
         if self.process.state is State.DEAD:
+            work.close()
             raise ConnectionResetError("nobody listens")
-        reply: asyncio.Future[Settled] = loop.create_future()
-        work = self._change(change, request_id)
+        reply: asyncio.Future[Reply] = loop.create_future()
         task = loop.create_task(work, context=self.process.context())
         task.add_done_callback(lambda done: _hand_over(done, reply))
         self.process.on_death.append(lambda: _reset(reply))
@@ -80,7 +95,7 @@ class Admin:
         return await self._writer.change(change, caller, Budget.of(CALL_SECONDS), validate_only=False)
 
 
-def _hand_over(task: asyncio.Task[Settled], reply: asyncio.Future[Settled]) -> None:
+def _hand_over(task: asyncio.Task[Reply], reply: asyncio.Future[Reply]) -> None:
     if task.cancelled():
         return
     error = task.exception()
@@ -92,7 +107,7 @@ def _hand_over(task: asyncio.Task[Settled], reply: asyncio.Future[Settled]) -> N
         reply.set_exception(error)
 
 
-def _reset(reply: asyncio.Future[Settled]) -> None:
+def _reset(reply: asyncio.Future[Reply]) -> None:
     if not reply.done():
         reply.set_exception(ConnectionResetError("the admin died"))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from registry.etcd3.ops import Event
 from registry.keys import Keys
-from registry.model.status import ReplicaStatus
+from registry.model.status import Presence, ReplicaStatus
 from sidecar.engines.driver import CHECK_NAME_PREFIX
 from sidecar.engines.exchange import JsonPost
 from sidecar.inputs import Inputs
@@ -22,6 +22,8 @@ from tests.support.sim.history import Moment, Oracle, served_hashes
 TRUTH_SECONDS = 120.0
 # A swap's unload and load are sent together, and each may take so long.
 PUT_BACK_SECONDS = 60.0
+# Calls of the plan that is carried out while the replica id is lost.
+OWNER_SECONDS = 1.0
 # What is said of a record that cannot be followed, whose last good one may be served all the same.
 REFUSED_RECORD = {"unreadable_record", "future_schema", "key_mismatch"}
 
@@ -45,9 +47,15 @@ class Checks:
     oracle: Oracle = field(init=False)
     violations: list[str] = field(default_factory=list)
     applied: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    followed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     planned: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     samples: dict[str, list[Sample]] = field(default_factory=lambda: defaultdict(list))
     calls: int = 0
+    removals_confirmed: bool = False
+    replicas: set[str] = field(default_factory=set)
+    owned: dict[str, float] = field(default_factory=dict)
+    lost: dict[str, float] = field(default_factory=dict)
+    _presence: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.oracle = Oracle(self.keys.adapters(self.pool))
@@ -64,16 +72,34 @@ class Checks:
         for event in events:
             if event.kv is not None and event.key.startswith(prefix):
                 self._check_status(ReplicaStatus.parse(event.kv.value))
+            if event.key.startswith(self.keys.replicas(self.pool)):
+                self._note_owner(event)
+
+    def _note_owner(self, event: Event) -> None:
+        """Until when a clone has owned its replica id; presence names its owner."""
+        key = event.key.decode()
+        former = self._presence.pop(key, "")
+        if former:
+            self.owned[former] = _now()
+        if event.kv is not None:
+            self._presence[key] = Presence.parse(event.kv.value).owner.removeprefix("host of ")
+            self.owned[self._presence[key]] = float("inf")
+
+    def on_log(self, process: str, event: str) -> None:
+        """Each line of a log."""
+        if event == "replica_id_taken":
+            self.lost[process.rpartition(".")[0]] = _now()
 
     def on_report(self, replica: str, inputs: Inputs, report: Report) -> None:
         """Each round of a sidecar, before the calls of its plan. R1 and R2."""
         desired = inputs.desired
         if desired is None:
             return
-        if desired.revision < self.applied[replica]:
+        self.followed[replica] = desired.count
+        if desired.revision < self.applied[replica] and not self.removals_confirmed:
             self.violated(f"R1 {replica} went back from {self.applied[replica]} to {desired.revision}")
         self.applied[replica] = desired.revision
-        if desired.state_hash != self.oracle.at(desired.revision).state_hash:
+        if all(desired.state_hash != moment.state_hash for moment in self.oracle.at(desired.revision)):
             self.violated(f"R2 {replica} at {desired.revision} is not what history replays to")
         plan = report.situation.plan
         if plan is not None and plan.revision != report.situation.revision:
@@ -84,20 +110,29 @@ class Checks:
     def on_call(self, host: EngineHost, request: JsonPost) -> None:
         """Each request to an engine as it is sent: R5, R6, no wrong unload, no second load while one is unsettled."""
         self.calls += 1
+        self._check_owner(host)
+        if host.replica not in self.replicas:
+            return
         name, path = str(request.body["lora_name"]), request.body.get("lora_path")
         self.log(f"{host.replica} {'unload' if path is None else 'load'} {name} {source_of(str(path or ''))}")
-        moment = self.oracle.at(self.planned[host.replica])
+        moments = self.oracle.at(self.planned[host.replica])
         if name.lower() == BASE:
             self.violated(f"R5 {host.replica} touches the name of the base model")
         if path is None:
-            self._check_unload(host, name, moment)
+            self._check_unload(host, name, moments)
         else:
-            self._check_load(host, name, str(path), moment)
+            self._check_load(host, name, str(path), moments)
 
-    def _check_load(self, host: EngineHost, name: str, path: str, moment: Moment) -> None:
+    def _check_owner(self, host: EngineHost) -> None:
+        """R10: who was told that the replica id is another's calls no engine, but for the call that runs."""
+        lost_at = self.lost.get(host.replica, float("inf"))
+        if lost_at < _now() - OWNER_SECONDS and self.owned.get(host.replica, 0.0) < lost_at:
+            self.violated(f"R10 {host.replica} calls its engine, and was told at {lost_at:.3f} that its id is taken")
+
+    def _check_load(self, host: EngineHost, name: str, path: str, moments: list[Moment]) -> None:
         """A load is of what is desired under that name, of its proof before a swap, or puts back what a swap took."""
         source = source_of(path)
-        names = moment.may_load(source)
+        names = {name for moment in moments for name in moment.may_load(source)}
         is_fit = bool(names) if name.startswith(CHECK_NAME_PREFIX) else name in names
         if not is_fit and not self._is_put_back(host, name, source):
             self.violated(f"R6 {host.replica} loads {name} from {source}, not desired at {self.planned[host.replica]}")
@@ -108,13 +143,13 @@ class Checks:
         recent = [sample for sample in self.samples[host.replica] if sample.at > _now() - PUT_BACK_SECONDS]
         return any(source_of(sample.listing.get(name, "")) == source for sample in recent)
 
-    def _check_unload(self, host: EngineHost, name: str, moment: Moment) -> None:
+    def _check_unload(self, host: EngineHost, name: str, moments: list[Moment]) -> None:
         path = host.listing.get(name)
         if path is None or name.startswith(CHECK_NAME_PREFIX):
             return
         if host.store.owns(path) is None:
             self.violated(f"R11 {host.replica} unloads {name}, which it did not load")
-        elif moment.eager().get(name) == source_of(path):
+        elif all(moment.eager().get(name) == source_of(path) for moment in moments):
             self.violated(f"R6 {host.replica} unloads {name} though it is desired at {self.planned[host.replica]}")
 
     def on_engine(self, host: EngineHost, what: str, name: str, path: str) -> None:
@@ -128,17 +163,19 @@ class Checks:
     def _check_status(self, status: ReplicaStatus) -> None:
         """R9: what a status says of the served set was listed in that incarnation, and not long ago."""
         replica = status.replica
+        if self._presence.get(self.keys.replica(self.pool, replica).decode(), replica) != replica:
+            return  # a clone speaks of its own engine
         said = (status.served.count, status.served.hash)
         self.log(f"{replica} status at {status.observed_revision} ready={status.ready} served={said[0]}")
         if not status.engine.incarnation or not status.observed_revision:
             return
-        moment = self.oracle.at(status.observed_revision)
+        moments = self.oracle.at(status.observed_revision)
         # A source that is read anew for a new generation is not served yet although its old path is listed and fits.
         others = {entry.name for entry in status.pending}
         others |= {entry.name for entry in status.failed if entry.reason not in REFUSED_RECORD}
         for sample in self._recent(replica, status.engine.incarnation):
             listing = {name: path for name, path in sample.listing.items() if name not in others}
-            if said in served_hashes(moment, replica, listing):
+            if any(said in served_hashes(moment, replica, listing) for moment in moments):
                 return
         self.violated(f"R9 {replica} says that it serves {said[0]} at {status.observed_revision}, which was never so")
 

@@ -6,9 +6,10 @@ import asyncio
 import random
 from collections.abc import Callable
 
+from registry.keys import Keys
 from tests.support.sim.engines import EngineHost
+from tests.support.sim.links import Link, Way
 from tests.support.sim.loop import State
-from tests.support.sim.network import Link, Way
 from tests.support.sim.world import ReplicaHost, World
 
 Heal = Callable[[], None]
@@ -167,6 +168,48 @@ def expire_lease(world: World, rng: random.Random) -> Heal:
     return _nothing
 
 
+def fill_store(world: World, rng: random.Random) -> Heal:
+    world.store.is_full = True
+
+    def heal() -> None:
+        world.store.is_full = False
+
+    return heal
+
+
+def replace_store(world: World, rng: random.Random) -> Heal:
+    """Restored with and without what the manual asks for, or emptied. Once is enough for one simulation."""
+    if world.restores:
+        return _nothing
+    first = min(world.hand_written)
+    revision = rng.choice((0, rng.randint(first, world.store.revision), world.store.revision))
+    world.replace_store(revision, bump=rng.choice((0, 1000)) if revision else 0)
+    return _nothing
+
+
+def wrong_prefix(world: World, rng: random.Random) -> Heal:
+    """A sidecar that knows what it served is started with another prefix."""
+    host = _pick(world, rng)
+    if not host.has_snapshot or not world.checks.followed[host.name]:
+        return _nothing
+    world.kill(host)
+    world.start(host, Keys("/elsewhere"))
+
+    def heal() -> None:
+        world.kill(host)
+        world.start(host)
+
+    return heal
+
+
+def clone_replica(world: World, rng: random.Random) -> Heal:
+    """A machine with the same replica id starts."""
+    twin = world.rival(_pick(world, rng))
+    twin.engine.start()
+    world.start(twin)
+    return lambda: world.kill(twin)
+
+
 def jump_clock(world: World, rng: random.Random) -> Heal:
     world.skew_seconds = rng.choice((-3600.0, 3600.0, 0.0))
     return _nothing
@@ -207,6 +250,10 @@ FAULTS: tuple[Callable[[World, random.Random], Heal], ...] = (
     expire_lease,
     jump_clock,
     lose_sources,
+    fill_store,
+    replace_store,
+    wrong_prefix,
+    clone_replica,
 )
 
 

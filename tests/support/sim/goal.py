@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from registry.model.status import ReplicaStatus
 from tests.support.sim.artifacts import path_of
@@ -15,14 +16,15 @@ DRIFT_SECONDS = 20.0
 STAY_SECONDS = 20.0
 
 
-async def converge(world: World) -> None:
-    """R3: within a bound each engine has what it should, and says so."""
+async def converge(world: World, confirm: Callable[[], Awaitable[None]]) -> None:
+    """R3: within a bound each engine has what it should, and says so. `confirm` lets held lists be followed."""
     left = [*world.replicas]
     for _ in range(int(CONVERGE_SECONDS / 0.5)):
         left = [replica for replica in left if _difference(world, replica)]
         if not left:
             return
         await asyncio.sleep(0.5)
+        await confirm()
     for replica in left:
         world.checks.violated(f"R3 {replica.name}: {_difference(world, replica)}")
 

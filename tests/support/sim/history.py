@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from registry.etcd3.ops import Event
@@ -53,6 +53,7 @@ class Oracle:
 
     prefix: bytes
     moments: list[tuple[int, Moment]] = field(default_factory=lambda: [(0, Moment(0, {}, {}))])
+    past: list[list[tuple[int, Moment]]] = field(default_factory=list)
     _hashes: dict[str, int] = field(default_factory=dict)
     _good: dict[str, tuple[Wanted, ...]] = field(default_factory=dict)
 
@@ -79,13 +80,25 @@ class Oracle:
                 self._good[key] = (*self._good.get(key, ()), one)
         self.moments.append((revision, Moment(sum(self._hashes.values()) % (1 << 256), wanted, unreadable)))
 
-    def at(self, revision: int) -> Moment:
-        """The pool as it was at a revision."""
-        return next(moment for number, moment in reversed(self.moments) if number <= revision)
+    def restore(self, history: Iterable[tuple[int, tuple[Event, ...]]]) -> None:
+        """The store was replaced by one with that history. Who followed the former may speak of it for a while."""
+        self.past.append(self.moments)
+        self.moments = [(0, Moment(0, {}, {}))]
+        self._hashes.clear()
+        for revision, events in history:
+            self.take(revision, events)
+
+    def at(self, revision: int) -> list[Moment]:
+        """The pool as it was at a revision: of this store, and of those before it."""
+        return [_at(moments, revision) for moments in (self.moments, *reversed(self.past))]
 
     @property
     def newest(self) -> Moment:
         return self.moments[-1][1]
+
+
+def _at(moments: list[tuple[int, Moment]], revision: int) -> Moment:
+    return next(moment for number, moment in reversed(moments) if number <= revision)
 
 
 def _read(value: bytes) -> Wanted | None:

@@ -70,8 +70,18 @@ def current_process_name() -> str:
 _WORLD = Process("world")
 
 
+# That of the base class.
+RESOLUTION_SECONDS = 1e-9
+# More than this never happens at one moment.
+MOST_STEPS = 100_000
+
+
 class Deadlock(Exception):
     """Nothing will ever happen again."""
+
+
+class Livelock(Exception):
+    """Something happens without end, and time stands still."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -80,6 +90,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._seconds = 0.0
+        self._steps = 0
         self._selector = self
 
     def time(self) -> float:
@@ -90,8 +101,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """What the base class waits in."""
         if timeout is None:
             raise Deadlock
-        self._seconds += max(0.0, timeout)
+        self._note_step(timeout)
+        # The base class runs timers that are due within its clock's resolution; time must then have come to them.
+        self._seconds += max(timeout, RESOLUTION_SECONDS) if timeout > 0 else 0.0
         return []
+
+    def _note_step(self, timeout: float) -> None:
+        self._steps = self._steps + 1 if timeout <= 0 else 0
+        if self._steps > MOST_STEPS:
+            self._steps = 0
+            raise Livelock(f"at {self._seconds:.4f} s something goes round without any time passing")
 
     def _process_events(self, event_list: list[object]) -> None:
         """There is no input and output."""

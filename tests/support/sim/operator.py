@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 
-from registry.model.records import AdapterSpec, Source
-from registry.transactions.changes import ApplyAdapters, Change, Remove, RollbackAdapter, Upsert
+from registry.errors import Reason, RegistryError
+from registry.etcd3.ops import Event
+from registry.model.records import AdapterRecord, AdapterSpec, PoolLimits, Removed, RetiredRecord, Source
+from registry.model.status import ReplicaStatus
+from registry.transactions.changes import (
+    ApplyAdapters,
+    Change,
+    ConfirmRemovals,
+    CreatePool,
+    Remove,
+    RollbackAdapter,
+    SetTenant,
+    SettleRemoval,
+    Upsert,
+)
 from tests.support.sim.admins import settle
-from tests.support.sim.artifacts import HIGH_RANK, MISSING, REFUSED, ROOT
+from tests.support.sim.artifacts import HIGH_RANK, MAX_RANK, MISSING, REFUSED, ROOT
+from tests.support.sim.engines import BASE
 from tests.support.sim.world import KEYS, POOL, World
 
 NAMES = ("a", "b", "acme/c", "acme/d", "e", "f")
@@ -38,15 +53,67 @@ class Operator:
                     tasks.create_task(self.change(self._next()))
 
     async def change(self, change: Change) -> None:
-        """Settles one change."""
+        """Settles one change; one that a restored store may have lost is made again."""
         self._made += 1
-        request_id = f"req-{self._made}"
-        answer = await settle(self._world.admins, change, request_id, self._rng)
+        request_id, restores = f"req-{self._made}", -1
+        while restores != self._world.restores:
+            restores = self._world.restores
+            answer = await settle(self._world.admins, change, request_id, self._rng)
         self._world.log(f"{request_id} {type(change).__name__}: revision {answer.revision} {answer.reason}")
         self._world.answers.append(answer)
+        if answer.reason == Reason.ETCD_NO_SPACE and self._rng.random() < 0.5:
+            await self._break_glass(f"glass-{self._made}")
+
+    async def prepare(self) -> None:
+        """Makes the pool."""
+        await self.change(CreatePool(POOL, (BASE,), PoolLimits(max_rank=MAX_RANK)))
+
+    async def _break_glass(self, request_id: str) -> None:
+        """Deletes an adapter without space. One that was not changed since it was made leaves nothing in history."""
+        world = self._world
+        names = [name for name in NAMES if self._is_replaced(name)]
+        if not names:
+            return
+        try:
+            removal = await self._rng.choice(world.admins).break_glass(POOL, self._rng.choice(names), request_id)
+        except (ConnectionResetError, RegistryError) as error:
+            world.log(f"{request_id} not known to be removed: {error}")
+        else:
+            world.log(f"{request_id} removed {removal.record.name} at {removal.removed.revision}")
+
+    def _is_replaced(self, name: str) -> bool:
+        kvs, kv = self._world.store.kvs, self._world.store.kvs.get(KEYS.adapter(POOL, name))
+        if kv is None:
+            return False
+        before = kvs.get(KEYS.history(POOL, name, AdapterRecord.parse(kv.value).generation - 1))
+        return before is not None and not RetiredRecord.parse(before.value).deleted
+
+    async def settle_removals(self) -> None:
+        """Settles each removal that history shows, from what admins logged before they made it."""
+        world = self._world
+        logged = {told["record"] for told in world.broken_glass}
+        stood: dict[bytes, bytes] = {}
+        for revision, events in list(world.store.history):
+            before = stood.get(events[0].key, b"")
+            stood |= {event.key: event.kv.value for event in events if event.kv is not None}
+            if is_alone(events) and before.decode() in logged:
+                removed = Removed(revision=revision, at="then", by="op")
+                await self.change(SettleRemoval(AdapterRecord.parse(before), removed))
+
+    async def confirm(self) -> None:
+        """Confirms every list that a replica says it holds, in a pool that is there again."""
+        if KEYS.pool(POOL) not in self._world.store.kvs:
+            await self.prepare()
+        for key, kv in list(self._world.store.kvs.items()):
+            held = ReplicaStatus.parse(kv.value).held if key.startswith(KEYS.statuses(POOL)) else ""
+            if found := re.search(r"--revision (\d+)", held):
+                self._world.checks.removals_confirmed = True
+                await self.change(ConfirmRemovals(POOL, int(found[1])))
 
     def _next(self) -> Change:
         rng = self._rng
+        if rng.random() < 0.05:
+            return SetTenant("acme", rng.choice((1, 2, None)))
         if rng.random() < 0.1:
             return RollbackAdapter(POOL, rng.choice(NAMES))
         names = rng.sample(NAMES, rng.randint(1, 3))
@@ -69,6 +136,8 @@ class Operator:
     def _write_by_hand(self) -> None:
         """A record that somebody writes past the admin service: readable or not, or the base model's name."""
         world = self._world
+        if world.store.is_full:
+            return
         key = KEYS.adapter(POOL, ODD_NAME)
         value = self._rng.choice((b"{", b'{"schema":9}', self._odd_record()))
         world.hand_written.add(world.store.put(key, value))
@@ -81,3 +150,8 @@ class Operator:
             f'{{"schema":1,"name":"{ODD_NAME}","pool":"{POOL}","tenant":"default","generation":{self._sources},'
             f'"spec":{{"source":{{"uri":"{source}"}}}},"updated_at":"2026-01-01T00:00:00Z","updated_by":"hand"}}'
         ).encode()
+
+
+def is_alone(events: tuple[Event, ...]) -> bool:
+    """Whether a revision is nothing but the deletion of one adapter's record."""
+    return len(events) == 1 and events[0].kv is None and events[0].key.startswith(KEYS.adapters(POOL))

@@ -41,6 +41,7 @@ class Place:
     keys: Keys
     wall: Callable[[], datetime]
     on_report: OnReport
+    owner: str
 
 
 async def run_sidecar(place: Place, incarnation: int, rng: random.Random, journals: list[Journal]) -> None:
@@ -52,8 +53,8 @@ async def run_sidecar(place: Place, incarnation: int, rng: random.Random, journa
     presence = Presence(
         pool=place.pool,
         replica=place.replica,
-        incarnation=f"{place.replica}-{incarnation}",
-        owner=f"host of {place.replica}",
+        incarnation=f"{place.store.replica}-{incarnation}",
+        owner=place.owner,
         started_at=rfc3339(chance.wall()),
     )
     publisher = Publisher(client, place.keys, presence, chance, on_change=inputs.wake)

@@ -13,15 +13,12 @@ from unittest import mock
 
 import structlog
 
-from registry.model.records import PoolLimits
-from registry.transactions.changes import CreatePool
-from tests.support.sim.artifacts import MAX_RANK
-from tests.support.sim.engines import BASE, http_for
+from tests.support.sim.engines import http_for
 from tests.support.sim.faults import rage
 from tests.support.sim.goal import converge, stay
-from tests.support.sim.loop import VirtualLoop
+from tests.support.sim.loop import Deadlock, Livelock, VirtualLoop, current_process_name
 from tests.support.sim.operator import Operator
-from tests.support.sim.world import POOL, World
+from tests.support.sim.world import World
 from tests.support.sim.writes import check_writes
 
 CHAOS_SECONDS = 30.0
@@ -51,12 +48,20 @@ def simulate(seed: int) -> Outcome:
     with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as root, _loop() as loop:
         world = loop.run_until_complete(_made(seed, Path(root)))
         with _patched(world):
-            converged = loop.run_until_complete(_play(world))
+            converged = _played(loop, world)
     if world.checks.violations:
         tail = "\n".join(world.trace[-60:])
         found = "\n".join(world.checks.violations[:10])
         raise SimulationFailed(f"seed {seed}; replay with: make sim SEED={seed}\n{tail}\n\n{found}")
     return Outcome(world.trace, world.digest, converged)
+
+
+def _played(loop: VirtualLoop, world: World) -> float:
+    try:
+        return loop.run_until_complete(_play(world))
+    except (Deadlock, Livelock) as error:
+        world.checks.violations.append(f"R3 {type(error).__name__}: {error}")
+        return 0.0
 
 
 async def _made(seed: int, folder: Path) -> World:
@@ -78,7 +83,10 @@ def _patched(world: World) -> Iterator[None]:
 
     def note(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:
         name = event.pop("event")
+        if name == "breaking_glass":
+            world.broken_glass.append(dict(event))
         world.log(f"{name} {event}")
+        world.checks.on_log(current_process_name(), name)
         raise structlog.DropEvent
 
     before = structlog.get_config()
@@ -99,7 +107,9 @@ async def _play(world: World) -> float:
     for admin in world.admins:
         admin.start()
     operator = Operator(world)
-    await operator.change(CreatePool(POOL, (BASE,), PoolLimits(max_rank=MAX_RANK)))
+    await operator.prepare()
+    remade: set[asyncio.Task[None]] = set()
+    world.on_restore = lambda: remade.add(loop.create_task(operator.prepare()))
     for replica in world.replicas:
         replica.engine.start()
         world.start(replica)
@@ -109,7 +119,9 @@ async def _play(world: World) -> float:
     _heal(world)
     world.log("healed everything")
     healed_at = loop.time()
-    await converge(world)
+    await asyncio.gather(*remade)
+    await operator.settle_removals()
+    await converge(world, operator.confirm)
     converged = loop.time() - healed_at
     await stay(world)
     check_writes(world)
@@ -126,6 +138,9 @@ async def _expire_leases(world: World) -> None:
 
 
 def _heal(world: World) -> None:
+    for rival in world.rivals:
+        world.kill(rival)
+        rival.engine.kill()
     for replica in world.replicas:
         replica.process.resume()
         replica.engine.release()

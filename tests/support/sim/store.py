@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from registry.etcd3.ops import Event, KeyValue, Put, Range, RangeResult, Txn, TxnResult
+from registry.etcd3.ops import Delete, Event, KeyValue, Put, Range, RangeResult, Txn, TxnResult
 from tests.support.memory_etcd import MemoryEtcd
 
 Revision = tuple[int, tuple[Event, ...]]
@@ -18,6 +18,9 @@ class Refusal(Exception):
     def __init__(self, code: str, details: str) -> None:
         super().__init__(details)
         self.code, self.details = code, details
+
+
+NO_SPACE = Refusal("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded")
 
 
 @dataclass
@@ -33,16 +36,20 @@ class EtcdStore(MemoryEtcd):
     """The whole store. `history` is never cut, since checks need it; `compacted` says what clients may still see."""
 
     compacted: int = 0
+    is_full: bool = False
     leases: dict[int, Lease] = field(default_factory=dict)
     on_commit: list[Callable[[int, tuple[Event, ...]], None]] = field(default_factory=list)
     _next_lease: int = 1000
+    _ttls: dict[int, int] = field(default_factory=dict)
 
     def txn(self, txn: Txn) -> TxnResult:
         """As `MemoryEtcd.txn`.
 
         Raises:
-            Refusal: a lease in it is not known.
+            Refusal: a lease in it is not known, or there is no space.
         """
+        if self.is_full and any(not isinstance(op, Range) for op in (*txn.success, *txn.failure)):
+            raise NO_SPACE
         for op in (*txn.success, *txn.failure):
             if isinstance(op, Put) and op.lease and op.lease not in self.leases:
                 self._refuse_lost_lease(txn, op)
@@ -50,6 +57,23 @@ class EtcdStore(MemoryEtcd):
         result = super().txn(txn)
         self._tell(before)
         return result
+
+    def delete_range(self, op: Delete) -> tuple[KeyValue, ...]:
+        """A deletion by itself, which is taken without space too; returns what it deleted."""
+        found, before = tuple(self._between(op.key, op.range_end)), self.revision
+        super().txn(Txn((), (op,)))
+        self._tell(before)
+        return found
+
+    def restore(self, revision: int, now: float, *, bump: int = 0) -> None:
+        """As from a backup of that revision, 0: emptied. `bump` as etcdutl's ``--bump-revision --mark-compacted``."""
+        self.kvs = self.at(revision)
+        self.history = [(number, events) for number, events in self.history if number <= revision]
+        self.revision = max(1, revision) + bump
+        self.compacted = self.revision if bump else 0
+        kept = {kv.lease for kv in self.kvs.values() if kv.lease}
+        # A backup has them too, also those that have ended since; each gets a whole TTL again.
+        self.leases = {number: Lease(self._ttls[number], now + self._ttls[number]) for number in sorted(kept)}
 
     def _refuse_lost_lease(self, txn: Txn, op: Put) -> None:
         branch = txn.success if self.holds(txn) else txn.failure
@@ -117,8 +141,15 @@ class EtcdStore(MemoryEtcd):
         self.compacted = revision
 
     def grant(self, ttl_seconds: int, now: float) -> int:
-        """A new lease's id."""
+        """A new lease's id.
+
+        Raises:
+            Refusal: there is no space.
+        """
+        if self.is_full:
+            raise NO_SPACE
         self._next_lease += 1
+        self._ttls[self._next_lease] = ttl_seconds
         self.leases[self._next_lease] = Lease(ttl_seconds, now + ttl_seconds)
         return self._next_lease
 

@@ -5,25 +5,31 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from registry.keys import Keys
+from registry.model.records import Meta
 from sidecar.journal import Journal
 from sidecar.ownership import ReplicaTaken
 from tests.support.sim.admins import Admin, Answer
 from tests.support.sim.artifacts import SimStore
+from tests.support.sim.channels import SimChannel
 from tests.support.sim.checks import Checks
 from tests.support.sim.engines import EngineHost
+from tests.support.sim.links import Link
 from tests.support.sim.loop import Process, State, current_process_name
 from tests.support.sim.members import Cluster, Habits, Member
-from tests.support.sim.network import Link, SimChannel
 from tests.support.sim.sidecars import Place, run_sidecar
 from tests.support.sim.store import EtcdStore
 
 POOL = "p"
 KEYS = Keys("/sim")
+# After this a sidecar that gave up its replica id is started anew.
+SUPERVISOR_SECONDS = 5.0
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -39,6 +45,10 @@ class ReplicaHost:
     @property
     def name(self) -> str:
         return self.place.replica
+
+    @property
+    def has_snapshot(self) -> bool:
+        return any(file.stat().st_size for file in self.place.state.glob("*"))
 
     @property
     def runs(self) -> bool:
@@ -57,6 +67,10 @@ class World:
         self.checks = Checks(KEYS, POOL, self.log)
         self.journals: list[Journal] = []
         self.hand_written: set[int] = set()
+        self.broken_glass: list[dict[str, Any]] = []
+        self.rivals: list[ReplicaHost] = []
+        self.restores = 0
+        self.on_restore: Callable[[], None] = lambda: None
         self._folder = folder
         self._dead: list[Process] = []
         self._channels = 0
@@ -65,9 +79,11 @@ class World:
         self.cluster = Cluster(self.store, self._rng("cluster"), _habits(self.rng))
         for number in range(self.rng.choice((1, 3))):
             Member(f"m{number}", number + 1, self.cluster)
+        self.write_meta()
         self.links: dict[str, Link] = {}
         self.admins = [self._admin(f"admin{number}") for number in range(2)]
         self.replicas = [self._replica(f"r{number}") for number in range(self.rng.randint(1, 3))]
+        self.checks.replicas = {replica.name for replica in self.replicas}
         self.engines = {replica.engine.url: replica.engine for replica in self.replicas}
 
     def _rng(self, name: str) -> random.Random:
@@ -110,21 +126,68 @@ class World:
         url = f"http://{name}"
         engine = EngineHost(name, url, store, self._rng(f"engine {name}"), self.checks.on_engine)
         place = Place(
-            POOL, name, url, self._endpoints(name), self._folder / name, store, KEYS, self.wall, self.checks.on_report
+            *(POOL, name, url, self._endpoints(name), self._folder / name, store, KEYS, self.wall),
+            *(self.checks.on_report, f"host of {name}"),
         )
         return ReplicaHost(place, engine)
 
-    def start(self, host: ReplicaHost) -> None:
-        """Starts the sidecar's process."""
+    def write_meta(self) -> None:
+        """What the first admin service writes into a store: its epoch."""
+        meta = Meta(epoch=f"{self.rng.random()}", created_at=EPOCH.isoformat())
+        self.hand_written.add(self.store.put(KEYS.meta(), meta.to_bytes()))
+
+    def replace_store(self, revision: int, *, bump: int) -> None:
+        """etcd is restored from a backup of that revision, 0: is emptied; as an operator does it, with admins ended."""
+        self.restores += 1
+        self.log(f"store restored to revision {revision}, bumped by {bump}")
+        for admin in self.admins:
+            self.kill_admin(admin)
+        self.store.restore(revision, asyncio.get_running_loop().time(), bump=bump)
+        self.cluster.restart(cluster_id=None if bump else self.cluster.cluster_id + 1)
+        self.hand_written = {number for number in self.hand_written if number <= revision}
+        self.answers = [answer for answer in self.answers if answer.revision <= revision]
+        self.checks.oracle.restore(self.store.history)
+        for link in self.links.values():
+            link.cut()
+        if not revision:
+            self.store.is_full = False
+            self.write_meta()
+        self.on_restore()
+
+    def rival(self, host: ReplicaHost) -> ReplicaHost:
+        """A clone of a host: the same replica id, but an engine, a disk and ways to etcd of its own."""
+        twin = ReplicaHost(host.place, host.engine, starts=0)
+        name = f"{host.name}twin{len(self.rivals)}"
+        store = SimStore(name, self._rng(f"store {name}"))
+        engine = EngineHost(name, f"http://{name}", store, self._rng(f"engine {name}"), _nothing)
+        self.engines[engine.url] = engine
+        twin.engine = engine
+        twin.place = replace(
+            host.place,
+            engine_url=engine.url,
+            endpoints=self._endpoints(name),
+            state=self._folder / name,
+            store=store,
+            on_report=lambda _replica, _inputs, _report: None,
+            owner=f"host of {name}",
+        )
+        self.rivals.append(twin)
+        return twin
+
+    def start(self, host: ReplicaHost, keys: Keys = KEYS) -> None:
+        """Starts the sidecar's process; other `keys`: with a wrong prefix."""
         if host.runs:
             return
         host.starts += 1
-        host.process = Process(f"{host.name}.{host.starts}")
-        rng = self._rng(f"{host.name} {host.starts}")
-        work = run_sidecar(host.place, host.starts, rng, self.journals)
+        client = host.place.store.replica
+        host.process = Process(f"{client}.{host.starts}")
+        self.checks.lost.pop(client, None)
+        rng = self._rng(f"{client} {host.starts}")
+        place = replace(host.place, keys=keys)
+        work = run_sidecar(place, host.starts, rng, self.journals)
         task = asyncio.get_running_loop().create_task(work, context=host.process.context())
         task.add_done_callback(lambda done: self._ended(host, done))
-        host.process.on_death.append(lambda: self._cut(host.name))
+        host.process.on_death.append(lambda: self._cut(client))
 
     def _cut(self, client: str) -> None:
         for link in self.links_of(client):
@@ -139,6 +202,8 @@ class World:
         if not taken:
             self.checks.violated(f"R12 {host.name} ended: {error!r}")
         self.kill(host)
+        if host in self.replicas:
+            asyncio.get_running_loop().call_later(SUPERVISOR_SECONDS, self.start, host)
 
     def kill(self, host: ReplicaHost) -> None:
         """Kills the sidecar's process wherever it is."""
@@ -157,7 +222,9 @@ class World:
         """Ends everything, also what was killed, so that nothing is left behind."""
         for replica in self.replicas:
             self.kill(replica)
-        engines = [process for replica in self.replicas for process in replica.engine.processes]
+        for replica in self.rivals:
+            self.kill(replica)
+        engines = [process for host in (*self.replicas, *self.rivals) for process in host.engine.processes]
         for process in (*self._dead, *engines):
             process.bury()
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -166,6 +233,10 @@ class World:
         await asyncio.gather(*tasks, return_exceptions=True)
         for journal in self.journals:
             journal.close()
+
+
+def _nothing(_host: EngineHost, _what: str, _name: str, _path: str) -> None:
+    return
 
 
 def _habits(rng: random.Random) -> Habits:

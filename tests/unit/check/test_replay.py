@@ -15,8 +15,8 @@ from registry.check.replay import replay
 from registry.check.replicas import Listing, check_listings, check_log
 from registry.check.steps import Base, Revision, Step
 from registry.etcd3.ops import Event, KeyValue
-from registry.model.records import AdapterSpec, Source
-from registry.transactions.changes import Remove, SetTenant, Upsert
+from registry.model.records import AdapterRecord, AdapterSpec, Removed, Source
+from registry.transactions.changes import Remove, SetTenant, SettleRemoval, Upsert
 from tests.support.changes import KEYS, POOL, Desk, applying, creating, upsert
 from tests.support.memory_etcd import MemoryEtcd
 
@@ -171,6 +171,41 @@ def test_two_replies_to_one_request_are_found(desk):
     assert [one.guarantee for one in findings] == ["W3"]
 
 
+def removed(desk: Desk) -> SettleRemoval:
+    """acme/a is deleted alone, as under NOSPACE."""
+    record = AdapterRecord.parse(desk.etcd.kvs[KEYS.adapter(POOL, "acme/a")].value)
+    revision = desk.etcd.delete(KEYS.adapter(POOL, "acme/a"))
+    return SettleRemoval(record, Removed(revision=revision, at="then", by="alice"))
+
+
+def test_a_removal_alone_is_found_until_it_is_accounted_for(desk):
+    """W5, W7: what followed under its too high counter is no finding by itself."""
+    change = removed(desk)
+    desk.change(applying(upsert("acme/c")))
+    assert found(steps_of(desk)) == {("W7", 7), ("W5", 7)}
+    desk.change(change)
+    assert found(steps_of(desk)) == set()
+
+
+def test_a_removal_before_the_history_begins_is_known_from_its_settlement(desk):
+    """W5, W6, W7: compaction is what follows upon NOSPACE, and takes the removal itself out of the history."""
+    change = removed(desk)
+    base = Base(desk.etcd.revision, tuple(desk.etcd.kvs.values()))
+    desk.change(applying(upsert("acme/a", "v9")))
+    desk.change(change)
+    assert found([base, *steps_of(desk)[7:]]) == set()
+
+
+def test_a_settlement_of_nothing_is_found(desk):
+    """W7: each removal is accounted for once."""
+    change = removed(desk)
+    desk.change(change)
+    elsewhere = replace(change, removed=change.removed.model_copy(update={"revision": 3}))
+    desk.etcd.delete(KEYS.history(POOL, "acme/a", 2))
+    desk.change(elsewhere)
+    assert ("W7", 9) in found(steps_of(desk)) or ("W7", 10) in found(steps_of(desk))
+
+
 def plan(fold: Fold, revision: int, total: int | None = None) -> dict[str, object]:
     state = fold.hash_at(POOL, revision) if total is None else total
     return {"event": "plan_made", "revision": revision, "state_hash": f"{state:064x}"}
@@ -192,6 +227,14 @@ def test_a_sidecars_log_is_held_against_the_history(desk):
     assert of({"event": "engine_call", "call": "unload", "name": "theirs"}) == ["R11"]
 
 
+def test_an_adapter_that_went_before_the_history_begins_is_known(desk):
+    """R11 foreign-safe: a compaction makes no adapter somebody else's."""
+    fold = replay(KEYS, [Base(desk.etcd.revision, tuple(desk.etcd.kvs.values()))])
+    unload = {"event": "engine_call", "call": "unload"}
+    assert check_log(fold, POOL, "r1", [unload | {"name": "acme/b"}]) == []
+    assert [one.guarantee for one in check_log(fold, POOL, "r1", [unload | {"name": "theirs"}])] == ["R11"]
+
+
 def listing(revision: int, *names: str, settled: bool = False, digest: str = "0" * 64) -> Listing:
     adapters = dict.fromkeys(names, f"/store/adapters/sha256-{digest}") | {"foreign": "/elsewhere"}
     return Listing(replica="r1", revision=revision, adapters=adapters, settled=settled)
@@ -208,11 +251,12 @@ def test_listings_are_held_against_the_history(desk):
     assert of(listing(5, "acme/a"), listing(6, "acme/a", "acme/b")) == ["R6"]
     assert of(listing(5, "acme/a", "acme/b", settled=True)) == ["R6"]
     assert of(listing(5, settled=True)) == ["R3"]
-    pinned = AdapterSpec(source=Source(uri="file:///a/v1", digest="sha256:" + "1" * 64))
-    desk.change(applying(Upsert("pinned", pinned)))
+    for name, digit in (("one", "1"), ("same", "1"), ("other", "2")):
+        source = Source(uri="file:///a/v1", digest="sha256:" + digit * 64)
+        desk.change(applying(Upsert(name, AdapterSpec(source=source))))
     fold = replay(KEYS, steps_of(desk))
-    assert of(listing(7, "pinned", digest="1" * 64)) == []
-    assert of(listing(7, "pinned", digest="2" * 64)) == ["R4"]
+    assert of(listing(9, "one", "same", digest="a" * 64), listing(9, "other", digest="b" * 64)) == []
+    assert of(listing(9, "one", digest="a" * 64), listing(9, "other", digest="a" * 64)) == ["R4"]
 
 
 def test_an_export_is_read_as_it_was_written(desk):

@@ -48,7 +48,8 @@ def test_the_commands_are_those_of_the_interface():
     expected = (
         "apply add get describe delete history rollback rollout diff check digest publish sign pool tenant dev".split()
     )
-    assert set(ROOT.commands) == set(expected)
+    assert set(ROOT.commands) == {*expected, "break-glass"}
+    assert set(ROOT.commands["break-glass"].commands) == {"delete", "settle"}
     assert set(ROOT.commands["pool"].commands) >= {"create", "delete"}
     assert set(ROOT.commands["dev"].commands) == {"up", "status", "down"}
 

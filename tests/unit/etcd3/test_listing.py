@@ -38,7 +38,7 @@ async def test_later_pages_are_pinned_to_the_first_one():
     listing = await list_range(store.read, b"", b"\xff", 2)
     assert [kv.key for kv in listing.kvs] == store.keys
     assert (listing.revision, listing.cluster_id, listing.raft_term) == (51, 7, 3)
-    assert [(op.key, op.revision) for op in store.asked] == [(b"", 0), (b"0001\0", 51), (b"0003\0", 51)]
+    assert [(op.key, op.revision) for op in store.asked] == [(b"", 0), (b"0001\0", 51), (b"0003\0", 51), (b"", 51)]
 
 
 @pytest.mark.parametrize("trouble", [compacted(), FutureRevision(""), 8])
@@ -48,7 +48,21 @@ async def test_a_revision_lost_on_the_way_means_to_start_over(trouble):
     listing = await list_range(store.read, b"", b"\xff", 2)
     assert [kv.key for kv in listing.kvs] == store.keys
     assert listing.revision == 53
-    assert len(store.asked) == 2 + 3
+    assert len(store.asked) == 2 + 4
+
+
+async def test_a_compaction_that_overtakes_the_last_page_means_to_start_over():
+    """R2: pages that were read meanwhile may lack keys without saying so (etcd#19179)."""
+    store = Store(5, [None, None, None, compacted()])
+    listing = await list_range(store.read, b"", b"\xff", 2)
+    assert (listing.revision, len(store.asked)) == (55, 4 + 4)
+
+
+async def test_one_page_needs_no_second_look():
+    """etcd reads the newest revision, and no compaction reaches that."""
+    store = Store(2)
+    await list_range(store.read, b"", b"\xff", 2)
+    assert len(store.asked) == 1
 
 
 async def test_starting_over_has_an_end():

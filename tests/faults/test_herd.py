@@ -1,0 +1,56 @@
+"""Very many sidecars are restarted at once, as after a roll-out of a new release."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import structlog
+
+from registry.keys import Keys
+from tests.support.fleet import POOL, Hand
+from tests.support.herd import Herd, lists_read, patient
+
+SIDECARS = int(os.environ.get("SIDECARS", "300"))
+RECORDS = 300
+MOST_LISTS = 5
+
+
+@pytest.fixture
+def quiet():
+    """A thousand logs would say the same."""
+    before = structlog.get_config()
+    structlog.configure(processors=[_drop])
+    yield
+    structlog.configure(**before)
+
+
+def _drop(_logger, _method, _event):
+    raise structlog.DropEvent
+
+
+@pytest.mark.timeout(600)
+async def test_a_thousand_sidecars_resume_from_their_snapshots(one, hand: Hand, quiet, tmp_path):
+    """Fault 34: R2 replay-equal, R13; what changed meanwhile reaches all, and at most five read a whole list.
+
+    `make soak` starts a thousand, and so does `make bench ONLY=herd`.
+    """
+    herd = Herd(one.endpoints[0], Keys("/x"), POOL, tmp_path)
+    await hand.pool()
+    kept = hand.record("n0", "v1")
+    records = [kept.model_copy(update={"name": f"n{number}"}) for number in range(RECORDS)]
+    revision = await hand.put(*records)
+    try:
+        await herd.start(1, revision, timeout_seconds=60)
+        await herd.stop()
+        herd.copy_snapshot(SIDECARS)
+        changed = [one.model_copy(update={"generation": 2}) for one in records[:20]]
+        await hand.put(*changed)
+        revision = await hand.delete("n298", "n299")
+        before = lists_read()
+        with patient():
+            await herd.start(SIDECARS, revision, timeout_seconds=240)
+        assert lists_read() - before <= MOST_LISTS
+        assert {one.inputs.desired.count for one in herd.members} == {RECORDS - 2}
+    finally:
+        await herd.stop()
