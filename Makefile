@@ -79,14 +79,18 @@ test: install engine .venv-oldest/.installed ## Run every test that CI runs, on 
 	$(BIN)/pytest $(PURE:%=--cov=%) --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
 
 .PHONY: sim
-sim: install ## Play one simulation and show its trace (SEED=n)
-	$(BIN)/python -m tests.support.sim --seed $(or $(SEED),$(error SEED=n says which))
+sim: install ## Play one simulation and show its trace (SEED=n, NETS=no: without periodic looks)
+	$(BIN)/python -m tests.support.sim --seed $(or $(SEED),$(error SEED=n says which)) $(if $(filter no,$(NETS)),--no-nets)
 
 .PHONY: soak
 soak: install ## Play thousands of simulations, restart 1,000 sidecars, hurt a real cluster for ten minutes (COUNT=n, SEED=n, SECONDS=n)
 	$(BIN)/python -m tests.support.sim --count $(or $(COUNT),3000)
 	SIDECARS=1000 $(BIN)/pytest --timeout=900 tests/faults/test_herd.py
 	SEED=$(or $(SEED),7) SECONDS=$(or $(SECONDS),600) $(BIN)/pytest -s --timeout=3600 tests/faults/test_schedule.py
+
+.PHONY: mutants
+mutants: install ## Put deliberate bugs into copies of the code, show which test catches each (ONLY=name,name)
+	$(BIN)/python -m tests.support.mutants $(if $(ONLY),--only $(ONLY))
 
 .PHONY: bench
 bench: install ## Measure what is promised, each beside its floor (ONLY=name for one); last line: all figures

@@ -33,6 +33,7 @@ from sidecar.reporter import Reporter
 from sidecar.retention import Retention
 from sidecar.settings import Settings
 from sidecar.status import Replica, rfc3339
+from sidecar.steps import OnStep, ignore
 
 _log = structlog.get_logger()
 LOCK_RETRY_SECONDS = 1.0
@@ -42,8 +43,8 @@ class StoreUnusable(Exception):
     """The store, the base model's directory or the HTTP port cannot be used; the message says why and what to do."""
 
 
-async def run(settings: Settings) -> None:
-    """Runs one sidecar until it is cancelled.
+async def run(settings: Settings, on_step: OnStep = ignore) -> None:
+    """Runs one sidecar until it is cancelled; `on_step` is called at each step, also in worker threads, for tests.
 
     Raises:
         StoreUnusable: at start.
@@ -52,32 +53,21 @@ async def run(settings: Settings) -> None:
     chance = Chance()
     state = settings.store / "state" / settings.replica
     try:
-        base = read_base(settings.base_model) if settings.base_model else None
-        store = LocalStore(
-            settings.store,
-            settings.replica,
-            settings.allow_source,
-            base=base,
-            remote=_remote(settings),
-            signature_keys=read_keys(settings.signature_keys) if settings.signature_keys else {},
-            engine=settings.engine,
-            budget_bytes=settings.store_budget,
-            grace_seconds=settings.unload_grace,
-        )
+        store = _store(settings, on_step)
         lock = HostLock(state / "lock")
         listener = listen(settings.http.host, settings.http.port)
     except (OSError, StoreError, BaseUnreadable) as error:
         raise StoreUnusable(f"{error}") from error
     client = Client(settings.client_options())
-    engine = VllmEngine(settings.engine, api_key_file=settings.engine_api_key_file, limits=settings.engine_limits())
+    engine = _engine(settings, on_step)
     inputs, keys = Inputs(), Keys(settings.prefix)
-    publisher = Publisher(client, keys, _presence(settings, lock.owner, chance), chance, on_change=inputs.wake)
+    publisher = Publisher(client, keys, _presence(settings, lock.owner, chance), chance, inputs.wake, on_step)
     replica = Replica(settings.replica, settings.pool, engine.kind, engine.url)
     reporter = Reporter(replica, chance, publisher.offer)
     retention = Retention(settings.unload_grace, store.owns)
     keeper = Keeper(engine, store, retention, store.upkeep, monotonic=chance.monotonic)
     reconciler = Reconciler(engine, store, inputs, publisher, chance, reporter.take, keeper.notice)
-    feed = Feed(client, keys, settings.pool, inputs, Journal(state), chance)
+    feed = Feed(client, keys, settings.pool, inputs, Journal(state, on_step), chance)
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(HttpServer(make_app(reporter), listener).run(), name="http")
@@ -95,6 +85,26 @@ async def run(settings: Settings) -> None:
         await engine.aclose()
         await client.aclose()
         lock.close()
+
+
+def _store(settings: Settings, on_step: OnStep) -> LocalStore:
+    return LocalStore(
+        settings.store,
+        settings.replica,
+        settings.allow_source,
+        base=read_base(settings.base_model) if settings.base_model else None,
+        remote=_remote(settings),
+        signature_keys=read_keys(settings.signature_keys) if settings.signature_keys else {},
+        engine=settings.engine,
+        budget_bytes=settings.store_budget,
+        grace_seconds=settings.unload_grace,
+        on_step=on_step,
+    )
+
+
+def _engine(settings: Settings, on_step: OnStep) -> VllmEngine:
+    key, limits = settings.engine_api_key_file, settings.engine_limits()
+    return VllmEngine(settings.engine, api_key_file=key, limits=limits, on_step=on_step)
 
 
 def _remote(settings: Settings) -> RemoteOptions:

@@ -16,9 +16,10 @@ from pathlib import Path
 import structlog
 
 from sidecar.snapshot import Base, Entry, SnapshotDamaged, decode_base, decode_entries, encode_base, encode_entry
+from sidecar.steps import OnStep, Step, ignore
 
 _log = structlog.get_logger()
-_NUMBERED = re.compile(r"(snapshot|journal)-(\d{1,12})")
+_NUMBERED = re.compile(r"(snapshot|journal|tmp)-(\d{1,12})")
 # A journal smaller than this is never worth a new base.
 MIN_JOURNAL_BYTES = 1 << 20
 # What is appended within this time is synced together.
@@ -36,8 +37,10 @@ class Restored:
 class Journal:
     """The snapshot of one replica. One task owns it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, on_step: OnStep = ignore) -> None:
+        """Reads nothing yet; `on_step` is called at each step, also in a worker thread, for tests."""
         self._directory = directory
+        self._on_step = on_step
         self._number = 0
         self._descriptor: int | None = None
         self._journal_bytes = 0
@@ -90,6 +93,7 @@ class Journal:
             return
         self._journal_bytes += written
         self._unsynced.set()
+        self._on_step(Step.ENTRY_APPENDED)
 
     async def rewrite(self, base: Base) -> None:
         """Writes a new base; entries appended meanwhile go to the journal after it."""
@@ -97,6 +101,7 @@ class Journal:
         self._has_gap = False
         number = self._number
         self._open(number)
+        self._on_step(Step.JOURNAL_OPENED)
         self._journal_bytes = 0
         try:
             self._base_bytes = await asyncio.to_thread(self._write_base, number, base)
@@ -122,6 +127,7 @@ class Journal:
         except OSError as error:
             if number == self._number:
                 self._abandon("journal_sync_failed", str(error))
+        self._on_step(Step.ENTRY_SYNCED)
 
     def close(self) -> None:
         """Closes the journal; the files stay."""
@@ -149,10 +155,14 @@ class Journal:
         with os.fdopen(descriptor, "wb") as file:
             file.writelines(encode_base(base))
             file.flush()
+            self._on_step(Step.BASE_WRITTEN)
             size_bytes = file.tell()
             os.fsync(file.fileno())
+        self._on_step(Step.BASE_SYNCED)
         temporary.rename(self._directory / f"snapshot-{number}")
+        self._on_step(Step.BASE_NAMED)
         _sync_directory(self._directory)
+        self._on_step(Step.BASE_KEPT)
         return size_bytes
 
     def _forget_before(self, number: int) -> None:
@@ -160,9 +170,10 @@ class Journal:
             for old in numbers:
                 if old < number:
                     (self._directory / f"{kind}-{old}").unlink(missing_ok=True)
+                    self._on_step(Step.OLD_FORGOTTEN)
 
     def _files(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {"snapshot": [], "journal": []}
+        found: dict[str, list[int]] = {"snapshot": [], "journal": [], "tmp": []}
         if self._directory.is_dir():
             for entry in self._directory.iterdir():
                 if match := _NUMBERED.fullmatch(entry.name):

@@ -17,6 +17,7 @@ from registry.model.status import Presence, ReplicaStatus
 from sidecar.chance import Chance
 from sidecar.ownership import ReplicaTaken
 from sidecar.status import says_the_same
+from sidecar.steps import OnStep, Step, ignore
 
 _log = structlog.get_logger()
 LEASE_TTL_SECONDS = 10
@@ -32,9 +33,17 @@ class Publisher:
     """The only writer of ``replicas/<pool>/<replica>`` and ``status/<pool>/<replica>``."""
 
     def __init__(
-        self, client: Client, keys: Keys, presence: Presence, chance: Chance, on_change: Callable[[], None]
+        self,
+        client: Client,
+        keys: Keys,
+        presence: Presence,
+        chance: Chance,
+        on_change: Callable[[], None],
+        on_step: OnStep = ignore,
     ) -> None:
+        """Writes nothing yet; `on_change` is called when the id is lost or won, `on_step` at each step, for tests."""
         self._client = client
+        self._on_step = on_step
         self._presence = presence
         self._presence_key = keys.replica(presence.pool, presence.replica)
         self._status_key = keys.status(presence.pool, presence.replica)
@@ -59,9 +68,11 @@ class Publisher:
         await hold_lease(self._client, ttl_seconds=LEASE_TTL_SECONDS, body=self._publish, rng=self._chance.rng)
 
     async def _publish(self, lease: int) -> None:
+        self._on_step(Step.LEASE_HELD)
         while True:
             try:
                 if await self._claim(lease):
+                    self._on_step(Step.PRESENCE_WRITTEN)
                     await self._write_statuses(lease)
             except LeaseExpired:
                 raise  # the session gets a new lease, and everything is written again
@@ -117,6 +128,7 @@ class Publisher:
             put = Put(self._status_key, written.to_bytes(), lease)
             if not (await self._client.txn(Txn((guard,), (put,)))).succeeded:
                 return
+            self._on_step(Step.STATUS_WRITTEN)
 
     async def _next(self, written: ReplicaStatus | None) -> ReplicaStatus:
         """The newest status once it says something new, or to confirm what was written before."""

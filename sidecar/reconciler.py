@@ -32,6 +32,8 @@ from sidecar.status import Situation
 _log = structlog.get_logger()
 # A look at the engine is at most this old when the next plan is made, so that drift is found.
 RESYNC_SECONDS = 15.0
+# An engine that could not be looked at in full, or may not be, is looked at again after this time.
+LOOK_AGAIN_SECONDS = 15.0
 # While the outcome of a call is unknown, the engine is asked again after this time.
 UNSETTLED_SECONDS = 2.0
 # After calls that the engine says it carried out it is looked at this much later, if nothing else comes before: others
@@ -115,7 +117,7 @@ class Reconciler:
         desired = self._inputs.desired if self._inputs.pool_read else None
         if observed is None or desired is None:
             self._report(None, observed, desired)
-            return RESYNC_SECONDS
+            return LOOK_AGAIN_SECONDS
         self._settle(observed)
         plan = self._plan(desired, observed, staging)
         if plan.is_destructive:
@@ -123,7 +125,7 @@ class Reconciler:
             desired = self._inputs.desired or desired  # it may have moved on during the look
             if observed is None:
                 self._report(None, None, desired)
-                return RESYNC_SECONDS
+                return LOOK_AGAIN_SECONDS
             plan = self._plan(desired, observed, staging)
         self._note(plan, desired, observed)
         staging.start(plan.stage)

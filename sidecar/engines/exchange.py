@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -61,6 +61,10 @@ class JsonPost:
 Request = Get | JsonPost
 
 
+def unheard() -> None:
+    """Does nothing when requests are on their way."""
+
+
 class Exchange:
     """How to reach one server. Each call makes a connection and closes it."""
 
@@ -79,6 +83,7 @@ class Exchange:
         *,
         timeout_seconds: float,
         max_reply_bytes: int = MAX_REPLY_BYTES,
+        on_sent: Callable[[], None] = unheard,
     ) -> list[Reply | Lost] | NotSent:
         """Sends all requests at once.
 
@@ -87,6 +92,7 @@ class Exchange:
             headers: sent with each of them.
             timeout_seconds: for all replies together, after the connection is made.
             max_reply_bytes: a reply whose body is larger counts as lost.
+            on_sent: called once all bytes are on their way, before a reply is read.
 
         Returns:
             One answer per request, in order.
@@ -97,7 +103,7 @@ class Exchange:
         except (OSError, TimeoutError) as error:
             return NotSent(f"no connection to {self._authority}: {error or 'no answer'}")
         try:
-            return await self._converse(reader, writer, requests, headers, timeout_seconds, max_reply_bytes)
+            return await self._converse(reader, writer, requests, headers, timeout_seconds, max_reply_bytes, on_sent)
         finally:
             writer.close()
 
@@ -109,12 +115,14 @@ class Exchange:
         headers: Mapping[str, str],
         timeout_seconds: float,
         max_reply_bytes: int,
+        on_sent: Callable[[], None],
     ) -> list[Reply | Lost]:
         answers: list[Reply | Lost] = []
         try:
             async with asyncio.timeout(timeout_seconds):
                 writer.write(b"".join(self._wire(h11.Connection(h11.CLIENT), one, headers) for one in requests))
                 await writer.drain()
+                on_sent()
                 connection = h11.Connection(h11.CLIENT)
                 for request in requests:
                     if answers:

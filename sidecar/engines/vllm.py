@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sidecar.engines import vllm_answers as answers
 from sidecar.engines.driver import CHECK_NAME_PREFIX, EngineError, EngineUnreachable, EngineUnusable
-from sidecar.engines.exchange import JsonPost
+from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply
 from sidecar.engines.vllm_http import VllmHttp
 from sidecar.observed import (
     AlreadyThere,
@@ -23,6 +24,7 @@ from sidecar.observed import (
     Outcome,
     Unknown,
 )
+from sidecar.steps import OnStep, Step, ignore
 
 LOAD_PATH = "/v1/load_lora_adapter"
 UNTOLD = EngineLimits()
@@ -60,6 +62,7 @@ class VllmEngine:
         api_key_file: Path | None = None,
         deadlines: Deadlines = Deadlines(),
         limits: EngineLimits = UNTOLD,
+        on_step: OnStep = ignore,
     ) -> None:
         """Connects to nothing yet.
 
@@ -68,10 +71,12 @@ class VllmEngine:
             api_key_file: holds the key that the server was started with; read at each use, None: there is no key.
             deadlines: of each kind of call.
             limits: what the server was started with and does not tell.
+            on_step: called at each step of a change, for tests.
         """
         self._http = VllmHttp(url, api_key_file)
         self._deadlines = deadlines
         self._limits = limits
+        self._on_step = on_step
         self._checked: tuple[str, str] | None = None  # incarnation and version that were found fit
         self._base_model: str | None = None
 
@@ -100,18 +105,19 @@ class VllmEngine:
 
     async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
         """See `Engine.load`."""
-        [answer] = await self._http.post([_load(name, path)], request_id, self._deadlines.load_seconds)
-        return answers.load_outcome(answer)
+        return await self._load(name, path, request_id, Step.LOAD_SENT, Step.LOADED)
 
     async def unload(self, name: str, *, request_id: str) -> Outcome:
         """See `Engine.unload`."""
-        [answer] = await self._http.post([_unload(name)], request_id, self._deadlines.unload_seconds)
+        [answer] = await self._post(
+            [_unload(name)], request_id, self._deadlines.unload_seconds, Step.UNLOAD_SENT, Step.UNLOADED
+        )
         return answers.unload_outcome(answer)
 
     async def swap(self, name: str, old: str, new: str, *, request_id: str) -> Outcome:
         """See `Engine.swap`. Between the unload and the load, which are sent together, the engine knows no `name`."""
         check = check_name(new)
-        proof = await self.load(check, new, request_id=request_id)
+        proof = await self._load(check, new, request_id, Step.PROOF_SENT, Step.PROVEN)
         # The name says which path it was loaded from: one that is left over from an earlier swap proves the same.
         if not isinstance(proof, Done | AlreadyThere):
             return proof
@@ -120,9 +126,22 @@ class VllmEngine:
             await self.unload(check, request_id=request_id)  # the planner unloads it where this fails
         return outcome
 
+    async def _load(self, name: str, path: str, request_id: str, sent: Step, answered: Step) -> Outcome:
+        [answer] = await self._post([_load(name, path)], request_id, self._deadlines.load_seconds, sent, answered)
+        return answers.load_outcome(answer)
+
+    async def _post(
+        self, requests: Sequence[JsonPost], request_id: str, seconds: float, sent: Step, answered: Step
+    ) -> Sequence[Reply | Lost | NotSent]:
+        found = await self._http.post(requests, request_id, seconds, on_sent=lambda: self._on_step(sent))
+        self._on_step(answered)
+        return found
+
     async def _replace(self, name: str, old: str, new: str, request_id: str) -> Outcome:
         both = [_unload(name), _load(name, new)]
-        unloaded, loaded = await self._http.post(both, request_id, self._deadlines.load_seconds)
+        unloaded, loaded = await self._post(
+            both, request_id, self._deadlines.load_seconds, Step.REPLACEMENT_SENT, Step.REPLACED
+        )
         was_unloaded, outcome = answers.unload_outcome(unloaded), answers.load_outcome(loaded)
         if isinstance(outcome, Done | Gone | Unknown):
             return outcome

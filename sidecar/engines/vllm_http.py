@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
-from sidecar.engines.exchange import Exchange, Get, JsonPost, Lost, NotSent, Reply
+from sidecar.engines.exchange import Exchange, Get, JsonPost, Lost, NotSent, Reply, unheard
 from sidecar.engines.vllm_answers import not_an_engine, said, unauthorized
 
 # Only a ceiling: whoever waits for a completion has a shorter deadline.
@@ -58,16 +58,20 @@ class VllmHttp:
         return isinstance(reply, Reply) and reply.status == 200
 
     async def post(
-        self, requests: Sequence[JsonPost], request_id: str, timeout_seconds: float
+        self,
+        requests: Sequence[JsonPost],
+        request_id: str,
+        timeout_seconds: float,
+        on_sent: Callable[[], None] = unheard,
     ) -> Sequence[Reply | Lost | NotSent]:
-        """Sends requests in one piece; one answer for each, in order."""
+        """Sends requests in one piece; one answer for each, in order. `on_sent` is called once all is on its way."""
         try:
             headers = self._key_header()
         except EngineUnusable as error:
             return [NotSent(error.message)] * len(requests)
         if request_id:
             headers["X-Request-Id"] = request_id
-        answer = await self._exchange.send(requests, headers, timeout_seconds=timeout_seconds)
+        answer = await self._exchange.send(requests, headers, timeout_seconds=timeout_seconds, on_sent=on_sent)
         return [answer] * len(requests) if isinstance(answer, NotSent) else answer
 
     async def _ask(self, paths: Sequence[str], timeout_seconds: float) -> list[Reply]:

@@ -10,11 +10,17 @@ from tests.support.sim.__main__ import failures
 from tests.support.sim.simulation import simulate
 
 SEEDS = range(300)
+SEEDS_WITHOUT_NETS = range(40)
 
 
 def test_converges_through_everything():
     """R1, R2, R3, R5, R6, R9, R11, R12, R14, W1, W2, W3, W4, W5, W6, W7, W8: no seed finds a violation."""
     assert list(failures(SEEDS)) == []
+
+
+def test_converges_without_looking_merely_because_time_has_passed():
+    """R3 converge: every change, failure and restart wakes the loop itself; no periodic look hides a dead wake-up."""
+    assert list(failures(SEEDS_WITHOUT_NETS, has_nets=False)) == []
 
 
 def test_same_seed_same_trace():

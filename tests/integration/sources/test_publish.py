@@ -16,7 +16,7 @@ from registry.lora.manifest import CONFIG_FILE, FILES, WEIGHTS_FILE
 from registry.publish import destination as destinations
 from tests.corpus.drafts import LLAMA, Draft
 
-BUCKET = "acme-loras"
+BUCKET = "acme-published"  # of its own: moto keeps what other modules made
 URI = f"s3://{BUCKET}/sql/v1"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sidecar.engines.driver import EngineUnreachable
-from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply
+from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply, unheard
 from sidecar.engines.simulated import pages
 from sidecar.engines.simulated.engine import Card, EngineDead, Rejection, SimulatedVllm
 from sidecar.engines.simulated.options import Options
@@ -187,13 +187,18 @@ class SimHttp:
         return True
 
     async def post(
-        self, requests: Sequence[JsonPost], _request_id: str, timeout_seconds: float
+        self,
+        requests: Sequence[JsonPost],
+        _request_id: str,
+        timeout_seconds: float,
+        on_sent: Callable[[], None] = unheard,
     ) -> Sequence[Reply | Lost | NotSent]:
         """See `VllmHttp.post`."""
         host = self._host
         await asyncio.sleep(host.rng.uniform(0.0002, 0.002))
         if host.engine is None:
             return [NotSent("connection refused")] * len(requests)
+        on_sent()
         odd = host.odd.pop(0) if host.odd else ""
         if odd == "lost request":
             return [Lost("the connection broke")] * len(requests)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from registry.keys import Keys
 from tests.support.sim.engines import EngineHost
@@ -13,6 +13,7 @@ from tests.support.sim.loop import State
 from tests.support.sim.world import ReplicaHost, World
 
 Heal = Callable[[], None]
+Fault = Callable[[World, random.Random], Heal]
 
 
 def _nothing() -> None:
@@ -225,7 +226,7 @@ def lose_sources(world: World, rng: random.Random) -> Heal:
     return heal
 
 
-FAULTS: tuple[Callable[[World, random.Random], Heal], ...] = (
+FAULTS: tuple[Fault, ...] = (
     kill_sidecar,
     kill_sidecar,
     pause_sidecar,
@@ -255,12 +256,14 @@ FAULTS: tuple[Callable[[World, random.Random], Heal], ...] = (
     wrong_prefix,
     clone_replica,
 )
+# Without what others do to an engine.
+OWN_FAULTS = tuple(fault for fault in FAULTS if fault not in {foreign_load, foreign_unload})
 
 
-async def rage(world: World, seconds: float) -> None:
+async def rage(world: World, faults: Sequence[Fault], seconds: float) -> None:
     """Begins faults for so long; each is healed in its time, and all that are left at the end."""
     rng = random.Random(f"faults {world.seed}")
-    kinds = rng.sample(FAULTS, rng.randint(3, len(FAULTS)))
+    kinds = rng.sample(faults, rng.randint(3, len(faults)))
     pause_seconds = rng.choice((0.5, 2.0, 4.0))
     async with asyncio.TaskGroup() as tasks:
         loop = asyncio.get_running_loop()
@@ -270,7 +273,7 @@ async def rage(world: World, seconds: float) -> None:
             tasks.create_task(_befall(world, rng.choice(kinds), rng, end))
 
 
-async def _befall(world: World, fault: Callable[[World, random.Random], Heal], rng: random.Random, end: float) -> None:
+async def _befall(world: World, fault: Fault, rng: random.Random, end: float) -> None:
     world.log(f"fault {fault.__name__}")
     heal = fault(world, rng)
     lasts = rng.choice((0.05, 1.0, 5.0, 15.0)) * rng.uniform(0.5, 1.5)

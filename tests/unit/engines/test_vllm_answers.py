@@ -146,3 +146,30 @@ def test_an_engine_that_does_not_say_gives_no_evidence(text):
     """R7: what is not known keeps everything."""
     with pytest.raises(EngineUnreachable, match="statistics"):
         answers.read_drain(text, "http://e")
+
+
+BASE_CARD = {"id": "tiny", "parent": None, "root": "/models/tiny"}
+CARD = {"id": "a", "parent": "tiny", "root": "/store/a"}
+
+
+def test_a_listing_tells_bases_and_adapters():
+    listing = answers.read_listing(json.dumps({"data": [BASE_CARD, CARD]}).encode())
+    assert listing == answers.Listing(("tiny",), {"a": "/store/a"})
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {},
+        {"id": "a"},
+        CARD,
+        CARD | {"id": 1},
+        CARD | {"id": "b", "root": ""},
+        CARD | {"id": "b", "root": None},
+        CARD | {"id": "tiny"},
+    ],
+)
+def test_one_card_that_is_not_understood_makes_the_whole_listing_worthless(odd):
+    """R3, R9: what cannot be read in full is not taken for what there is; nothing is planned from it."""
+    with pytest.raises(EngineUnreachable):
+        answers.read_listing(json.dumps({"data": [BASE_CARD, CARD, odd]}).encode())

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from registry.etcd3.ops import KeyValue
 from registry.model.records import AdapterRecord, AdapterSpec, Source
+from sidecar.artifacts.types import ArtifactRef
 from sidecar.chance import Chance
 from sidecar.desired import DesiredState, Informer
+from sidecar.executor import Attempt
 from sidecar.inputs import Inputs
-from sidecar.observed import Done, EngineFacts, Observed, Outcome
-from sidecar.reconciler import Reconciler, Report
+from sidecar.observed import AlreadyThere, Done, EngineFacts, Observed, Outcome, Unknown
+from sidecar.reconciler import Ownership, Reconciler, Report
 from tests.support.records import KEYS, POOL
 from tests.support.rig import Free
 from tests.support.sim.artifacts import ROOT, SimStore, path_of
@@ -28,11 +31,11 @@ class Engine:
     def __init__(self, on_look: Callable[[], None]) -> None:
         self.adapters = {"gone": path_of("r1", "gone")}
         self._on_look = on_look
-        self._looks = 0
+        self.looks = 0
 
     async def observe(self) -> Observed:
-        self._looks += 1
-        if self._looks > 1:
+        self.looks += 1
+        if self.looks > 1:
             self._on_look()
         return Observed(EngineFacts("vllm", "0.32.0", self.url, "e1"), ("base",), dict(self.adapters))
 
@@ -60,24 +63,79 @@ def desired(revision: int, *names: str) -> DesiredState:
     return informer.state
 
 
+class Taken:
+    """Another sidecar has the replica id."""
+
+    refusal = "replica id 'r1' is held by another sidecar"
+
+
+@asynccontextmanager
+async def running(engine: Engine, inputs: Inputs, ownership: Ownership | None = None) -> AsyncIterator[list[Report]]:
+    """A reconciler that runs within the body; gives its reports."""
+    inputs.connected = inputs.pool_read = True
+    reports: list[Report] = []
+    reconciler = Reconciler(
+        engine, SimStore("r1", random.Random(0)), inputs, ownership or Free(), Chance(), reports.append
+    )
+    task = asyncio.create_task(reconciler.run())
+    try:
+        yield reports
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_who_lost_the_replica_id_neither_looks_at_the_engine_nor_calls_it():
+    """R10 one-owner: round for round it only says why."""
+    engine, inputs = Engine(lambda: None), Inputs()
+    async with running(engine, inputs, Taken()) as reports:
+        for revision in range(1, 4):
+            inputs.desired = desired(revision, "a")
+            inputs.wake()
+            await eventually(lambda: reports and reports[-1].situation.revision == revision)  # noqa: B023 - at once
+    assert all(report.situation.note == Taken.refusal for report in reports)
+    assert not any(report.situation.ready for report in reports)
+    assert engine.looks == 0
+    assert set(engine.adapters) == {"gone"}
+
+
+async def test_a_replica_is_ready_once_nothing_is_left_to_do_and_not_before():
+    """R9 status-truth: a load balancer sends nothing to a replica whose engine is not yet as it should be."""
+    engine, inputs = Engine(lambda: None), Inputs()
+    inputs.desired = desired(1, "a")
+    async with running(engine, inputs) as reports:
+        await eventually(lambda: reports and reports[-1].situation.ready)
+    assert [bool(one.situation.plan and one.situation.plan.calls) for one in reports] == [True, False]
+    assert [one.situation.ready for one in reports] == [False, True]
+
+
+def test_what_a_call_was_said_to_have_done_is_borne_out_by_the_listing_alone():
+    """R9: that a name is there already says nothing of where it was loaded from, and nothing at all a moment later."""
+    ref = ArtifactRef("file:///a", "sha256:" + "0" * 64)
+    for outcome in (Done(), AlreadyThere(), Unknown("no answer")):
+        load = Attempt("a", "a", "/store/new", ref, "e1", outcome)
+        assert load.is_borne_out(listing(a="/store/new"))
+        assert not load.is_borne_out(listing())
+        assert load.is_borne_out(listing(a="/elsewhere")) == isinstance(outcome, AlreadyThere)
+    unload = Attempt("a", "a", None, None, "e1", Done())
+    assert unload.is_borne_out(listing(b="/store/b"))
+    assert not unload.is_borne_out(listing(a="/store/new"))
+
+
+def listing(**adapters: str) -> Observed:
+    return Observed(EngineFacts("vllm", "0.32.0", "http://engine", "e1"), ("base",), adapters)
+
+
 async def test_a_status_speaks_of_the_revision_that_its_plan_was_made_from():
     """R9 status-truth: what etcd says newly while the engine is looked at is planned for, not only claimed."""
-    inputs, reports = Inputs(), list[Report]()
-    inputs.connected = inputs.pool_read = True
+    inputs = Inputs()
     inputs.desired = desired(1, "a")
 
     def moves_on() -> None:
         inputs.desired = desired(2, "a", "b")
 
-    reconciler = Reconciler(
-        Engine(moves_on), SimStore("r1", random.Random(0)), inputs, Free(), Chance(), reports.append
-    )
-    running = asyncio.create_task(reconciler.run())
-    try:
+    async with running(Engine(moves_on), inputs) as reports:
         await eventually(lambda: any(report.situation.revision == 2 for report in reports))
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
     said = [(report.situation.revision, report.situation.plan.revision) for report in reports if report.situation.plan]
     assert said
     assert all(revision == planned for revision, planned in said), said

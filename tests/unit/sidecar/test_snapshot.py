@@ -7,6 +7,7 @@ import errno
 import hashlib
 import io
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -154,6 +155,41 @@ async def test_a_new_base_removes_what_it_replaces(tmp_path):
         await journal.rewrite(base(revision))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal-5", "snapshot-5"]
     journal.close()
+
+
+async def test_a_power_cut_finds_the_old_base_or_the_new_one_whole(tmp_path, monkeypatch):
+    """R12 crash-only, R13: the bytes are on disk before they get their name, and the name before the old ones go."""
+    journal = Journal(tmp_path)
+    await journal.rewrite(base(1))
+    done: list[str] = []
+
+    def noting(verb, call):
+        def noted(what, *arguments, **options):
+            path = Path(f"/proc/self/fd/{what}").readlink() if isinstance(what, int) else what
+            done.append(f"{verb} {path.name}")
+            return call(what, *arguments, **options)
+
+        return noted
+
+    monkeypatch.setattr(os, "fsync", noting("sync", os.fsync))
+    monkeypatch.setattr(Path, "rename", noting("rename", Path.rename))
+    monkeypatch.setattr(Path, "unlink", noting("unlink", Path.unlink))
+    await journal.rewrite(base(2))
+    journal.close()
+    written = ["sync tmp-2", "rename tmp-2", f"sync {tmp_path.name}"]
+    assert done[:3] == written
+    assert sorted(done[3:]) == ["unlink journal-1", "unlink snapshot-1"]
+
+
+async def test_what_a_kill_left_half_is_gone_with_the_next_base(tmp_path):
+    """R16 bounded: a file for each kill would fill the disk."""
+    (tmp_path / "journal-1").write_bytes(b"")
+    (tmp_path / "tmp-1").write_bytes(b"half")
+    journal = Journal(tmp_path)
+    assert journal.restore("p") is None
+    await journal.rewrite(base(2))
+    journal.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["journal-2", "snapshot-2"]
 
 
 async def test_a_kill_between_journal_and_base_loses_nothing(tmp_path):

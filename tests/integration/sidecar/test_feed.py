@@ -1,0 +1,102 @@
+"""The feed on real etcd, in this process: what it hands on, and what is on disk by then."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from registry.keys import Keys
+from sidecar.chance import Chance
+from sidecar.desired import DesiredState, Informer
+from sidecar.feed import Feed
+from sidecar.inputs import Inputs
+from sidecar.journal import Journal
+from sidecar.snapshot import AdaptersChanged
+from tests.support.fleet import POOL, Hand
+from tests.support.waiting import eventually
+
+
+def on_disk(state: Path, copy: Path) -> DesiredState | None:
+    """What a process would come back to that starts now without etcd."""
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(state, copy, ignore=shutil.ignore_patterns("tmp-*"))  # which a thread may rename meanwhile
+    journal = Journal(copy)
+    restored = journal.restore(POOL)
+    journal.close()
+    if restored is None:
+        return None
+    informer = Informer(POOL)
+    informer.restore(restored.base.revision, restored.base.records)
+    for entry in restored.entries:
+        if isinstance(entry, AdaptersChanged):
+            informer.apply(entry.revision, entry.events)
+    return informer.state
+
+
+class Watched(Inputs):
+    """Notes at each wake-up what may be acted upon from then on, and what is on disk."""
+
+    def __init__(self, state: Path) -> None:
+        super().__init__()
+        self._state = state
+        self.seen: list[tuple[DesiredState, DesiredState | None]] = []
+
+    def wake(self) -> None:
+        super().wake()
+        if self.desired is not None:
+            self.seen.append((self.desired, on_disk(self._state, self._state.with_name("copy"))))
+
+
+@asynccontextmanager
+async def feeding(hand: Hand, state: Path) -> AsyncIterator[Watched]:
+    """A feed that runs, as one process of a sidecar has it."""
+    inputs, journal = Watched(state), Journal(state)
+    feed = Feed(hand.client, hand.keys, POOL, inputs, journal, Chance())
+    feed.restore()
+    running = asyncio.create_task(feed.run())
+    try:
+        yield inputs
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        journal.close()
+
+
+async def follows(inputs: Inputs, revision: int) -> None:
+    await eventually(lambda: inputs.desired is not None and inputs.desired.revision >= revision)
+
+
+@pytest.fixture
+def hand(etcd, etcd_client, tmp_path: Path) -> Hand:
+    (tmp_path / "sources").mkdir()
+    return Hand(etcd_client, Keys(etcd.prefix), tmp_path / "sources")
+
+
+async def test_what_may_be_acted_upon_is_on_disk(hand, tmp_path):
+    """R1 monotonic, R12: a kill right after a change was handed on brings back nothing older, with or without etcd."""
+    state = tmp_path / "state"
+    state.mkdir()
+    async with feeding(hand, state) as first:
+        await hand.pool()
+        await follows(first, await hand.put(hand.record("a", "v1"), hand.record("b", "v1")))
+        # Nothing was acted upon before the first list, so that its snapshot may follow it.
+        await eventually(lambda: any(state.glob("snapshot-*")))
+        first.seen.clear()
+        for generation in range(2, 5):
+            await follows(first, await hand.put(hand.record("a", "v1", generation)))
+        await follows(first, await hand.delete("b"))
+    await hand.put(hand.record("c", "v1"))
+    async with feeding(hand, state) as second:
+        await follows(second, await hand.delete("a"))
+    assert len(first.seen) >= 4
+    assert second.seen
+    for desired, kept in (*first.seen, *second.seen):
+        assert kept is not None
+        assert kept.revision >= desired.revision or kept.state_hash == desired.state_hash
