@@ -20,6 +20,7 @@ from bench.idle import idle_20000
 from bench.one_change import one_change_20000_vs_100
 from bench.propagation import propagation_fresh_2, propagation_staged_2, propagation_staged_50
 from bench.store import store_1000, store_present
+from bench.swap import swap
 
 Measurement = Callable[[Path], Awaitable[list[Figure]]]
 MEASUREMENTS: tuple[Measurement, ...] = (
@@ -36,6 +37,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     store_present,
     store_1000,
     herd,
+    swap,
 )
 MAX_SECONDS = 180.0
 

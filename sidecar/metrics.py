@@ -27,6 +27,7 @@ STORE_ARTIFACTS = Gauge("loraplane_store_artifacts", "Artifacts in the host's st
 STORE_LEASED = Gauge("loraplane_store_leased", "Artifacts that this replica's engine may be reading")
 STORE_DAMAGED = Gauge("loraplane_store_damaged", "Artifacts that are not as they were written, and may be in use")
 STORE_REMOVED = Counter("loraplane_store_removed", "Artifacts that this sidecar removed from the store")
+SWAP_STRATEGY = Gauge("loraplane_engine_swap", "1 for how weights behind a name are replaced", ["strategy"])
 SYNCER_STATUS = Gauge(
     "lora_syncer_adapter_status",
     "1 if the adapter is served, 0 if it failed; the name that the former Kubernetes sidecar used",
@@ -42,6 +43,9 @@ def show_status(status: ReplicaStatus, desired: int, served: Iterable[str]) -> N
     LIST_HELD.set(bool(status.held))
     STALE.set(status.stale)
     READY.set(status.ready)
+    SWAP_STRATEGY.clear()
+    if status.engine.swap:
+        SWAP_STRATEGY.labels(status.engine.swap).set(1)
     FAILED_ADAPTERS.clear()
     SYNCER_STATUS.clear()
     for name in served:

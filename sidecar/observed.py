@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import Literal
+
+# How the weights behind a name are replaced: at once by our plugin inside the engine, or by unload and load together.
+SwapStrategy = Literal["plugin", "pipelined"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,7 @@ class EngineFacts:
     url: str
     incarnation: str
     limits: EngineLimits = EngineLimits()
+    swap: SwapStrategy = "pipelined"
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,7 @@ def _engine(replica: Replica, observed: Observed | None) -> EngineStatus:
             max_lora_rank=facts.limits.max_lora_rank,
             target_modules=None if facts.limits.target_modules is None else list(facts.limits.target_modules),
         ),
+        swap=facts.swap if observed else "",
     )
 
 

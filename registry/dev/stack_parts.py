@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from registry.dev.engine_plugin import PLUGIN_VARIABLES, plugin_folder
 from registry.dev.engine_python import find_engine_python
 from registry.dev.etcd_binary import child_environment, find_etcd
 from registry.dev.stack_file import EngineKind, Layout
@@ -65,6 +66,10 @@ class Folder:
     @property
     def store(self) -> Path:
         return self.root / "store"
+
+    @property
+    def plugin(self) -> Path:
+        return self.root / "plugin"
 
     @property
     def etcd(self) -> Path:
@@ -142,11 +147,11 @@ def engine_command(folder: Folder, kind: EngineKind, port: int) -> Command:
         case EngineKind.VLLM:
             python = find_engine_python()
             arguments = vllm_command(python, folder.model, port=port, served_model_name=BASE_MODEL)
-            return Command(arguments, vllm_environment())
+            return Command(arguments, vllm_environment(plugin=plugin_folder(folder.plugin)))
         case EngineKind.SIM:
             flags = ("--host", "127.0.0.1", "--port", str(port), "--served-model-name", BASE_MODEL)
             arguments = [sys.executable, "-m", "sidecar.engines.simulated", *flags]
-            return Command(arguments, {**our_environment(), RUNTIME_LORA_VARIABLE: "1"})
+            return Command(arguments, {**our_environment(), **PLUGIN_VARIABLES, RUNTIME_LORA_VARIABLE: "1"})
 
 
 def _sidecar(folder: Folder, layout: Layout, part: Part) -> Command:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from registry.dev.engine_plugin import plugin_environment
+
 MAX_LORAS = 4
 MAX_CPU_LORAS = 16
 MAX_LORA_RANK = 16
@@ -61,15 +63,16 @@ def vllm_command(
     ]
 
 
-def vllm_environment(*, runtime_lora: bool = True) -> dict[str, str]:
+def vllm_environment(*, runtime_lora: bool = True, plugin: Path | None = None) -> dict[str, str]:
     """Our environment with what vLLM needs and without what would change it.
 
     Args:
         runtime_lora: False leaves the routes that load adapters out.
+        plugin: a folder of `registry.dev.engine_plugin`, whose plugin is to run; None: none is.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
     ours = {name: value for name, value in _ENVIRONMENT.items() if runtime_lora or name != RUNTIME_LORA_VARIABLE}
-    return {**inherited, **ours}
+    return {**inherited, **ours, **(plugin_environment(plugin) if plugin else {})}
 
 
 def reference_command(python: Path, model: Path, adapters: dict[str, Path], prompts: list[str]) -> list[str]:

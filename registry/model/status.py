@@ -33,7 +33,10 @@ class EngineLimits(Part):
 
 
 class EngineStatus(Part):
-    """The engine as it was last observed; `incarnation` is empty while it is out of reach."""
+    """The engine as it was last observed; `incarnation` is empty while it is out of reach.
+
+    `swap` says how the weights behind a name are replaced: ``plugin``, without a gap, or ``pipelined``.
+    """
 
     kind: str
     version: str
@@ -41,6 +44,7 @@ class EngineStatus(Part):
     base_models: list[str]
     incarnation: str
     limits: EngineLimits = EngineLimits()
+    swap: str = ""
 
 
 class Served(Part):

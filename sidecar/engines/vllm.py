@@ -1,4 +1,4 @@
-"""Drives vLLM from 0.31 over its HTTP interface, as it is without any plugin of ours."""
+"""Drives vLLM from 0.31 over its HTTP interface, and through our plugin where the server has it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sidecar.engines import plugin_calls as plugin
 from sidecar.engines import vllm_answers as answers
 from sidecar.engines.driver import CHECK_NAME_PREFIX, EngineError, EngineUnreachable, EngineUnusable
 from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply
@@ -22,6 +23,8 @@ from sidecar.observed import (
     NotThere,
     Observed,
     Outcome,
+    SwapStrategy,
+    Transient,
     Unknown,
 )
 from sidecar.steps import OnStep, Step, ignore
@@ -48,6 +51,15 @@ class Deadlines:
     load_seconds: float = 60.0
     unload_seconds: float = 30.0
     turn_seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """What was found out once of a process, which can be driven."""
+
+    incarnation: str
+    version: str
+    swap: SwapStrategy
 
 
 class VllmEngine:
@@ -77,7 +89,7 @@ class VllmEngine:
         self._deadlines = deadlines
         self._limits = limits
         self._on_step = on_step
-        self._checked: tuple[str, str] | None = None  # incarnation and version that were found fit
+        self._checked: _Checked | None = None
         self._base_model: str | None = None
 
     @property
@@ -90,13 +102,13 @@ class VllmEngine:
         seconds = self._deadlines.probe_seconds + self._deadlines.list_seconds
         first, cards, last = await self._http.get(["/metrics", "/v1/models", "/metrics"], seconds)
         before, after = self._read_metrics(first), self._read_metrics(last)
-        version = await self._check(before)
+        checked = await self._check(before)
         listing = answers.read_listing(cards)
         if after.incarnation != before.incarnation:
             raise EngineUnreachable(f"{self.url} restarted while it was looked at")
         self._base_model = listing.base_models[0]
         limits = replace(self._limits, max_loras=after.limits.max_loras)
-        facts = EngineFacts(self.kind, version, self.url, after.incarnation, limits)
+        facts = EngineFacts(self.kind, checked.version, self.url, after.incarnation, limits, checked.swap)
         return Observed(facts, listing.base_models, listing.adapters)
 
     async def incarnation(self) -> str:
@@ -108,14 +120,30 @@ class VllmEngine:
         return await self._load(name, path, request_id, Step.LOAD_SENT, Step.LOADED)
 
     async def unload(self, name: str, *, request_id: str) -> Outcome:
-        """See `Engine.unload`."""
-        [answer] = await self._post(
-            [_unload(name)], request_id, self._deadlines.unload_seconds, Step.UNLOAD_SENT, Step.UNLOADED
-        )
+        """See `Engine.unload`. By the plugin, so that it knows for whom the old weights are kept."""
+        by_plugin = self._has_plugin
+        call = plugin.unload_call(name) if by_plugin else _unload(name)
+        [answer] = await self._post([call], request_id, self._deadlines.unload_seconds, Step.UNLOAD_SENT, Step.UNLOADED)
+        if by_plugin:
+            return plugin.plugin_outcome(answer)
         return answers.unload_outcome(answer)
 
     async def swap(self, name: str, old: str, new: str, *, request_id: str) -> Outcome:
-        """See `Engine.swap`. Between the unload and the load, which are sent together, the engine knows no `name`."""
+        """See `Engine.swap`."""
+        if not self._has_plugin:
+            return await self._swap_pipelined(name, old, new, request_id)
+        seconds = self._deadlines.load_seconds
+        call = plugin.swap_call(name, old, new)
+        [answer] = await self._post([call], request_id, seconds, Step.REPLACEMENT_SENT, Step.REPLACED)
+        outcome = plugin.plugin_outcome(answer)
+        return Transient(f"the engine knows no {name!r} any more") if isinstance(outcome, NotThere) else outcome
+
+    @property
+    def _has_plugin(self) -> bool:
+        return self._checked is not None and self._checked.swap == "plugin"
+
+    async def _swap_pipelined(self, name: str, old: str, new: str, request_id: str) -> Outcome:
+        """Between the unload and the load, which are sent together, the engine knows no `name`."""
         check = check_name(new)
         proof = await self._load(check, new, request_id, Step.PROOF_SENT, Step.PROVEN)
         # The name says which path it was loaded from: one that is left over from an earlier swap proves the same.
@@ -188,10 +216,10 @@ class VllmEngine:
     def _read_metrics(self, body: bytes) -> answers.Metrics:
         return answers.read_metrics(body.decode(errors="replace"), self.url)
 
-    async def _check(self, metrics: answers.Metrics) -> str:
-        """The version; once for each process, that it can be driven at all."""
-        if self._checked is not None and self._checked[0] == metrics.incarnation:
-            return self._checked[1]
+    async def _check(self, metrics: answers.Metrics) -> _Checked:
+        """Once for each process, that it can be driven at all, and how."""
+        if self._checked is not None and self._checked.incarnation == metrics.incarnation:
+            return self._checked
         [body] = await self._http.get(["/version"], self._deadlines.probe_seconds)
         version = answers.read_version(body, self.url)
         if metrics.has_lora is False:
@@ -200,8 +228,12 @@ class VllmEngine:
             if not await self._http.has_route(path, self._deadlines.probe_seconds):
                 reason = f"{self.url} has no route {path}: {answers.ENABLE_HINT}"
                 raise EngineUnusable("runtime_lora_disabled", reason)
-        self._checked = (metrics.incarnation, version)
-        return version
+        self._checked = _Checked(metrics.incarnation, version, await self._strategy())
+        return self._checked
+
+    async def _strategy(self) -> SwapStrategy:
+        about = await self._http.find(plugin.ABOUT_PATH, self._deadlines.probe_seconds)
+        return "plugin" if about is not None and plugin.is_usable(about) else "pipelined"
 
 
 def check_name(path: str) -> str:

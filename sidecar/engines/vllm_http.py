@@ -41,6 +41,15 @@ class VllmHttp:
             case status:
                 raise EngineUnreachable(f"{self.url}{path} answers HTTP {status}: {said(reply.body)}")
 
+    async def find(self, path: str, timeout_seconds: float) -> bytes | None:
+        """The body of `path`; None if there is no such page.
+
+        Raises:
+            EngineUnreachable, EngineUnusable: see `get`.
+        """
+        [reply] = await self._ask([path], timeout_seconds)
+        return None if reply.status in {404, 405} else self._body(path, reply)
+
     async def has_route(self, path: str, timeout_seconds: float) -> bool:
         """True if `path` is served. It is asked with GET: a route for POST answers 405 to that, and does nothing.
 

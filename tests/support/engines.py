@@ -11,8 +11,9 @@ from typing import Any
 
 import httpx
 
+from registry.dev.engine_plugin import plugin_folder
 from registry.dev.engine_python import find_engine_python
-from registry.dev.vllm_process import vllm_command, vllm_environment
+from registry.dev.vllm_process import MAX_LORAS, vllm_command, vllm_environment
 from tests.support.etcd import free_ports
 from tests.support.waiting import eventually
 
@@ -27,6 +28,8 @@ class VllmFlags:
 
     runtime_lora: bool = True
     api_key: str | None = None
+    plugin: bool = False
+    max_loras: int = MAX_LORAS
     more: tuple[str, ...] = ()
     import_path: str | None = None
 
@@ -68,11 +71,17 @@ class RealVllm:
         (port,) = free_ports(1)
         self.url, self._flags = f"http://127.0.0.1:{port}", flags
         command = vllm_command(
-            find_engine_python(), self.model, port=port, served_model_name=BASE_MODEL, api_key=flags.api_key
+            find_engine_python(),
+            self.model,
+            port=port,
+            served_model_name=BASE_MODEL,
+            max_loras=flags.max_loras,
+            api_key=flags.api_key,
         )
-        environment = vllm_environment(runtime_lora=flags.runtime_lora)
-        environment |= {"PYTHONPATH": flags.import_path} if flags.import_path else {}
         self.folder.mkdir(parents=True, exist_ok=True)
+        plugin = plugin_folder(self.folder / "plugin") if flags.plugin else None
+        environment = vllm_environment(runtime_lora=flags.runtime_lora, plugin=plugin)
+        environment |= {"PYTHONPATH": flags.import_path} if flags.import_path else {}
         with (self.folder / "vllm.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, *flags.more],

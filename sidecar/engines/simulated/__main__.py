@@ -11,8 +11,9 @@ import sys
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import DEFAULTS, Options
 from sidecar.engines.simulated.server import listen, serve
+from sidecar.vllm_plugin.entry import RUNTIME_LORA_VARIABLE, is_on
 
-RUNTIME_LORA_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+PLUGIN = "loraplane"
 
 
 def _arguments() -> argparse.Namespace:
@@ -39,7 +40,8 @@ def _options(arguments: argparse.Namespace) -> Options:
         max_loras=arguments.max_loras,
         max_cpu_loras=arguments.max_cpu_loras,
         max_lora_rank=arguments.max_lora_rank,
-        runtime_lora=os.environ.get(RUNTIME_LORA_VARIABLE, "").lower() in {"1", "true"},
+        runtime_lora=is_on(RUNTIME_LORA_VARIABLE),
+        plugin=is_on() and is_on(RUNTIME_LORA_VARIABLE) and PLUGIN in os.environ.get("VLLM_PLUGINS", "").split(","),
         api_key=arguments.api_key,
         load_seconds=arguments.load_seconds,
         token_seconds=arguments.token_seconds,

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sidecar.engines.simulated import pages
 from sidecar.engines.simulated.engine import Call, EngineDead, Rejection, SimulatedVllm
 from sidecar.engines.simulated.faults import Answer, Cut, Die, Hang, RouteName
+from sidecar.engines.simulated.plugin import plugin_routes
 
 Endpoint = Callable[[Request, asyncio.Event | None], Awaitable[Response]]
 
@@ -58,6 +59,7 @@ def make_app(engine: SimulatedVllm) -> Starlette:
     if engine.options.runtime_lora:
         routes.append(_route("POST", "/v1/load_lora_adapter", pages_of.wrap("load", pages_of.load)))
         routes.append(_route("POST", "/v1/unload_lora_adapter", pages_of.wrap("unload", pages_of.unload)))
+        routes += plugin_routes(engine) if engine.options.plugin else []
     key = engine.options.api_key
     guard = [Middleware(_KeyGuard, key)] if key else []
     return Starlette(routes=routes, middleware=guard, exception_handlers={404: _not_found, 405: _not_found})

@@ -34,11 +34,26 @@ class EngineDead(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A loaded adapter. `number` is new with each load."""
+    """A loaded adapter. `number` is new with each load. Implements `sidecar.vllm_plugin.server.Adapter`."""
 
     name: str
     path: str
     number: int
+
+    @property
+    def lora_name(self) -> str:
+        """See `Adapter.lora_name`."""
+        return self.name
+
+    @property
+    def lora_int_id(self) -> int:
+        """See `Adapter.lora_int_id`."""
+        return self.number
+
+    @property
+    def lora_path(self) -> str:
+        """See `Adapter.lora_path`."""
+        return self.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +89,7 @@ class SimulatedVllm:
         self.running: list[str] = []
         self.waiting: list[str] = []
         self._ended = asyncio.Event()
+        self.bound: list[Card] = []
         self._on_call = on_call
         self._numbers = count(1)
         self._resident: OrderedDict[int, str] = OrderedDict()
@@ -94,13 +110,39 @@ class SimulatedVllm:
         """
         async with self._name_locks[name]:
             self._check_load(name, path)
-            card = Card(name, path, next(self._numbers))
-            async with self._turn:
-                if hold is not None:
-                    await hold.wait()
-                await asyncio.sleep(self.options.load_seconds)
-                await self._bring_in(card)
+            card = self.card(name, path)
+            await self.add(card, hold)
             self.cards[name] = card
+
+    def card(self, name: str, path: str) -> Card:
+        """A card with a number of its own."""
+        return Card(name, path, next(self._numbers))
+
+    async def add(self, card: Card, hold: asyncio.Event | None = None) -> None:
+        """Brings the weights into memory, between two steps.
+
+        Raises:
+            Rejection, EngineDead: they cannot be had.
+        """
+        async with self._turn:
+            if hold is not None:
+                await hold.wait()
+            await asyncio.sleep(self.options.load_seconds)
+            await self._bring_in(card)
+
+    async def remove(self, number: int) -> None:
+        """Drops the weights from memory, between two steps."""
+        async with self._turn:
+            self._resident.pop(number, None)
+
+    async def resident(self) -> set[int]:
+        """Numbers of the weights in memory, as of between two steps."""
+        async with self._turn:
+            return set(self._resident)
+
+    def name_lock(self, name: str) -> asyncio.Lock:
+        """Held by whoever loads or unloads `name`."""
+        return self._name_locks[name]
 
     async def unload(self, name: str, hold: asyncio.Event | None = None) -> None:
         """Forgets the name; the weights stay in memory until others need the room.
@@ -140,13 +182,14 @@ class SimulatedVllm:
             EngineDead: the adapter's files were needed again and are gone, or the engine died before.
         """
         name = card.name if card else ""
-        with self._among(self.waiting, name):
-            async with self._turn:
-                pass
-            while self._is_crowded(name):
-                await self._ended.wait()
-        with self._among(self.running, name):
-            return await self._steps(card, prompt, tokens)
+        with self._bound_to(card):
+            with self._among(self.waiting, name):
+                async with self._turn:
+                    pass
+                while self._is_crowded(name):
+                    await self._ended.wait()
+            with self._among(self.running, name):
+                return await self._steps(card, prompt, tokens)
 
     def die(self) -> None:
         """Fails all requests; whoever serves this engine ends it."""
@@ -203,6 +246,18 @@ class SimulatedVllm:
         """True while as many other adapters run as one batch may mix."""
         others = {*self.running} - {"", name}
         return bool(name) and len(others) >= self.options.max_loras and not self.dead.is_set()
+
+    @contextmanager
+    def _bound_to(self, card: Card | None) -> Iterator[None]:
+        """Counts a request among those that need the card's weights until their end."""
+        if card is None:
+            yield
+            return
+        self.bound.append(card)
+        try:
+            yield
+        finally:
+            self.bound.remove(card)
 
     @contextmanager
     def _among(self, names: list[str], name: str) -> Iterator[None]:

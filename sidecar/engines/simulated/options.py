@@ -16,6 +16,7 @@ class Options:
         max_cpu_loras: adapters that stay in memory; the least recently used makes room.
         max_lora_rank: adapters above it are refused.
         runtime_lora: False: the routes that load and unload do not exist.
+        plugin: True: it has our plugin, with the routes below ``/v1/loraplane``.
         api_key: guards /v1; None: nothing is guarded.
         version: what /version says.
         load_seconds: how long each load takes beside reading the files.
@@ -28,6 +29,7 @@ class Options:
     max_cpu_loras: int = 16
     max_lora_rank: int = 16
     runtime_lora: bool = True
+    plugin: bool = False
     api_key: str | None = None
     version: str = "0.32.0"
     load_seconds: float = 0.0

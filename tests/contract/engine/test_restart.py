@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
@@ -39,7 +40,10 @@ async def test_a_real_restart_is_another_incarnation_and_refusals_name_their_rem
         await before.observe()
     await before.aclose()
 
-    await real_vllm.ensure(VllmFlags(runtime_lora=False, api_key=KEY))
+    await real_vllm.ensure(VllmFlags(runtime_lora=False, api_key=KEY, plugin=True))
+    assert await plugin_status(real_vllm.url, None) == 401
+    assert await plugin_status(real_vllm.url, KEY) == 404  # it declined, as there are no other routes either
+    assert "loraplane: the plugin declines: VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 is not set" in real_vllm.log()
     without_key = VllmEngine(real_vllm.url)
     assert await without_key.incarnation() != incarnation
     with pytest.raises(EngineUnusable) as caught:
@@ -54,3 +58,19 @@ async def test_a_real_restart_is_another_incarnation_and_refusals_name_their_rem
         await with_key.observe()
     assert caught.value.reason == "runtime_lora_disabled"
     await with_key.aclose()
+
+
+async def test_the_key_guards_the_plugin(tmp_path):
+    """No route of the plugin answers without it."""
+    async with serving(SimulatedVllm(Options(api_key=KEY, plugin=True))) as url:
+        assert await plugin_status(url, None) == await plugin_status(url, "wrong") == 401
+        assert await plugin_status(url, KEY) == 200
+        async with httpx.AsyncClient(base_url=url) as client:
+            for path in ("swap", "unload"):
+                assert (await client.post(f"/v1/loraplane/{path}", json={"lora_name": "x"})).status_code == 401
+
+
+async def plugin_status(url: str, key: str | None) -> int:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with httpx.AsyncClient(timeout=30) as client:
+        return (await client.get(f"{url}/v1/loraplane/plugin", headers=headers)).status_code

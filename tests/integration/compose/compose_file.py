@@ -45,7 +45,7 @@ class Service:
     def target(self) -> str | None:
         """The target in our Dockerfile; None if the image is not ours."""
         build = self.settings.get("build")
-        return build["target"] if build else None
+        return build.get("target") if build else None
 
     @property
     def host(self) -> str:
@@ -88,6 +88,11 @@ def services() -> dict[str, Service]:
 def base_images() -> list[str]:
     """Images that the Dockerfile starts from, targets of its own left out."""
     return [text.split()[0] for word, text in _instructions() if word == "FROM" and ":" in text]
+
+
+def engine_file() -> str:
+    """The Dockerfile of the engines."""
+    return (FOLDER / "Dockerfile.engine").read_text()
 
 
 def targets() -> dict[str, Target]:

@@ -6,9 +6,11 @@ import re
 
 import pytest
 
+from registry.dev.engine_plugin import PLUGIN_VARIABLES
 from tests.integration.compose.compose_file import (
     Service,
     base_images,
+    engine_file,
     prometheus_targets,
     services,
     targets,
@@ -37,6 +39,19 @@ def test_every_image_is_pinned():
     images = [service.settings["image"] for service in SERVICES.values()] + base_images()
     assert len(base_images()) == 2
     assert [image for image in images if not PINNED.match(image)] == []
+
+
+@pytest.mark.parametrize("number", REPLICAS)
+def test_engines_are_built_with_the_plugin_on_a_pinned_image(number):
+    """Without these variables vLLM leaves the plugin alone."""
+    build = SERVICES[f"engine-{number}"].settings["build"]
+    assert (build["dockerfile"], build["context"]) == ("compose/Dockerfile.engine", "..")
+    assert PINNED.match(build["args"]["ENGINE_IMAGE"])
+    assert f"ARG ENGINE_IMAGE={build['args']['ENGINE_IMAGE']}\n" in engine_file()
+    assert set(re.findall(r"(\w+)=(\S+)", engine_file().rpartition("ENV ")[2])) == {
+        ("PYTHONPATH", "/opt/loraplane-plugin"),
+        *PLUGIN_VARIABLES.items(),
+    }
 
 
 @pytest.mark.parametrize("service", OURS, ids=lambda service: service.name)

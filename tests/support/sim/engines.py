@@ -171,6 +171,11 @@ class SimHttp:
         except (TimeoutError, ConnectionResetError) as error:
             raise EngineUnreachable(f"{self.url}: {error}") from error
 
+    async def find(self, _path: str, timeout_seconds: float) -> bytes | None:
+        """See `VllmHttp.find`; there is no plugin."""
+        await self.get(["/health"], timeout_seconds)
+        return None
+
     async def has_route(self, _path: str, timeout_seconds: float) -> bool:
         """See `VllmHttp.has_route`."""
         await self.get(["/health"], timeout_seconds)

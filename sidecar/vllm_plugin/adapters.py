@@ -1,0 +1,146 @@
+"""Atomic swaps and exact unloads, on an `ApiServer`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from sidecar.vllm_plugin.draining import SWEEP_SECONDS, Drain
+from sidecar.vllm_plugin.errors import Busy, Conflict, DeadlinePassed, NotLoaded, PathMissing, Refused
+from sidecar.vllm_plugin.server import Adapter, ApiServer
+
+# Below the deadlines of the sidecar's calls, so that it hears what happened.
+LOAD_SECONDS = 55.0
+LOCK_SECONDS = 5.0
+LIST_SECONDS = 8.0
+MAX_RETIRED = 1000
+
+
+class Adapters:
+    """The adapters of one API server. All of it runs in that server's event loop."""
+
+    def __init__(
+        self, server: ApiServer, *, load_seconds: float = LOAD_SECONDS, sweep_seconds: float = SWEEP_SECONDS
+    ) -> None:
+        self._server = server
+        self._load_seconds = load_seconds
+        self._drain = Drain(server, sweep_seconds)
+
+    async def swap(self, name: str, path: str, expected: str) -> None:
+        """Binds new requests for `name` to the files in `path`; each request has either the old version or the new.
+
+        The new version is in the engine, hence valid, before the old one is touched. If anything fails, the old one
+        stays. A name that has `path` already is left as it is.
+
+        Args:
+            name: of an adapter that is registered.
+            path: absolute directory of the new version.
+            expected: the path that `name` has now, as far as the caller knows.
+
+        Raises:
+            PluginError: it was not done.
+        """
+        current = self._registered(name)
+        if current.lora_path == path:
+            return
+        if current.lora_path != expected:
+            raise Conflict(f"{name!r} has {current.lora_path!r}, not {expected!r}: list, and decide anew")
+        if len(self._drain) >= MAX_RETIRED:
+            raise Busy(f"{MAX_RETIRED} earlier versions are still in use")
+        await _check_there(path)
+        candidate = self._server.make(path, current)
+        try:
+            await self._bring_in(candidate)
+            await self._replace(name, current, candidate)
+        except BaseException:
+            self._drain.add(candidate)  # it may be in the engine, where nobody will ever ask for it
+            raise
+
+    async def unload(self, name: str) -> None:
+        """Makes new requests for `name` fail; those that are bound to it end as they would have.
+
+        Raises:
+            NotLoaded: no such name is registered.
+            Busy: somebody else loads or unloads it.
+        """
+        self._registered(name)
+        await self._replace(name, None, None)
+
+    async def state(self) -> dict[str, object]:
+        """What is registered, what is draining, what is in memory and how many requests are bound to each.
+
+        Raises:
+            DeadlinePassed: the engine did not say in time what is in its memory.
+        """
+        try:
+            async with asyncio.timeout(LIST_SECONDS):
+                resident = await self._server.resident()
+        except TimeoutError as error:
+            raise DeadlinePassed(f"the engine did not list its adapters within {LIST_SECONDS:g} s") from error
+        # From here on nothing is awaited, so that all of it is of one moment; our own references come after the count.
+        references = {one.adapter.lora_int_id: one.references for one in self._drain.retired}
+        bound = list(self._server.in_flight())
+        counts = Counter(adapter.lora_int_id for adapter in bound)
+        adapters = {adapter.lora_int_id: _row(adapter, counts, resident) for adapter in bound}
+        for one in self._drain.retired:
+            number = one.adapter.lora_int_id
+            adapters[number] = _row(one.adapter, counts, resident) | {"references": references[number]}
+        for adapter in self._server.registered.values():
+            adapters[adapter.lora_int_id] = _row(adapter, counts, resident) | {"registered": True}
+        return {"adapters": list(adapters.values()), "resident": sorted(resident)}
+
+    def _registered(self, name: str) -> Adapter:
+        try:
+            return self._server.registered[name]
+        except KeyError:
+            raise NotLoaded(f"no adapter {name[:200]!r} is loaded", field="lora_name") from None
+
+    async def _bring_in(self, candidate: Adapter) -> None:
+        try:
+            async with asyncio.timeout(self._load_seconds):
+                await self._server.add(candidate)
+        except TimeoutError as error:
+            raise DeadlinePassed(f"the engine did not load it within {self._load_seconds:g} s") from error
+        except Exception as error:  # the engine's errors have no type of their own
+            raise Refused(f"{error}") from error
+
+    async def _replace(self, name: str, current: Adapter | None, candidate: Adapter | None) -> None:
+        """Registers `candidate`, None: nothing, in place of `current`, None: of whatever there is."""
+        lock = self._server.lock(name)
+        try:
+            async with asyncio.timeout(LOCK_SECONDS):
+                await lock.acquire()
+        except TimeoutError as error:
+            raise Busy(f"{name!r} is being loaded or unloaded for {LOCK_SECONDS:g} s") from error
+        try:
+            found = self._registered(name)
+            if current is not None and found is not current:
+                raise Conflict(f"{name!r} was changed meanwhile, to {found.lora_path!r}")
+            if candidate is None:
+                del self._server.registered[name]
+            else:
+                self._server.registered[name] = candidate
+        finally:
+            lock.release()
+        self._drain.add(found)
+
+
+async def _check_there(path: str) -> None:
+    """Said here, in words of ours: what the engine says of a missing file is prose."""
+    if not await asyncio.to_thread((Path(path) / "adapter_config.json").is_file):
+        raise PathMissing(f"no adapter in {path!r}: the store must be mounted at the same path here", field="lora_path")
+
+
+def _row(adapter: Adapter, counts: Mapping[int, int], resident: set[int]) -> dict[str, object]:
+    number = adapter.lora_int_id
+    return {
+        "name": adapter.lora_name,
+        "int_id": number,
+        "path": adapter.lora_path,
+        "registered": False,
+        "resident": number in resident,
+        "requests": counts.get(number, 0),
+        "references": 0,
+    }

@@ -1,0 +1,94 @@
+"""What is not registered any more but may still be read, and its true removal once it is not.
+
+A request is bound to an adapter as soon as it comes in, and is known to vLLM's output processor only when it has been
+tokenized. Until then nothing but its own reference to the adapter tells of it. So an adapter is in use while a request
+that is with the engine names its number, or while anybody but us refers to the object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from dataclasses import dataclass
+
+from sidecar.vllm_plugin.server import Adapter, ApiServer
+
+_log = logging.getLogger("vllm.loraplane")
+SWEEP_SECONDS = 1.0
+CALL_SECONDS = 30.0
+# References that are ours: that of the record, and that of the call which counts.
+_OUR_REFERENCES = 2
+
+
+@dataclass(slots=True)
+class Retired:
+    """An adapter that no new request is bound to. `was_idle`: nobody used it when it was last looked at."""
+
+    adapter: Adapter
+    was_idle: bool = False
+
+    @property
+    def references(self) -> int:
+        """How many others refer to the adapter."""
+        return sys.getrefcount(self.adapter) - _OUR_REFERENCES
+
+
+class Drain:
+    """The adapters that are retired. They leave when they are neither in use nor in the engine's memory."""
+
+    def __init__(self, server: ApiServer, sweep_seconds: float = SWEEP_SECONDS) -> None:
+        self._server = server
+        self._sweep_seconds = sweep_seconds
+        self._retired: dict[int, Retired] = {}
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._retired)
+
+    @property
+    def retired(self) -> list[Retired]:
+        """What is still draining."""
+        return list(self._retired.values())
+
+    def add(self, adapter: Adapter) -> None:
+        """Takes an adapter that was just unregistered, or was never registered."""
+        self._retired[adapter.lora_int_id] = Retired(adapter)
+        if self._sweeper is None or self._sweeper.done():
+            self._sweeper = asyncio.create_task(self._sweep_until_empty(), name="loraplane drain")
+
+    async def _sweep_until_empty(self) -> None:
+        while self._retired:
+            await asyncio.sleep(self._sweep_seconds)
+            try:
+                async with asyncio.timeout(CALL_SECONDS):
+                    await self.sweep()
+            except Exception as error:  # noqa: BLE001 - vLLM has no error tree; what is retired stays so
+                _log.warning("loraplane: weights could not be removed from the engine, trying again: %s", error)
+
+    async def sweep(self) -> None:
+        """Removes from the engine what is idle since the last sweep, and forgets what is not there any more.
+
+        A request that ended may run for one more step, if it was ended in the API server: then the engine reads the
+        files again. Calls reach the engine in order. So only an adapter that was idle one sweep ago, and is out of
+        memory after that, can never come back.
+        """
+        before = {number for number, one in self._retired.items() if one.was_idle}
+        self._look()
+        idle = [number for number in before if self._retired[number].was_idle]
+        if not idle:
+            return
+        for number in idle:
+            await self._server.remove(number)
+        resident = await self._server.resident()
+        self._look()
+        for number in idle:
+            if self._retired[number].was_idle and number not in resident:
+                del self._retired[number]
+
+    def _look(self) -> None:
+        # In this order: what is in flight is referred to by its state, and by nothing of ours meanwhile.
+        referred = {number for number, one in self._retired.items() if one.references > 0}
+        bound = {adapter.lora_int_id for adapter in self._server.in_flight()}
+        for number, one in self._retired.items():
+            one.was_idle = number not in referred and number not in bound

@@ -1,0 +1,236 @@
+"""Our plugin, inside real vLLM and inside the simulated engine alike: swaps without a gap, and who uses which files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sidecar.engines.simulated.engine import SimulatedVllm
+from sidecar.engines.simulated.options import Options
+from sidecar.engines.simulated.server import serving
+from sidecar.engines.vllm import VllmEngine
+from sidecar.observed import Done, NotThere, PathMissing, Refused, Transient
+from tests.support.engines import BASE_MODEL, Asker, VllmFlags
+from tests.support.waiting import eventually
+
+PROMPT = "The quick brown fox jumps over the lazy dog. " * 6
+LONG = 200
+
+
+@pytest.fixture(params=["simulated", pytest.param("vllm", marks=pytest.mark.engine)])
+async def url(request, tiny) -> AsyncIterator[str]:
+    """The URL of an engine with the plugin and without adapters, each kind in turn."""
+    if request.param == "simulated":
+        options = Options(served_model_name=BASE_MODEL, model=str(tiny.model), plugin=True, token_seconds=0.001)
+        async with serving(SimulatedVllm(options)) as url:
+            yield url
+        return
+    real = request.getfixturevalue("real_vllm")
+    await real.ensure(VllmFlags(plugin=True))
+    asker = Asker(real.url)
+    await asker.clear()
+    await asker.client.aclose()
+    yield real.url
+
+
+@pytest.fixture
+async def engine(url) -> AsyncIterator[VllmEngine]:
+    """The driver, which has looked at the engine."""
+    engine = VllmEngine(url)
+    assert (await engine.observe()).facts.swap == "plugin"
+    yield engine
+    await engine.aclose()
+
+
+async def state(asker: Asker) -> dict[str, dict[str, object]]:
+    """What the plugin says of each path."""
+    reply = await asker.client.get("/v1/loraplane/state")
+    assert reply.status_code == 200, reply.text
+    return {row["path"]: row for row in reply.json()["adapters"]}
+
+
+async def swap(asker: Asker, name: object, new: object, old: object) -> tuple[int, str]:
+    """Status and reason of a raw swap."""
+    body = {"lora_name": name, "lora_path": new, "expected_path": old}
+    reply = await asker.client.post("/v1/loraplane/swap", json=body)
+    return reply.status_code, reply.json()["error"]["type"] if reply.status_code != 200 else ""
+
+
+async def long_text(asker: Asker, model: str) -> str:
+    """A greedy answer that takes its time."""
+    body = {"model": model, "prompt": PROMPT, "max_tokens": LONG, "temperature": 0, "ignore_eos": True}
+    reply = await asker.client.post("/v1/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    text: str = reply.json()["choices"][0]["text"]
+    return text
+
+
+async def test_the_plugin_tells_what_it_can(asker):
+    """A sidecar asks once for each process."""
+    about = (await asker.client.get("/v1/loraplane/plugin")).json()
+    assert about["schema"] == 1
+    assert set(about["capabilities"]) == {"swap", "unload", "state"}
+    assert about["incarnation"] == (await asker.client.get("/v1/loraplane/state")).json()["incarnation"]
+
+
+async def test_swap_changes_the_weights_and_removes_the_old_ones(engine, asker, tiny):
+    a, b = tiny.adapter("a"), tiny.adapter("b")
+    await asker.load("x", a)
+    await asker.load("y", b)
+    old, new = await asker.text("x", PROMPT), await asker.text("y", PROMPT)
+    before = (await state(asker))[a]["int_id"]
+    assert await engine.swap("x", a, b, request_id="r") == Done()
+    assert await asker.adapters() == {"x": b, "y": b}
+    assert await asker.text("x", PROMPT) == new != old
+    await eventually(lambda: forgotten(asker, a))
+    assert before not in (await asker.client.get("/v1/loraplane/state")).json()["resident"]
+
+
+async def forgotten(asker: Asker, path: str) -> bool:
+    """True once nobody uses it and the engine has removed it."""
+    return path not in await state(asker)
+
+
+async def test_swap_back_answers_as_before(engine, asker, tiny):
+    """Fault 23: no stale prefix cache after a rollback."""
+    a, b = tiny.adapter("a"), tiny.adapter("b")
+    await asker.load("x", a)
+    first = await asker.text("x", PROMPT)
+    assert await engine.swap("x", a, b, request_id="r") == Done()
+    second = await asker.text("x", PROMPT)
+    assert await engine.swap("x", b, a, request_id="r") == Done()
+    assert await asker.text("x", PROMPT) == first != second
+
+
+async def test_a_request_in_flight_ends_on_its_version_and_shows_until_then(engine, asker, tiny):
+    """R7 files-pinned: what a request is bound to is known exactly, from before the swap until it is removed."""
+    a, b = tiny.adapter("a"), tiny.adapter("b")
+    await asker.load("x", a)
+    expected = await long_text(asker, "x")
+    running = asyncio.create_task(long_text(asker, "x"))
+    await eventually(lambda: counted(asker, a))
+    assert await engine.swap("x", a, b, request_id="r") == Done()
+    row = (await state(asker))[a]
+    assert not running.done()
+    assert (row["registered"], row["resident"], row["requests"]) == (False, True, 1)
+    assert await running == expected
+    await eventually(lambda: forgotten(asker, a))
+
+
+async def counted(asker: Asker, path: str) -> bool:
+    return (await state(asker))[path]["requests"] == 1
+
+
+async def test_two_versions_run_beside_others_in_more_slots_than_there_are(engine, asker, tiny):
+    """Without the plugin vLLM takes two versions of a name for one, leaves one out of its slots, and dies of it."""
+    names = ["a", "b", "c", "d", "e"]
+    for name in names:
+        await asker.load(name, tiny.adapter(name))
+    expected = {name: await asker.text(name, PROMPT) for name in names}
+    running = asyncio.create_task(long_text(asker, "a"))
+    await eventually(lambda: counted(asker, tiny.adapter("a")))
+    assert await engine.swap("a", tiny.adapter("a"), tiny.adapter("b"), request_id="r") == Done()
+    others = [await asker.text(name, PROMPT) for name in ("c", "d", "e")]
+    assert others == [expected[name] for name in ("c", "d", "e")]
+    assert await asker.text("a", PROMPT) == expected["b"]
+    assert (await running).startswith(expected["a"])
+    assert (await asker.client.get("/health")).status_code == 200
+
+
+async def test_swap_to_bad_files_leaves_the_old_version_serving(engine, asker, tiny, tmp_path):
+    """R8 isolation: a bad new version costs its own name nothing."""
+    a = tiny.adapter("a")
+    await asker.load("x", a)
+    before, rows = await asker.text("x", PROMPT), await state(asker)
+    assert isinstance(await engine.swap("x", a, str(tmp_path / "missing"), request_id="r"), PathMissing)
+    worse = tiny.changed("worse", rank=32)
+    assert isinstance(await engine.swap("x", a, worse, request_id="r"), Refused)
+    assert await asker.adapters() == {"x": a}
+    assert await asker.text("x", PROMPT) == before
+    await eventually(lambda: forgotten(asker, worse))
+    assert (await state(asker))[a]["int_id"] == rows[a]["int_id"]
+
+
+async def test_a_name_that_is_not_loaded_is_not_swapped(engine, asker, tiny):
+    a, b = tiny.adapter("a"), tiny.adapter("b")
+    assert await swap(asker, "nobody", b, a) == (404, "not_loaded")
+    assert isinstance(await engine.swap("nobody", a, b, request_id="r"), Transient)
+    assert await engine.unload("nobody", request_id="r") == NotThere()
+    assert await asker.adapters() == {}
+
+
+async def test_a_swap_that_is_done_already_succeeds_and_one_from_another_path_is_refused(engine, asker, tiny):
+    """A call whose answer was lost may be repeated."""
+    a, b, c = (tiny.adapter(name) for name in "abc")
+    await asker.load("x", a)
+    assert await engine.swap("x", a, b, request_id="r") == Done()
+    assert await engine.swap("x", a, b, request_id="r") == Done()
+    assert await swap(asker, "x", c, a) == (409, "conflict")
+    assert await asker.adapters() == {"x": b}
+
+
+async def test_of_two_swaps_at_once_one_wins_whole(engine, asker, tiny):
+    a, b, c = (tiny.adapter(name) for name in "abc")
+    await asker.load("x", a)
+    results = await asyncio.gather(swap(asker, "x", b, a), swap(asker, "x", c, a))
+    assert sorted(results) == [(200, ""), (409, "conflict")]
+    winner = b if results[0] == (200, "") else c
+    assert await asker.adapters() == {"x": winner}
+    await eventually(lambda: forgotten(asker, a))
+    await eventually(lambda: forgotten(asker, c if winner == b else b))
+
+
+async def test_a_client_that_gives_up_leaves_one_version_or_the_other(asker, tiny):
+    a, b = tiny.adapter("a"), tiny.adapter("b")
+    await asker.load("x", a)
+    answers = {await asker.text("x", PROMPT)}
+    for _ in range(5):
+        attempt = asyncio.create_task(swap(asker, "x", b, a))
+        await asyncio.sleep(0)
+        attempt.cancel()
+        await asyncio.gather(attempt, return_exceptions=True)
+    assert await swap(asker, "x", b, a) == (200, "")
+    answers.add(await asker.text("x", PROMPT))
+    assert await asker.adapters() == {"x": b}
+    assert len(answers) == 2
+    await eventually(lambda: forgotten(asker, a))
+
+
+async def test_unload_fails_new_requests_and_lets_old_ones_end(engine, asker, tiny):
+    """R5 no-silent-base, R7 files-pinned."""
+    a = tiny.adapter("a")
+    await asker.load("x", a)
+    expected = await long_text(asker, "x")
+    running = asyncio.create_task(long_text(asker, "x"))
+    await eventually(lambda: counted(asker, a))
+    assert await engine.unload("x", request_id="r") == Done()
+    assert (await asker.complete("x", PROMPT)).status_code == 404
+    assert a in await state(asker)
+    assert await running == expected
+    await eventually(lambda: forgotten(asker, a))
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b"{", "body"),
+        (b"[]", "body"),
+        (b" " * 70_000, "body"),
+        (b'{"lora_path": "/a", "expected_path": "/b"}', "lora_name"),
+        (b'{"lora_name": "", "lora_path": "/a", "expected_path": "/b"}', "lora_name"),
+        (b'{"lora_name": 3, "lora_path": "/a", "expected_path": "/b"}', "lora_name"),
+        (b'{"lora_name": "%s", "lora_path": "/a", "expected_path": "/b"}' % (b"n" * 257), "lora_name"),
+        (b'{"lora_name": "x", "lora_path": "a", "expected_path": "/b"}', "lora_path"),
+        (b'{"lora_name": "x", "lora_path": "/\\u0000", "expected_path": "/b"}', "lora_path"),
+        (b'{"lora_name": "x", "lora_path": "/%s", "expected_path": "/b"}' % (b"p" * 4096), "lora_path"),
+        (b'{"lora_name": "x", "lora_path": "/a"}', "expected_path"),
+    ],
+)
+async def test_malformed_swaps_are_400_and_name_the_field(asker, body, field):
+    """Names and bodies are bounded."""
+    reply = await asker.client.post("/v1/loraplane/swap", content=body)
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert (error["type"], error["param"], error["code"]) == ("invalid_argument", field, 400)

