@@ -19,6 +19,7 @@ from bench.herd import herd
 from bench.idle import idle_20000
 from bench.one_change import one_change_20000_vs_100
 from bench.propagation import propagation_fresh_2, propagation_staged_2, propagation_staged_50
+from bench.store import store_1000, store_present
 from bench.swap import swap
 
 Measurement = Callable[[Path], Awaitable[list[Figure]]]
@@ -33,6 +34,8 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     fill_200,
     fetch_200mb,
     check_200mb,
+    store_present,
+    store_1000,
     herd,
     swap,
 )

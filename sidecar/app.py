@@ -16,6 +16,7 @@ from registry.sources.allowed import RemoteOptions
 from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
 from registry.sources.errors import StoreError
+from sidecar.artifacts.signatures import read_keys
 from sidecar.artifacts.store import LocalStore
 from sidecar.chance import Chance
 from sidecar.engine_watch import watch_engine
@@ -24,10 +25,12 @@ from sidecar.feed import Feed
 from sidecar.http import make_app
 from sidecar.inputs import Inputs
 from sidecar.journal import Journal
+from sidecar.keeper import Keeper
 from sidecar.ownership import HostLock
 from sidecar.publisher import Publisher
 from sidecar.reconciler import Reconciler
 from sidecar.reporter import Reporter
+from sidecar.retention import Retention
 from sidecar.settings import Settings
 from sidecar.status import Replica, rfc3339
 from sidecar.steps import OnStep, ignore
@@ -61,17 +64,22 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
     publisher = Publisher(client, keys, _presence(settings, lock.owner, chance), chance, inputs.wake, on_step)
     replica = Replica(settings.replica, settings.pool, engine.kind, engine.url)
     reporter = Reporter(replica, chance, publisher.offer)
-    reconciler = Reconciler(engine, store, inputs, publisher, chance, reporter.take)
+    retention = Retention(settings.unload_grace, store.owns)
+    keeper = Keeper(engine, store, retention, store.upkeep, monotonic=chance.monotonic)
+    reconciler = Reconciler(engine, store, inputs, publisher, chance, reporter.take, keeper.notice)
     feed = Feed(client, keys, settings.pool, inputs, Journal(state, on_step), chance)
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(HttpServer(make_app(reporter), listener).run(), name="http")
             await _acquire(lock, settings.replica)
+            store.take_over()
             feed.restore()
             tasks.create_task(feed.run(), name="feed")
             tasks.create_task(watch_engine(engine, reconciler.distrust), name="engine watch")
             tasks.create_task(reconciler.run(), name="reconciler")
             tasks.create_task(publisher.run(), name="publisher")
+            tasks.create_task(keeper.run(), name="keeper")
+            tasks.create_task(keeper.scrub(), name="scrub")
     finally:
         store.close()
         await engine.aclose()
@@ -80,9 +88,18 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
 
 
 def _store(settings: Settings, on_step: OnStep) -> LocalStore:
-    base = read_base(settings.base_model) if settings.base_model else None
-    remote, allowed = _remote(settings), settings.allow_source
-    return LocalStore(settings.store, settings.replica, allowed, base=base, remote=remote, on_step=on_step)
+    return LocalStore(
+        settings.store,
+        settings.replica,
+        settings.allow_source,
+        base=read_base(settings.base_model) if settings.base_model else None,
+        remote=_remote(settings),
+        signature_keys=read_keys(settings.signature_keys) if settings.signature_keys else {},
+        engine=settings.engine,
+        budget_bytes=settings.store_budget,
+        grace_seconds=settings.unload_grace,
+        on_step=on_step,
+    )
 
 
 def _engine(settings: Settings, on_step: OnStep) -> VllmEngine:

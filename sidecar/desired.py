@@ -113,6 +113,7 @@ def parse_adapter(pool: str, key: str, value: bytes, revision: int) -> DesiredAd
         credentials=spec.credentials,
         pin_key="" if digest else f"{pool}/{key}@{record.generation}",
         base_model=spec.base_model,
+        signature=spec.source.signature,
     )
     return DesiredAdapter(
         key=key,

@@ -22,6 +22,11 @@ LIST_HELD = Gauge("loraplane_list_held", "1 while etcd's list is not followed, s
 STALE = Gauge("loraplane_stale", "1 while etcd is not followed, so that what is served may be out of date")
 READY = Gauge("loraplane_ready", "1 once the first plan since the engine's start has been carried out")
 ENGINE_RESTARTS = Counter("loraplane_engine_restarts", "New incarnations of the engine, the first not counted")
+STORE_BYTES = Gauge("loraplane_store_bytes", "Bytes of all artifacts in the host's store")
+STORE_ARTIFACTS = Gauge("loraplane_store_artifacts", "Artifacts in the host's store")
+STORE_LEASED = Gauge("loraplane_store_leased", "Artifacts that this replica's engine may be reading")
+STORE_DAMAGED = Gauge("loraplane_store_damaged", "Artifacts that are not as they were written, and may be in use")
+STORE_REMOVED = Counter("loraplane_store_removed", "Artifacts that this sidecar removed from the store")
 SWAP_STRATEGY = Gauge("loraplane_engine_swap", "1 for how weights behind a name are replaced", ["strategy"])
 SYNCER_STATUS = Gauge(
     "lora_syncer_adapter_status",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -45,6 +46,37 @@ class Observed:
     facts: EngineFacts
     base_models: tuple[str, ...]
     adapters: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainEvidence:
+    """What an engine says of the requests that it has, so that an unloaded adapter's files may be removed.
+
+    It is of a moment after it was asked for: an engine that stands still gives none.
+
+    Attributes:
+        incarnation: which process says it.
+        waiting: requests that are queued; of which adapters is not known.
+        running: requests that run.
+        adapters: names of the adapters with requests that run; None: not known.
+    """
+
+    incarnation: str
+    waiting: int
+    running: int
+    adapters: frozenset[str] | None
+
+    def is_clear_of(self, names: AbstractSet[str] | None) -> bool:
+        """True if no request of an adapter waits or runs.
+
+        Args:
+            names: every name that the adapter had in this engine; None: not all of them are known.
+        """
+        if self.waiting or (self.running and self.adapters is None):
+            return False
+        if not self.running or not self.adapters:
+            return True
+        return names is not None and not names & self.adapters
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from registry.model.records import BaseShapes, PoolSpec
 from registry.sources.errors import ArtifactError
 from sidecar.artifacts.types import ArtifactStore
 from sidecar.chance import Chance
-from sidecar.desired import DesiredState
+from sidecar.desired import DesiredAdapter, DesiredState
 from sidecar.engines.driver import Engine, EngineError
 from sidecar.executor import Attempt, Executor
 from sidecar.failures import Failure, after_call, after_staging, not_borne_out
@@ -23,6 +24,7 @@ from sidecar.metrics import RECONCILE_SECONDS
 from sidecar.observed import Done, Gone, Observed
 from sidecar.plan import Plan, Stage
 from sidecar.planner import Known, capacity_of, make_plan, wanted
+from sidecar.retention import Use
 from sidecar.rounds import Rounds
 from sidecar.staging import Staging
 from sidecar.status import Situation
@@ -49,6 +51,10 @@ class Ownership(Protocol):
         ...
 
 
+# Is told of each look that a plan is made from, and of what that plan may load, before anything is called.
+Notice = Callable[[Observed, AbstractSet[Use]], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """What one round came to, for status and metrics."""
@@ -68,6 +74,7 @@ class Reconciler:
         ownership: Ownership,
         chance: Chance,
         publish: Callable[[Report], None],
+        notice: Notice = lambda _observed, _uses: None,
     ) -> None:
         self._engine = engine
         self._store = store
@@ -75,12 +82,13 @@ class Reconciler:
         self._ownership = ownership
         self._chance = chance
         self._publish = publish
+        self._notice = notice
         self._executor = Executor(engine, inputs, chance)
         self._observed: Observed | None = None
         self._observed_at = 0.0
         self._failures: dict[str, Failure] = {}
         self._attempts: dict[str, Attempt] = {}
-        self._base: BaseShapes | None = None
+        self._terms: tuple[BaseShapes | None, bool] | None = None
         self._hangs = False
         self._ready_in = ""
         self._problem = "the engine was not looked at yet"
@@ -172,13 +180,19 @@ class Reconciler:
             base_problem=problem,
             base_known=self._store.base_known,
         )
+        self._notice(observed, self._uses(chosen, known))
         return make_plan(desired, pool, observed, known, now=self._chance.monotonic())
 
+    def _uses(self, chosen: Iterable[DesiredAdapter], known: Known) -> set[Use]:
+        """What a plan made of this may load, and what calls that were made may yet come to."""
+        uses = {(one.name, known.staged[one.ref].path) for one in chosen if one.ref in known.staged}
+        return uses | {(one.name, one.path) for one in self._attempts.values() if one.path is not None}
+
     def _compare_with(self, pool: PoolSpec | None) -> str:
-        """Has adapters compared with the pool's base; what was refused for another base is looked at anew."""
-        base = pool.base if pool else None
-        if base != self._base:
-            self._base = base
+        """Has adapters compared with what the pool asks for; what was refused for other terms is looked at anew."""
+        terms = (pool.base, pool.limits.require_signature) if pool else None
+        if terms != self._terms:
+            self._terms = terms
             self._failures = {key: one for key, one in self._failures.items() if one.incarnation is not None}
         return self._store.use_pool(pool)
 

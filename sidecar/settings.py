@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ByteSize, Field, field_validator, model_validator
 
 from registry.daemon.flags import Flag
 from registry.daemon.settings import Address, DaemonSettings, List, Listen, OptionalFile
@@ -14,6 +14,7 @@ from registry.errors import InvalidArgument
 from registry.model.names import check_segment
 from registry.sources.allowed import DEFAULT_HUB
 from sidecar.observed import EngineLimits
+from sidecar.retention import GRACE_SECONDS
 
 
 def _split_labels(values: object) -> object:
@@ -57,7 +58,18 @@ class Settings(DaemonSettings):
     credentials: Annotated[
         OptionalFile, Flag("FILE", "YAML file with the credentials that records may name, and their URIs")
     ] = None
+    signature_keys: Annotated[
+        OptionalFile, Flag("FILE", "YAML file with the public keys, by name, that adapters may be signed with")
+    ] = None
     hf_endpoint: Annotated[str, Flag("URL", "Hub behind hf:// sources", also="HF_ENDPOINT")] = DEFAULT_HUB
+    store_budget: Annotated[
+        Annotated[ByteSize, Field(ge=1)] | None,
+        Flag("SIZE", "For all artifacts of the store, e.g. 200GB; without: what the disk has"),
+    ] = None
+    unload_grace: Annotated[
+        Annotated[float, Field(ge=0, allow_inf_nan=False)],
+        Flag("SECONDS", "How long files are kept after the engine was last seen to list them, at least"),
+    ] = GRACE_SECONDS
     labels: Annotated[dict[str, str], BeforeValidator(_split_labels), Flag("K=V,K=V", "Labels of this replica")] = {}
     engine_api_key_file: Annotated[OptionalFile, Flag("FILE", "File with the key that the engine was started with")] = (
         None

@@ -37,7 +37,7 @@ def _change(change: pb.AdapterChange, index: int) -> Upsert | Remove:
 
 def _spec(spec: pb.AdapterSpec) -> dict[str, object]:
     values: dict[str, object] = {
-        "source": {"uri": spec.source.uri, "digest": spec.source.digest or None},
+        "source": _source(spec.source),
         "base_model": spec.base_model or None,
         "priority": spec.priority,
         "placement": {"replicas": spec.placement.replicas or "all"},
@@ -46,6 +46,10 @@ def _spec(spec: pb.AdapterSpec) -> dict[str, object]:
         "labels": dict(sorted(spec.labels.items())),
     }
     return values | _given(load=spec.load)
+
+
+def _source(source: pb.Source) -> dict[str, object]:
+    return {"uri": source.uri, "digest": source.digest or None, "signature": source.signature or None}
 
 
 def _given(**values: str) -> dict[str, object]:
@@ -101,6 +105,7 @@ def _limits(pool: pb.Pool) -> dict[str, object]:
         "max_rank": pool.limits.max_rank or None,
         "max_adapters": pool.limits.max_adapters or None,
         "target_modules": list(pool.limits.target_modules) or None,
+        "require_signature": pool.limits.require_signature,
     }
 
 

@@ -46,7 +46,7 @@ def _spec(spec: AdapterSpec) -> pb.AdapterSpec:
     replicas = spec.placement.replicas
     prepare = spec.prepare
     return pb.AdapterSpec(
-        source=pb.Source(uri=spec.source.uri, digest=spec.source.digest or ""),
+        source=pb.Source(uri=spec.source.uri, digest=spec.source.digest or "", signature=spec.source.signature or ""),
         base_model=spec.base_model or "",
         load=spec.load,
         priority=spec.priority,
@@ -95,6 +95,7 @@ def pool(record: PoolSpec, revision: int) -> pb.Pool:
         max_rank=record.limits.max_rank or 0,
         max_adapters=record.limits.max_adapters or 0,
         target_modules=record.limits.target_modules or (),
+        require_signature=record.limits.require_signature,
     )
     base = _base(record.base) if record.base else None
     return pb.Pool(

@@ -54,6 +54,9 @@ def add(
     digest: Annotated[
         str | None, options.flag("--digest", metavar="D", help="Manifest digest to pin, sha256:….")
     ] = None,
+    signature: Annotated[
+        str | None, options.flag("--signature", metavar="S", help="What loraplane sign printed.")
+    ] = None,
     lazy: Annotated[bool, options.flag("--lazy", help="Load it at the first request, not at once.")] = False,
     priority: Annotated[int, options.flag("--priority", help="Higher is loaded first.")] = 0,
     replicas: Annotated[
@@ -80,7 +83,7 @@ def add(
         "kind": "Adapter",
         "metadata": {"name": name, "pool": where, "labels": _labels(label or [])},
         "spec": {
-            "source": {"uri": source_uri(source), "digest": digest},
+            "source": {"uri": source_uri(source), "digest": digest, "signature": signature},
             "load": "lazy" if lazy else "eager",
             "priority": priority,
             "placement": {"replicas": replicas or "all"},

@@ -53,6 +53,17 @@ class Dora(StrEnum):
     STRIP = "strip"
 
 
+def digest_of_source(source: str, desk: Desk, credential: str | None, timeout_seconds: float | None) -> str:
+    """The manifest digest of an adapter in a folder of this machine or at a URI.
+
+    Raises:
+        CliError: it cannot be had.
+    """
+    if folder_of(source) is not None:
+        return digest_here(readable_folder(source))
+    return desk.digest(source, credential, timeout_seconds or FETCH_SECONDS)
+
+
 def digest(
     context: typer.Context,
     source: Source,
@@ -64,10 +75,7 @@ def digest(
 ) -> None:
     """Print the manifest digest of an adapter, to pin in a record."""
     printer = session_of(context).printer()
-    if folder_of(source) is not None:
-        found = digest_here(readable_folder(source))
-    else:
-        found = Desk(credentials, hf_endpoint).digest(source, credential, timeout or FETCH_SECONDS)
+    found = digest_of_source(source, Desk(credentials, hf_endpoint), credential, timeout)
     if printer.is_plain:
         printer.plain({"source": source, "digest": found})
     else:

@@ -22,6 +22,7 @@ from registry.cli import (
     pool_commands,
     publish_command,
     read_commands,
+    sign_command,
 )
 from registry.cli.client import Tls
 from registry.cli.failure import CliError, Exit, Failure
@@ -82,6 +83,7 @@ def make_app() -> typer.Typer:
     _add(app, apply_commands.apply, apply_commands.add, read_commands.get, read_commands.describe)
     _add(app, apply_commands.delete, read_commands.history, apply_commands.rollback, read_commands.rollout)
     _add(app, apply_commands.diff, check_commands.check, check_commands.digest, publish_command.publish)
+    _add(app, sign_command.sign)
     pool = _group(app, "pool", "Create, change and delete pools.")
     _add(pool, pool_commands.create, pool_commands.update, pool_commands.confirm_removals, pool_commands.delete)
     tenant = _group(app, "tenant", "Set what tenants may have.")

@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from registry.cli.yaml_documents import read_documents
 from registry.errors import InvalidArgument, Reason
+from registry.lora.signatures import SIGNATURE_PATTERN
 
 API_VERSION = "loraplane/v1"
 _SHOWN_PROBLEMS = 5
@@ -49,6 +50,7 @@ class Source(_Strict):
 
     uri: Annotated[str, AfterValidator(_check_uri)]
     digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
+    signature: Annotated[str, StringConstraints(pattern=SIGNATURE_PATTERN)] | None = None
 
 
 class Placement(_Strict):

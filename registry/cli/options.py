@@ -16,8 +16,8 @@ def flag(*names: str, help: str, **more: Any) -> Any:  # noqa: A002, ANN401 - ty
 
 
 def long_name(names: tuple[str, ...]) -> str:
-    """The first name with two dashes."""
-    return next(name for name in names if name.startswith("--"))
+    """The first name with two dashes, of a flag that has a contrary the one that is not it."""
+    return next(name for name in names if name.startswith("--")).partition("/")[0]
 
 
 def env_name(option: str) -> str:

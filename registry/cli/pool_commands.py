@@ -33,6 +33,12 @@ TargetModules = Annotated[
         "--target-module", metavar="NAME", help="One of the engines' --lora-target-modules; may be repeated; none: all."
     ),
 ]
+RequireSignature = Annotated[
+    bool | None,
+    options.flag(
+        "--require-signature/--no-require-signature", help="Serve only what was signed with a key that sidecars know."
+    ),
+]
 BaseFrom = Annotated[
     Path | None,
     options.flag(
@@ -60,6 +66,7 @@ def create(
     max_rank: MaxRank = None,
     max_adapters: MaxAdapters = None,
     target_module: TargetModules = None,
+    require_signature: RequireSignature = None,
     base_from: BaseFrom = None,
     base_name: BaseNames = None,
     dry_run: options.DryRun = False,
@@ -68,7 +75,12 @@ def create(
 ) -> None:
     """Create a pool."""
     session = session_of(context)
-    limits = pb.PoolLimits(max_rank=max_rank or 0, max_adapters=max_adapters or 0, target_modules=target_module or ())
+    limits = pb.PoolLimits(
+        max_rank=max_rank or 0,
+        max_adapters=max_adapters or 0,
+        target_modules=target_module or (),
+        require_signature=bool(require_signature),
+    )
     base = _base(base_from, base_name)
     request = pb.CreatePoolRequest(
         pool=pb.Pool(name=name, base_models=base_model, limits=limits, base=base),
@@ -94,6 +106,7 @@ def update(
     max_rank: MaxRank = None,
     max_adapters: MaxAdapters = None,
     target_module: TargetModules = None,
+    require_signature: RequireSignature = None,
     base_from: BaseFrom = None,
     base_name: BaseNames = None,
     dry_run: options.DryRun = False,
@@ -113,6 +126,8 @@ def update(
             pool.limits.max_adapters = max_adapters
         if target_module:
             pool.limits.target_modules[:] = target_module
+        if require_signature is not None:
+            pool.limits.require_signature = require_signature
         if base is not None:
             pool.base.CopyFrom(base)
         request = pb.UpdatePoolRequest(pool=pool, request_id=request_id_or_new(request_id), validate_only=dry_run)

@@ -19,7 +19,7 @@ def spec_of(spec: Spec) -> pb.AdapterSpec:
     """A spec as a message, without labels."""
     replicas = spec.placement.replicas
     return pb.AdapterSpec(
-        source=pb.Source(uri=spec.source.uri, digest=spec.source.digest or ""),
+        source=pb.Source(uri=spec.source.uri, digest=spec.source.digest or "", signature=spec.source.signature or ""),
         base_model=spec.base_model or "",
         load=spec.load,
         priority=spec.priority,
@@ -47,7 +47,7 @@ def adapter_dict(adapter: pb.Adapter) -> Plain:
 def spec_dict(spec: pb.AdapterSpec) -> Plain:
     """A spec in the form of the record in etcd."""
     return {
-        "source": {"uri": spec.source.uri, "digest": spec.source.digest or None},
+        "source": _source(spec.source),
         "base_model": spec.base_model or None,
         "load": spec.load or "eager",
         "priority": spec.priority,
@@ -62,6 +62,10 @@ def spec_dict(spec: pb.AdapterSpec) -> Plain:
     }
 
 
+def _source(source: pb.Source) -> Plain:
+    return {"uri": source.uri, "digest": source.digest or None, "signature": source.signature or None}
+
+
 def pool_dict(pool: pb.Pool) -> Plain:
     """A pool in the form of the record in etcd."""
     return {
@@ -71,6 +75,7 @@ def pool_dict(pool: pb.Pool) -> Plain:
             "max_rank": pool.limits.max_rank or None,
             "max_adapters": pool.limits.max_adapters or None,
             "target_modules": list(pool.limits.target_modules) or None,
+            "require_signature": pool.limits.require_signature,
         },
         "base": base_dict(pool.base) if pool.HasField("base") else None,
         "removals_confirmed_revision": pool.removals_confirmed_revision,

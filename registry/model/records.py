@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StringConstraints
 
 from registry.lora.base import check_patterns
+from registry.lora.signatures import SIGNATURE_PATTERN
 from registry.model.base import MAX_TRANSACTION_BYTES, Part, Stored
 
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
@@ -23,10 +24,14 @@ MAX_GENERATION = 2**53 - 1  # the largest that every reader of JSON takes withou
 
 
 class Source(Part):
-    """Where an adapter's files are. `digest` is the manifest digest, None: not pinned."""
+    """Where an adapter's files are.
+
+    `digest` is the manifest digest, None: not pinned. `signature` is over that of what is there, None: not signed.
+    """
 
     uri: Uri
     digest: Digest | None = None
+    signature: Annotated[str, StringConstraints(pattern=SIGNATURE_PATTERN)] | None = None
 
 
 class Placement(Part):
@@ -80,11 +85,13 @@ class PoolLimits(Part):
     """Limits that hold on every replica of a pool; None: no limit.
 
     `target_modules` are those that its engines apply adapters to, as their ``--lora-target-modules`` says.
+    `require_signature`: only what was signed with a key that the sidecars know is served.
     """
 
     max_rank: Annotated[int, Field(ge=1, le=512)] | None = None
     max_adapters: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     target_modules: Annotated[list[ModuleName], Field(min_length=1, max_length=256)] | None = None
+    require_signature: bool = False
 
 
 def _expandable(modules: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:

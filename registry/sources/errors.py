@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 from registry.lora.findings import Finding, FindingReason, summary
+from registry.lora.signatures import SignatureReason
 
 # Stable names of why an artifact could not be staged. Programs may depend on them, not on the sentences beside them.
 SourceReason = Literal[
     "address_not_allowed",
+    "artifact_damaged",
     "bad_archive",
     "credential_not_bound",
     "credential_unavailable",
@@ -28,13 +30,14 @@ SourceReason = Literal[
     "source_untrusted",
     "staging_stopped",
     "staging_timeout",
+    "store_full",
     "store_io",
     "too_large",
     "unsupported_policy",
     "unknown_credential",
     "unsupported_scheme",
 ]
-ArtifactReason = SourceReason | FindingReason
+ArtifactReason = SourceReason | FindingReason | SignatureReason
 
 
 class ArtifactError(Exception):

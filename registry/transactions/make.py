@@ -33,6 +33,7 @@ _REMEDIES = {
     "source": "an adapter needs a source with a uri, e.g. file:///adapters/sql",
     "source.uri": "write scheme://path of at most 2048 characters without spaces, e.g. file:///adapters/sql",
     "source.digest": 'write "sha256:" and 64 lower-case hex digits, or leave it out',
+    "source.signature": "write what loraplane sign prints, or leave it out",
     "load": "use eager or lazy",
     "priority": "use a whole number from -1000 to 1000",
     "placement.replicas": "use all, or a whole number from 1 to 10000",

@@ -8,12 +8,14 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Source(_message.Message):
-    __slots__ = ("uri", "digest")
+    __slots__ = ("uri", "digest", "signature")
     URI_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     uri: str
     digest: str
-    def __init__(self, uri: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+    signature: str
+    def __init__(self, uri: _Optional[str] = ..., digest: _Optional[str] = ..., signature: _Optional[str] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("replicas",)
@@ -277,14 +279,16 @@ class Rollout(_message.Message):
     def __init__(self, name: _Optional[str] = ..., generation: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[RolloutReplica, _Mapping]]] = ..., done: bool = ..., failure: _Optional[str] = ..., waiting: _Optional[str] = ...) -> None: ...
 
 class PoolLimits(_message.Message):
-    __slots__ = ("max_rank", "max_adapters", "target_modules")
+    __slots__ = ("max_rank", "max_adapters", "target_modules", "require_signature")
     MAX_RANK_FIELD_NUMBER: _ClassVar[int]
     MAX_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     TARGET_MODULES_FIELD_NUMBER: _ClassVar[int]
+    REQUIRE_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     max_rank: int
     max_adapters: int
     target_modules: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, max_rank: _Optional[int] = ..., max_adapters: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ...) -> None: ...
+    require_signature: bool
+    def __init__(self, max_rank: _Optional[int] = ..., max_adapters: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., require_signature: bool = ...) -> None: ...
 
 class BaseModule(_message.Message):
     __slots__ = ("pattern", "outputs", "inputs")

@@ -20,6 +20,7 @@ from registry.sources.errors import ArtifactError, unfit
 from registry.sources.stop import Stop
 from sidecar.artifacts.files import sync_directory
 from sidecar.artifacts.layout import Layout
+from sidecar.artifacts.room import CHECK_BYTES, Reservation, Room
 
 DEFAULT_MAX_WEIGHTS_BYTES = 16 << 30
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -28,8 +29,16 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 class Incoming:
     """Files that arrive in `directory`. `entries` are those that are there to the last byte."""
 
-    def __init__(self, directory: Path, max_weights_bytes: int, stop: Stop, on_receiving: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        max_weights_bytes: int,
+        reservation: Reservation,
+        stop: Stop,
+        on_receiving: Callable[[], None],
+    ) -> None:
         self.directory = directory
+        self._reservation = reservation
         self.entries: list[FileEntry] = []
         self._caps = {CONFIG_FILE: MAX_CONFIG_BYTES, WEIGHTS_FILE: max_weights_bytes}
         self._stop = stop
@@ -39,11 +48,13 @@ class Incoming:
         """Writes one file, read-only and synced; what came of it before is gone. The source has promised its size.
 
         Raises:
-            ArtifactError: ``source_incomplete``, ``too_large``, ``disk_full``, or what the source raises.
+            ArtifactError: ``source_incomplete``, ``too_large``, ``disk_full``, ``store_full``, or what the source
+                raises.
             OSError: the store failed.
         """
         self._check_size(name, size_bytes)
         self._drop(name)
+        self._reservation.admit(size_bytes, name)
         digest, written_bytes = hashlib.sha256(), 0
         with os.fdopen(os.open(self.directory / name, _NEW_FILE, 0o644), "wb", buffering=0) as file:
             os.fchmod(file.fileno(), 0o444)
@@ -53,6 +64,8 @@ class Incoming:
                 _write_all(file.fileno(), chunk)
                 digest.update(chunk)
                 self._on_receiving()
+                if written_bytes % CHECK_BYTES < len(chunk):
+                    self._reservation.check_disk(max(0, size_bytes - written_bytes), name)
             os.fsync(file.fileno())
         self.entries.append(FileEntry(name, written_bytes, digest.hexdigest()))
 
@@ -67,12 +80,6 @@ class Incoming:
         if size_bytes > self._caps[name]:
             message = f"{name} has {size_bytes} bytes, at most {self._caps[name]} are taken; publish less"
             raise ArtifactError("too_large", message, permanent=True)
-        free_bytes = shutil.disk_usage(self.directory).free
-        if size_bytes > free_bytes:
-            message = (
-                f"{name} has {size_bytes} bytes, {free_bytes} are free in {self.directory.parent}; make room there"
-            )
-            raise ArtifactError("disk_full", message, permanent=False)
 
     def verify(self, base: BaseModules | None, policy: Policy) -> Examined:
         """Checks that what arrived is an adapter that may be served for that base.
@@ -100,7 +107,7 @@ class Incoming:
 
 @contextmanager
 def incoming(
-    layout: Layout, key: str, max_weights_bytes: int, stop: Stop, on_receiving: Callable[[], None]
+    layout: Layout, key: str, max_weights_bytes: int, room: Room, stop: Stop, on_receiving: Callable[[], None]
 ) -> Iterator[Incoming]:
     """A fresh directory for `key`, whose lock the caller holds; gone at the end unless it was placed.
 
@@ -115,7 +122,8 @@ def incoming(
     # Whatever our umask is: the engine may run as another user.
     directory.chmod(0o755)
     try:
-        yield Incoming(directory, max_weights_bytes, stop, on_receiving)
+        with room.reservation() as reservation:
+            yield Incoming(directory, max_weights_bytes, reservation, stop, on_receiving)
     finally:
         # A directory that cannot be removed is left to the next holder of the lock.
         with suppress(OSError):

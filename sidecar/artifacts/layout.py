@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from dataclasses import dataclass
@@ -30,8 +31,27 @@ class Layout:
     def lock(self, key: str) -> Path:
         return self.root / "locks" / key
 
-    def lease(self, replica: str) -> Path:
-        return self.root / "leases" / replica
+    @property
+    def leases(self) -> Path:
+        return self.root / "leases"
+
+    def lease(self, replica: str, engine: str) -> Path:
+        """The lease file of a replica for the engine at that address; empty: for any."""
+        address = "@" + hashlib.sha256(engine.encode()).hexdigest()[:16] if engine else ""
+        return self.leases / f"{replica}{address}"
+
+    def staged(self) -> dict[str, Path]:
+        """Every artifact's directory by id, in no order.
+
+        Raises:
+            OSError: the store cannot be read.
+        """
+        return {artifact: self.adapter(artifact) for artifact in self.staged_ids()}
+
+    def staged_ids(self) -> set[str]:
+        """Every artifact in the store. Raises OSError."""
+        names = os.listdir(self.root / "adapters")  # noqa: PTH208 - paths of thousands would be made for nothing
+        return {match[1] for name in names if (match := _ADAPTER.fullmatch(name))}
 
     def report(self, artifact: str) -> Path:
         return self.root / "reports" / f"{artifact}.json"

@@ -40,3 +40,13 @@ def order_of(ref: ArtifactRef, base: BaseModules | None) -> Order:
         return Order(ref, policy_of(json.loads(ref.prepare or "{}")), base)
     except ValueError as error:
         raise ArtifactError("unsupported_policy", f"{error}; upgrade this sidecar", permanent=True) from error
+
+
+def mismatch(ref: ArtifactRef, found: str, expected: str) -> ArtifactError:
+    """What it is when a source holds other files than those that a reference means; both are digests."""
+    if ref.digest is not None:
+        remedy = "put the right files there, or apply the digest of those that are"
+    else:
+        remedy = "the source changed after this generation was first read here; apply the new digest to serve it"
+    message = f"the files have the digest {found}, expected {expected}; {remedy}"
+    return ArtifactError("digest_mismatch", message, permanent=True)

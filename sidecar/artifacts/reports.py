@@ -88,7 +88,7 @@ def look(layout: Layout, order: Order, digest: str) -> Staged:
     """What stands in the store for an order, by its own files; the report only adds its warnings.
 
     Raises:
-        ArtifactError: ``store_io``: somebody damaged it.
+        ArtifactError: ``artifact_damaged``.
         OSError: a file is missing or cannot be read.
     """
     artifact = order.artifact(digest)
@@ -96,13 +96,30 @@ def look(layout: Layout, order: Order, digest: str) -> Staged:
     try:
         opened = open_directory(directory)
     except UnfitAdapter as error:
-        message = f"{directory} was damaged since it was written; remove it once no engine has it loaded"
-        raise ArtifactError("store_io", message, permanent=False) from error
+        raise damaged(directory) from error
     own_name = opened.config.base_model_name_or_path
     warnings = (*_kept_warnings(layout.report(artifact)), *_name_warnings(own_name, order.ref.base_model))
     names = (entry_of(tensor).module for tensor in opened.header.tensors)
     targets = frozenset(name.rpartition(".")[2] for name in names)
     return Staged(artifact, str(directory), digest, opened.config.highest_rank, targets, warnings)
+
+
+def is_whole(directory: Path) -> bool:
+    """True if an adapter's directory can be read, as far as a look at its beginnings tells."""
+    try:
+        open_directory(directory)
+    except (OSError, UnfitAdapter):
+        return False
+    return True
+
+
+def damaged(directory: Path) -> ArtifactError:
+    """What an artifact is that is not as it was written and that an engine may be reading."""
+    message = (
+        f"{directory} was damaged since it was written; it is fetched again once no engine reads it any more, "
+        "restart the engines of this host to hurry that; check the disk"
+    )
+    return ArtifactError("artifact_damaged", message, permanent=False)
 
 
 def _kept_warnings(path: Path) -> tuple[AdapterWarning, ...]:

@@ -1,4 +1,4 @@
-"""The points of a staging at which a process may die; tests kill it at each."""
+"""The points of a staging, and of a removal, at which a process may die; tests kill it at each."""
 
 from __future__ import annotations
 
@@ -21,8 +21,19 @@ class Step(StrEnum):
     PINNED = "pinned"
 
 
-OnStep = Callable[[Step], None]
+class RemovalStep(StrEnum):
+    """What has just been done, in the order in which an artifact leaves the store."""
+
+    LET_GO = "let_go"
+    LEASES_WRITTEN = "leases_written"
+    CHOSEN = "chosen"
+    SET_ASIDE = "set_aside"
+    FILES_REMOVED = "files_removed"
+    REPORT_REMOVED = "report_removed"
 
 
-def ignore(step: Step) -> None:
+OnStep = Callable[[Step | RemovalStep], None]
+
+
+def ignore(step: Step | RemovalStep) -> None:
     """Does nothing at a step."""

@@ -8,19 +8,23 @@ Why this is safe to share and to kill at any point:
   with a removal that had looked at the leases just before.
 - What was seen so stays true while the lease stands; this is what `LocalStore` remembers, and all that `lookup`
   answers from. After a restart each artifact is seen under its lock once more.
+- An artifact that the engine has let go of loses its lease, and `lookup` forgets it, in one step of the event loop;
+  what a worker thread is about to hand out is held meanwhile. Removal itself is `Upkeep`'s.
 - Leftovers are removed by whoever holds the lock of their name, never by asking whether a process still lives.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 
 from registry.lora.base import BaseModules
 from registry.lora.directory import Examined
+from registry.lora.signatures import PublicKeys
 from registry.model.records import PoolSpec
 from registry.sources.allowed import AllowedSources, RemoteOptions
 from registry.sources.errors import ArtifactError
@@ -30,18 +34,23 @@ from sidecar.artifacts.bases import Bases
 from sidecar.artifacts.files import locked, locked_at_once, store_failure, write_atomic
 from sidecar.artifacts.incoming import DEFAULT_MAX_WEIGHTS_BYTES, Incoming, incoming
 from sidecar.artifacts.layout import open_layout
-from sidecar.artifacts.leases import Leases
-from sidecar.artifacts.orders import Order, order_of
+from sidecar.artifacts.leases import Leases, warn_of_strays
+from sidecar.artifacts.orders import Order, mismatch, order_of
 from sidecar.artifacts.pins import Pins, pin_name
 from sidecar.artifacts.preparing import prepare
-from sidecar.artifacts.reports import look, make_report
-from sidecar.artifacts.steps import OnStep, Step, ignore
+from sidecar.artifacts.remembered import Remembered
+from sidecar.artifacts.removal import Removal, mark_used
+from sidecar.artifacts.reports import damaged, is_whole, look, make_report
+from sidecar.artifacts.room import Room
+from sidecar.artifacts.scrub import Scrub
+from sidecar.artifacts.signatures import Signatures
+from sidecar.artifacts.steps import OnStep, RemovalStep, Step, ignore
 from sidecar.artifacts.types import ArtifactRef, Staged
+from sidecar.artifacts.upkeep import Upkeep
+from sidecar.retention import GRACE_SECONDS
 
 MAX_WORKERS = 4
 STAGING_TIMEOUT_SECONDS = 1800.0
-# More than an engine holds; what is forgotten is looked up on the disk again.
-MAX_REMEMBERED = 65_536
 
 
 class LocalStore:
@@ -55,6 +64,10 @@ class LocalStore:
         *,
         base: BaseModules | None = None,
         remote: RemoteOptions | None = None,
+        signature_keys: PublicKeys = MappingProxyType({}),
+        engine: str = "",
+        budget_bytes: int | None = None,
+        grace_seconds: float = GRACE_SECONDS,
         max_weights_bytes: int = DEFAULT_MAX_WEIGHTS_BYTES,
         timeout_seconds: float = STAGING_TIMEOUT_SECONDS,
         on_step: OnStep = ignore,
@@ -67,6 +80,10 @@ class LocalStore:
             allow_sources: URI prefixes below which sources may be read; none: nothing may.
             base: the modules of this replica's base model; None: the pool's record says them.
             remote: how sources of other hosts are reached; None: with all defaults.
+            signature_keys: public keys by name, with which signatures are proven.
+            engine: address of the engine, whose leases these are.
+            budget_bytes: for all artifacts of the store; None: as much as the disk has.
+            grace_seconds: what was used so short a time ago is not removed.
             max_weights_bytes: cap on the weights of one adapter.
             timeout_seconds: how long one staging may take.
             on_step: called in worker threads at each step, for tests.
@@ -76,14 +93,21 @@ class LocalStore:
         """
         self._allowed = AllowedSources(allow_sources, remote)
         self._layout = open_layout(root, replica)
-        self._leases = Leases(self._layout.lease(replica))
+        self._lease_file = self._layout.lease(replica, engine)
+        self._leases = Leases(self._lease_file, self._layout.staged_ids)
+        self._grace_seconds = grace_seconds
+        self._removal = Removal(self._layout, grace_seconds, on_step)
+        self._scrub = Scrub(self._layout, self._removal, on_damage=lambda artifact: self._seen.forget({artifact}))
+        self._room = Room(self._layout, budget_bytes, lambda wanted: self._removal.collect(wanted, Stop()))
         self._pins = Pins(self._layout)
         self._bases = Bases(base)
+        self._signatures = Signatures(signature_keys)
         self._max_weights_bytes = max_weights_bytes
         self._timeout_seconds = timeout_seconds
         self._on_step = on_step
-        self._seen: dict[tuple[ArtifactRef, str | None], Staged] = {}
+        self._seen = Remembered()
         self._workers = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="staging")
+        self.upkeep = Upkeep(self._layout, self._leases, self._room, self._removal, self._scrub, on_step)
 
     def owns(self, path: str) -> str | None:
         """See `ArtifactStore.owns`."""
@@ -97,7 +121,37 @@ class LocalStore:
     def use_pool(self, pool: PoolSpec | None) -> str:
         """See `ArtifactStore.use_pool`."""
         self._bases.follow(pool)
+        if self._signatures.follow(pool):
+            self._seen.clear()
         return self._bases.problem
+
+    def take_over(self) -> None:
+        """Reads anew what the last process of this replica leased, once it has ended. Raises OSError."""
+        self._leases.read()
+        self._seen.clear()
+        warn_of_strays(self._lease_file)
+
+    def leased(self) -> frozenset[str]:
+        """What this replica's engine may be reading."""
+        return self._leases.all()
+
+    def lease(self, artifacts: Collection[str]) -> None:
+        """Leases what the engine reads though no lease says so. Raises OSError: it could not be written."""
+        for artifact in artifacts:
+            self._leases.add(artifact)
+
+    def let_go(self, artifacts: Collection[str]) -> frozenset[str]:
+        """Gives up leases of what the engine is proven not to read, but for what is just being staged; gives those.
+
+        `lookup` knows them no more from now on. On disk they are leased until the next round of `upkeep`.
+        """
+        gone = self._leases.let_go(artifacts)
+        self._seen.forget(gone)
+        for artifact in gone:
+            mark_used(self._layout, artifact, seconds_ago=self._grace_seconds)
+        if gone:
+            self._on_step(RemovalStep.LET_GO)
+        return gone
 
     def lookup(self, ref: ArtifactRef) -> Staged | None:
         """See `ArtifactStore.lookup`. Reads a few small files at most, and only the first time."""
@@ -154,16 +208,27 @@ class LocalStore:
     def _obtain(self, source: Source, order: Order, digest: str, stop: Stop) -> Staged:
         """Stages what is known by its digest."""
         artifact = order.artifact(digest)
-        self._lease(artifact)
-        with locked(self._layout.lock(artifact), stop):
-            self._on_step(Step.LOCKED)
-            if not self._layout.adapter(artifact).is_dir():
-                with self._incoming(artifact, stop) as arriving:
-                    examined = self._receive(source, arriving, order, stop)
-                    if arriving.digest() != digest:
-                        raise _mismatch(order.ref, arriving.digest(), digest)
-                    self._place(arriving, order, examined, stop)
-            return self._see(order, digest)
+        with self._leases.held(artifact) as is_new:
+            self._on_step(Step.LEASED)
+            with locked(self._layout.lock(artifact), stop):
+                self._on_step(Step.LOCKED)
+                if not self._is_there(artifact, is_new=is_new):
+                    with self._incoming(artifact, stop) as arriving:
+                        examined = self._receive(source, arriving, order, digest, stop)
+                        self._place(arriving, order, examined, stop)
+                return self._see(order, digest)
+
+    def _is_there(self, artifact: str, *, is_new: bool) -> bool:
+        """Whether it need not be fetched. What is damaged and read by no engine makes room for a new copy.
+
+        `is_new`: the lease of this replica is, so that its engine does not read it.
+        """
+        directory = self._layout.adapter(artifact)
+        if not directory.is_dir():
+            return False
+        if not is_new or (is_whole(directory) and not self._scrub.is_damaged(artifact)):
+            return True
+        return not self._removal.make_way(artifact, but=self._lease_file)
 
     def _discover(self, source: Source, order: Order, stop: Stop) -> Staged:
         """Stages what has no digest yet, and pins what was found."""
@@ -173,7 +238,7 @@ class LocalStore:
             digest = self._pins.digest(order.ref)
             if digest is None:
                 with self._incoming(name, stop) as arriving:
-                    examined = self._receive(source, arriving, order, stop)
+                    examined = self._receive(source, arriving, order, None, stop)
                     digest = arriving.digest()
                     self._place_found(arriving, order, examined, stop)
                 self._pins.put(order.ref, digest)
@@ -182,24 +247,31 @@ class LocalStore:
 
     def _place_found(self, arriving: Incoming, order: Order, examined: Examined, stop: Stop) -> None:
         artifact = order.artifact(arriving.digest())
-        self._lease(artifact)
-        with locked(self._layout.lock(artifact), stop):
-            self._on_step(Step.LOCKED)
-            if not self._layout.adapter(artifact).is_dir():
-                self._place(arriving, order, examined, stop)
-
-    def _lease(self, artifact: str) -> None:
-        self._leases.add(artifact)
-        self._on_step(Step.LEASED)
+        with self._leases.held(artifact) as is_new:
+            self._on_step(Step.LEASED)
+            with locked(self._layout.lock(artifact), stop):
+                self._on_step(Step.LOCKED)
+                if not self._is_there(artifact, is_new=is_new):
+                    self._place(arriving, order, examined, stop)
 
     def _incoming(self, key: str, stop: Stop) -> AbstractContextManager[Incoming]:
         return incoming(
-            self._layout, key, self._max_weights_bytes, stop, on_receiving=lambda: self._on_step(Step.RECEIVING)
+            self._layout,
+            key,
+            self._max_weights_bytes,
+            self._room,
+            stop,
+            on_receiving=lambda: self._on_step(Step.RECEIVING),
         )
 
-    def _receive(self, source: Source, arriving: Incoming, order: Order, stop: Stop) -> Examined:
+    def _receive(self, source: Source, arriving: Incoming, order: Order, expected: str | None, stop: Stop) -> Examined:
+        """Fetches, and looks who vouches for it before anything of it is read."""
         source.fetch(arriving.take, stop)
         self._on_step(Step.RECEIVED)
+        found = arriving.digest()
+        if expected not in {None, found}:
+            raise mismatch(order.ref, found, str(expected))
+        self._signatures.check(order.ref, found)
         examined = arriving.verify(order.base, order.policy)
         self._on_step(Step.VERIFIED)
         return examined
@@ -217,17 +289,11 @@ class LocalStore:
 
     def _see(self, order: Order, digest: str) -> Staged:
         """Looks at a directory that is leased. The caller holds its lock."""
+        self._signatures.check(order.ref, digest)
+        artifact = order.artifact(digest)
+        if self._scrub.is_damaged(artifact):
+            raise damaged(self._layout.adapter(artifact))
         staged = look(self._layout, order, digest)
-        self._seen[order.ref, order.fingerprint] = staged
-        if len(self._seen) > MAX_REMEMBERED:
-            self._seen.pop(next(iter(self._seen)), None)
+        mark_used(self._layout, artifact)
+        self._seen.put((order.ref, order.fingerprint), staged)
         return staged
-
-
-def _mismatch(ref: ArtifactRef, found: str, expected: str) -> ArtifactError:
-    if ref.digest is not None:
-        remedy = "put the right files there, or apply the digest of those that are"
-    else:
-        remedy = "the source changed after this generation was first read here; apply the new digest to serve it"
-    message = f"the files have the digest {found}, expected {expected}; {remedy}"
-    return ArtifactError("digest_mismatch", message, permanent=True)

@@ -16,7 +16,7 @@ class ArtifactRef:
     `digest` is the pinned manifest digest. Where it is None the source is read once for each `pin_key`, and what was
     found then stays what that ref means on this host: `pin_key` is ``<pool>/<name key>@<generation>``, empty if pinned.
     `prepare` is the record's policy as JSON. `base_model` is what the record says of the base; the adapter's own
-    configuration decides, and where the two disagree it is said.
+    configuration decides, and where the two disagree it is said. `signature` is over the digest of what is found.
     """
 
     uri: str
@@ -25,6 +25,7 @@ class ArtifactRef:
     credentials: str | None = None
     pin_key: str = ""
     base_model: str | None = None
+    signature: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

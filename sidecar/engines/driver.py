@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sidecar.observed import Observed, Outcome
+from sidecar.observed import DrainEvidence, Observed, Outcome
 
 # Names that a driver gives to weights while it proves them loadable. They are under our store but in no record, so
 # the planner unloads whatever is left of them.
@@ -86,6 +86,15 @@ class Engine(Protocol):
 
     async def turns(self) -> bool:
         """True if the engine still generates: a one-token completion of the base model ends in time."""
+        ...
+
+    async def drain_evidence(self) -> DrainEvidence:
+        """What the engine says of its requests, at a moment after this call began. It makes the engine generate.
+
+        Raises:
+            EngineUnreachable: it could not be asked, keeps no statistics, or generates nothing.
+            EngineUnusable: it is no engine that can be driven.
+        """
         ...
 
     async def aclose(self) -> None:

@@ -16,6 +16,7 @@ from sidecar.engines.vllm_http import VllmHttp
 from sidecar.observed import (
     AlreadyThere,
     Done,
+    DrainEvidence,
     EngineFacts,
     EngineLimits,
     Gone,
@@ -197,6 +198,13 @@ class VllmEngine:
                 return await self._http.completes({"model": model, "prompt": ".", "max_tokens": 1, "temperature": 0})
         except (EngineError, TimeoutError):
             return False
+
+    async def drain_evidence(self) -> DrainEvidence:
+        """See `Engine.drain_evidence`. vLLM writes its metrics when a step ends: so that they are new, one has to."""
+        if not await self.turns():
+            raise EngineUnreachable(f"{self.url} generates nothing, so its metrics may be old")
+        [body] = await self._http.get(["/metrics"], self._deadlines.probe_seconds)
+        return answers.read_drain(body.decode(errors="replace"), self.url)
 
     async def aclose(self) -> None:
         """See `Engine.aclose`. No connection outlives its call."""

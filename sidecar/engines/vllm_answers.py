@@ -11,6 +11,7 @@ from sidecar.engines.exchange import Lost, NotSent, Reply
 from sidecar.observed import (
     AlreadyThere,
     Done,
+    DrainEvidence,
     EngineLimits,
     Gone,
     NotThere,
@@ -28,6 +29,9 @@ MAX_MESSAGE_LENGTH = 500
 
 _INCARNATION = re.compile(r"^process_start_time_seconds ([0-9.eE+-]+)$", re.MULTILINE)
 _REQUESTS = re.compile(r"^vllm:num_requests_(?:running|waiting)\{.*\} ([0-9.eE+-]+)$", re.MULTILINE)
+_COUNTS = re.compile(r"^vllm:num_requests_(running|waiting)\{.*\} ([0-9.eE+-]+)$", re.MULTILINE)
+_LORA_SAMPLE = re.compile(r"^vllm:lora_requests_info\{(.*)\} ([0-9.eE+-]+)$", re.MULTILINE)
+_ADAPTERS = re.compile(r'\b(?:running|waiting)_lora_adapters="((?:[^"\\]|\\.)*)"')
 _MAX_LORA = re.compile(r'^vllm:lora_requests_info\{.*\bmax_lora="(\d+)"', re.MULTILINE)
 _ANY_VLLM = "# TYPE vllm:num_requests_running "
 _LORA = "# TYPE vllm:lora_requests_info "
@@ -71,6 +75,32 @@ def read_metrics(text: str, url: str) -> Metrics:
         has_lora=_LORA in text if _ANY_VLLM in text else None,
         limits=EngineLimits(max_loras=int(max_loras[1]) if max_loras else None),
     )
+
+
+def read_drain(text: str, url: str) -> DrainEvidence:
+    """Reads from /metrics which requests there are.
+
+    Raises:
+        EngineUnreachable: it does not say.
+        EngineUnusable: these are no metrics of an engine's process.
+    """
+    incarnation = read_metrics(text, url).incarnation
+    counts = [(kind, int(float(count))) for kind, count in _COUNTS.findall(text)]
+    engines = [count for kind, count in counts if kind == "running"]
+    if not engines or len(counts) != 2 * len(engines) or _LORA not in text:
+        raise EngineUnreachable(f"{url} keeps no statistics of requests: start vLLM without --disable-log-stats")
+    waiting = sum(count for kind, count in counts if kind == "waiting")
+    # Several engines behind one server overwrite each other's sample.
+    adapters = _newest_adapters(text) if len(engines) == 1 else None
+    return DrainEvidence(incarnation, waiting, sum(engines), adapters)
+
+
+def _newest_adapters(text: str) -> frozenset[str]:
+    """Names in the newest sample, whose value is its time. A name with a comma, never ours, counts as several."""
+    samples = [(float(at), labels) for labels, at in _LORA_SAMPLE.findall(text)]
+    newest = max((at for at, _ in samples), default=0.0)
+    lists = [names for at, labels in samples if at == newest for names in _ADAPTERS.findall(labels)]
+    return frozenset(name for names in lists for name in names.split(",") if name)
 
 
 def read_version(body: bytes, url: str) -> str:

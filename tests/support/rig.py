@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from registry.etcd3.ops import KeyValue
 from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, Source
 from registry.model.status import ReplicaStatus
+from registry.sources.stop import Stop
 from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.upkeep import Holdings
 from sidecar.chance import Chance
 from sidecar.desired import Informer
 from sidecar.engine_watch import watch_engine
@@ -18,7 +21,9 @@ from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.server import serving
 from sidecar.engines.vllm import Deadlines, VllmEngine
 from sidecar.inputs import Inputs
+from sidecar.keeper import KEEP_SECONDS, Keeper
 from sidecar.reconciler import Reconciler, Report
+from sidecar.retention import GRACE_SECONDS, Retention
 from sidecar.status import Replica, derive_status
 from tests.support.adapters import write_adapter
 from tests.support.records import KEYS, POOL
@@ -33,13 +38,45 @@ class Free:
     refusal = ""
 
 
+@dataclass(frozen=True)
+class Keeping:
+    """How eagerly a rig lets go of files and removes them.
+
+    Attributes:
+        grace_seconds: see `Retention`.
+        pause_seconds: between two rounds of the keeper.
+        retention: decides.
+    """
+
+    grace_seconds: float = GRACE_SECONDS
+    pause_seconds: float = KEEP_SECONDS
+    retention: type[Retention] = Retention
+
+
+class Removing:
+    """Rounds of upkeep that are never content with what is free."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store = store
+
+    def round(self, stop: Stop) -> Holdings:
+        self._store.upkeep.write_leases(stop)
+        self._store._removal.collect(1 << 60, stop)
+        return self._store.upkeep.round(stop)
+
+    def scrub(self, stop: Stop) -> None:
+        self._store.upkeep.scrub(stop)
+
+
 class Rig:
     """What a test turns: `desire` what should be served, `status` of what is."""
 
-    def __init__(self, folder: Path, engine: SimulatedVllm, url: str) -> None:
+    def __init__(self, folder: Path, engine: SimulatedVllm, url: str, keeping: Keeping = Keeping()) -> None:
         self.engine = engine
         self.sources = folder / "sources"
-        self.store = LocalStore(folder / "store", "r1", [f"file://{self.sources}/"])
+        self.store = LocalStore(
+            folder / "store", "r1", [f"file://{self.sources}/"], engine=url, grace_seconds=keeping.grace_seconds
+        )
         self.inputs = Inputs()
         self.inputs.connected = True
         self.inputs.pool = PoolSpec(name=POOL, base_models=["tiny"])
@@ -50,7 +87,17 @@ class Rig:
         self._chance = Chance()
         self._replica = Replica("r1", POOL, "vllm", url)
         self._informer = Informer(POOL)
-        self.reconciler = Reconciler(self.driver, self.store, self.inputs, Free(), self._chance, self._take)
+        self.keeper = Keeper(
+            self.driver,
+            self.store,
+            keeping.retention(keeping.grace_seconds, self.store.owns),
+            self.store.upkeep if keeping == Keeping() else Removing(self.store),
+            monotonic=self._chance.monotonic,
+            pause_seconds=keeping.pause_seconds,
+        )
+        self.reconciler = Reconciler(
+            self.driver, self.store, self.inputs, Free(), self._chance, self._take, self.keeper.notice
+        )
 
     def _take(self, report: Report) -> None:
         self.statuses.append(derive_status(self._replica, report.situation, self._chance.moment()))
@@ -113,17 +160,24 @@ class Rig:
 async def running_rig(folder: Path, engine: SimulatedVllm | None = None) -> AsyncIterator[Rig]:
     """A rig whose loop runs within the body; the engine is watched for restarts too."""
     engine = engine or SimulatedVllm()
-    async with serving(engine) as url:
-        rig = Rig(folder, engine, url)
-        tasks: Sequence[asyncio.Task[None]] = (
-            asyncio.create_task(rig.reconciler.run()),
-            asyncio.create_task(watch_engine(rig.driver, rig.reconciler.distrust)),
-        )
-        try:
-            yield rig
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await rig.driver.aclose()
-            rig.store.close()
+    async with serving(engine) as url, running(Rig(folder, engine, url)) as rig:
+        yield rig
+
+
+@asynccontextmanager
+async def running(rig: Rig) -> AsyncIterator[Rig]:
+    """Runs a rig's loops within the body."""
+    tasks: Sequence[asyncio.Task[None]] = (
+        asyncio.create_task(rig.reconciler.run()),
+        asyncio.create_task(watch_engine(rig.driver, rig.reconciler.distrust)),
+        asyncio.create_task(rig.keeper.run()),
+        asyncio.create_task(rig.keeper.scrub()),
+    )
+    try:
+        yield rig
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await rig.driver.aclose()
+        rig.store.close()

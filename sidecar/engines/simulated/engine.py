@@ -88,6 +88,7 @@ class SimulatedVllm:
         self.samples: dict[tuple[str, str], float] = {}
         self.running: list[str] = []
         self.waiting: list[str] = []
+        self._ended = asyncio.Event()
         self.bound: list[Card] = []
         self._on_call = on_call
         self._numbers = count(1)
@@ -185,6 +186,8 @@ class SimulatedVllm:
             with self._among(self.waiting, name):
                 async with self._turn:
                     pass
+                while self._is_crowded(name):
+                    await self._ended.wait()
             with self._among(self.running, name):
                 return await self._steps(card, prompt, tokens)
 
@@ -239,6 +242,11 @@ class SimulatedVllm:
         self._resident.move_to_end(card.number)
         return self._resident[card.number]
 
+    def _is_crowded(self, name: str) -> bool:
+        """True while as many other adapters run as one batch may mix."""
+        others = {*self.running} - {"", name}
+        return bool(name) and len(others) >= self.options.max_loras and not self.dead.is_set()
+
     @contextmanager
     def _bound_to(self, card: Card | None) -> Iterator[None]:
         """Counts a request among those that need the card's weights until their end."""
@@ -261,6 +269,8 @@ class SimulatedVllm:
         finally:
             names.remove(name)
             self._sample()
+            self._ended.set()
+            self._ended = asyncio.Event()
 
     def _sample(self) -> None:
         """Notes who runs and waits, as vLLM does for its metric; queued requests of evicted adapters do not show."""

@@ -141,7 +141,15 @@ def test_delete_by_file_is_one_revision(cli):
 def test_pools(cli):
     assert cli("pool", "create", "dev", "--base-model", "tiny").code == 5
     cli.json("pool", "update", "dev", "--max-rank", "8")
-    assert cli.json("get", "pool", "dev")["limits"] == {"max_rank": 8, "max_adapters": None, "target_modules": None}
+    assert cli.json("get", "pool", "dev")["limits"] == {
+        "max_rank": 8,
+        "max_adapters": None,
+        "target_modules": None,
+        "require_signature": False,
+    }
+    for flag, is_required in (("--require-signature", True), ("--max-rank=4", True), ("--no-require-signature", False)):
+        cli.json("pool", "update", "dev", flag)
+        assert cli.json("get", "pool", "dev")["limits"]["require_signature"] is is_required
     cli.json("apply", "-f", cli.manifest("a"))
     assert cli("-o", "json", "pool", "delete", "dev").error["reason"] == "POOL_NOT_EMPTY"
     cli.json("delete", "adapter", "a")

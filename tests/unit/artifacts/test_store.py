@@ -184,12 +184,12 @@ async def test_a_changed_config_in_the_store_is_called_damage_not_a_bad_adapter(
     path.write_bytes(b"{}")
     with pytest.raises(ArtifactError, match="damaged") as refused:
         await open_store().ensure(pinned(adapter))
-    assert (refused.value.reason, refused.value.permanent) == ("store_io", False)
+    assert (refused.value.reason, refused.value.permanent) == ("artifact_damaged", False)
 
 
 async def test_what_is_forgotten_is_found_again(store, sources, monkeypatch):
     """R16 bounded: memory has a cap, and nothing depends on it."""
-    monkeypatch.setattr("sidecar.artifacts.store.MAX_REMEMBERED", 1)
+    monkeypatch.setattr("sidecar.artifacts.remembered.MAX_REMEMBERED", 1)
     adapters = [write_adapter(sources / f"a{seed}", seed=seed) for seed in range(3)]
     staged = [await store.ensure(pinned(adapter)) for adapter in adapters]
     assert len(store._seen) == 1
@@ -217,7 +217,7 @@ async def test_a_lease_that_was_cut_off_does_not_swallow_the_next(open_store, so
 def test_half_a_line_is_an_error_of_the_store(tmp_path, monkeypatch):
     """R7: what is not wholly written is not leased."""
     monkeypatch.setattr("sidecar.artifacts.files.os.write", lambda descriptor, content: len(content) - 1)
-    leases = Leases(tmp_path / "r1")
+    leases = Leases(tmp_path / "r1", lambda: ())
     with pytest.raises(OSError, match="No space"):
         leases.add("a" * 64)
     assert "a" * 64 not in leases

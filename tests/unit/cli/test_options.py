@@ -46,7 +46,7 @@ def test_every_command_says_what_it_does(path, capsys):
 
 def test_the_commands_are_those_of_the_interface():
     expected = (
-        "apply add get describe delete history rollback rollout diff check digest publish pool tenant dev".split()
+        "apply add get describe delete history rollback rollout diff check digest publish sign pool tenant dev".split()
     )
     assert set(ROOT.commands) == {*expected, "break-glass"}
     assert set(ROOT.commands["break-glass"].commands) == {"delete", "settle"}

@@ -97,6 +97,57 @@ def test_a_path_has_one_check_name_and_another_path_another():
     assert check_name("/a\udc80").startswith("loraplane-check-")
 
 
+def drain_text(*samples: str, engines: int = 1, waiting: float = 0.0, running: float = 0.0) -> str:
+    lines = ["process_start_time_seconds 1.5", "# TYPE vllm:lora_requests_info gauge"]
+    for engine in range(engines):
+        lines += [f'vllm:num_requests_running{{engine="{engine}",model_name="tiny"}} {running}']
+        lines += [f'vllm:num_requests_waiting{{engine="{engine}",model_name="tiny"}} {waiting}']
+        lines += [f'vllm:num_requests_waiting_by_reason{{engine="{engine}",reason="deferred"}} 7.0']
+    return "\n".join([*lines, *(f"vllm:lora_requests_info{{{sample}" for sample in samples)])
+
+
+def lora_sample(running: str, waiting: str, at: float) -> str:
+    return f'max_lora="4",running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"}} {at}'
+
+
+def test_the_newest_sample_tells_which_adapters_have_requests():
+    """R7: samples stay when they are old, and their value is their time."""
+    text = drain_text(lora_sample("a,b", "", 3.0), lora_sample("b", "c/d", 5e9), lora_sample("", "", 4.0), running=1.0)
+    evidence = answers.read_drain(text, "http://e")
+    assert (evidence.incarnation, evidence.waiting, evidence.running) == ("1.5", 0, 1)
+    assert evidence.adapters == {"b", "c/d"}
+
+
+def test_samples_of_the_same_time_count_together():
+    text = drain_text(lora_sample("a", "", 3.0), lora_sample("b", "", 3.0))
+    assert answers.read_drain(text, "http://e").adapters == {"a", "b"}
+
+
+def test_without_a_sample_no_adapter_ever_had_a_request():
+    assert answers.read_drain(drain_text(), "http://e").adapters == frozenset()
+
+
+def test_of_several_engines_the_counts_are_added_and_the_adapters_not_known():
+    """R7: they overwrite each other's sample."""
+    evidence = answers.read_drain(drain_text(lora_sample("", "", 3.0), engines=2, waiting=1.0, running=2.0), "http://e")
+    assert (evidence.waiting, evidence.running, evidence.adapters) == (2, 4, None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "process_start_time_seconds 1.5",
+        drain_text().replace("vllm:num_requests_waiting{", "other{"),
+        drain_text().replace("vllm:num_requests_running{", "other{"),
+        drain_text().replace("# TYPE vllm:lora_requests_info gauge", ""),
+    ],
+)
+def test_an_engine_that_does_not_say_gives_no_evidence(text):
+    """R7: what is not known keeps everything."""
+    with pytest.raises(EngineUnreachable, match="statistics"):
+        answers.read_drain(text, "http://e")
+
+
 BASE_CARD = {"id": "tiny", "parent": None, "root": "/models/tiny"}
 CARD = {"id": "a", "parent": "tiny", "root": "/store/a"}
 

@@ -158,5 +158,8 @@ def test_unknown_fields_survive(desk):
     adapter = json.loads(desk.etcd.kvs[KEYS.adapter(POOL, "acme/a")].value)
     assert (adapter["new"], adapter["spec"]["source"]["new"], adapter["generation"]) == (1, 2, 2)
     pool = json.loads(desk.etcd.kvs[KEYS.pool(POOL)].value)
-    assert (pool["new"], pool["limits"]) == (1, {"max_rank": 8, "max_adapters": None, "target_modules": None, "new": 3})
+    assert (pool["new"], pool["limits"]) == (
+        1,
+        {"max_rank": 8, "max_adapters": None, "target_modules": None, "require_signature": False, "new": 3},
+    )
     assert json.loads(desk.etcd.kvs[KEYS.tenant("acme")].value)["new"] == 1

@@ -83,6 +83,7 @@ def test_no_part_of_what_cannot_be_read_is_kept(whole):
         "max_rank": 16,
         "max_adapters": None,
         "target_modules": None,
+        "require_signature": False,
         "base": None,
         "base_models": ["base"],
     }

@@ -1,0 +1,124 @@
+"""What the store adds: to an adapter that is there already, and to one thousand small ones that arrive.
+
+`ensure` of what is present opens its lock file, takes the lock and looks whether the directory is there; the floor does
+just that. Staging is compared with copying the same two files, as anybody would who wants to keep them: written,
+synced, and put in their place by a rename that is synced too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+from bench.figures import Figure, check, of_times
+from registry.lora.manifest import FILES
+from registry.sources.stop import Stop
+from sidecar.artifacts.files import sync_directory
+from sidecar.artifacts.store import MAX_WORKERS, LocalStore
+from sidecar.artifacts.types import ArtifactRef
+from tests.support.adapters import WrittenAdapter, write_adapter
+
+PRESENT, LOOKS = 50, 40
+STAGED, TURN = 1000, 100
+LIMIT_SECONDS = 0.001
+
+
+def _time(work: Callable[[], object]) -> float:
+    started = perf_counter()
+    work()
+    return perf_counter() - started
+
+
+def _ref(adapter: WrittenAdapter) -> ArtifactRef:
+    return ArtifactRef(adapter.uri, adapter.digest)
+
+
+def _look(lock: Path, directory: Path) -> None:
+    descriptor = os.open(lock, os.O_RDONLY | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    check(directory.is_dir(), "what was staged is gone")
+    os.close(descriptor)
+
+
+async def store_present(folder: Path) -> list[Figure]:
+    """`ensure` of adapters that another replica of the host staged: leased, locked, seen; then from memory."""
+    adapters = [write_adapter(folder / "sources" / f"a{seed}", seed=seed) for seed in range(PRESENT)]
+    first = LocalStore(folder / "store", "r1", [folder.as_uri()])
+    staged = [await first.ensure(_ref(adapter)) for adapter in adapters]
+    floor, ours, known = list[float](), list[float](), list[float]()
+    for number in range(LOOKS):
+        second = LocalStore(folder / "store", f"r2-{number}", [folder.as_uri()])
+        for adapter, one in zip(adapters, staged, strict=True):
+            lock, directory = folder / "store" / "locks" / one.id, Path(one.path)
+            floor.append(_time(partial(_look, lock, directory)))
+            ours.append(await _ensure(second, adapter))
+            known.append(await _ensure(second, adapter))
+        second.close()
+    first.close()
+    worst = sorted(ours)[int(len(ours) * 0.99)]
+    return [
+        of_times("store_ensure_first", floor, ours, target="", note=f"target: {LIMIT_SECONDS * 1000:g} ms"),
+        Figure("store_ensure_first_p99", worst / LIMIT_SECONDS, "< 1 of 1 ms", f"p99 {worst * 1000:.2f} ms"),
+        of_times("store_ensure_again", floor, known, target="<= 1", note="from memory, while the lease stands"),
+    ]
+
+
+async def _ensure(store: LocalStore, adapter: WrittenAdapter) -> float:
+    started = perf_counter()
+    await store.ensure(_ref(adapter))
+    return perf_counter() - started
+
+
+def _copy(source: Path, folder: Path) -> None:
+    """Copies an adapter so that it survives a power cut, and is there whole or not at all."""
+    temporary = folder / f".{uuid.uuid4().hex}"
+    temporary.mkdir()
+    for name in FILES:
+        shutil.copyfile(source / name, temporary / name)
+        with (temporary / name).open("rb") as file:
+            os.fsync(file.fileno())
+    sync_directory(temporary)
+    temporary.rename(folder / source.name)
+    sync_directory(folder)
+
+
+async def store_1000(folder: Path) -> list[Figure]:
+    """One thousand small adapters in turns of a hundred; then what a round of upkeep over them costs."""
+    adapters = [write_adapter(folder / "sources" / f"a{seed}", seed=seed) for seed in range(STAGED)]
+    (folder / "copies").mkdir()
+    store = LocalStore(folder / "store", "r1", [folder.as_uri()], budget_bytes=1 << 40)
+    floor, ours = list[float](), list[float]()
+    for begin in range(0, STAGED, TURN):
+        turn = adapters[begin : begin + TURN]
+        floor.append(await _all_at_once(turn, partial(_copy_in_thread, folder / "copies")))
+        ours.append(await _all_at_once(turn, partial(_ensure, store)))
+    upkeep = [_time(lambda: store.upkeep.round(Stop())) for _ in range(5)]
+    store.close()
+    note = f"{TURN} adapters a turn; a round of upkeep over {STAGED}: {min(upkeep) * 1000:.1f} ms"
+    return [of_times("store_1000", floor, ours, target="", note=note)]
+
+
+async def _copy_in_thread(folder: Path, adapter: WrittenAdapter) -> None:
+    await asyncio.to_thread(_copy, adapter.directory, folder)
+
+
+async def _all_at_once(
+    adapters: list[WrittenAdapter], work: Callable[[WrittenAdapter], Coroutine[None, None, object]]
+) -> float:
+    """Seconds for all of them, as many at once as the store takes."""
+    slots = asyncio.Semaphore(MAX_WORKERS)
+
+    async def one(adapter: WrittenAdapter) -> None:
+        async with slots:
+            await work(adapter)
+
+    started = perf_counter()
+    await asyncio.gather(*map(one, adapters))
+    return perf_counter() - started

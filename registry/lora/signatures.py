@@ -1,0 +1,64 @@
+"""Who vouches for an adapter: what is signed, and what is said where nobody did. Pure.
+
+What is signed is the manifest's digest in canonical JSON, so that a signature can be made and proven without the files.
+Keys are in `registry.lora.ed25519`, which only those import who have some.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+from registry.lora.manifest import canonical_json
+
+SIGNATURE_PATTERN = r"^[A-Za-z0-9+/]{85}[AQgw]==$"
+# Stable. Programs may depend on them.
+SignatureReason = Literal["signature_invalid", "signature_keys_missing", "signature_missing"]
+
+
+class PublicKey(Protocol):
+    """Proves signatures."""
+
+    def made(self, signature: bytes, content: bytes) -> bool:
+        """True if the signature was made over the content with this key's private half."""
+        ...
+
+
+PublicKeys = Mapping[str, PublicKey]
+
+
+def signed_bytes(digest: str) -> bytes:
+    """What a signature of the manifest `digest` is made over."""
+    return canonical_json({"schema": "lora-signature/1", "digest": digest})
+
+
+def signer(digest: str, signature: str, keys: PublicKeys) -> str | None:
+    """The name of the key that the signature was made with; None: of none of these, or not over this digest."""
+    try:
+        content = base64.b64decode(signature, validate=True)
+    except binascii.Error:
+        return None
+    return next((name for name, key in keys.items() if key.made(content, signed_bytes(digest))), None)
+
+
+def objection(
+    digest: str, signature: str | None, keys: PublicKeys, *, is_required: bool
+) -> tuple[SignatureReason, str] | None:
+    """Why an adapter may not be served, as a stable reason and a sentence; None: nothing speaks against it.
+
+    A signature that is given is proven wherever there are keys, whether or not one is required.
+    """
+    if not is_required and (signature is None or not keys):
+        return None
+    if not keys:
+        message = "the pool asks for signatures and this sidecar has no keys; start it with --signature-keys FILE"
+        return "signature_keys_missing", message
+    if signature is None:
+        message = f"the pool asks for signatures and the record has none; loraplane sign makes one of {digest}"
+        return "signature_missing", message
+    if signer(digest, signature, keys) is None:
+        message = f"the signature was not made of {digest} with one of the keys {', '.join(sorted(keys))}; sign it anew"
+        return "signature_invalid", message
+    return None

@@ -1,0 +1,174 @@
+"""How much of a disk the store takes, and whether an adapter that is about to arrive has room there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+
+from registry.sources.errors import ArtifactError
+from sidecar.artifacts.layout import Layout
+
+# What downloads leave free, for whatever else writes to that disk: so much, or on a small disk this share of it.
+MAX_RESERVE_BYTES = 64 << 20
+RESERVE_DIVISOR = 50
+# While files arrive it is looked again this often, in bytes.
+CHECK_BYTES = 32 << 20
+
+# Tries to remove so many bytes of what nobody leases.
+Collect = Callable[[int], object]
+
+
+class Inventory:
+    """Sizes of what is in the store. A directory never changes, so each is measured once. Safe for threads."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._mutex = Lock()
+        self._sizes: dict[str, int] = {}
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each artifact's files by id.
+
+        Raises:
+            OSError: the store cannot be read.
+        """
+        present = self._layout.staged_ids()
+        with self._mutex:
+            for gone in self._sizes.keys() - present:
+                del self._sizes[gone]
+            for new in present - self._sizes.keys():
+                self._sizes[new] = _size(self._layout.adapter(new))
+            return dict(self._sizes)
+
+
+def _size(directory: Path) -> int:
+    """0 where it vanished meanwhile."""
+    try:
+        return sum(path.stat().st_size for path in directory.iterdir())
+    except FileNotFoundError:
+        return 0
+
+
+class Room:
+    """Admits what is about to arrive, within the budget and the disk. Safe for threads."""
+
+    def __init__(self, layout: Layout, budget_bytes: int | None, collect: Collect) -> None:
+        """`budget_bytes` is for all artifacts of the store; None: as much as the disk has."""
+        self._root = layout.root
+        self._inventory = Inventory(layout)
+        self._budget_bytes = budget_bytes
+        self._collect = collect
+        self._mutex = Lock()
+        self._reserved_bytes = 0
+
+    def sizes(self) -> dict[str, int]:
+        """See `Inventory.sizes`."""
+        return self._inventory.sizes()
+
+    def used_bytes(self) -> int:
+        """Bytes of all artifacts.
+
+        Raises:
+            OSError: the store cannot be read.
+        """
+        return sum(self.sizes().values())
+
+    def excess_bytes(self) -> int:
+        """How much has to go: over the budget, or of what should stay free on the disk; 0: nothing."""
+        return self._lacking(0, self._reserved_bytes)
+
+    @contextmanager
+    def reservation(self) -> Iterator[Reservation]:
+        """Room for one artifact while it arrives."""
+        reservation = Reservation(self)
+        try:
+            yield reservation
+        finally:
+            reservation.end()
+
+    def admit(self, size_bytes: int, name: str) -> None:
+        """Reserves room, for which old artifacts are removed if need be.
+
+        Raises:
+            ArtifactError: ``disk_full`` or ``store_full``.
+            OSError: the store cannot be read.
+        """
+        self.give_back(-size_bytes)
+        try:
+            if (lacking := self._lacking(size_bytes, self._reserved_bytes)) > 0:
+                self._collect(lacking)
+                self._check(size_bytes, name)
+        except BaseException:
+            self.give_back(size_bytes)
+            raise
+
+    def _check(self, size_bytes: int, name: str) -> None:
+        if self._over_budget(self._reserved_bytes) > 0:
+            raise ArtifactError(
+                "store_full",
+                f"{name} has {size_bytes} bytes, the store's {self.used_bytes()} are in use and its budget is "
+                f"{self._budget_bytes}; raise --store-budget, or serve fewer adapters",
+                permanent=False,
+            )
+        self.check_disk(size_bytes, name)
+
+    def check_disk(self, size_bytes: int, name: str) -> None:
+        """Looks whether so many bytes still fit on the disk.
+
+        Raises:
+            ArtifactError: ``disk_full``.
+        """
+        if self._short_of_disk(size_bytes) > 0:
+            free_bytes, reserve_bytes = self._disk()
+            raise ArtifactError(
+                "disk_full",
+                f"{name} needs {size_bytes} bytes more, {free_bytes} are free in {self._root}, of which "
+                f"{reserve_bytes} are kept free; make room there",
+                permanent=False,
+            )
+
+    def _lacking(self, size_bytes: int, reserved_bytes: int) -> int:
+        return max(self._over_budget(reserved_bytes), self._short_of_disk(size_bytes), 0)
+
+    def _over_budget(self, reserved_bytes: int) -> int:
+        return 0 if self._budget_bytes is None else self.used_bytes() + reserved_bytes - self._budget_bytes
+
+    def _short_of_disk(self, size_bytes: int) -> int:
+        free_bytes, reserve_bytes = self._disk()
+        return size_bytes + reserve_bytes - free_bytes
+
+    def _disk(self) -> tuple[int, int]:
+        disk = os.statvfs(self._root)
+        reserve_bytes = min(MAX_RESERVE_BYTES, disk.f_blocks * disk.f_frsize // RESERVE_DIVISOR)
+        return disk.f_bavail * disk.f_frsize, reserve_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        """Ends the reservation of so many bytes."""
+        with self._mutex:
+            self._reserved_bytes -= size_bytes
+
+
+class Reservation:
+    """What one artifact was admitted with, by file."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._sizes: dict[str, int] = {}
+
+    def admit(self, size_bytes: int, name: str) -> None:
+        """See `Room.admit`. A file that comes again takes the place of what came of it."""
+        self._room.give_back(self._sizes.pop(name, 0))
+        self._room.admit(size_bytes, name)
+        self._sizes[name] = size_bytes
+
+    def check_disk(self, left_bytes: int, name: str) -> None:
+        """See `Room.check_disk`."""
+        self._room.check_disk(left_bytes, name)
+
+    def end(self) -> None:
+        """Gives all of it back: the files are in the store now, or gone."""
+        self._room.give_back(sum(self._sizes.values()))
+        self._sizes.clear()

@@ -1,0 +1,105 @@
+"""What engines say of their requests, from which a sidecar concludes that files may go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sidecar.engines.driver import EngineUnreachable
+from sidecar.engines.simulated.engine import SimulatedVllm
+from sidecar.engines.simulated.faults import Hang
+from sidecar.engines.simulated.options import Options
+from sidecar.engines.simulated.server import serving
+from sidecar.engines.vllm import VllmEngine
+from tests.contract.engine.test_driver_faults import SHORT
+from tests.support.engines import BASE_MODEL, Asker
+from tests.support.waiting import eventually
+
+# Of one batch the engines of this suite mix as many adapters as this.
+MAX_LORAS = 4
+LONG = 400
+
+
+@pytest.fixture
+def simulated(tiny) -> SimulatedVllm:
+    """Slow enough that a request is seen while it runs."""
+    return SimulatedVllm(Options(served_model_name=BASE_MODEL, model=str(tiny.model), token_seconds=0.01))
+
+
+@contextlib.asynccontextmanager
+async def asking(asker, *models: str) -> AsyncIterator[None]:
+    """Long requests run, or wait, within the body."""
+    tasks = [asyncio.create_task(asker.complete(model, "x", tokens=LONG)) for model in models]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_an_idle_engine_is_clear_of_everything(engine, asker, tiny):
+    await asker.load("x", tiny.adapter("a"))
+    await asker.text("x", "x", tokens=1)
+    evidence = await eventually(lambda: idle(engine))
+    assert evidence.incarnation == await engine.incarnation()
+    assert (evidence.waiting, evidence.running) == (0, 0)
+    assert evidence.is_clear_of({"x"})
+    assert evidence.is_clear_of(None)
+
+
+async def idle(engine):
+    evidence = await engine.drain_evidence()
+    return evidence if not evidence.running else None
+
+
+async def test_a_running_request_shows_by_its_adapter_s_name_also_after_the_unload(engine, asker, tiny):
+    """R7, fault 24: the name is all that is known; the weights may have been unloaded."""
+    await asker.load("x", tiny.adapter("a"))
+    async with asking(asker, "x"):
+        await eventually(lambda: shows(engine, "x"))
+        await asker.unload("x")
+        evidence = await engine.drain_evidence()
+        assert evidence.adapters == {"x"}
+        assert not evidence.is_clear_of({"x"})
+        assert not evidence.is_clear_of(None)
+        assert evidence.is_clear_of({"y"})
+    await eventually(lambda: idle(engine))
+
+
+async def shows(engine, name: str) -> bool:
+    return name in ((await engine.drain_evidence()).adapters or ())
+
+
+async def test_a_request_that_has_to_wait_for_others_is_counted(engine, asker, tiny):
+    """R7, fault 24: more adapters than one batch mixes; which of them wait is not said."""
+    names = [f"x{number}" for number in range(MAX_LORAS + 1)]
+    for name in names:
+        await asker.load(name, tiny.adapter("a"))
+    async with asking(asker, *names):
+        evidence = await eventually(lambda: crowded(engine))
+        assert not evidence.is_clear_of({"y"})
+
+
+async def crowded(engine):
+    evidence = await engine.drain_evidence()
+    return evidence if evidence.waiting else None
+
+
+async def test_an_engine_that_stands_still_gives_no_evidence(simulated, tiny):
+    """R7, fault 19: its metrics are old, and say that nothing waits. Only a simulated engine can be told to."""
+    async with serving(simulated) as url:
+        hasty, asker = VllmEngine(url, deadlines=SHORT), Asker(url)
+        release = asyncio.Event()
+        simulated.faults.order("load", Hang(release))
+        load = asyncio.create_task(asker.load("x", tiny.adapter("a")))
+        await eventually(lambda: simulated.calls)
+        with pytest.raises(EngineUnreachable, match="generates nothing"):
+            await hasty.drain_evidence()
+        release.set()
+        await load
+        await hasty.aclose()
+        await asker.client.aclose()

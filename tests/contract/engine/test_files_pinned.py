@@ -1,0 +1,182 @@
+"""Clean-up at full speed under an engine that has more adapters than it keeps in memory, and requests that queue."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+from registry.dev.vllm_process import MAX_CPU_LORAS, MAX_LORAS
+from sidecar import retention
+from sidecar.engines.simulated.engine import SimulatedVllm
+from sidecar.engines.simulated.options import Options
+from sidecar.engines.simulated.server import serving
+from sidecar.engines.vllm import Deadlines
+from sidecar.retention import Retention
+from tests.support.engines import BASE_MODEL, Asker
+from tests.support.rig import Keeping, Rig, running
+from tests.support.waiting import eventually
+
+NAMES = [f"n{number}" for number in range(MAX_CPU_LORAS + 4)]
+PROMPT = "The quick brown fox"
+CALLERS, CHANGES = 6, 8
+LONG = 400
+EAGER = Keeping(grace_seconds=0.3, pause_seconds=0.05)
+PATIENT = Deadlines(probe_seconds=60, list_seconds=60, load_seconds=60, unload_seconds=60, turn_seconds=60)
+
+
+@pytest.fixture
+def simulated(tiny) -> SimulatedVllm:
+    options = Options(
+        served_model_name=BASE_MODEL, model=str(tiny.model), max_cpu_loras=MAX_CPU_LORAS, token_seconds=0.005
+    )
+    return SimulatedVllm(options)
+
+
+@pytest.fixture(autouse=True)
+def gap(monkeypatch) -> None:
+    """Two answers of the engine may follow each other quickly."""
+    monkeypatch.setattr(retention, "EVIDENCE_GAP_SECONDS", 0.05)
+
+
+async def rig_of(folder: Path, tiny, url: str, keeping: Keeping) -> Rig:
+    rig = Rig(folder, SimulatedVllm(), url, keeping)
+    rig.driver._deadlines = PATIENT
+    for name in NAMES:
+        shutil.copytree(tiny.adapter(name), rig.sources / name)
+    return rig
+
+
+async def serve(rig: Rig, asker: Asker, revision: int, names: list[str]) -> None:
+    """Desires these, and waits until the engine lists just them."""
+    rig.desire(revision, **{name: name for name in names})
+    await eventually(lambda: lists(asker, names), timeout_seconds=120)
+
+
+async def lists(asker: Asker, names: list[str]) -> bool:
+    return set(await asker.adapters()) == set(names)
+
+
+@dataclass
+class Traffic:
+    """Requests to random adapters, and what came of them that must not."""
+
+    asker: Asker
+    expected: dict[str, str]
+    wrong: list[str] = field(default_factory=list)
+    right: int = 0
+
+    async def caller(self, seed: int) -> None:
+        chance = random.Random(seed)
+        while True:
+            name = chance.choice(NAMES)
+            try:
+                reply = await self.asker.complete(name, PROMPT)
+            except httpx.TransportError as error:
+                self.wrong.append(f"{name}: {error!r}")
+                return
+            self._judge(name, reply)
+
+    def _judge(self, name: str, reply: httpx.Response) -> None:
+        if reply.status_code == 404:  # unloaded at the moment
+            return
+        text = reply.json()["choices"][0]["text"] if reply.status_code == 200 else reply.text
+        if text == self.expected[name]:
+            self.right += 1
+        else:
+            self.wrong.append(f"{name}: HTTP {reply.status_code} {text!r}")
+
+
+async def running_traffic(traffic: Traffic) -> AsyncIterator[None]:
+    callers = [asyncio.create_task(traffic.caller(seed)) for seed in range(CALLERS)]
+    yield
+    for task in callers:
+        task.cancel()
+    await asyncio.gather(*callers, return_exceptions=True)
+
+
+def staged(rig: Rig) -> int:
+    return len(rig.store._layout.staged())
+
+
+async def changes(rig: Rig, asker: Asker, traffic: Traffic) -> None:
+    """Some adapters go and come back, again and again, under requests."""
+    chance = random.Random(1)
+    for change in range(CHANGES):
+        left = [name for name in NAMES if chance.random() < 0.5]
+        await serve(rig, asker, 2 + change, left)
+        before = traffic.right
+        await eventually(lambda before=before: traffic.wrong or traffic.right > before, timeout_seconds=120)
+
+
+async def test_the_engine_outlives_clean_up_and_answers_rightly(url, asker, tiny, tmp_path):
+    """R7 files-pinned, R4 digest-true, fault 24: files go when they may, and no request ever misses them."""
+    rig = await rig_of(tmp_path, tiny, url, EAGER)
+    async with running(rig):
+        await serve(rig, asker, 1, NAMES)
+        traffic = Traffic(asker, {name: await asker.text(name, PROMPT) for name in NAMES})
+        assert len(set(traffic.expected.values())) > len(NAMES) / 2
+        async for _ in running_traffic(traffic):
+            await changes(rig, asker, traffic)
+        assert not traffic.wrong
+        assert traffic.right
+        await serve(rig, asker, 100, NAMES[:2])
+        await eventually(lambda: staged(rig) == 2, timeout_seconds=120)
+        assert await asker.text(NAMES[0], PROMPT) == traffic.expected[NAMES[0]]
+    assert (await asker.client.get("/health")).status_code == 200
+
+
+async def unload_under_a_queued_request(rig: Rig, asker: Asker) -> httpx.Response:
+    """The answer to a request that queued, behind as many adapters as a batch mixes, when its own was unloaded."""
+    await serve(rig, asker, 1, NAMES)  # the first ones are in the engine's memory no more
+    running = [asyncio.create_task(asker.complete(name, PROMPT, tokens=LONG)) for name in NAMES[1 : 1 + MAX_LORAS]]
+    await eventually(lambda: counts(asker, "running", MAX_LORAS))
+    queued = asyncio.create_task(asker.complete(NAMES[0], PROMPT))
+    await eventually(lambda: counts(asker, "waiting", 1))
+    await serve(rig, asker, 2, NAMES[1:])
+    assert not any(task.done() for task in running), "the requests in front were too short"
+    await asyncio.gather(*running)
+    return await queued
+
+
+async def counts(asker: Asker, kind: str, number: int) -> bool:
+    lines = (await asker.client.get("/metrics")).text.splitlines()
+    (line,) = (line for line in lines if line.startswith(f"vllm:num_requests_{kind}{{"))
+    return float(line.rpartition(" ")[2]) == number
+
+
+async def test_a_request_that_queued_when_its_adapter_was_unloaded_is_answered(url, asker, tiny, tmp_path):
+    """R7 files-pinned, fault 24: nobody can see whose request waits; the files go when it is done."""
+    rig = await rig_of(tmp_path, tiny, url, EAGER)
+    async with running(rig):
+        reply = await unload_under_a_queued_request(rig, asker)
+        assert reply.status_code == 200, reply.text
+        await eventually(lambda: staged(rig) == len(NAMES) - 1, timeout_seconds=120)
+    assert (await asker.client.get("/health")).status_code == 200
+
+
+class Impatient(Retention):
+    """Lets go of what is not listed at the moment."""
+
+    def is_due(self, now: float) -> bool:
+        return True
+
+    def proven(self) -> frozenset[str]:
+        return frozenset(self._idle)
+
+
+async def test_clean_up_that_does_not_wait_kills_the_engine(simulated, tiny, tmp_path):
+    """R7: the check above can fail. The simulated engine dies as vLLM does when a step misses an adapter's files."""
+    async with serving(simulated) as url:
+        asker, rig = Asker(url), await rig_of(tmp_path, tiny, url, Keeping(0.0, 0.02, Impatient))
+        async with running(rig):
+            reply = await unload_under_a_queued_request(rig, asker)
+        assert reply.status_code == 500
+        assert simulated.dead.is_set()
+        await asker.client.aclose()

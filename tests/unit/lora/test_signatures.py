@@ -1,0 +1,87 @@
+"""Who vouches for an adapter, and what is said where nobody does."""
+
+from __future__ import annotations
+
+import base64
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.lora.ed25519 import BadKey, Ed25519Key, read_public_key, sign
+from registry.lora.signatures import SIGNATURE_PATTERN, objection, signed_bytes, signer
+from tests.support.signing import make_key, public_pem
+
+DIGEST, OTHER = f"sha256:{'a' * 64}", f"sha256:{'b' * 64}"
+ALICE, BOB = Ed25519PrivateKey.from_private_bytes(b"a" * 32), Ed25519PrivateKey.from_private_bytes(b"b" * 32)
+KEYS = {"alice": Ed25519Key(ALICE.public_key()), "bob": Ed25519Key(BOB.public_key())}
+SIGNED = base64.b64encode(BOB.sign(signed_bytes(DIGEST))).decode()
+
+
+def test_a_signature_names_its_key_and_is_of_one_digest(tmp_path):
+    private, public = make_key(tmp_path)
+    signature = sign(DIGEST, private)
+    assert re.fullmatch(SIGNATURE_PATTERN, signature)
+    keys = {**KEYS, "mine": read_public_key(public)}
+    assert signer(DIGEST, signature, keys) == "mine"
+    assert signer(OTHER, signature, keys) is None
+    assert signer(DIGEST, signature, KEYS) is None
+
+
+def test_openssl_makes_the_same_signature(tmp_path):
+    """What is signed is documented, and any tool can sign it."""
+    private, _ = make_key(tmp_path)
+    (tmp_path / "key.pem").write_bytes(private)
+    (tmp_path / "message").write_text(f'{{"digest":"{DIGEST}","schema":"lora-signature/1"}}')
+    command = ["openssl", "pkeyutl", "-sign", "-rawin", "-inkey", "key.pem", "-in", "message", "-out", "signature"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(f"this openssl cannot sign: {done.stderr[-200:]!r}")
+    assert base64.b64encode(Path(tmp_path / "signature").read_bytes()).decode() == sign(DIGEST, private)
+
+
+@given(
+    st.text(alphabet="ABab01+/=", max_size=100) | st.binary(max_size=90).map(lambda one: base64.b64encode(one).decode())
+)
+def test_no_other_text_is_a_signature(text):
+    assert signer(DIGEST, text, KEYS) is None or text == SIGNED
+
+
+@pytest.mark.parametrize(
+    ("signature", "keys", "is_required", "reason"),
+    [
+        (None, {}, False, None),
+        (None, KEYS, False, None),
+        (SIGNED, {}, False, None),
+        (SIGNED, KEYS, False, None),
+        (SIGNED, {"alice": KEYS["alice"]}, False, "signature_invalid"),
+        (None, {}, True, "signature_keys_missing"),
+        (SIGNED, {}, True, "signature_keys_missing"),
+        (None, KEYS, True, "signature_missing"),
+        (SIGNED, KEYS, True, None),
+        (SIGNED, {"alice": KEYS["alice"]}, True, "signature_invalid"),
+        ("?", KEYS, True, "signature_invalid"),
+    ],
+)
+def test_what_speaks_against_an_adapter(signature, keys, is_required, reason):
+    """Refused if in doubt, wherever a signature is asked for or given."""
+    found = objection(DIGEST, signature, keys, is_required=is_required)
+    assert (found and found[0]) == reason
+
+
+def test_what_is_no_key_is_refused_without_being_shown(tmp_path):
+    """X1 secret-free."""
+    rsa = subprocess.run(["openssl", "genrsa", "2048"], capture_output=True, check=True).stdout
+    private, public = make_key(tmp_path)
+    for content in (b"", b"secret", public.encode(), rsa):
+        with pytest.raises(BadKey) as refused:
+            sign(DIGEST, content)
+        assert "secret" not in str(refused.value)
+    for text in ("", "secret", private.decode(), public_pem(rsa)):
+        with pytest.raises(BadKey) as refused:
+            read_public_key(text)
+        assert "secret" not in str(refused.value)
