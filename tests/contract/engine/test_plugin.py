@@ -123,6 +123,21 @@ async def counted(asker: Asker, path: str) -> bool:
     return (await state(asker))[path]["requests"] == 1
 
 
+async def test_evidence_is_by_path_where_the_plugin_is(engine, asker, tiny):
+    """R7 files-pinned, fault 24: the old version shows while it is read, though its name has the new one; then not."""
+    a, b = tiny.adapter("a"), tiny.adapter("b")
+    await asker.load("x", a)
+    running = asyncio.create_task(long_text(asker, "x"))
+    await eventually(lambda: counted(asker, a))
+    assert await engine.swap("x", a, b, request_id="r") == Done()
+    evidence = await engine.drain_evidence()
+    assert evidence.paths == {a, b}
+    assert evidence.incarnation == await engine.incarnation()
+    await running
+    await eventually(lambda: forgotten(asker, a))
+    assert (await engine.drain_evidence()).paths == {b}
+
+
 async def test_two_versions_run_beside_others_in_more_slots_than_there_are(engine, asker, tiny):
     """Without the plugin vLLM takes two versions of a name for one, leaves one out of its slots, and dies of it."""
     names = ["a", "b", "c", "d", "e"]
