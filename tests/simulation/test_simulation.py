@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from tests.support.sim.__main__ import failures
+from tests.support.sim.many import failures
 from tests.support.sim.simulation import simulate
 
 SEEDS = range(300)
