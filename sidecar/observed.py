@@ -59,12 +59,14 @@ class DrainEvidence:
         waiting: requests that are queued; of which adapters is not known.
         running: requests that run.
         adapters: names of the adapters with requests that run; None: not known.
+        paths: every path whose files may still be read, exactly; None: the engine cannot say, so names have to do.
     """
 
     incarnation: str
     waiting: int
     running: int
     adapters: frozenset[str] | None
+    paths: frozenset[str] | None = None
 
     def is_clear_of(self, names: AbstractSet[str] | None) -> bool:
         """True if no request of an adapter waits or runs.

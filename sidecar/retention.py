@@ -5,7 +5,8 @@ queued before the adapter was unloaded, and dies if they are gone. So an artifac
 true of one and the same engine process:
 
 - it is not listed, and no plan of ours may still load it, for the grace at least;
-- after that grace the engine said twice, some seconds apart, that no request of it waits or runs;
+- after that grace the engine said twice, some seconds apart, that no request of it waits or runs: by its name, or by
+  its path where our plugin inside the engine tells it, which also knows of requests that are on their way to the queue;
 - a look just before the decision still does not list it.
 
 Whatever cannot be read, and every change of mind of the engine, starts the proof anew.
@@ -107,12 +108,18 @@ class Retention:
         for artifact, idle in self._idle.items():
             if not self._is_old(idle, asked_at):
                 continue
-            if not evidence.is_clear_of(self._known_names(artifact)):
+            if not self._is_clear(evidence, artifact):
                 idle.clear_at, idle.is_proven = None, False
             elif idle.clear_at is None:
                 idle.clear_at = now
             elif asked_at - idle.clear_at >= EVIDENCE_GAP_SECONDS:
                 idle.is_proven = True
+
+    def _is_clear(self, evidence: DrainEvidence, artifact: str) -> bool:
+        """By paths where the engine tells them: versions of one name differ in nothing else."""
+        if evidence.paths is None:
+            return evidence.is_clear_of(self._known_names(artifact))
+        return artifact not in {self._owns(path) for path in evidence.paths}
 
     def _known_names(self, artifact: str) -> AbstractSet[str] | None:
         return None if artifact in self._inherited else self._names.get(artifact, frozenset())

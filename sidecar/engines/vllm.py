@@ -201,10 +201,21 @@ class VllmEngine:
 
     async def drain_evidence(self) -> DrainEvidence:
         """See `Engine.drain_evidence`. vLLM writes its metrics when a step ends: so that they are new, one has to."""
+        if self._has_plugin:
+            return await self._exact_evidence()
         if not await self.turns():
             raise EngineUnreachable(f"{self.url} generates nothing, so its metrics may be old")
         [body] = await self._http.get(["/metrics"], self._deadlines.probe_seconds)
         return answers.read_drain(body.decode(errors="replace"), self.url)
+
+    async def _exact_evidence(self) -> DrainEvidence:
+        """The plugin answers only once the engine has, between two steps: one that stands still gives no evidence."""
+        seconds = self._deadlines.probe_seconds + self._deadlines.list_seconds
+        first, state, last = await self._http.get(["/metrics", plugin.STATE_PATH, "/metrics"], seconds)
+        told = answers.read_drain(last.decode(errors="replace"), self.url)
+        if self._read_metrics(first).incarnation != told.incarnation:
+            raise EngineUnreachable(f"{self.url} restarted while it was asked")
+        return replace(told, paths=plugin.read_paths_in_use(state))
 
     async def aclose(self) -> None:
         """See `Engine.aclose`. No connection outlives its call."""

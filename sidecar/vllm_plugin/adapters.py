@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from traceback import clear_frames
 
 from sidecar.vllm_plugin.draining import SWEEP_SECONDS, Drain
 from sidecar.vllm_plugin.errors import Busy, Conflict, DeadlinePassed, NotLoaded, PathMissing, Refused
@@ -101,10 +102,13 @@ class Adapters:
         try:
             async with asyncio.timeout(self._load_seconds):
                 await self._server.add(candidate)
-        except TimeoutError as error:
-            raise DeadlinePassed(f"the engine did not load it within {self._load_seconds:g} s") from error
-        except Exception as error:  # the engine's errors have no type of their own
-            raise Refused(f"{error}") from error
+        except Exception as error:  # noqa: BLE001 - the engine's errors have no type of their own
+            # vLLM's own frames and their future hold each other, and with them the candidate, for a collector that may
+            # not come for long: it would count as used meanwhile.
+            clear_frames(error.__traceback__)
+            if isinstance(error, TimeoutError):
+                raise DeadlinePassed(f"the engine did not load it within {self._load_seconds:g} s") from None
+            raise Refused(f"{error}") from None
 
     async def _replace(self, name: str, current: Adapter | None, candidate: Adapter | None) -> None:
         """Registers `candidate`, None: nothing, in place of `current`, None: of whatever there is."""

@@ -30,8 +30,15 @@ class Played:
         facts = EngineFacts("vllm", "0.32.0", "http://e", self.incarnation)
         return self.retention.look(Observed(facts, ("base",), self.listing), self.uses, self.leased, now=self.now)
 
-    def ask(self, *, waiting: int = 0, running: int = 0, adapters: frozenset[str] | None = frozenset()) -> None:
-        evidence = DrainEvidence(self.incarnation, waiting, running, adapters)
+    def ask(
+        self,
+        *,
+        waiting: int = 0,
+        running: int = 0,
+        adapters: frozenset[str] | None = frozenset(),
+        paths: frozenset[str] | None = None,
+    ) -> None:
+        evidence = DrainEvidence(self.incarnation, waiting, running, adapters, paths)
         self.retention.testify(evidence, asked_at=self.now, now=self.now)
 
     def released(self) -> frozenset[str]:
@@ -113,6 +120,16 @@ def test_requests_of_others_do_not_keep_it(unloaded):
     unloaded.now += GAP
     unloaded.ask(running=3, adapters=frozenset({"y"}))
     assert unloaded.released() == {"X"}
+
+
+@pytest.mark.parametrize(("paths", "is_released"), [({"/s/Y", "/elsewhere"}, True), ({"/s/X"}, False)])
+def test_where_the_engine_tells_paths_they_alone_count(unloaded, paths, is_released):
+    """R7: after a swap its name is in every sample, and requests wait that are not of it."""
+    unloaded.pass_grace()
+    for _ in range(2):
+        unloaded.ask(waiting=3, running=1, adapters=frozenset({"x"}), paths=frozenset(paths))
+        unloaded.now += GAP
+    assert (unloaded.released() == {"X"}) is is_released
 
 
 def test_the_name_that_it_had_keeps_it_also_where_another_has_it_now(unloaded):

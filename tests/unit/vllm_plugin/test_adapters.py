@@ -10,6 +10,7 @@ import pytest
 from sidecar.vllm_plugin import adapters as module
 from sidecar.vllm_plugin.adapters import Adapters
 from sidecar.vllm_plugin.errors import Busy, Conflict, DeadlinePassed, NotLoaded, PathMissing, Refused
+from sidecar.vllm_plugin.server import Adapter
 from tests.support.waiting import eventually
 from tests.unit.vllm_plugin.played import PlayedServer
 
@@ -59,9 +60,27 @@ async def test_a_refusal_leaves_the_old_version_and_removes_what_may_have_been_l
     with pytest.raises(Refused, match="rank"):
         await adapters.swap("x", new, "/old")
     assert server.paths() == {"x": "/old"}
-    server.fails = None  # which refers to all that it went through
-    gc.collect()
+    server.fails = None  # which refers to the frames that it went through
     await eventually(lambda: ("remove", 2) in server.calls)
+
+
+async def test_a_refusal_that_refers_to_itself_holds_nothing(server, new):
+    """vLLM's future and the frame that awaits it hold each other; nothing may depend on when that is collected."""
+
+    async def add(adapter: Adapter) -> None:
+        future = asyncio.get_running_loop().create_future()
+        future.set_exception(RuntimeError("rank"))
+        await future
+
+    server.add = add
+    adapters = Adapters(server, sweep_seconds=0)
+    gc.disable()
+    try:
+        with pytest.raises(Refused):
+            await adapters.swap("x", new, "/old")
+        await eventually(lambda: ("remove", 2) in server.calls)
+    finally:
+        gc.enable()
 
 
 async def test_a_load_that_does_not_end_leaves_the_old_version(server, new):
