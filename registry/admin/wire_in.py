@@ -106,6 +106,7 @@ def _limits(pool: pb.Pool) -> dict[str, object]:
         "max_adapters": pool.limits.max_adapters or None,
         "target_modules": list(pool.limits.target_modules) or None,
         "require_signature": pool.limits.require_signature,
+        "require_digest": pool.limits.require_digest,
     }
 
 

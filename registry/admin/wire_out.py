@@ -96,6 +96,7 @@ def pool(record: PoolSpec, revision: int) -> pb.Pool:
         max_adapters=record.limits.max_adapters or 0,
         target_modules=record.limits.target_modules or (),
         require_signature=record.limits.require_signature,
+        require_digest=record.limits.require_digest,
     )
     base = _base(record.base) if record.base else None
     return pb.Pool(

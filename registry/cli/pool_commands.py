@@ -39,6 +39,12 @@ RequireSignature = Annotated[
         "--require-signature/--no-require-signature", help="Serve only what was signed with a key that sidecars know."
     ),
 ]
+RequireDigest = Annotated[
+    bool | None,
+    options.flag(
+        "--require-digest/--no-require-digest", help="Refuse changes that leave an adapter's source without a digest."
+    ),
+]
 BaseFrom = Annotated[
     Path | None,
     options.flag(
@@ -67,6 +73,7 @@ def create(
     max_adapters: MaxAdapters = None,
     target_module: TargetModules = None,
     require_signature: RequireSignature = None,
+    require_digest: RequireDigest = None,
     base_from: BaseFrom = None,
     base_name: BaseNames = None,
     dry_run: options.DryRun = False,
@@ -80,6 +87,7 @@ def create(
         max_adapters=max_adapters or 0,
         target_modules=target_module or (),
         require_signature=bool(require_signature),
+        require_digest=bool(require_digest),
     )
     base = _base(base_from, base_name)
     request = pb.CreatePoolRequest(
@@ -107,6 +115,7 @@ def update(
     max_adapters: MaxAdapters = None,
     target_module: TargetModules = None,
     require_signature: RequireSignature = None,
+    require_digest: RequireDigest = None,
     base_from: BaseFrom = None,
     base_name: BaseNames = None,
     dry_run: options.DryRun = False,
@@ -128,6 +137,8 @@ def update(
             pool.limits.target_modules[:] = target_module
         if require_signature is not None:
             pool.limits.require_signature = require_signature
+        if require_digest is not None:
+            pool.limits.require_digest = require_digest
         if base is not None:
             pool.base.CopyFrom(base)
         request = pb.UpdatePoolRequest(pool=pool, request_id=request_id_or_new(request_id), validate_only=dry_run)

@@ -76,6 +76,7 @@ def pool_dict(pool: pb.Pool) -> Plain:
             "max_adapters": pool.limits.max_adapters or None,
             "target_modules": list(pool.limits.target_modules) or None,
             "require_signature": pool.limits.require_signature,
+            "require_digest": pool.limits.require_digest,
         },
         "base": base_dict(pool.base) if pool.HasField("base") else None,
         "removals_confirmed_revision": pool.removals_confirmed_revision,

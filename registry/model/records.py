@@ -86,12 +86,14 @@ class PoolLimits(Part):
 
     `target_modules` are those that its engines apply adapters to, as their ``--lora-target-modules`` says.
     `require_signature`: only what was signed with a key that the sidecars know is served.
+    `require_digest`: no change may leave an adapter without the digest of its source.
     """
 
     max_rank: Annotated[int, Field(ge=1, le=512)] | None = None
     max_adapters: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     target_modules: Annotated[list[ModuleName], Field(min_length=1, max_length=256)] | None = None
     require_signature: bool = False
+    require_digest: bool = False
 
 
 def _expandable(modules: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:

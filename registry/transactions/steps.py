@@ -38,9 +38,10 @@ def put_step(target: Target, spec: AdapterSpec, context: Context, *, carry: bool
         Conflict: the etag is stale.
         InvalidArgument: the name is a base model's, or the record becomes too large.
         AlreadyExists: the name differs from an existing one in nothing but case.
-        FailedPrecondition: generations are used up.
+        FailedPrecondition: generations are used up, or the pool asks for a digest.
     """
     check_not_base(target.name, target.pool.base_models, field=target.name_field)
+    _check_pinned(target, spec)
     check_etag(target.etag, target.state, field=target.etag_field)
     match target.state:
         case Present() as present:
@@ -50,6 +51,15 @@ def put_step(target: Target, spec: AdapterSpec, context: Context, *, carry: bool
         case Absent() as gone:
             return _create(target, gone, spec, context)
     assert_never(target.state)
+
+
+def _check_pinned(target: Target, spec: AdapterSpec) -> None:
+    if target.pool.limits.require_digest and spec.source.digest is None:
+        raise FailedPrecondition(
+            Reason.DIGEST_REQUIRED,
+            f"pool {target.pool.name!r} takes no source without a digest; give that of `loraplane digest`",
+            field=f"{target.spec_field}.source.digest",
+        )
 
 
 def remove_step(target: Target, context: Context) -> Step:

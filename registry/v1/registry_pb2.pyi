@@ -279,16 +279,18 @@ class Rollout(_message.Message):
     def __init__(self, name: _Optional[str] = ..., generation: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[RolloutReplica, _Mapping]]] = ..., done: bool = ..., failure: _Optional[str] = ..., waiting: _Optional[str] = ...) -> None: ...
 
 class PoolLimits(_message.Message):
-    __slots__ = ("max_rank", "max_adapters", "target_modules", "require_signature")
+    __slots__ = ("max_rank", "max_adapters", "target_modules", "require_signature", "require_digest")
     MAX_RANK_FIELD_NUMBER: _ClassVar[int]
     MAX_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     TARGET_MODULES_FIELD_NUMBER: _ClassVar[int]
     REQUIRE_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    REQUIRE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     max_rank: int
     max_adapters: int
     target_modules: _containers.RepeatedScalarFieldContainer[str]
     require_signature: bool
-    def __init__(self, max_rank: _Optional[int] = ..., max_adapters: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., require_signature: bool = ...) -> None: ...
+    require_digest: bool
+    def __init__(self, max_rank: _Optional[int] = ..., max_adapters: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., require_signature: bool = ..., require_digest: bool = ...) -> None: ...
 
 class BaseModule(_message.Message):
     __slots__ = ("pattern", "outputs", "inputs")

@@ -53,6 +53,7 @@ MEANING: Mapping[Reason, str] = {
     Reason.OUTCOME_UNKNOWN: "Nobody knows whether the change was made. Retry with the same request_id (`request_id` tells it): it is made once at most.",
     Reason.ADMIN_UNAVAILABLE: "The admin service is not reached, or stops. Ask again, or another one.",
     Reason.DEADLINE_EXCEEDED: "The time was up. The message says whether anything can have been changed.",
+    Reason.DIGEST_REQUIRED: "The pool was made with `--require-digest`, and the source of an adapter has none. `loraplane digest URI` prints it; `apply` and `add` put it in by themselves where they can read the source.",
     Reason.ADAPTER_UNFIT: "An adapter that no replica of the pool would serve. The message begins with what was found first; `finding` is that reason, `findings` their number. See `loraplane check`.",
     Reason.CANNOT_PUBLISH: "An adapter cannot be converted, or written, as is wanted. The message says why and what would do; nothing was written.",
     Reason.DESTINATION_TAKEN: "Something else is published there. Nothing that is published is ever replaced; choose another place.",

@@ -146,10 +146,15 @@ def test_pools(cli):
         "max_adapters": None,
         "target_modules": None,
         "require_signature": False,
+        "require_digest": False,
     }
     for flag, is_required in (("--require-signature", True), ("--max-rank=4", True), ("--no-require-signature", False)):
         cli.json("pool", "update", "dev", flag)
         assert cli.json("get", "pool", "dev")["limits"]["require_signature"] is is_required
+    cli.json("pool", "update", "dev", "--require-digest")
+    refused = cli("-o", "json", "apply", "-f", cli.manifest("a"))
+    assert (refused.code, refused.error["reason"]) == (4, "DIGEST_REQUIRED")
+    cli.json("pool", "update", "dev", "--no-require-digest")
     cli.json("apply", "-f", cli.manifest("a"))
     assert cli("-o", "json", "pool", "delete", "dev").error["reason"] == "POOL_NOT_EMPTY"
     cli.json("delete", "adapter", "a")

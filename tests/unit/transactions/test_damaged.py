@@ -160,6 +160,13 @@ def test_unknown_fields_survive(desk):
     pool = json.loads(desk.etcd.kvs[KEYS.pool(POOL)].value)
     assert (pool["new"], pool["limits"]) == (
         1,
-        {"max_rank": 8, "max_adapters": None, "target_modules": None, "require_signature": False, "new": 3},
+        {
+            "max_rank": 8,
+            "max_adapters": None,
+            "target_modules": None,
+            "require_signature": False,
+            "require_digest": False,
+            "new": 3,
+        },
     )
     assert json.loads(desk.etcd.kvs[KEYS.tenant("acme")].value)["new"] == 1

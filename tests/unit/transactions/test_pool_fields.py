@@ -6,11 +6,12 @@ import json
 
 import pytest
 
-from registry.errors import InvalidArgument, Reason
+from registry.errors import FailedPrecondition, InvalidArgument, Reason
 from registry.lora.base import fingerprint
+from registry.model.records import AdapterSpec, Source
 from registry.transactions import make
-from registry.transactions.changes import UpdatePool
-from tests.support.changes import KEYS, POOL, Desk, creating
+from registry.transactions.changes import Remove, RollbackAdapter, UpdatePool, Upsert
+from tests.support.changes import KEYS, POOL, Desk, applying, creating, upsert
 
 SHAPES = {"model.layers.0.self_attn.q_proj": (16, 16)}
 BASE = {"modules": SHAPES, "fingerprint": fingerprint(SHAPES)}
@@ -84,6 +85,25 @@ def test_no_part_of_what_cannot_be_read_is_kept(whole):
         "max_adapters": None,
         "target_modules": None,
         "require_signature": False,
+        "require_digest": False,
         "base": None,
         "base_models": ["base"],
     }
+
+
+def test_a_pool_may_ask_for_digests(whole):
+    """W6 one-digest, R4: what has none is refused, also by a rollback; what has one, and a deletion, is not."""
+    whole.change(applying(upsert("a", "v1"), upsert("b", "v1")))
+    whole.change(update({"require_digest": True}, mask=["limits.require_digest"]))
+    pinned = Upsert("a", AdapterSpec(source=Source(uri="file:///a/v2", digest="sha256:" + "1" * 64)), None)
+    for unpinned in (applying(pinned, upsert("b", "v2")), applying(upsert("c"))):
+        with pytest.raises(FailedPrecondition) as refused:
+            whole.change(unpinned)
+        assert refused.value.reason is Reason.DIGEST_REQUIRED
+        assert refused.value.field is not None
+        assert refused.value.field.endswith("upsert.spec.source.digest")
+    whole.change(applying(pinned))
+    with pytest.raises(FailedPrecondition) as refused:
+        whole.change(RollbackAdapter(POOL, "a"))
+    assert refused.value.field == "spec.source.digest"
+    whole.change(applying(Remove("b")))
