@@ -12,6 +12,7 @@ from sidecar.engines import plugin_calls as plugin
 from sidecar.engines import vllm_answers as answers
 from sidecar.engines.driver import CHECK_NAME_PREFIX, EngineError, EngineUnreachable, EngineUnusable
 from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply
+from sidecar.engines.swap_risk import swap_risk
 from sidecar.engines.vllm_http import VllmHttp
 from sidecar.observed import (
     AlreadyThere,
@@ -32,6 +33,7 @@ from sidecar.steps import OnStep, Step, ignore
 LOAD_PATH = "/v1/load_lora_adapter"
 UNTOLD = EngineLimits()
 UNLOAD_PATH = "/v1/unload_lora_adapter"
+LULL_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Deadlines:
         load_seconds: for a load, which waits for the running step and for other loads.
         unload_seconds: for an unload, which waits for a load of the same name.
         turn_seconds: for one token; the first ever takes up to 16 s on a slow machine.
+        lull_seconds: how long a swap that might end the engine waits for a moment without requests.
     """
 
     probe_seconds: float = 5.0
@@ -51,6 +54,7 @@ class Deadlines:
     load_seconds: float = 60.0
     unload_seconds: float = 30.0
     turn_seconds: float = 30.0
+    lull_seconds: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,14 @@ class VllmEngine:
 
     async def _swap_pipelined(self, name: str, old: str, new: str, request_id: str) -> Outcome:
         """Between the unload and the load, which are sent together, the engine knows no `name`."""
+        try:
+            risk = await self._risk_after_a_lull(name)
+        except EngineUnreachable as error:
+            return Gone(f"{error}")
+        except EngineUnusable as error:
+            return Transient(f"{error}")
+        if risk:
+            return Transient(risk)
         check = check_name(new)
         proof = await self._load(check, new, request_id, Step.PROOF_SENT, Step.PROVEN)
         # The name says which path it was loaded from: one that is left over from an earlier swap proves the same.
@@ -153,6 +165,24 @@ class VllmEngine:
         if not isinstance(outcome, Gone | Unknown):
             await self.unload(check, request_id=request_id)  # the planner unloads it where this fails
         return outcome
+
+    async def _risk_after_a_lull(self, name: str) -> str:
+        """Waits a little for a moment at which a swap cannot end the engine; why there was none."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._deadlines.lull_seconds
+        while (risk := await self._risk(name)) and loop.time() < end:  # noqa: ASYNC110 - another process is waited for
+            await asyncio.sleep(LULL_POLL_SECONDS)
+        return risk
+
+    async def _risk(self, name: str) -> str:
+        seconds = self._deadlines.probe_seconds + self._deadlines.list_seconds
+        metrics, cards = await self._http.get(["/metrics", "/v1/models"], seconds)
+        try:
+            evidence = answers.read_drain(metrics.decode(errors="replace"), self.url)
+        except EngineUnreachable as error:
+            return f"whether requests for {name} are under way cannot be told: {error}"
+        max_loras = self._read_metrics(metrics).limits.max_loras
+        return swap_risk(name, evidence, listed=len(answers.read_listing(cards).adapters), max_loras=max_loras)
 
     async def _load(self, name: str, path: str, request_id: str, sent: Step, answered: Step) -> Outcome:
         [answer] = await self._post([_load(name, path)], request_id, self._deadlines.load_seconds, sent, answered)

@@ -8,9 +8,13 @@ import shutil
 import pytest
 
 from sidecar.engines.driver import CHECK_NAME_PREFIX
-from sidecar.engines.vllm import VllmEngine
-from sidecar.observed import AlreadyThere, Done, NotThere, PathMissing, Refused
-from tests.support.engines import BASE_MODEL
+from sidecar.engines.simulated.engine import SimulatedVllm
+from sidecar.engines.simulated.options import Options
+from sidecar.engines.simulated.server import serving
+from sidecar.engines.vllm import Deadlines, VllmEngine
+from sidecar.observed import AlreadyThere, Done, NotThere, PathMissing, Refused, Transient
+from tests.support.engines import BASE_MODEL, Asker
+from tests.support.waiting import eventually
 from tests.support.wire import wire_to
 
 # Longer than a block of the prefix cache, so that stale entries of it would show.
@@ -131,7 +135,7 @@ async def test_swap_sends_unload_and_load_in_one_piece(url, tiny):
         await engine.load("x", a, request_id="r")
         await engine.swap("x", a, b, request_id="r")
         await engine.aclose()
-    _, check, both, tidy = wire.connections
+    _, _look, check, both, tidy = wire.connections
     assert CHECK_NAME_PREFIX.encode() in check[0][1]
     assert CHECK_NAME_PREFIX.encode() in tidy[0][1]
     sent = [way for way, _ in both].index("from")
@@ -170,3 +174,28 @@ async def test_real_vllm_answers_what_transformers_and_peft_compute(real_vllm, t
             assert logprobs["tokens"] == [f"token_id:{step['token']}" for step in expected]
             assert logprobs["token_logprobs"] == pytest.approx([step["logprob"] for step in expected], abs=1e-4)
     await asker.client.aclose()
+
+
+async def test_a_swap_that_might_end_the_engine_waits_for_a_lull(tiny):
+    """R8: with fewer slots than adapters, two versions of one name are never in the engine's hands at once."""
+    a, b = tiny.adapter("a"), tiny.adapter("b")
+    crowded = SimulatedVllm(Options(served_model_name=BASE_MODEL, model=str(tiny.model), max_loras=2))
+    async with serving(crowded) as url:
+        asker, engine = Asker(url), VllmEngine(url, deadlines=Deadlines(lull_seconds=0.0))
+        await asker.load("x", a)
+        await asker.load("y", b)
+        await asker.complete("x", PROMPT)
+        async with crowded._turn:  # no step ends meanwhile
+            asking = asyncio.create_task(asker.complete("x", PROMPT))
+            await eventually(lambda: crowded.waiting)
+            outcome = await engine.swap("x", a, b, request_id="r")
+            assert isinstance(outcome, Transient)
+            assert "--max-loras 4" in outcome.message
+            assert await asker.adapters() == {"x": a, "y": b}
+        await asking
+        patient = VllmEngine(url)
+        assert await patient.swap("x", a, b, request_id="r") == Done()
+        assert await asker.adapters() == {"x": b, "y": b}
+        for one in (engine, patient):
+            await one.aclose()
+        await asker.client.aclose()
