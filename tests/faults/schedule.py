@@ -183,7 +183,7 @@ async def _one_fault(cluster: Cluster, chance: random.Random, story: Story, side
 
 async def _freeze_watched(cluster: Cluster, story: Story, sidecar: Sidecar) -> None:
     """The member that the sidecar watches stands still, connections alive, until the sidecar has noticed it."""
-    watched = [line["endpoint"] for line in sidecar.program.logged() if line["event"] == "etcd_connected"][-1]
+    watched = await eventually(lambda: _watched(sidecar), timeout_seconds=NOTICE_SECONDS)
     member = next(one for one in cluster.members if one.endpoint == watched)
     before, began = _disconnections(sidecar), time.monotonic()
     member.freeze()
@@ -193,6 +193,12 @@ async def _freeze_watched(cluster: Cluster, story: Story, sidecar: Sidecar) -> N
         story.noticed_seconds.append(time.monotonic() - began)
         member.thaw()
     await cluster.ready()
+
+
+def _watched(sidecar: Sidecar) -> str:
+    """The member that the sidecar watches now; empty while it looks for one."""
+    links = [line for line in sidecar.program.logged() if line["event"] in {"etcd_connected", "etcd_disconnected"}]
+    return str(links[-1].get("endpoint", ""))
 
 
 def _disconnections(sidecar: Sidecar) -> int:
