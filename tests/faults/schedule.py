@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
+import httpx
+import pytest
 
 from registry.check.calls import Call, check_calls
 from registry.check.export import read_history
@@ -47,6 +49,7 @@ class Story:
 
     seed: int
     calls: list[Call] = field(default_factory=list)
+    refusals: dict[str, str] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     seconds: float = 0.0
     noticed_seconds: list[float] = field(default_factory=list)
@@ -90,8 +93,7 @@ async def play(folder: Path, cluster: Cluster, *, seed: int, faults: int, second
             await _under_faults(admin, cluster, sources, chance, story, sidecar, faults, began + seconds)
             healed = time.monotonic()
             story.seconds = healed - began
-            await _converged(cluster, admin, sidecar, engine, story)
-            story.converged_seconds = time.monotonic() - healed
+            await _converged(cluster, admin, sidecar, engine, story, healed)
             story.grown_bytes = resident_bytes(sidecar) - before
             assert story.grown_bytes < MOST_GROWTH_BYTES, story.report()
     finally:
@@ -139,7 +141,9 @@ async def _write(
             reply = await admin.stub.ApplyAdapters(change_set(change, request_id=request_id), timeout=4)
         except grpc.RpcError as error:
             unknown = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
-            outcome = "unknown" if refused(error).code in unknown else "refused"
+            told = refused(error)
+            outcome = "unknown" if told.code in unknown else "refused"
+            story.refusals[request_id] = f"{told.code.name} {told.reason}: {told.message}"
             story.calls.append(Call(request_id=request_id, outcome=outcome))
         else:
             story.calls.append(Call(request_id=request_id, outcome="ok", revision=reply.revision))
@@ -221,7 +225,9 @@ async def _compact(cluster: Cluster) -> None:
         await client.aclose()
 
 
-async def _converged(cluster: Cluster, admin: Admin, sidecar: Sidecar, engine: SimulatedEngine, story: Story) -> None:
+async def _converged(
+    cluster: Cluster, admin: Admin, sidecar: Sidecar, engine: SimulatedEngine, story: Story, healed: float
+) -> None:
     """R3 converge, and then the replay of everything."""
     last = await eventually(lambda: _last_write(admin), timeout_seconds=60)
 
@@ -239,6 +245,8 @@ async def _converged(cluster: Cluster, admin: Admin, sidecar: Sidecar, engine: S
         )
 
     listing = await eventually(is_settled, timeout_seconds=60)
+    story.converged_seconds = time.monotonic() - healed
+    await _check_etcd_itself(cluster, last)
     client = Client(cluster.options())
     try:
         steps = await read_history(client, PREFIX, from_revision=1)
@@ -248,7 +256,23 @@ async def _converged(cluster: Cluster, admin: Admin, sidecar: Sidecar, engine: S
     findings = [*fold.findings, *check_calls(fold, story.calls)[0]]
     findings += check_log(fold, POOL, "r1", sidecar.program.logged()) + check_listings(fold, POOL, [listing])
     story.found = len(findings)
-    assert not findings, "\n".join([f"seed {story.seed}, {story.faults}", *map(str, findings[:5])])
+    told = [f"{finding} ({story.refusals.get(finding.where, 'no refusal')})" for finding in findings[:5]]
+    assert not findings, "\n".join([f"seed {story.seed}, {story.faults}", *told])
+
+
+async def _check_etcd_itself(cluster: Cluster, revision: int) -> None:
+    """Judges nobody by a store whose members differ: 3.5.0 to 3.5.2 do after kills under load (etcd#13766)."""
+    urls = [f"{member.client_url}/v3/maintenance/hash" for member in cluster.members]
+
+    async def members_agree() -> bool:
+        async with httpx.AsyncClient(timeout=10) as client:
+            told = [(await client.post(url, json={"revision": revision})).json().get("hash") for url in urls]
+        return None not in told and len(set(told)) == 1
+
+    try:
+        await eventually(members_agree, timeout_seconds=20)
+    except AssertionError:
+        pytest.skip(f"etcd's members differ at revision {revision}, by a flaw of its own: let ETCD_BIN name another")
 
 
 async def _last_write(admin: Admin) -> int | None:
