@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -15,39 +13,16 @@ from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_rando
 
 from registry.cli.failure import CliError, usage
 from registry.cli.rpc_errors import rpc_failure
+from registry.client.connection import CHANNEL_OPTIONS, SERVICE, TRY_SECONDS, Tls, serialized
 from registry.client.refusals import worth_repeating
+from registry.errors import InvalidArgument
 from registry.v1 import registry_pb2 as pb
 
 Reply = TypeVar("Reply", bound=Message)
 Page = TypeVar("Page", pb.ListAdaptersResponse, pb.ListPoolsResponse, pb.ListReplicasResponse, pb.ListTenantsResponse)
 Paged = pb.ListAdaptersRequest | pb.ListPoolsRequest | pb.ListReplicasRequest | pb.ListTenantsRequest
 
-_SERVICE = "/registry.v1.AdapterRegistry"
 _PAGE_SIZE = 1000
-# One try may not use up the whole time: a connection may hang that another would not.
-_TRY_SECONDS = 10.0
-_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-_CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-    # A proxy from the environment would be asked for 127.0.0.1.
-    ("grpc.enable_http_proxy", 0),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """PEM files. `ca` None: the system's; `cert` and `key` belong together."""
-
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
-
-    def __bool__(self) -> bool:
-        return any((self.ca, self.cert, self.key))
 
 
 def open_channel(address: str, tls: Tls) -> grpc.Channel:
@@ -57,18 +32,11 @@ def open_channel(address: str, tls: Tls) -> grpc.Channel:
         CliError: a file cannot be read, or a certificate is without its key.
     """
     if not tls:
-        return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
-    if bool(tls.cert) != bool(tls.key):
-        raise usage("--tls-cert and --tls-key belong together; give both")
-    credentials = grpc.ssl_channel_credentials(_pem(tls.ca), _pem(tls.key), _pem(tls.cert))
-    return grpc.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
-
-
-def _pem(file: Path | None) -> bytes | None:
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
     try:
-        return file.read_bytes() if file else None
-    except OSError as error:
-        raise usage(f"cannot read {file}: {error.strerror}") from error
+        return grpc.secure_channel(address, tls.credentials(), options=CHANNEL_OPTIONS)
+    except InvalidArgument as error:
+        raise usage(error.message) from error
 
 
 class Client:
@@ -189,13 +157,13 @@ class Client:
         self, method: str, request: Message, reply: type[Reply], timeout_seconds: float | None
     ) -> Iterator[Reply]:
         call: grpc.UnaryStreamMultiCallable[Message, Reply] = self._channel.unary_stream(
-            f"{_SERVICE}/{method}", _serialized, reply.FromString
+            f"{SERVICE}/{method}", serialized, reply.FromString
         )
         return iter(call(request, timeout=timeout_seconds))
 
     def _unary(self, method: str, request: Message, reply: type[Reply], request_id: str = "") -> Reply:
         call: grpc.UnaryUnaryMultiCallable[Message, Reply] = self._channel.unary_unary(
-            f"{_SERVICE}/{method}", _serialized, reply.FromString
+            f"{SERVICE}/{method}", serialized, reply.FromString
         )
         end = time.monotonic() + self.timeout_seconds
         retrying = Retrying(
@@ -212,8 +180,4 @@ class Client:
 
 
 def _try_seconds(end: float) -> float:
-    return max(0.05, min(_TRY_SECONDS, end - time.monotonic()))
-
-
-def _serialized(message: Message) -> bytes:
-    return message.SerializeToString()
+    return max(0.05, min(TRY_SECONDS, end - time.monotonic()))

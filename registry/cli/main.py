@@ -24,11 +24,11 @@ from registry.cli import (
     read_commands,
     sign_command,
 )
-from registry.cli.client import Tls
 from registry.cli.failure import CliError, Exit, Failure
 from registry.cli.hoist import hoist
 from registry.cli.output import Format
 from registry.cli.session import Session
+from registry.client.connection import Tls
 from registry.dev.stack_file import DEFAULT_FOLDER, admin_of_running_stack
 from registry.errors import Reason
 

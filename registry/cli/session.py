@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import typer
 
-from registry.cli.client import Client, Tls, open_channel
+from registry.cli.client import Client, open_channel
 from registry.cli.failure import CliError, failure_of, not_found, usage
 from registry.cli.output import Format, Printer
+from registry.client.connection import Tls
 from registry.errors import InvalidArgument, Reason
 from registry.model.names import check_request_id
 

@@ -11,7 +11,7 @@
 """
 
 from registry.client.asynchronous import AsyncRegistry
-from registry.client.calls import Tls
+from registry.client.connection import Tls
 from registry.client.published import Published
 from registry.client.synchronous import Registry
 

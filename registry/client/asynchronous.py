@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from registry.client.calls import Calls, Tls, open_channel
+from registry.client.calls import Calls, open_channel
+from registry.client.connection import Tls
 from registry.client.published import Published, not_served, published_of
 from registry.errors import InvalidArgument, Reason
 from registry.lora.directory import check_files, digest_of

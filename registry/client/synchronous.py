@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from registry.client.asynchronous import CALL_SECONDS, WAIT_SECONDS, AsyncRegistry
-from registry.client.calls import Tls
+from registry.client.connection import Tls
 from registry.client.published import Published
 
 T = TypeVar("T")
