@@ -74,9 +74,12 @@ PURE := registry.errors registry.keys registry.model registry.transactions regis
   sidecar.brake sidecar.desired sidecar.failures sidecar.observed sidecar.plan sidecar.planner sidecar.raw_records \
   sidecar.retention sidecar.rounds sidecar.snapshot sidecar.status
 
+# Two at once: most tests wait for other processes. WORKERS=0 runs one after another.
+WORKERS ?= 2
+
 .PHONY: test
-test: install engine .venv-oldest/.installed ## Run every test that CI runs, on real parts
-	$(BIN)/pytest $(PURE:%=--cov=%) --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
+test: install engine .venv-oldest/.installed ## Run every test that CI runs, on real parts (WORKERS=n at once)
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile $(PURE:%=--cov=%) --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
 
 .PHONY: sim
 sim: install ## Play one simulation and show its trace (SEED=n, NETS=no: without periodic looks)
