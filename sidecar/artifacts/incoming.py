@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import uuid
@@ -21,6 +20,7 @@ from registry.sources.stop import Stop
 from sidecar.artifacts.files import sync_directory
 from sidecar.artifacts.layout import Layout
 from sidecar.artifacts.room import CHECK_BYTES, Reservation, Room
+from sidecar.artifacts.writing import Writing
 
 DEFAULT_MAX_WEIGHTS_BYTES = 16 << 30
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -55,19 +55,23 @@ class Incoming:
         self._check_size(name, size_bytes)
         self._drop(name)
         self._reservation.admit(size_bytes, name)
-        digest, written_bytes = hashlib.sha256(), 0
         with os.fdopen(os.open(self.directory / name, _NEW_FILE, 0o644), "wb", buffering=0) as file:
             os.fchmod(file.fileno(), 0o444)
-            for chunk in chunks:
-                self._stop.check()
-                written_bytes += len(chunk)
-                _write_all(file.fileno(), chunk)
-                digest.update(chunk)
-                self._on_receiving()
-                if written_bytes % CHECK_BYTES < len(chunk):
-                    self._reservation.check_disk(max(0, size_bytes - written_bytes), name)
+            writing = Writing(file.fileno())
+            sha256 = writing.take(self._watched(name, size_bytes, chunks))
             os.fsync(file.fileno())
-        self.entries.append(FileEntry(name, written_bytes, digest.hexdigest()))
+        self.entries.append(FileEntry(name, writing.size_bytes, sha256))
+
+    def _watched(self, name: str, size_bytes: int, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """The chunks as they arrive, while this staging may go on and there is room for the rest."""
+        arrived_bytes = 0
+        for chunk in chunks:
+            self._stop.check()
+            yield chunk
+            arrived_bytes += len(chunk)
+            self._on_receiving()
+            if arrived_bytes % CHECK_BYTES < len(chunk):
+                self._reservation.check_disk(max(0, size_bytes - arrived_bytes), name)
 
     def _drop(self, name: str) -> None:
         (self.directory / name).unlink(missing_ok=True)
@@ -135,9 +139,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _write_all(descriptor: int, chunk: bytes) -> None:
-    view = memoryview(chunk)
-    while view:
-        view = view[os.write(descriptor, view) :]
