@@ -15,6 +15,7 @@ from registry.lora.policy import is_served
 from registry.model.names import name_key, name_of_key
 from registry.model.records import PoolSpec
 from sidecar.artifacts.types import ArtifactRef, Staged
+from sidecar.chosen import Chosen, choose
 from sidecar.desired import DesiredAdapter, DesiredState, RefusedRecord
 from sidecar.failures import Failure
 from sidecar.observed import Observed
@@ -79,17 +80,6 @@ def _rules(pool: PoolSpec | None, observed: Observed) -> _Rules:
     )
 
 
-def capacity_of(pool: PoolSpec | None, observed: Observed) -> int | None:
-    """How many adapters the engine is asked to hold at once; None: no limit."""
-    bounds = [observed.facts.limits.max_cpu_loras, pool.limits.max_adapters if pool else None]
-    return min((bound for bound in bounds if bound is not None), default=None)
-
-
-def wanted(desired: DesiredState, capacity: int | None) -> tuple[DesiredAdapter, ...]:
-    """The adapters that should be in the engine, the most important first."""
-    return tuple(desired.adapters[key] for _, key in desired.order[:capacity])
-
-
 def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, known: Known, *, now: float) -> Plan:
     """What to do so that the engine comes to serve what is desired.
 
@@ -103,29 +93,27 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
     blocked = _mismatch(pool, observed) or known.base_problem
     if blocked:
         return Plan(desired.revision, (), (), (), (), (), None, blocked=blocked)
-    capacity = capacity_of(pool, observed)
-    chosen = wanted(desired, capacity)
+    chosen = choose(desired, pool, observed)
     rules = _rules(pool, observed)
-    superfluous = _superfluous(desired, {adapter.name for adapter in chosen}, observed, known.owns)
+    superfluous = _superfluous(desired, {adapter.name for adapter in chosen.adapters}, observed, known.owns)
     decided: list[tuple[Condition | None, Action | None]] = [
         *(_decide_unload(unload, observed, known, now) for unload in superfluous),
-        *(_decide(adapter, rules, observed, known, now) for adapter in chosen),
+        *(_decide(adapter, rules, observed, known, now) for adapter in chosen.adapters),
         *((_refusal(desired, refused), None) for refused in desired.refused.values()),
     ]
     conditions = [condition for condition, _ in decided]
     actions = [action for _, action in decided if action is not None]
-    over = desired.order[capacity:] if capacity is not None else ()
     failed = tuple(c for c in conditions if isinstance(c, FailedAdapter))
     return Plan(
         revision=desired.revision,
         stage=tuple(action for action in actions if isinstance(action, Stage)),
         calls=tuple(action for action in actions if not isinstance(action, Stage)),
         served=tuple(c for c in conditions if isinstance(c, ServedAdapter)),
-        pending=(*(c for c in conditions if isinstance(c, PendingAdapter)), *_over_capacity(desired, over)),
+        pending=(*(c for c in conditions if isinstance(c, PendingAdapter)), *_over_capacity(desired, chosen)),
         failed=failed,
         wake_at=min((f.retry_at for f in failed if f.retry_at is not None), default=None),
-        warnings=tuple(islice(_warnings(chosen, known), MAX_WARNINGS_LISTED)),
-        omitted=max(0, len(over) - MAX_OVER_CAPACITY_LISTED),
+        warnings=tuple(islice(_warnings(chosen.adapters, known), MAX_WARNINGS_LISTED)),
+        omitted=max(0, len(chosen.over) - MAX_OVER_CAPACITY_LISTED),
     )
 
 
@@ -242,8 +230,8 @@ def _decide_unload(
     return failed, None
 
 
-def _over_capacity(desired: DesiredState, over: tuple[tuple[int, str], ...]) -> Iterator[PendingAdapter]:
-    for _, key in over[:MAX_OVER_CAPACITY_LISTED]:
+def _over_capacity(desired: DesiredState, chosen: Chosen) -> Iterator[PendingAdapter]:
+    for _, key in chosen.over[:MAX_OVER_CAPACITY_LISTED]:
         yield _pending(desired.adapters[key], "over_capacity", is_settled=True)
 
 

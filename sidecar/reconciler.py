@@ -15,23 +15,23 @@ from registry.model.records import BaseShapes, PoolSpec
 from registry.sources.errors import ArtifactError
 from sidecar.artifacts.types import ArtifactStore
 from sidecar.chance import Chance
+from sidecar.chosen import choose
 from sidecar.desired import DesiredAdapter, DesiredState
-from sidecar.engines.driver import Engine, EngineError
+from sidecar.engines.driver import Engine
 from sidecar.executor import Attempt, Executor
 from sidecar.failures import Failure, after_call, after_staging, not_borne_out
 from sidecar.inputs import Inputs
 from sidecar.metrics import RECONCILE_SECONDS
 from sidecar.observed import Done, Gone, Observed
 from sidecar.plan import Plan, Stage
-from sidecar.planner import Known, capacity_of, make_plan, wanted
+from sidecar.planner import Known, make_plan
 from sidecar.retention import Use
 from sidecar.rounds import Rounds
+from sidecar.sight import RESYNC_SECONDS, Sight
 from sidecar.staging import Staging
 from sidecar.status import Situation
 
 _log = structlog.get_logger()
-# A look at the engine is at most this old when the next plan is made, so that drift is found.
-RESYNC_SECONDS = 15.0
 # An engine that could not be looked at in full, or may not be, is looked at again after this time.
 LOOK_AGAIN_SECONDS = 15.0
 # While the outcome of a call is unknown, the engine is asked again after this time.
@@ -84,19 +84,16 @@ class Reconciler:
         self._publish = publish
         self._notice = notice
         self._executor = Executor(engine, inputs, chance)
-        self._observed: Observed | None = None
-        self._observed_at = 0.0
+        self._sight = Sight(engine, chance)
         self._failures: dict[str, Failure] = {}
         self._attempts: dict[str, Attempt] = {}
         self._terms: tuple[BaseShapes | None, bool] | None = None
-        self._hangs = False
         self._ready_in = ""
-        self._problem = "the engine was not looked at yet"
         self._logged: tuple[int, int, int, int] | None = None
 
     def distrust(self) -> None:
         """Forgets what was seen of the engine: it may have changed. The next round looks again."""
-        self._observed = None
+        self._sight.distrust()
         self._inputs.wake()
 
     async def run(self) -> None:
@@ -113,7 +110,8 @@ class Reconciler:
 
     async def _round(self, staging: Staging) -> float:
         """One round. Returns the seconds after which the next is due without a wake-up."""
-        observed = await self._look_or_refuse()
+        has_unsettled = any(attempt.is_unsettled for attempt in self._attempts.values())
+        observed = None if self._ownership.refusal else await self._sight.look(has_unsettled=has_unsettled)
         desired = self._inputs.desired if self._inputs.pool_read else None
         if observed is None or desired is None:
             self._report(None, observed, desired)
@@ -121,7 +119,7 @@ class Reconciler:
         self._settle(observed)
         plan = self._plan(desired, observed, staging)
         if plan.is_destructive:
-            observed = await self._look(max_age_seconds=0.0)
+            observed = await self._sight.look_at_most_old(0.0)
             desired = self._inputs.desired or desired  # it may have moved on during the look
             if observed is None:
                 self._report(None, None, desired)
@@ -134,42 +132,14 @@ class Reconciler:
         if not attempts:
             return self._pause(plan)
         self._take_up(attempts, incarnation)
-        self._observed = None
+        self._sight.distrust()
         is_calm = self._ready_in == incarnation and all(isinstance(one.outcome, Done) for one in attempts)
         return SETTLE_SECONDS if is_calm and len(attempts) == len(plan.calls) else 0.0
-
-    async def _look_or_refuse(self) -> Observed | None:
-        """The engine as the next plan may be made from it; None if there may be no plan."""
-        if self._ownership.refusal:
-            return None
-        if not any(attempt.is_unsettled for attempt in self._attempts.values()):
-            self._hangs = False
-            return await self._look(max_age_seconds=RESYNC_SECONDS)
-        # An engine that generates has ended every load before; only a look from after that tells what came of it.
-        self._hangs = not await self._engine.turns()
-        return await self._look(max_age_seconds=0.0)
-
-    async def _look(self, *, max_age_seconds: float) -> Observed | None:
-        """The engine as it is, or was at most so long ago; None if it cannot be read in full."""
-        now = self._chance.monotonic()
-        if self._observed is not None and now - self._observed_at < max_age_seconds:
-            return self._observed
-        self._observed = None
-        try:
-            observed = await self._engine.observe()
-        except EngineError as error:
-            if self._problem != str(error):
-                _log.warning("engine_not_observed", url=self._engine.url, error=str(error))
-            self._problem = str(error)
-            return None
-        self._problem = ""
-        self._observed, self._observed_at = observed, now
-        return observed
 
     def _plan(self, desired: DesiredState, observed: Observed, staging: Staging) -> Plan:
         pool = self._inputs.pool
         problem = self._compare_with(pool)
-        chosen = wanted(desired, capacity_of(pool, observed))
+        chosen = choose(desired, pool, observed).adapters
         refs = {adapter.ref for adapter in chosen}
         known = Known(
             staged={ref: staged for ref in refs if (staged := self._store.lookup(ref)) is not None},
@@ -203,7 +173,7 @@ class Reconciler:
             if attempt.is_borne_out(observed):
                 self._failures.pop(key, None)
             elif attempt.incarnation == incarnation:
-                if self._hangs and attempt.is_unsettled:
+                if self._sight.hangs and attempt.is_unsettled:
                     continue  # it may still be under way inside the engine, and must not be made twice
                 self._failures[key] = not_borne_out(
                     attempt.ref, incarnation, self._failures.get(key), now=self._now(), uniform=self._chance.rng.uniform
@@ -264,7 +234,7 @@ class Reconciler:
     def _report(self, plan: Plan | None, observed: Observed | None, desired: DesiredState | None) -> None:
         """`desired` is what the plan was made from: a status must not speak of a later revision (guarantee R9)."""
         ready = observed is not None and desired is not None and self._ready_in == observed.facts.incarnation
-        ready = ready and not self._hangs
+        ready = ready and not self._sight.hangs
         situation = Situation(
             revision=desired.revision if desired else 0,
             observed=observed,
@@ -281,9 +251,9 @@ class Reconciler:
     def _why_not_ready(self, plan: Plan | None, desired: DesiredState | None) -> str:
         if self._ownership.refusal:
             return self._ownership.refusal
-        if self._problem:
-            return self._problem
-        if self._hangs:
+        if self._sight.problem:
+            return self._sight.problem
+        if self._sight.hangs:
             return "the engine answers but generates nothing since a call that timed out; restart it"
         if desired is None:
             return "nothing is known yet of what should be served: etcd was not reached and there is no snapshot"

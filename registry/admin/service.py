@@ -58,6 +58,7 @@ def make_handlers(
         if method.server_streaming
         else _unary_handler(method, unary[method.name], metrics)
         for method in DESCRIPTOR.methods
+        if method.name in {*unary, *stream}
     }
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 

@@ -40,12 +40,27 @@ def _spec(spec: pb.AdapterSpec) -> dict[str, object]:
         "source": _source(spec.source),
         "base_model": spec.base_model or None,
         "priority": spec.priority,
-        "placement": {"replicas": spec.placement.replicas or "all"},
+        "placement": {
+            "replicas": spec.placement.replicas or "all",
+            "selector": dict(sorted(spec.placement.selector.items())),
+        },
         "prepare": _given(remap=spec.prepare.remap, vision=spec.prepare.vision, dora=spec.prepare.dora),
         "credentials": spec.credentials or None,
         "labels": dict(sorted(spec.labels.items())),
+        "strategy": _strategy(spec.strategy) if spec.HasField("strategy") else None,
     }
     return values | _given(load=spec.load)
+
+
+def _strategy(strategy: pb.Strategy) -> dict[str, object]:
+    replicas = strategy.canary_replicas
+    values: dict[str, object] = {
+        "canary": {"replicas": int(replicas) if replicas.isdecimal() else replicas},
+        "max_failures": strategy.max_failures,
+    }
+    if strategy.HasField("soak_seconds"):
+        values["soak_seconds"] = strategy.soak_seconds
+    return values | _given(promote=strategy.promote)
 
 
 def _source(source: pb.Source) -> dict[str, object]:

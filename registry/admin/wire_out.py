@@ -5,7 +5,16 @@ from __future__ import annotations
 from registry.errors import RegistryError
 from registry.etcd3.ops import KeyValue
 from registry.keys import last_part
-from registry.model.records import AdapterOutcome, AdapterRecord, AdapterSpec, BaseShapes, PoolSpec, TenantRecord
+from registry.model.records import (
+    AdapterOutcome,
+    AdapterRecord,
+    AdapterSpec,
+    BaseShapes,
+    CanaryRollout,
+    PoolSpec,
+    Strategy,
+    TenantRecord,
+)
 from registry.model.status import Presence
 from registry.store.break_glass import Removal
 from registry.store.paging import PageToken
@@ -34,6 +43,7 @@ def adapter(record: AdapterRecord, revision: int) -> pb.Adapter:
         updated_at=record.updated_at,
         updated_by=record.updated_by,
         request_id=record.request_id,
+        rollout=canary_rollout(record.rollout) if record.rollout else None,
     )
 
 
@@ -44,17 +54,33 @@ def present_adapter(present: Present[AdapterRecord]) -> pb.Adapter:
 
 def _spec(spec: AdapterSpec) -> pb.AdapterSpec:
     replicas = spec.placement.replicas
-    prepare = spec.prepare
+    prepare, selector = spec.prepare, spec.placement.selector
     return pb.AdapterSpec(
         source=pb.Source(uri=spec.source.uri, digest=spec.source.digest or "", signature=spec.source.signature or ""),
         base_model=spec.base_model or "",
         load=spec.load,
         priority=spec.priority,
-        placement=pb.Placement(replicas=0 if replicas == "all" else replicas),
+        placement=pb.Placement(replicas=0 if replicas == "all" else replicas, selector=selector),
         prepare=pb.Prepare(remap=prepare.remap, vision=prepare.vision, dora=prepare.dora),
         credentials=spec.credentials or "",
         labels=spec.labels,
+        strategy=_strategy(spec.strategy) if spec.strategy else None,
     )
+
+
+def _strategy(strategy: Strategy) -> pb.Strategy:
+    return pb.Strategy(
+        canary_replicas=str(strategy.canary.replicas),
+        promote=strategy.promote,
+        max_failures=strategy.max_failures,
+        soak_seconds=strategy.soak_seconds,
+    )
+
+
+def canary_rollout(rollout: CanaryRollout) -> pb.CanaryRollout:
+    """That only canaries serve a generation."""
+    stable = _spec(rollout.stable_spec)
+    return pb.CanaryRollout(stable_generation=rollout.stable_generation, stable_spec=stable, halted=rollout.halted)
 
 
 def applied(settled: Settled, pool: str, request_id: str) -> pb.ApplyAdaptersResponse:
@@ -106,6 +132,8 @@ def pool(record: PoolSpec, revision: int) -> pb.Pool:
         etag=_etag(revision),
         base=base,
         removals_confirmed_revision=record.removals_confirmed_revision,
+        engine=record.engine,
+        engine_names=record.engine_names,
     )
 
 

@@ -20,6 +20,11 @@ ModuleName = Annotated[str, StringConstraints(min_length=1, max_length=512, patt
 ModulePattern = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[\w.{},-]+$")]
 Width = Annotated[int, Field(ge=1, le=1 << 31)]
 Load = Literal["eager", "lazy"]
+EngineKind = Literal["vllm", "sglang", "pegainfer", "dynamo", "axolotl"]
+EngineNames = Literal["plain", "versioned"]
+Count = Annotated[int, Field(ge=1, le=10_000)]
+Percent = Annotated[str, StringConstraints(pattern=r"^([1-9][0-9]?|100)%$")]
+Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
 MAX_GENERATION = 2**53 - 1  # the largest that every reader of JSON takes without loss
 
 
@@ -35,9 +40,29 @@ class Source(Part):
 
 
 class Placement(Part):
-    """On how many replicas of the pool an adapter is served."""
+    """On which replicas of the pool an adapter is served: so many of those whose labels have all of `selector`."""
 
-    replicas: Literal["all"] | Annotated[int, Field(ge=1, le=10_000)] = "all"
+    replicas: Literal["all"] | Count = "all"
+    selector: Labels = {}
+
+
+class Canary(Part):
+    """How many of an adapter's replicas take a new version first: a number, or a share such as ``25%``, rounded up."""
+
+    replicas: Count | Percent
+
+
+class Strategy(Part):
+    """How new weights come to an adapter's replicas; an adapter without one gets them everywhere at once.
+
+    `promote` ``auto``: to all once every canary has served them for `soak_seconds`; ``manual``: when somebody says so.
+    More than `max_failures` canaries that refuse them halt it.
+    """
+
+    canary: Canary
+    promote: Literal["auto", "manual"] = "auto"
+    max_failures: Annotated[int, Field(ge=0, le=10_000)] = 0
+    soak_seconds: Annotated[int, Field(ge=0, le=7 * 86_400)] = 60
 
 
 class Prepare(Part):
@@ -58,11 +83,27 @@ class AdapterSpec(Part):
     placement: Placement = Placement()
     prepare: Prepare = Prepare()
     credentials: Annotated[str, StringConstraints(min_length=1, max_length=96)] | None = None
-    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
+    labels: Labels = {}
+    strategy: Strategy | None = None
+
+
+class CanaryRollout(Part):
+    """That only the canaries serve a record's generation yet; all others keep the weights of `stable_spec`.
+
+    Of `stable_spec` only what decides about the weights counts: source, base model, preparation, credentials.
+    `halted`: why it goes no further by itself; empty: it does.
+    """
+
+    stable_generation: Annotated[int, Field(ge=1, le=MAX_GENERATION)]
+    stable_spec: AdapterSpec
+    halted: str = ""
 
 
 class AdapterRecord(Stored):
-    """One adapter at one generation. `request_id` is that of the change which made the generation."""
+    """One adapter at one generation. `request_id` is that of the change which made the generation.
+
+    `rollout` None: the generation is for all replicas that serve the adapter.
+    """
 
     name: str
     pool: str
@@ -72,6 +113,7 @@ class AdapterRecord(Stored):
     updated_at: str
     updated_by: str
     request_id: str = ""
+    rollout: CanaryRollout | None = None
 
 
 class RetiredRecord(AdapterRecord):
@@ -119,6 +161,8 @@ class PoolSpec(Stored):
 
     `removals_confirmed_revision`: for lists of the pool up to this revision an operator vouches (guarantee R15).
     `base` are its modules, which adapters are compared with; None: what each replica was given.
+    `engine` is the kind of its engines. `engine_names` ``versioned``: engines serve ``name@generation``, a name of its
+    own for each generation.
     """
 
     name: str
@@ -126,6 +170,8 @@ class PoolSpec(Stored):
     limits: PoolLimits = PoolLimits()
     removals_confirmed_revision: Annotated[int, Field(ge=0)] = 0
     base: BaseShapes | None = None
+    engine: EngineKind = "vllm"
+    engine_names: EngineNames = "plain"
 
 
 class TenantRecord(Stored):

@@ -13,13 +13,17 @@ MAX_FOUND = 256
 
 
 class Presence(Stored):
-    """That a sidecar lives. `owner` tells its process' host and store, `incarnation` the process itself."""
+    """That a sidecar lives. `owner` tells its process' host and store, `incarnation` the process itself.
+
+    `capacity`: how many adapters its engine can hold at once; None: it is not known.
+    """
 
     pool: str
     replica: str
     incarnation: str
     owner: str
     labels: dict[str, str] = {}
+    capacity: int | None = None
     started_at: str
 
 
@@ -35,7 +39,8 @@ class EngineLimits(Part):
 class EngineStatus(Part):
     """The engine as it was last observed; `incarnation` is empty while it is out of reach.
 
-    `swap` says how the weights behind a name are replaced: ``plugin``, without a gap, or ``pipelined``.
+    `swap` says how the weights behind a name are replaced: ``plugin``, without a gap, ``pipelined``, or ``refused``.
+    `names` says what it calls an adapter: ``plain``, its name, or ``versioned``, ``name@generation``.
     """
 
     kind: str
@@ -45,6 +50,7 @@ class EngineStatus(Part):
     incarnation: str
     limits: EngineLimits = EngineLimits()
     swap: str = ""
+    names: str = "plain"
 
 
 class Served(Part):
@@ -54,12 +60,21 @@ class Served(Part):
     hash: str
 
 
+class Resident(Part):
+    """A lazy adapter that was asked for and is loaded now, and when it was last used, to the minute."""
+
+    name: str
+    generation: int
+    last_used: str
+
+
 class Lazy(Part):
     """The lazy adapters of the pool: how many, and whether this replica can serve them at the first request."""
 
     count: int = 0
     servable: bool = False
     reason: str = ""
+    resident: list[Resident] = []
 
 
 class Pending(Part):
@@ -107,6 +122,8 @@ class ReplicaStatus(Stored):
     names that did not fit: while it is not 0, a name's absence from both lists proves nothing.
     `found` are the first `MAX_FOUND` of the names whose records have no digest, which replicas can disagree about;
     `found_omitted` counts the others.
+    `members` is the digest of the live replicas (see `registry.model.placement`) among which the replica found its own
+    share; empty: it did not look at them, since no adapter of the pool is placed by number.
     `note` says in one sentence why the replica is not ready. `held` says why etcd's newest list is not followed, and
     what to do (guarantee R15); empty: it is.
     """
@@ -126,6 +143,7 @@ class ReplicaStatus(Stored):
     found: list[Found] = []
     found_omitted: int = 0
     lazy: Lazy = Lazy()
+    members: str = ""
     note: str = ""
     held: str = ""
     last_request_id: str = ""

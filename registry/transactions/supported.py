@@ -25,6 +25,16 @@ UNSUPPORTED = (
         lambda spec: spec.placement.replicas != Placement().replicas,
         "this release serves each adapter on all replicas of its pool; use all",
     ),
+    Unsupported(
+        "placement.selector",
+        lambda spec: bool(spec.placement.selector),
+        "this release serves each adapter on all replicas of its pool; leave it out",
+    ),
+    Unsupported(
+        "strategy",
+        lambda spec: spec.strategy is not None,
+        "this release gives new weights to all replicas at once; leave it out",
+    ),
 )
 
 

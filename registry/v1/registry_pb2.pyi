@@ -18,10 +18,31 @@ class Source(_message.Message):
     def __init__(self, uri: _Optional[str] = ..., digest: _Optional[str] = ..., signature: _Optional[str] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("replicas",)
+    __slots__ = ("replicas", "selector")
+    class SelectorEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    SELECTOR_FIELD_NUMBER: _ClassVar[int]
     replicas: int
-    def __init__(self, replicas: _Optional[int] = ...) -> None: ...
+    selector: _containers.ScalarMap[str, str]
+    def __init__(self, replicas: _Optional[int] = ..., selector: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Strategy(_message.Message):
+    __slots__ = ("canary_replicas", "promote", "max_failures", "soak_seconds")
+    CANARY_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    PROMOTE_FIELD_NUMBER: _ClassVar[int]
+    MAX_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    SOAK_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    canary_replicas: str
+    promote: str
+    max_failures: int
+    soak_seconds: int
+    def __init__(self, canary_replicas: _Optional[str] = ..., promote: _Optional[str] = ..., max_failures: _Optional[int] = ..., soak_seconds: _Optional[int] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("remap", "vision", "dora")
@@ -34,7 +55,7 @@ class Prepare(_message.Message):
     def __init__(self, remap: _Optional[str] = ..., vision: _Optional[str] = ..., dora: _Optional[str] = ...) -> None: ...
 
 class AdapterSpec(_message.Message):
-    __slots__ = ("source", "base_model", "load", "priority", "placement", "prepare", "credentials", "labels")
+    __slots__ = ("source", "base_model", "load", "priority", "placement", "prepare", "credentials", "labels", "strategy")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +71,7 @@ class AdapterSpec(_message.Message):
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
     source: Source
     base_model: str
     load: str
@@ -58,10 +80,21 @@ class AdapterSpec(_message.Message):
     prepare: Prepare
     credentials: str
     labels: _containers.ScalarMap[str, str]
-    def __init__(self, source: _Optional[_Union[Source, _Mapping]] = ..., base_model: _Optional[str] = ..., load: _Optional[str] = ..., priority: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., credentials: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    strategy: Strategy
+    def __init__(self, source: _Optional[_Union[Source, _Mapping]] = ..., base_model: _Optional[str] = ..., load: _Optional[str] = ..., priority: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., credentials: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., strategy: _Optional[_Union[Strategy, _Mapping]] = ...) -> None: ...
+
+class CanaryRollout(_message.Message):
+    __slots__ = ("stable_generation", "stable_spec", "halted")
+    STABLE_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STABLE_SPEC_FIELD_NUMBER: _ClassVar[int]
+    HALTED_FIELD_NUMBER: _ClassVar[int]
+    stable_generation: int
+    stable_spec: AdapterSpec
+    halted: str
+    def __init__(self, stable_generation: _Optional[int] = ..., stable_spec: _Optional[_Union[AdapterSpec, _Mapping]] = ..., halted: _Optional[str] = ...) -> None: ...
 
 class Adapter(_message.Message):
-    __slots__ = ("name", "pool", "tenant", "generation", "spec", "etag", "updated_at", "updated_by", "request_id")
+    __slots__ = ("name", "pool", "tenant", "generation", "spec", "etag", "updated_at", "updated_by", "request_id", "rollout")
     NAME_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +104,7 @@ class Adapter(_message.Message):
     UPDATED_AT_FIELD_NUMBER: _ClassVar[int]
     UPDATED_BY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
     name: str
     pool: str
     tenant: str
@@ -80,7 +114,8 @@ class Adapter(_message.Message):
     updated_at: str
     updated_by: str
     request_id: str
-    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., tenant: _Optional[str] = ..., generation: _Optional[int] = ..., spec: _Optional[_Union[AdapterSpec, _Mapping]] = ..., etag: _Optional[str] = ..., updated_at: _Optional[str] = ..., updated_by: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+    rollout: CanaryRollout
+    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., tenant: _Optional[str] = ..., generation: _Optional[int] = ..., spec: _Optional[_Union[AdapterSpec, _Mapping]] = ..., etag: _Optional[str] = ..., updated_at: _Optional[str] = ..., updated_by: _Optional[str] = ..., request_id: _Optional[str] = ..., rollout: _Optional[_Union[CanaryRollout, _Mapping]] = ...) -> None: ...
 
 class AdapterChange(_message.Message):
     __slots__ = ("upsert", "delete", "etag")
@@ -238,8 +273,40 @@ class WatchRolloutRequest(_message.Message):
     generation: int
     def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
+class PromoteRolloutRequest(_message.Message):
+    __slots__ = ("pool", "name", "generation", "etag", "validate_only", "request_id")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    name: str
+    generation: int
+    etag: str
+    validate_only: bool
+    request_id: str
+    def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ..., generation: _Optional[int] = ..., etag: _Optional[str] = ..., validate_only: bool = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class AbortRolloutRequest(_message.Message):
+    __slots__ = ("pool", "name", "generation", "etag", "validate_only", "request_id")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    name: str
+    generation: int
+    etag: str
+    validate_only: bool
+    request_id: str
+    def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ..., generation: _Optional[int] = ..., etag: _Optional[str] = ..., validate_only: bool = ..., request_id: _Optional[str] = ...) -> None: ...
+
 class RolloutReplica(_message.Message):
-    __slots__ = ("replica", "state", "reason", "message")
+    __slots__ = ("replica", "state", "reason", "message", "canary", "generation")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[RolloutReplica.State]
@@ -256,27 +323,98 @@ class RolloutReplica(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    CANARY_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     replica: str
     state: RolloutReplica.State
     reason: str
     message: str
-    def __init__(self, replica: _Optional[str] = ..., state: _Optional[_Union[RolloutReplica.State, str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    canary: bool
+    generation: int
+    def __init__(self, replica: _Optional[str] = ..., state: _Optional[_Union[RolloutReplica.State, str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., canary: bool = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Rollout(_message.Message):
-    __slots__ = ("name", "generation", "replicas", "done", "failure", "waiting")
+    __slots__ = ("name", "generation", "replicas", "done", "failure", "waiting", "canary", "note")
     NAME_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    CANARY_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     name: str
     generation: int
     replicas: _containers.RepeatedCompositeFieldContainer[RolloutReplica]
     done: bool
     failure: str
     waiting: str
-    def __init__(self, name: _Optional[str] = ..., generation: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[RolloutReplica, _Mapping]]] = ..., done: bool = ..., failure: _Optional[str] = ..., waiting: _Optional[str] = ...) -> None: ...
+    canary: CanaryRollout
+    note: str
+    def __init__(self, name: _Optional[str] = ..., generation: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[RolloutReplica, _Mapping]]] = ..., done: bool = ..., failure: _Optional[str] = ..., waiting: _Optional[str] = ..., canary: _Optional[_Union[CanaryRollout, _Mapping]] = ..., note: _Optional[str] = ...) -> None: ...
+
+class WatchResidencyRequest(_message.Message):
+    __slots__ = ("pool",)
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    def __init__(self, pool: _Optional[str] = ...) -> None: ...
+
+class Residence(_message.Message):
+    __slots__ = ("replica", "engine_url", "labels", "model", "generation", "state", "reason", "loaded", "last_used")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_URL_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    LAST_USED_FIELD_NUMBER: _ClassVar[int]
+    replica: str
+    engine_url: str
+    labels: _containers.ScalarMap[str, str]
+    model: str
+    generation: int
+    state: RolloutReplica.State
+    reason: str
+    loaded: bool
+    last_used: str
+    def __init__(self, replica: _Optional[str] = ..., engine_url: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., model: _Optional[str] = ..., generation: _Optional[int] = ..., state: _Optional[_Union[RolloutReplica.State, str]] = ..., reason: _Optional[str] = ..., loaded: bool = ..., last_used: _Optional[str] = ...) -> None: ...
+
+class AdapterResidency(_message.Message):
+    __slots__ = ("name", "generation", "load", "replicas", "note")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    generation: int
+    load: str
+    replicas: _containers.RepeatedCompositeFieldContainer[Residence]
+    note: str
+    def __init__(self, name: _Optional[str] = ..., generation: _Optional[int] = ..., load: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Residence, _Mapping]]] = ..., note: _Optional[str] = ...) -> None: ...
+
+class WatchResidencyResponse(_message.Message):
+    __slots__ = ("revision", "adapters", "gone", "snapshot", "more")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    adapters: _containers.RepeatedCompositeFieldContainer[AdapterResidency]
+    gone: _containers.RepeatedScalarFieldContainer[str]
+    snapshot: bool
+    more: bool
+    def __init__(self, revision: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[AdapterResidency, _Mapping]]] = ..., gone: _Optional[_Iterable[str]] = ..., snapshot: bool = ..., more: bool = ...) -> None: ...
 
 class PoolLimits(_message.Message):
     __slots__ = ("max_rank", "max_adapters", "target_modules", "require_signature", "require_digest")
@@ -313,20 +451,24 @@ class BaseShapes(_message.Message):
     def __init__(self, modules: _Optional[_Iterable[_Union[BaseModule, _Mapping]]] = ..., fingerprint: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Pool(_message.Message):
-    __slots__ = ("name", "base_models", "limits", "etag", "removals_confirmed_revision", "base")
+    __slots__ = ("name", "base_models", "limits", "etag", "removals_confirmed_revision", "base", "engine", "engine_names")
     NAME_FIELD_NUMBER: _ClassVar[int]
     BASE_MODELS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     ETAG_FIELD_NUMBER: _ClassVar[int]
     REMOVALS_CONFIRMED_REVISION_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_NAMES_FIELD_NUMBER: _ClassVar[int]
     name: str
     base_models: _containers.RepeatedScalarFieldContainer[str]
     limits: PoolLimits
     etag: str
     removals_confirmed_revision: int
     base: BaseShapes
-    def __init__(self, name: _Optional[str] = ..., base_models: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[PoolLimits, _Mapping]] = ..., etag: _Optional[str] = ..., removals_confirmed_revision: _Optional[int] = ..., base: _Optional[_Union[BaseShapes, _Mapping]] = ...) -> None: ...
+    engine: str
+    engine_names: str
+    def __init__(self, name: _Optional[str] = ..., base_models: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[PoolLimits, _Mapping]] = ..., etag: _Optional[str] = ..., removals_confirmed_revision: _Optional[int] = ..., base: _Optional[_Union[BaseShapes, _Mapping]] = ..., engine: _Optional[str] = ..., engine_names: _Optional[str] = ...) -> None: ...
 
 class CreatePoolRequest(_message.Message):
     __slots__ = ("pool", "request_id", "validate_only")

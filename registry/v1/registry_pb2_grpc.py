@@ -69,6 +69,21 @@ class AdapterRegistryStub(object):
                 request_serializer=registry_dot_v1_dot_registry__pb2.WatchRolloutRequest.SerializeToString,
                 response_deserializer=registry_dot_v1_dot_registry__pb2.Rollout.FromString,
                 _registered_method=True)
+        self.PromoteRollout = channel.unary_unary(
+                '/registry.v1.AdapterRegistry/PromoteRollout',
+                request_serializer=registry_dot_v1_dot_registry__pb2.PromoteRolloutRequest.SerializeToString,
+                response_deserializer=registry_dot_v1_dot_registry__pb2.ApplyAdaptersResponse.FromString,
+                _registered_method=True)
+        self.AbortRollout = channel.unary_unary(
+                '/registry.v1.AdapterRegistry/AbortRollout',
+                request_serializer=registry_dot_v1_dot_registry__pb2.AbortRolloutRequest.SerializeToString,
+                response_deserializer=registry_dot_v1_dot_registry__pb2.ApplyAdaptersResponse.FromString,
+                _registered_method=True)
+        self.WatchResidency = channel.unary_stream(
+                '/registry.v1.AdapterRegistry/WatchResidency',
+                request_serializer=registry_dot_v1_dot_registry__pb2.WatchResidencyRequest.SerializeToString,
+                response_deserializer=registry_dot_v1_dot_registry__pb2.WatchResidencyResponse.FromString,
+                _registered_method=True)
         self.CreatePool = channel.unary_unary(
                 '/registry.v1.AdapterRegistry/CreatePool',
                 request_serializer=registry_dot_v1_dot_registry__pb2.CreatePoolRequest.SerializeToString,
@@ -177,6 +192,27 @@ class AdapterRegistryServicer(object):
 
     def WatchRollout(self, request, context):
         """Streams how far a generation has come, until every replica that should serve it does, or will not.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PromoteRollout(self, request, context):
+        """Gives a generation that only canaries serve to all replicas. The generation stays the same.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AbortRollout(self, request, context):
+        """Takes a generation that only canaries serve back: makes a new one that serves what the other replicas serve.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchResidency(self, request, context):
+        """Streams where each adapter is served, by what name and in which generation: the whole first, then what changes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -298,6 +334,21 @@ def add_AdapterRegistryServicer_to_server(servicer, server):
                     servicer.WatchRollout,
                     request_deserializer=registry_dot_v1_dot_registry__pb2.WatchRolloutRequest.FromString,
                     response_serializer=registry_dot_v1_dot_registry__pb2.Rollout.SerializeToString,
+            ),
+            'PromoteRollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.PromoteRollout,
+                    request_deserializer=registry_dot_v1_dot_registry__pb2.PromoteRolloutRequest.FromString,
+                    response_serializer=registry_dot_v1_dot_registry__pb2.ApplyAdaptersResponse.SerializeToString,
+            ),
+            'AbortRollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbortRollout,
+                    request_deserializer=registry_dot_v1_dot_registry__pb2.AbortRolloutRequest.FromString,
+                    response_serializer=registry_dot_v1_dot_registry__pb2.ApplyAdaptersResponse.SerializeToString,
+            ),
+            'WatchResidency': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchResidency,
+                    request_deserializer=registry_dot_v1_dot_registry__pb2.WatchResidencyRequest.FromString,
+                    response_serializer=registry_dot_v1_dot_registry__pb2.WatchResidencyResponse.SerializeToString,
             ),
             'CreatePool': grpc.unary_unary_rpc_method_handler(
                     servicer.CreatePool,
@@ -549,6 +600,87 @@ class AdapterRegistry(object):
             '/registry.v1.AdapterRegistry/WatchRollout',
             registry_dot_v1_dot_registry__pb2.WatchRolloutRequest.SerializeToString,
             registry_dot_v1_dot_registry__pb2.Rollout.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PromoteRollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/registry.v1.AdapterRegistry/PromoteRollout',
+            registry_dot_v1_dot_registry__pb2.PromoteRolloutRequest.SerializeToString,
+            registry_dot_v1_dot_registry__pb2.ApplyAdaptersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbortRollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/registry.v1.AdapterRegistry/AbortRollout',
+            registry_dot_v1_dot_registry__pb2.AbortRolloutRequest.SerializeToString,
+            registry_dot_v1_dot_registry__pb2.ApplyAdaptersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchResidency(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/registry.v1.AdapterRegistry/WatchResidency',
+            registry_dot_v1_dot_registry__pb2.WatchResidencyRequest.SerializeToString,
+            registry_dot_v1_dot_registry__pb2.WatchResidencyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,12 +37,13 @@ class Scrub:
         self._removal = removal
         self._on_damage = on_damage
         self._next_at = 0.0
-        self._damaged: dict[str, int] = {}  # and which directory it was, for a new one of that name is another matter
+        # And which directory it was, for a new one of that name is another matter.
+        self._damaged: dict[str, tuple[int, int]] = {}
 
     def is_damaged(self, artifact: str) -> bool:
         """True if the directory that stands there now was found damaged."""
         found = self._damaged.get(artifact)
-        return found is not None and found == _inode(self._layout.adapter(artifact))
+        return found is not None and found == _identity(self._layout.adapter(artifact))
 
     def count_damaged(self) -> int:
         """How many are damaged and still there."""
@@ -79,14 +80,14 @@ class Scrub:
     def _look_at(self, artifact: str, stop: Stop) -> None:
         """Compares one artifact with its report."""
         directory = self._layout.adapter(artifact)
-        inode, expected = _inode(directory), self._expected(artifact)
+        identity, expected = _identity(directory), self._expected(artifact)
         found = _read(directory, stop)
-        if found == expected or expected is None or inode is None or inode != _inode(directory):
+        if found == expected or expected is None or identity is None or identity != _identity(directory):
             with suppress(OSError):
                 os.utime(self._layout.report(artifact))
             return
         _log.error("artifact_damaged", artifact=artifact, found=found, expected=expected)
-        self._damaged[artifact] = inode
+        self._damaged[artifact] = identity
         self._on_damage(artifact)
         self._set_aside(artifact)
 
@@ -108,11 +109,13 @@ class Scrub:
             del self._damaged[artifact]
 
 
-def _inode(directory: Path) -> int | None:
+def _identity(directory: Path) -> tuple[int, int] | None:
+    """Tells a directory from a later one of its name, which may be given the same inode."""
     try:
-        return directory.stat().st_ino
+        status = directory.stat()
     except FileNotFoundError:
         return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def _modified(path: Path) -> float | None:

@@ -110,6 +110,7 @@ def _patched(world: World) -> Iterator[None]:
 def _without_nets() -> Iterator[None]:
     with (
         mock.patch("sidecar.reconciler.RESYNC_SECONDS", math.inf),
+        mock.patch("sidecar.sight.RESYNC_SECONDS", math.inf),
         mock.patch("sidecar.feed.COMPARE_SECONDS", math.inf),
     ):
         yield

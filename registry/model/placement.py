@@ -1,0 +1,91 @@
+"""Which live replicas serve an adapter, and which of them are its canaries. Pure; every reader finds the same answer.
+
+By rendezvous hashing: each replica has a score for each adapter, and the highest scores serve it. A replica that comes
+or goes therefore changes nothing but its own share. Scores grow with the room that a replica has for adapters that are
+placed by number (weighted rendezvous hashing, J. Schindelhauer and G. Schomaker, 2005).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from registry.model.records import Canary, Placement
+
+# Of a replica that does not say how many adapters it can hold, and of one that has no room left.
+UNKNOWN_CAPACITY = 100
+LEAST_WEIGHT = 0.01
+_SCALE = float(1 << 53)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A live replica: what its presence says. `capacity` None: it does not say."""
+
+    replica: str
+    labels: Mapping[str, str]
+    capacity: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A live replica, with the room that it has for adapters that are placed by number."""
+
+    member: Member
+    weight: float
+
+
+def members_digest(members: Iterable[Member]) -> str:
+    """Equal for equal sets of live replicas; 32 hex digits."""
+    lines = sorted(
+        f"{one.replica}\0{sorted(one.labels.items())}\0{'' if one.capacity is None else one.capacity}\n"
+        for one in members
+    )
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
+
+
+def matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    """True if a replica with these labels is one of those that a placement selects."""
+    return all(labels.get(key) == value for key, value in selector.items())
+
+
+def candidate(member: Member, everywhere: int) -> Candidate:
+    """`everywhere`: how many adapters the replica serves because all that match do; these leave less room."""
+    capacity = UNKNOWN_CAPACITY if member.capacity is None else member.capacity
+    return Candidate(member, max(LEAST_WEIGHT, float(capacity - everywhere)))
+
+
+def placed(pool: str, key: str, placement: Placement, candidates: Iterable[Candidate]) -> tuple[str, ...]:
+    """The replicas that serve an adapter, the highest score first: fewer than it asks for where fewer match.
+
+    Args:
+        pool: of the adapter.
+        key: its name key.
+        placement: what its record asks for.
+        candidates: all live replicas of the pool.
+    """
+    fitting = [one for one in candidates if matches(placement.selector, one.member.labels)]
+    ranked = sorted(fitting, key=lambda one: (-_score(pool, key, one), one.member.replica))
+    names = tuple(one.member.replica for one in ranked)
+    return names if placement.replicas == "all" else names[: placement.replicas]
+
+
+def canaries(canary: Canary, serving: tuple[str, ...]) -> frozenset[str]:
+    """Those of the replicas that serve an adapter, as `placed` orders them, that take a new version first."""
+    return frozenset(serving[: canary_count(canary, len(serving))])
+
+
+def canary_count(canary: Canary, serving: int) -> int:
+    """How many of so many replicas are canaries: at least one, at most all."""
+    if isinstance(canary.replicas, int):
+        return min(canary.replicas, serving)
+    return -(-int(canary.replicas.removesuffix("%")) * serving // 100)
+
+
+def _score(pool: str, key: str, one: Candidate) -> float:
+    digest = hashlib.sha256(f"{pool}\0{key}\0{one.member.replica}".encode()).digest()
+    # Within (0, 1), both ends left out, so that the logarithm is finite and not 0.
+    chance = ((int.from_bytes(digest[:8], "big") >> 11) + 0.5) / _SCALE
+    return -one.weight / math.log(chance)
