@@ -23,7 +23,10 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What stays the same while one process of an engine lives."""
+    """What stays the same while one process of an engine lives.
+
+    `resolves`: our resolver runs inside it, which asks the sidecar for adapters that are not loaded.
+    """
 
     kind: str
     version: str
@@ -31,6 +34,7 @@ class EngineFacts:
     incarnation: str
     limits: EngineLimits = EngineLimits()
     swap: SwapStrategy = "pipelined"
+    resolves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +45,13 @@ class Observed:
         facts: which process it was.
         base_models: names under which it serves the base model.
         adapters: name to path, exactly as the engine lists them.
+        last_used: name to seconds since its last request began or ended, where that is known.
     """
 
     facts: EngineFacts
     base_models: tuple[str, ...]
     adapters: Mapping[str, str] = field(default_factory=dict)
+    last_used: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
