@@ -274,11 +274,10 @@ class Reconciler:
     def _pause(self, plan: Plan) -> float:
         if any(attempt.is_unsettled for attempt in self._attempts.values()):
             return UNSETTLED_SECONDS
-        if self._demand.is_expecting:
-            return EXPECTING_SECONDS
+        longest = EXPECTING_SECONDS if self._demand.is_expecting else RESYNC_SECONDS
         if plan.wake_at is None:
-            return RESYNC_SECONDS
-        return min(RESYNC_SECONDS, max(0.0, plan.wake_at - self._now()))
+            return longest
+        return min(longest, max(0.0, plan.wake_at - self._now()))
 
     def _now(self) -> float:
         return self._chance.monotonic()
