@@ -25,7 +25,7 @@ class EngineLimits:
 class EngineFacts:
     """What stays the same while one process of an engine lives.
 
-    `resolves`: our resolver runs inside it, which asks the sidecar for adapters that are not loaded.
+    `resolves`: it asks the sidecar for names that are not loaded, so that lazy adapters can be served.
     """
 
     kind: str
@@ -45,7 +45,8 @@ class Observed:
         facts: which process it was.
         base_models: names under which it serves the base model.
         adapters: name to path, exactly as the engine lists them.
-        last_used: name to seconds since its last request began or ended, where that is known.
+        last_used: name to seconds since a request for it came in or was seen to run; without what was never used, and
+            empty where the engine does not say.
     """
 
     facts: EngineFacts

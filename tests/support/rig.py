@@ -19,7 +19,8 @@ from sidecar.desired import Informer
 from sidecar.engine_watch import watch_engine
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.server import serving
-from sidecar.engines.vllm import Deadlines, VllmEngine
+from sidecar.engines.vllm import VllmEngine
+from sidecar.engines.vllm_process import Deadlines
 from sidecar.inputs import Inputs
 from sidecar.keeper import KEEP_SECONDS, Keeper
 from sidecar.lazy.catalogue import Catalogue
