@@ -89,7 +89,7 @@ class Rig:
     ) -> None:
         """An engine that has a resolver finds this rig at the socket that it asks."""
         self.engine = engine
-        self.url = url
+        self.client = httpx.AsyncClient(base_url=url, timeout=30)
         self.socket = None if engine.options.resolver is None else Path(engine.options.resolver)
         self.sources = folder / "sources"
         self.store = LocalStore(
@@ -156,9 +156,8 @@ class Rig:
 
     async def request(self, name: str) -> int:
         """Asks the engine for a completion of a model; gives the HTTP status."""
-        async with httpx.AsyncClient(base_url=self.url, timeout=30) as client:
-            body = {"model": name, "prompt": "x", "max_tokens": 1}
-            return (await client.post("/v1/completions", json=body)).status_code
+        body = {"model": name, "prompt": "x", "max_tokens": 1}
+        return (await self.client.post("/v1/completions", json=body)).status_code
 
     def record(self, name: str) -> bytes:
         """The record of a desired adapter."""
@@ -214,5 +213,6 @@ async def running(rig: Rig) -> AsyncIterator[Rig]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await rig.client.aclose()
         await rig.driver.aclose()
         rig.store.close()
