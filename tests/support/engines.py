@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from registry.dev.engine_plugin import plugin_folder
+from registry.dev.engine_plugin import RESOLVER_VARIABLE, plugin_folder
 from registry.dev.engine_python import find_engine_python
 from registry.dev.vllm_process import MAX_LORAS, vllm_command, vllm_environment
 from tests.support.etcd import free_ports
@@ -29,6 +29,7 @@ class VllmFlags:
     runtime_lora: bool = True
     api_key: str | None = None
     plugin: bool = False
+    resolver: str | None = None
     max_loras: int = MAX_LORAS
     more: tuple[str, ...] = ()
     import_path: str | None = None
@@ -82,6 +83,7 @@ class RealVllm:
         plugin = plugin_folder(self.folder / "plugin") if flags.plugin else None
         environment = vllm_environment(runtime_lora=flags.runtime_lora, plugin=plugin)
         environment |= {"PYTHONPATH": flags.import_path} if flags.import_path else {}
+        environment |= {RESOLVER_VARIABLE: flags.resolver} if flags.resolver else {}
         with (self.folder / "vllm.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, *flags.more],
