@@ -91,6 +91,12 @@ class Keeper:
         self._uses = uses | observed.adapters.items()
         self._look(observed)
 
+    def expect(self, use: Use) -> None:
+        """Takes in what the engine is about to be told, before it is; the next plan's uses have it too."""
+        if self._uses is not None:
+            self._uses = self._uses | {use}
+        self._retention.expect(use, now=self._monotonic())
+
     async def run(self) -> None:
         """Runs until it is cancelled."""
         while True:

@@ -23,6 +23,9 @@ from sidecar.engines.vllm import VllmEngine
 from sidecar.engines.vllm_process import Deadlines
 from sidecar.inputs import Inputs
 from sidecar.keeper import KEEP_SECONDS, Keeper
+from sidecar.lazy.catalogue import Catalogue
+from sidecar.lazy.demand import Demand
+from sidecar.lazy.desk import Desk, Means
 from sidecar.reconciler import Reconciler, Report
 from sidecar.retention import GRACE_SECONDS, Retention
 from sidecar.status import Replica, derive_status
@@ -96,8 +99,18 @@ class Rig:
             monotonic=self._chance.monotonic,
             pause_seconds=keeping.pause_seconds,
         )
+        self.inputs.record = self._informer.record
+        self.demand = Demand(Catalogue(POOL, self.inputs.record_of))
+        self.desk = Desk(Means(self.inputs, self.store, Free()), self.demand, self._chance, self.keeper.expect)
         self.reconciler = Reconciler(
-            self.driver, self.store, self.inputs, Free(), self._chance, self._take, self.keeper.notice
+            self.driver,
+            self.store,
+            self.inputs,
+            Free(),
+            self._chance,
+            self._take,
+            self.keeper.notice,
+            demand=self.demand,
         )
 
     def _take(self, report: Report) -> None:
@@ -170,6 +183,7 @@ async def running(rig: Rig) -> AsyncIterator[Rig]:
     """Runs a rig's loops within the body."""
     tasks: Sequence[asyncio.Task[None]] = (
         asyncio.create_task(rig.reconciler.run()),
+        asyncio.create_task(rig.desk.run()),
         asyncio.create_task(watch_engine(rig.driver, rig.reconciler.distrust)),
         asyncio.create_task(rig.keeper.run()),
         asyncio.create_task(rig.keeper.scrub()),

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from registry.model.base import MAX_STATUS_BYTES
 from registry.model.status import MAX_FOUND
+from sidecar.lazy.wanted import LazySituation
 from sidecar.plan import FailedAdapter, PendingAdapter, Plan, ServedAdapter
 from sidecar.status import Moment, Replica, Situation, derive_status, says_the_same, served_hash
 from tests.support.worlds import observed
@@ -21,7 +22,7 @@ def situation(plan: Plan | None = None, **changes) -> Situation:
         "plan": plan,
         "ready": True,
         "stale": False,
-        "lazy_count": 0,
+        "lazy": LazySituation(),
         "note": "",
         "held": "",
         "last_request_id": "q",
@@ -45,7 +46,9 @@ def test_lists_say_who_when_and_why():
     lost = FailedAdapter("c", 2, "rank_too_high", "m", 1, None, "rc", is_settled=True)
     status = derive_status(
         REPLICA,
-        situation(plan(pending=(PendingAdapter("a", 1, "staging", "ra"),), failed=(failed, lost)), lazy_count=4),
+        situation(
+            plan(pending=(PendingAdapter("a", 1, "staging", "ra"),), failed=(failed, lost)), lazy=LazySituation(count=4)
+        ),
         MOMENT,
     )
     assert (status.pending[0].name, status.pending[0].reason, status.pending[0].request_id) == ("a", "staging", "ra")

@@ -1,0 +1,81 @@
+"""The unix socket on which an engine asks: made where the operator says, and never taken from a process that lives."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+# What the kernel takes, without the byte that ends it.
+MAX_PATH_BYTES = 107
+# The engine may run as another user of the same group (see docs/operations.md).
+MODE = 0o660
+BACKLOG = 128
+
+
+class SocketUnusable(Exception):
+    """The socket cannot be made; the message says why and what to do."""
+
+
+def check_socket_path(path: Path) -> None:
+    """Raises ValueError if no socket can be at `path`, wherever it is."""
+    size = len(os.fsencode(path))
+    if size > MAX_PATH_BYTES:
+        raise ValueError(f"{path} has {size} bytes, a socket's path has at most {MAX_PATH_BYTES}: use a shorter one")
+    if not path.is_absolute():
+        raise ValueError(f"{path} is not absolute: engine and sidecar must mean the same file")
+
+
+class SocketFile:
+    """A listening socket; `close` removes its file, if that is still its own."""
+
+    def __init__(self, path: Path) -> None:
+        """Makes the socket, in place of one that a dead process left.
+
+        Raises:
+            SocketUnusable: its directory is missing, something else has the path, or a living process listens there.
+        """
+        if not path.parent.is_dir():
+            raise SocketUnusable(f"--resolver-socket: there is no directory {path.parent}; make it, for the engine too")
+        self._path = path
+        try:
+            _clear(path)
+            self.listener = _listen(path)
+            self._inode = path.stat().st_ino
+        except OSError as error:
+            raise SocketUnusable(f"--resolver-socket: {path} cannot be made: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Takes no more connections."""
+        self.listener.close()
+        try:
+            if self._path.stat().st_ino == self._inode:
+                self._path.unlink()
+        except OSError:
+            return  # the next process clears it away
+
+
+def _listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.settimeout(0)  # asyncio waits
+    listener.bind(os.fspath(path))
+    path.chmod(MODE)  # before anybody can connect
+    listener.listen(BACKLOG)
+    return listener
+
+
+def _clear(path: Path) -> None:
+    """Removes the socket of a dead process. Raises SocketUnusable, OSError."""
+    if not path.exists():
+        return
+    if not stat.S_ISSOCK(path.stat().st_mode):
+        raise SocketUnusable(f"--resolver-socket: {path} is no socket; move it away or choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise SocketUnusable(f"--resolver-socket: another process listens at {path}; give each replica its own")
