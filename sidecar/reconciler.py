@@ -30,7 +30,7 @@ from sidecar.planner import Known, make_plan
 from sidecar.retention import Use
 from sidecar.rounds import Rounds
 from sidecar.rules import rules_of
-from sidecar.sight import EXPECTING_SECONDS, RESYNC_SECONDS, Sight
+from sidecar.sight import RESYNC_SECONDS, Sight
 from sidecar.staging import Staging
 from sidecar.status import Situation
 
@@ -274,7 +274,7 @@ class Reconciler:
     def _pause(self, plan: Plan) -> float:
         if any(attempt.is_unsettled for attempt in self._attempts.values()):
             return UNSETTLED_SECONDS
-        longest = EXPECTING_SECONDS if self._demand.is_expecting else RESYNC_SECONDS
+        longest = min(RESYNC_SECONDS, self._demand.rest_seconds(self._now()))
         if plan.wake_at is None:
             return longest
         return min(longest, max(0.0, plan.wake_at - self._now()))

@@ -5,6 +5,7 @@ The loop and those who answer questions share it, in one event loop: what one wr
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ BIND_SECONDS = 2.0
 # So many more than there is room for may be loaded or just asked for; whoever asks for more waits.
 MAX_ABOVE_ROOM = 128
 MAX_TROUBLES = 100
+# While something is expected of the engine it is looked at this often, and no oftener for anything that is due.
+LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class Demand:
         self._residents: dict[str, DesiredAdapter] = {}
         self._troubles: dict[str, Failure] = {}
         self._seen: Observed | None = None
+        self._due_at = math.inf
 
     @contextmanager
     def asking(self, key: str) -> Iterator[None]:
@@ -97,6 +101,10 @@ class Demand:
         """True while the engine was told of what it did not list yet."""
         return bool(self._expected)
 
+    def rest_seconds(self, now: float) -> float:
+        """After this time at the latest the engine is to be looked at again, for the sake of lazy adapters."""
+        return LOOK_SECONDS if self._expected else max(LOOK_SECONDS, self._due_at - now)
+
     def uses(self, now: float) -> set[Use]:
         """What the engine may be about to read because it was told so."""
         return {(told.name, told.path) for told in self._told.values() if now - told.at < HOLD_SECONDS}
@@ -124,6 +132,7 @@ class Demand:
         bound = {key for key, told in self._told.items() if now - told.at < BIND_SECONDS} | self._open.keys()
         loaded = {key: self._used_at[key] for key in listed}
         kept = stay(loaded, bound, room=terms.room, now=now, idle_seconds=self._idle_seconds)
+        self._due_at = min(self._changes(kept, terms.room), default=math.inf)
         whole = {key: self.catalogue.whole(state, key) for key in sorted(kept)}
         self._residents = {key: adapter for key, adapter in whole.items() if adapter is not None}
         return Wanted(
@@ -148,6 +157,13 @@ class Demand:
             room=self.terms.room if self.terms else 0,
             used_at={key: self._used_at[key] for key in keys},
         )
+
+    def _changes(self, kept: frozenset[str], room: int) -> Iterator[float]:
+        """When those that stay may have to go, if nothing happens until then."""
+        for key in kept:
+            yield self._used_at[key] + self._idle_seconds
+            if len(kept) > room and key in self._told:
+                yield self._told[key].at + BIND_SECONDS
 
     def _notice(self, listed: dict[str, str], observed: Observed, now: float) -> None:
         """Brings what is remembered up to what the engine lists."""
