@@ -65,6 +65,11 @@ class RealVllm:
             os.killpg(process.pid, signal.SIGKILL)  # its own session, so that its workers are in the group
             process.wait(END_SECONDS)
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def log(self) -> str:
         return (self.folder / "vllm.log").read_text(errors="replace")
 
