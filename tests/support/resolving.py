@@ -27,13 +27,14 @@ class PlayedSidecar:
 
     Attributes:
         path: of the socket; by default one of its own, short enough for a socket.
-        answers: what a question for a name gets; None: no answer at all. Other names are unknown.
+        answers: what a question for a name gets; None: what `held` is set to, or nothing. Other names are unknown.
         asked: the questions, in order.
     """
 
     path: str = ""
     answers: dict[str, bytes | None] = field(default_factory=dict)
     asked: list[dict[str, Any]] = field(default_factory=list)
+    held: dict[str, asyncio.Future[bytes]] = field(default_factory=dict)
     _folder: str = ""
     _server: asyncio.Server | None = None
 
@@ -55,11 +56,16 @@ class PlayedSidecar:
             question = json.loads(await reader.readline())
             self.asked.append(question)
             answer = self.answers.get(question["name"], missing("unknown_adapter"))
-            if answer is None:
-                await reader.read()  # until whoever asks gives up
-            else:
-                writer.write(answer)
+            writer.write(await self._held(question["name"], reader) if answer is None else answer)
         except ConnectionError:
             pass
         finally:
             writer.close()
+
+    async def _held(self, name: str, reader: asyncio.StreamReader) -> bytes:
+        """What a test says at last; nothing, if whoever asks gives up before."""
+        answer = self.held[name] = asyncio.get_running_loop().create_future()
+        gone = asyncio.create_task(reader.read())
+        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        return answer.result() if answer.done() else b""
