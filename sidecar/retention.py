@@ -77,12 +77,6 @@ class Retention:
         self._inherited &= leased | busy
         return listed - leased
 
-    def expect(self, use: Use, *, now: float) -> None:
-        """The engine is told where an artifact is, and may read it from now on: what was proven counts no more."""
-        for artifact in self._note_names([use]):
-            if artifact in self._idle:
-                self._idle[artifact] = _Idle(now)
-
     def _note_names(self, uses: Iterable[Use]) -> set[str]:
         """Remembers by which names our artifacts are known in the engine; gives the artifacts."""
         found = [(name, artifact) for name, path in uses if (artifact := self._owns(path)) is not None]

@@ -227,22 +227,3 @@ def test_nothing_is_remembered_of_what_is_not_leased_any_more(unloaded):
     unloaded.look()
     assert not unloaded.retention._idle
     assert not unloaded.retention._names
-
-
-def test_what_the_engine_is_told_of_has_to_be_proven_anew(unloaded):
-    """R7: it may be read from then on, though no listing shows it yet."""
-    unloaded.pass_grace()
-    unloaded.ask()
-    unloaded.now += GAP
-    unloaded.ask()
-    unloaded.retention.expect(("x", "/s/X"), now=unloaded.now)
-    unloaded.retention.expect(("z", "/s/new"), now=unloaded.now)
-    unloaded.retention.expect(("f", "/elsewhere"), now=unloaded.now)
-    assert not unloaded.released()
-    unloaded.look()
-    assert not unloaded.retention.is_due(unloaded.now + GRACE - 1)
-    unloaded.pass_grace()
-    unloaded.ask()
-    unloaded.now += GAP
-    unloaded.ask()
-    assert unloaded.released() == {"X"}
