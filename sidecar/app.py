@@ -30,6 +30,7 @@ from sidecar.lazy.catalogue import Catalogue
 from sidecar.lazy.demand import Demand
 from sidecar.lazy.desk import Desk, Means
 from sidecar.lazy.service import answer_questions
+from sidecar.lazy.socket_file import check_directory
 from sidecar.ownership import HostLock
 from sidecar.publisher import Publisher
 from sidecar.reconciler import Reconciler
@@ -56,6 +57,8 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
         ReplicaTaken: see `sidecar.publisher`.
     """
     chance = Chance()
+    if settings.resolver_socket is not None:
+        check_directory(settings.resolver_socket)
     state = settings.store / "state" / settings.replica
     try:
         store = _store(settings, on_step)

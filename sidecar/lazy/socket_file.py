@@ -28,6 +28,12 @@ def check_socket_path(path: Path) -> None:
         raise ValueError(f"{path} is not absolute: engine and sidecar must mean the same file")
 
 
+def check_directory(path: Path) -> None:
+    """Raises SocketUnusable if there is no directory for a socket at `path`."""
+    if not path.parent.is_dir():
+        raise SocketUnusable(f"--resolver-socket: there is no directory {path.parent}; make it, for the engine too")
+
+
 class SocketFile:
     """A listening socket; `close` removes its file."""
 
@@ -37,8 +43,7 @@ class SocketFile:
         Raises:
             SocketUnusable: its directory is missing, something else has the path, or a living process listens there.
         """
-        if not path.parent.is_dir():
-            raise SocketUnusable(f"--resolver-socket: there is no directory {path.parent}; make it, for the engine too")
+        check_directory(path)
         self._path = path
         try:
             _clear(path)
