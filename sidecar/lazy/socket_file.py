@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -28,7 +29,7 @@ def check_socket_path(path: Path) -> None:
 
 
 class SocketFile:
-    """A listening socket; `close` removes its file, if that is still its own."""
+    """A listening socket; `close` removes its file."""
 
     def __init__(self, path: Path) -> None:
         """Makes the socket, in place of one that a dead process left.
@@ -42,26 +43,26 @@ class SocketFile:
         try:
             _clear(path)
             self.listener = _listen(path)
-            self._inode = path.stat().st_ino
         except OSError as error:
             raise SocketUnusable(f"--resolver-socket: {path} cannot be made: {error.strerror}") from error
 
     def close(self) -> None:
         """Takes no more connections."""
+        with contextlib.suppress(OSError):  # the next process clears it away
+            self._path.unlink()
         self.listener.close()
-        try:
-            if self._path.stat().st_ino == self._inode:
-                self._path.unlink()
-        except OSError:
-            return  # the next process clears it away
 
 
 def _listen(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.settimeout(0)  # asyncio waits
-    listener.bind(os.fspath(path))
-    path.chmod(MODE)  # before anybody can connect
-    listener.listen(BACKLOG)
+    try:
+        listener.settimeout(0)  # asyncio waits
+        listener.bind(os.fspath(path))
+        path.chmod(MODE)  # before anybody can connect
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
     return listener
 
 
