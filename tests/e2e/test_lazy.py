@@ -32,7 +32,7 @@ MAX_GROWTH_BYTES = 64 * 1024 * 1024
 
 def memory(fleet: LazyFleet) -> tuple[int, int]:
     """Of the engine and of the sidecar."""
-    return rss_bytes(fleet.vllm.pid), rss_bytes(fleet.sidecar.program.pid)
+    return fleet.vllm.rss_bytes(), rss_bytes(fleet.sidecar.program.pid)
 
 
 @pytest.mark.engine
@@ -87,9 +87,9 @@ async def test_hostile_names_leave_the_memory_of_the_engine_as_it_was(tmp_path):
     try:
         await vllm.ensure(VllmFlags(plugin=True, resolver="/nobody/answers/here"))
         await hostile(vllm.url, "warm", 200)
-        before = rss_bytes(vllm.pid)
+        before = vllm.rss_bytes()
         await hostile(vllm.url, "cold", HOSTILE)
-        grown = rss_bytes(vllm.pid) - before
+        grown = vllm.rss_bytes() - before
     finally:
         vllm.stop()
     print(f"{HOSTILE} hostile names of {HOSTILE_BYTES} bytes: {grown / 1e6:+.1f} MB")

@@ -65,10 +65,13 @@ class RealVllm:
             os.killpg(process.pid, signal.SIGKILL)  # its own session, so that its workers are in the group
             process.wait(END_SECONDS)
 
-    @property
-    def pid(self) -> int:
+    def rss_bytes(self) -> int:
+        """Resident memory of the API server and of the engine's core, which are two processes of one session."""
         assert self._process is not None
-        return self._process.pid
+        found = subprocess.run(
+            ["ps", "-o", "rss=", "--sid", str(self._process.pid)], capture_output=True, text=True, check=True
+        )
+        return sum(map(int, found.stdout.split())) * 1024
 
     def log(self) -> str:
         return (self.folder / "vllm.log").read_text(errors="replace")

@@ -193,13 +193,14 @@ async def test_what_is_resolved_counts_as_in_use_until_it_is_registered(sidecar,
 
 
 async def test_one_that_is_not_registered_after_all_is_removed(sidecar, files):
-    """The engine refused it, or the client went away."""
+    """The engine refused it, or the client went away; vLLM had given it a number of its own."""
     server = PlayedServer()
     sidecar.answers["x"] = found(files)
     adapters = Adapters(server, Resolver(sidecar.path), sweep_seconds=0)
     resolved = await adapters.resolve("x", "/base")
+    resolved.lora_int_id = 77
     del resolved
-    await eventually(lambda: ("remove", 1) in server.calls)
+    await eventually(lambda: ("remove", 77) in server.calls)
     await eventually(lambda: len(adapters._drain) == 0)
 
 
