@@ -73,7 +73,8 @@ PURE := registry.errors registry.keys registry.model registry.transactions regis
   registry.lora registry.publish.outcome registry.publish.wish \
   sidecar.brake sidecar.chosen sidecar.desired sidecar.failures sidecar.lazy.answers sidecar.lazy.catalogue \
   sidecar.lazy.demand sidecar.lazy.residents sidecar.lazy.wanted sidecar.lazy.wire sidecar.observed sidecar.plan sidecar.planner sidecar.raw_records \
-  sidecar.retention sidecar.rounds sidecar.rules sidecar.snapshot sidecar.status
+  sidecar.retention sidecar.rounds sidecar.rules sidecar.snapshot sidecar.status \
+  sidecar.vllm_plugin.question sidecar.vllm_plugin.recently
 
 .PHONY: test
 test: install engine .venv-oldest/.installed ## Run every test that CI runs, on real parts
