@@ -71,8 +71,10 @@ docs: install ## Write the pages of docs/ that are made from the code
 
 PURE := registry.errors registry.keys registry.model registry.transactions registry.etcd3.ops registry.etcd3.errors \
   registry.lora registry.publish.outcome registry.publish.wish \
-  sidecar.brake sidecar.chosen sidecar.desired sidecar.failures sidecar.observed sidecar.plan sidecar.planner sidecar.raw_records \
-  sidecar.retention sidecar.rounds sidecar.snapshot sidecar.status
+  sidecar.brake sidecar.chosen sidecar.desired sidecar.failures sidecar.lazy.answers sidecar.lazy.catalogue \
+  sidecar.lazy.demand sidecar.lazy.residents sidecar.lazy.wanted sidecar.lazy.wire sidecar.observed sidecar.plan sidecar.planner sidecar.raw_records \
+  sidecar.retention sidecar.rounds sidecar.rules sidecar.snapshot sidecar.status \
+  sidecar.vllm_plugin.question sidecar.vllm_plugin.recently
 
 # Two at once: most tests wait for other processes. WORKERS=0 runs one after another.
 WORKERS ?= 2

@@ -17,6 +17,7 @@ from bench.figures import Figure, NotMeasured
 from bench.fill import fill_200
 from bench.herd import herd
 from bench.idle import idle_20000
+from bench.lazy import lazy
 from bench.one_change import one_change_20000_vs_100
 from bench.propagation import propagation_fresh_2, propagation_staged_2, propagation_staged_50
 from bench.store import store_1000, store_present
@@ -38,6 +39,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     store_1000,
     herd,
     swap,
+    lazy,
 )
 MAX_SECONDS = 180.0
 

@@ -21,8 +21,9 @@ from bench.figures import Figure, check, of_times
 from registry.lora.manifest import FILES
 from registry.sources.stop import Stop
 from sidecar.artifacts.files import sync_directory
-from sidecar.artifacts.store import MAX_WORKERS, LocalStore
+from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
+from sidecar.staging import MAX_CONCURRENT
 from tests.support.adapters import WrittenAdapter, write_adapter
 
 PRESENT, LOOKS = 50, 40
@@ -113,7 +114,7 @@ async def _all_at_once(
     adapters: list[WrittenAdapter], work: Callable[[WrittenAdapter], Coroutine[None, None, object]]
 ) -> float:
     """Seconds for all of them, as many at once as the store takes."""
-    slots = asyncio.Semaphore(MAX_WORKERS)
+    slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def one(adapter: WrittenAdapter) -> None:
         async with slots:

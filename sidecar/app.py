@@ -26,6 +26,11 @@ from sidecar.http import make_app
 from sidecar.inputs import Inputs
 from sidecar.journal import Journal
 from sidecar.keeper import Keeper
+from sidecar.lazy.catalogue import Catalogue
+from sidecar.lazy.demand import Demand
+from sidecar.lazy.desk import Desk, Means
+from sidecar.lazy.service import answer_questions
+from sidecar.lazy.socket_file import check_directory
 from sidecar.ownership import HostLock
 from sidecar.publisher import Publisher
 from sidecar.reconciler import Reconciler
@@ -48,9 +53,12 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
 
     Raises:
         StoreUnusable: at start.
+        SocketUnusable: see `sidecar.lazy.socket_file`.
         ReplicaTaken: see `sidecar.publisher`.
     """
     chance = Chance()
+    if settings.resolver_socket is not None:
+        check_directory(settings.resolver_socket)
     state = settings.store / "state" / settings.replica
     try:
         store = _store(settings, on_step)
@@ -62,11 +70,14 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
     engine = _engine(settings, on_step)
     inputs, keys = Inputs(), Keys(settings.prefix)
     publisher = Publisher(client, keys, _presence(settings, lock.owner, chance), chance, inputs.wake, on_step)
-    replica = Replica(settings.replica, settings.pool, engine.kind, engine.url)
+    has_socket = settings.resolver_socket is not None
+    replica = Replica(settings.replica, settings.pool, engine.kind, engine.url, answers=has_socket)
     reporter = Reporter(replica, chance, publisher.offer)
     retention = Retention(settings.unload_grace, store.owns)
     keeper = Keeper(engine, store, retention, store.upkeep, monotonic=chance.monotonic)
-    reconciler = Reconciler(engine, store, inputs, publisher, chance, reporter.take, keeper.notice)
+    demand = Demand(Catalogue(settings.pool, inputs.record_of), idle_seconds=settings.lazy_idle)
+    desk = Desk(Means(inputs, store, publisher), demand, chance, keeper.expect)
+    reconciler = Reconciler(engine, store, inputs, publisher, chance, reporter.take, keeper.notice, demand=demand)
     feed = Feed(client, keys, settings.pool, inputs, Journal(state, on_step), chance)
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -78,6 +89,8 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
             tasks.create_task(watch_engine(engine, reconciler.distrust), name="engine watch")
             tasks.create_task(reconciler.run(), name="reconciler")
             tasks.create_task(publisher.run(), name="publisher")
+            if settings.resolver_socket is not None:
+                tasks.create_task(answer_questions(settings.resolver_socket, desk), name="resolver")
             tasks.create_task(keeper.run(), name="keeper")
             tasks.create_task(keeper.scrub(), name="scrub")
     finally:

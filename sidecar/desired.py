@@ -27,7 +27,7 @@ _SORT_ANEW = 64
 
 @dataclass(frozen=True, slots=True)
 class DesiredAdapter:
-    """What the sidecar needs of an eager AdapterRecord. `revision` is etcd's of the record, `key` its name key."""
+    """What is needed to serve an AdapterRecord's adapter. `revision` is etcd's of the record, `key` its name key."""
 
     key: str
     name: str
@@ -41,7 +41,7 @@ class DesiredAdapter:
 
 @dataclass(frozen=True, slots=True)
 class LazyAdapter:
-    """An adapter that is not asked for yet. There may be very many: everything else is in its raw record."""
+    """An adapter that is loaded when it is asked for. There may be very many: all else is in its raw record."""
 
     name: str
     generation: int
@@ -92,19 +92,33 @@ class DesiredState:
 
 
 def parse_adapter(pool: str, key: str, value: bytes, revision: int) -> DesiredAdapter | LazyAdapter:
-    """Reads an AdapterRecord.
+    """Reads an AdapterRecord as far as a state needs it; see `parse_whole`."""
+    record = _checked(pool, key, value)
+    if record.spec.load == "lazy":
+        return LazyAdapter(record.name, record.generation)
+    return _whole(record, pool, key, revision)
+
+
+def parse_whole(pool: str, key: str, value: bytes, revision: int) -> DesiredAdapter:
+    """Reads all that is needed to serve an adapter, also of a lazy one.
 
     Raises:
-        RegistryError: it cannot be followed; `reason` and `message` say why.
+        RegistryError: the record cannot be followed; `reason` and `message` say why.
         ValueError: it stands under a key that is not its own.
     """
+    return _whole(_checked(pool, key, value), pool, key, revision)
+
+
+def _checked(pool: str, key: str, value: bytes) -> AdapterRecord:
     record = AdapterRecord.parse(value)
     check_adapter_name(record.name)
     if name_key(record.name) != key or record.pool != pool:
         raise ValueError(f"the record is of {record.name!r} in pool {record.pool!r}, which is not what its key says")
+    return record
+
+
+def _whole(record: AdapterRecord, pool: str, key: str, revision: int) -> DesiredAdapter:
     spec = record.spec
-    if spec.load == "lazy":
-        return LazyAdapter(record.name, record.generation)
     digest = spec.source.digest
     ref = ArtifactRef(
         uri=spec.source.uri,
@@ -148,6 +162,10 @@ class Informer:
         self.raw: dict[str, AnyRecord] = {}
         self.state = DesiredState()
         self._unpacked: set[str] = set()
+
+    def record(self, key: str) -> AnyRecord | None:
+        """The record under a name key as it stands in etcd."""
+        return self.raw.get(key)
 
     def restore(self, revision: int, raw: Mapping[str, AnyRecord]) -> None:
         """Starts from what a snapshot holds."""

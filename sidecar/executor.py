@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -61,10 +62,14 @@ def _attempt(call: Call, incarnation: str, outcome: Outcome) -> Attempt:
 class Executor:
     """Makes the calls of one plan after another."""
 
-    def __init__(self, engine: Engine, inputs: Inputs, chance: Chance) -> None:
+    def __init__(
+        self, engine: Engine, inputs: Inputs, chance: Chance, is_asked: Callable[[str], bool] = lambda _key: False
+    ) -> None:
+        """`is_asked`: True for the key of a name that the engine asks about: a call for it would await the answer."""
         self._engine = engine
         self._inputs = inputs
         self._chance = chance
+        self._is_asked = is_asked
         self._rest_until = 0.0
 
     async def carry_out(self, plan: Plan, incarnation: str, *, is_serving: bool) -> list[Attempt]:
@@ -83,6 +88,8 @@ class Executor:
         for count, call in enumerate(plan.calls):
             if count and (count >= MAX_CALLS or self._is_over(plan, started)):
                 break
+            if self._is_asked(name_key(call.name)):
+                continue
             if is_serving and not isinstance(call, Unload):
                 await self._rest()
             outcome = await self._make(call)

@@ -57,6 +57,7 @@ class Feed:
         self._journal = journal
         self._chance = chance
         self._informer = Informer(pool)
+        inputs.record = self._informer.record
         self._pool_feed = PoolFeed(client, keys, pool, inputs, journal, chance)
         self._tracer = Tracer(client, keys, pool, inputs)
         self._store = StoreId()

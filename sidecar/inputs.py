@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 
 from registry.model.records import PoolSpec
 from sidecar.desired import DesiredState
+from sidecar.raw_records import AnyRecord
 
 _DELETIONS_KEPT = 1024
 
@@ -21,6 +23,7 @@ class Inputs:
         connected: etcd answers at present.
         held: why the newest list is not followed; empty: it is.
         last_request_id: request of the newest change folded in.
+        record: gives the raw record under a name key. It may already be newer than what `desired` says of it.
     """
 
     def __init__(self) -> None:
@@ -30,8 +33,13 @@ class Inputs:
         self.connected = False
         self.held = ""
         self.last_request_id = ""
+        self.record: Callable[[str], AnyRecord | None] = lambda _key: None
         self._deletions: OrderedDict[str, str] = OrderedDict()
         self._wake = asyncio.Event()
+
+    def record_of(self, key: str) -> AnyRecord | None:
+        """The raw record under a name key, from whoever follows etcd."""
+        return self.record(key)
 
     def wake(self) -> None:
         """Makes the reconciler look again."""

@@ -91,6 +91,11 @@ class Keeper:
         self._uses = uses | observed.adapters.items()
         self._look(observed)
 
+    def expect(self, use: Use) -> None:
+        """Takes in what the engine is about to be told, before it is: until the next plan, whose uses have it too."""
+        if self._uses is not None:  # before the first plan nothing is let go of
+            self._uses = self._uses | {use}
+
     async def run(self) -> None:
         """Runs until it is cancelled."""
         while True:

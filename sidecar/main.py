@@ -13,6 +13,7 @@ from registry.daemon.flags import read_settings
 from registry.daemon.logs import configure_logging
 from registry.daemon.process import EXIT_USAGE, on_stop_signal, supervise
 from sidecar.app import StoreUnusable, run
+from sidecar.lazy.socket_file import SocketUnusable
 from sidecar.ownership import ReplicaTaken
 from sidecar.settings import Settings
 
@@ -21,7 +22,7 @@ PROGRAM = "loraplane-sidecar"
 SUMMARY = "Makes one engine serve what the registry says, and reports what it serves."
 GC_THRESHOLDS = (10_000, 20, 50)
 EXIT_REPLICA_TAKEN = 3
-EXITS = {StoreUnusable: EXIT_USAGE, ReplicaTaken: EXIT_REPLICA_TAKEN}
+EXITS = {StoreUnusable: EXIT_USAGE, SocketUnusable: EXIT_USAGE, ReplicaTaken: EXIT_REPLICA_TAKEN}
 
 
 def spare_collector() -> None:

@@ -27,6 +27,8 @@ STORE_ARTIFACTS = Gauge("loraplane_store_artifacts", "Artifacts in the host's st
 STORE_LEASED = Gauge("loraplane_store_leased", "Artifacts that this replica's engine may be reading")
 STORE_DAMAGED = Gauge("loraplane_store_damaged", "Artifacts that are not as they were written, and may be in use")
 STORE_REMOVED = Counter("loraplane_store_removed", "Artifacts that this sidecar removed from the store")
+LAZY_RESIDENT = Gauge("loraplane_lazy_resident", "Lazy adapters that the engine lists as desired")
+LAZY_QUESTIONS = Counter("loraplane_lazy_questions", "Questions of the engine, by what it was told", ["answer"])
 SWAP_STRATEGY = Gauge("loraplane_engine_swap", "1 for how weights behind a name are replaced", ["strategy"])
 SYNCER_STATUS = Gauge(
     "lora_syncer_adapter_status",
@@ -35,8 +37,9 @@ SYNCER_STATUS = Gauge(
 )
 
 
-def show_status(status: ReplicaStatus, desired: int, served: Iterable[str]) -> None:
-    """Sets the gauges to what a status says. `served` are the names behind its count."""
+def show_status(status: ReplicaStatus, desired: int, served: Iterable[str], resident: int) -> None:
+    """Sets the gauges to what a status says. `served` are the names behind its count, `resident` lazy ones beside."""
+    LAZY_RESIDENT.set(resident)
     DESIRED_ADAPTERS.set(desired)
     SERVED_ADAPTERS.set(status.served.count)
     OBSERVED_REVISION.set(status.observed_revision)

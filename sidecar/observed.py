@@ -23,7 +23,10 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What stays the same while one process of an engine lives."""
+    """What stays the same while one process of an engine lives.
+
+    `resolves`: it asks the sidecar for names that are not loaded, so that lazy adapters can be served.
+    """
 
     kind: str
     version: str
@@ -31,6 +34,7 @@ class EngineFacts:
     incarnation: str
     limits: EngineLimits = EngineLimits()
     swap: SwapStrategy = "pipelined"
+    resolves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +45,14 @@ class Observed:
         facts: which process it was.
         base_models: names under which it serves the base model.
         adapters: name to path, exactly as the engine lists them.
+        last_used: name to seconds since a request for it came in or was seen to run; without what was never used, and
+            empty where the engine does not say.
     """
 
     facts: EngineFacts
     base_models: tuple[str, ...]
     adapters: Mapping[str, str] = field(default_factory=dict)
+    last_used: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,22 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
+from typing import Protocol
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class ReplicaTaken(Exception):
     """Another live sidecar has this replica id. Stopping is right: the race for it was lost twice."""
+
+
+class Ownership(Protocol):
+    """Whether this sidecar is the one that may drive its replica."""
+
+    @property
+    def refusal(self) -> str:
+        """Why it may not; empty: it may."""
+        ...
 
 
 class HostLock:

@@ -108,6 +108,7 @@ class Plan:
         revision: etcd's, of the desired state that it was made from.
         stage: artifacts to bring in, concurrently.
         calls: engine calls, one after another, in this order.
+        residents: lazy adapters that are loaded as desired.
         wake_at: monotonic seconds of the first retry; None: nothing waits for time to pass.
         warnings: what somebody should know; as many as can be listed.
         omitted: pending names that are too many to be listed.
@@ -124,6 +125,7 @@ class Plan:
     warnings: tuple[WarnedAdapter, ...] = ()
     omitted: int = 0
     blocked: str = ""
+    residents: tuple[ServedAdapter, ...] = ()
 
     @property
     def is_destructive(self) -> bool:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
-from registry.lora.policy import is_served
 from registry.model.names import name_key, name_of_key
 from registry.model.records import PoolSpec
 from sidecar.artifacts.types import ArtifactRef, Staged
 from sidecar.chosen import Chosen, choose
 from sidecar.desired import DesiredAdapter, DesiredState, RefusedRecord
 from sidecar.failures import Failure
+from sidecar.lazy.wanted import NOTHING_LAZY, Wanted
 from sidecar.observed import Observed
 from sidecar.plan import (
     Action,
@@ -32,6 +32,7 @@ from sidecar.plan import (
     Unload,
     WarnedAdapter,
 )
+from sidecar.rules import Rules, obstacle_of, rules_of
 
 # A status must stay small; more pending names than this are counted only.
 MAX_OVER_CAPACITY_LISTED = 200
@@ -50,6 +51,7 @@ class Known:
         owns: artifact id of a path under our store, else None.
         base_problem: why adapters cannot be compared with the base model; empty: they can.
         base_known: False if there is nothing to compare them with.
+        lazy: which lazy adapters stay loaded.
     """
 
     staged: Mapping[ArtifactRef, Staged]
@@ -59,25 +61,7 @@ class Known:
     owns: Callable[[str], str | None]
     base_problem: str = ""
     base_known: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class _Rules:
-    """What no adapter may break here: names in lower case, the highest rank, the modules; None: no limit."""
-
-    base_names: frozenset[str]
-    max_rank: int | None
-    target_modules: tuple[str, ...] | None
-
-
-def _rules(pool: PoolSpec | None, observed: Observed) -> _Rules:
-    bounds = [observed.facts.limits.max_lora_rank, pool.limits.max_rank if pool else None]
-    pools = tuple(pool.limits.target_modules) if pool and pool.limits.target_modules else None
-    return _Rules(
-        base_names=frozenset(base.lower() for base in observed.base_models),
-        max_rank=min((bound for bound in bounds if bound is not None), default=None),
-        target_modules=observed.facts.limits.target_modules or pools,
-    )
+    lazy: Wanted = NOTHING_LAZY
 
 
 def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, known: Known, *, now: float) -> Plan:
@@ -94,27 +78,32 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
     if blocked:
         return Plan(desired.revision, (), (), (), (), (), None, blocked=blocked)
     chosen = choose(desired, pool, observed)
-    rules = _rules(pool, observed)
-    superfluous = _superfluous(desired, {adapter.name for adapter in chosen.adapters}, observed, known.owns)
-    decided: list[tuple[Condition | None, Action | None]] = [
-        *(_decide_unload(unload, observed, known, now) for unload in superfluous),
-        *(_decide(adapter, rules, observed, known, now) for adapter in chosen.adapters),
-        *((_refusal(desired, refused), None) for refused in desired.refused.values()),
-    ]
-    conditions = [condition for condition, _ in decided]
+    rules, lazy = rules_of(pool, observed), known.lazy
+    keep = {adapter.name for adapter in (*chosen.adapters, *lazy.residents)}
+    unloads = [_decide_unload(one, observed, known, now) for one in _superfluous(desired, keep, observed, known)]
+    eager = [_decide(adapter, rules, observed, known, now) for adapter in chosen.adapters]
+    residents = [_decide_resident(adapter, rules, observed, known, now) for adapter in lazy.residents]
+    decided = [*unloads, *eager, *residents]
     actions = [action for _, action in decided if action is not None]
-    failed = tuple(c for c in conditions if isinstance(c, FailedAdapter))
+    pending = [condition for condition, _ in decided if isinstance(condition, PendingAdapter)]
+    failed = [condition for condition, _ in decided if isinstance(condition, FailedAdapter)]
+    refusals = [_refusal(desired, refused) for refused in desired.refused.values()]
     return Plan(
         revision=desired.revision,
         stage=tuple(action for action in actions if isinstance(action, Stage)),
         calls=tuple(action for action in actions if not isinstance(action, Stage)),
-        served=tuple(c for c in conditions if isinstance(c, ServedAdapter)),
-        pending=(*(c for c in conditions if isinstance(c, PendingAdapter)), *_over_capacity(desired, chosen)),
-        failed=failed,
+        served=_served(eager),
+        pending=(*pending, *_over_capacity(desired, chosen)),
+        failed=(*failed, *refusals, *_troubles(lazy)),
         wake_at=min((f.retry_at for f in failed if f.retry_at is not None), default=None),
-        warnings=tuple(islice(_warnings(chosen.adapters, known), MAX_WARNINGS_LISTED)),
+        warnings=tuple(islice(_warnings((*chosen.adapters, *lazy.residents), known), MAX_WARNINGS_LISTED)),
         omitted=max(0, len(chosen.over) - MAX_OVER_CAPACITY_LISTED),
+        residents=_served(residents),
     )
+
+
+def _served(decided: Iterable[tuple[Condition, Action | None]]) -> tuple[ServedAdapter, ...]:
+    return tuple(condition for condition, _ in decided if isinstance(condition, ServedAdapter))
 
 
 def _warnings(chosen: Iterable[DesiredAdapter], known: Known) -> Iterator[WarnedAdapter]:
@@ -135,12 +124,12 @@ def _mismatch(pool: PoolSpec | None, observed: Observed) -> str:
 
 
 def _decide(
-    adapter: DesiredAdapter, rules: _Rules, observed: Observed, known: Known, now: float
+    adapter: DesiredAdapter, rules: Rules, observed: Observed, known: Known, now: float
 ) -> tuple[Condition, Action | None]:
     """What to say of one adapter, and what to do about it."""
     staged = known.staged.get(adapter.ref)
     current = observed.adapters.get(adapter.name)
-    obstacle = _obstacle(adapter, rules, current, staged, known.owns)
+    obstacle = obstacle_of(adapter, rules, current, staged, known.owns)
     if obstacle is not None:
         return obstacle, None
     if staged is not None and current == staged.path:
@@ -160,34 +149,23 @@ def _decide(
     return _pending(adapter, "swapping"), swap
 
 
-def _obstacle(
-    adapter: DesiredAdapter,
-    rules: _Rules,
-    current: str | None,
-    staged: Staged | None,
-    owns: Callable[[str], str | None],
-) -> FailedAdapter | None:
-    """Why the adapter cannot be served here, however often it is tried."""
-    name = adapter.name
-    if name.lower() in rules.base_names:
-        return _hopeless(adapter, "name_is_base_model", f"{name!r} is a name of the engine's base model")
-    if current is not None and owns(current) is None:
-        return _hopeless(
-            adapter, "name_conflict", f"the engine has {name!r} from {current}, which is not ours; unload it"
-        )
-    return _unservable(adapter, rules, staged) if staged is not None else None
+def _decide_resident(
+    adapter: DesiredAdapter, rules: Rules, observed: Observed, known: Known, now: float
+) -> tuple[Condition, Action | None]:
+    """The same of a lazy adapter that is loaded. A replica's readiness waits for none of them."""
+    condition, action = _decide(adapter, rules, observed, known, now)
+    if not isinstance(condition, ServedAdapter):
+        condition = replace(condition, is_settled=True)
+    may_call = adapter.key not in known.lazy.asked
+    return condition, action if may_call or isinstance(action, Stage) else None
 
 
-def _unservable(adapter: DesiredAdapter, rules: _Rules, staged: Staged) -> FailedAdapter | None:
-    """Why an adapter that is right in itself is not for this replica's limits."""
-    limit = rules.max_rank
-    if limit is not None and staged.rank > limit:
-        return _hopeless(adapter, "rank_too_high", f"rank {staged.rank} is above the replica's limit of {limit}")
-    left_out = sorted(name for name in staged.targets if not is_served(name, rules.target_modules))
-    if left_out:
-        message = f"the engine leaves out {', '.join(left_out)}: start it with --lora-target-modules that name them"
-        return _hopeless(adapter, "target_modules_mismatch", message)
-    return None
+def _troubles(lazy: Wanted) -> Iterator[FailedAdapter]:
+    """What was asked for and refused. Nothing is tried again before the next question."""
+    residents = {adapter.key for adapter in lazy.residents}
+    for adapter, failure in lazy.troubles:
+        if adapter.key not in residents:
+            yield replace(_failed(adapter, failure), is_settled=True)
 
 
 def _refusal(desired: DesiredState, refused: RefusedRecord) -> FailedAdapter:
@@ -204,13 +182,13 @@ def _refusal(desired: DesiredState, refused: RefusedRecord) -> FailedAdapter:
     )
 
 
-def _superfluous(
-    desired: DesiredState, keep: AbstractSet[str], observed: Observed, owns: Callable[[str], str | None]
-) -> Iterator[Unload]:
+def _superfluous(desired: DesiredState, keep: AbstractSet[str], observed: Observed, known: Known) -> Iterator[Unload]:
     for name, path in observed.adapters.items():
-        if name in keep or owns(path) is None:
+        if name in keep or known.owns(path) is None:
             continue
         key = name_key(name)
+        if key in known.lazy.asked:
+            continue
         # A record that cannot be read says nothing about what should be served; what is loaded stays.
         if key in desired.refused and desired.of(key) is None:
             continue
@@ -249,10 +227,4 @@ def _failed(adapter: DesiredAdapter, failure: Failure) -> FailedAdapter:
         retry_at=failure.retry_at,
         request_id=adapter.request_id,
         is_settled=failure.is_settled(),
-    )
-
-
-def _hopeless(adapter: DesiredAdapter, reason: str, message: str) -> FailedAdapter:
-    return FailedAdapter(
-        adapter.name, adapter.generation, reason, message, 1, None, adapter.request_id, is_settled=True
     )

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 
@@ -21,12 +20,16 @@ from sidecar.engines.driver import Engine
 from sidecar.executor import Attempt, Executor
 from sidecar.failures import Failure, after_call, after_staging, not_borne_out
 from sidecar.inputs import Inputs
+from sidecar.lazy.answers import Terms
+from sidecar.lazy.demand import Demand
 from sidecar.metrics import RECONCILE_SECONDS
 from sidecar.observed import Done, Gone, Observed
+from sidecar.ownership import Ownership
 from sidecar.plan import Plan, Stage
 from sidecar.planner import Known, make_plan
 from sidecar.retention import Use
 from sidecar.rounds import Rounds
+from sidecar.rules import rules_of
 from sidecar.sight import RESYNC_SECONDS, Sight
 from sidecar.staging import Staging
 from sidecar.status import Situation
@@ -40,15 +43,6 @@ UNSETTLED_SECONDS = 2.0
 # may wait for the same engine, or the same host, and what it says then is in the same status.
 SETTLE_SECONDS = 0.1
 MAX_NAMES_LOGGED = 20
-
-
-class Ownership(Protocol):
-    """Whether this sidecar is the one that may drive its replica."""
-
-    @property
-    def refusal(self) -> str:
-        """Why it may not; empty: it may."""
-        ...
 
 
 # Is told of each look that a plan is made from, and of what that plan may load, before anything is called.
@@ -75,6 +69,8 @@ class Reconciler:
         chance: Chance,
         publish: Callable[[Report], None],
         notice: Notice = lambda _observed, _uses: None,
+        *,
+        demand: Demand,
     ) -> None:
         self._engine = engine
         self._store = store
@@ -83,7 +79,8 @@ class Reconciler:
         self._chance = chance
         self._publish = publish
         self._notice = notice
-        self._executor = Executor(engine, inputs, chance)
+        self._demand = demand
+        self._executor = Executor(engine, inputs, chance, demand.is_asked)
         self._sight = Sight(engine, chance)
         self._failures: dict[str, Failure] = {}
         self._attempts: dict[str, Attempt] = {}
@@ -111,9 +108,12 @@ class Reconciler:
     async def _round(self, staging: Staging) -> float:
         """One round. Returns the seconds after which the next is due without a wake-up."""
         has_unsettled = any(attempt.is_unsettled for attempt in self._attempts.values())
-        observed = None if self._ownership.refusal else await self._sight.look(has_unsettled=has_unsettled)
+        observed = None
+        if not self._ownership.refusal:
+            observed = await self._sight.look(has_unsettled=has_unsettled, is_expecting=self._demand.is_expecting)
         desired = self._inputs.desired if self._inputs.pool_read else None
         if observed is None or desired is None:
+            self._demand.suspend()
             self._report(None, observed, desired)
             return LOOK_AGAIN_SECONDS
         self._settle(observed)
@@ -122,6 +122,7 @@ class Reconciler:
             observed = await self._sight.look_at_most_old(0.0)
             desired = self._inputs.desired or desired  # it may have moved on during the look
             if observed is None:
+                self._demand.suspend()
                 self._report(None, None, desired)
                 return LOOK_AGAIN_SECONDS
             plan = self._plan(desired, observed, staging)
@@ -139,8 +140,11 @@ class Reconciler:
     def _plan(self, desired: DesiredState, observed: Observed, staging: Staging) -> Plan:
         pool = self._inputs.pool
         problem = self._compare_with(pool)
-        chosen = choose(desired, pool, observed).adapters
-        refs = {adapter.ref for adapter in chosen}
+        chosen = choose(desired, pool, observed)
+        terms = Terms(rules_of(pool, observed), chosen.room, self._store.owns)
+        lazy = self._demand.review(desired, observed, terms, now=self._now())
+        wanted = (*chosen.adapters, *lazy.residents)
+        refs = {adapter.ref for adapter in wanted}
         known = Known(
             staged={ref: staged for ref in refs if (staged := self._store.lookup(ref)) is not None},
             staging=staging.in_progress,
@@ -149,13 +153,18 @@ class Reconciler:
             owns=self._store.owns,
             base_problem=problem,
             base_known=self._store.base_known,
+            lazy=lazy,
         )
-        self._notice(observed, self._uses(chosen, known))
-        return make_plan(desired, pool, observed, known, now=self._chance.monotonic())
+        self._notice(observed, self._uses(wanted, known))
+        plan = make_plan(desired, pool, observed, known, now=self._now())
+        if plan.blocked:
+            self._demand.suspend()
+        return plan
 
     def _uses(self, chosen: Iterable[DesiredAdapter], known: Known) -> set[Use]:
-        """What a plan made of this may load, and what calls that were made may yet come to."""
+        """What a plan made of this may load, what calls that were made may yet come to, what the engine was told."""
         uses = {(one.name, known.staged[one.ref].path) for one in chosen if one.ref in known.staged}
+        uses |= self._demand.uses(self._now())
         return uses | {(one.name, one.path) for one in self._attempts.values() if one.path is not None}
 
     def _compare_with(self, pool: PoolSpec | None) -> str:
@@ -163,6 +172,7 @@ class Reconciler:
         terms = (pool.base, pool.limits.require_signature) if pool else None
         if terms != self._terms:
             self._terms = terms
+            self._demand.forget_troubles()
             self._failures = {key: one for key, one in self._failures.items() if one.incarnation is not None}
         return self._store.use_pool(pool)
 
@@ -226,7 +236,7 @@ class Reconciler:
         """Drops what is about another ref than the desired one, and unloads of what is not listed any more."""
         listed = {name_key(name) for name in observed.adapters} if self._failures else set()
         for key, failure in list(self._failures.items()):
-            adapter = desired.adapters.get(key)
+            adapter = desired.adapters.get(key) or self._demand.resident(key)
             is_about_now = key in listed if failure.ref is None else adapter is not None and adapter.ref == failure.ref
             if not is_about_now:
                 del self._failures[key]
@@ -241,7 +251,7 @@ class Reconciler:
             plan=plan,
             ready=ready,
             stale=not self._inputs.connected or bool(self._inputs.held),
-            lazy_count=len(desired.lazy) if desired else 0,
+            lazy=self._demand.situation(desired, plan),
             note="" if ready else self._why_not_ready(plan, desired),
             held=self._inputs.held,
             last_request_id=self._inputs.last_request_id,
@@ -264,9 +274,10 @@ class Reconciler:
     def _pause(self, plan: Plan) -> float:
         if any(attempt.is_unsettled for attempt in self._attempts.values()):
             return UNSETTLED_SECONDS
+        longest = min(RESYNC_SECONDS, self._demand.rest_seconds(self._now()))
         if plan.wake_at is None:
-            return RESYNC_SECONDS
-        return min(RESYNC_SECONDS, max(0.0, plan.wake_at - self._now()))
+            return longest
+        return min(longest, max(0.0, plan.wake_at - self._now()))
 
     def _now(self) -> float:
         return self._chance.monotonic()

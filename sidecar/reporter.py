@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from registry.model.status import ReplicaStatus
 from sidecar.chance import Chance
+from sidecar.lazy.wanted import LazySituation
 from sidecar.metrics import show_status
 from sidecar.reconciler import Report
 from sidecar.status import Replica, Situation, derive_status
@@ -16,7 +17,7 @@ _BEFORE = Situation(
     plan=None,
     ready=False,
     stale=True,
-    lazy_count=0,
+    lazy=LazySituation(),
     note="starting",
     held="",
     last_request_id="",
@@ -48,4 +49,5 @@ class Reporter:
     def refresh_metrics(self) -> None:
         """Sets the gauges to the newest status; called when they are asked for."""
         plan = self._report.situation.plan
-        show_status(self.status, self._report.desired_count, [a.name for a in plan.served] if plan else [])
+        served = [one.name for one in plan.served] if plan else []
+        show_status(self.status, self._report.desired_count, served, len(plan.residents) if plan else 0)

@@ -13,6 +13,8 @@ from registry.daemon.settings import Address, DaemonSettings, List, Listen, Opti
 from registry.errors import InvalidArgument
 from registry.model.names import check_segment
 from registry.sources.allowed import DEFAULT_HUB
+from sidecar.lazy.demand import IDLE_SECONDS
+from sidecar.lazy.socket_file import check_socket_path
 from sidecar.observed import EngineLimits
 from sidecar.retention import GRACE_SECONDS
 
@@ -70,6 +72,13 @@ class Settings(DaemonSettings):
         Annotated[float, Field(ge=0, allow_inf_nan=False)],
         Flag("SECONDS", "How long files are kept after the engine was last seen to list them, at least"),
     ] = GRACE_SECONDS
+    resolver_socket: Annotated[
+        OptionalFile, Flag("PATH", "Unix socket on which the engine asks for lazy adapters; without: it cannot")
+    ] = None
+    lazy_idle: Annotated[
+        Annotated[float, Field(ge=0, allow_inf_nan=False)],
+        Flag("SECONDS", "A lazy adapter that is not used for longer is unloaded"),
+    ] = IDLE_SECONDS
     labels: Annotated[dict[str, str], BeforeValidator(_split_labels), Flag("K=V,K=V", "Labels of this replica")] = {}
     engine_api_key_file: Annotated[OptionalFile, Flag("FILE", "File with the key that the engine was started with")] = (
         None
@@ -82,6 +91,13 @@ class Settings(DaemonSettings):
         if url.scheme not in {"http", "https"} or not url.hostname:
             raise ValueError(f"{value!r} is not a URL of an engine, such as http://127.0.0.1:8000")
         return value.rstrip("/")
+
+    @field_validator("resolver_socket")
+    @classmethod
+    def _socket(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            check_socket_path(value)
+        return value
 
     @model_validator(mode="after")
     def _names(self) -> Self:

@@ -11,6 +11,8 @@ from sidecar.observed import Observed
 _log = structlog.get_logger()
 # A look at the engine is at most this old when the next plan is made, so that drift is found.
 RESYNC_SECONDS = 15.0
+# The same while something is expected to happen inside the engine.
+EXPECTING_SECONDS = 0.5
 
 
 class Sight:
@@ -33,14 +35,14 @@ class Sight:
         """Forgets what was seen: it may have changed. The next look is a new one."""
         self._observed = None
 
-    async def look(self, *, has_unsettled: bool) -> Observed | None:
+    async def look(self, *, has_unsettled: bool, is_expecting: bool = False) -> Observed | None:
         """The engine as the next plan may be made from it; None: it cannot be read in full.
 
-        `has_unsettled`: the outcome of a call is unknown.
+        `has_unsettled`: the outcome of a call is unknown. `is_expecting`: the engine may load something by itself.
         """
         if not has_unsettled:
             self.hangs = False
-            return await self.look_at_most_old(RESYNC_SECONDS)
+            return await self.look_at_most_old(EXPECTING_SECONDS if is_expecting else RESYNC_SECONDS)
         # An engine that generates has ended every load before; only a look from after that tells what came of it.
         self.hangs = not await self._engine.turns()
         return await self.look_at_most_old(0.0)

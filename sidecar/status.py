@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from heapq import nsmallest
 
 from registry.model.base import MAX_STATUS_BYTES
+from registry.model.names import name_key
 from registry.model.status import (
     MAX_FOUND,
     EngineLimits,
@@ -17,23 +18,27 @@ from registry.model.status import (
     Lazy,
     Pending,
     ReplicaStatus,
+    Resident,
     Served,
     Warned,
 )
+from sidecar.lazy.wanted import LazySituation
 from sidecar.observed import EngineFacts, Observed
 from sidecar.plan import FailedAdapter, PendingAdapter, Plan, ServedAdapter, WarnedAdapter
 
 MAX_MESSAGE_CHARACTERS = 500
+MAX_RESIDENT = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """Who reports."""
+    """Who reports. `answers`: it has a socket on which the engine may ask it for adapters."""
 
     replica: str
     pool: str
     engine_kind: str
     engine_url: str
+    answers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class Situation:
         plan: made from that look; None where there was none or no desired state.
         ready: the first plan since the engine started has been carried out.
         stale: etcd is out of reach.
-        lazy_count: how many adapters of the pool are lazy.
+        lazy: of the lazy adapters.
         note: why the replica is not ready; empty if it is.
         held: why the newest list is not followed; empty if it is.
         last_request_id: request of the newest change that the plan is made from.
@@ -57,7 +62,7 @@ class Situation:
     plan: Plan | None
     ready: bool
     stale: bool
-    lazy_count: int
+    lazy: LazySituation
     note: str
     held: str
     last_request_id: str
@@ -106,7 +111,7 @@ def derive_status(replica: Replica, situation: Situation, moment: Moment) -> Rep
         omitted=plan.omitted if plan else 0,
         found=[_found(entry) for entry in nsmallest(MAX_FOUND, unpinned, key=lambda one: one.name)],
         found_omitted=max(0, len(unpinned) - MAX_FOUND),
-        lazy=_lazy(situation.lazy_count),
+        lazy=_lazy(replica, situation, moment),
         note=situation.note,
         held=situation.held,
         last_request_id=situation.last_request_id,
@@ -121,19 +126,25 @@ def says_the_same(one: ReplicaStatus, other: ReplicaStatus) -> bool:
 
 
 def _fit(status: ReplicaStatus) -> ReplicaStatus:
-    """Leaves out pending, then failed names, from the end, until the status is small enough."""
-    while len(status.to_bytes()) > MAX_STATUS_BYTES:
-        pending, failed = status.pending, status.failed
-        drop_pending = (len(pending) + 1) // 2
-        drop_failed = 0 if pending else (len(failed) + 1) // 2
-        status = status.model_copy(
-            update={
-                "pending": pending[: len(pending) - drop_pending],
-                "failed": failed[: len(failed) - drop_failed],
-                "omitted": status.omitted + drop_pending + drop_failed,
-            }
-        )
+    """Leaves out pending, then failed, then resident names, from the end, until the status is small enough."""
+    while len(status.to_bytes()) > MAX_STATUS_BYTES and (less := _halved(status)) is not None:
+        status = less
     return status
+
+
+def _halved(status: ReplicaStatus) -> ReplicaStatus | None:
+    """With half as many of the first kind of name that there are any of; None: there is none."""
+    pending, failed, resident = status.pending, status.failed, status.lazy.resident
+    if pending:
+        fewer: dict[str, object] = {"pending": pending[: len(pending) // 2]}
+        dropped = (len(pending) + 1) // 2
+    elif failed:
+        fewer, dropped = {"failed": failed[: len(failed) // 2]}, (len(failed) + 1) // 2
+    elif resident:
+        fewer, dropped = {"lazy": status.lazy.model_copy(update={"resident": resident[: len(resident) // 2]})}, 0
+    else:
+        return None
+    return status.model_copy(update={**fewer, "omitted": status.omitted + dropped})
 
 
 def _engine(replica: Replica, observed: Observed | None) -> EngineStatus:
@@ -154,9 +165,35 @@ def _engine(replica: Replica, observed: Observed | None) -> EngineStatus:
     )
 
 
-def _lazy(count: int) -> Lazy:
-    # Lazy adapters are loaded by a plugin inside the engine, and this driver has none.
-    return Lazy(count=count, servable=False, reason="needs_plugin" if count else "")
+def _lazy(replica: Replica, situation: Situation, moment: Moment) -> Lazy:
+    reason = _why_not_lazy(replica, situation)
+    residents = situation.plan.residents if situation.plan else ()
+    return Lazy(
+        count=situation.lazy.count,
+        servable=not reason,
+        reason=reason if situation.lazy.count else "",
+        resident=[
+            Resident(name=one.name, generation=one.generation, last_used=_minute_of(one, situation.lazy, moment))
+            for one in nsmallest(MAX_RESIDENT, residents, key=lambda one: one.name)
+        ],
+    )
+
+
+def _why_not_lazy(replica: Replica, situation: Situation) -> str:
+    """Why no lazy adapter can be served at its first request; empty: they can."""
+    if situation.observed is None or situation.plan is None or situation.plan.blocked:
+        return "not_ready"
+    if not situation.observed.facts.resolves:
+        return "needs_plugin"
+    if not replica.answers:
+        return "needs_socket"
+    return "" if situation.lazy.room else "no_room"
+
+
+def _minute_of(one: ServedAdapter, lazy: LazySituation, moment: Moment) -> str:
+    """When it was last used, in whole minutes, so that a status is not written anew for each request."""
+    used = moment.wall + timedelta(seconds=lazy.used_at[name_key(one.name)] - moment.monotonic)
+    return rfc3339(used.replace(second=0, microsecond=0))
 
 
 def _pending(entry: PendingAdapter) -> Pending:

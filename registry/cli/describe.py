@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from registry.cli.client import Client
 from registry.cli.output import Format, Printer
-from registry.cli.replica_view import ReplicaView, cell, disagreements, replica_view
+from registry.cli.replica_view import cell, disagreements, replica_view
 from registry.cli.rollout import Target, look
 from registry.cli.views import ADAPTERS, POOLS, REPLICAS
 from registry.cli.wire import Plain, adapter_dict, pool_dict, rollout_dict, spec_dict, state_name
 from registry.v1 import registry_pb2 as pb
 
-_EXCEPTION_TITLES = ("NAME", "GENERATION", "REASON", "MESSAGE", "ATTEMPTS", "RETRY AT")
+_EXCEPTION_KEYS = ("name", "generation", "reason", "message", "attempts", "retry_at")
 
 
 def describe_adapter(client: Client, printer: Printer, pool: str, name: str) -> None:
@@ -24,6 +24,14 @@ def describe_adapter(client: Client, printer: Printer, pool: str, name: str) -> 
             printer.item(ADAPTERS, adapter)
         case _:
             printer.plain({**adapter_dict(adapter), "rollout": rollout_dict(rollout) if rollout else None})
+
+
+def _table(printer: Printer, title: str, keys: tuple[str, ...], items: list[Plain]) -> None:
+    """A table with a title, unless there is nothing in it."""
+    if items:
+        printer.lines(["", f"{title}:"])
+        titles = [key.upper().replace("_", " ") for key in keys]
+        printer.table(titles, ([str(one.get(key) or "-") for key in keys] for one in items))
 
 
 def _adapter_table(printer: Printer, adapter: pb.Adapter, rollout: pb.Rollout | None) -> None:
@@ -67,21 +75,12 @@ def describe_replica(client: Client, printer: Printer, pool: str, name: str) -> 
     fields = {"Name": replica.name, "Pool": replica.pool, "Incarnation": replica.incarnation}
     fields |= {"Started": replica.started_at, "Labels": _pairs(replica.labels)}
     told = {key: value for key, value in replica.status.items() if key not in {"schema", "pending", "failed", "found"}}
-    printer.fields({**fields, **{f"Status {path}": value for path, value in _flat(told).items()}})
+    flat = {path: value for path, value in _flat(told).items() if path != "lazy.resident"}
+    printer.fields({**fields, **{f"Status {path}": value for path, value in flat.items()}})
     for title in ("pending", "failed"):
-        _exceptions(printer, replica, title)
-    if found := replica.items("found"):
-        printer.lines(["", "Found, where records have no digest:"])
-        keys = ("name", "generation", "digest")
-        printer.table([key.upper() for key in keys], ([str(one.get(key) or "-") for key in keys] for one in found))
-
-
-def _exceptions(printer: Printer, replica: ReplicaView, title: str) -> None:
-    items = replica.items(title)
-    if items:
-        keys = [name.lower().replace(" ", "_") for name in _EXCEPTION_TITLES]
-        printer.lines(["", f"{title.capitalize()}:"])
-        printer.table(_EXCEPTION_TITLES, ([str(item.get(key) or "-") for key in keys] for item in items))
+        _table(printer, title.capitalize(), _EXCEPTION_KEYS, replica.items(title))
+    _table(printer, "Lazy, asked for and loaded", ("name", "generation", "last_used"), replica.resident())
+    _table(printer, "Found, where records have no digest", ("name", "generation", "digest"), replica.items("found"))
 
 
 def _pairs(labels: dict[str, str]) -> str:

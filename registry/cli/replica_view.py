@@ -46,6 +46,12 @@ class ReplicaView:
         found = self.status.get(key)
         return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
+    def resident(self) -> list[Plain]:
+        """Lazy adapters that it has loaded since they were asked for: name, generation, last use."""
+        lazy = self.status.get("lazy")
+        found = lazy.get("resident") if isinstance(lazy, dict) else None
+        return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
     def as_dict(self) -> Plain:
         return {
             "name": self.name,

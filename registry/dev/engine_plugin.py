@@ -16,6 +16,8 @@ PLUGIN = "loraplane"
 PACKAGE = "sidecar"
 # vLLM loads no plugin that adds routes unless it is named, and ours does nothing unless it is told to.
 PLUGIN_VARIABLES = {"VLLM_PLUGINS": PLUGIN, "LORAPLANE_PLUGIN": "1"}
+# Names the socket on which the plugin asks the sidecar for names that are not loaded.
+RESOLVER_VARIABLE = "LORAPLANE_RESOLVER"
 _GROUPS = ("vllm.general_plugins", "vllm.endpoint_plugins")
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from registry.dev.engine_plugin import PLUGIN_VARIABLES, plugin_folder
+from registry.dev.engine_plugin import PLUGIN_VARIABLES, RESOLVER_VARIABLE, plugin_folder
 from registry.dev.engine_python import find_engine_python
 from registry.dev.etcd_binary import child_environment, find_etcd
 from registry.dev.stack_file import EngineKind, Layout
@@ -18,6 +20,7 @@ from registry.dev.vllm_process import RUNTIME_LORA_VARIABLE, vllm_command, vllm_
 POOL = "dev"
 BASE_MODEL = "tiny"
 MAX_TXN_OPS = 1024
+MAX_SOCKET_PATH_BYTES = 107
 _OUR_PREFIX = "LORAPLANE_"
 
 
@@ -78,6 +81,14 @@ class Folder:
     def log(self, part: str) -> Path:
         return self.root / "logs" / f"{part}.log"
 
+    def socket(self, replica: str) -> Path:
+        """Where the sidecar of a replica answers its engine: here, unless the kernel does not take so long a path."""
+        beside = self.root / "sockets" / replica
+        if len(os.fsencode(beside)) <= MAX_SOCKET_PATH_BYTES:
+            return beside
+        digest = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]
+        return Path(tempfile.gettempdir()) / f"loraplane-{digest}-{replica}.sock"
+
 
 def parts(layout: Layout) -> list[Part]:
     """All parts of a stack. Pure."""
@@ -106,7 +117,9 @@ def command_of(part: Part, folder: Folder, layout: Layout) -> Command:
         case Role.ADMIN:
             return _admin(layout)
         case Role.ENGINE:
-            return engine_command(folder, layout.engine, layout.ports[part.name])
+            command = engine_command(folder, layout.engine, layout.ports[part.name])
+            resolver = {RESOLVER_VARIABLE: str(folder.socket(part.replica))}
+            return Command(command.arguments, {**command.environment, **resolver})
         case Role.SIDECAR:
             return _sidecar(folder, layout, part)
 
@@ -155,11 +168,14 @@ def engine_command(folder: Folder, kind: EngineKind, port: int) -> Command:
 
 
 def _sidecar(folder: Folder, layout: Layout, part: Part) -> Command:
+    socket = folder.socket(part.replica)
+    socket.parent.mkdir(parents=True, exist_ok=True)
     arguments = [
         *(sys.executable, "-m", "sidecar.main"),
         *("--etcd", layout.address("etcd"), "--pool", POOL, "--replica", part.replica),
         *("--engine", layout.url(f"engine-{part.replica}"), "--store", str(folder.store)),
         *("--http", part.address, "--allow-source", f"{folder.adapters.as_uri()}/"),
+        *("--resolver-socket", str(socket)),
         *(("--base-model", str(folder.model)) if layout.engine is EngineKind.VLLM else ()),
     ]
     return Command(arguments, our_environment())

@@ -49,7 +49,8 @@ from sidecar.artifacts.types import ArtifactRef, Staged
 from sidecar.artifacts.upkeep import Upkeep
 from sidecar.retention import GRACE_SECONDS
 
-MAX_WORKERS = 4
+# For eager and for lazy adapters as many as one `Staging` runs at once, so that neither waits for the other.
+MAX_WORKERS = 8
 STAGING_TIMEOUT_SECONDS = 1800.0
 
 

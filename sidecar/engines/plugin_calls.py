@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply
 from sidecar.engines.vllm_answers import said
-from sidecar.observed import Done, Gone, NotThere, Outcome, PathMissing, Refused, Transient, Unknown
+from sidecar.observed import Done, EngineLimits, Gone, NotThere, Outcome, PathMissing, Refused, Transient, Unknown
 
 ABOUT_PATH = "/v1/loraplane/plugin"
 STATE_PATH = "/v1/loraplane/state"
+USES_PATH = "/v1/loraplane/uses"
 SCHEMA = 1
+_UNTOLD = EngineLimits()
 _NEEDED = {"swap", "unload", "state"}
 
 
@@ -25,13 +28,47 @@ def unload_call(name: str) -> JsonPost:
     return JsonPost("/v1/loraplane/unload", {"lora_name": name})
 
 
-def is_usable(about: bytes) -> bool:
-    """True if the plugin that says this of itself is one that we can call."""
-    match _json(about):
-        case {"schema": int(schema), "capabilities": [*can]}:
-            return schema == SCHEMA and {one for one in can if isinstance(one, str)} >= _NEEDED
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a plugin that can be called says of itself.
+
+    Attributes:
+        resolves: names that are not loaded are asked for through the sidecar's socket.
+        tells_uses: it knows when each adapter was last used.
+        limits: what the engine was started with, as far as the plugin tells.
+    """
+
+    resolves: bool = False
+    tells_uses: bool = False
+    limits: EngineLimits = _UNTOLD
+
+
+def read_about(body: bytes) -> About | None:
+    """What the plugin says of itself; None: it is none that we can call."""
+    match _json(body):
+        case {"schema": 1, "capabilities": [*can], **more} if {one for one in can if isinstance(one, str)} >= _NEEDED:
+            return About("resolve" in can, "uses" in can, _limits(more.get("limits")))
         case _:
-            return False
+            return None
+
+
+def _limits(told: object) -> EngineLimits:
+    """Numbers alone are believed; a plugin of an earlier version tells none."""
+    numbers = {str(name): value for name, value in told.items() if type(value) is int} if isinstance(told, dict) else {}
+    return EngineLimits(numbers.get("max_loras"), numbers.get("max_cpu_loras"), numbers.get("max_lora_rank"))
+
+
+def read_last_used(body: bytes) -> dict[str, float]:
+    """For each name that was used, how many seconds ago; nothing, where that cannot be read in full."""
+    match _json(body):
+        case {"schema": 1, "last_used": dict(ages)} if all(_is_age(age) for age in ages.values()):
+            return {str(name): float(age) for name, age in ages.items()}
+        case _:
+            return {}
+
+
+def _is_age(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
 def plugin_outcome(answer: Reply | Lost | NotSent) -> Outcome:

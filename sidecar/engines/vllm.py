@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from sidecar.engines import plugin_calls as plugin
@@ -14,56 +14,24 @@ from sidecar.engines.driver import CHECK_NAME_PREFIX, EngineError, EngineUnreach
 from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply
 from sidecar.engines.swap_risk import swap_risk
 from sidecar.engines.vllm_http import VllmHttp
+from sidecar.engines.vllm_process import LOAD_PATH, UNLOAD_PATH, Deadlines, VllmProcess, examine
 from sidecar.observed import (
     AlreadyThere,
     Done,
     DrainEvidence,
-    EngineFacts,
     EngineLimits,
     Gone,
     NotThere,
     Observed,
     Outcome,
-    SwapStrategy,
     Transient,
     Unknown,
 )
 from sidecar.steps import OnStep, Step, ignore
 
-LOAD_PATH = "/v1/load_lora_adapter"
 UNTOLD = EngineLimits()
-UNLOAD_PATH = "/v1/unload_lora_adapter"
+USUAL = Deadlines()
 LULL_POLL_SECONDS = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """How long each kind of call may take.
-
-    Attributes:
-        probe_seconds: for /metrics, /version and the check of the routes.
-        list_seconds: for /v1/models, 65 ms at 2,000 adapters.
-        load_seconds: for a load, which waits for the running step and for other loads.
-        unload_seconds: for an unload, which waits for a load of the same name.
-        turn_seconds: for one token; the first ever takes up to 16 s on a slow machine.
-        lull_seconds: how long a swap that might end the engine waits for a moment without requests.
-    """
-
-    probe_seconds: float = 5.0
-    list_seconds: float = 10.0
-    load_seconds: float = 60.0
-    unload_seconds: float = 30.0
-    turn_seconds: float = 30.0
-    lull_seconds: float = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """What was found out once of a process, which can be driven."""
-
-    incarnation: str
-    version: str
-    swap: SwapStrategy
 
 
 class VllmEngine:
@@ -76,7 +44,7 @@ class VllmEngine:
         url: str,
         *,
         api_key_file: Path | None = None,
-        deadlines: Deadlines = Deadlines(),
+        deadlines: Deadlines = USUAL,
         limits: EngineLimits = UNTOLD,
         on_step: OnStep = ignore,
     ) -> None:
@@ -93,7 +61,7 @@ class VllmEngine:
         self._deadlines = deadlines
         self._limits = limits
         self._on_step = on_step
-        self._checked: _Checked | None = None
+        self._process: VllmProcess | None = None
         self._base_model: str | None = None
 
     @property
@@ -104,16 +72,18 @@ class VllmEngine:
     async def observe(self) -> Observed:
         """See `Engine.observe`."""
         seconds = self._deadlines.probe_seconds + self._deadlines.list_seconds
-        first, cards, last = await self._http.get(["/metrics", "/v1/models", "/metrics"], seconds)
+        # What was known of the process before; where it is another one by now, there may be no such page.
+        uses = [plugin.USES_PATH] if self._process is not None and self._process.tells_uses else []
+        paths = ["/metrics", "/v1/models", *uses, "/metrics"]
+        first, cards, *told, last = await self._http.get(paths, seconds, optional=plugin.USES_PATH)
         before, after = self._read_metrics(first), self._read_metrics(last)
-        checked = await self._check(before)
+        process = await self._examined(before)
         listing = answers.read_listing(cards)
         if after.incarnation != before.incarnation:
             raise EngineUnreachable(f"{self.url} restarted while it was looked at")
         self._base_model = listing.base_models[0]
-        limits = replace(self._limits, max_loras=after.limits.max_loras)
-        facts = EngineFacts(self.kind, checked.version, self.url, after.incarnation, limits, checked.swap)
-        return Observed(facts, listing.base_models, listing.adapters)
+        facts = process.facts(self.url, self._limits, after.limits.max_loras)
+        return Observed(facts, listing.base_models, listing.adapters, plugin.read_last_used(b"".join(told)))
 
     async def incarnation(self) -> str:
         """See `Engine.incarnation`."""
@@ -144,7 +114,7 @@ class VllmEngine:
 
     @property
     def _has_plugin(self) -> bool:
-        return self._checked is not None and self._checked.swap == "plugin"
+        return self._process is not None and self._process.about is not None
 
     async def _swap_pipelined(self, name: str, old: str, new: str, request_id: str) -> Outcome:
         """Between the unload and the load, which are sent together, the engine knows no `name`."""
@@ -257,24 +227,11 @@ class VllmEngine:
     def _read_metrics(self, body: bytes) -> answers.Metrics:
         return answers.read_metrics(body.decode(errors="replace"), self.url)
 
-    async def _check(self, metrics: answers.Metrics) -> _Checked:
+    async def _examined(self, metrics: answers.Metrics) -> VllmProcess:
         """Once for each process, that it can be driven at all, and how."""
-        if self._checked is not None and self._checked.incarnation == metrics.incarnation:
-            return self._checked
-        [body] = await self._http.get(["/version"], self._deadlines.probe_seconds)
-        version = answers.read_version(body, self.url)
-        if metrics.has_lora is False:
-            raise EngineUnusable("lora_disabled", f"{self.url} serves no adapters: {answers.ENABLE_HINT}")
-        for path in (LOAD_PATH, UNLOAD_PATH):
-            if not await self._http.has_route(path, self._deadlines.probe_seconds):
-                reason = f"{self.url} has no route {path}: {answers.ENABLE_HINT}"
-                raise EngineUnusable("runtime_lora_disabled", reason)
-        self._checked = _Checked(metrics.incarnation, version, await self._strategy())
-        return self._checked
-
-    async def _strategy(self) -> SwapStrategy:
-        about = await self._http.find(plugin.ABOUT_PATH, self._deadlines.probe_seconds)
-        return "plugin" if about is not None and plugin.is_usable(about) else "pipelined"
+        if self._process is None or self._process.incarnation != metrics.incarnation:
+            self._process = await examine(self._http, metrics, self._deadlines.probe_seconds)
+        return self._process
 
 
 def check_name(path: str) -> str:

@@ -22,15 +22,21 @@ class VllmHttp:
         self._key_file = api_key_file
         self._exchange = Exchange(self.url)
 
-    async def get(self, paths: Sequence[str], timeout_seconds: float) -> list[bytes]:
+    async def get(self, paths: Sequence[str], timeout_seconds: float, *, optional: str = "") -> list[bytes]:
         """The bodies of replies 200, all asked for at once and answered in order.
+
+        Args:
+            paths: of the pages.
+            timeout_seconds: for all of them together.
+            optional: one of the pages, whose body is empty where it is not to be had.
 
         Raises:
             EngineUnreachable: a whole reply is missing, or says "not now".
             EngineUnusable: the key is wrong, or what replies is no engine.
         """
         replies = await self._ask(paths, timeout_seconds)
-        return [self._body(path, reply) for path, reply in zip(paths, replies, strict=True)]
+        both = zip(paths, replies, strict=True)
+        return [b"" if path == optional and reply.status != 200 else self._body(path, reply) for path, reply in both]
 
     def _body(self, path: str, reply: Reply) -> bytes:
         match reply.status:

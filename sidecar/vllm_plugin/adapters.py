@@ -10,6 +10,7 @@ from traceback import clear_frames
 
 from sidecar.vllm_plugin.draining import SWEEP_SECONDS, Drain
 from sidecar.vllm_plugin.errors import Busy, Conflict, DeadlinePassed, NotLoaded, PathMissing, Refused
+from sidecar.vllm_plugin.resolver import Resolver
 from sidecar.vllm_plugin.server import Adapter, ApiServer
 
 # Below the deadlines of the sidecar's calls, so that it hears what happened.
@@ -23,11 +24,27 @@ class Adapters:
     """The adapters of one API server. All of it runs in that server's event loop."""
 
     def __init__(
-        self, server: ApiServer, *, load_seconds: float = LOAD_SECONDS, sweep_seconds: float = SWEEP_SECONDS
+        self,
+        server: ApiServer,
+        resolver: Resolver | None = None,
+        *,
+        load_seconds: float = LOAD_SECONDS,
+        sweep_seconds: float = SWEEP_SECONDS,
     ) -> None:
         self._server = server
+        self._resolver = resolver
         self._load_seconds = load_seconds
         self._drain = Drain(server, sweep_seconds)
+
+    @property
+    def resolves(self) -> bool:
+        """True if names that are not registered are asked for."""
+        return self._resolver is not None
+
+    @property
+    def limits(self) -> Mapping[str, int | None]:
+        """What the engine was started with."""
+        return self._server.limits
 
     async def swap(self, name: str, path: str, expected: str) -> None:
         """Binds new requests for `name` to the files in `path`; each request has either the old version or the new.
@@ -51,7 +68,7 @@ class Adapters:
         if len(self._drain) >= MAX_RETIRED:
             raise Busy(f"{MAX_RETIRED} earlier versions are still in use")
         await _check_there(path)
-        candidate = self._server.make(path, current)
+        candidate = self._server.make(name, path, current)
         try:
             await self._bring_in(candidate)
             await self._replace(name, current, candidate)
@@ -68,6 +85,28 @@ class Adapters:
         """
         self._registered(name)
         await self._replace(name, None, None)
+
+    async def resolve(self, name: str, base_model: str) -> Adapter | None:
+        """What the sidecar says `name` is, for the caller to load and to register; None: nothing, for now.
+
+        Its files count as in use from here on, until it is registered or nobody refers to it any more.
+        """
+        if self._resolver is None or len(self._drain) >= MAX_RETIRED:
+            return None
+        path = await self._resolver.path_of(name, base_model)
+        if path is None:
+            return None
+        candidate = self._server.make(name, path, None)
+        # Not at once: vLLM gives it another number as soon as it has it, before anything else can run.
+        asyncio.get_running_loop().call_soon(self._drain.add, candidate)
+        return candidate
+
+    def last_used(self) -> dict[str, float]:
+        """For each registered name that was ever used, seconds since a request was bound to it or was seen to run."""
+        registered = self._server.registered
+        for adapter in self._server.in_flight():
+            registered.note(adapter.lora_name)
+        return registered.ages()
 
     async def state(self) -> dict[str, object]:
         """What is registered, what is draining, what is in memory and how many requests are bound to each.
@@ -88,15 +127,17 @@ class Adapters:
         for one in self._drain.retired:
             number = one.adapter.lora_int_id
             adapters[number] = _row(one.adapter, counts, resident) | {"references": references[number]}
-        for adapter in self._server.registered.values():
-            adapters[adapter.lora_int_id] = _row(adapter, counts, resident) | {"registered": True}
+        ages = self.last_used()
+        for name, adapter in self._server.registered.items():
+            row = _row(adapter, counts, resident) | {"registered": True, "last_used": ages.get(name)}
+            adapters[adapter.lora_int_id] = row
         return {"adapters": list(adapters.values()), "resident": sorted(resident)}
 
     def _registered(self, name: str) -> Adapter:
-        try:
-            return self._server.registered[name]
-        except KeyError:
-            raise NotLoaded(f"no adapter {name[:200]!r} is loaded", field="lora_name") from None
+        adapter = self._server.registered.get(name)
+        if adapter is None:
+            raise NotLoaded(f"no adapter {name[:200]!r} is loaded", field="lora_name")
+        return adapter
 
     async def _bring_in(self, candidate: Adapter) -> None:
         try:
@@ -147,4 +188,5 @@ def _row(adapter: Adapter, counts: Mapping[int, int], resident: set[int]) -> dic
         "resident": number in resident,
         "requests": counts.get(number, 0),
         "references": 0,
+        "last_used": None,
     }

@@ -52,7 +52,7 @@ class Drain:
         return list(self._retired.values())
 
     def add(self, adapter: Adapter) -> None:
-        """Takes an adapter that was just unregistered, or was never registered."""
+        """Takes an adapter that was just unregistered, or is not registered yet."""
         self._retired[adapter.lora_int_id] = Retired(adapter)
         if self._sweeper is None or self._sweeper.done():
             self._sweeper = asyncio.create_task(self._sweep_until_empty(), name="loraplane drain")
@@ -73,6 +73,7 @@ class Drain:
         files again. Calls reach the engine in order. So only an adapter that was idle one sweep ago, and is out of
         memory after that, can never come back.
         """
+        self._forget_registered()
         before = {number for number, one in self._retired.items() if one.was_idle}
         self._look()
         idle = [number for number in before if self._retired[number].was_idle]
@@ -84,6 +85,11 @@ class Drain:
         self._look()
         for number in idle:
             if self._retired[number].was_idle and number not in resident:
+                del self._retired[number]
+
+    def _forget_registered(self) -> None:
+        for number, one in list(self._retired.items()):
+            if self._server.registered.get(one.adapter.lora_name) is one.adapter:
                 del self._retired[number]
 
     def _look(self) -> None:

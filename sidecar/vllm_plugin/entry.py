@@ -1,19 +1,24 @@
-"""The entry points: vLLM loads `tell_versions_apart` in all its processes, and `Endpoints` in its API server."""
+"""The entry points: vLLM loads `prepare_process` in all its processes, and `Endpoints` in its API server."""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from sidecar.vllm_plugin.adapters import Adapters
-from sidecar.vllm_plugin.inside import VllmServer, complaints, settings_against
+from sidecar.vllm_plugin.asked import SidecarResolver
+from sidecar.vllm_plugin.inside import VllmServer, complaints, resolver_complaints, resolver_in, settings_against
+from sidecar.vllm_plugin.resolver import Resolver, socket_problem
 from sidecar.vllm_plugin.routes import Plugin, routes
 from sidecar.vllm_plugin.versions import tell_apart
 
 _log = logging.getLogger("vllm.loraplane")
 VARIABLE = "LORAPLANE_PLUGIN"
+RESOLVER_VARIABLE = "LORAPLANE_RESOLVER"
 RUNTIME_LORA_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+RESOLVER_NAME = "loraplane"
 
 
 def is_on(variable: str = VARIABLE) -> bool:
@@ -21,8 +26,17 @@ def is_on(variable: str = VARIABLE) -> bool:
     return os.environ.get(variable, "").strip().lower() in {"1", "true"}
 
 
-def tell_versions_apart() -> None:
-    """For ``vllm.general_plugins``, in every process of vLLM; may be called again."""
+def resolver_socket() -> str:
+    """The sidecar's socket, as the operator names it; empty: unknown names are not to be resolved."""
+    return os.environ.get(RESOLVER_VARIABLE, "").strip()
+
+
+def prepare_process() -> None:
+    """For ``vllm.general_plugins``, in every process of vLLM; may be called again.
+
+    The API server reads the registered resolvers when it is made, later than this and before `Endpoints` is asked for
+    anything. In all other processes nobody asks the resolver, and it would find nothing.
+    """
     if not is_on():
         return
     from vllm.lora.request import LoRARequest  # noqa: PLC0415 - only inside vLLM
@@ -31,6 +45,18 @@ def tell_versions_apart() -> None:
         tell_apart(LoRARequest)
     except AttributeError as error:
         _log.error("loraplane: the plugin declines, versions of an adapter cannot be told apart: %s", error)
+    if resolver_socket():
+        _register_resolver()
+
+
+def _register_resolver() -> None:
+    try:
+        from vllm.lora.resolver import LoRAResolverRegistry  # noqa: PLC0415 - only inside vLLM
+
+        if RESOLVER_NAME not in LoRAResolverRegistry.get_supported_resolvers():
+            LoRAResolverRegistry.register_resolver(RESOLVER_NAME, SidecarResolver())
+    except (ImportError, AttributeError, TypeError) as error:
+        _log.error("loraplane: the plugin cannot resolve names, vLLM registers resolvers otherwise: %s", error)
 
 
 class Endpoints:
@@ -51,24 +77,57 @@ class Endpoints:
         """Called once when the engine is there."""
         if not is_on():
             return
-        problems = list(self._problems(engine_client, state))
+        problems = list(_problems(engine_client, state))
         if problems:
             _log.error("loraplane: the plugin declines: %s", "; ".join(problems))
             return
         from vllm.lora.request import LoRARequest  # noqa: PLC0415 - only inside vLLM
 
-        self._plugin.adapters = Adapters(VllmServer(engine_client, state.openai_serving_models, LoRARequest))
+        models = state.openai_serving_models
+        self._plugin.adapters = _adapters(VllmServer(engine_client, models, LoRARequest), models)
         _log.info("loraplane: the plugin serves its routes")
 
-    def _problems(self, engine: Any, state: Any) -> list[str]:  # noqa: ANN401 - vLLM's own
-        if not is_on(RUNTIME_LORA_VARIABLE):
-            return [f"{RUNTIME_LORA_VARIABLE}=1 is not set"]
-        against = list(settings_against(getattr(engine, "vllm_config", None)))
-        if against:
-            return against
-        try:
-            from vllm.lora.request import LoRARequest  # noqa: PLC0415 - only inside vLLM
-            from vllm.v1.engine.output_processor import RequestState  # noqa: PLC0415 - only inside vLLM
-        except ImportError as error:
-            return [f"{error}"]
-        return list(complaints(engine, getattr(state, "openai_serving_models", None), LoRARequest, RequestState))
+
+def _adapters(server: VllmServer, models: Any) -> Adapters:  # noqa: ANN401 - vLLM's own
+    """With a resolver if one is wanted and vLLM asks it."""
+    socket = resolver_socket()
+    if not socket:
+        return Adapters(server)
+    problems, asked = list(_resolver_problems(socket, models)), resolver_in(models)
+    if problems or asked is None:
+        _log.error("loraplane: the plugin does not resolve names: %s", "; ".join(problems))
+        return Adapters(server)
+    asked.adapters = adapters = Adapters(server, Resolver(socket))
+    _log.info("loraplane: names are resolved through %s", socket)
+    return adapters
+
+
+def _problems(engine: Any, state: Any) -> Iterator[str]:  # noqa: ANN401 - vLLM's own
+    """Why the plugin must not run here."""
+    if not is_on(RUNTIME_LORA_VARIABLE):
+        yield f"{RUNTIME_LORA_VARIABLE}=1 is not set"
+        return
+    against = list(settings_against(getattr(engine, "vllm_config", None)))
+    yield from against
+    if against:
+        return
+    try:
+        from vllm.lora.request import LoRARequest  # noqa: PLC0415 - only inside vLLM
+        from vllm.v1.engine.output_processor import RequestState  # noqa: PLC0415 - only inside vLLM
+    except ImportError as error:
+        yield f"{error}"
+        return
+    yield from complaints(engine, getattr(state, "openai_serving_models", None), LoRARequest, RequestState)
+
+
+def _resolver_problems(socket: str, models: Any) -> Iterator[str]:  # noqa: ANN401 - vLLM's own
+    """Why names must not be resolved here."""
+    problem = socket_problem(socket)
+    if problem:
+        yield f"{RESOLVER_VARIABLE}: {problem}"
+    try:
+        from vllm.lora.resolver import LoRAResolver  # noqa: PLC0415 - only inside vLLM
+    except ImportError as error:
+        yield f"{error}"
+        return
+    yield from resolver_complaints(models, LoRAResolver)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from sidecar.vllm_plugin.asked import SidecarResolver
+from sidecar.vllm_plugin.locks import Locks
+from sidecar.vllm_plugin.registered import Registered
 from sidecar.vllm_plugin.server import Adapter
 from sidecar.vllm_plugin.versions import are_told_apart
 
+_LIMITS = ("max_loras", "max_cpu_loras", "max_lora_rank")
 _CALLS = {"add_lora": ["lora_request"], "remove_lora": ["lora_id"], "list_loras": []}
 
 
@@ -17,15 +21,17 @@ class VllmServer:
     """vLLM's API server. Implements `sidecar.vllm_plugin.server.ApiServer`."""
 
     def __init__(self, engine: Any, models: Any, request_class: type[Any]) -> None:  # noqa: ANN401 - vLLM's own
-        """Takes parts that `complaints` has nothing against."""
+        """Takes parts that `complaints` has nothing against, and puts dictionaries of ours in place of two of them."""
         self._engine = engine
         self._models = models
         self._request_class = request_class
+        models.lora_requests = Registered(models.lora_requests)
+        models.lora_resolver_lock = Locks(models.lora_resolver_lock)
 
     @property
-    def registered(self) -> MutableMapping[str, Adapter]:
+    def registered(self) -> Registered[Adapter]:
         """See `ApiServer.registered`."""
-        requests: dict[str, Adapter] = self._models.lora_requests
+        requests: Registered[Adapter] = self._models.lora_requests
         return requests
 
     def lock(self, name: str) -> asyncio.Lock:
@@ -33,11 +39,18 @@ class VllmServer:
         lock: asyncio.Lock = self._models.lora_resolver_lock[name]
         return lock
 
-    def make(self, path: str, like: Adapter) -> Adapter:
+    @property
+    def limits(self) -> Mapping[str, int | None]:
+        """See `ApiServer.limits`."""
+        found = {name: _at(self._engine, "vllm_config", "lora_config", name) for name in _LIMITS}
+        return {name: value if type(value) is int else None for name, value in found.items()}
+
+    def make(self, name: str, path: str, like: Adapter | None) -> Adapter:
         """See `ApiServer.make`."""
-        kept = {field: getattr(like, field) for field in ("base_model_name", "is_3d_lora_weight")}
+        fields = ("base_model_name", "is_3d_lora_weight") if like is not None else ()
+        kept = {field: getattr(like, field) for field in fields}
         number = self._models.lora_id_counter.inc(1)
-        made: Adapter = self._request_class(lora_name=like.lora_name, lora_int_id=number, lora_path=path, **kept)
+        made: Adapter = self._request_class(lora_name=name, lora_int_id=number, lora_path=path, **kept)
         return made
 
     async def add(self, adapter: Adapter) -> None:
@@ -91,6 +104,24 @@ def _complaints_about(request_class: Any) -> Iterator[str]:  # noqa: ANN401 - a 
         yield f"LoRARequest has no {', '.join(sorted(missing))}"
     elif not are_told_apart(request_class):
         yield "two versions of an adapter are not told apart: the general plugin did not run"
+
+
+def resolver_complaints(models: Any, resolver_class: Any) -> Iterator[str]:  # noqa: ANN401 - vLLM's own
+    """Why names cannot be resolved in this vLLM; nothing: they can.
+
+    Args:
+        models: what holds the registered adapters.
+        resolver_class: `LoRAResolver`.
+    """
+    if _parameters(getattr(resolver_class, "resolve_lora", None)) != ["base_model_name", "lora_name"]:
+        yield "vLLM asks a resolver for other things"
+    if resolver_in(models) is None:
+        yield "the served models do not ask the resolver that the plugin registered"
+
+
+def resolver_in(models: Any) -> SidecarResolver | None:  # noqa: ANN401 - vLLM's own
+    """Ours among those that vLLM asks; None: it is not asked."""
+    return next((one for one in _at(models, "lora_resolvers") or () if isinstance(one, SidecarResolver)), None)
 
 
 def settings_against(config: Any) -> Iterator[str]:  # noqa: ANN401 - vLLM's configuration

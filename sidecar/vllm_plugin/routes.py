@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("vllm.loraplane")
 PREFIX = "/v1/loraplane"
 SCHEMA = 1
+CAPABILITIES = ("swap", "unload", "state", "uses")
 Endpoint = Callable[[Adapters, "Request"], Awaitable[dict[str, object]]]
 
 
@@ -29,13 +30,18 @@ class Plugin:
         self.adapters = adapters
         self.incarnation = os.urandom(8).hex()
 
-    async def about(self, _: Adapters, __: Request) -> dict[str, object]:
-        """That there is a plugin, and what it can do."""
-        return {"schema": SCHEMA, "incarnation": self.incarnation, "capabilities": ["swap", "unload", "state"]}
+    async def about(self, adapters: Adapters, _: Request) -> dict[str, object]:
+        """That there is a plugin, what it can do, and what the engine can hold."""
+        can = [*CAPABILITIES, *(["resolve"] if adapters.resolves else [])]
+        return {"schema": SCHEMA, "incarnation": self.incarnation, "capabilities": can, "limits": adapters.limits}
 
     async def state(self, adapters: Adapters, _: Request) -> dict[str, object]:
         """See `Adapters.state`."""
         return {"schema": SCHEMA, "incarnation": self.incarnation, **await adapters.state()}
+
+    async def uses(self, adapters: Adapters, _: Request) -> dict[str, object]:
+        """See `Adapters.last_used`. Unlike the state it does not ask the engine, which may be within a step."""
+        return {"schema": SCHEMA, "incarnation": self.incarnation, "last_used": adapters.last_used()}
 
 
 async def _swap(adapters: Adapters, request: Request) -> dict[str, object]:
@@ -60,6 +66,7 @@ def routes(plugin: Plugin) -> list[Route]:
     served: tuple[tuple[str, str, Endpoint], ...] = (
         ("GET", "/plugin", plugin.about),
         ("GET", "/state", plugin.state),
+        ("GET", "/uses", plugin.uses),
         ("POST", "/swap", _swap),
         ("POST", "/unload", _unload),
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
+
+from sidecar.vllm_plugin.registered import Registered
 
 
 class Adapter(Protocol):
@@ -30,16 +32,21 @@ class ApiServer(Protocol):
     """The API server, in whose event loop all of this happens."""
 
     @property
-    def registered(self) -> MutableMapping[str, Adapter]:
+    def registered(self) -> Registered[Adapter]:
         """By name, what the next request for that name is bound to."""
         ...
 
     def lock(self, name: str) -> asyncio.Lock:
-        """Held by whoever loads or unloads `name`. Asked only for names that are registered: it is never forgotten."""
+        """Held by whoever loads, unloads or resolves `name`."""
         ...
 
-    def make(self, path: str, like: Adapter) -> Adapter:
-        """Another version under the name of `like`, with a number that was never used."""
+    @property
+    def limits(self) -> Mapping[str, int | None]:
+        """`max_loras`, `max_cpu_loras` and `max_lora_rank` as the server was started; None: not known."""
+        ...
+
+    def make(self, name: str, path: str, like: Adapter | None) -> Adapter:
+        """An adapter with a number that was never used; what is not said here it has of `like`."""
         ...
 
     async def add(self, adapter: Adapter) -> None:

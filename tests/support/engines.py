@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from registry.dev.engine_plugin import plugin_folder
+from registry.dev.engine_plugin import RESOLVER_VARIABLE, plugin_folder
 from registry.dev.engine_python import find_engine_python
 from registry.dev.vllm_process import MAX_LORAS, vllm_command, vllm_environment
 from tests.support.etcd import free_ports
@@ -29,6 +29,7 @@ class VllmFlags:
     runtime_lora: bool = True
     api_key: str | None = None
     plugin: bool = False
+    resolver: str | None = None
     max_loras: int = MAX_LORAS
     more: tuple[str, ...] = ()
     import_path: str | None = None
@@ -64,6 +65,14 @@ class RealVllm:
             os.killpg(process.pid, signal.SIGKILL)  # its own session, so that its workers are in the group
             process.wait(END_SECONDS)
 
+    def rss_bytes(self) -> int:
+        """Resident memory of the API server and of the engine's core, which are two processes of one session."""
+        assert self._process is not None
+        found = subprocess.run(
+            ["ps", "-o", "rss=", "--sid", str(self._process.pid)], capture_output=True, text=True, check=True
+        )
+        return sum(map(int, found.stdout.split())) * 1024
+
     def log(self) -> str:
         return (self.folder / "vllm.log").read_text(errors="replace")
 
@@ -82,6 +91,7 @@ class RealVllm:
         plugin = plugin_folder(self.folder / "plugin") if flags.plugin else None
         environment = vllm_environment(runtime_lora=flags.runtime_lora, plugin=plugin)
         environment |= {"PYTHONPATH": flags.import_path} if flags.import_path else {}
+        environment |= {RESOLVER_VARIABLE: flags.resolver} if flags.resolver else {}
         with (self.folder / "vllm.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, *flags.more],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import httpx
 
 from registry.etcd3.ops import KeyValue
 from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, Source
@@ -19,9 +21,14 @@ from sidecar.desired import Informer
 from sidecar.engine_watch import watch_engine
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.server import serving
-from sidecar.engines.vllm import Deadlines, VllmEngine
+from sidecar.engines.vllm import VllmEngine
+from sidecar.engines.vllm_process import Deadlines
 from sidecar.inputs import Inputs
 from sidecar.keeper import KEEP_SECONDS, Keeper
+from sidecar.lazy.catalogue import Catalogue
+from sidecar.lazy.demand import IDLE_SECONDS, Demand
+from sidecar.lazy.desk import Desk, Means
+from sidecar.lazy.service import answer_questions
 from sidecar.reconciler import Reconciler, Report
 from sidecar.retention import GRACE_SECONDS, Retention
 from sidecar.status import Replica, derive_status
@@ -71,8 +78,19 @@ class Removing:
 class Rig:
     """What a test turns: `desire` what should be served, `status` of what is."""
 
-    def __init__(self, folder: Path, engine: SimulatedVllm, url: str, keeping: Keeping = Keeping()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        engine: SimulatedVllm,
+        url: str,
+        keeping: Keeping = Keeping(),
+        *,
+        lazy_idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        """An engine that has a resolver finds this rig at the socket that it asks."""
         self.engine = engine
+        self.client = httpx.AsyncClient(base_url=url, timeout=30)
+        self.socket = None if engine.options.resolver is None else Path(engine.options.resolver)
         self.sources = folder / "sources"
         self.store = LocalStore(
             folder / "store", "r1", [f"file://{self.sources}/"], engine=url, grace_seconds=keeping.grace_seconds
@@ -85,7 +103,7 @@ class Rig:
         self.statuses: list[ReplicaStatus] = []
         self.records: dict[bytes, bytes] = {}
         self._chance = Chance()
-        self._replica = Replica("r1", POOL, "vllm", url)
+        self._replica = Replica("r1", POOL, "vllm", url, answers=self.socket is not None)
         self._informer = Informer(POOL)
         self.keeper = Keeper(
             self.driver,
@@ -95,21 +113,31 @@ class Rig:
             monotonic=self._chance.monotonic,
             pause_seconds=keeping.pause_seconds,
         )
+        self.inputs.record = self._informer.record
+        self.demand = Demand(Catalogue(POOL, self.inputs.record_of), idle_seconds=lazy_idle_seconds)
+        self.desk = Desk(Means(self.inputs, self.store, Free()), self.demand, self._chance, self.keeper.expect)
         self.reconciler = Reconciler(
-            self.driver, self.store, self.inputs, Free(), self._chance, self._take, self.keeper.notice
+            self.driver,
+            self.store,
+            self.inputs,
+            Free(),
+            self._chance,
+            self._take,
+            self.keeper.notice,
+            demand=self.demand,
         )
 
     def _take(self, report: Report) -> None:
         self.statuses.append(derive_status(self._replica, report.situation, self._chance.moment()))
 
-    def desire(self, revision: int, **sources: str) -> None:
+    def desire(self, revision: int, *, lazy: Collection[str] = (), **sources: str) -> None:
         """Makes this the desired state: each name with the adapter called so."""
         kvs = []
         for name, source in sources.items():
             folder = self.sources / source
             if not folder.exists():
                 write_adapter(folder, seed=sum(source.encode()))
-            spec = AdapterSpec(source=Source(uri=folder.as_uri()))
+            spec = AdapterSpec(source=Source(uri=folder.as_uri()), load="lazy" if name in lazy else "eager")
             record = AdapterRecord(
                 name=name,
                 pool=POOL,
@@ -125,6 +153,11 @@ class Rig:
         self._informer.replace(revision, kvs)
         self.inputs.desired = self._informer.state
         self.inputs.wake()
+
+    async def request(self, name: str) -> int:
+        """Asks the engine for a completion of a model; gives the HTTP status."""
+        body = {"model": name, "prompt": "x", "max_tokens": 1}
+        return (await self.client.post("/v1/completions", json=body)).status_code
 
     def record(self, name: str) -> bytes:
         """The record of a desired adapter."""
@@ -169,6 +202,7 @@ async def running(rig: Rig) -> AsyncIterator[Rig]:
     """Runs a rig's loops within the body."""
     tasks: Sequence[asyncio.Task[None]] = (
         asyncio.create_task(rig.reconciler.run()),
+        *([asyncio.create_task(answer_questions(rig.socket, rig.desk))] if rig.socket else []),
         asyncio.create_task(watch_engine(rig.driver, rig.reconciler.distrust)),
         asyncio.create_task(rig.keeper.run()),
         asyncio.create_task(rig.keeper.scrub()),
@@ -179,5 +213,6 @@ async def running(rig: Rig) -> AsyncIterator[Rig]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await rig.client.aclose()
         await rig.driver.aclose()
         rig.store.close()

@@ -11,7 +11,7 @@ import sys
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import DEFAULTS, Options
 from sidecar.engines.simulated.server import listen, serve
-from sidecar.vllm_plugin.entry import RUNTIME_LORA_VARIABLE, is_on
+from sidecar.vllm_plugin.entry import RUNTIME_LORA_VARIABLE, is_on, resolver_socket
 
 PLUGIN = "loraplane"
 
@@ -42,6 +42,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         max_lora_rank=arguments.max_lora_rank,
         runtime_lora=is_on(RUNTIME_LORA_VARIABLE),
         plugin=is_on() and is_on(RUNTIME_LORA_VARIABLE) and PLUGIN in os.environ.get("VLLM_PLUGINS", "").split(","),
+        resolver=resolver_socket() or None,
         api_key=arguments.api_key,
         load_seconds=arguments.load_seconds,
         token_seconds=arguments.token_seconds,

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
+from sidecar.engines.simulated.card import Card
 from sidecar.engines.simulated.faults import Faults
 from sidecar.engines.simulated.options import DEFAULTS, Options
 from sidecar.engines.simulated.weights import AdapterMissing, AdapterRefused, read_weights
+from sidecar.vllm_plugin.locks import Locks
+from sidecar.vllm_plugin.registered import Registered
 
 CALLS_KEPT = 100_000
 _PRINTABLE = range(0x20, 0x7F)
@@ -30,30 +33,6 @@ class Rejection(Exception):
 
 class EngineDead(Exception):
     """The engine died; every request fails from now on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A loaded adapter. `number` is new with each load. Implements `sidecar.vllm_plugin.server.Adapter`."""
-
-    name: str
-    path: str
-    number: int
-
-    @property
-    def lora_name(self) -> str:
-        """See `Adapter.lora_name`."""
-        return self.name
-
-    @property
-    def lora_int_id(self) -> int:
-        """See `Adapter.lora_int_id`."""
-        return self.number
-
-    @property
-    def lora_path(self) -> str:
-        """See `Adapter.lora_path`."""
-        return self.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +54,21 @@ class Token:
     logprob: float
 
 
+async def _unresolved(_: str) -> Card | None:
+    return None
+
+
 class SimulatedVllm:
-    """One engine process. `on_call` hears of each request that loads or unloads, before it is carried out."""
+    """One engine process. `on_call` hears of each request that loads or unloads, before it is carried out.
+
+    `resolve` is asked, under the name's lock, for a card of a name that is not loaded.
+    """
 
     def __init__(self, options: Options = DEFAULTS, on_call: Callable[[Call], None] | None = None) -> None:
         self.options = options
         self.started_at = time.time()
-        self.cards: dict[str, Card] = {}
+        self.cards: Registered[Card] = Registered()
+        self.resolve: Callable[[str], Awaitable[Card | None]] = _unresolved
         self.faults = Faults()
         self.calls: deque[Call] = deque(maxlen=CALLS_KEPT)
         self.dead = asyncio.Event()
@@ -94,7 +81,7 @@ class SimulatedVllm:
         self._numbers = count(1)
         self._resident: OrderedDict[int, str] = OrderedDict()
         self._turn = asyncio.Lock()
-        self._name_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._name_locks = Locks()
 
     def note(self, call: Call) -> None:
         """Remembers a request that loads or unloads."""
@@ -168,12 +155,24 @@ class SimulatedVllm:
         """
         if model == self.options.served_model_name:
             return None
-        async with self._name_locks[model]:
-            card = self.cards.get(model)
-        if card is None:
-            message = f"The model `{model}` does not exist. Valid aliases: {self.options.served_model_name}."
-            raise Rejection(404, "NotFoundError", message, "model")
-        return card
+        if model not in self.cards:
+            await self._resolve(model)
+        return self.cards[model]
+
+    async def _resolve(self, name: str) -> None:
+        async with self._name_locks[name]:
+            if name in self.cards:
+                return
+            card = await self.resolve(name)
+            if card is None:
+                message = f"The model `{name}` does not exist. Valid aliases: {self.options.served_model_name}."
+                raise Rejection(404, "NotFoundError", message, "model")
+            try:
+                await self.add(card)
+            except Rejection as error:
+                message = f"LoRA adapter '{name}' was found but could not be loaded."
+                raise Rejection(400, "BadRequestError", message) from error
+            self.cards[name] = card
 
     async def generate(self, card: Card | None, prompt: str, tokens: int) -> list[Token]:
         """Greedy tokens, a function of the prompt, the base model and the adapter's files alone.

@@ -17,6 +17,7 @@ class Options:
         max_lora_rank: adapters above it are refused.
         runtime_lora: False: the routes that load and unload do not exist.
         plugin: True: it has our plugin, with the routes below ``/v1/loraplane``.
+        resolver: the socket that our plugin asks for names which are not loaded; None: they are not asked for.
         api_key: guards /v1; None: nothing is guarded.
         version: what /version says.
         load_seconds: how long each load takes beside reading the files.
@@ -30,6 +31,7 @@ class Options:
     max_lora_rank: int = 16
     runtime_lora: bool = True
     plugin: bool = False
+    resolver: str | None = None
     api_key: str | None = None
     version: str = "0.32.0"
     load_seconds: float = 0.0

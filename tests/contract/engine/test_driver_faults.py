@@ -16,7 +16,8 @@ from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.faults import Answer, Cut, Die, Hang
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.simulated.server import serving
-from sidecar.engines.vllm import Deadlines, VllmEngine, check_name
+from sidecar.engines.vllm import VllmEngine, check_name
+from sidecar.engines.vllm_process import Deadlines
 from sidecar.observed import AlreadyThere, Done, Gone, Refused, Transient, Unknown
 from tests.support.engines import Asker
 from tests.support.etcd import free_ports

@@ -17,7 +17,7 @@ from sidecar import retention
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.simulated.server import serving
-from sidecar.engines.vllm import Deadlines
+from sidecar.engines.vllm_process import Deadlines
 from sidecar.retention import Retention
 from tests.support.engines import BASE_MODEL, Asker
 from tests.support.rig import Keeping, Rig, running

@@ -71,7 +71,8 @@ async def test_the_plugin_tells_what_it_can(asker):
     """A sidecar asks once for each process."""
     about = (await asker.client.get("/v1/loraplane/plugin")).json()
     assert about["schema"] == 1
-    assert set(about["capabilities"]) == {"swap", "unload", "state"}
+    assert set(about["capabilities"]) == {"swap", "unload", "state", "uses"}
+    assert about["limits"] == {"max_loras": 4, "max_cpu_loras": 16, "max_lora_rank": 16}
     assert about["incarnation"] == (await asker.client.get("/v1/loraplane/state")).json()["incarnation"]
 
 

@@ -11,6 +11,7 @@ from sidecar.engines.simulated.options import Options
 from sidecar.engines.simulated.server import serving
 from sidecar.engines.vllm import VllmEngine
 from tests.support.engines import RealVllm, VllmFlags
+from tests.support.etcd import free_ports
 
 KEY = "canary-key"
 
@@ -27,6 +28,23 @@ async def test_a_simulated_restart_loses_adapters_and_changes_the_incarnation(ti
             seen.append(observed.facts.incarnation)
             await engine.aclose()
     assert seen[0] != seen[1]
+
+
+async def test_a_plugin_comes_and_goes_with_its_process(tiny):
+    """What a process was asked for is not expected of the next one, which may be without it."""
+    (port,) = free_ports(1)
+    engine = VllmEngine(f"http://127.0.0.1:{port}")
+    for has_plugin in (True, False, True):
+        simulated = SimulatedVllm(Options(plugin=has_plugin))
+        async with serving(simulated, port=port):
+            for _ in range(2):
+                facts = (await engine.observe()).facts
+                assert facts.swap == ("plugin" if has_plugin else "pipelined")
+                assert facts.limits.max_cpu_loras == (16 if has_plugin else None)
+            await engine.load("x", tiny.adapter("a"), request_id="r")
+            await simulated.card_of("x")
+            assert set((await engine.observe()).last_used) == ({"x"} if has_plugin else set())
+    await engine.aclose()
 
 
 @pytest.mark.engine

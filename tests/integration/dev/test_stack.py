@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,10 +10,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from registry.dev.processes import wait_until
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,23 @@ def test_up_serves_adapters_and_is_safe_to_run_twice(dev):
     assert set(dev.pids().values()) == {None}
     assert not any(command_line(pid) == command for pid, command in commands.items())
     assert dev("dev", "down").returncode == 0
+
+
+def test_a_lazy_adapter_is_served_at_its_first_request(dev):
+    """The engine asks its sidecar, over a socket whose path the stack has to keep short."""
+    up = dev.json("dev", "up", "--engine", "sim", "--replicas", "1")
+    engine = next(part["address"] for part in up["parts"] if part["name"] == "engine-r1")
+    dev.json("add", "sql", "--source", str(dev.folder / ".loraplane" / "adapters" / "sql"), "--lazy")
+    assert wait_until(lambda: answers(engine, "sql"), 60)
+    assert not answers(engine, "nobody")
+
+
+def answers(engine: str, model: str) -> bool:
+    """True if a request for that model is served."""
+    body = json.dumps({"model": model, "prompt": "x", "max_tokens": 1})
+    with contextlib.closing(HTTPConnection(engine, timeout=60)) as connection:
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        return connection.getresponse().status == 200
 
 
 def test_data_survives_down_and_up_but_not_purge(dev):

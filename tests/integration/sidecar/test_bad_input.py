@@ -43,6 +43,10 @@ async def note(sidecar: Sidecar, *words: str) -> None:
         ({"--credentials": "/nowhere"}, ["--credentials", "/nowhere"]),
         ({"--hf-endpoint": "hub"}, ["--hf-endpoint", "https"]),
         ({"--etcd": ","}, ["etcd"]),
+        ({"--resolver-socket": "s"}, ["--resolver-socket", "absolute"]),
+        ({"--resolver-socket": "/run/" + "s" * 103}, ["--resolver-socket", "108 bytes"]),
+        ({"--resolver-socket": "/nowhere/s"}, ["--resolver-socket", "/nowhere"]),
+        ({"--lazy-idle": "-1"}, ["--lazy-idle"]),
     ],
 )
 def test_a_wrong_flag_is_one_line_that_names_it(tmp_path, changes, words):

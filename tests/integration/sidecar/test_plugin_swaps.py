@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from sidecar.engines.simulated.engine import Card, SimulatedVllm
+from sidecar.engines.simulated.card import Card
+from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from tests.support.rig import running_rig
 from tests.support.waiting import eventually

@@ -12,6 +12,7 @@ from registry.etcd3.ops import Put, Range, Txn
 from registry.keys import Keys
 from registry.model.status import Presence, ReplicaStatus
 from sidecar.chance import Chance
+from sidecar.lazy.wanted import LazySituation
 from sidecar.publisher import Publisher
 from sidecar.status import Replica, Situation, derive_status
 from tests.support.fleet import POOL
@@ -31,7 +32,7 @@ def status(revision: int) -> ReplicaStatus:
         plan=None,
         ready=False,
         stale=False,
-        lazy_count=0,
+        lazy=LazySituation(),
         note="",
         held="",
         last_request_id="",

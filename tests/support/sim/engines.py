@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply, unheard
 from sidecar.engines.simulated import pages
-from sidecar.engines.simulated.engine import Card, EngineDead, Rejection, SimulatedVllm
+from sidecar.engines.simulated.card import Card
+from sidecar.engines.simulated.engine import EngineDead, Rejection, SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from tests.support.sim.artifacts import REFUSED, SimStore, source_of
 from tests.support.sim.loop import Process
@@ -160,7 +161,7 @@ class SimHttp:
         self._host = host
         self._on_call = on_call
 
-    async def get(self, paths: Sequence[str], timeout_seconds: float) -> list[bytes]:
+    async def get(self, paths: Sequence[str], timeout_seconds: float, *, optional: str = "") -> list[bytes]:
         """See `VllmHttp.get`."""
         try:
             async with asyncio.timeout(timeout_seconds):

@@ -19,6 +19,8 @@ from sidecar.engines.vllm import VllmEngine
 from sidecar.feed import Feed
 from sidecar.inputs import Inputs
 from sidecar.journal import Journal
+from sidecar.lazy.catalogue import Catalogue
+from sidecar.lazy.demand import Demand
 from sidecar.publisher import Publisher
 from sidecar.reconciler import Reconciler, Report
 from sidecar.reporter import Reporter
@@ -64,7 +66,8 @@ async def run_sidecar(place: Place, incarnation: int, rng: random.Random, journa
         place.on_report(place.replica, inputs, report)
         reporter.take(report)
 
-    reconciler = Reconciler(engine, place.store, inputs, publisher, chance, report)
+    demand = Demand(Catalogue(place.pool, inputs.record_of), idle_seconds=0.0)  # no engine asks here
+    reconciler = Reconciler(engine, place.store, inputs, publisher, chance, report, demand=demand)
     journal = Journal(place.state)
     journals.append(journal)
     feed = Feed(client, place.keys, place.pool, inputs, journal, chance)

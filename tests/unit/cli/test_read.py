@@ -106,6 +106,16 @@ def test_describe_replica_shows_what_it_does_not_serve_and_why(cli, admin):
     assert "law   1           not_found  no files  2" in out
 
 
+def test_describe_replica_says_what_is_loaded_lazily_and_when_it_was_used(cli, admin):
+    used = {"name": "sql", "generation": 2, "last_used": "2026-01-01T12:34:00.000Z"}
+    lazy = {"count": 20000, "servable": True, "reason": "", "resident": [used, {**used, "name": "law"}, "odd"]}
+    admin.answers["GetReplica"] = [pb.Replica(name="r1", pool="dev", status_json=json.dumps({**STATUS, "lazy": lazy}))]
+    out = cli("describe", "replica", "r1").out
+    assert "Lazy, asked for and loaded:\n" in out
+    assert ["law", "2", "2026-01-01T12:34:00.000Z"] in [line.split() for line in out.splitlines()]
+    assert "lazy.resident" not in out
+
+
 def test_describe_pool(cli, admin):
     admin.answers["GetPool"] = [pb.Pool(name="dev", base_models=["tiny"], limits=pb.PoolLimits(max_rank=16))]
     admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[SQL])]

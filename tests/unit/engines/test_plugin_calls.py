@@ -9,7 +9,8 @@ import pytest
 from sidecar.engines import plugin_calls as plugin
 from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.exchange import Lost, NotSent, Reply
-from sidecar.observed import Done, Gone, NotThere, PathMissing, Refused, Transient, Unknown
+from sidecar.engines.plugin_calls import About
+from sidecar.observed import Done, EngineLimits, Gone, NotThere, PathMissing, Refused, Transient, Unknown
 from sidecar.vllm_plugin import errors
 from sidecar.vllm_plugin.routes import PREFIX, SCHEMA
 
@@ -50,23 +51,52 @@ def outcome_of(status: int, reason: str) -> object:
     return plugin.plugin_outcome(error(status, reason))
 
 
+NEEDED = ["swap", "unload", "state"]
+LIMITS = {"max_loras": 4, "max_cpu_loras": None, "max_lora_rank": 8}
+TOLD = EngineLimits(max_loras=4, max_lora_rank=8)
+
+
 @pytest.mark.parametrize(
     ("about", "expected"),
     [
-        ({"schema": 1, "capabilities": ["swap", "unload", "state", "more", 3]}, True),
-        ({"schema": 2, "capabilities": ["swap", "unload", "state"]}, False),
-        ({"schema": 1, "capabilities": ["swap"]}, False),
-        ([], False),
+        ({"schema": 1, "capabilities": [*NEEDED, "more", 3]}, About()),
+        ({"schema": 1, "capabilities": [*NEEDED, "uses", "resolve"]}, About(resolves=True, tells_uses=True)),
+        ({"schema": 1, "capabilities": NEEDED, "limits": LIMITS}, About(limits=TOLD)),
+        ({"schema": 1, "capabilities": NEEDED, "limits": {"max_loras": True, "more": 1}}, About()),
+        ({"schema": 1, "capabilities": NEEDED, "limits": 3}, About()),
+        ({"schema": 2, "capabilities": NEEDED}, None),
+        ({"schema": 1, "capabilities": ["swap"]}, None),
+        ([], None),
     ],
 )
 def test_only_a_plugin_that_can_be_called_is_one(about, expected):
-    assert plugin.is_usable(json.dumps(about).encode()) is expected
-    assert not plugin.is_usable(b"<html>")
+    """One of an earlier version, that tells no limits and resolves nothing, is one."""
+    assert plugin.read_about(json.dumps(about).encode()) == expected
+    assert plugin.read_about(b"<html>") is None
+
+
+@pytest.mark.parametrize(
+    ("body", "ages"),
+    [
+        ({"schema": 1, "last_used": {"a": 0.5, "b": 3}}, {"a": 0.5, "b": 3.0}),
+        ({"schema": 1, "last_used": {}}, {}),
+        ({"schema": 1, "last_used": {"a": 0.5, "b": -1}}, {}),
+        ({"schema": 1, "last_used": {"a": True}}, {}),
+        ({"schema": 1, "last_used": {"a": "now"}}, {}),
+        ({"schema": 2, "last_used": {"a": 1}}, {}),
+        ([], {}),
+    ],
+)
+def test_ages_are_taken_whole_or_not_at_all(body, ages):
+    """None known is no harm: an adapter of unknown age is not unloaded for it."""
+    assert plugin.read_last_used(json.dumps(body).encode()) == ages
+    assert plugin.read_last_used(b"") == {}
 
 
 def test_both_sides_mean_the_same_routes():
-    paths = {plugin.ABOUT_PATH, plugin.STATE_PATH, plugin.swap_call("x", "/a", "/b").path, plugin.unload_call("x").path}
-    assert paths == {f"{PREFIX}/{name}" for name in ("plugin", "state", "swap", "unload")}
+    calls = {plugin.swap_call("x", "/a", "/b").path, plugin.unload_call("x").path}
+    paths = {plugin.ABOUT_PATH, plugin.STATE_PATH, plugin.USES_PATH, *calls}
+    assert paths == {f"{PREFIX}/{name}" for name in ("plugin", "state", "uses", "swap", "unload")}
     assert plugin.SCHEMA == SCHEMA
 
 

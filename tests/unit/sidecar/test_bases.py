@@ -9,6 +9,7 @@ from registry.lora.base import BaseModules, compress
 from registry.lora.findings import AdapterWarning
 from registry.model.records import BaseShapes, PoolSpec
 from sidecar.artifacts.bases import Bases
+from sidecar.lazy.wanted import LazySituation
 from sidecar.plan import Load
 from sidecar.planner import make_plan
 from sidecar.status import Moment, Replica, Situation, derive_status
@@ -78,7 +79,7 @@ def test_warnings_are_listed_and_counted_out():
     assert {one.reason for one in plan.warnings[1:]} == {"dora_stripped"}
     assert len(plan.warnings) == 100
     situation = Situation(
-        1, observed(), plan, ready=True, stale=False, lazy_count=0, note="", held="", last_request_id=""
+        1, observed(), plan, ready=True, stale=False, lazy=LazySituation(), note="", held="", last_request_id=""
     )
     status = derive_status(
         Replica("r", "p", "vllm", "http://e"), situation, Moment(0.0, datetime(2026, 1, 1, tzinfo=UTC))

@@ -191,3 +191,26 @@ async def test_a_scrub_that_fails_goes_on_later():
     running.cancel()
     await asyncio.wait([running])
     assert running.cancelled()
+
+
+async def test_what_the_engine_is_about_to_be_told_of_is_kept_from_that_moment_on():
+    """R7 files-pinned: it is proven to be idle, and the engine will load it a moment later."""
+    desk = Desk("X")
+    await desk.notice()
+    await desk.review(GRACE)
+    desk.keeper.expect(("x", "/s/X"))
+    await desk.review(GRACE)
+    await desk.review(GRACE)
+    assert desk.store.ids == {"X"}, "no plan has been made since"
+    await desk.notice()
+    for _ in range(3):
+        await desk.review(GRACE)
+    assert desk.store.ids == set()
+
+
+async def test_what_is_told_before_the_first_plan_makes_no_plan():
+    desk = Desk("X")
+    desk.keeper.expect(("x", "/s/X"))
+    for _ in range(4):
+        await desk.review(GRACE)
+    assert desk.engine.asked == 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sidecar.engines.driver import CHECK_NAME_PREFIX
 from sidecar.failures import Failure
+from sidecar.lazy.wanted import Wanted
 from sidecar.plan import FailedAdapter, Load, PendingAdapter, Plan, ServedAdapter, Stage, Swap, Unload
 from sidecar.planner import MAX_OVER_CAPACITY_LISTED, make_plan
 from tests.support.records import digest, kv
@@ -81,7 +84,7 @@ def test_what_is_not_desired_any_more_is_unloaded_before_anything_is_loaded():
     assert made.is_destructive
 
 
-def test_a_lazy_adapter_is_not_loaded_and_an_eager_one_that_becomes_lazy_is_unloaded():
+def test_a_lazy_adapter_is_not_loaded_and_one_that_is_not_to_stay_is_unloaded():
     state = desired(kv("a", 1, load="lazy"))
     assert plan(state, observed({"a": "v1"}), known(state, "v1")).calls == (Unload("a", path_of("v1")),)
 
@@ -195,3 +198,47 @@ def test_an_unload_that_failed_is_put_off():
     put_off = plan(state, observed({"a": "v1"}), facts)
     assert (put_off.calls, reasons(put_off.failed), put_off.wake_at) == ((), {"a": "still_listed"}, 1030.0)
     assert len(plan(state, observed({"a": "v1"}, incarnation="e2"), facts).calls) == 1
+
+
+def lazily(*sources: str, asked: frozenset[str] = frozenset(), failure: Failure | None = None, **lazy: str):
+    """A state with these lazy adapters, and what is known where all of them are to stay loaded."""
+    state = wants(lazy)
+    wanted = Wanted(tuple(state.adapters.values()), asked)
+    facts = known(state, *sources, failures={"a": failure} if failure else None)
+    return desired(*(kv(name, 1, source=v, load="lazy") for name, v in lazy.items())), replace(facts, lazy=wanted)
+
+
+def test_a_lazy_adapter_that_stays_is_told_apart_from_what_is_served():
+    state, facts = lazily("v1", a="v1")
+    made = plan(state, observed({"a": "v1"}), facts)
+    assert (made.calls, made.served, [one.name for one in made.residents]) == ((), (), ["a"])
+
+
+def test_its_new_generation_is_staged_and_swapped_and_holds_nobody_up():
+    state, facts = lazily(a="v2")
+    made = plan(state, observed({"a": "v1"}), facts)
+    assert ([one.name for one in made.stage], made.calls, made.pending[0].is_settled) == (["a"], (), True)
+    state, facts = lazily("v2", a="v2")
+    made = plan(state, observed({"a": "v1"}), facts)
+    assert [type(call) for call in made.calls] == [Swap]
+
+
+def test_nothing_is_called_for_what_is_being_asked_about():
+    """The deadlock rule: the engine holds the name until it is answered."""
+    state, facts = lazily("v2", a="v2", asked=frozenset({"a", "gone"}))
+    made = plan(state, observed({"a": "v1", "gone": "v1"}), facts)
+    assert made.calls == ()
+    state, facts = lazily(a="v2", asked=frozenset({"a"}))
+    assert plan(state, observed({"a": "v1"}), facts).stage != ()
+
+
+def test_what_was_refused_when_it_was_asked_for_is_told_and_tried_by_nobody():
+    state, facts = lazily("v1", a="v1")
+    (adapter,) = facts.lazy.residents
+    failure = Failure(adapter.ref, None, "not_found", "no files", 2, 5.0)
+    facts = replace(facts, lazy=Wanted(troubles=((adapter, failure),)))
+    made = plan(state, observed(), facts)
+    assert [(one.name, one.reason, one.is_settled) for one in made.failed] == [("a", "not_found", True)]
+    assert (made.wake_at, made.is_settled) == (None, True)
+    both = replace(facts, lazy=Wanted((adapter,), troubles=((adapter, failure),)))
+    assert plan(state, observed({"a": "v1"}), both).failed == ()

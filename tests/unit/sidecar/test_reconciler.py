@@ -14,8 +14,11 @@ from sidecar.chance import Chance
 from sidecar.desired import DesiredState, Informer
 from sidecar.executor import Attempt
 from sidecar.inputs import Inputs
+from sidecar.lazy.catalogue import Catalogue
+from sidecar.lazy.demand import Demand
 from sidecar.observed import AlreadyThere, Done, EngineFacts, Observed, Outcome, Unknown
-from sidecar.reconciler import Ownership, Reconciler, Report
+from sidecar.ownership import Ownership
+from sidecar.reconciler import Reconciler, Report
 from tests.support.records import KEYS, POOL
 from tests.support.rig import Free
 from tests.support.sim.artifacts import ROOT, SimStore, path_of
@@ -75,7 +78,13 @@ async def running(engine: Engine, inputs: Inputs, ownership: Ownership | None = 
     inputs.connected = inputs.pool_read = True
     reports: list[Report] = []
     reconciler = Reconciler(
-        engine, SimStore("r1", random.Random(0)), inputs, ownership or Free(), Chance(), reports.append
+        engine,
+        SimStore("r1", random.Random(0)),
+        inputs,
+        ownership or Free(),
+        Chance(),
+        reports.append,
+        demand=Demand(Catalogue(POOL, inputs.record_of)),
     )
     task = asyncio.create_task(reconciler.run())
     try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from registry.model.base import MAX_STATUS_BYTES
 from registry.model.status import MAX_FOUND
+from sidecar.lazy.wanted import LazySituation
 from sidecar.plan import FailedAdapter, PendingAdapter, Plan, ServedAdapter
-from sidecar.status import Moment, Replica, Situation, derive_status, says_the_same, served_hash
+from sidecar.status import MAX_RESIDENT, Moment, Replica, Situation, derive_status, says_the_same, served_hash
 from tests.support.worlds import observed
 
 REPLICA = Replica("r1", "p", "vllm", "http://e")
@@ -21,7 +23,7 @@ def situation(plan: Plan | None = None, **changes) -> Situation:
         "plan": plan,
         "ready": True,
         "stale": False,
-        "lazy_count": 0,
+        "lazy": LazySituation(),
         "note": "",
         "held": "",
         "last_request_id": "q",
@@ -45,7 +47,9 @@ def test_lists_say_who_when_and_why():
     lost = FailedAdapter("c", 2, "rank_too_high", "m", 1, None, "rc", is_settled=True)
     status = derive_status(
         REPLICA,
-        situation(plan(pending=(PendingAdapter("a", 1, "staging", "ra"),), failed=(failed, lost)), lazy_count=4),
+        situation(
+            plan(pending=(PendingAdapter("a", 1, "staging", "ra"),), failed=(failed, lost)), lazy=LazySituation(count=4)
+        ),
         MOMENT,
     )
     assert (status.pending[0].name, status.pending[0].reason, status.pending[0].request_id) == ("a", "staging", "ra")
@@ -91,3 +95,49 @@ def test_what_was_found_without_a_digest_is_reported():
     status = derive_status(REPLICA, situation(plan(served=many)), MOMENT)
     assert [one.name for one in status.found] == [f"n{i:04}" for i in range(MAX_FOUND)]
     assert status.found_omitted == 5
+
+
+def test_a_replica_says_why_it_serves_no_lazy_adapter():
+    """R9: at its first request, that is."""
+    asks = Replica("r1", "p", "vllm", "http://e", answers=True)
+    resolving = replace(observed(), facts=replace(observed().facts, resolves=True))
+    some = LazySituation(count=3, room=1)
+
+    def reason(replica: Replica, **changes) -> str:
+        facts = {"observed": resolving, "plan": plan(), "lazy": some} | changes
+        lazy = derive_status(replica, situation(**facts), MOMENT).lazy
+        assert lazy.servable == (lazy.reason == "")
+        return lazy.reason
+
+    assert reason(asks) == ""
+    assert reason(asks, observed=observed()) == "needs_plugin"
+    assert reason(REPLICA) == "needs_socket"
+    assert reason(asks, lazy=LazySituation(count=3)) == "no_room"
+    for changes in ({"observed": None}, {"plan": None}, {"plan": plan(blocked="another base")}):
+        assert reason(asks, **changes) == "not_ready"
+    assert derive_status(REPLICA, situation(plan()), MOMENT).lazy.reason == "", "there is none"
+
+
+def test_lazy_adapters_that_are_loaded_are_told_to_the_minute():
+    names = [f"n{number:03}" for number in range(MAX_RESIDENT + 1)]
+    residents = tuple(ServedAdapter(name, 2, "d") for name in reversed(names))
+    used_at = dict.fromkeys(names, 1000.0 - 70.0)
+    lazy = LazySituation(count=999, room=4, used_at=used_at)
+    status = derive_status(REPLICA, situation(plan(residents=residents), lazy=lazy), MOMENT)
+    assert [one.name for one in status.lazy.resident] == names[:MAX_RESIDENT]
+    first = status.lazy.resident[0]
+    assert (first.generation, first.last_used) == (2, "2026-01-02T03:02:00.000Z")
+    assert status.served.count == 0
+
+
+def test_the_last_thing_that_a_status_leaves_out_are_resident_names():
+    """R16 bounded: a status that is too large all the same ends the search too."""
+    names = [f"n{number:03}" for number in range(MAX_RESIDENT)]
+    residents = tuple(ServedAdapter(name, 2, "d") for name in names)
+    lazy = LazySituation(count=999, room=4, used_at=dict.fromkeys(names, 1.0))
+    long = situation(plan(residents=residents), lazy=lazy, note="n" * (MAX_STATUS_BYTES - 10_000))
+    status = derive_status(REPLICA, long, MOMENT)
+    assert 0 < len(status.lazy.resident) < MAX_RESIDENT
+    assert len(status.to_bytes()) <= MAX_STATUS_BYTES
+    huge = derive_status(REPLICA, replace(long, note="n" * MAX_STATUS_BYTES), MOMENT)
+    assert huge.lazy.resident == []

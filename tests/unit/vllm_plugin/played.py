@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
+from sidecar.vllm_plugin.registered import Registered
 from sidecar.vllm_plugin.server import Adapter
 
 
@@ -24,7 +25,8 @@ class Version:
 class PlayedServer:
     """Implements `ApiServer`. `calls` are the engine's; `gate` holds loads back; `fails` makes them fail."""
 
-    registered: MutableMapping[str, Adapter] = field(default_factory=dict)
+    registered: Registered[Adapter] = field(default_factory=Registered)
+    limits: Mapping[str, int | None] = field(default_factory=dict)
     flying: list[Adapter] = field(default_factory=list)
     memory: set[int] = field(default_factory=set)
     calls: list[tuple[str, int]] = field(default_factory=list)
@@ -34,14 +36,14 @@ class PlayedServer:
     numbers: Iterable[int] = field(default_factory=lambda: count(1))
 
     def load(self, name: str, path: str) -> None:
-        self.registered[name] = self._version(name, path)
-        self.memory.add(self.registered[name].lora_int_id)
+        self.registered[name] = loaded = self._version(name, path)
+        self.memory.add(loaded.lora_int_id)
 
     def lock(self, name: str) -> asyncio.Lock:
         return self.locks[name]
 
-    def make(self, path: str, like: Adapter) -> Adapter:
-        return self._version(like.lora_name, path)
+    def make(self, name: str, path: str, like: Adapter | None) -> Adapter:
+        return self._version(name, path)
 
     async def add(self, adapter: Adapter) -> None:
         self.calls.append(("add", adapter.lora_int_id))

@@ -45,7 +45,7 @@ async def test_a_request_that_is_bound_to_the_same_number_keeps_it():
     """The engine may hold another object of the same adapter."""
     server = PlayedServer()
     drain = retired(server)
-    twin = server.make("/old", drain.retired[0].adapter)
+    twin = server.make("x", "/old", None)
     twin.lora_int_id = 1
     server.flying = [twin]
     for _ in range(3):
@@ -68,6 +68,20 @@ async def test_one_that_comes_back_into_memory_stays():
     del server.remove
     await drain.sweep()
     assert len(drain) == 0
+
+
+async def test_one_that_comes_to_be_registered_drains_no_more_and_stays_in_the_engine():
+    """What was resolved drains until then: only its request refers to it, and its files must stay."""
+    server = PlayedServer()
+    drain = Drain(server, NEVER)
+    resolved = server.make("x", "/new", None)
+    drain.add(resolved)
+    await drain.sweep()
+    await drain.sweep()
+    assert (server.calls, len(drain)) == ([], 1)
+    server.registered["x"] = resolved
+    await drain.sweep()
+    assert (server.calls, len(drain)) == ([], 0)
 
 
 async def test_the_sweeper_goes_on_after_a_failure_and_ends_when_nothing_is_left(caplog):

@@ -12,7 +12,7 @@ import sys
 from importlib.metadata import entry_points
 loaded = [point.load() for group in ("vllm.general_plugins", "vllm.endpoint_plugins")
           for point in entry_points(group=group, name="loraplane")]
-assert [one.__name__ for one in loaded] == ["tell_versions_apart", "Endpoints"], loaded
+assert [one.__name__ for one in loaded] == ["prepare_process", "Endpoints"], loaded
 foreign = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names - {"__main__", "sidecar"}
 assert not {name for name in foreign if not name.startswith("_")}, foreign
 """

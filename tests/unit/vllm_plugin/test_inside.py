@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sidecar.vllm_plugin.entry import Endpoints, tell_versions_apart
+from sidecar.vllm_plugin.entry import Endpoints, prepare_process
 from sidecar.vllm_plugin.inside import VllmServer, complaints, settings_against
 from sidecar.vllm_plugin.versions import are_told_apart, tell_apart
 
@@ -133,11 +133,18 @@ async def test_the_server_is_vllms_own_parts():
     kind, engine, served = request_class(), Engine(), models()
     server = VllmServer(engine, served, kind)
     served.lora_requests["x"] = like = kind("x", 1, "/a", "base", is_3d_lora_weight=True)
-    made = server.make("/b", like)
+    made = server.make("x", "/b", like)
     assert (made.lora_name, made.lora_int_id, made.lora_path, made.base_model_name) == ("x", 7, "/b", "base")
     assert made.is_3d_lora_weight
     assert server.registered is served.lora_requests
-    assert server.lock("x") is served.lora_resolver_lock["x"]
+    lock = server.lock("x")
+    assert lock is served.lora_resolver_lock["x"]
+    assert server.make("y", "/c", None).base_model_name is None
+    assert server.limits == {"max_loras": None, "max_cpu_loras": None, "max_lora_rank": None}
+    engine.vllm_config = SimpleNamespace(
+        lora_config=SimpleNamespace(max_loras=4, max_cpu_loras=None, max_lora_rank="x")
+    )
+    assert server.limits == {"max_loras": 4, "max_cpu_loras": None, "max_lora_rank": None}
     assert await server.resident() == {1, 2}
     await server.add(made)
     await server.remove(1)
@@ -152,7 +159,7 @@ async def test_the_server_is_vllms_own_parts():
 async def test_without_its_variable_it_does_nothing(monkeypatch):
     """A no-op for those who installed it and do not want it; vLLM is not even imported."""
     monkeypatch.delenv("LORAPLANE_PLUGIN", raising=False)
-    tell_versions_apart()
+    prepare_process()
     app = SimpleNamespace(router=SimpleNamespace(routes=[]))
     endpoints = Endpoints()
     endpoints.attach_router(app)

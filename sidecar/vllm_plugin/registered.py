@@ -1,0 +1,51 @@
+"""The adapters by name, and when each name was last used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+A = TypeVar("A")
+
+
+class Registered(dict[str, A]):
+    """In place of vLLM's own dictionary of adapters. vLLM binds a request by ``[name]``, and looks by ``in`` and `get`.
+
+    So the time of the last binding is exact, at the price of one entry for each name that is registered.
+    """
+
+    def __init__(self, adapters: Mapping[str, A] | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
+        """Holds what is registered already; `now` gives seconds of a clock that never goes back."""
+        super().__init__(adapters or {})
+        self._now = now
+        self._used_at: dict[str, float] = {}
+
+    def __getitem__(self, name: str) -> A:
+        """What a request for `name` is bound to; notes that there is one.
+
+        Raises:
+            KeyError: no such name is registered.
+        """
+        adapter = super().__getitem__(name)
+        self._used_at[name] = self._now()
+        return adapter
+
+    def __delitem__(self, name: str) -> None:
+        """Forgets `name`, and when it was used.
+
+        Raises:
+            KeyError: no such name is registered.
+        """
+        super().__delitem__(name)
+        self._used_at.pop(name, None)
+
+    def note(self, name: str) -> None:
+        """Notes that a request for `name` still runs; of a name that is not registered nothing is kept."""
+        if name in self:
+            self._used_at[name] = self._now()
+
+    def ages(self) -> dict[str, float]:
+        """For each name that was ever used since it is registered, how many seconds ago it last was."""
+        now = self._now()
+        return {name: now - at for name, at in self._used_at.items()}

@@ -1,0 +1,232 @@
+"""Names that are not loaded are asked for on the sidecar's socket, by real vLLM and by the simulated engine alike."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from itertools import count
+
+import pytest
+
+from sidecar.engines.simulated.engine import SimulatedVllm
+from sidecar.engines.simulated.options import Options
+from sidecar.engines.simulated.server import serving
+from sidecar.engines.vllm import VllmEngine
+from sidecar.observed import AlreadyThere, Done, EngineLimits
+from tests.support.engines import BASE_MODEL, Asker, VllmFlags
+from tests.support.resolving import PlayedSidecar, found, missing
+from tests.support.waiting import eventually
+
+_NUMBERS = count(1)
+PROMPT = "The quick brown fox jumps over the lazy dog. " * 6
+
+
+@pytest.fixture(scope="module")
+def socket() -> Iterator[str]:
+    """A path short enough for a socket; whether anybody answers there is up to each test."""
+    folder = tempfile.mkdtemp(prefix="lp-")
+    yield f"{folder}/resolver.sock"
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(params=["simulated", pytest.param("vllm", marks=pytest.mark.engine)])
+async def url(request, tiny, socket) -> AsyncIterator[str]:
+    """The URL of an engine that asks on `socket`, without adapters, each kind in turn."""
+    if request.param == "simulated":
+        model = str(tiny.model)
+        options = Options(BASE_MODEL, model, plugin=True, resolver=socket, token_seconds=0.001)
+        async with serving(SimulatedVllm(options)) as url:
+            yield url
+        return
+    real = request.getfixturevalue("real_vllm")
+    await real.ensure(VllmFlags(plugin=True, resolver=socket))
+    asker = Asker(real.url)
+    await asker.clear()
+    await asker.client.aclose()
+    yield real.url
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that was not asked for before: a miss is remembered for a second."""
+    return f"n{next(_NUMBERS)}"
+
+
+@pytest.fixture
+async def sidecar(socket) -> AsyncIterator[PlayedSidecar]:
+    """Answers on `socket`."""
+    async with PlayedSidecar(socket) as sidecar:
+        yield sidecar
+
+
+async def not_found(asker: Asker, name: str) -> bool:
+    """True if a request for `name` gets vLLM's answer for a model that there is not; anything else is a failure."""
+    reply = await asker.complete(name, PROMPT)
+    if reply.status_code == 200:
+        return False
+    assert reply.status_code == 404, reply.text
+    error = reply.json()["error"]
+    assert (error["type"], error["param"], error["code"]) == ("NotFoundError", "model", 404)
+    assert error["message"] == f"The model `{name}` does not exist. Valid aliases: {BASE_MODEL}."
+    return True
+
+
+async def last_used(asker: Asker) -> dict[str, float]:
+    ages: dict[str, float] = (await asker.client.get("/v1/loraplane/uses")).json()["last_used"]
+    return ages
+
+
+async def test_the_engine_says_that_it_resolves_and_what_it_can_hold(url):
+    """The sidecar serves lazy adapters only where this is so."""
+    engine = VllmEngine(url)
+    facts = (await engine.observe()).facts
+    assert (facts.swap, facts.resolves) == ("plugin", True)
+    assert facts.limits == EngineLimits(max_loras=4, max_cpu_loras=16, max_lora_rank=16)
+
+
+async def test_what_was_configured_wins_and_of_two_ranks_the_lower(url):
+    engine = VllmEngine(url, limits=EngineLimits(max_cpu_loras=8, max_lora_rank=64, target_modules=("q_proj",)))
+    limits = (await engine.observe()).facts.limits
+    assert limits == EngineLimits(max_loras=4, max_cpu_loras=8, max_lora_rank=16, target_modules=("q_proj",))
+
+
+async def test_an_unknown_name_is_resolved_loaded_and_served(asker, sidecar, tiny):
+    """R4 right-weights: the first answer is that of the files which the sidecar named."""
+    a, b = tiny.adapter("a"), tiny.adapter("b")
+    await asker.load("eager", a)
+    expected = await asker.text("eager", PROMPT)
+    sidecar.answers |= {"acme/sql": found(a), "acme/other": found(b)}
+    assert await asker.text("acme/sql", PROMPT) == expected != await asker.text("acme/other", PROMPT)
+    assert await asker.adapters() == {"eager": a, "acme/sql": a, "acme/other": b}
+    assert sidecar.asked[0] == {"schema": 1, "name": "acme/sql", "base_model": str(tiny.model)}
+    assert await asker.text("acme/sql", PROMPT) == expected
+    assert len(sidecar.asked) == 2
+
+
+@pytest.mark.parametrize(
+    "answer", [missing("unknown_adapter"), missing("staging"), b"garbage\n", b"", found("/nowhere")]
+)
+async def test_a_miss_is_vllms_own_404(asker, sidecar, answer, name):
+    """R5 no-silent-base: whatever the sidecar says, the base model never answers for an adapter, and nothing is 500."""
+    sidecar.answers[name] = answer
+    assert await not_found(asker, name)
+    assert await asker.adapters() == {}
+
+
+async def test_no_sidecar_is_a_404_and_one_that_comes_is_asked(asker, socket, tiny, name):
+    """R10: while the sidecar is away, what is loaded is served, and what is not is a clean miss."""
+    await asker.load("y", tiny.adapter("b"))
+    assert await not_found(asker, name)
+    assert (await asker.complete("y", PROMPT)).status_code == 200
+    async with PlayedSidecar(socket, {name: found(tiny.adapter("a"))}):
+        await eventually(lambda: served(asker, name))
+
+
+async def served(asker: Asker, name: str) -> bool:
+    return not await not_found(asker, name)
+
+
+async def test_a_sidecar_that_hangs_holds_up_nobody_else(asker, sidecar, tiny, name):
+    """R8 isolation: other names, loaded or not, are served meanwhile, and the engine turns."""
+    sidecar.answers |= {name: None, "fine": found(tiny.adapter("a"))}
+    waiting = asyncio.create_task(asker.complete(name, PROMPT))
+    await eventually(lambda: sidecar.asked)
+    assert (await asker.complete("fine", PROMPT)).status_code == 200
+    assert (await asker.complete(BASE_MODEL, PROMPT)).status_code == 200
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_names_that_no_record_can_have_are_not_asked_for(asker, sidecar):
+    for hostile in ("n" * 201, "a\nb", "x" * 20_000):
+        assert await not_found(asker, hostile)
+    assert sidecar.asked == []
+
+
+async def test_what_was_unloaded_is_asked_for_again(url, asker, sidecar, tiny, name):
+    """A removed adapter is refused at once, since the sidecar says so; one that is there comes back."""
+    engine = VllmEngine(url)
+    await engine.observe()
+    sidecar.answers[name] = found(tiny.adapter("a"))
+    first = await asker.text(name, PROMPT)
+    assert await engine.unload(name, request_id="r") == Done()
+    assert await asker.text(name, PROMPT) == first
+    sidecar.answers[name] = missing("unknown_adapter")
+    assert await engine.unload(name, request_id="r") == Done()
+    assert await not_found(asker, name)
+    assert await asker.adapters() == {}
+
+
+async def test_one_that_the_engine_refuses_is_400_and_leaves_nothing(asker, sidecar, tiny, name):
+    sidecar.answers[name] = found(tiny.changed("worse", rank=32))
+    reply = await asker.complete(name, PROMPT)
+    assert (reply.status_code, reply.json()["error"]["type"]) == (400, "BadRequestError")
+    assert await asker.adapters() == {}
+    await eventually(lambda: is_clear(asker))
+
+
+async def is_clear(asker: Asker) -> bool:
+    return not (await asker.client.get("/v1/loraplane/state")).json()["adapters"]
+
+
+async def test_loads_and_unloads_of_a_name_that_is_being_resolved_wait_for_it(url, asker, sidecar, tiny, name):
+    """The deadlock rule: they end as soon as the sidecar has answered, each in its own way."""
+    engine = VllmEngine(url)
+    await engine.observe()
+    a, b = tiny.adapter("a"), tiny.adapter("b")
+    sidecar.answers[name] = None
+    request = asyncio.create_task(asker.complete(name, PROMPT))
+    await eventually(lambda: sidecar.asked)
+    load = asyncio.create_task(engine.load(name, b, request_id="r"))
+    await asyncio.sleep(0)
+    sidecar.held[name].set_result(found(a))
+    assert (await request).status_code == 200
+    assert isinstance(await load, AlreadyThere)
+    assert await asker.adapters() == {name: a}
+    sidecar.answers[name] = found(a)
+    unloads = [engine.unload(name, request_id="r") for _ in range(2)]
+    requests = [asker.complete(name, PROMPT) for _ in range(4)]
+    done = await asyncio.gather(*unloads, *requests)
+    assert Done() in done[:2]
+
+
+async def test_many_requests_at_once_ask_once(asker, sidecar, tiny, name):
+    sidecar.answers[name] = found(tiny.adapter("a"))
+    replies = await asyncio.gather(*[asker.complete(name, PROMPT) for _ in range(12)])
+    assert {reply.status_code for reply in replies} == {200}
+    assert len(sidecar.asked) == 1
+
+
+async def test_last_use_is_of_the_last_request_and_not_of_a_look(url, asker, sidecar, tiny, name):
+    """What decides which lazy adapter makes room."""
+    engine = VllmEngine(url)
+    await engine.observe()
+    await asker.load("loaded", tiny.adapter("a"))
+    sidecar.answers[name] = found(tiny.adapter("b"))
+    await asker.text(name, PROMPT)
+    first = await engine.observe()
+    assert set(first.last_used) == {name}
+    second = await engine.observe()
+    assert second.last_used[name] > first.last_used[name] > 0
+    await asker.text("loaded", PROMPT)
+    third = await engine.observe()
+    assert third.last_used[name] > second.last_used[name]
+    assert third.last_used["loaded"] < third.last_used[name]
+    rows = (await asker.client.get("/v1/loraplane/state")).json()["adapters"]
+    assert {row["name"]: row["last_used"] for row in rows}[name] >= third.last_used[name]
+
+
+async def test_a_request_that_runs_is_a_use(asker, sidecar, tiny, name):
+    await asker.load(name, tiny.adapter("a"))
+    body = {"model": name, "prompt": "x", "max_tokens": 450, "temperature": 0, "ignore_eos": True}
+    running = asyncio.create_task(asker.client.post("/v1/completions", json=body))
+    await eventually(lambda: last_used(asker))
+    loop = asyncio.get_running_loop()
+    begin, looks = loop.time(), []
+    while not running.done():
+        seen_at = loop.time()
+        looks.append((seen_at - begin, (await last_used(asker))[name]))
+    assert any(age < elapsed for elapsed, age in looks)

@@ -1,0 +1,104 @@
+"""A sidecar and an engine as processes on a real etcd: lazy adapters through kills, outages and deletions."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.fleet import Hand, Sidecar, SimulatedEngine
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def socket() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="lp-"))
+    yield folder / "s"
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+async def engine(tmp_path: Path, socket: Path) -> AsyncIterator[SimulatedEngine]:
+    """With the plugin, which asks at `socket`."""
+    engine = SimulatedEngine(tmp_path, "--max-cpu-loras", "4")
+    engine.program.environment = {
+        **engine.program.environment,
+        "VLLM_PLUGINS": "loraplane",
+        "LORAPLANE_PLUGIN": "1",
+        "LORAPLANE_RESOLVER": str(socket),
+    }
+    await engine.start()
+    yield engine
+    engine.program.kill()
+
+
+@pytest.fixture
+async def sidecar(etcd, engine, tmp_path: Path, socket: Path) -> AsyncIterator[Sidecar]:
+    extra = ("--resolver-socket", str(socket))
+    sidecar = Sidecar(tmp_path, etcd.endpoints, etcd.prefix, engine.url, extra=extra)
+    yield sidecar
+    sidecar.program.kill()
+
+
+async def request(engine: SimulatedEngine, name: str) -> int:
+    async with httpx.AsyncClient(base_url=engine.url, timeout=30) as client:
+        body = {"model": name, "prompt": "x", "max_tokens": 1}
+        return (await client.post("/v1/completions", json=body)).status_code
+
+
+async def resident(sidecar: Sidecar) -> dict[str, int]:
+    return {one["name"]: one["generation"] for one in (await sidecar.status()).get("lazy", {}).get("resident", [])}
+
+
+async def test_a_killed_sidecar_finds_again_what_is_loaded_and_answers_from_its_snapshot(hand: Hand, engine, sidecar):
+    """R12 crash-only, R13 static-stable: also what was never loaded before, from the store that it has."""
+    await hand.pool("base")
+    await hand.put(*(hand.record(name, name, load="lazy") for name in ("a", "b")))
+    sidecar.program.start()
+    await eventually(sidecar.is_ready)
+    assert [await request(engine, name) for name in ("a", "b")] == [200, 200]
+    await eventually(lambda: is_resident(sidecar, a=1, b=1))
+    before = await engine.listing()
+    sidecar.program.kill()
+    assert await request(engine, "a") == 200
+    assert await request(engine, "c") == 404, "nobody answers"
+    sidecar.program.start()
+    await eventually(lambda: is_resident(sidecar, a=1, b=1))
+    assert await engine.listing() == before
+    await hand.put(hand.record("b", "other", 2, load="lazy"))
+    await eventually(lambda: is_resident(sidecar, a=1, b=2))
+    await hand.delete("a")
+    await eventually(lambda: is_resident(sidecar, b=2))
+    await eventually(lambda: is_listed(engine, "b"))
+    assert await request(engine, "a") == 404
+    assert 'loraplane_lazy_questions_total{answer="unknown_adapter"}' in await sidecar.text("/metrics")
+
+
+async def test_after_a_restart_of_the_engine_they_come_back_when_they_are_asked_for(hand: Hand, engine, sidecar):
+    await hand.pool("base")
+    await hand.put(hand.record("a", "a", load="lazy"))
+    sidecar.program.start()
+    await eventually(sidecar.is_ready)
+    assert await request(engine, "a") == 200
+    await eventually(lambda: is_resident(sidecar, a=1))
+    engine.program.kill()
+    await engine.start()
+    await eventually(lambda: is_resident(sidecar))
+
+    async def is_served() -> bool:
+        return await request(engine, "a") == 200
+
+    await eventually(is_served)
+    await eventually(lambda: is_resident(sidecar, a=1))
+
+
+async def is_resident(sidecar: Sidecar, **generations: int) -> bool:
+    return await resident(sidecar) == generations
+
+
+async def is_listed(engine: SimulatedEngine, *names: str) -> bool:
+    return set(await engine.listing()) == set(names)

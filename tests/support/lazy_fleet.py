@@ -1,0 +1,136 @@
+"""Many lazy records over few artifacts, one real vLLM that asks its sidecar for them, and what each must answer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from registry.etcd3.client import Client
+from registry.etcd3.ops import Put, Txn
+from registry.keys import Keys
+from registry.model.names import tenant_of
+from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, Source
+from tests.support.engines import BASE_MODEL, Asker, RealVllm, VllmFlags
+from tests.support.etcd import make_cluster
+from tests.support.fleet import POOL, Sidecar
+from tests.support.tiny import Tiny
+from tests.support.waiting import eventually
+
+ARTIFACTS = 20
+PUTS_AT_ONCE = 1000
+PROMPT = "The quick brown fox jumps over the lazy dog. "
+Answer = tuple[tuple[str, float], ...]
+
+
+@dataclass
+class LazyFleet:
+    """A replica with lazy records.
+
+    Attributes:
+        vllm: the engine.
+        sidecar: beside it.
+        asker: for requests to the engine.
+        client: of etcd.
+        names: of all records; record n has artifact n modulo `ARTIFACTS`.
+        paths: of the artifacts.
+        expected: what each artifact answers, loaded by hand.
+        socket: on which the engine asks.
+    """
+
+    vllm: RealVllm
+    sidecar: Sidecar
+    asker: Asker
+    client: Client
+    names: Sequence[str]
+    paths: Sequence[str]
+    expected: Sequence[Answer]
+    socket: str
+
+    def sample(self, count: int, seed: int) -> list[tuple[str, Answer]]:
+        """So many different names with the right answers, by chance."""
+        numbers = random.Random(seed).sample(range(len(self.names)), count)
+        return [(self.names[number], self.expected[number % ARTIFACTS]) for number in numbers]
+
+    async def answer(self, name: str) -> Answer:
+        """What a request for `name` is answered; it has to succeed."""
+        return await _answer(self.asker, name)
+
+    async def resident(self) -> list[int]:
+        """Numbers of the adapters in the engine's memory."""
+        state: Mapping[str, Any] = (await self.asker.client.get("/v1/loraplane/state")).json()
+        return list(state["resident"])
+
+
+@asynccontextmanager
+async def lazy_fleet(folder: Path, tiny: Tiny, records: int, *extra: str) -> AsyncIterator[LazyFleet]:
+    """Starts all of it; `extra` are flags of the sidecar. The base model is warm."""
+    async with AsyncExitStack() as stack:
+        sockets = stack.enter_context(TemporaryDirectory(prefix="lp-"))  # a socket's path must be short
+        vllm = RealVllm(tiny.model, folder / "vllm")
+        stack.callback(vllm.stop)
+        socket = f"{sockets}/r"
+        await vllm.ensure(VllmFlags(plugin=True, resolver=socket))
+        asker = Asker(vllm.url)
+        stack.push_async_callback(asker.client.aclose)
+        paths = [tiny.adapter(f"lazy{number}") for number in range(ARTIFACTS)]
+        expected = [await _reference(asker, path) for path in paths]
+        assert len(set(expected)) == ARTIFACTS
+        cluster = make_cluster(folder / "etcd", flags={"unsafe-no-fsync": "true"})
+        stack.callback(cluster.stop)
+        cluster.start()
+        await cluster.ready()
+        client = Client(cluster.options())
+        stack.push_async_callback(client.aclose)
+        keys = Keys()
+        names = [f"tenant-{number % 100}/adapter-{number:06}" for number in range(records)]
+        await _write(client, keys, names, paths)
+        flags = ("--resolver-socket", socket, *extra)
+        sources = tiny.folder / "adapters"
+        sidecar = Sidecar(folder, cluster.endpoints, keys.prefix, vllm.url, sources=sources, extra=flags)
+        stack.callback(sidecar.program.kill)
+        sidecar.program.start()
+        await eventually(sidecar.is_ready, timeout_seconds=120)
+        yield LazyFleet(vllm, sidecar, asker, client, names, paths, expected, socket)
+
+
+async def _reference(asker: Asker, path: str) -> Answer:
+    assert (await asker.load("reference", path)).status_code == 200
+    answer = await _answer(asker, "reference")
+    assert (await asker.unload("reference")).status_code == 200
+    return answer
+
+
+async def _answer(asker: Asker, name: str) -> Answer:
+    reply = await asker.complete(name, PROMPT)
+    assert reply.status_code == 200, (name, reply.text)
+    logprobs = reply.json()["choices"][0]["logprobs"]
+    both = zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True)
+    return tuple((token, round(value, 2)) for token, value in both)
+
+
+async def _write(client: Client, keys: Keys, names: Sequence[str], paths: Sequence[str]) -> None:
+    pool = PoolSpec(name=POOL, base_models=[BASE_MODEL])
+    puts = [Put(keys.pool(POOL), pool.to_bytes())]
+    for number, name in enumerate(names):
+        record = _record(name, Path(paths[number % len(paths)]))
+        puts.append(Put(keys.adapter(POOL, name), record.to_bytes()))
+    for begin in range(0, len(puts), PUTS_AT_ONCE):
+        await client.txn(Txn((), tuple(puts[begin : begin + PUTS_AT_ONCE])), timeout_seconds=30)
+
+
+def _record(name: str, folder: Path) -> AdapterRecord:
+    return AdapterRecord(
+        name=name,
+        pool=POOL,
+        tenant=tenant_of(name),
+        generation=1,
+        spec=AdapterSpec(source=Source(uri=folder.as_uri()), load="lazy"),
+        updated_at="2026-01-01T00:00:00.000Z",
+        updated_by="test",
+        request_id=f"req-{name.replace('/', '-')}",
+    )

@@ -1,0 +1,141 @@
+"""What the entry points do in each process of vLLM, with a vLLM that is played."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from sidecar.vllm_plugin.asked import SidecarResolver
+from sidecar.vllm_plugin.entry import Endpoints, prepare_process
+from tests.unit.vllm_plugin.test_inside import Engine, RequestState, models, request_class
+
+
+class Registry:
+    """Like vLLM's `LoRAResolverRegistry`."""
+
+    def __init__(self) -> None:
+        self.resolvers: dict[str, object] = {}
+
+    def get_supported_resolvers(self):
+        return self.resolvers.keys()
+
+    def register_resolver(self, resolver_name, resolver):
+        assert resolver_name not in self.resolvers
+        self.resolvers[resolver_name] = resolver
+
+
+class LoRAResolver:
+    """Like vLLM's."""
+
+    async def resolve_lora(self, base_model_name, lora_name):
+        raise NotImplementedError
+
+
+@pytest.fixture
+def registry(monkeypatch) -> Registry:
+    """Played modules of vLLM, and the variables of an operator who wants everything."""
+    registry = Registry()
+    modules = {
+        "vllm": {},
+        "vllm.lora": {},
+        "vllm.lora.request": {"LoRARequest": request_class()},
+        "vllm.lora.resolver": {"LoRAResolverRegistry": registry, "LoRAResolver": LoRAResolver},
+        "vllm.v1": {},
+        "vllm.v1.engine": {},
+        "vllm.v1.engine.output_processor": {"RequestState": RequestState},
+    }
+    for name, content in modules.items():
+        module = ModuleType(name)
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in ("LORAPLANE_PLUGIN", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("LORAPLANE_RESOLVER", "/run/loraplane.sock")
+    return registry
+
+
+async def init(registry: Registry, processes: int = 1) -> tuple[Endpoints, SimpleNamespace]:
+    """An API server that was started after the resolvers were registered."""
+    engine, served, endpoints = Engine(), models(), Endpoints()
+    parallel = SimpleNamespace(_api_process_count=processes)
+    engine.vllm_config = SimpleNamespace(parallel_config=parallel, lora_config=SimpleNamespace(max_loras=4))
+    served.lora_resolvers = list(registry.resolvers.values())
+    await endpoints.init_state(engine, SimpleNamespace(openai_serving_models=served), None)
+    return endpoints, served
+
+
+async def test_every_process_registers_one_resolver_that_finds_nothing(registry):
+    """In the core and the workers nobody gives it adapters."""
+    prepare_process()
+    prepare_process()
+    assert isinstance(registry.resolvers["loraplane"], SidecarResolver)
+    assert await registry.resolvers["loraplane"].resolve_lora("/base", "x") is None
+
+
+@pytest.mark.parametrize("missing", ["LORAPLANE_PLUGIN", "LORAPLANE_RESOLVER"])
+def test_without_either_variable_there_is_no_resolver(registry, monkeypatch, missing):
+    monkeypatch.delenv(missing)
+    prepare_process()
+    assert registry.resolvers == {}
+
+
+async def test_the_api_server_resolves_once_it_is_there(registry):
+    prepare_process()
+    endpoints, served = await init(registry)
+    adapters = endpoints._plugin.adapters
+    assert registry.resolvers["loraplane"].adapters is adapters
+    assert adapters.resolves
+    assert adapters.limits["max_loras"] == 4
+    assert not isinstance(served.lora_resolver_lock, dict)
+
+
+async def test_beside_other_api_servers_it_finds_nothing(registry, caplog):
+    """Each of them would know other adapters."""
+    prepare_process()
+    endpoints, served = await init(registry, processes=2)
+    assert endpoints._plugin.adapters is None
+    assert await registry.resolvers["loraplane"].resolve_lora("/base", "x") is None
+    assert type(served.lora_requests) is dict
+    assert "--api-server-count 1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda patch, _: patch.setenv("LORAPLANE_RESOLVER", "relative.sock"), "LORAPLANE_RESOLVER: 'relative.sock'"),
+        (lambda _, registry: registry.resolvers.clear(), "do not ask the resolver"),
+        (lambda patch, _: patch.delattr(LoRAResolver, "resolve_lora"), "for other things"),
+        (lambda patch, _: patch.delattr(sys.modules["vllm.lora.resolver"], "LoRAResolver"), "LoRAResolver"),
+    ],
+)
+async def test_where_it_cannot_resolve_it_says_so_and_does_the_rest(registry, monkeypatch, caplog, change, said):
+    """Swaps do not depend on it."""
+    prepare_process()
+    change(monkeypatch, registry)
+    endpoints, _ = await init(registry)
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert record.message.startswith("loraplane: the plugin does not resolve names: ")
+    assert said in record.message
+    assert not endpoints._plugin.adapters.resolves
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_registry_that_changed_ends_no_process(registry, monkeypatch, caplog, is_there):
+    """vLLM itself does not guard what it calls at its start."""
+    if is_there:
+        monkeypatch.delattr(Registry, "register_resolver")
+    else:
+        monkeypatch.delattr(sys.modules["vllm.lora.resolver"], "LoRAResolverRegistry")
+    prepare_process()
+    assert "cannot resolve names" in caplog.text
+
+
+async def test_without_a_socket_there_is_no_resolver_and_no_complaint(registry, monkeypatch, caplog):
+    monkeypatch.delenv("LORAPLANE_RESOLVER")
+    prepare_process()
+    endpoints, _ = await init(registry)
+    assert not endpoints._plugin.adapters.resolves
+    assert not caplog.records

@@ -1,0 +1,103 @@
+"""When each name was last used, and locks that live as long as they are needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+import pytest
+
+from sidecar.vllm_plugin.locks import Locks
+from sidecar.vllm_plugin.registered import Registered
+from tests.support.waiting import eventually
+
+
+class Clock:
+    """Seconds that pass when told."""
+
+    at = 100.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+def test_a_binding_is_a_use_and_a_look_is_none():
+    """vLLM looks by ``in`` and `get`, and binds by ``[name]``."""
+    clock = Clock()
+    registered = Registered({"a": 1, "b": 2}, now=clock)
+    assert "a" in registered
+    assert registered.get("a") == 1
+    assert dict(registered.items()) == {"a": 1, "b": 2}
+    assert registered.ages() == {}
+    assert registered["a"] == 1
+    clock.at += 5
+    assert registered.ages() == {"a": 5.0}
+
+
+def test_a_request_that_still_runs_is_a_use():
+    clock = Clock()
+    registered = Registered({"a": 1}, now=clock)
+    registered.note("a")
+    registered.note("gone")
+    clock.at += 2
+    assert registered.ages() == {"a": 2.0}
+
+
+def test_what_is_unloaded_is_forgotten_and_new_weights_keep_the_use_of_their_name():
+    """R16 bounded: one entry for each name that is registered."""
+    registered = Registered({"a": 1}, now=Clock())
+    assert registered["a"] == 1
+    registered["a"] = 2
+    assert registered.ages() == {"a": 0.0}
+    del registered["a"]
+    registered["a"] = 3
+    assert registered.ages() == {}
+    with pytest.raises(KeyError):
+        registered["b"]
+    with pytest.raises(KeyError):
+        del registered["b"]
+    assert registered.ages() == {}
+
+
+async def test_a_lock_is_gone_with_the_last_who_needs_it():
+    """R16 bounded: hostile names leave nothing behind."""
+    locks = Locks()
+    for number in range(1000):
+        async with locks[f"hostile-{number}"]:
+            assert len(locks) == 1
+    assert len(locks) == 0
+
+
+async def test_all_who_ask_for_a_name_meanwhile_get_one_and_the_same_lock():
+    """Whoever holds it, waits for it, or was just woken and did not run yet."""
+    locks, inside = Locks(), []
+
+    async def work(number: int) -> None:
+        async with locks["x"]:
+            inside.append(number)
+            assert len(inside) == 1
+            await asyncio.sleep(0)
+            inside.remove(number)
+
+    async with locks["x"]:
+        waiting = [asyncio.create_task(work(number)) for number in range(20)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+    # Released, and the first who waits is only woken: one who comes now must not overtake him with a lock of its own.
+    late = asyncio.create_task(work(99))
+    await asyncio.gather(*waiting, late, return_exceptions=True)
+    assert not inside
+    assert [task.cancelled() for task in waiting].count(True) == 1
+    assert late.exception() is None
+    del waiting, late
+    await eventually(lambda: not locks)  # the loop itself refers for a moment to one who was cancelled
+
+
+async def test_locks_that_are_held_when_they_are_taken_over_stay_the_same():
+    old: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+    async with old["held"]:
+        old["idle"]
+        locks = Locks(old)
+        old = defaultdict(asyncio.Lock)
+        assert locks["held"].locked()
+        assert list(locks) == ["held"]

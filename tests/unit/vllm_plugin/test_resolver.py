@@ -1,0 +1,223 @@
+"""What becomes of a question to the sidecar, whatever the sidecar does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import pytest
+
+from sidecar.vllm_plugin import resolver as module
+from sidecar.vllm_plugin.adapters import Adapters
+from sidecar.vllm_plugin.asked import SidecarResolver
+from sidecar.vllm_plugin.question import MAX_NAME_LENGTH, BadAnswer, is_askable, question, read_answer
+from sidecar.vllm_plugin.recently import Recently
+from sidecar.vllm_plugin.resolver import Resolver, socket_problem
+from tests.support.resolving import PlayedSidecar, found, missing
+from tests.support.waiting import eventually
+from tests.unit.vllm_plugin.played import PlayedServer
+
+
+class Clock:
+    """Seconds that pass when told."""
+
+    at = 100.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+@pytest.fixture
+async def sidecar():
+    """A sidecar that knows nothing yet."""
+    async with PlayedSidecar() as sidecar:
+        yield sidecar
+
+
+@pytest.fixture
+def files(tmp_path) -> str:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    return str(tmp_path)
+
+
+def test_a_question_is_one_line_of_json():
+    line = question("acme/sql", "/models/base")
+    assert line.endswith(b"\n")
+    assert json.loads(line) == {"schema": 1, "name": "acme/sql", "base_model": "/models/base"}
+
+
+@pytest.mark.parametrize("name", ["", "n" * (MAX_NAME_LENGTH + 1), "a\nb", "a\0", "\x7f", "a\u2028b", "\ud800"])
+async def test_names_that_no_record_can_have_are_not_asked_for(sidecar, name):
+    """R16 bounded."""
+    assert not is_askable(name)
+    assert await Resolver(sidecar.path).path_of(name, "/base") is None
+    assert sidecar.asked == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"schema":1,"path":"/a"}',
+        b"",
+        b"\n",
+        b"nonsense\n",
+        b"[" * 5000 + b"\n",
+        b'{"schema":2,"path":"/a"}\n',
+        b'{"schema":1,"path":"a"}\n',
+        b'{"schema":1,"path":3}\n',
+        b'{"schema":1,"path":null}\n',
+        b'{"schema":1,"path":"/' + b"p" * 5000 + b'"}\n',
+    ],
+)
+def test_what_is_no_answer_is_not_taken_for_one(line):
+    with pytest.raises(BadAnswer):
+        read_answer(line)
+
+
+def test_an_answer_names_a_path_or_says_that_there_is_none():
+    assert read_answer(b'{"schema":1,"path":"/a/b"}\n') == "/a/b"
+    assert read_answer(b'{"schema":1,"path":null,"reason":"not_lazy"}\n') is None
+
+
+async def test_a_name_that_the_sidecar_knows_has_its_path(sidecar, files):
+    sidecar.answers["acme/sql"] = found(files)
+    assert await Resolver(sidecar.path).path_of("acme/sql", "/base") == files
+    assert sidecar.asked == [{"schema": 1, "name": "acme/sql", "base_model": "/base"}]
+
+
+async def test_a_miss_is_remembered_for_a_second(sidecar, files):
+    """Whoever asks for the same unknown name again and again asks the sidecar once a second."""
+    clock = Clock()
+    resolver = Resolver(sidecar.path, now=clock)
+    for _ in range(3):
+        assert await resolver.path_of("x", "/base") is None
+    assert len(sidecar.asked) == 1
+    sidecar.answers["x"] = found(files)
+    clock.at += module.MISS_SECONDS
+    assert await resolver.path_of("x", "/base") == files
+
+
+def test_no_more_than_so_many_misses_are_remembered():
+    """R16 bounded: those that came last."""
+    misses = Recently(1.0, 2, Clock())
+    for name in ("a", "b", "a", "c"):
+        misses.add(name)
+    assert [name in misses for name in "abc"] == [True, False, True]
+    assert len(misses) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (b"garbage\n", "bad_answer"),
+        (b"", "bad_answer"),
+        (b'{"schema":1,"path":"/a"}', "bad_answer"),
+        (b"x" * 20_000 + b"\n", "bad_answer"),
+        (found("relative"), "bad_answer"),
+        (found("/nowhere"), "path_missing"),
+        (found("/" + "p" * 300), "unreachable"),
+        (found("/a\0b"), "path_missing"),
+    ],
+)
+async def test_whatever_comes_back_is_no_error(sidecar, caplog, answer, kind):
+    """R8 isolation: a request for an unknown name gets 404, not 500."""
+    sidecar.answers["x"] = answer
+    assert await Resolver(sidecar.path).path_of("x", "/base") is None
+    (record,) = caplog.records
+    assert f"was not resolved, {kind}: " in record.message
+
+
+async def test_no_sidecar_and_a_silent_one_are_no_error(sidecar, caplog):
+    sidecar.answers["x"] = None
+    assert await Resolver(sidecar.path, ask_seconds=0.05).path_of("x", "/base") is None
+    assert await Resolver(sidecar.path + ".none").path_of("x", "/base") is None
+    assert await Resolver("/" + "p" * 200).path_of("x", "/base") is None
+    kinds = [record.message.split(", ")[1].split(":")[0] for record in caplog.records]
+    assert kinds == ["deadline", "unreachable", "unreachable"]
+
+
+async def test_a_question_that_would_be_too_long_is_not_put(sidecar, caplog):
+    assert await Resolver(sidecar.path).path_of("x", "/" + "b" * 5000) is None
+    assert sidecar.asked == []
+
+
+async def test_the_same_complaint_is_logged_once_a_minute(sidecar, caplog):
+    clock = Clock()
+    resolver = Resolver(sidecar.path + ".none", now=clock)
+    for number in range(5):
+        await resolver.path_of(f"n{number}", "/base")
+    assert len(caplog.records) == 1
+    clock.at += module.SILENCE_SECONDS
+    await resolver.path_of("again", "/base")
+    assert len(caplog.records) == 2
+
+
+async def test_no_more_than_so_many_questions_are_open(sidecar, files, caplog):
+    """R16 bounded: a sidecar that hangs holds so many requests, and no more; one that goes on is asked again."""
+    resolver = Resolver(sidecar.path)
+    names = [f"n{number}" for number in range(module.MAX_ASKING)]
+    sidecar.answers |= {"over": found(files)} | dict.fromkeys(names)
+    open_questions = [asyncio.create_task(resolver.path_of(name, "/base")) for name in names]
+    await eventually(lambda: len(sidecar.asked) == module.MAX_ASKING)
+    assert await resolver.path_of("over", "/base") is None
+    assert "busy" in caplog.text
+    for task in open_questions:  # their clients went away
+        task.cancel()
+    await asyncio.gather(*open_questions, return_exceptions=True)
+    assert await resolver.path_of("over", "/base") == files
+
+
+@pytest.mark.parametrize(("path", "is_fine"), [("/run/x.sock", True), ("run/x.sock", False), ("/" + "p" * 107, False)])
+def test_a_socket_must_have_a_path_that_the_kernel_takes(path, is_fine):
+    assert (socket_problem(path) is None) == is_fine
+
+
+async def test_what_is_resolved_counts_as_in_use_until_it_is_registered(sidecar, files):
+    """R7 files-pinned: its files are read by a load that nobody else knows of."""
+    server = PlayedServer()
+    sidecar.answers["x"] = found(files)
+    asked = SidecarResolver()
+    assert await asked.resolve_lora("/base", "x") is None
+    adapters = asked.adapters = Adapters(server, Resolver(sidecar.path), sweep_seconds=0)
+    resolved = await asked.resolve_lora("/base", "x")
+    assert (resolved.lora_name, resolved.lora_path) == ("x", files)
+    resolved.lora_int_id = 77  # as vLLM does, before anything else can run
+    for _ in range(5):
+        await asyncio.sleep(0)
+        state = await adapters.state()
+        assert [(row["int_id"], row["registered"]) for row in state["adapters"]] == [(77, False)]
+    server.registered["x"] = resolved
+    await eventually(lambda: len(adapters._drain) == 0)
+    assert server.calls == []
+
+
+async def test_one_that_is_not_registered_after_all_is_removed(sidecar, files):
+    """The engine refused it, or the client went away; vLLM had given it a number of its own."""
+    server = PlayedServer()
+    sidecar.answers["x"] = found(files)
+    adapters = Adapters(server, Resolver(sidecar.path), sweep_seconds=0)
+    resolved = await adapters.resolve("x", "/base")
+    resolved.lora_int_id = 77
+    del resolved
+    await eventually(lambda: ("remove", 77) in server.calls)
+    await eventually(lambda: len(adapters._drain) == 0)
+
+
+async def test_too_much_that_drains_resolves_no_more(sidecar, files, monkeypatch):
+    """R16 bounded."""
+    monkeypatch.setattr("sidecar.vllm_plugin.adapters.MAX_RETIRED", 1)
+    sidecar.answers |= {"x": found(files), "y": found(files)}
+    adapters = Adapters(PlayedServer(), Resolver(sidecar.path), sweep_seconds=3600)
+    held = await adapters.resolve("x", "/base")
+    await asyncio.sleep(0)
+    assert held is not None
+    assert await adapters.resolve("y", "/base") is None
+    assert await Adapters(PlayedServer()).resolve("x", "/base") is None
+
+
+def test_the_reasons_of_a_miss_are_not_logged(caplog):
+    """They are ordinary."""
+    caplog.set_level(logging.INFO)
+    assert read_answer(missing("unknown_adapter")) is None
+    assert not caplog.records
