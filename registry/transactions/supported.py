@@ -30,11 +30,6 @@ UNSUPPORTED = (
         lambda spec: bool(spec.placement.selector),
         "this release serves each adapter on all replicas of its pool; leave it out",
     ),
-    Unsupported(
-        "strategy",
-        lambda spec: spec.strategy is not None,
-        "this release gives new weights to all replicas at once; leave it out",
-    ),
 )
 
 
