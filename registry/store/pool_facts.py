@@ -12,22 +12,13 @@ from registry.keys import last_part
 from registry.model.assignment import Selector, room_taken
 from registry.model.placement import Member
 from registry.model.records import AdapterRecord
-from registry.model.status import Presence, ReplicaStatus
+from registry.model.status import Presence
+from registry.store.judgement import Said, said
 
 # As nearly all records have it; the last of them means that a record has two specs.
 _EAGER, _EVERYWHERE = b'"load":"eager"', b'"placement":{"replicas":"all","selector":{}}'
 _TWO_SPECS = b'"stable_spec"'
 _ANYWHERE: Selector = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """A status that cannot be read, and why."""
-
-    why: str
-
-
-Status = ReplicaStatus | Unreadable
 
 
 def member_of(kv: KeyValue) -> Member:
@@ -38,14 +29,6 @@ def member_of(kv: KeyValue) -> Member:
     except RegistryError:
         return Member(replica, {})
     return Member(replica, presence.labels, presence.capacity)
-
-
-def status_of(kv: KeyValue) -> Status:
-    """What a replica reports."""
-    try:
-        return ReplicaStatus.parse(kv.value)
-    except RegistryError as error:
-        return Unreadable(error.message)
 
 
 class Rooms:
@@ -107,7 +90,7 @@ class Facts:
 
     record: KeyValue | None
     members: Mapping[str, Member]
-    statuses: Mapping[str, Status]
+    statuses: Mapping[str, Said]
     rooms: Rooms | None = None
 
 
@@ -115,4 +98,4 @@ def facts_of(ranges: Sequence[Sequence[KeyValue]], rooms: Rooms | None = None) -
     """Facts from the values of the adapter's key, of all presences and of all statuses, in this order."""
     records, presences, statuses = ranges
     members = {last_part(kv.key): member_of(kv) for kv in presences}
-    return Facts(next(iter(records), None), members, {last_part(kv.key): status_of(kv) for kv in statuses}, rooms)
+    return Facts(next(iter(records), None), members, {last_part(kv.key): said(kv) for kv in statuses}, rooms)

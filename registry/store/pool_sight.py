@@ -15,8 +15,9 @@ from registry.keys import Keys, last_part
 from registry.model.placement import Member
 from registry.store.budget import Budget
 from registry.store.failures import refusal
+from registry.store.judgement import Said, said
 from registry.store.mirror import Mirror, Mirrors, Values
-from registry.store.pool_facts import Facts, Rooms, Status, facts_of, member_of, status_of
+from registry.store.pool_facts import Facts, Rooms, facts_of, member_of
 
 
 class PoolSight:
@@ -29,7 +30,7 @@ class PoolSight:
         wake: asyncio.Event,
         stack: AsyncExitStack,
         members: Mirror[Values[Member]],
-        statuses: Mirror[Values[Status]],
+        statuses: Mirror[Values[Said]],
     ) -> None:
         self._mirrors = mirrors
         self._adapters = adapters
@@ -79,9 +80,7 @@ async def watched(mirrors: Mirrors, keys: Keys, pool: str, wake: asyncio.Event) 
             await stack.enter_async_context(
                 mirrors.look(replicas, prefix_end(replicas), wake, partial(Values, member_of))
             ),
-            await stack.enter_async_context(
-                mirrors.look(statuses, prefix_end(statuses), wake, partial(Values, status_of))
-            ),
+            await stack.enter_async_context(mirrors.look(statuses, prefix_end(statuses), wake, partial(Values, said))),
         )
 
 

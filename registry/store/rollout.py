@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import assert_never
@@ -11,9 +11,9 @@ from registry.errors import RegistryError
 from registry.model.assignment import Assignment, assign, looks_at_room
 from registry.model.names import name_key
 from registry.model.placement import members_digest
-from registry.model.records import AdapterRecord, AdapterSpec, CanaryRollout, Strategy
+from registry.model.records import AdapterRecord, CanaryRollout, Strategy
+from registry.store.judgement import Asked, ReplicaState, agreed, judge
 from registry.store.pool_facts import Facts
-from registry.store.replica_rollout import Expected, ReplicaRollout, ReplicaState, agreed, replica_rollout
 from registry.transactions.stored import read_adapter
 
 _BEHIND = {ReplicaState.PENDING, ReplicaState.UNKNOWN}
@@ -35,6 +35,21 @@ class Stage(Enum):
     WAITING = auto()
     REFUSED = auto()
     SERVED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRollout:
+    """One replica, and why it does not serve yet.
+
+    `generation` is the one that it is to serve; `canary`: it takes new weights first, and they are not for all yet.
+    """
+
+    replica: str
+    state: ReplicaState
+    reason: str = ""
+    message: str = ""
+    canary: bool = False
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +111,13 @@ def derive_rollout(question: Question, facts: Facts) -> Rollout:
 def _present_rollout(record: AdapterRecord, revision: int, facts: Facts) -> Rollout:
     everywhere = facts.rooms.counts if facts.rooms else {}
     assigned = assign(record.pool, name_key(record.name), record.spec, facts.members.values(), everywhere)
-    others = _expected(record, revision, facts)
-    canaries = replace(others, spec=record.spec, generation=record.generation, canary=record.rollout is not None)
-    stands = (
-        replica_rollout(one, facts.statuses.get(one), canaries if one in assigned.canaries else others)
-        for one in sorted(assigned.serving)
-    )
-    replicas, note = agreed(tuple(stands)), _note(record, assigned)
-    rollout = Rollout(record.name, record.generation, replicas, canary=record.rollout, note=note)
+    canaries = assigned.canaries if record.rollout else frozenset()
+    found = [
+        *_stand(canaries, _asked(record, revision, facts), facts, is_canary=True),
+        *_stand(set(assigned.serving) - canaries, _asked_of_others(record, revision, facts), facts, is_canary=False),
+    ]
+    replicas = tuple(sorted(found, key=lambda one: one.replica))
+    rollout = Rollout(record.name, record.generation, replicas, canary=record.rollout, note=_note(record, assigned))
     if record.rollout is None:
         return _for_all(rollout, facts)
     if record.spec.strategy is None:
@@ -111,24 +125,36 @@ def _present_rollout(record: AdapterRecord, revision: int, facts: Facts) -> Roll
     return _for_canaries(rollout, record.rollout, record.spec.strategy, facts)
 
 
-def _expected(record: AdapterRecord, revision: int, facts: Facts) -> Expected:
-    """What all but canaries have to prove."""
-    stable, weighed = record.rollout, looks_at_room(record.spec)
-    return Expected(
-        name=record.name,
-        spec=_served_spec(record),
-        generation=stable.stable_generation if stable else record.generation,
+def _asked(record: AdapterRecord, revision: int, facts: Facts) -> Asked:
+    """What canaries have to prove, or all if there is no rollout."""
+    weighed = looks_at_room(record.spec)
+    return Asked(
+        key=name_key(record.name),
+        generation=record.generation,
         revision=max(revision, facts.rooms.changed_revision) if weighed and facts.rooms else revision,
-        members=members_digest(facts.members.values()) if weighed or stable else None,
-        canary=False,
+        lazy=record.spec.load == "lazy",
+        pinned=record.spec.source.digest is not None,
+        members=members_digest(facts.members.values()) if weighed or record.rollout else None,
     )
 
 
-def _served_spec(record: AdapterRecord) -> AdapterSpec:
-    """What all but canaries serve: of the stable spec only what decides about the weights counts."""
-    if record.rollout is None:
-        return record.spec
-    return record.rollout.stable_spec.model_copy(update={"load": record.spec.load})
+def _asked_of_others(record: AdapterRecord, revision: int, facts: Facts) -> Asked:
+    """What all but canaries have to prove: of the stable spec only what decides about the weights counts."""
+    asked, rollout = _asked(record, revision, facts), record.rollout
+    if rollout is None:
+        return asked
+    pinned = rollout.stable_spec.source.digest is not None
+    return replace(asked, generation=rollout.stable_generation, pinned=pinned)
+
+
+def _stand(replicas: Collection[str], asked: Asked, facts: Facts, *, is_canary: bool) -> list[ReplicaRollout]:
+    """How replicas stand that are to serve the same."""
+    names = sorted(replicas)
+    judged = agreed([judge(facts.statuses.get(name), asked) for name in names])
+    return [
+        ReplicaRollout(name, one.state, one.reason, one.message, is_canary, asked.generation)
+        for name, one in zip(names, judged, strict=True)
+    ]
 
 
 def _note(record: AdapterRecord, assigned: Assignment) -> str:

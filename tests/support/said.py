@@ -37,7 +37,7 @@ class SaidReplicas:
     async def say(self, name: str, revision: int, **fields: Any) -> None:
         """What it reports, having seen `revision` and all who live now; without fields: that it serves everything."""
         engine = EngineStatus(kind="sim", version="1", url="u", base_models=["base"], incarnation="e")
-        told = {"pending": [], "failed": [], "stale": False, "ready": True, "engine": engine} | fields
+        told: dict[str, Any] = {"pending": [], "failed": [], "stale": False, "ready": True, "engine": engine} | fields
         status = ReplicaStatus(
             replica=name,
             pool=POOL,

@@ -10,8 +10,8 @@ from registry.model.names import name_key
 from registry.model.placement import Member, members_digest
 from registry.model.records import AdapterRecord, Canary, CanaryRollout, Placement, Strategy
 from registry.model.status import EngineStatus, Failed, Found, Lazy, Pending, Presence, ReplicaStatus, Served
-from registry.store.pool_facts import Facts, Rooms, facts_of, member_of, status_of
-from registry.store.replica_rollout import ReplicaState
+from registry.store.judgement import ReplicaState, said
+from registry.store.pool_facts import Facts, Rooms, facts_of, member_of
 from registry.store.rollout import Failure, Question, Stage, derive_rollout, needs_rooms
 from tests.support.records import KEYS, POOL, kv, put, record
 
@@ -44,11 +44,11 @@ def status(members: str = DIGEST, **fields) -> ReplicaStatus:
 
 def derive(of: AdapterRecord, others=None, rooms: Rooms | None = None, **statuses: ReplicaStatus | None):
     """The rollout where the named replicas say what is given, and all others serve."""
-    said = {name: statuses.get(name, others or status()) for name in REPLICAS}
+    told = {name: statuses.get(name, others or status()) for name in REPLICAS}
     facts = Facts(
         kv(NAME, 50, of.to_bytes()),
         {one.replica: one for one in MEMBERS},
-        {name: one for name, one in said.items() if one is not None},
+        {name: said(KeyValue(b"", one.to_bytes(), 1, 1, 1)) for name, one in told.items() if one is not None},
         rooms,
     )
     return derive_rollout(Question(POOL, NAME, 2), facts)
@@ -143,6 +143,9 @@ def test_what_canaries_found_is_not_compared_with_what_others_found():
     differing = derive(unpinned, **{FIRST: found(one, 2), SECOND: found(other, 2)}, **others)
     assert differing.stage is Stage.REFUSED
     assert {one.replica for one in differing.replicas if one.reason == "digests_differ"} == CANARIES
+    promoted = unpinned.model_copy(update={"rollout": None})
+    everybody = derive(promoted, **{FIRST: found(one, 2)}, others=found(other, 2))
+    assert {one.reason for one in everybody.replicas} == {"digests_differ"}
 
 
 def by_number(count: int, **spec) -> AdapterRecord:
@@ -204,9 +207,8 @@ def test_presences_and_statuses_that_cannot_be_read():
     )
     assert member_of(KeyValue(b"/x/r0", presence.to_bytes(), 1, 1, 1)) == Member("r0", {"a": "b"}, 3)
     assert member_of(KeyValue(b"/x/r1", b"?", 1, 1, 1)) == Member("r1", {})
-    assert status_of(KeyValue(b"/x/r1", status().to_bytes(), 1, 1, 1)) == status()
     facts = facts_of([[], [], [KeyValue(b"/x/r1", b"?", 1, 1, 1)]])
-    assert facts.statuses["r1"].why
+    assert facts.statuses["r1"].message
 
 
 @pytest.mark.parametrize("stale", [True, False])

@@ -16,8 +16,8 @@ from registry.store.conducting import (
     decide,
     soaking,
 )
-from registry.store.replica_rollout import ReplicaRollout, ReplicaState
-from registry.store.rollout import Rollout, Stage
+from registry.store.judgement import ReplicaState
+from registry.store.rollout import ReplicaRollout, Rollout, Stage
 from registry.store.running import Running
 from tests.support.records import KEYS, POOL, kv, record
 from tests.unit.store.test_canary_rollout import canaried

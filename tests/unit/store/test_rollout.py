@@ -6,8 +6,8 @@ import pytest
 
 from registry.etcd3.ops import KeyValue
 from registry.model.status import EngineStatus, Failed, Found, Lazy, Pending, ReplicaStatus, Served
+from registry.store.judgement import ReplicaState
 from registry.store.pool_facts import facts_of
-from registry.store.replica_rollout import ReplicaState
 from registry.store.rollout import Failure, Question, derive_rollout
 from tests.support.records import KEYS, POOL, kv, record
 
