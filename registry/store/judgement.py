@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from typing import assert_never
 
 from registry.errors import RegistryError
 from registry.etcd3.ops import KeyValue
@@ -94,6 +95,7 @@ def judge(told: Said, asked: Asked) -> Judged:
             return Judged(ReplicaState.UNKNOWN, "unreadable_status", message)
         case Told():
             return _settled(told.status, asked) or _exception(told, asked)
+    assert_never(told)
 
 
 def _settled(status: ReplicaStatus, asked: Asked) -> Judged | None:

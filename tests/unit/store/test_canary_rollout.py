@@ -209,6 +209,7 @@ def test_presences_and_statuses_that_cannot_be_read():
     assert member_of(KeyValue(b"/x/r1", b"?", 1, 1, 1)) == Member("r1", {})
     facts = facts_of([[], [], [KeyValue(b"/x/r1", b"?", 1, 1, 1)]])
     assert facts.statuses["r1"].message
+    assert said(None) is None
 
 
 @pytest.mark.parametrize("stale", [True, False])
