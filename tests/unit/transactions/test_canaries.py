@@ -250,6 +250,15 @@ def test_a_replica_that_goes_forbids_no_other_change(desk):
     assert refused(desk, applying(upsert(NAME, "v2", strategy=two))).reason is Reason.CANARY_TOO_LARGE
 
 
+def test_two_specs_must_fit_into_one_record(desk):
+    """A record that history could not keep readable is refused whole."""
+    many = {f"k{number:060}": "v" * 250 for number in range(64)}
+    large = {"labels": many, "placement": Placement(selector=many)}
+    put(desk, "v1", **large)
+    told = refused(desk, applying(upsert(NAME, "v2", strategy=QUARTER, **large)))
+    assert (told.reason, told.field) == (Reason.TOO_LARGE, "changes[0].upsert.spec")
+
+
 def test_a_plan_that_looks_at_replicas_is_not_made_from_a_guess():
     counted = upsert(NAME, strategy=ONE)
     assert not may_be_guessed(applying(counted, upsert("b")))
