@@ -30,6 +30,11 @@ UNSUPPORTED = (
         lambda spec: bool(spec.placement.selector),
         "this release serves each adapter on all replicas of its pool; leave it out",
     ),
+    Unsupported(
+        "strategy",
+        lambda spec: spec.load == "lazy" and spec.strategy is not None,
+        "this release loads the newest weights of a lazy adapter wherever it is asked for; leave it out, or use eager",
+    ),
 )
 
 
