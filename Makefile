@@ -69,11 +69,12 @@ docs: install ## Write the pages of docs/ that are made from the code
 	$(BIN)/python -m tests.support.errors_page
 	$(BIN)/python -m tests.support.corpus_page
 
-PURE := registry.errors registry.keys registry.model registry.transactions registry.etcd3.ops registry.etcd3.errors \
-  registry.lora registry.publish.outcome registry.publish.wish \
-  sidecar.brake sidecar.chosen sidecar.desired sidecar.failures sidecar.lazy.answers sidecar.lazy.catalogue \
-  sidecar.lazy.demand sidecar.lazy.residents sidecar.lazy.wanted sidecar.lazy.wire sidecar.observed sidecar.plan sidecar.planner sidecar.raw_records \
-  sidecar.retention sidecar.rounds sidecar.rules sidecar.snapshot sidecar.status \
+PURE := registry.errors registry.etcd3.errors registry.etcd3.ops registry.keys registry.lora registry.model \
+  registry.publish.outcome registry.publish.wish registry.store.conducting registry.store.judgement \
+  registry.store.pool_facts registry.store.rollout registry.store.running registry.transactions sidecar.brake \
+  sidecar.chosen sidecar.desired sidecar.failures sidecar.lazy.answers sidecar.lazy.catalogue sidecar.lazy.demand \
+  sidecar.lazy.residents sidecar.lazy.wanted sidecar.lazy.wire sidecar.observed sidecar.plan sidecar.planner \
+  sidecar.raw_records sidecar.retention sidecar.rounds sidecar.rules sidecar.snapshot sidecar.status \
   sidecar.vllm_plugin.question sidecar.vllm_plugin.recently
 
 # Two at once: most tests wait for other processes. WORKERS=0 runs one after another.

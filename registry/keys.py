@@ -34,6 +34,10 @@ class Keys:
     def adapters(self, pool: str) -> bytes:
         return self._key("adapters", pool, "")
 
+    def all_adapters(self) -> bytes:
+        """Those of all pools."""
+        return self._key("adapters", "")
+
     def history(self, pool: str, name: str, generation: int) -> bytes:
         return self._key("history", pool, name_key(name), str(generation))
 

@@ -30,4 +30,10 @@ class Metrics:
         self.no_space = Counter(
             "loraplane_admin_no_space", "Changes that etcd refused for want of space.", registry=self.registry
         )
+        self.conducted = Counter(
+            "loraplane_admin_rollouts",
+            "Rollouts that were promoted or halted by this service, or found so.",
+            ["verb"],
+            registry=self.registry,
+        )
         self.etcd_up = Gauge("loraplane_admin_etcd_up", "1 while etcd answers.", registry=self.registry)

@@ -14,9 +14,11 @@ import structlog
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from registry.admin.conductor import Conductor
 from registry.admin.emergency import Emergency
 from registry.admin.http import make_app
 from registry.admin.metrics import Metrics
+from registry.admin.pool_conductor import Shared
 from registry.admin.probe import Probe
 from registry.admin.reads import Reads
 from registry.admin.service import SERVICE, make_handlers
@@ -30,6 +32,7 @@ from registry.etcd3.client import Client
 from registry.keys import Keys
 from registry.store.break_glass import BreakGlass
 from registry.store.gate import Gate
+from registry.store.mirror import Mirrors
 from registry.store.reader import Reader
 from registry.store.watching import Watcher
 from registry.store.writer import Writer, utc_now
@@ -75,7 +78,9 @@ async def running(settings: Settings, *, drain_seconds: float = DRAIN_SECONDS) -
     probe = Probe(client, keys, gate, servicer, metrics, SERVICE)
     stopping = asyncio.Event()
     writes, glass = Writes(writer), BreakGlass(client, keys, gate, now=utc_now)
-    watcher = Watcher(client, keys, reader, rng=rng)
+    mirrors = Mirrors(client, rng=rng)
+    watcher = Watcher(client, keys, reader, mirrors, rng=rng)
+    conductor = Conductor(Shared(client, keys, writer, mirrors, metrics, rng))
     handlers = make_handlers(writes, Emergency(glass, writes), Reads(reader), Streams(watcher), metrics, stopping)
     server, port = _grpc_server(settings, handlers, servicer)
     listener = _http_listener(settings.http)
@@ -84,6 +89,7 @@ async def running(settings: Settings, *, drain_seconds: float = DRAIN_SECONDS) -
         async with asyncio.TaskGroup() as tasks:
             probing = tasks.create_task(probe.run(), name="probe")
             tasks.create_task(http.run(), name="http")
+            conducting = tasks.create_task(conductor.run(), name="conductor")
             ports = Running(port, listener.getsockname()[1])
             try:
                 await server.start()
@@ -92,6 +98,7 @@ async def running(settings: Settings, *, drain_seconds: float = DRAIN_SECONDS) -
             finally:
                 stopping.set()
                 probing.cancel()
+                conducting.cancel()
                 await servicer.enter_graceful_shutdown()
                 # Calls that are on their way here would be cancelled; those who look at health go elsewhere now.
                 await asyncio.sleep(drain_seconds)

@@ -36,6 +36,8 @@ def make_handlers(
         "ListAdapters": reads.list_adapters,
         "ListAdapterHistory": reads.list_adapter_history,
         "RollbackAdapter": writes.rollback_adapter,
+        "PromoteRollout": writes.promote_rollout,
+        "AbortRollout": writes.abort_rollout,
         "CreatePool": writes.create_pool,
         "UpdatePool": writes.update_pool,
         "ConfirmRemovals": writes.confirm_removals,

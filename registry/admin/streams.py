@@ -11,7 +11,8 @@ from registry.errors import InvalidArgument, Reason, RegistryError
 from registry.etcd3.ops import Event
 from registry.keys import last_part
 from registry.model.names import check_adapter_name, check_segment, name_of_key
-from registry.store.rollout import Question, ReplicaState, Rollout
+from registry.store.judgement import ReplicaState
+from registry.store.rollout import Question, Rollout
 from registry.store.watching import Batch, Watcher
 from registry.transactions.stored import read_adapter
 from registry.v1 import registry_pb2 as pb
@@ -81,7 +82,14 @@ def _event(pool: str, event: Event) -> pb.AdapterEvent:
 
 def _rollout(rollout: Rollout) -> pb.Rollout:
     replicas = [
-        pb.RolloutReplica(replica=one.replica, state=_STATES[one.state], reason=one.reason, message=one.message)
+        pb.RolloutReplica(
+            replica=one.replica,
+            state=_STATES[one.state],
+            reason=one.reason,
+            message=one.message,
+            canary=one.canary,
+            generation=one.generation,
+        )
         for one in rollout.replicas
     ]
     return pb.Rollout(
@@ -91,4 +99,6 @@ def _rollout(rollout: Rollout) -> pb.Rollout:
         done=rollout.done,
         failure=rollout.failure.value if rollout.failure else "",
         waiting=rollout.waiting,
+        canary=wire_out.canary_rollout(rollout.canary) if rollout.canary else None,
+        note=rollout.note,
     )

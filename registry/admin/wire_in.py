@@ -5,10 +5,12 @@ from __future__ import annotations
 from registry.errors import InvalidArgument, Reason
 from registry.transactions import make
 from registry.transactions.changes import (
+    AbortRollout,
     ApplyAdapters,
     ConfirmRemovals,
     CreatePool,
     DeletePool,
+    PromoteRollout,
     Remove,
     RollbackAdapter,
     SetTenant,
@@ -17,6 +19,9 @@ from registry.transactions.changes import (
     Upsert,
 )
 from registry.v1 import registry_pb2 as pb
+
+# More are no number of replicas, and Python refuses to read very many.
+_MOST_DIGITS = 18
 
 
 def apply_adapters(request: pb.ApplyAdaptersRequest) -> ApplyAdapters:
@@ -54,8 +59,9 @@ def _spec(spec: pb.AdapterSpec) -> dict[str, object]:
 
 def _strategy(strategy: pb.Strategy) -> dict[str, object]:
     replicas = strategy.canary_replicas
+    is_number = replicas.isdecimal() and len(replicas) <= _MOST_DIGITS
     values: dict[str, object] = {
-        "canary": {"replicas": int(replicas) if replicas.isdecimal() else replicas},
+        "canary": {"replicas": int(replicas) if is_number else replicas},
         "max_failures": strategy.max_failures,
     }
     if strategy.HasField("soak_seconds"):
@@ -75,6 +81,16 @@ def _given(**values: str) -> dict[str, object]:
 def rollback_adapter(request: pb.RollbackAdapterRequest) -> RollbackAdapter:
     """The rollback that a request asks for."""
     return make.make_rollback(request.pool, request.name, request.to_generation, request.etag)
+
+
+def promote_rollout(request: pb.PromoteRolloutRequest) -> PromoteRollout:
+    """The promotion that a request asks for."""
+    return make.make_rollout_change(PromoteRollout, request.pool, request.name, request.generation, request.etag)
+
+
+def abort_rollout(request: pb.AbortRolloutRequest) -> AbortRollout:
+    """The abortion that a request asks for."""
+    return make.make_rollout_change(AbortRollout, request.pool, request.name, request.generation, request.etag)
 
 
 def create_pool(request: pb.CreatePoolRequest) -> CreatePool:

@@ -42,6 +42,16 @@ class Writes:
         settled = await self.change(wire_in.rollback_adapter(request), request, caller, call)
         return wire_out.applied(settled, request.pool, caller.request_id)
 
+    async def promote_rollout(self, request: pb.PromoteRolloutRequest, call: Call) -> pb.ApplyAdaptersResponse:
+        caller = call.caller(request.request_id)
+        settled = await self.change(wire_in.promote_rollout(request), request, caller, call)
+        return wire_out.applied(settled, request.pool, caller.request_id)
+
+    async def abort_rollout(self, request: pb.AbortRolloutRequest, call: Call) -> pb.ApplyAdaptersResponse:
+        caller = call.caller(request.request_id)
+        settled = await self.change(wire_in.abort_rollout(request), request, caller, call)
+        return wire_out.applied(settled, request.pool, caller.request_id)
+
     async def create_pool(self, request: pb.CreatePoolRequest, call: Call) -> pb.Pool:
         caller = call.caller(request.request_id)
         return wire_out.settled_pool(await self.change(wire_in.create_pool(request), request, caller, call))

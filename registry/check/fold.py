@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import Any
 
 from registry.check.findings import Finding
+from registry.check.generations import generation_faults, same_generation
 from registry.check.removals import Removal, Removals, claim_of
 from registry.check.values import Document, document, tenant_of_key
 from registry.etcd3.ops import Event, KeyValue
@@ -175,7 +176,7 @@ class Fold:
                 self._find("W5", revision, f"tenant {tenant}", f"it has {count} adapters, its quota is {quota}")
 
     def _check_generations(self, revision: int, changed: Values) -> None:
-        """W6: one more if and only if the spec changed; a name that comes back goes on."""
+        """W6: one more if and only if the spec changed; a name that comes back goes on; what others serve is told."""
         for key, (old, new) in changed.items():
             kind, rest = self._kind(key)
             record = document(new) if kind == "adapters" else None
@@ -183,10 +184,8 @@ class Fold:
                 continue
             before, now = self._generations[rest[0], rest[1]], record.get("generation")
             self._generations[rest[0], rest[1]] = now if isinstance(now, int) else before
-            if now != before + 1:
-                self._find("W6", revision, key, f"generation {now} follows {before}")
-            if old is not None and (document(old) or {}).get("spec") == record.get("spec"):
-                self._find("W6", revision, key, f"generation {now} has the same spec as the one before")
+            for message in generation_faults(before, document(old), record):
+                self._find("W6", revision, key, message)
 
     def _check_set(self, revision: int, changed: Values) -> None:
         """W2 and W7: a change, its history, its request record and its audit record share the revision."""
@@ -226,8 +225,8 @@ class Fold:
         """W2: what was replaced or deleted is in history, from this revision on."""
         retired = {key: document(new) or {} for key, (_, new) in by_kind["history"].items() if new is not None}
         expected = {self._history_key(one.name, one.record): one.record for one in late}
-        for key, (old, _) in by_kind["adapters"].items():
-            if (record := document(old)) is not None:
+        for key, (old, new) in by_kind["adapters"].items():
+            if (record := document(old)) is not None and not same_generation(record, document(new)):
                 pool, name = self._kind(key)[1]
                 expected[self._history_key((pool, name), record)] = record
         for key in retired.keys() ^ expected.keys():

@@ -85,7 +85,8 @@ def _check_digest(
 
     An artifact is named by its content as it was prepared, so its name tells of no digest by itself.
     """
-    records = [record for _, record in fold.adapters.get((pool, name_key(name)), []) if record]
+    written = [record for _, record in fold.adapters.get((pool, name_key(name)), []) if record]
+    records = [*written, *filter(None, map(_stable, written))]
     pinned = {digest for record in records if (digest := _pinned(record)) is not None}
     if not records or len(pinned) < len({repr(_source(record)) for record in records}):
         return []  # it may be of a record that is not pinned, or that went before the history begins
@@ -95,6 +96,12 @@ def _check_digest(
         return []
     message = f"{name!r} is served from sha256-{artifact}, which was made of another digest than its record ever had"
     return [Finding("R4", listing.revision, listing.replica, message)]
+
+
+def _stable(record: Document) -> Document | None:
+    """What all but the canaries of a rollout serve, which may have been written before the history begins."""
+    rollout = record.get("rollout")
+    return {"spec": rollout.get("stable_spec")} if rollout else None
 
 
 def _source(record: Document) -> object:

@@ -20,6 +20,8 @@ _MANIFEST_FIELDS = {
     "pool": "metadata.pool",
     "spec.labels": "metadata.labels",
     "spec.base_model": "spec.baseModel",
+    "spec.strategy.max_failures": "spec.strategy.maxFailures",
+    "spec.strategy.soak_seconds": "spec.strategy.soak",
 }
 
 

@@ -80,6 +80,12 @@ class Client:
     def rollback(self, request: pb.RollbackAdapterRequest) -> pb.ApplyAdaptersResponse:
         return self._unary("RollbackAdapter", request, pb.ApplyAdaptersResponse, request.request_id)
 
+    def promote_rollout(self, request: pb.PromoteRolloutRequest) -> pb.ApplyAdaptersResponse:
+        return self._unary("PromoteRollout", request, pb.ApplyAdaptersResponse, request.request_id)
+
+    def abort_rollout(self, request: pb.AbortRolloutRequest) -> pb.ApplyAdaptersResponse:
+        return self._unary("AbortRollout", request, pb.ApplyAdaptersResponse, request.request_id)
+
     def get_adapter(self, pool: str, name: str) -> pb.Adapter:
         return self._unary("GetAdapter", pb.GetAdapterRequest(pool=pool, name=name), pb.Adapter)
 

@@ -42,6 +42,7 @@ def _adapter_table(printer: Printer, adapter: pb.Adapter, rollout: pb.Rollout | 
             "Tenant": adapter.tenant,
             "Generation": str(adapter.generation),
             "Etag": adapter.etag,
+            **_canaries(adapter),
             "Updated": f"{adapter.updated_at} by {adapter.updated_by}",
             "Request id": adapter.request_id,
             **{f"Spec {path}": value for path, value in _flat(spec_dict(adapter.spec)).items()},
@@ -50,9 +51,30 @@ def _adapter_table(printer: Printer, adapter: pb.Adapter, rollout: pb.Rollout | 
     if rollout is None:
         printer.lines(["", "How the replicas stand to it could not be seen in time."])
         return
+    printer.lines(["", *filter(None, (rollout.waiting, rollout.note))])
+    _replica_table(printer, rollout)
+
+
+def _canaries(adapter: pb.Adapter) -> dict[str, str]:
+    """What is to be known of a rollout that canaries began."""
+    if not adapter.HasField("rollout"):
+        return {}
+    rollout = adapter.rollout
+    return {
+        "Rollout": f"only canaries serve generation {adapter.generation}, all others {rollout.stable_generation}",
+        "Halted": rollout.halted or "no",
+        "Others' source": rollout.stable_spec.source.uri,
+    }
+
+
+def _replica_table(printer: Printer, rollout: pb.Rollout) -> None:
     rows = [(one.replica, state_name(one), one.reason or "-", one.message or "-") for one in rollout.replicas]
-    printer.lines([""])
-    printer.table(("REPLICA", "STATE", "REASON", "MESSAGE"), rows)
+    if not rollout.HasField("canary"):
+        printer.table(("REPLICA", "STATE", "REASON", "MESSAGE"), rows)
+        return
+    titles = ("REPLICA", "CANARY", "GENERATION", "STATE", "REASON", "MESSAGE")
+    roles = [("yes" if one.canary else "no", str(one.generation)) for one in rollout.replicas]
+    printer.table(titles, ((name, *role, *rest) for (name, *rest), role in zip(rows, roles, strict=True)))
 
 
 def _flat(value: Plain, prefix: str = "") -> dict[str, str]:

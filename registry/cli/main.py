@@ -22,6 +22,7 @@ from registry.cli import (
     pool_commands,
     publish_command,
     read_commands,
+    rollout_command,
     sign_command,
 )
 from registry.cli.failure import CliError, Exit, Failure
@@ -81,7 +82,7 @@ def make_app() -> typer.Typer:
     )
     app.callback()(root)
     _add(app, apply_commands.apply, apply_commands.add, read_commands.get, read_commands.describe)
-    _add(app, apply_commands.delete, read_commands.history, apply_commands.rollback, read_commands.rollout)
+    _add(app, apply_commands.delete, read_commands.history, apply_commands.rollback, rollout_command.rollout)
     _add(app, apply_commands.diff, check_commands.check, check_commands.digest, publish_command.publish)
     _add(app, sign_command.sign)
     pool = _group(app, "pool", "Create, change and delete pools.")

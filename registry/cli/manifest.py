@@ -21,6 +21,7 @@ from registry.lora.signatures import SIGNATURE_PATTERN
 API_VERSION = "loraplane/v1"
 _SHOWN_PROBLEMS = 5
 _ABSOLUTE_FILE = re.compile(r"file:///[^/\s]\S*")
+_SHARE = re.compile(r"([1-9][0-9]?|100)%")
 _URI = re.compile(r"[a-z][a-z0-9+.-]*://\S+")
 
 
@@ -41,6 +42,19 @@ def _check_replicas(value: object) -> object:
     return value
 
 
+def _check_canaries(value: object) -> object:
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not whole and not (isinstance(value, str) and _SHARE.fullmatch(value)):
+        raise PydanticCustomError("canaries", 'must be a whole number from 1, or a share from "1%" to "100%"')
+    return value
+
+
+def _check_count(value: object) -> object:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise PydanticCustomError("count", "must be a whole number from 0")
+    return value
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -54,9 +68,25 @@ class Source(_Strict):
 
 
 class Placement(_Strict):
-    """On how many replicas it is served."""
+    """On how many replicas it is served, and which labels these must have."""
 
     replicas: Annotated[Literal["all"] | int, BeforeValidator(_check_replicas)] = "all"
+    selector: dict[str, str] = {}
+
+
+class Canary(_Strict):
+    """How many replicas take new weights first."""
+
+    replicas: Annotated[int | str, BeforeValidator(_check_canaries)]
+
+
+class Strategy(_Strict):
+    """How new weights come to its replicas. `soak` in seconds."""
+
+    canary: Canary
+    promote: Literal["auto", "manual"] = "auto"
+    max_failures: Annotated[int, BeforeValidator(_check_count)] = Field(default=0, alias="maxFailures")
+    soak: Annotated[int, BeforeValidator(_check_count)] = 60
 
 
 class Prepare(_Strict):
@@ -77,6 +107,7 @@ class Spec(_Strict):
     prepare: Prepare = Prepare()
     base_model: str | None = Field(default=None, alias="baseModel")
     credentials: str | None = None
+    strategy: Strategy | None = None
 
 
 class Metadata(_Strict):
@@ -103,6 +134,8 @@ _SECTIONS: Mapping[tuple[int | str, ...], type[BaseModel]] = {
     ("spec", "source"): Source,
     ("spec", "placement"): Placement,
     ("spec", "prepare"): Prepare,
+    ("spec", "strategy"): Strategy,
+    ("spec", "strategy", "canary"): Canary,
 }
 
 

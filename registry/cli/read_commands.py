@@ -1,4 +1,4 @@
-"""Commands that show: get, describe, history, rollout."""
+"""Commands that show: get, describe, history."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from registry.cli import options
 from registry.cli.describe import describe_adapter, describe_pool, describe_replica
 from registry.cli.failure import usage
 from registry.cli.get import VIEWS, Kind, Query, find, kind_of
-from registry.cli.progress import follow_shown
-from registry.cli.rollout import Target, check_served
-from registry.cli.session import READ_SECONDS, ROLLOUT_SECONDS, pool_or_only, session_of
+from registry.cli.session import READ_SECONDS, pool_or_only, session_of
 from registry.cli.views import GENERATIONS
 from registry.cli.watching import watch as watch_changes
-from registry.cli.wire import rollout_dict
 
 
 def get(
@@ -73,21 +70,3 @@ def history(
     with session.client(timeout or READ_SECONDS) as client:
         generations = client.history(pool_or_only(client, pool), name)
         session.printer().items(GENERATIONS, generations)
-
-
-def rollout(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of the adapter.")],
-    *,
-    pool: options.Pool = None,
-    timeout: options.Timeout = None,
-) -> None:
-    """Follow a generation until every replica that should serve it does, or say who does not and why."""
-    session, printer = session_of(context), session_of(context).printer()
-    with session.client(READ_SECONDS) as client:
-        target = Target(pool_or_only(client, pool), name, 0)
-        followed = follow_shown(client, [target], timeout or ROLLOUT_SECONDS, printer)
-    if not printer.is_table:
-        for one in followed:
-            printer.plain(rollout_dict(one.rollout) if one.rollout else {"name": name, "done": False})
-    check_served(followed)

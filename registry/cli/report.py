@@ -20,6 +20,7 @@ def print_table(printer: Printer, outcomes: Sequence[Outcome], *, dry_run: bool)
     printer.table(_TITLES, (_row(result) for one in applied for result in one.response.results))
     note = "dry run, nothing was changed; " if dry_run else ""
     printer.lines(f"{note}revision {one.response.revision}, request id {one.response.request_id}" for one in applied)
+    printer.lines(_canaries_first(result) for one in applied for result in one.response.results if _begins(result))
     printer.lines(one.failure.line() for one in outcomes if isinstance(one, NotApplied))
 
 
@@ -43,6 +44,16 @@ def print_plain(printer: Printer, outcomes: Sequence[Outcome], followed: Sequenc
 def _row(result: pb.AdapterResult) -> tuple[str, ...]:
     adapter = result.adapter
     return outcome_name(result), adapter.name, adapter.pool, str(adapter.generation)
+
+
+def _begins(result: pb.AdapterResult) -> bool:
+    return result.outcome == pb.AdapterResult.UPDATED and result.adapter.HasField("rollout")
+
+
+def _canaries_first(result: pb.AdapterResult) -> str:
+    adapter = result.adapter
+    others = f"all others keep {adapter.rollout.stable_generation}"
+    return f"{adapter.name}: only canaries take generation {adapter.generation} for now, {others}"
 
 
 def _transaction(outcome: Outcome) -> Plain:

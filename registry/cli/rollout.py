@@ -115,11 +115,23 @@ def describe(followed: Followed) -> str:
     rollout = followed.rollout
     if rollout is None:
         return f"{followed.target.name}: nothing was heard of it"
-    behind = [one for one in rollout.replicas if one.state != pb.RolloutReplica.SERVING]
+    counted = [one for one in rollout.replicas if one.canary] if rollout.HasField("canary") else rollout.replicas
+    behind = [one for one in counted if one.state != pb.RolloutReplica.SERVING]
     who = ", ".join(_behind(one) for one in behind)
-    served = f"{len(rollout.replicas) - len(behind)} of {len(rollout.replicas)} replicas serve it"
-    what = rollout.failure or (served if rollout.replicas else rollout.waiting)
-    return f"{rollout.name} generation {rollout.generation}: {what}" + (f" ({who})" if who else "")
+    told = _told_of(rollout, followed.target, f"{len(counted) - len(behind)} of {len(counted)}")
+    return f"{rollout.name} generation {rollout.generation}: {told}" + (f" ({who})" if who else "")
+
+
+def _told_of(rollout: pb.Rollout, target: Target, served: str) -> str:
+    """How far it is; `served` says how many of those that count serve it."""
+    if rollout.failure:
+        return f"{rollout.failure} - {rollout.canary.halted}" if rollout.canary.halted else rollout.failure
+    if not rollout.HasField("canary"):
+        what = f"{served} replicas serve it" if rollout.replicas else rollout.waiting
+        return f"{what}; {rollout.note}" if rollout.note else what
+    if rollout.done:
+        return f"{rollout.note}: loraplane rollout promote {rollout.name} --pool {target.pool}"
+    return f"{served} canaries serve it, the others generation {rollout.canary.stable_generation}; {rollout.waiting}"
 
 
 def _behind(replica: pb.RolloutReplica) -> str:

@@ -13,13 +13,27 @@ def _number(value: int) -> str:
     return str(value) if value else "-"
 
 
+def _generation(one: pb.Adapter) -> str:
+    """The generation, and while only canaries serve it that of all others."""
+    if not one.HasField("rollout"):
+        return str(one.generation)
+    return f"{one.generation} ({_for(one)}; others {one.rollout.stable_generation})"
+
+
+def _for(one: pb.Adapter) -> str:
+    """For whom a generation is, or was as long as it was the newest."""
+    if not one.HasField("rollout"):
+        return "all"
+    return "canaries, halted" if one.rollout.halted else "canaries"
+
+
 ADAPTERS: View[pb.Adapter] = View(
     name=lambda one: one.name,
     plain=adapter_dict,
     columns={
         "NAME": lambda one: one.name,
         "POOL": lambda one: one.pool,
-        "GENERATION": lambda one: str(one.generation),
+        "GENERATION": _generation,
         "LOAD": lambda one: one.spec.load or "eager",
         "REPLICAS": lambda one: str(one.spec.placement.replicas or "all"),
         "SOURCE": lambda one: one.spec.source.uri,
@@ -33,6 +47,7 @@ GENERATIONS: View[pb.Adapter] = View(
     plain=adapter_dict,
     columns={
         "GENERATION": lambda one: str(one.generation),
+        "FOR": _for,
         "SOURCE": lambda one: one.spec.source.uri,
         "DIGEST": lambda one: one.spec.source.digest or "-",
         "UPDATED": lambda one: one.updated_at,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from registry.cli.manifest import Manifest, Spec
+from registry.cli.manifest import Manifest, Spec, Strategy
 from registry.v1 import registry_pb2 as pb
 
 Plain = dict[str, object]
@@ -23,9 +23,19 @@ def spec_of(spec: Spec) -> pb.AdapterSpec:
         base_model=spec.base_model or "",
         load=spec.load,
         priority=spec.priority,
-        placement=pb.Placement(replicas=0 if isinstance(replicas, str) else replicas),
+        placement=pb.Placement(replicas=0 if isinstance(replicas, str) else replicas, selector=spec.placement.selector),
         prepare=pb.Prepare(remap=spec.prepare.remap, vision=spec.prepare.vision, dora=spec.prepare.dora),
         credentials=spec.credentials or "",
+        strategy=_strategy_of(spec.strategy) if spec.strategy else None,
+    )
+
+
+def _strategy_of(strategy: Strategy) -> pb.Strategy:
+    return pb.Strategy(
+        canary_replicas=str(strategy.canary.replicas),
+        promote=strategy.promote,
+        max_failures=strategy.max_failures,
+        soak_seconds=strategy.soak,
     )
 
 
@@ -41,6 +51,16 @@ def adapter_dict(adapter: pb.Adapter) -> Plain:
         "updated_at": adapter.updated_at,
         "updated_by": adapter.updated_by,
         "request_id": adapter.request_id,
+        "canaries": canary_dict(adapter.rollout) if adapter.HasField("rollout") else None,
+    }
+
+
+def canary_dict(rollout: pb.CanaryRollout) -> Plain:
+    """That only canaries serve a generation, in the form of the record in etcd."""
+    return {
+        "stable_generation": rollout.stable_generation,
+        "stable_spec": spec_dict(rollout.stable_spec),
+        "halted": rollout.halted,
     }
 
 
@@ -51,7 +71,10 @@ def spec_dict(spec: pb.AdapterSpec) -> Plain:
         "base_model": spec.base_model or None,
         "load": spec.load or "eager",
         "priority": spec.priority,
-        "placement": {"replicas": spec.placement.replicas or "all"},
+        "placement": {
+            "replicas": spec.placement.replicas or "all",
+            "selector": dict(sorted(spec.placement.selector.items())),
+        },
         "prepare": {
             "remap": spec.prepare.remap or "auto",
             "vision": spec.prepare.vision or "reject",
@@ -59,6 +82,17 @@ def spec_dict(spec: pb.AdapterSpec) -> Plain:
         },
         "credentials": spec.credentials or None,
         "labels": dict(sorted(spec.labels.items())),
+        "strategy": _strategy(spec.strategy) if spec.HasField("strategy") else None,
+    }
+
+
+def _strategy(strategy: pb.Strategy) -> Plain:
+    replicas = strategy.canary_replicas
+    return {
+        "canary": {"replicas": int(replicas) if replicas.isdecimal() else replicas},
+        "promote": strategy.promote,
+        "max_failures": strategy.max_failures,
+        "soak_seconds": strategy.soak_seconds,
     }
 
 
@@ -108,10 +142,20 @@ def rollout_dict(rollout: pb.Rollout) -> Plain:
         "done": rollout.done,
         "failure": rollout.failure or None,
         "waiting": rollout.waiting or None,
-        "replicas": [
-            {"replica": one.replica, "state": state_name(one), "reason": one.reason, "message": one.message}
-            for one in rollout.replicas
-        ],
+        "note": rollout.note or None,
+        "canaries": canary_dict(rollout.canary) if rollout.HasField("canary") else None,
+        "replicas": [_replica(one) for one in rollout.replicas],
+    }
+
+
+def _replica(one: pb.RolloutReplica) -> Plain:
+    return {
+        "replica": one.replica,
+        "state": state_name(one),
+        "reason": one.reason,
+        "message": one.message,
+        "canary": one.canary,
+        "generation": one.generation,
     }
 
 

@@ -12,7 +12,7 @@
 
 from registry.client.asynchronous import AsyncRegistry
 from registry.client.connection import Tls
-from registry.client.published import Published
+from registry.client.published import Canaries, Published
 from registry.client.synchronous import Registry
 
-__all__ = ["AsyncRegistry", "Published", "Registry", "Tls"]
+__all__ = ["AsyncRegistry", "Canaries", "Published", "Registry", "Tls"]

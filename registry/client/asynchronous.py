@@ -13,7 +13,7 @@ from typing import Self
 
 from registry.client.calls import Calls, open_channel
 from registry.client.connection import Tls
-from registry.client.published import Published, not_served, published_of
+from registry.client.published import Canaries, Published, not_served, published_of, strategy_of
 from registry.errors import InvalidArgument, Reason
 from registry.lora.directory import check_files, digest_of
 from registry.lora.findings import UnfitAdapter, summary
@@ -55,10 +55,13 @@ class AsyncRegistry:
         digest: str = "",
         labels: Mapping[str, str] | None = None,
         priority: int = 0,
+        canaries: Canaries | None = None,
         wait_seconds: float | None = WAIT_SECONDS,
         request_id: str = "",
     ) -> Published:
         """Makes an adapter what `source` holds; returns once every replica that should serve it does.
+
+        With `canaries` that are promoted by hand, it returns once they serve it.
 
         Args:
             source: a directory that the replicas see at the same path, whose digest is computed and pinned here; or a
@@ -69,18 +72,25 @@ class AsyncRegistry:
             digest: manifest digest of a URI; empty: not pinned.
             labels: for people and filters.
             priority: higher is loaded first.
+            canaries: who takes it first; None: all at once.
             wait_seconds: for the replicas; None: do not wait.
             request_id: to repeat a call whose outcome is not known; empty: a new one.
 
         Raises:
             InvalidArgument: the directory holds no adapter, or the registry refuses a field.
-            FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it; `metadata` says which and why.
+            FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it, or its rollout was halted; `metadata`
+                says which and why.
             Unavailable: no answer, or not served in time. The change may have been made; repeat with the request id in
                 `metadata`, or look with `wait_served`.
             RegistryError: as the registry refused it otherwise.
         """
         uri, pinned = await asyncio.to_thread(_located, source, digest)
-        spec = pb.AdapterSpec(source=pb.Source(uri=uri, digest=pinned), labels=labels, priority=priority)
+        spec = pb.AdapterSpec(
+            source=pb.Source(uri=uri, digest=pinned),
+            labels=labels,
+            priority=priority,
+            strategy=strategy_of(canaries) if canaries else None,
+        )
         change = pb.AdapterChange(upsert=pb.Adapter(name=name, spec=spec))
         published = published_of(await self._apply(pool, change, request_id))
         if wait_seconds is not None:

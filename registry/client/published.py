@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from registry.errors import FailedPrecondition, Reason, RegistryError, Unavailable
 from registry.v1 import registry_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Canaries:
+    """New weights come to canaries first.
+
+    Attributes:
+        replicas: how many: a number, or a share such as ``"25%"``, rounded up.
+        promote: ``"auto"``: to all once the canaries have served them for `soak_seconds`; ``"manual"``: by hand.
+        max_failures: more canaries than this that refuse them halt it.
+        soak_seconds: see `promote`.
+    """
+
+    replicas: int | str
+    promote: Literal["auto", "manual"] = "auto"
+    max_failures: int = 0
+    soak_seconds: int = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +58,16 @@ def published_of(response: pb.ApplyAdaptersResponse) -> Published:
     )
 
 
+def strategy_of(canaries: Canaries) -> pb.Strategy:
+    """The same on the wire."""
+    return pb.Strategy(
+        canary_replicas=str(canaries.replicas),
+        promote=canaries.promote,
+        max_failures=canaries.max_failures,
+        soak_seconds=canaries.soak_seconds,
+    )
+
+
 def not_served(published: Published, last: pb.Rollout | None) -> RegistryError | None:
     """Why a generation is not served by all who should; None: it is.
 
@@ -52,10 +80,11 @@ def not_served(published: Published, last: pb.Rollout | None) -> RegistryError |
         return Unavailable(Reason.DEADLINE_EXCEEDED, f"{what}: nothing was heard of it in time")
     if last.done and not last.failure:
         return None
-    behind = {one.replica: _why(one) for one in last.replicas if one.state != pb.RolloutReplica.SERVING}
+    counted = [one for one in last.replicas if one.canary or not last.HasField("canary")]
+    behind = {one.replica: _why(one) for one in counted if one.state != pb.RolloutReplica.SERVING}
     told = "; ".join(f"{replica}: {why}" for replica, why in sorted(behind.items()))
     if last.done:
-        message = " - ".join(part for part in (f"{what}: {last.failure}", told) if part)
+        message = " - ".join(part for part in (f"{what}: {last.failure}", last.canary.halted, told) if part)
         return FailedPrecondition(Reason.ROLLOUT_FAILED, message, metadata=behind)
     message = f"{what} is not served in time: {told or last.waiting}"
     return Unavailable(Reason.DEADLINE_EXCEEDED, message, metadata=behind)

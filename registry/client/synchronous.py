@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from registry.client.asynchronous import CALL_SECONDS, WAIT_SECONDS, AsyncRegistry
 from registry.client.connection import Tls
-from registry.client.published import Published
+from registry.client.published import Canaries, Published
 
 T = TypeVar("T")
 
@@ -54,6 +54,7 @@ class Registry:
         digest: str = "",
         labels: Mapping[str, str] | None = None,
         priority: int = 0,
+        canaries: Canaries | None = None,
         wait_seconds: float | None = WAIT_SECONDS,
         request_id: str = "",
     ) -> Published:
@@ -65,6 +66,7 @@ class Registry:
             digest=digest,
             labels=labels,
             priority=priority,
+            canaries=canaries,
             wait_seconds=wait_seconds,
             request_id=request_id,
         )

@@ -55,8 +55,8 @@ class Canary(Part):
 class Strategy(Part):
     """How new weights come to an adapter's replicas; an adapter without one gets them everywhere at once.
 
-    `promote` ``auto``: to all once every canary has served them for `soak_seconds`; ``manual``: when somebody says so.
-    More than `max_failures` canaries that refuse them halt it.
+    `promote` ``auto``: to all once every canary has served them for `soak_seconds`, but for at most `max_failures` that
+    refuse them; ``manual``: when somebody says so. More that refuse them, or all, halt it.
     """
 
     canary: Canary
@@ -91,7 +91,7 @@ class CanaryRollout(Part):
     """That only the canaries serve a record's generation yet; all others keep the weights of `stable_spec`.
 
     Of `stable_spec` only what decides about the weights counts: source, base model, preparation, credentials.
-    `halted`: why it goes no further by itself; empty: it does.
+    `halted`: why it goes no further by itself, though it can be promoted by hand; empty: it does.
     """
 
     stable_generation: Annotated[int, Field(ge=1, le=MAX_GENERATION)]

@@ -19,7 +19,7 @@ from registry.store.leases import SharedLease
 from registry.transactions.changes import Change
 from registry.transactions.context import Context, Leases
 from registry.transactions.draft import Commit, Unchanged, fence, request_read
-from registry.transactions.plan import plan_change, reads_of
+from registry.transactions.plan import may_be_guessed, plan_change, reads_of
 from registry.transactions.replay import Settled, replay
 from registry.transactions.view import View, view_of
 
@@ -95,6 +95,8 @@ class Attempt:
 
     async def _by_guess(self) -> Settled | None:
         """One round trip, if what we last saw still is so; None: it is not, or nothing can be told without reading."""
+        if not may_be_guessed(self._change):
+            return None
         try:
             planned = plan_change(self._change, self._tools.hints.guess(self._reads), self._context)
         except RegistryError:

@@ -4,45 +4,80 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from typing import Any, Generic, Protocol, TypeVar
 
 from registry.etcd3.client import Client
-from registry.etcd3.ops import KeyValue
-from registry.etcd3.reflections import Changed, Listed, Reflection
+from registry.etcd3.ops import Event, KeyValue
+from registry.etcd3.reflections import Changed, Connected, Disconnected, Listed, Reflection
 from registry.etcd3.reflector import Reflector
 
+Value = TypeVar("Value")
 
-class Mirror:
-    """The newest known state of a range. `kvs` None: it has not been listed yet."""
 
-    def __init__(self) -> None:
-        self.kvs: dict[bytes, KeyValue] | None = None
+class Folded(Protocol):
+    """What is kept of a range."""
+
+    def listed(self, kvs: tuple[KeyValue, ...], /) -> None: ...
+    def changed(self, events: tuple[Event, ...], /) -> None: ...
+
+
+FoldedT = TypeVar("FoldedT", bound=Folded)
+
+
+class Values(Generic[Value]):
+    """All values of a range by their keys, each read once."""
+
+    def __init__(self, read: Callable[[KeyValue], Value]) -> None:
+        self._read = read
+        self.by_key: dict[bytes, Value] = {}
+
+    def listed(self, kvs: tuple[KeyValue, ...]) -> None:
+        """Takes a whole list."""
+        self.by_key = {kv.key: self._read(kv) for kv in kvs}
+
+    def changed(self, events: tuple[Event, ...]) -> None:
+        """Takes all changes of one revision."""
+        for event in events:
+            if event.kv is None:
+                self.by_key.pop(event.key, None)
+            else:
+                self.by_key[event.key] = self._read(event.kv)
+
+
+class Mirror(Generic[FoldedT]):
+    """The newest known state of a range. `is_whole` False: it has not been listed yet.
+
+    `in_sight` False: what is known may be old. `losses` counts how often that was so, since of what happened meanwhile
+    only the end may be known.
+    """
+
+    def __init__(self, state: FoldedT) -> None:
+        self.state = state
+        self.is_whole = False
+        self.in_sight = False
+        self.losses = 0
         self.wakes: set[asyncio.Event] = set()
 
     def take(self, reflection: Reflection) -> None:
         """Notes what the reflector tells, and wakes those who look."""
         match reflection:
             case Listed():
-                self.kvs = {kv.key: kv for kv in reflection.kvs}
+                self.losses += self.is_whole
+                self.state.listed(reflection.kvs)
+                self.is_whole = True
             case Changed():
-                self._change(reflection)
+                self.state.changed(reflection.events)
+            case Connected():
+                self.in_sight = True
+            case Disconnected():
+                self.in_sight = False
+                self.losses += 1
             case _:
                 return
-        self.wake()
-
-    def wake(self) -> None:
-        """Wakes everybody who looks."""
         for event in self.wakes:
             event.set()
-
-    def _change(self, changed: Changed) -> None:
-        kvs = self.kvs if self.kvs is not None else {}
-        for event in changed.events:
-            if event.kv is None:
-                kvs.pop(event.key, None)
-            else:
-                kvs[event.key] = event.kv
 
 
 class Mirrors:
@@ -51,13 +86,17 @@ class Mirrors:
     def __init__(self, client: Client, *, rng: random.Random) -> None:
         self._client = client
         self._rng = rng
-        self._open: dict[tuple[bytes, bytes], tuple[Mirror, asyncio.Task[None]]] = {}
+        self._open: dict[tuple[bytes, bytes], tuple[Mirror[Any], asyncio.Task[None]]] = {}
 
     @asynccontextmanager
-    async def look(self, key: bytes, range_end: bytes, wake: asyncio.Event) -> AsyncIterator[Mirror]:
-        """A mirror of the range; `wake` is set whenever it changes."""
-        mirror, task = self._open.get((key, range_end)) or self._start(key, range_end)
+    async def look(
+        self, key: bytes, range_end: bytes, wake: asyncio.Event, make: Callable[[], FoldedT]
+    ) -> AsyncIterator[Mirror[FoldedT]]:
+        """A mirror of the range; `wake` is set whenever it changes. All who look at a range must `make` the same."""
+        mirror, task = self._open.get((key, range_end)) or self._start(key, range_end, make())
         mirror.wakes.add(wake)
+        if mirror.is_whole:
+            wake.set()
         try:
             yield mirror
         finally:
@@ -67,13 +106,13 @@ class Mirrors:
                 task.cancel()
                 await asyncio.wait([task])
 
-    def _start(self, key: bytes, range_end: bytes) -> tuple[Mirror, asyncio.Task[None]]:
-        mirror = Mirror()
+    def _start(self, key: bytes, range_end: bytes, state: FoldedT) -> tuple[Mirror[FoldedT], asyncio.Task[None]]:
+        mirror = Mirror(state)
         task = asyncio.create_task(self._run(mirror, key, range_end), name=f"mirror {key!r}")
         self._open[key, range_end] = mirror, task
         return mirror, task
 
-    async def _run(self, mirror: Mirror, key: bytes, range_end: bytes) -> None:
+    async def _run(self, mirror: Mirror[Any], key: bytes, range_end: bytes) -> None:
         async with aclosing(Reflector(self._client, key, range_end, rng=self._rng).stream()) as reflections:
             async for reflection in reflections:
                 mirror.take(reflection)

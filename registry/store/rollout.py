@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from typing import assert_never
 
 from registry.errors import RegistryError
-from registry.etcd3.ops import KeyValue
-from registry.keys import last_part
+from registry.model.assignment import Assignment, assign, looks_at_room
 from registry.model.names import name_key
-from registry.model.records import AdapterRecord
-from registry.model.status import ReplicaStatus
+from registry.model.placement import members_digest
+from registry.model.records import AdapterRecord, CanaryRollout, Strategy
+from registry.store.judgement import Asked, ReplicaState, agreed, judge
+from registry.store.pool_facts import Facts
 from registry.transactions.stored import read_adapter
 
-
-class ReplicaState(Enum):
-    """Where one replica is with a generation."""
-
-    PENDING = auto()
-    SERVING = auto()
-    FAILED = auto()
-    UNKNOWN = auto()
+_BEHIND = {ReplicaState.PENDING, ReplicaState.UNKNOWN}
 
 
 class Failure(Enum):
@@ -31,22 +25,39 @@ class Failure(Enum):
     REPLICAS_FAILED = "replicas_failed"
     SUPERSEDED = "superseded"
     DELETED = "deleted"
+    HALTED = "halted"
+
+
+class Stage(Enum):
+    """How far a rollout that canaries began is."""
+
+    HALTED = auto()
+    WAITING = auto()
+    REFUSED = auto()
+    SERVED = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRollout:
-    """One replica, and why it does not serve yet. `digest`: what it found where the record says none; else empty."""
+    """One replica, and why it does not serve yet.
+
+    `generation` is the one that it is to serve; `canary`: it takes new weights first, and they are not for all yet.
+    """
 
     replica: str
     state: ReplicaState
     reason: str = ""
     message: str = ""
-    digest: str = ""
+    canary: bool = False
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """How far a generation is. `waiting` says what for; empty once it is done."""
+    """How far a generation is. `waiting` says what for; empty once it is done. `note` is what else is to be known.
+
+    `canary` and `stage` None: the generation is for all replicas.
+    """
 
     name: str
     generation: int
@@ -54,6 +65,9 @@ class Rollout:
     done: bool = False
     failure: Failure | None = None
     waiting: str = ""
+    canary: CanaryRollout | None = None
+    stage: Stage | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +79,20 @@ class Question:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What stands in etcd: the adapter's record, and by replica presences and statuses."""
-
-    record: KeyValue | None
-    presences: Mapping[str, KeyValue]
-    statuses: Mapping[str, KeyValue]
+def needs_rooms(question: Question, facts: Facts) -> bool:
+    """True if nobody can tell who serves the adapter without what else its pool serves, and that was not looked at."""
+    record = facts.record
+    if record is None:
+        return False
+    behind = facts.rooms is None or facts.rooms.seen_revision < record.mod_revision
+    try:
+        return behind and looks_at_room(read_adapter(question.pool, record).spec)
+    except RegistryError:
+        return False
 
 
 def derive_rollout(question: Question, facts: Facts) -> Rollout:
-    """The rollout as the facts have it."""
+    """The rollout as the facts have it; where an adapter is placed by number they must have `rooms`."""
     if facts.record is None:
         return Rollout(question.name, question.generation, done=True, failure=Failure.DELETED)
     try:
@@ -92,106 +109,126 @@ def derive_rollout(question: Question, facts: Facts) -> Rollout:
 
 
 def _present_rollout(record: AdapterRecord, revision: int, facts: Facts) -> Rollout:
-    replicas = _agreed(
-        tuple(_replica(replica, facts.statuses.get(replica), record, revision) for replica in sorted(facts.presences))
+    everywhere = facts.rooms.counts if facts.rooms else {}
+    assigned = assign(record.pool, name_key(record.name), record.spec, facts.members.values(), everywhere)
+    canaries = assigned.canaries if record.rollout else frozenset()
+    found = [
+        *_stand(canaries, _asked(record, revision, facts), facts, is_canary=True),
+        *_stand(set(assigned.serving) - canaries, _asked_of_others(record, revision, facts), facts, is_canary=False),
+    ]
+    replicas = tuple(sorted(found, key=lambda one: one.replica))
+    rollout = Rollout(record.name, record.generation, replicas, canary=record.rollout, note=_note(record, assigned))
+    if record.rollout is None:
+        return _for_all(rollout, facts)
+    if record.spec.strategy is None:
+        return replace(rollout, waiting="its record has no strategy, so nobody is a canary; apply it again")
+    return _for_canaries(rollout, record.rollout, record.spec.strategy, facts)
+
+
+def _asked(record: AdapterRecord, revision: int, facts: Facts) -> Asked:
+    """What canaries have to prove, or all if there is no rollout."""
+    weighed = looks_at_room(record.spec)
+    return Asked(
+        key=name_key(record.name),
+        generation=record.generation,
+        revision=max(revision, facts.rooms.changed_revision) if weighed and facts.rooms else revision,
+        lazy=record.spec.load == "lazy",
+        pinned=record.spec.source.digest is not None,
+        members=members_digest(facts.members.values()) if weighed or record.rollout else None,
     )
-    waiting = _waiting(replicas)
-    failed = any(one.state is ReplicaState.FAILED for one in replicas)
+
+
+def _asked_of_others(record: AdapterRecord, revision: int, facts: Facts) -> Asked:
+    """What all but canaries have to prove: of the stable spec only what decides about the weights counts."""
+    asked, rollout = _asked(record, revision, facts), record.rollout
+    if rollout is None:
+        return asked
+    pinned = rollout.stable_spec.source.digest is not None
+    return replace(asked, generation=rollout.stable_generation, pinned=pinned)
+
+
+def _stand(replicas: Collection[str], asked: Asked, facts: Facts, *, is_canary: bool) -> list[ReplicaRollout]:
+    """How replicas stand that are to serve the same."""
+    names = sorted(replicas)
+    judged = agreed([judge(facts.statuses.get(name), asked) for name in names])
+    return [
+        ReplicaRollout(name, one.state, one.reason, one.message, is_canary, asked.generation)
+        for name, one in zip(names, judged, strict=True)
+    ]
+
+
+def _note(record: AdapterRecord, assigned: Assignment) -> str:
+    wanted, found = record.spec.placement.replicas, len(assigned.serving)
+    if wanted == "all" or found >= wanted:
+        return ""
+    that = " that match" if record.spec.placement.selector else ""
+    return f"placed on {wanted} replicas, {found}{that} are alive: served by all of them"
+
+
+def _for_all(rollout: Rollout, facts: Facts) -> Rollout:
+    behind = [one for one in rollout.replicas if one.state in _BEHIND]
+    waiting = _nobody(rollout.replicas, facts)
+    if behind:
+        waiting = f"{len(behind)} of {len(rollout.replicas)} replicas do not serve it yet"
+    failed = any(one.state is ReplicaState.FAILED for one in rollout.replicas)
     failure = Failure.REPLICAS_FAILED if failed and not waiting else None
-    return Rollout(record.name, record.generation, replicas, not waiting, failure, waiting)
+    return replace(rollout, done=not waiting, failure=failure, waiting=waiting)
 
 
-def _agreed(replicas: tuple[ReplicaRollout, ...]) -> tuple[ReplicaRollout, ...]:
-    """Replicas that found different files under one generation do not serve it: nobody knows which is meant."""
-    found = Counter(one.digest for one in replicas if one.digest)
-    if len(found) < 2:
-        return replicas
-    told = ", ".join(f"{digest} on {count}" for digest, count in sorted(found.items()))
-    return tuple(
-        replace(
-            one,
-            state=ReplicaState.FAILED,
-            reason="digests_differ",
-            message=f"it found {one.digest}; found in all: {told}; apply the digest that is meant",
-        )
-        if one.digest
-        else one
-        for one in replicas
+def _nobody(replicas: Sequence[ReplicaRollout], facts: Facts) -> str:
+    if replicas:
+        return ""
+    return "no live replica of the pool matches its selector" if facts.members else "no replica of the pool is alive"
+
+
+def _for_canaries(rollout: Rollout, canary: CanaryRollout, strategy: Strategy, facts: Facts) -> Rollout:
+    """Only canaries count: the others serve what they served before."""
+    canaries = [one for one in rollout.replicas if one.canary]
+    stage = _stage(canaries, canary, strategy)
+    rollout = replace(rollout, stage=stage)
+    match stage:
+        case Stage.HALTED:
+            return replace(rollout, done=True, failure=Failure.HALTED)
+        case Stage.WAITING:
+            behind = sum(one.state in _BEHIND for one in canaries)
+            waiting = f"{behind} of {len(canaries)} canaries do not serve it yet"
+            return replace(rollout, waiting=_nobody(rollout.replicas, facts) or waiting)
+        case Stage.REFUSED:
+            return replace(rollout, waiting=f"{refusals(rollout)}; it is about to be halted")
+        case Stage.SERVED if strategy.promote == "manual":
+            return replace(rollout, done=True, note=_joined(rollout.note, _by_hand(rollout, canary)))
+        case Stage.SERVED:
+            waiting = f"its canaries serve it; it comes to all once they have for {strategy.soak_seconds} seconds"
+            return replace(rollout, waiting=waiting)
+    assert_never(stage)
+
+
+def _stage(canaries: Sequence[ReplicaRollout], canary: CanaryRollout, strategy: Strategy) -> Stage:
+    refused = sum(one.state is ReplicaState.FAILED for one in canaries)
+    if canary.halted:
+        return Stage.HALTED
+    if refused > strategy.max_failures or (refused and refused == len(canaries)):
+        return Stage.REFUSED
+    if not canaries or any(one.state in _BEHIND for one in canaries):
+        return Stage.WAITING
+    return Stage.SERVED
+
+
+def refusals(rollout: Rollout) -> str:
+    """How many canaries refuse it, and why, in one sentence."""
+    canaries = [one for one in rollout.replicas if one.canary]
+    refused = [one for one in canaries if one.state is ReplicaState.FAILED]
+    told = "; ".join(f"{one.replica} {_joined(one.reason, one.message, by=' - ')}" for one in refused)
+    return f"{len(refused)} of {len(canaries)} canaries refuse it: {told}"
+
+
+def _by_hand(rollout: Rollout, canary: CanaryRollout) -> str:
+    served = sum(one.canary and one.state is ReplicaState.SERVING for one in rollout.replicas)
+    return (
+        f"{served} of {len(rollout.replicas)} replicas, its canaries, serve it, the others generation "
+        f"{canary.stable_generation}, until it is promoted by hand"
     )
 
 
-def _waiting(replicas: tuple[ReplicaRollout, ...]) -> str:
-    if not replicas:
-        return "no replica of the pool is alive"
-    behind = [one for one in replicas if one.state in {ReplicaState.PENDING, ReplicaState.UNKNOWN}]
-    return f"{len(behind)} of {len(replicas)} replicas do not serve it yet" if behind else ""
-
-
-def _replica(replica: str, kv: KeyValue | None, record: AdapterRecord, revision: int) -> ReplicaRollout:
-    if kv is None:
-        return ReplicaRollout(replica, ReplicaState.PENDING, "no_status", "it has not reported yet")
-    try:
-        status = ReplicaStatus.parse(kv.value)
-    except RegistryError as error:
-        return ReplicaRollout(replica, ReplicaState.UNKNOWN, "unreadable_status", error.message)
-    return _settled(replica, status, record, revision) or _exception(replica, status, record)
-
-
-def _settled(replica: str, status: ReplicaStatus, record: AdapterRecord, revision: int) -> ReplicaRollout | None:
-    """What the status says as a whole; None: only the names that are listed in it can tell."""
-    if status.stale:
-        return ReplicaRollout(
-            replica, ReplicaState.UNKNOWN, "stale", status.held or status.note or "its status is stale"
-        )
-    if not (status.ready or status.engine.incarnation):
-        return ReplicaRollout(
-            replica, ReplicaState.UNKNOWN, "engine_unreachable", status.note or "its engine is out of reach"
-        )
-    if status.observed_revision < revision:
-        return ReplicaRollout(
-            replica, ReplicaState.PENDING, "not_seen", f"it has seen revision {status.observed_revision} of {revision}"
-        )
-    if record.spec.load == "lazy":
-        return _lazy(replica, status)
-    return None
-
-
-def _lazy(replica: str, status: ReplicaStatus) -> ReplicaRollout:
-    """A lazy adapter is served as soon as the replica could load it at the first request."""
-    if status.lazy.servable:
-        return ReplicaRollout(replica, ReplicaState.SERVING, "lazy", "it is loaded at the first request")
-    return ReplicaRollout(
-        replica, ReplicaState.FAILED, status.lazy.reason or "lazy", "this replica cannot load at the first request"
-    )
-
-
-def _exception(replica: str, status: ReplicaStatus, record: AdapterRecord) -> ReplicaRollout:
-    key = name_key(record.name)
-    for failed in status.failed:
-        if name_key(failed.name) == key:
-            state = ReplicaState.FAILED if failed.retry_at is None else ReplicaState.PENDING
-            return ReplicaRollout(replica, state, failed.reason, failed.message)
-    for pending in status.pending:
-        if name_key(pending.name) == key:
-            return ReplicaRollout(replica, ReplicaState.PENDING, pending.reason)
-    if status.omitted:
-        message = f"its status leaves out {status.omitted} names"
-        return ReplicaRollout(replica, ReplicaState.UNKNOWN, "omitted", message)
-    return ReplicaRollout(replica, ReplicaState.SERVING, digest=_found_digest(status, record))
-
-
-def _found_digest(status: ReplicaStatus, record: AdapterRecord) -> str:
-    """The digest that a replica found of this generation; empty where the record says it, or it was left out."""
-    key = name_key(record.name)
-    named = (one for one in status.found if name_key(one.name) == key and one.generation == record.generation)
-    return next((one.digest for one in named), "") if record.spec.source.digest is None else ""
-
-
-def facts_of(ranges: Sequence[Sequence[KeyValue]]) -> Facts:
-    """Facts from the values of the adapter's key, of all presences and of all statuses, in this order."""
-    records, presences, statuses = ranges
-    return Facts(next(iter(records), None), _by_replica(presences), _by_replica(statuses))
-
-
-def _by_replica(kvs: Sequence[KeyValue]) -> dict[str, KeyValue]:
-    return {last_part(kv.key): kv for kv in kvs}
+def _joined(*parts: str, by: str = "; ") -> str:
+    return by.join(part for part in parts if part)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 
 from registry.errors import FailedPrecondition, NotFound, Reason
 from registry.etcd3.client import Client
-from registry.etcd3.errors import EtcdError
-from registry.etcd3.ops import Event, KeyValue, Range, prefix_end
+from registry.etcd3.ops import Event, KeyValue, prefix_end
 from registry.etcd3.reflections import Changed, Listed, Progressed, Resume
 from registry.etcd3.reflector import Reflector
 from registry.keys import Keys
 from registry.store.budget import Budget
-from registry.store.failures import refusal
-from registry.store.mirror import Mirror, Mirrors
+from registry.store.mirror import Mirror, Mirrors, Values
+from registry.store.pool_facts import Facts
+from registry.store.pool_sight import PoolSight, read_facts, watched
 from registry.store.reader import Reader
-from registry.store.rollout import Facts, Question, Rollout, derive_rollout, facts_of
+from registry.store.rollout import Question, Rollout, derive_rollout, needs_rooms
 
 _LOOK_SECONDS = 10.0
 
@@ -36,12 +37,12 @@ class Batch:
 class Watcher:
     """Watches on behalf of callers. Streams end only when they are closed, or as their docstrings say."""
 
-    def __init__(self, client: Client, keys: Keys, reader: Reader, *, rng: random.Random) -> None:
+    def __init__(self, client: Client, keys: Keys, reader: Reader, mirrors: Mirrors, *, rng: random.Random) -> None:
         self._client = client
         self._keys = keys
         self._reader = reader
         self._rng = rng
-        self._mirrors = Mirrors(client, rng=rng)
+        self._mirrors = mirrors
 
     async def adapters(self, pool: str, start_revision: int, budget: Budget) -> AsyncGenerator[Batch, None]:
         """Changes of a pool's adapters from a revision on; from 0: the present state first.
@@ -76,28 +77,21 @@ class Watcher:
         Raises:
             NotFound: there is no such pool, or nobody says which generation of an adapter that does not exist.
         """
-        question, first = await self._first_look(question, budget)
-        yield first
-        if first.done:
-            return
-        async with AsyncExitStack() as stack:
-            wake = asyncio.Event()
-            mirrors = [
-                await stack.enter_async_context(self._mirrors.look(read.key, read.range_end, wake))
-                for read in _reads(self._keys, question)
-            ]
-            last = first
-            while not last.done:
-                await wake.wait()
-                wake.clear()
-                rollout = await self._derive(question, mirrors)
-                if rollout not in (None, last):
+        last = await self._first_look(question, budget)
+        if last is not None:
+            yield last
+            if last.done:
+                return
+            question = replace(question, generation=last.generation)
+        async with aclosing(self._rollouts(question)) as rollouts:
+            async for rollout in rollouts:
+                if rollout != last:
                     last = rollout
                     yield rollout
 
-    async def _first_look(self, question: Question, budget: Budget) -> tuple[Question, Rollout]:
-        """The question with its generation, and the first answer."""
-        facts = await self._facts(question, budget)
+    async def _first_look(self, question: Question, budget: Budget) -> Rollout | None:
+        """The first answer; None: it takes a longer look, since the adapter is placed by number."""
+        facts = await read_facts(self._client, self._keys, question.pool, question.name, None, budget)
         if facts.record is None:
             await self._reader.pool(question.pool, budget)
             if not question.generation:
@@ -106,41 +100,50 @@ class Watcher:
                     f"there is no adapter {question.name!r} in pool {question.pool!r}",
                     field="name",
                 )
-        rollout = derive_rollout(question, facts)
-        return replace(question, generation=rollout.generation), rollout
+        return None if needs_rooms(question, facts) else derive_rollout(question, facts)
 
-    async def _derive(self, question: Question, mirrors: list[Mirror]) -> Rollout | None:
+    async def _rollouts(self, question: Question) -> AsyncGenerator[Rollout, None]:
+        """The rollout at each change of anything, until it is done."""
+        wake, key = asyncio.Event(), self._keys.adapter(question.pool, question.name)
+        async with (
+            self._mirrors.look(key, b"", wake, partial(Values, _itself)) as record,
+            watched(self._mirrors, self._keys, question.pool, wake) as sight,
+        ):
+            while True:
+                await wake.wait()
+                wake.clear()
+                rollout = await self._derive(question, record, sight)
+                if rollout is None:
+                    continue
+                yield rollout
+                if rollout.done:
+                    return
+                question = replace(question, generation=rollout.generation)
+
+    async def _derive(self, question: Question, record: Mirror[Values[KeyValue]], sight: PoolSight) -> Rollout | None:
         """The rollout as the mirrors have it; None while they do not have everything."""
-        seen = [mirror.kvs for mirror in mirrors]
-        if any(kvs is None for kvs in seen):
+        facts = sight.facts(next(iter(record.state.by_key.values()), None))
+        if facts is None or not record.is_whole or await _lacks_rooms(question, facts, sight):
             return None
-        rollout = derive_rollout(question, facts_of([tuple(kvs.values()) for kvs in seen if kvs is not None]))
+        rollout = derive_rollout(question, facts)
         if not rollout.done:
             return rollout
         # The mirrors may be of different revisions; the last word is said of a single one.
-        return derive_rollout(question, await self._facts(question, Budget.of(_LOOK_SECONDS)))
-
-    async def _facts(self, question: Question, budget: Budget) -> Facts:
-        """Everything at one revision."""
-        try:
-            record, *others = _reads(self._keys, question)
-            first = await self._client.range(record, timeout_seconds=budget.spend())
-            rest = [
-                await self._client.range(replace(read, revision=first.revision), timeout_seconds=budget.spend())
-                for read in others
-            ]
-        except EtcdError as error:
-            raise refusal(error) from error
-        return facts_of([result.kvs for result in (first, *rest)])
+        budget = Budget.of(_LOOK_SECONDS)
+        facts = await read_facts(self._client, self._keys, question.pool, question.name, sight.rooms, budget)
+        return None if await _lacks_rooms(question, facts, sight) else derive_rollout(question, facts)
 
 
-def _reads(keys: Keys, question: Question) -> tuple[Range, ...]:
-    replicas, statuses = keys.replicas(question.pool), keys.statuses(question.pool)
-    return (
-        Range(keys.adapter(question.pool, question.name)),
-        Range(replicas, prefix_end(replicas)),
-        Range(statuses, prefix_end(statuses)),
-    )
+async def _lacks_rooms(question: Question, facts: Facts, sight: PoolSight) -> bool:
+    """True while the room of the pool's adapters has to be known and is not; it is looked at then."""
+    if not needs_rooms(question, facts):
+        return False
+    await sight.look_at_rooms()
+    return True
+
+
+def _itself(kv: KeyValue) -> KeyValue:
+    return kv
 
 
 def _as_events(kvs: Iterable[KeyValue]) -> tuple[Event, ...]:

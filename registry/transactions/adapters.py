@@ -11,6 +11,7 @@ from registry.etcd3.ops import Range, mod_is
 from registry.keys import Keys
 from registry.model.names import tenant_of
 from registry.model.records import AdapterRecord, AdapterSpec, ChangeReply, PoolSpec, RetiredRecord
+from registry.transactions.canaries import check_enough_replicas, looks_at_replicas
 from registry.transactions.changes import ApplyAdapters, Remove, RollbackAdapter, Upsert, tenants_of
 from registry.transactions.context import Context
 from registry.transactions.draft import Draft, Planned, finish, fits, request_read
@@ -19,12 +20,13 @@ from registry.transactions.stored import Absent, Damaged, Present, present_pool,
 from registry.transactions.supported import check_supported
 from registry.transactions.target import Target, check_etag
 from registry.transactions.tenants import Count, count_all
-from registry.transactions.view import View, newest_in
+from registry.transactions.view import View, everything_in, newest_in
 
 
 def apply_reads(change: ApplyAdapters, keys: Keys, request_id: str) -> tuple[Range, ...]:
     """What an apply is planned from."""
-    return _reads(change.pool, tenants_of(change), [one.name for one in change.changes], keys, request_id)
+    reads = _reads(change.pool, tenants_of(change), [one.name for one in change.changes], keys, request_id)
+    return (*reads, everything_in(keys.replicas(change.pool))) if looks_at_replicas(change) else reads
 
 
 def rollback_reads(change: RollbackAdapter, keys: Keys, request_id: str) -> tuple[Range, ...]:
@@ -48,7 +50,7 @@ def check_count(change: ApplyAdapters, context: Context) -> None:
         InvalidArgument: with the number that fits whatever stands in etcd.
     """
     names = [one.name for one in change.changes]
-    if _reads_needed(names) > context.limits.max_ops:
+    if _reads_needed(names) + looks_at_replicas(change) > context.limits.max_ops:
         fitting = range(1, len(names))
         count = bisect_right(fitting, context.limits.max_ops, key=lambda n: _operations_at_most(names[:n]))
         raise _too_many(len(names), count)
@@ -83,7 +85,7 @@ def plan_apply(change: ApplyAdapters, view: View, context: Context) -> Planned:
     counts = count_all(steps, view, context)
 
     def first(count: int) -> Planned:
-        return finish(_draft("ApplyAdapters", pool, steps[:count], counts, context), view, context)
+        return finish(draft_of("ApplyAdapters", pool, steps[:count], counts, context), view, context)
 
     planned = first(len(steps))
     if fits(planned, context.limits):
@@ -97,7 +99,9 @@ def _step(one: Upsert | Remove, index: int, pool: PoolSpec, view: View, context:
     match one:
         case Upsert():
             target = _target(one, f"{field}.upsert.name", field, pool, view, context)
-            return put_step(target, one.spec, context, carry=True)
+            step = put_step(target, one.spec, context, goes_on=True)
+            check_enough_replicas(target, step.outcome.record, view, context.keys)
+            return step
         case Remove():
             return remove_step(_target(one, f"{field}.delete", field, pool, view, context), context)
     assert_never(one)
@@ -116,9 +120,10 @@ def _target(one: Upsert | Remove, name_field: str, field: str, pool: PoolSpec, v
     )
 
 
-def _draft(
+def draft_of(
     method: str, pool: Present[PoolSpec], steps: Sequence[Step], counts: dict[str, Count], context: Context
 ) -> Draft:
+    """The draft of a change of a pool's adapters."""
     tenants = dict.fromkeys(step.tenant for step in steps)
     counted = [counts[tenant] for tenant in tenants if tenant in counts]
     return Draft(
@@ -156,8 +161,8 @@ def plan_rollback(change: RollbackAdapter, view: View, context: Context) -> Plan
         etag_field="etag",
         spec_field="spec",
     )
-    step = put_step(target, spec, context, carry=False)
-    draft = _draft("RollbackAdapter", pool, [step], count_all([step], view, context), context)
+    step = put_step(target, spec, context, goes_on=False)
+    draft = draft_of("RollbackAdapter", pool, [step], count_all([step], view, context), context)
     return finish(draft, view, context)
 
 

@@ -48,6 +48,37 @@ class RollbackAdapter:
 
 
 @dataclass(frozen=True, slots=True)
+class PromoteRollout:
+    """Give the generation that only canaries serve to all replicas; `generation` 0: whichever it is."""
+
+    pool: str
+    name: str
+    generation: int = 0
+    etag: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRollout:
+    """A new generation that is what all but the canaries serve; `generation` 0: whichever only canaries serve."""
+
+    pool: str
+    name: str
+    generation: int = 0
+    etag: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HaltRollout:
+    """Write down that a rollout goes no further by itself; `why` is a sentence. Only the admin service asks for it."""
+
+    pool: str
+    name: str
+    generation: int
+    etag: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class CreatePool:
     """A new pool."""
 
@@ -114,8 +145,17 @@ class SettleRemoval:
     removed: Removed
 
 
+RolloutChange = PromoteRollout | AbortRollout | HaltRollout
 Change = (
-    ApplyAdapters | RollbackAdapter | CreatePool | UpdatePool | ConfirmRemovals | DeletePool | SetTenant | SettleRemoval
+    ApplyAdapters
+    | RollbackAdapter
+    | RolloutChange
+    | CreatePool
+    | UpdatePool
+    | ConfirmRemovals
+    | DeletePool
+    | SetTenant
+    | SettleRemoval
 )
 
 _ANY_CHANGE: TypeAdapter[Change] = TypeAdapter(Change)
@@ -141,6 +181,8 @@ def tenants_of(change: Change) -> tuple[str, ...]:
             return (change.name,)
         case SettleRemoval():
             return (tenant_of(change.record.name),)
+        case PromoteRollout() | AbortRollout() | HaltRollout():
+            return ()
         case CreatePool() | UpdatePool() | ConfirmRemovals() | DeletePool():
             return ()
     assert_never(change)

@@ -13,6 +13,8 @@ from registry.model.records import AuditChange, AuditRecord, ChangeReply, Remove
 from registry.transactions.context import Context, Limits
 from registry.transactions.view import View
 
+# What a record gets besides when it goes into history, which must be readable too.
+_RETIRED_BYTES = 256
 _OVERHEAD_BYTES = 32  # of one compare or operation on the wire, generously
 
 
@@ -117,10 +119,11 @@ def put_record(key: bytes, value: bytes, *, field: str) -> Put:
     Raises:
         InvalidArgument: it is larger than readers take.
     """
-    if len(value) > MAX_RECORD_BYTES:
+    if len(value) > MAX_RECORD_BYTES - _RETIRED_BYTES:
         raise InvalidArgument(
             Reason.TOO_LARGE,
-            f"the record would have {len(value)} bytes, more than the {MAX_RECORD_BYTES} that one may have",
+            f"the record would have {len(value)} bytes, more than the {MAX_RECORD_BYTES - _RETIRED_BYTES} that one may "
+            "have",
             field=field,
         )
     return Put(key, value)

@@ -13,11 +13,14 @@ from registry.lora.base import expand, fingerprint
 from registry.model.base import Part
 from registry.model.names import check_adapter_name, check_segment, name_key
 from registry.model.records import AdapterRecord, AdapterSpec, PoolLimits, PoolSpec, Removed
+from registry.transactions.canaries import check_strategy
 from registry.transactions.changes import (
+    AbortRollout,
     ApplyAdapters,
     ConfirmRemovals,
     CreatePool,
     DeletePool,
+    PromoteRollout,
     Remove,
     RollbackAdapter,
     SetTenant,
@@ -37,6 +40,12 @@ _REMEDIES = {
     "load": "use eager or lazy",
     "priority": "use a whole number from -1000 to 1000",
     "placement.replicas": "use all, or a whole number from 1 to 10000",
+    "placement.selector": "use at most 64 labels that replicas have, as in labels",
+    "strategy": "a strategy needs canary.replicas; beside it may stand promote, max_failures and soak_seconds",
+    "strategy.canary.replicas": 'use a whole number from 1 to 10000, or a share from "1%" to "100%"',
+    "strategy.promote": "use auto or manual",
+    "strategy.max_failures": "use a whole number from 0 to 10000",
+    "strategy.soak_seconds": "use a whole number of seconds from 0 to 604800, which is a week",
     "prepare.remap": "use auto or off",
     "prepare.vision": "use reject, drop or keep",
     "prepare.dora": "use reject or strip",
@@ -73,6 +82,7 @@ def make_upsert(name: str, spec: Mapping[str, object], etag: str, *, field: str)
     check_adapter_name(name, field=f"{field}.upsert.name")
     made = _validated(AdapterSpec, spec, field=f"{field}.upsert.spec")
     check_supported(made, field=f"{field}.upsert.spec")
+    check_strategy(made, field=f"{field}.upsert.spec")
     return Upsert(name, made, make_etag(etag, field=f"{field}.etag"))
 
 
@@ -108,6 +118,20 @@ def make_rollback(pool: str, name: str, to_generation: int, etag: str) -> Rollba
             Reason.INVALID_FIELD, "generations start at 1; 0 means the one before", field="to_generation"
         )
     return RollbackAdapter(pool, name, to_generation, make_etag(etag, field="etag"))
+
+
+RolloutT = TypeVar("RolloutT", PromoteRollout, AbortRollout)
+
+
+def make_rollout_change(kind: type[RolloutT], pool: str, name: str, generation: int, etag: str) -> RolloutT:
+    """The end of a rollout, of either kind. Raises InvalidArgument."""
+    check_segment(pool, field="pool")
+    check_adapter_name(name)
+    if generation < 0:
+        raise InvalidArgument(
+            Reason.INVALID_FIELD, "generations start at 1; 0 means the present one", field="generation"
+        )
+    return kind(pool, name, generation, make_existing_etag(etag, field="etag"))
 
 
 def make_create_pool(

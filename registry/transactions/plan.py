@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import assert_never
 
 from registry.etcd3.ops import Range
-from registry.transactions import adapters, pools, removals, settlement, tenants
+from registry.transactions import adapters, canaries, pools, removals, rollouts, settlement, tenants
 from registry.transactions.changes import (
+    AbortRollout,
     ApplyAdapters,
     Change,
     ConfirmRemovals,
     CreatePool,
     DeletePool,
+    HaltRollout,
+    PromoteRollout,
     RollbackAdapter,
     SetTenant,
     SettleRemoval,
@@ -35,17 +38,22 @@ def reads_of(change: Change, context: Context) -> tuple[Range, ...]:
             return adapters.apply_reads(change, keys, request_id)
         case RollbackAdapter():
             return adapters.rollback_reads(change, keys, request_id)
-        case CreatePool() | UpdatePool():
-            return pools.put_pool_reads(change, keys, request_id)
+        case PromoteRollout() | AbortRollout() | HaltRollout():
+            return rollouts.rollout_reads(change, keys, request_id)
+        case CreatePool() | UpdatePool() | DeletePool():
+            return pools.pool_reads(change, keys, request_id)
         case ConfirmRemovals():
             return removals.confirm_reads(change, keys, request_id)
-        case DeletePool():
-            return pools.delete_pool_reads(change, keys, request_id)
         case SetTenant():
             return tenants.tenant_reads(change, keys, request_id)
         case SettleRemoval():
             return settlement.settle_reads(change, keys, request_id)
     assert_never(change)
+
+
+def may_be_guessed(change: Change) -> bool:
+    """False if the plan rests on something that its compares do not verify, so that it has to be read first."""
+    return not (isinstance(change, ApplyAdapters) and canaries.looks_at_replicas(change))
 
 
 def plan_change(change: Change, view: View, context: Context) -> Planned:
@@ -59,6 +67,8 @@ def plan_change(change: Change, view: View, context: Context) -> Planned:
             return adapters.plan_apply(change, view, context)
         case RollbackAdapter():
             return adapters.plan_rollback(change, view, context)
+        case PromoteRollout() | AbortRollout() | HaltRollout():
+            return rollouts.plan_rollout(change, view, context)
         case CreatePool() | UpdatePool() | DeletePool():
             return pools.plan_pool(change, view, context)
         case ConfirmRemovals():

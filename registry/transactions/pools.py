@@ -19,14 +19,20 @@ from registry.transactions.view import View, any_in
 PoolState = Present[PoolSpec] | Damaged | Absent
 
 
-def put_pool_reads(change: CreatePool | UpdatePool, keys: Keys, request_id: str) -> tuple[Range, ...]:
-    """What the writing of a pool is planned from: also adapters that are named like its base models."""
+def pool_reads(change: CreatePool | UpdatePool | DeletePool, keys: Keys, request_id: str) -> tuple[Range, ...]:
+    """What a change of a pool is planned from."""
+    if isinstance(change, DeletePool):
+        return _delete_reads(change, keys, request_id)
+    return _put_reads(change, keys, request_id)
+
+
+def _put_reads(change: CreatePool | UpdatePool, keys: Keys, request_id: str) -> tuple[Range, ...]:
+    """Also adapters that are named like its base models."""
     named = (Range(keys.adapter(change.name, model)) for model in change.base_models)
     return (request_read(keys, request_id), Range(keys.pool(change.name)), *named)
 
 
-def delete_pool_reads(change: DeletePool, keys: Keys, request_id: str) -> tuple[Range, ...]:
-    """What the deletion of a pool is planned from."""
+def _delete_reads(change: DeletePool, keys: Keys, request_id: str) -> tuple[Range, ...]:
     return (request_read(keys, request_id), Range(keys.pool(change.name)), any_in(keys.adapters(change.name)))
 
 

@@ -9,7 +9,15 @@ from registry.errors import AlreadyExists, FailedPrecondition, NotFound, Reason
 from registry.etcd3.ops import Compare, Delete, Op, Put
 from registry.model.base import Part
 from registry.model.names import check_not_base, tenant_of
-from registry.model.records import MAX_GENERATION, AdapterOutcome, AdapterRecord, AdapterSpec, AuditChange
+from registry.model.records import (
+    MAX_GENERATION,
+    AdapterOutcome,
+    AdapterRecord,
+    AdapterSpec,
+    AuditChange,
+    CanaryRollout,
+)
+from registry.transactions.canaries import rollout_of
 from registry.transactions.context import Context
 from registry.transactions.draft import put_record
 from registry.transactions.history import retire_record, retire_value
@@ -31,8 +39,11 @@ class Step:
     audit: AuditChange | None
 
 
-def put_step(target: Target, spec: AdapterSpec, context: Context, *, carry: bool) -> Step:
-    """Makes an adapter have a spec. `carry`: what this release does not know of the present spec stays in it.
+def put_step(target: Target, spec: AdapterSpec, context: Context, *, goes_on: bool) -> Step:
+    """Makes an adapter have a spec.
+
+    `goes_on`: what this release does not know of the present spec stays in it, and new weights come to the replicas as
+    the spec's strategy says. Otherwise it is for all replicas at once.
 
     Raises:
         Conflict: the etag is stale.
@@ -45,7 +56,7 @@ def put_step(target: Target, spec: AdapterSpec, context: Context, *, carry: bool
     check_etag(target.etag, target.state, field=target.etag_field)
     match target.state:
         case Present() as present:
-            return _replace(target, present, spec, context, carry=carry)
+            return _replace(target, present, spec, context, goes_on=goes_on)
         case Damaged() as damaged:
             return _repair(target, damaged, spec, context)
         case Absent() as gone:
@@ -117,13 +128,13 @@ def _repair(target: Target, damaged: Damaged, spec: AdapterSpec, context: Contex
 
 
 def _replace(
-    target: Target, present: Present[AdapterRecord], spec: AdapterSpec, context: Context, *, carry: bool
+    target: Target, present: Present[AdapterRecord], spec: AdapterSpec, context: Context, *, goes_on: bool
 ) -> Step:
     record = present.record
     _check_case(target, record)
-    wanted = carry_unknown(record.spec, spec) if carry else spec
+    wanted = carry_unknown(record.spec, spec) if goes_on else spec
     if wanted == record.spec:
-        return _keep(target, present, context)
+        return keep_step(target, present, context) if goes_on else rollout_step(target, present, None, context)
     changed = record.model_copy(
         update={
             "generation": _checked(record.generation + 1),
@@ -131,12 +142,27 @@ def _replace(
             "updated_at": context.at,
             "updated_by": context.caller.principal,
             "request_id": context.caller.request_id,
+            "rollout": rollout_of(record, wanted) if goes_on else None,
         }
     )
     return _update(target, changed, retire_record(record, context, deleted=False), context)
 
 
-def _keep(target: Target, present: Present[AdapterRecord], context: Context) -> Step:
+def rollout_step(
+    target: Target, present: Present[AdapterRecord], rollout: CanaryRollout | None, context: Context
+) -> Step:
+    """Changes how far a generation is meant to get. It stays the same generation, so history has nothing to keep.
+
+    Raises:
+        InvalidArgument: the record becomes too large.
+    """
+    if rollout == present.record.rollout:
+        return keep_step(target, present, context)
+    return _update(target, present.record.model_copy(update={"rollout": rollout}), (), context)
+
+
+def keep_step(target: Target, present: Present[AdapterRecord], context: Context) -> Step:
+    """Leaves an adapter as it is."""
     record = present.record
     return Step(
         tenant=record.tenant,

@@ -135,6 +135,22 @@ def present_pool(view: View, keys: Keys, pool: str, *, field: str = "pool") -> P
         raise _named(error, kv) from error
 
 
+def present_adapter(view: View, keys: Keys, pool: str, name: str) -> Present[AdapterRecord]:
+    """An adapter that must be there and readable.
+
+    Raises:
+        NotFound: there is none.
+        FailedPrecondition: it cannot be read.
+    """
+    kv = view.key(keys.adapter(pool, name))
+    if kv is None:
+        raise NotFound(Reason.ADAPTER_NOT_FOUND, f"there is no adapter {name!r} in pool {pool!r}", field="name")
+    try:
+        return Present(read_adapter(pool, kv), kv.mod_revision)
+    except FailedPrecondition as error:
+        raise _named(error, kv) from error
+
+
 def stored_tenant(view: View, keys: Keys, tenant: str) -> Present[TenantRecord] | Absent:
     """A tenant's quota and counter.
 

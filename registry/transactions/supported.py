@@ -32,8 +32,8 @@ UNSUPPORTED = (
     ),
     Unsupported(
         "strategy",
-        lambda spec: spec.strategy is not None,
-        "this release gives new weights to all replicas at once; leave it out",
+        lambda spec: spec.load == "lazy" and spec.strategy is not None,
+        "this release loads the newest weights of a lazy adapter wherever it is asked for; leave it out, or use eager",
     ),
 )
 

@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from registry.errors import RegistryError
-from registry.model.records import PoolLimits
+from registry.model.records import AdapterRecord, Canary, PoolLimits, Strategy
 from registry.transactions.changes import (
+    AbortRollout,
     ApplyAdapters,
     Change,
     CreatePool,
     DeletePool,
+    PromoteRollout,
     Remove,
     RollbackAdapter,
     SetTenant,
@@ -29,7 +31,8 @@ POOLS = ["p", "p", "p", "q"]
 no_etag = st.none()
 etags = st.sampled_from([None, None, None, None, 0, 5])
 names, pools = st.sampled_from(NAMES), st.sampled_from(POOLS)
-upserts = st.builds(upsert, names, st.sampled_from(["v1", "v2"]), etags)
+strategies = st.sampled_from([None, Strategy(canary=Canary(replicas=1)), Strategy(canary=Canary(replicas="50%"))])
+upserts = st.builds(upsert, names, st.sampled_from(["v1", "v2", "v3"]), etags, strategy=strategies)
 one_change = st.one_of(upserts, upserts, st.builds(Remove, names, no_etag))
 applies = st.builds(
     ApplyAdapters,
@@ -40,6 +43,7 @@ bases = st.sampled_from([("base",), ("base",), ("base", "x")])
 changes: st.SearchStrategy[Change] = st.one_of(
     *[applies] * 8,
     *[st.builds(RollbackAdapter, pools, names, st.integers(0, 3), etags)] * 2,
+    *[st.builds(kind, pools, names, st.sampled_from([0, 0, 0, 2]), etags) for kind in (PromoteRollout, AbortRollout)],
     st.builds(CreatePool, pools, bases, st.just(PoolLimits())),
     st.builds(UpdatePool, pools, bases, st.builds(PoolLimits, max_rank=st.sampled_from([None, 8])), no_etag),
     st.builds(DeletePool, pools, no_etag),
@@ -86,3 +90,21 @@ def test_every_revision_keeps_the_promises(race):
     for change, request_id, meanwhile in race:
         at.one(change, request_id, meanwhile)
     check_history(KEYS, at.desk.etcd.history)
+    check_stable(at.desk.etcd.history)
+
+
+def check_stable(history) -> None:
+    """W6: what all but canaries serve is always a generation that was for all, at first or by a promotion."""
+    for_all = set()
+    for _, events in history:
+        records = [
+            (event.key, AdapterRecord.parse(event.kv.value))
+            for event in events
+            if event.kv and event.key.startswith(KEYS.records()[1])
+        ]
+        for key, record in records:
+            if record.rollout is None:
+                for_all.add((key, record.generation, record.spec.model_dump_json()))
+            else:
+                stable = record.rollout
+                assert (key, stable.stable_generation, stable.stable_spec.model_dump_json()) in for_all

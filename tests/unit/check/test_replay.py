@@ -15,8 +15,8 @@ from registry.check.replay import replay
 from registry.check.replicas import Listing, check_listings, check_log
 from registry.check.steps import Base, Revision, Step
 from registry.etcd3.ops import Event, KeyValue
-from registry.model.records import AdapterRecord, AdapterSpec, Removed, Source
-from registry.transactions.changes import Remove, SetTenant, SettleRemoval, Upsert
+from registry.model.records import AdapterRecord, AdapterSpec, Canary, CanaryRollout, Removed, Source, Strategy
+from registry.transactions.changes import HaltRollout, PromoteRollout, Remove, SetTenant, SettleRemoval, Upsert
 from tests.support.changes import KEYS, POOL, Desk, applying, creating, upsert
 from tests.support.memory_etcd import MemoryEtcd
 
@@ -112,6 +112,52 @@ def test_the_same_spec_under_a_new_generation_is_found(desk):
     first = next(event for event in steps[1].events if b"/adapters/" in event.key)
     spec = json.loads(first.kv.value)["spec"]
     assert ("W6", 3) in found(rewritten(steps, 3, "/adapters/", spec=spec))
+
+
+def canaried() -> Desk:
+    """Generation 1 for all at 2; 2 for canaries at 3, halted at 4, for all at 5; 3 and 4 for canaries."""
+    made = Desk(MemoryEtcd(revision=0))
+    strategy = Strategy(canary=Canary(replicas=1))
+    made.change(creating(), "q1")
+    made.change(applying(upsert("acme/a")), "q2")
+    made.change(applying(upsert("acme/a", "v2", strategy=strategy)), "q3")
+    made.change(HaltRollout(POOL, "acme/a", 2, 3, "why"), "q4")
+    made.change(PromoteRollout(POOL, "acme/a"), "q5")
+    made.change(applying(upsert("acme/a", "v3", strategy=strategy)), "q6")
+    made.change(applying(upsert("acme/a", "v4", strategy=strategy)), "q7")
+    return made
+
+
+def test_a_right_rollout_is_right():
+    """W2, W6, W7: promoted and halted generations stay the same, and history keeps nothing of them."""
+    assert found(steps_of(canaried())) == set()
+
+
+def test_a_wrong_rollout_is_found():
+    """W6: what all others serve is what they served before; a generation stays what it is but for its rollout."""
+    steps = steps_of(canaried())
+    first = AdapterRecord.parse(next(event for event in steps[1].events if b"/adapters/" in event.key).kv.value)
+    other = CanaryRollout(stable_generation=7, stable_spec=first.spec).model_dump(mode="json")
+    for at in (3, 4, 5, 6, 7):
+        assert ("W6", at) in found(rewritten(steps, at, "/adapters/", rollout=other)), at
+    for at in (4, 5):
+        assert ("W6", at) in found(rewritten(steps, at, "/adapters/", updated_by="somebody")), at
+    halted = next(event for event in steps[3].events if b"/adapters/" in event.key)
+    assert ("W6", 5) in found(rewritten(steps, 5, "/adapters/", **json.loads(halted.kv.value)))
+
+
+def test_what_all_others_serve_may_be_older_than_the_history():
+    """R4: of a rollout that had begun before a compaction, the record itself tells what they serve."""
+    specs = [AdapterSpec(source=Source(uri=f"file:///{n}", digest="sha256:" + str(n) * 64)) for n in (1, 2)]
+    desk = Desk(MemoryEtcd(revision=0))
+    desk.change(creating())
+    strategy = Strategy(canary=Canary(replicas=1))
+    desk.change(applying(Upsert("acme/a", specs[0])))
+    desk.change(applying(Upsert("acme/a", specs[1].model_copy(update={"strategy": strategy}))))
+    fold = replay(KEYS, [Base(desk.etcd.revision, tuple(desk.etcd.kvs.values()))])
+    at = desk.etcd.revision
+    looks = [Listing(replica=f"r{n}", revision=at, adapters={"acme/a": f"/s/adapters/sha256-{n * 64}"}) for n in "12"]
+    assert check_listings(fold, POOL, looks) == []
 
 
 def test_a_request_that_is_settled_twice_is_found(desk):

@@ -42,10 +42,11 @@ spec:
   source: {{uri: "s3://loras/sql/", digest: "{DIGEST}"}}
   load: lazy
   priority: -3
-  placement: {{replicas: 2}}
+  placement: {{replicas: 2, selector: {{zone: a}}}}
   prepare: {{remap: off, vision: drop, dora: strip}}
   baseModel: qwen
   credentials: loras
+  strategy: {{canary: {{replicas: "25%"}}, promote: manual, maxFailures: 1, soak: 5}}
 """
     )
     [placed] = read_manifests(text, "a.yaml")
@@ -55,7 +56,41 @@ spec:
     assert (spec.source.uri, spec.source.digest) == ("s3://loras/sql/", DIGEST)
     assert (spec.load, spec.priority, spec.placement.replicas) == ("lazy", -3, 2)
     assert (spec.prepare.remap, spec.prepare.vision, spec.prepare.dora) == ("off", "drop", "strip")
-    assert (spec.base_model, spec.credentials) == ("qwen", "loras")
+    assert (spec.base_model, spec.credentials, dict(spec.placement.selector)) == ("qwen", "loras", {"zone": "a"})
+    strategy = spec.strategy
+    assert (strategy.canary_replicas, strategy.promote) == ("25%", "manual")
+    assert (strategy.max_failures, strategy.soak_seconds) == (1, 5)
+
+
+def test_a_strategy_may_be_short_or_left_out():
+    few = read_manifests(GOOD.replace("{source", "{strategy: {canary: {replicas: 2}}, source"), "a.yaml")[0].manifest
+    strategy = adapter_of(few).spec.strategy
+    assert (strategy.canary_replicas, strategy.promote, strategy.max_failures) == ("2", "auto", 0)
+    assert strategy.soak_seconds == 60
+    assert not adapter_of(read_manifests(GOOD, "a.yaml")[0].manifest).spec.HasField("strategy")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "path", "remedy"),
+    [
+        ("{}", "canary", "is missing; add it"),
+        ("{canary: {}}", "canary.replicas", "is missing; add it"),
+        ("{canary: 2}", "canary", "must be a mapping"),
+        ("{canary: {replicas: 0}}", "canary.replicas", "a whole number from 1, or a share"),
+        ("{canary: {replicas: '0%'}}", "canary.replicas", "a whole number from 1, or a share"),
+        ("{canary: {replicas: true}}", "canary.replicas", "a whole number from 1, or a share"),
+        ("{canary: {replica: 1}}", "canary.replica", "did you mean replicas?"),
+        ("{canary: {replicas: 1}, promote: soon}", "promote", "'auto' or 'manual'"),
+        ("{canary: {replicas: 1}, maxFailure: 1}", "maxFailure", "did you mean maxFailures?"),
+        ("{canary: {replicas: 1}, maxFailures: -1}", "maxFailures", "a whole number from 0"),
+        ("{canary: {replicas: 1}, soak: 1m}", "soak", "a whole number from 0"),
+        ("{bluegreen: true}", "bluegreen", "known here: canary, promote, maxFailures, soak"),
+    ],
+)
+def test_a_wrong_strategy(strategy, path, remedy):
+    error = complaint(GOOD.replace("{source", f"{{strategy: {strategy}, source"))
+    assert f"spec.strategy.{path}" in str(error)
+    assert remedy in str(error)
 
 
 def test_what_is_left_out_has_the_default():

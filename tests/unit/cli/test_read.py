@@ -60,7 +60,7 @@ def test_a_name_is_looked_for_in_all_pools(cli, admin):
     two_pools(admin)
     admin.answers["GetAdapter"] = [lambda asked: SQL if asked.pool == "b" else MISSING]
     value = cli("-o", "json", "get", "adapter", "sql").json
-    assert (value["name"], value["spec"]["placement"]) == ("sql", {"replicas": "all"})
+    assert (value["name"], value["spec"]["placement"]) == ("sql", {"replicas": "all", "selector": {}})
     admin.answers["GetAdapter"] = [MISSING]
     ran = cli("get", "adapter", "sql")
     assert ran.code == 3

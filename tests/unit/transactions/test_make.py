@@ -63,6 +63,11 @@ WRONG = {
         "changes[0].upsert.spec.placement.replicas",
         Reason.UNSUPPORTED,
     ),
+    "lazy canaries": (
+        lambda: upsert(load="lazy", strategy={"canary": {"replicas": 1}}),
+        "changes[0].upsert.spec.strategy",
+        Reason.UNSUPPORTED,
+    ),
     "label": (lambda: upsert(labels={"a": "x" * 300}), "changes[0].upsert.spec.labels", Reason.INVALID_FIELD),
     "base model": (lambda: upsert(base_model=""), "changes[0].upsert.spec.base_model", Reason.INVALID_FIELD),
     "delete": (lambda: make.make_remove("", "", field="changes[3]"), "changes[3].delete", Reason.INVALID_NAME),

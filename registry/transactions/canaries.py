@@ -1,0 +1,95 @@
+"""How new weights come to an adapter's replicas: whether canaries take them first, and whether there are enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from registry.errors import FailedPrecondition, InvalidArgument, Reason, RegistryError
+from registry.etcd3.ops import KeyValue
+from registry.keys import Keys
+from registry.model.placement import matches
+from registry.model.records import AdapterRecord, AdapterSpec, CanaryRollout
+from registry.model.status import Presence
+from registry.transactions.changes import ApplyAdapters, Upsert
+from registry.transactions.stored import Present
+from registry.transactions.target import Target
+from registry.transactions.view import View
+
+
+def same_weights(one: AdapterSpec, other: AdapterSpec) -> bool:
+    """True if two specs differ in nothing that decides about the weights that are served."""
+    return _weights(one) == _weights(other)
+
+
+def _weights(spec: AdapterSpec) -> tuple[object, ...]:
+    return spec.source, spec.base_model, spec.prepare, spec.credentials
+
+
+def rollout_of(record: AdapterRecord, wanted: AdapterSpec) -> CanaryRollout | None:
+    """The rollout of the generation that gives an adapter another spec; None: it is for all replicas at once.
+
+    What all but the canaries serve stays the same until a rollout is over, however many generations canaries see.
+    """
+    stable = record.rollout or CanaryRollout(stable_generation=record.generation, stable_spec=record.spec)
+    if wanted.strategy is None or same_weights(stable.stable_spec, wanted):
+        return None
+    return stable.model_copy(update={"halted": ""})
+
+
+def check_strategy(spec: AdapterSpec, *, field: str) -> None:
+    """Raises InvalidArgument if more canaries are asked for than replicas are to serve the adapter."""
+    wanted, serving = _canaries(spec), spec.placement.replicas
+    if serving != "all" and wanted > serving:
+        raise InvalidArgument(
+            Reason.INVALID_FIELD,
+            f"{wanted} canaries are more than the {serving} replicas of its placement; use at most {serving}",
+            field=f"{field}.strategy.canary.replicas",
+        )
+
+
+def looks_at_replicas(change: ApplyAdapters) -> bool:
+    """True if the change set asks for a number of canaries, which the pool must have."""
+    return any(isinstance(one, Upsert) and _canaries(one.spec) > 0 for one in change.changes)
+
+
+def check_enough_replicas(target: Target, after: AdapterRecord | None, view: View, keys: Keys) -> None:
+    """Looks, when a strategy is new or a rollout begins, whether as many replicas live as it asks canaries for.
+
+    Raises:
+        FailedPrecondition: some live, but fewer that match than there are to be canaries.
+    """
+    presences = view.all_below(keys.replicas(target.pool.name))
+    if after is None or not presences or _is_known(target, after):
+        return
+    wanted, selector = _canaries(after.spec), after.spec.placement.selector
+    found = sum(matches(selector, _labels(kv)) for kv in presences)
+    if wanted > found:
+        raise FailedPrecondition(
+            Reason.CANARY_TOO_LARGE,
+            f"{wanted} canaries are more than the {found} live replicas of pool {target.pool.name!r} that match; use "
+            "fewer, or a share such as 25%",
+            field=f"{target.spec_field}.strategy.canary.replicas",
+            metadata={"canaries": str(wanted), "replicas": str(found)},
+        )
+
+
+def _is_known(target: Target, after: AdapterRecord) -> bool:
+    if not isinstance(target.state, Present):
+        return False
+    before = target.state.record
+    begins = after.rollout is not None and before.rollout is None
+    return not begins and before.spec.strategy == after.spec.strategy
+
+
+def _canaries(spec: AdapterSpec) -> int:
+    """How many canaries are asked for by their number; 0: none are."""
+    replicas = spec.strategy.canary.replicas if spec.strategy else 0
+    return replicas if isinstance(replicas, int) else 0
+
+
+def _labels(kv: KeyValue) -> Mapping[str, str]:
+    """Of a presence that cannot be read none: it lives all the same."""
+    try:
+        return Presence.parse(kv.value).labels
+    except RegistryError:
+        return {}

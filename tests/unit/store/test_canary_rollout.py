@@ -1,0 +1,219 @@
+"""How far a rollout is that canaries began, who is one, and where what is placed by number is served."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.etcd3.ops import Event, KeyValue
+from registry.model.assignment import assign
+from registry.model.names import name_key
+from registry.model.placement import Member, members_digest
+from registry.model.records import AdapterRecord, Canary, CanaryRollout, Placement, Strategy
+from registry.model.status import EngineStatus, Failed, Found, Lazy, Pending, Presence, ReplicaStatus, Served
+from registry.store.judgement import ReplicaState, said
+from registry.store.pool_facts import Facts, Rooms, facts_of, member_of
+from registry.store.rollout import Failure, Question, Stage, derive_rollout, needs_rooms
+from tests.support.records import KEYS, POOL, kv, put, record
+
+NAME = "acme/a"
+REPLICAS = ("r0", "r1", "r2", "r3")
+MEMBERS = [Member(name, {"zone": name[-1]}) for name in REPLICAS]
+DIGEST = members_digest(MEMBERS)
+TWO = Strategy(canary=Canary(replicas=2))
+
+
+def canaried(strategy: Strategy | None = TWO, halted: str = "", pinned: bool = True, **spec) -> AdapterRecord:
+    """Generation 2 with its canaries, generation 1 for all others."""
+    stable = record(NAME, 1, source="v1", pinned=pinned).spec
+    made = record(NAME, 2, source="v2", pinned=pinned, strategy=strategy, **spec)
+    rollout = CanaryRollout(stable_generation=1, stable_spec=stable, halted=halted)
+    return made.model_copy(update={"rollout": rollout})
+
+
+CANARIES = assign(POOL, name_key(NAME), canaried().spec, MEMBERS, {}).canaries
+FIRST, SECOND = sorted(CANARIES)
+
+
+def status(members: str = DIGEST, **fields) -> ReplicaStatus:
+    said = {"observed_revision": 50, "ready": True, "stale": False, "pending": [], "failed": []} | fields
+    engine = EngineStatus(kind="k", version="v", url="u", base_models=[], incarnation="e")
+    return ReplicaStatus(
+        replica="r", pool=POOL, engine=engine, served=Served(count=0, hash=""), updated_at="t", members=members, **said
+    )
+
+
+def derive(of: AdapterRecord, others=None, rooms: Rooms | None = None, **statuses: ReplicaStatus | None):
+    """The rollout where the named replicas say what is given, and all others serve."""
+    told = {name: statuses.get(name, others or status()) for name in REPLICAS}
+    facts = Facts(
+        kv(NAME, 50, of.to_bytes()),
+        {one.replica: one for one in MEMBERS},
+        {name: said(KeyValue(b"", one.to_bytes(), 1, 1, 1)) for name, one in told.items() if one is not None},
+        rooms,
+    )
+    return derive_rollout(Question(POOL, NAME, 2), facts)
+
+
+def failed(retry_at: str | None = None) -> ReplicaStatus:
+    return status(failed=[Failed(name=NAME, generation=2, reason="BAD", message="m", attempts=1, retry_at=retry_at)])
+
+
+def test_canaries_serve_one_generation_and_the_others_another():
+    rollout = derive(canaried())
+    assert {one.replica for one in rollout.replicas if one.canary} == CANARIES
+    assert {one.generation for one in rollout.replicas if one.canary} == {2}
+    assert {one.generation for one in rollout.replicas if not one.canary} == {1}
+    assert (rollout.done, rollout.stage, rollout.canary) == (False, Stage.SERVED, canaried().rollout)
+    assert rollout.waiting == "its canaries serve it; it comes to all once they have for 60 seconds"
+
+
+def test_only_canaries_are_waited_for():
+    others = {name: status(stale=True) for name in REPLICAS if name not in CANARIES}
+    assert derive(canaried(), **others).stage is Stage.SERVED
+    behind = derive(canaried(), **{FIRST: status(pending=[Pending(name=NAME, generation=2, reason="staging")])})
+    assert (behind.stage, behind.waiting) == (Stage.WAITING, "1 of 2 canaries do not serve it yet")
+    assert derive(canaried(), **{FIRST: failed("soon")}).stage is Stage.WAITING
+
+
+def test_a_rollout_by_hand_is_done_once_the_canaries_serve_it():
+    rollout = derive(canaried(Strategy(canary=Canary(replicas=2), promote="manual")))
+    assert (rollout.done, rollout.failure, rollout.waiting) == (True, None, "")
+    assert rollout.note == (
+        "2 of 4 replicas, its canaries, serve it, the others generation 1, until it is promoted by hand"
+    )
+
+
+def test_a_refusal_is_about_to_halt_it():
+    rollout = derive(canaried(), **{FIRST: failed()})
+    assert (rollout.stage, rollout.done) == (Stage.REFUSED, False)
+    assert rollout.waiting == f"1 of 2 canaries refuse it: {FIRST} BAD - m; it is about to be halted"
+
+
+def test_so_many_refusals_may_be():
+    one = Strategy(canary=Canary(replicas=2), max_failures=1)
+    assert derive(canaried(one), **{FIRST: failed()}).stage is Stage.SERVED
+    assert derive(canaried(one), **{FIRST: failed(), SECOND: failed()}).stage is Stage.REFUSED
+    many = Strategy(canary=Canary(replicas=2), max_failures=7)
+    assert derive(canaried(many), **{FIRST: failed(), SECOND: failed()}).stage is Stage.REFUSED, "nobody serves it"
+
+
+def test_halted_is_over():
+    rollout = derive(canaried(halted="they refuse it"), **{FIRST: failed()})
+    assert (rollout.done, rollout.failure, rollout.canary.halted) == (True, Failure.HALTED, "they refuse it")
+
+
+def test_a_status_counts_once_the_replica_has_seen_who_lives():
+    """R9 status-truth: who is a canary depends on it."""
+    rollout = derive(canaried(), others=status(members="other"))
+    assert {(one.state, one.reason) for one in rollout.replicas} == {(ReplicaState.PENDING, "membership_not_seen")}
+    promoted = canaried().model_copy(update={"rollout": None})
+    assert derive(promoted, others=status(members="")).done
+
+
+def test_nobody_lives():
+    empty = derive_rollout(Question(POOL, NAME, 2), Facts(kv(NAME, 50, canaried().to_bytes()), {}, {}))
+    assert (empty.stage, empty.waiting) == (Stage.WAITING, "no replica of the pool is alive")
+    nowhere = canaried(placement=Placement(selector={"zone": "x"}))
+    assert derive(nowhere).waiting == "no live replica of the pool matches its selector"
+
+
+def test_a_rollout_without_a_strategy_says_so():
+    """Written past the admin service: nobody is a canary, so nobody serves it, and it is not said to be served."""
+    rollout = derive(canaried(strategy=None))
+    assert (rollout.done, rollout.stage, {one.generation for one in rollout.replicas}) == (False, None, {1})
+    assert "no strategy" in rollout.waiting
+
+
+def test_lazy_canaries():
+    lazy = status(lazy=Lazy(count=1, servable=True))
+    assert derive(canaried(load="lazy"), others=lazy).stage is Stage.SERVED
+    assert {one.reason for one in derive(canaried(load="lazy"), others=lazy).replicas} == {"lazy"}
+
+
+def test_what_canaries_found_is_not_compared_with_what_others_found():
+    """W6 one-digest: within each generation, they must have found the same."""
+    one, other = "sha256:" + "1" * 64, "sha256:" + "2" * 64
+
+    def found(digest: str, generation: int) -> ReplicaStatus:
+        return status(found=[Found(name=NAME, generation=generation, digest=digest)])
+
+    others = {name: found(other, 1) for name in REPLICAS if name not in CANARIES}
+    unpinned = canaried(pinned=False)
+    assert derive(unpinned, **{FIRST: found(one, 2), SECOND: found(one, 2)}, **others).stage is Stage.SERVED
+    differing = derive(unpinned, **{FIRST: found(one, 2), SECOND: found(other, 2)}, **others)
+    assert differing.stage is Stage.REFUSED
+    assert {one.replica for one in differing.replicas if one.reason == "digests_differ"} == CANARIES
+    promoted = unpinned.model_copy(update={"rollout": None})
+    everybody = derive(promoted, **{FIRST: found(one, 2)}, others=found(other, 2))
+    assert {one.reason for one in everybody.replicas} == {"digests_differ"}
+
+
+def by_number(count: int, **spec) -> AdapterRecord:
+    return record(NAME, 2, placement=Placement(replicas=count, **spec))
+
+
+def test_what_is_placed_by_number_is_asked_of_those_who_are_to_serve_it():
+    rooms = Rooms()
+    rooms.listed([kv(NAME, 50)])
+    rollout = derive(by_number(2), rooms=rooms)
+    assert [one.replica for one in rollout.replicas] == sorted(
+        assign(POOL, name_key(NAME), by_number(2).spec, MEMBERS, {}).serving
+    )
+    assert (rollout.done, rollout.note) == (True, "")
+    seven = derive(by_number(7), rooms=rooms)
+    assert seven.note == "placed on 7 replicas, 4 are alive: served by all of them"
+    selected = derive(by_number(2, selector={"zone": "1"}), rooms=rooms)
+    assert selected.note == "placed on 2 replicas, 1 that match are alive: served by all of them"
+
+
+def test_the_room_must_have_been_seen_by_the_replicas_too():
+    """R9 status-truth: a replica that reckons with other room than we may mean other replicas."""
+    rooms = Rooms()
+    rooms.listed([kv(NAME, 50), kv("b", 60)])
+    assert {one.reason for one in derive(by_number(2), rooms=rooms).replicas} == {"not_seen"}
+    assert derive(by_number(2), rooms=rooms, others=status(observed_revision=60)).done
+    assert derive(record(NAME, 2), rooms=rooms).done, "whoever is everywhere does not care"
+
+
+def test_whether_rooms_are_needed():
+    question = Question(POOL, NAME, 0)
+    numbered = kv(NAME, 50, by_number(2).to_bytes())
+    rooms = Rooms()
+    for of, expected in ((None, False), (kv(NAME, 50), False), (numbered, True), (kv(NAME, 50, b"?"), False)):
+        assert needs_rooms(question, Facts(of, {}, {}, None)) is expected
+    assert needs_rooms(question, Facts(numbered, {}, {}, rooms)), "what is known is older than the record"
+    rooms.changed([put("b", 51)])
+    assert not needs_rooms(question, Facts(numbered, {}, {}, rooms))
+
+
+def test_rooms_are_counted_as_records_change():
+    rooms, zone = Rooms(), Placement(selector={"zone": "a"})
+    rooms.listed([kv("a", 3), kv("b", 4, placement=zone), kv("c", 5, load="lazy"), kv("d", 6, value=b"?")])
+    assert dict(rooms.counts) == {frozenset(): 1, frozenset({("zone", "a")}): 1}
+    assert (rooms.changed_revision, rooms.seen_revision) == (6, 6)
+    rooms.changed([put("a", 7, generation=2, source="v2")])
+    assert (rooms.changed_revision, rooms.seen_revision) == (6, 7)
+    rooms.changed([put("b", 8), Event(KEYS.adapter(POOL, "a"), 8, None)])
+    assert (dict(rooms.counts), rooms.changed_revision) == ({frozenset(): 1}, 8)
+    rooms.changed([put("b", 9, value=canaried().model_copy(update={"name": "b"}).to_bytes())])
+    assert dict(rooms.counts) == {frozenset(): 1}, "the second spec of a record is not its first"
+    rooms.listed([])
+    assert dict(rooms.counts) == {}
+
+
+def test_presences_and_statuses_that_cannot_be_read():
+    presence = Presence(
+        pool=POOL, replica="r0", incarnation="i", owner="o", started_at="t", labels={"a": "b"}, capacity=3
+    )
+    assert member_of(KeyValue(b"/x/r0", presence.to_bytes(), 1, 1, 1)) == Member("r0", {"a": "b"}, 3)
+    assert member_of(KeyValue(b"/x/r1", b"?", 1, 1, 1)) == Member("r1", {})
+    facts = facts_of([[], [], [KeyValue(b"/x/r1", b"?", 1, 1, 1)]])
+    assert facts.statuses["r1"].message
+    assert said(None) is None
+
+
+@pytest.mark.parametrize("stale", [True, False])
+def test_all_others_are_told_too(stale):
+    other = next(name for name in REPLICAS if name not in CANARIES)
+    (one,) = [one for one in derive(canaried(), **{other: status(stale=stale)}).replicas if one.replica == other]
+    assert one.state is (ReplicaState.UNKNOWN if stale else ReplicaState.SERVING)
