@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from registry.etcd3.ops import KeyValue
 from registry.model.records import AdapterRecord, AdapterSpec, Source
@@ -74,9 +76,8 @@ async def running(engine: Engine, inputs: Inputs, ownership: Ownership | None = 
     """A reconciler that runs within the body; gives its reports."""
     inputs.connected = inputs.pool_read = True
     reports: list[Report] = []
-    reconciler = Reconciler(
-        engine, SimStore("r1", random.Random(0)), inputs, ownership or Free(), Chance(), reports.append
-    )
+    store = SimStore("r1", random.Random(0), Path(os.devnull))  # nothing is leased here
+    reconciler = Reconciler(engine, store, inputs, ownership or Free(), Chance(), reports.append)
     task = asyncio.create_task(reconciler.run())
     try:
         yield reports
