@@ -59,7 +59,7 @@ class Feed:
         self._informer = Informer(pool)
         inputs.record = self._informer.record
         self._pool_feed = PoolFeed(client, keys, pool, inputs, journal, chance)
-        self._tracer = Tracer(client, keys, pool, inputs)
+        self._tracer = Tracer(client, keys, pool, inputs, monotonic=chance.monotonic)
         self._store = StoreId()
         self._candidate: Candidate | None = None
         self._is_doubted = False

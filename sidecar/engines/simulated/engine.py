@@ -274,7 +274,11 @@ class SimulatedVllm:
     def _sample(self) -> None:
         """Notes who runs and waits, as vLLM does for its metric; queued requests of evicted adapters do not show."""
         running, waiting = (",".join(sorted({*names} - {""})) for names in (self.running, self.waiting))
-        self.samples[running, waiting] = time.time()
+        self.samples[running, waiting] = self._now()
+
+    def _now(self) -> float:
+        """What samples are dated with."""
+        return time.time()
 
 
 def _next_token(seed: str) -> Token:

@@ -21,7 +21,8 @@ from sidecar.engines.vllm import VllmEngine
 from sidecar.observed import Outcome
 from tests.support.adapters import write_adapter
 from tests.support.sim.artifacts import REFUSED, ROOT, SimStore, source_of
-from tests.support.sim.engines import BASE, EngineHost, http_for
+from tests.support.sim.engine_http import http_for
+from tests.support.sim.engines import BASE, EngineHost
 
 REPLICA = "r"
 PLAYED = "http://played"
@@ -85,8 +86,8 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def _played() -> tuple[EngineHost, str]:
-    store = SimStore(REPLICA, random.Random(0))
+def _played(folder: Path) -> tuple[EngineHost, str]:
+    store = SimStore(REPLICA, random.Random(0), folder / "leases")
     host = EngineHost(REPLICA, PLAYED, store, random.Random(0), lambda *_: None)
     return host, f"/store/{REPLICA}"
 
@@ -97,7 +98,7 @@ def test_same_outcomes_and_listings(folder, sequence):
     """R11 and R9 rest on it: each call comes to the same, and the engine lists the same after it."""
 
     async def play() -> None:
-        host, root = _played()
+        host, root = _played(folder)
         for source in (*GOOD, WRONG):
             await host.store.ensure(ArtifactRef(f"{ROOT}{source}", None))
         host.start()

@@ -1,15 +1,20 @@
-"""Artifacts in memory: sources that fail or are wrong, and a store that outlives its sidecar."""
+"""Artifacts in memory: sources that fail or are wrong, and a store that outlives its sidecar and keeps real leases."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import random
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from registry.model.records import PoolSpec
 from registry.sources.errors import ArtifactError
+from registry.sources.stop import Stop
+from sidecar.artifacts.leases import Leases, read_leases
 from sidecar.artifacts.types import ArtifactRef, Staged
+from sidecar.artifacts.upkeep import Holdings
 
 ROOT = "file:///a/"
 # What a source is good for stands in its name.
@@ -32,14 +37,35 @@ def digest_of(source: str) -> str:
     return "sha256:" + hashlib.sha256(source.encode()).hexdigest()
 
 
+def id_of(source: str) -> str:
+    """Artifact id of what a source holds."""
+    return digest_of(source).removeprefix("sha256:")
+
+
 @dataclass
 class SimStore:
-    """An `ArtifactStore` of one host; implements `sidecar.artifacts.types.ArtifactStore`."""
+    """A host's store; implements `ArtifactStore`, and the keeper's `LeasedStore` and `StoreRounds`.
+
+    Its budget is nothing: whatever no lease protects is removed in the next round.
+
+    Attributes:
+        on_removal: is told each path as its files vanish.
+    """
 
     replica: str
     rng: random.Random
+    lease_file: Path
     is_out: bool = False
     staged: dict[ArtifactRef, Staged] = field(default_factory=dict)
+    on_removal: Callable[[str], None] = lambda _path: None
+    leases: Leases = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.take_over()
+
+    def take_over(self) -> None:
+        """What the next sidecar process begins with: what its predecessor left in the file."""
+        self.leases = Leases(self.lease_file, lambda: {one.id for one in self.staged.values()})
 
     @property
     def base_known(self) -> bool:
@@ -49,10 +75,11 @@ class SimStore:
         return ""
 
     def lookup(self, ref: ArtifactRef) -> Staged | None:
-        return self.staged.get(ref)
+        staged = self.staged.get(ref)
+        return staged if staged is not None and staged.id in self.leases else None
 
     def owns(self, path: str) -> str | None:
-        return source_of(path) if path.startswith(f"/store/{self.replica}/") else None
+        return id_of(source_of(path)) if path.startswith(f"/store/{self.replica}/") else None
 
     def has(self, path: str) -> bool:
         """Whether the engine finds files at that path."""
@@ -66,6 +93,30 @@ class SimStore:
         if self.is_out:
             raise ArtifactError("source_io", "the source is out of reach", permanent=False)
         rank = 64 if source.startswith(HIGH_RANK) else 8
-        staged = Staged(source, path_of(self.replica, source), digest_of(source), rank)
-        self.staged[ref] = staged
+        staged = Staged(id_of(source), path_of(self.replica, source), digest_of(source), rank)
+        with self.leases.held(staged.id):
+            await asyncio.sleep(self.rng.choice((0.0, 0.02)))
+            self.staged[ref] = staged
         return staged
+
+    def leased(self) -> frozenset[str]:
+        return self.leases.all()
+
+    def lease(self, artifacts: Collection[str]) -> None:
+        for artifact in artifacts:
+            self.leases.add(artifact)
+
+    def let_go(self, artifacts: Collection[str]) -> frozenset[str]:
+        return self.leases.let_go(artifacts)
+
+    def round(self, _stop: Stop) -> Holdings:
+        self.leases.write(self.lease_file.with_suffix(".new"))
+        leased = read_leases(self.lease_file)
+        for ref, staged in list(self.staged.items()):
+            if staged.id not in leased:
+                del self.staged[ref]
+                self.on_removal(staged.path)
+        return Holdings(0, len(self.staged), len(leased), 0)
+
+    def scrub(self, _stop: Stop) -> None:
+        """There is nothing to read."""

@@ -17,6 +17,7 @@ from sidecar.reconciler import Report
 from tests.support.sim.artifacts import source_of
 from tests.support.sim.engines import BASE, EngineHost
 from tests.support.sim.history import Moment, Oracle, served_hashes
+from tests.support.sim.sidecars import GRACE_SECONDS
 
 # A status may be as old as the longest call of the loop that writes it, and its way to etcd.
 TRUTH_SECONDS = 120.0
@@ -116,6 +117,8 @@ class Checks:
         name, path = str(request.body["lora_name"]), request.body.get("lora_path")
         self.log(f"{host.replica} {'unload' if path is None else 'load'} {name} {source_of(str(path or ''))}")
         moments = self.oracle.at(self.planned[host.replica])
+        if path is not None and not host.store.has(str(path)):
+            self.violated(f"R7 {host.replica} loads {name} from {source_of(str(path))}, whose files are gone")
         if name.lower() == BASE:
             self.violated(f"R5 {host.replica} touches the name of the base model")
         if path is None:
@@ -159,6 +162,23 @@ class Checks:
         elif what == "load":
             self.log(f"{host.replica} loaded {name} {source_of(path)}")
         self.samples[host.replica].append(Sample(_now(), host.incarnation, host.listing))
+
+    def on_removal(self, host: EngineHost, path: str) -> None:
+        """R7: what vanishes is read by nobody, and nobody saw it listed for the grace."""
+        self.log(f"{host.replica} removes {source_of(path)}")
+        if host.engine is not None and path in host.engine.needed:
+            self.violated(f"R7 {host.replica} removes {source_of(path)}, which its engine lists or still has to serve")
+        elif self._listed_until(host.replica, path) > _now() - GRACE_SECONDS:
+            self.violated(f"R7 {host.replica} removes {source_of(path)}, which was listed a moment ago")
+
+    def _listed_until(self, replica: str, path: str) -> float:
+        """When an engine of that replica listed the path last."""
+        end = _now()
+        for sample in reversed(self.samples[replica]):
+            if path in sample.listing.values():
+                return end
+            end = sample.at
+        return 0.0
 
     def _check_status(self, status: ReplicaStatus) -> None:
         """R9: what a status says of the served set was listed in that incarnation, and not long ago."""

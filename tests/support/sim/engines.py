@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, TypeVar
 
-from sidecar.engines.driver import EngineUnreachable
-from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply, unheard
-from sidecar.engines.simulated import pages
 from sidecar.engines.simulated.card import Card
-from sidecar.engines.simulated.engine import EngineDead, Rejection, SimulatedVllm
+from sidecar.engines.simulated.engine import Rejection, SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from tests.support.sim.artifacts import REFUSED, SimStore, source_of
 from tests.support.sim.loop import Process
@@ -22,23 +18,69 @@ from tests.support.sim.loop import Process
 Value = TypeVar("Value")
 Change = Callable[["EngineHost", str, str, str], None]
 BASE = "base"
-OPTIONS = Options(served_model_name=BASE, max_cpu_loras=1000, load_seconds=0.01)
+OPTIONS = Options(served_model_name=BASE, load_seconds=0.01, token_seconds=0.2)
+# Where there is one slot only, requests of other adapters wait.
+SLOTS = (1, 8)
 MISSING_FILES = Rejection(404, "NotFoundError", "Loading lora failed: No adapter found for <path>")
 
 
 class SimEngine(SimulatedVllm):
-    """Reads adapters from the replica's store in memory; foreign paths are always there."""
+    """Reads adapters from the replica's store in memory, each time anew; foreign paths are always there.
 
-    def __init__(self, store: SimStore, started_at: float) -> None:
-        super().__init__(OPTIONS)
+    Attributes:
+        coming: adapters of requests that are on their way to the queue.
+    """
+
+    def __init__(self, store: SimStore, started_at: float, max_loras: int) -> None:
+        super().__init__(replace(OPTIONS, max_loras=max_loras))
         self.started_at = started_at
+        self.coming: list[Card] = []
         self._store = store
+        self._ticks = count(1)
+
+    @property
+    def needed(self) -> set[str]:
+        """Paths whose files it may read at any moment."""
+        return {card.path for card in (*self.cards.values(), *self.coming, *self.bound)}
+
+    @property
+    def request_count(self) -> int:
+        """Requests that are not answered yet."""
+        return len(self.coming)
+
+    async def serve(self, name: str, on_its_way_seconds: float, tokens: int) -> None:
+        """A request: what it is answered with is decided when it comes in.
+
+        Raises:
+            Rejection: there is no such adapter.
+            EngineDead: its files are gone.
+        """
+        card = await self.card_of(name)
+        if card is None:
+            return
+        self.coming.append(card)
+        try:
+            await asyncio.sleep(on_its_way_seconds)
+            await self.generate(card, ".", tokens)
+        finally:
+            self.coming.remove(card)
+
+    def _now(self) -> float:
+        """By the order of the samples, for the machine's clock is not this simulation's."""
+        return float(next(self._ticks))
+
+    async def _weights_for(self, card: Card | None) -> str:
+        """Others took its room since the last step."""
+        if card is not None:
+            self._resident.pop(card.number, None)
+        return await super()._weights_for(card)
 
     async def _bring_in(self, card: Card) -> None:
         if self._store.owns(card.path) and not self._store.has(card.path):
             raise MISSING_FILES
         if source_of(card.path).startswith(REFUSED):
             raise Rejection(500, "InternalServerError", "Call to add_lora method failed: wrong shapes")
+        self._resident[card.number] = card.path
 
 
 @dataclass(eq=False)
@@ -70,7 +112,7 @@ class EngineHost:
         self._starts += 1
         self.process = Process(f"{self.replica}/engine{self._starts}")
         self.processes.append(self.process)
-        self.engine = SimEngine(self.store, 1000.0 + self._starts)
+        self.engine = SimEngine(self.store, 1000.0 + self._starts, self.rng.choice(SLOTS))
         self.busy.clear()
         self.on_change(self, "start", "", "")
 
@@ -151,135 +193,3 @@ def _hand_over(task: asyncio.Task[Value], reply: asyncio.Future[Value]) -> None:
 def _reset(reply: asyncio.Future[Any]) -> None:
     if not reply.done():
         reply.set_exception(ConnectionResetError("the engine died"))
-
-
-class SimHttp:
-    """In place of `sidecar.engines.vllm_http.VllmHttp`: the same answers, without sockets."""
-
-    def __init__(self, host: EngineHost, on_call: Callable[[EngineHost, JsonPost], None]) -> None:
-        self.url = host.url
-        self._host = host
-        self._on_call = on_call
-
-    async def get(self, paths: Sequence[str], timeout_seconds: float, *, optional: str = "") -> list[bytes]:
-        """See `VllmHttp.get`."""
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await asyncio.sleep(self._host.rng.uniform(0.0002, 0.002))
-                if self._host.engine is None:
-                    raise EngineUnreachable(f"{self.url}: connection refused")
-                return await self._host.ask(_pages(self._host.engine, paths))
-        except (TimeoutError, ConnectionResetError) as error:
-            raise EngineUnreachable(f"{self.url}: {error}") from error
-
-    async def find(self, _path: str, timeout_seconds: float) -> bytes | None:
-        """See `VllmHttp.find`; there is no plugin."""
-        await self.get(["/health"], timeout_seconds)
-        return None
-
-    async def has_route(self, _path: str, timeout_seconds: float) -> bool:
-        """See `VllmHttp.has_route`."""
-        await self.get(["/health"], timeout_seconds)
-        return True
-
-    async def completes(self, _body: Mapping[str, object]) -> bool:
-        """See `VllmHttp.completes`."""
-        if self._host.engine is None:
-            return False
-        try:
-            await self._host.ask(self._host.engine.generate(None, ".", 1))
-        except (ConnectionResetError, EngineDead):
-            return False
-        return True
-
-    async def post(
-        self,
-        requests: Sequence[JsonPost],
-        _request_id: str,
-        timeout_seconds: float,
-        on_sent: Callable[[], None] = unheard,
-    ) -> Sequence[Reply | Lost | NotSent]:
-        """See `VllmHttp.post`."""
-        host = self._host
-        await asyncio.sleep(host.rng.uniform(0.0002, 0.002))
-        if host.engine is None:
-            return [NotSent("connection refused")] * len(requests)
-        on_sent()
-        odd = host.odd.pop(0) if host.odd else ""
-        if odd == "lost request":
-            return [Lost("the connection broke")] * len(requests)
-        if odd == "busy":
-            return [Reply(429, b"slow down")] * len(requests)
-        for request in requests:
-            self._on_call(host, request)
-        answers: list[Reply | Lost | NotSent] = []
-        conversation = _Conversation(host, requests, answers)
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await host.ask(conversation.run())
-        except (TimeoutError, ConnectionResetError) as error:
-            conversation.is_over = True
-            return [*answers, *[Lost(f"no answer: {error}")] * (len(requests) - len(answers))]
-        return [Lost("the connection broke")] * len(requests) if odd == "lost reply" else answers
-
-    async def aclose(self) -> None:
-        """See `VllmHttp.aclose`."""
-
-
-@dataclass
-class _Conversation:
-    """Requests that came in one piece: carried out in order, the later ones perhaps not if the client has gone."""
-
-    host: EngineHost
-    requests: Sequence[JsonPost]
-    answers: list[Reply | Lost | NotSent]
-    is_over: bool = False
-
-    async def run(self) -> None:
-        for request in self.requests:
-            if self.is_over and self.host.rng.random() < 0.5:
-                return
-            self.answers.append(await self._answer(request))
-
-    async def _answer(self, request: JsonPost) -> Reply:
-        name, path = str(request.body["lora_name"]), request.body.get("lora_path")
-        try:
-            if path is not None:
-                await self.host.load(name, str(path))
-            else:
-                await self.host.unload(name)
-        except Rejection as rejection:
-            return Reply(rejection.status, json.dumps(pages.error_body(rejection)).encode())
-        return Reply(200, b"Success")
-
-
-async def _pages(engine: SimEngine, paths: Sequence[str]) -> list[bytes]:
-    """The bodies, with room for other requests between them."""
-    bodies = []
-    for path in paths:
-        bodies.append(_page(engine, path))
-        await asyncio.sleep(0.0)
-    return bodies
-
-
-def _page(engine: SimEngine, path: str) -> bytes:
-    match path:
-        case "/metrics":
-            return pages.metrics(engine).encode()
-        case "/v1/models":
-            return json.dumps(pages.models(engine)).encode()
-        case "/version":
-            return json.dumps({"version": engine.options.version}).encode()
-        case _:
-            return b""
-
-
-def http_for(
-    hosts: Mapping[str, EngineHost], on_call: Callable[[EngineHost, JsonPost], None]
-) -> Callable[[str, Path | None], SimHttp]:
-    """A constructor to stand in for `VllmHttp`."""
-
-    def make(url: str, _api_key_file: Path | None) -> SimHttp:
-        return SimHttp(hosts[url], on_call)
-
-    return make

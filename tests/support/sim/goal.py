@@ -1,4 +1,4 @@
-"""R3: what every replica must come to once everything has healed, and must stay."""
+"""R3: what every replica must come to once everything has healed, and must stay. R16: and what it must let go of."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from registry.model.status import ReplicaStatus
-from tests.support.sim.artifacts import path_of
+from tests.support.sim.artifacts import path_of, source_of
 from tests.support.sim.world import KEYS, POOL, ReplicaHost, World
 
 # A load that hangs is given up after 60 s, and a retry is at most 60 s away.
@@ -14,6 +14,8 @@ CONVERGE_SECONDS = 150.0
 # What somebody else did to an engine at the very end is found by the next look at it.
 DRIFT_SECONDS = 20.0
 STAY_SECONDS = 20.0
+# The last requests end; then come the grace, the evidence, and the store's next round.
+LET_GO_SECONDS = 60
 
 
 async def converge(world: World, confirm: Callable[[], Awaitable[None]]) -> None:
@@ -73,3 +75,21 @@ async def stay(world: World) -> None:
     for replica in world.replicas:
         if difference := _difference(world, replica):
             world.checks.violated(f"R3 {replica.name} did not stay: {difference}")
+
+
+async def let_go(world: World) -> None:
+    """R16: within a bound no store has what nobody needs any more."""
+    for _ in range(LET_GO_SECONDS):
+        if not any(_kept_in_vain(world, replica) for replica in world.replicas):
+            return
+        await asyncio.sleep(1.0)
+    for replica in world.replicas:
+        if kept := _kept_in_vain(world, replica):
+            world.checks.violated(f"R16 {replica.name} keeps what nobody needs: {sorted(kept)}")
+
+
+def _kept_in_vain(world: World, replica: ReplicaHost) -> set[str]:
+    """Sources in the store that are neither desired nor listed."""
+    staged = {source_of(staged.path) for staged in replica.place.store.staged.values()}
+    desired = {one.source for one in world.checks.oracle.newest.wanted.values()}
+    return staged - desired - {source_of(path) for path in replica.engine.listing.values()}

@@ -19,14 +19,19 @@ from sidecar.engines.vllm import VllmEngine
 from sidecar.feed import Feed
 from sidecar.inputs import Inputs
 from sidecar.journal import Journal
+from sidecar.keeper import Keeper
 from sidecar.lazy.catalogue import Catalogue
 from sidecar.lazy.demand import Demand
 from sidecar.publisher import Publisher
 from sidecar.reconciler import Reconciler, Report
 from sidecar.reporter import Reporter
+from sidecar.retention import Retention
 from sidecar.status import Replica, rfc3339
 from tests.support.sim.artifacts import SimStore
 
+# So short that much is let go of while faults last; longer than a request is on its way into an engine.
+GRACE_SECONDS = 6.0
+KEEP_SECONDS = 2.0
 OnReport = Callable[[str, Inputs, Report], None]
 
 
@@ -67,16 +72,22 @@ async def run_sidecar(place: Place, incarnation: int, rng: random.Random, journa
         reporter.take(report)
 
     demand = Demand(Catalogue(place.pool, inputs.record_of), idle_seconds=0.0)  # no engine asks here
-    reconciler = Reconciler(engine, place.store, inputs, publisher, chance, report, demand=demand)
+    retention = Retention(GRACE_SECONDS, place.store.owns)
+    keeper = Keeper(
+        *(engine, place.store, retention, place.store), monotonic=chance.monotonic, pause_seconds=KEEP_SECONDS
+    )
+    reconciler = Reconciler(engine, place.store, inputs, publisher, chance, report, keeper.notice, demand=demand)
     journal = Journal(place.state)
     journals.append(journal)
     feed = Feed(client, place.keys, place.pool, inputs, journal, chance)
     try:
         async with asyncio.TaskGroup() as tasks:
+            place.store.take_over()
             feed.restore()
             tasks.create_task(feed.run(), name="feed")
             tasks.create_task(watch_engine(engine, reconciler.distrust), name="engine watch")
             tasks.create_task(reconciler.run(), name="reconciler")
             tasks.create_task(publisher.run(), name="publisher")
+            tasks.create_task(keeper.run(), name="keeper")
     finally:
         await client.aclose()

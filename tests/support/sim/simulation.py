@@ -14,11 +14,12 @@ from unittest import mock
 
 import structlog
 
-from tests.support.sim.engines import http_for
+from tests.support.sim.engine_http import http_for
 from tests.support.sim.faults import FAULTS, OWN_FAULTS, Fault, rage
-from tests.support.sim.goal import converge, stay
+from tests.support.sim.goal import converge, let_go, stay
 from tests.support.sim.loop import Deadlock, Livelock, VirtualLoop, current_process_name
 from tests.support.sim.operator import Operator
+from tests.support.sim.traffic import send
 from tests.support.sim.world import World
 from tests.support.sim.writes import check_writes
 
@@ -131,6 +132,7 @@ async def _play(world: World, faults: Sequence[Fault]) -> float:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(operator.work(CHAOS_SECONDS))
         tasks.create_task(rage(world, faults, CHAOS_SECONDS))
+        tasks.create_task(send(world, CHAOS_SECONDS))
     _heal(world)
     world.log("healed everything")
     healed_at = loop.time()
@@ -139,6 +141,7 @@ async def _play(world: World, faults: Sequence[Fault]) -> float:
     await converge(world, operator.confirm)
     converged = loop.time() - healed_at
     await stay(world)
+    await let_go(world)
     check_writes(world)
     expiry.cancel()
     await world.bury()

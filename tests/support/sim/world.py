@@ -122,14 +122,18 @@ class World:
         return Admin(name, self._endpoints(name), KEYS, self.wall, self._rng(name))
 
     def _replica(self, name: str) -> ReplicaHost:
-        store = SimStore(name, self._rng(f"store {name}"))
+        store = self._store_of(name)
         url = f"http://{name}"
         engine = EngineHost(name, url, store, self._rng(f"engine {name}"), self.checks.on_engine)
+        store.on_removal = lambda path: self.checks.on_removal(engine, path)
         place = Place(
             *(POOL, name, url, self._endpoints(name), self._folder / name, store, KEYS, self.wall),
             *(self.checks.on_report, f"host of {name}"),
         )
         return ReplicaHost(place, engine)
+
+    def _store_of(self, name: str) -> SimStore:
+        return SimStore(name, self._rng(f"store {name}"), self._folder / f"{name}.leases")
 
     def write_meta(self) -> None:
         """What the first admin service writes into a store: its epoch."""
@@ -158,7 +162,7 @@ class World:
         """A clone of a host: the same replica id, but an engine, a disk and ways to etcd of its own."""
         twin = ReplicaHost(host.place, host.engine, starts=0)
         name = f"{host.name}twin{len(self.rivals)}"
-        store = SimStore(name, self._rng(f"store {name}"))
+        store = self._store_of(name)
         engine = EngineHost(name, f"http://{name}", store, self._rng(f"engine {name}"), _nothing)
         self.engines[engine.url] = engine
         twin.engine = engine
@@ -225,6 +229,8 @@ class World:
         for replica in self.rivals:
             self.kill(replica)
         engines = [process for host in (*self.replicas, *self.rivals) for process in host.engine.processes]
+        for host in (*self.replicas, *self.rivals):
+            host.place.store.on_removal = _unheard  # what is cancelled below may take one more step
         for process in (*self._dead, *engines):
             process.bury()
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -233,6 +239,10 @@ class World:
         await asyncio.gather(*tasks, return_exceptions=True)
         for journal in self.journals:
             journal.close()
+
+
+def _unheard(_path: str) -> None:
+    return
 
 
 def _nothing(_host: EngineHost, _what: str, _name: str, _path: str) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from registry.etcd3.ops import KeyValue
 from registry.model.records import AdapterRecord, AdapterSpec, Source
@@ -79,7 +81,7 @@ async def running(engine: Engine, inputs: Inputs, ownership: Ownership | None = 
     reports: list[Report] = []
     reconciler = Reconciler(
         engine,
-        SimStore("r1", random.Random(0)),
+        SimStore("r1", random.Random(0), Path(os.devnull)),  # nothing is leased here
         inputs,
         ownership or Free(),
         Chance(),

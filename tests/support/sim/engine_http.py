@@ -1,0 +1,147 @@
+"""The HTTP between the real driver and an engine, played: the same answers, without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sidecar.engines.driver import EngineUnreachable
+from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply, unheard
+from sidecar.engines.simulated import pages
+from sidecar.engines.simulated.engine import EngineDead, Rejection
+from tests.support.sim.engines import EngineHost, SimEngine
+
+
+class SimHttp:
+    """In place of `sidecar.engines.vllm_http.VllmHttp`: the same answers, without sockets."""
+
+    def __init__(self, host: EngineHost, on_call: Callable[[EngineHost, JsonPost], None]) -> None:
+        self.url = host.url
+        self._host = host
+        self._on_call = on_call
+
+    async def get(self, paths: Sequence[str], timeout_seconds: float, *, optional: str = "") -> list[bytes]:
+        """See `VllmHttp.get`."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await asyncio.sleep(self._host.rng.uniform(0.0002, 0.002))
+                if self._host.engine is None:
+                    raise EngineUnreachable(f"{self.url}: connection refused")
+                return await self._host.ask(_pages(self._host.engine, paths))
+        except (TimeoutError, ConnectionResetError) as error:
+            raise EngineUnreachable(f"{self.url}: {error}") from error
+
+    async def find(self, _path: str, timeout_seconds: float) -> bytes | None:
+        """See `VllmHttp.find`; there is no plugin."""
+        await self.get(["/health"], timeout_seconds)
+        return None
+
+    async def has_route(self, _path: str, timeout_seconds: float) -> bool:
+        """See `VllmHttp.has_route`."""
+        await self.get(["/health"], timeout_seconds)
+        return True
+
+    async def completes(self, _body: Mapping[str, object]) -> bool:
+        """See `VllmHttp.completes`."""
+        if self._host.engine is None:
+            return False
+        try:
+            await self._host.ask(self._host.engine.generate(None, ".", 1))
+        except (ConnectionResetError, EngineDead):
+            return False
+        return True
+
+    async def post(
+        self,
+        requests: Sequence[JsonPost],
+        _request_id: str,
+        timeout_seconds: float,
+        on_sent: Callable[[], None] = unheard,
+    ) -> Sequence[Reply | Lost | NotSent]:
+        """See `VllmHttp.post`."""
+        host = self._host
+        await asyncio.sleep(host.rng.uniform(0.0002, 0.002))
+        if host.engine is None:
+            return [NotSent("connection refused")] * len(requests)
+        on_sent()
+        odd = host.odd.pop(0) if host.odd else ""
+        if odd == "lost request":
+            return [Lost("the connection broke")] * len(requests)
+        if odd == "busy":
+            return [Reply(429, b"slow down")] * len(requests)
+        for request in requests:
+            self._on_call(host, request)
+        answers: list[Reply | Lost | NotSent] = []
+        conversation = _Conversation(host, requests, answers)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await host.ask(conversation.run())
+        except (TimeoutError, ConnectionResetError) as error:
+            conversation.is_over = True
+            return [*answers, *[Lost(f"no answer: {error}")] * (len(requests) - len(answers))]
+        return [Lost("the connection broke")] * len(requests) if odd == "lost reply" else answers
+
+    async def aclose(self) -> None:
+        """See `VllmHttp.aclose`."""
+
+
+@dataclass
+class _Conversation:
+    """Requests that came in one piece: carried out in order, the later ones perhaps not if the client has gone."""
+
+    host: EngineHost
+    requests: Sequence[JsonPost]
+    answers: list[Reply | Lost | NotSent]
+    is_over: bool = False
+
+    async def run(self) -> None:
+        for request in self.requests:
+            if self.is_over and self.host.rng.random() < 0.5:
+                return
+            self.answers.append(await self._answer(request))
+
+    async def _answer(self, request: JsonPost) -> Reply:
+        name, path = str(request.body["lora_name"]), request.body.get("lora_path")
+        try:
+            if path is not None:
+                await self.host.load(name, str(path))
+            else:
+                await self.host.unload(name)
+        except Rejection as rejection:
+            return Reply(rejection.status, json.dumps(pages.error_body(rejection)).encode())
+        return Reply(200, b"Success")
+
+
+async def _pages(engine: SimEngine, paths: Sequence[str]) -> list[bytes]:
+    """The bodies, with room for other requests between them."""
+    bodies = []
+    for path in paths:
+        bodies.append(_page(engine, path))
+        await asyncio.sleep(0.0)
+    return bodies
+
+
+def _page(engine: SimEngine, path: str) -> bytes:
+    match path:
+        case "/metrics":
+            return pages.metrics(engine).encode()
+        case "/v1/models":
+            return json.dumps(pages.models(engine)).encode()
+        case "/version":
+            return json.dumps({"version": engine.options.version}).encode()
+        case _:
+            return b""
+
+
+def http_for(
+    hosts: Mapping[str, EngineHost], on_call: Callable[[EngineHost, JsonPost], None]
+) -> Callable[[str, Path | None], SimHttp]:
+    """A constructor to stand in for `VllmHttp`."""
+
+    def make(url: str, _api_key_file: Path | None) -> SimHttp:
+        return SimHttp(hosts[url], on_call)
+
+    return make
