@@ -3,6 +3,9 @@
 The shape is recorded: the store's own writer makes one change through a client that keeps the transaction. The floor
 sends as many compares, puts and else-reads, with keys and values of the same length and under the same leases, through
 our own client; its keys are new each time, so that it always succeeds. Floor and ours take turns of a second.
+
+`admin_16_relay` puts the same transactions through a server that hands bytes on and does nothing else: no admin service
+on the same gRPC can be faster than that.
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
-from bench.admin_service import Admin, admin
+from bench.admin_service import Admin, Relay, admin, relaying
 from bench.etcd import Store, etcd
 from bench.figures import Figure, check, percentile
+from bench.usage import cpu_seconds
+from registry.etcd3 import codec
+from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.client import Client
 from registry.etcd3.ops import Compare, Op, Put, Relation, Target, Txn, TxnResult
 from registry.etcd3.options import ClientOptions
@@ -91,6 +97,7 @@ class Rates:
 
     per_second: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    cpu_seconds: float = 0.0
 
     async def turn(self, callers: int, once: Once) -> None:
         """So many callers, each with one change after another, for a while."""
@@ -103,9 +110,18 @@ class Rates:
             await once(caller)
             self.seconds.append(time.monotonic() - started)
 
+    async def turn_of(self, pid: int, callers: int, once: Once) -> None:
+        """A turn through a process, whose CPU time is counted."""
+        before = cpu_seconds(pid)
+        await self.turn(callers, once)
+        self.cpu_seconds += cpu_seconds(pid) - before
+
     def told(self) -> str:
         p50, p99 = percentile(self.seconds, 0.5) * 1000, percentile(self.seconds, 0.99) * 1000
         return f"{statistics.median(self.per_second):.0f}/s, p50 {p50:.2f} ms, p99 {p99:.2f} ms, n {len(self.seconds)}"
+
+    def told_cpu(self) -> str:
+        return f"{self.cpu_seconds / len(self.seconds) * 1000:.2f} ms CPU a call"
 
 
 @dataclass
@@ -114,40 +130,57 @@ class Setting:
 
     store: Store
     admin: Admin
+    relay: Relay
     shape: Txn
     numbers: count[int]
     acknowledged: int = 0
 
     async def figure(self, name: str, callers: int, turns: int, *, tenants: int, target: str = "") -> Figure:
-        """Compares the rates at so many callers, who share so many tenants."""
-
-        async def floor(_caller: int) -> None:
-            result = await self.store.client.txn(_renamed(self.shape, next(self.numbers)))
-            check(result.succeeded, "a bare transaction found its key in use")
+        """Compares the admin service with the floor at so many callers, who share so many tenants."""
 
         async def ours(caller: int) -> None:
             adapter = f"tenant-{caller % tenants}/adapter-{next(self.numbers)}"
             await self.admin.upsert(adapter, _uri(adapter), DIGEST)
             self.acknowledged += 1
 
-        raw, admin_rates = Rates(), Rates()
+        whose = "one tenant" if tenants == 1 else "a tenant for each caller"
+        ratio, told = await self._compare(ours, self.admin.pid, callers, turns)
+        return Figure(name, ratio, target, f"{told}; {whose}")
+
+    async def relayed(self, name: str, callers: int, turns: int) -> Figure:
+        """Compares the relay with the floor."""
+
+        async def ours(_caller: int) -> None:
+            request = codec.txn_request(_renamed(self.shape, next(self.numbers)))
+            reply = rpc.TxnResponse.FromString(await self.relay.txn(request.SerializeToString()))
+            check(reply.succeeded, "a relayed transaction found its key in use")
+
+        ratio, told = await self._compare(ours, self.relay.pid, callers, turns)
+        return Figure(name, ratio, "", f"{told}; nothing but gRPC in and out")
+
+    async def _compare(self, ours: Once, pid: int, callers: int, turns: int) -> tuple[float, str]:
+        async def floor(_caller: int) -> None:
+            result = await self.store.client.txn(_renamed(self.shape, next(self.numbers)))
+            check(result.succeeded, "a bare transaction found its key in use")
+
+        raw, rates = Rates(), Rates()
         await Rates().turn(callers, floor)
         await Rates().turn(callers, ours)
         for _ in range(turns):
             await raw.turn(callers, floor)
-            await admin_rates.turn(callers, ours)
-        ratio = statistics.median(admin_rates.per_second) / statistics.median(raw.per_second)
-        whose = "one tenant" if tenants == 1 else "a tenant for each caller"
-        return Figure(name, ratio, target, f"floor {raw.told()}; ours {admin_rates.told()}; {whose}")
+            await rates.turn_of(pid, callers, ours)
+        ratio = statistics.median(rates.per_second) / statistics.median(raw.per_second)
+        return ratio, f"floor {raw.told()}; ours {rates.told()}, {rates.told_cpu()}"
 
 
 async def admin_16(folder: Path) -> list[Figure]:
-    """At 16 callers, of one tenant and of many; and at 1 and 64 of many."""
-    async with etcd(folder, fsync=True) as store, admin(store) as calls:
-        setting = Setting(store, calls, await _shape(store), count(1))
+    """At 16 callers, of one tenant and of many; through the relay; and at 1 and 64 of many."""
+    async with etcd(folder, fsync=True) as store, admin(store) as calls, relaying(store) as relay:
+        setting = Setting(store, calls, relay, await _shape(store), count(1))
         figures = [
             await setting.figure("admin_16", 16, 5, tenants=TENANTS, target=">= 0.5"),
             await setting.figure("admin_16_one_tenant", 16, 4, tenants=1, target=">= 0.5"),
+            await setting.relayed("admin_16_relay", 16, 3),
             await setting.figure("admin_1", 1, 2, tenants=TENANTS),
             await setting.figure("admin_64", 64, 2, tenants=TENANTS),
         ]

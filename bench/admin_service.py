@@ -1,4 +1,4 @@
-"""The real admin service as a process, and calls to it."""
+"""The real admin service as a process, and calls to it; and a relay in its place that does nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 
+from bench import relay
 from bench.etcd import Store
 from registry.v1 import registry_pb2 as pb
 from tests.support.etcd import free_ports
@@ -19,9 +20,10 @@ CALL_SECONDS = 10.0
 
 
 class Admin:
-    """Calls of the API, as thin as gRPC lets them be."""
+    """Calls of the API, as thin as gRPC lets them be. `pid` is the service's."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, pid: int) -> None:
+        self.pid = pid
         self._apply = channel.unary_unary(
             _PATH + "ApplyAdapters", pb.ApplyAdaptersRequest.SerializeToString, pb.ApplyAdaptersResponse.FromString
         )
@@ -55,8 +57,35 @@ async def admin(store: Store) -> AsyncIterator[Admin]:
     program.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
-            calls = Admin(channel)
+            calls = Admin(channel, program.pid)
             await eventually(calls.create_pool)
             yield calls
     finally:
         program.stop()
+
+
+class Relay:
+    """Calls of the relay. `pid` is the relay's."""
+
+    def __init__(self, channel: grpc.aio.Channel, pid: int) -> None:
+        self.pid = pid
+        self._txn: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            f"/{relay.SERVICE}/{relay.METHOD}"
+        )
+
+    async def txn(self, request: bytes) -> bytes:
+        """Has etcd carry out a transaction, as bytes; returns etcd's reply."""
+        return await self._txn(request, timeout=CALL_SECONDS, wait_for_ready=True)
+
+
+@asynccontextmanager
+async def relaying(store: Store) -> AsyncIterator[Relay]:
+    """Starts the relay."""
+    (port,) = free_ports(1)
+    program = Program("bench.relay", [store.endpoint, str(port)], store.folder / "relay.log")
+    program.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield Relay(channel, program.pid)
+    finally:
+        program.kill()

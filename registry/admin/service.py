@@ -15,6 +15,7 @@ from registry.admin.metrics import Metrics
 from registry.admin.reads import Reads
 from registry.admin.streams import Streams
 from registry.admin.supervision import Stream, Unary, supervised_stream, supervised_unary
+from registry.admin.turns import Turns
 from registry.admin.writes import Writes
 from registry.v1 import registry_pb2 as pb
 
@@ -55,10 +56,11 @@ def make_handlers(
         "WatchAdapters": streams.watch_adapters,
         "WatchRollout": streams.watch_rollout,
     }
+    turns = Turns()
     handlers = {
         method.name: _stream_handler(method, stream[method.name], metrics, stopping)
         if method.server_streaming
-        else _unary_handler(method, unary[method.name], metrics)
+        else _unary_handler(method, unary[method.name], metrics, turns)
         for method in DESCRIPTOR.methods
         if method.name in {*unary, *stream}
     }
@@ -66,10 +68,10 @@ def make_handlers(
 
 
 def _unary_handler(
-    method: MethodDescriptor, handler: Unary[Any, Any], metrics: Metrics
+    method: MethodDescriptor, handler: Unary[Any, Any], metrics: Metrics, turns: Turns
 ) -> grpc.RpcMethodHandler[Any, Any]:
     return grpc.unary_unary_rpc_method_handler(
-        supervised_unary(method.name, handler, metrics),
+        supervised_unary(method.name, handler, metrics, turns),
         request_deserializer=GetMessageClass(method.input_type).FromString,
         response_serializer=GetMessageClass(method.output_type).SerializeToString,
     )

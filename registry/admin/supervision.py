@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from registry.admin.calls import ANONYMOUS, Call, Principal, operator
 from registry.admin.metrics import Metrics
 from registry.admin.statuses import DETAILS_KEY, refusal_of
+from registry.admin.turns import Turns
 from registry.errors import Internal, Reason, RegistryError, Unavailable
 from registry.store.budget import Budget
 
@@ -32,7 +33,7 @@ _log = structlog.get_logger()
 
 
 def supervised_unary(
-    method: str, handler: Unary[Request, Reply], metrics: Metrics
+    method: str, handler: Unary[Request, Reply], metrics: Metrics, turns: Turns
 ) -> Callable[[Request, Context], Awaitable[Reply]]:
     """The handler as grpc.aio calls it."""
     seconds = metrics.seconds.labels(method)
@@ -41,7 +42,8 @@ def supervised_unary(
         started = time.monotonic()
         try:
             with _counted(method, metrics):
-                return await handler(request, _call(method, context))
+                async with turns.taken():
+                    return await handler(request, _call(method, context))
         except RegistryError as error:
             return await _refuse(context, error)
         finally:

@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message
-from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
+from tenacity import Retrying, retry_if_exception, retry_never, stop_before_delay, wait_random_exponential
 
 from registry.cli.failure import CliError, usage
 from registry.cli.rpc_errors import rpc_failure
@@ -110,7 +110,8 @@ class Client:
         return self._unary("ConfirmRemovals", request, pb.Pool, request.request_id)
 
     def break_glass_delete(self, request: pb.BreakGlassDeleteRequest) -> pb.Removal:
-        return self._unary("BreakGlassDelete", request, pb.Removal, request.request_id)
+        """Asked once: after a reply that was lost, the refusal of a repetition would not say that nothing was done."""
+        return self._unary("BreakGlassDelete", request, pb.Removal, request.request_id, repeat=False)
 
     def settle_removal(self, request: pb.SettleRemovalRequest) -> pb.ApplyAdaptersResponse:
         return self._unary("SettleRemoval", request, pb.ApplyAdaptersResponse, request.request_id)
@@ -167,7 +168,9 @@ class Client:
         )
         return iter(call(request, timeout=timeout_seconds))
 
-    def _unary(self, method: str, request: Message, reply: type[Reply], request_id: str = "") -> Reply:
+    def _unary(
+        self, method: str, request: Message, reply: type[Reply], request_id: str = "", *, repeat: bool = True
+    ) -> Reply:
         call: grpc.UnaryUnaryMultiCallable[Message, Reply] = self._channel.unary_unary(
             f"{SERVICE}/{method}", serialized, reply.FromString
         )
@@ -175,7 +178,7 @@ class Client:
         retrying = Retrying(
             stop=stop_before_delay(self.timeout_seconds),
             wait=wait_random_exponential(multiplier=0.2, max=2),
-            retry=retry_if_exception(worth_repeating),
+            retry=retry_if_exception(worth_repeating) if repeat else retry_never,
             sleep=self._sleep,
             reraise=True,
         )

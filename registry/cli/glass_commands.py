@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 import typer
-from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+from google.protobuf.json_format import MessageToDict
 
-from registry.cli import options
-from registry.cli.failure import usage
+from registry.cli import options, receipts
+from registry.cli.client import Client
+from registry.cli.failure import CliError, Exit, usage, with_remedy
 from registry.cli.session import READ_SECONDS, WRITE_SECONDS, pool_or_only, request_id_or_new, session_of
 from registry.model.names import name_key
 from registry.v1 import registry_pb2 as pb
 
+# Refusals that the admin service makes before it deletes.
+_NOTHING_DELETED = frozenset({Exit.NOT_FOUND, Exit.REFUSED, Exit.CONFLICT})
 Receipt = Annotated[
     Path | None,
     options.flag("--receipt", metavar="FILE", help="Where to write the receipt (default: a new file here)."),
@@ -44,11 +44,14 @@ def delete(
     request = pb.BreakGlassDeleteRequest(name=name, etag=etag, request_id=request_id_or_new(request_id))
     with session.client(READ_SECONDS) as client:
         request.pool = pool_or_only(client, pool)
-    path = receipt or Path(f"removal-{request.pool}-{name_key(name)}-{request.request_id}.json")
-    # Made first: nothing may be deleted whose receipt cannot be kept.
-    with _new_file(path) as file, session.client(timeout or WRITE_SECONDS) as client:
-        removal = client.break_glass_delete(request)
-        json.dump(MessageToDict(removal, preserving_proto_field_name=True), file, indent=2)
+        path = receipt or Path(f"removal-{request.pool}-{name_key(name)}-{request.request_id}.json")
+        # Before anything is deleted: afterwards nobody could tell how the record stood.
+        is_repeated = receipts.is_begun(path, request.pool, name)
+        if not is_repeated:
+            receipts.begin(path, client.get_adapter(request.pool, name))
+    with session.client(timeout or WRITE_SECONDS) as client:
+        removal = _delete(client, request, path, is_repeated=is_repeated)
+    receipts.complete(path, removal)
     if printer.is_plain:
         shown = MessageToDict(removal, preserving_proto_field_name=True)
         printer.plain({**shown, "receipt": str(path), "request_id": request.request_id})
@@ -58,19 +61,19 @@ def delete(
     printer.lines([f"receipt in {path}; once etcd has space again: loraplane break-glass settle {path}"])
 
 
-@contextmanager
-def _new_file(path: Path) -> Iterator[IO[str]]:
-    """A file that was not there before; it does not stay if the body fails."""
+def _delete(client: Client, request: pb.BreakGlassDeleteRequest, path: Path, *, is_repeated: bool) -> pb.Removal:
+    """Deletes the record. What was begun of the receipt goes only if nothing can have been deleted."""
     try:
-        file = path.open("x")
-    except OSError as error:
-        raise usage(f"cannot write the receipt {path}: {error.strerror}; choose another file with --receipt") from error
-    with file:
-        try:
-            yield file
-        except BaseException:
+        return client.break_glass_delete(request)
+    except CliError as error:
+        if error.failure.exit in _NOTHING_DELETED and not is_repeated:
             path.unlink()
             raise
+        remedy = (
+            f"{path} keeps how the record stood; whether it was deleted, the same command says with --receipt {path} "
+            f"--request-id {request.request_id}, asked of the same admin service"
+        )
+        raise CliError(with_remedy(error.failure, remedy)) from error
 
 
 def settle(
@@ -82,7 +85,7 @@ def settle(
 ) -> None:
     """Write what could not be written when adapters were deleted without space: history, counter, audit record."""
     session, printer = session_of(context), session_of(context).printer()
-    removals = [_read(path) for path in receipt]
+    removals = [receipts.read(path) for path in receipt]
     with session.client(timeout or WRITE_SECONDS) as client:
         for removal in removals:
             request = pb.SettleRemovalRequest(
@@ -94,12 +97,3 @@ def settle(
                 printer.plain({**told, "request_id": settled.request_id})
             else:
                 printer.lines([f"settled {removal.name} of pool {removal.pool}; revision {settled.revision}"])
-
-
-def _read(path: Path) -> pb.Removal:
-    try:
-        return ParseDict(json.loads(path.read_text()), pb.Removal())
-    except OSError as error:
-        raise usage(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, ParseError) as error:
-        raise usage(f"{path} is no receipt of break-glass delete: {error}") from error

@@ -16,16 +16,13 @@ from registry.etcd3.options import ClientOptions
 _REPEAT = Backoff(base_seconds=0.05, cap_seconds=1.0)
 
 
-def _now() -> float:
-    return asyncio.get_running_loop().time()
-
-
 class Calls:
-    """Calls methods of a cluster, whichever member is up."""
+    """Calls methods of a cluster, whichever member is up. Made inside a running event loop, and of it."""
 
     def __init__(self, options: ClientOptions, rng: random.Random) -> None:
         self._options = options
         self._rng = rng
+        self._now = asyncio.get_running_loop().time
         self.connections = Connections(options, rng)
         self.login = Login(options)
 
@@ -35,15 +32,15 @@ class Calls:
         Raises:
             EtcdError: the last failure, when it may not be repeated or no time is left.
         """
-        deadline = _now() + (timeout_seconds or self._options.call_timeout_seconds)
+        deadline = self._now() + (timeout_seconds or self._options.call_timeout_seconds)
         failures = 0
         while True:
             try:
-                return await self._try(method, request, deadline - _now())
+                return await self._try(method, request, deadline - self._now())
             except EtcdError as error:
                 failures += 1
                 delay = _REPEAT.delay(failures, self._rng)
-                if not may_repeat(error) or _now() + delay >= deadline:
+                if not may_repeat(error) or self._now() + delay >= deadline:
                     raise
             await asyncio.sleep(delay)
 
@@ -74,7 +71,7 @@ class Calls:
     async def _with_token(
         self, connection: Connection, method: Method[Req, Res], request: Req, timeout_seconds: float
     ) -> Res:
-        deadline = _now() + timeout_seconds
+        deadline = self._now() + timeout_seconds
         token = await self.login.token(connection, deadline=deadline)
         try:
             return await connection.call(method, request, deadline=deadline, token=token)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 
@@ -60,8 +60,8 @@ def _cancelled_by_us() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-@asynccontextmanager
-async def translated(endpoint: str, *, writes: bool) -> AsyncIterator[None]:
+@contextmanager
+def translated(endpoint: str, *, writes: bool) -> Iterator[None]:
     """Turns gRPC's failures into our errors.
 
     grpc.aio raises CancelledError also when the server, or a closed channel, ended the call; that is a
@@ -86,7 +86,7 @@ def call_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
 
 
 class Connection:
-    """A channel to one endpoint. Once retired it closes itself when the last call on it has ended.
+    """A channel to one endpoint, of one event loop. Once retired it closes itself when the last call on it has ended.
 
     Raises:
         TlsFailed: a certificate or key cannot be read.
@@ -95,6 +95,8 @@ class Connection:
     def __init__(self, endpoint: str, tls: TlsFiles | None) -> None:
         self.endpoint = endpoint
         self.channel = _open(endpoint, tls)
+        self._now = asyncio.get_running_loop().time  # to ask for the loop each time is a system call in Python 3.11
+        self._unary: dict[str, grpc.aio.UnaryUnaryMultiCallable[Any, Any]] = {}
         self._users = 0
         self._retired = False
 
@@ -145,13 +147,12 @@ class Connection:
         Raises:
             EtcdError: see `registry.etcd3.classify`.
         """
-        now = asyncio.get_running_loop().time
-        async with translated(self.endpoint, writes=False):
-            await self.ready(within_seconds=min(CONNECT_SECONDS, max(0.0, deadline - now())))
-        left_seconds = deadline - now()
+        with translated(self.endpoint, writes=False):
+            await self.ready(within_seconds=min(CONNECT_SECONDS, max(0.0, deadline - self._now())))
+        left_seconds = deadline - self._now()
         if left_seconds <= 0:
             raise Timeout(f"{self.endpoint}: no time left to send the request", maybe_applied=False)
-        async with translated(self.endpoint, writes=method.writes):
+        with translated(self.endpoint, writes=method.writes):
             return await self._send(method, request, left_seconds, token)
 
     def stream(
@@ -166,8 +167,15 @@ class Connection:
     async def _send(self, method: Method[Req, Res], request: Req, seconds: float, token: str | None) -> Res:
         if method.streams:
             return await self._exchange(method, request, seconds, token)
-        call = self.channel.unary_unary(method.path, method.request.SerializeToString, method.response.FromString)
-        return await call(request, timeout=seconds, metadata=call_metadata(token))
+        reply: Res = await self._call_of(method)(request, timeout=seconds, metadata=call_metadata(token))
+        return reply
+
+    def _call_of(self, method: Method[Req, Res]) -> grpc.aio.UnaryUnaryMultiCallable[Any, Any]:
+        known = self._unary.get(method.path)
+        if known is None:
+            known = self.channel.unary_unary(method.path, method.request.SerializeToString, method.response.FromString)
+            self._unary[method.path] = known
+        return known
 
     async def _exchange(self, method: Method[Req, Res], request: Req, seconds: float, token: str | None) -> Res:
         """One message, one answer, on a stream of its own."""

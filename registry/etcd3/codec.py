@@ -17,40 +17,22 @@ from registry.etcd3.ops import (
     PutResult,
     Range,
     RangeResult,
+    SortTarget,
     Txn,
     TxnResult,
 )
 
-# By the value of ours, since a member of an Enum is slow to look up by.
 _TARGETS = (rpc.Compare.VERSION, rpc.Compare.CREATE, rpc.Compare.MOD, rpc.Compare.VALUE, rpc.Compare.LEASE)
 _RELATIONS = (rpc.Compare.EQUAL, rpc.Compare.GREATER, rpc.Compare.LESS, rpc.Compare.NOT_EQUAL)
+_SORT_TARGETS = {SortTarget.KEY: rpc.RangeRequest.KEY, SortTarget.MOD: rpc.RangeRequest.MOD}
 _VALUE_FIELDS = ("version", "create_revision", "mod_revision", "value", "lease")
 
 
 def range_request(op: Range) -> rpc.RangeRequest:
     """The message of a linearizable read."""
-    request = rpc.RangeRequest(
-        key=op.key,
-        range_end=op.range_end,
-        limit=op.limit,
-        revision=op.revision,
-        keys_only=op.keys_only,
-        count_only=op.count_only,
-    )
-    if op.descending_by is not None:
-        request.MergeFrom(rpc.RangeRequest(sort_order="DESCEND", sort_target=op.descending_by.name))
+    request = rpc.RangeRequest()
+    _fill_range(request, op)
     return request
-
-
-def _compare(compare: Compare) -> rpc.Compare:
-    message = rpc.Compare(
-        key=compare.key,
-        target=_TARGETS[compare.target.value],
-        result=_RELATIONS[compare.relation.value],
-        range_end=compare.range_end,
-    )
-    setattr(message, _VALUE_FIELDS[compare.target.value], compare.value)
-    return message
 
 
 def delete_request(op: Delete) -> rpc.DeleteRangeRequest:
@@ -58,31 +40,62 @@ def delete_request(op: Delete) -> rpc.DeleteRangeRequest:
     return rpc.DeleteRangeRequest(key=op.key, range_end=op.range_end, prev_kv=True)
 
 
-def _op(op: Op) -> rpc.RequestOp:
-    match op:
-        case Range():
-            if op.revision:
-                raise ValueError("a Range inside a Txn must not name a revision: members could diverge")
-            return rpc.RequestOp(request_range=range_request(op))
-        case Put():
-            return rpc.RequestOp(request_put=rpc.PutRequest(key=op.key, value=op.value, lease=op.lease))
-        case Delete():
-            return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=op.key, range_end=op.range_end))
-        case _:
-            assert_never(op)
-
-
 def txn_request(txn: Txn) -> rpc.TxnRequest:
-    """The message of a transaction.
+    """The message of a transaction. Filled in place: parts that are made apart and then copied cost three times that.
 
     Raises:
         ValueError: a `Range` in it names a revision.
     """
-    return rpc.TxnRequest(
-        compare=[_compare(compare) for compare in txn.compare],
-        success=[_op(op) for op in txn.success],
-        failure=[_op(op) for op in txn.failure],
-    )
+    request = rpc.TxnRequest()
+    for compare in txn.compare:
+        _fill_compare(request.compare.add(), compare)
+    for op in txn.success:
+        _fill_op(request.success.add(), op)
+    for op in txn.failure:
+        _fill_op(request.failure.add(), op)
+    return request
+
+
+def _fill_compare(message: rpc.Compare, compare: Compare) -> None:
+    message.key = compare.key
+    message.target = _TARGETS[compare.target]
+    message.result = _RELATIONS[compare.relation]
+    setattr(message, _VALUE_FIELDS[compare.target], compare.value)
+    if compare.range_end:
+        message.range_end = compare.range_end
+
+
+def _fill_op(message: rpc.RequestOp, op: Op) -> None:
+    match op:
+        case Range():
+            if op.revision:
+                raise ValueError("a Range inside a Txn must not name a revision: members could diverge")
+            _fill_range(message.request_range, op)
+        case Put():
+            put = message.request_put
+            put.key, put.value, put.lease = op.key, op.value, op.lease
+        case Delete():
+            delete = message.request_delete_range
+            delete.key, delete.range_end = op.key, op.range_end
+        case _:
+            assert_never(op)
+
+
+def _fill_range(message: rpc.RangeRequest, op: Range) -> None:
+    message.key = op.key
+    if op.range_end:
+        message.range_end = op.range_end
+    if op.limit:
+        message.limit = op.limit
+    if op.revision:
+        message.revision = op.revision
+    if op.keys_only:
+        message.keys_only = True
+    if op.count_only:
+        message.count_only = True
+    if op.descending_by is not None:
+        message.sort_order = rpc.RangeRequest.DESCEND
+        message.sort_target = _SORT_TARGETS[op.descending_by]
 
 
 def writes(txn: Txn) -> bool:

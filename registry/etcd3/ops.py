@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Event:
     kv: KeyValue | None
 
 
-class Target(Enum):
+class Target(IntEnum):
     """What of a key a `Compare` looks at."""
 
     VERSION = 0
@@ -37,7 +37,7 @@ class Target(Enum):
     LEASE = 4
 
 
-class Relation(Enum):
+class Relation(IntEnum):
     """How a `Compare` relates the key's value to the given one."""
 
     EQUAL = 0

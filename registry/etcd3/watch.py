@@ -72,8 +72,9 @@ class WatchStream:
             EtcdError: the stream broke, or takes nothing.
         """
         try:
-            async with asyncio.timeout(_WRITE_SECONDS), translated(self._endpoint, writes=False):
-                await self._call.write(request)
+            async with asyncio.timeout(_WRITE_SECONDS):
+                with translated(self._endpoint, writes=False):
+                    await self._call.write(request)
         except TimeoutError as error:
             raise Timeout(f"{self._endpoint}: the stream takes no message", maybe_applied=False) from error
 
@@ -116,7 +117,7 @@ class WatchStream:
 
     async def _read_to_the_end(self) -> EtcdError:
         try:
-            async with translated(self._endpoint, writes=False):
+            with translated(self._endpoint, writes=False):
                 while isinstance(response := await self._call.read(), rpc.WatchResponse):
                     await self._responses.put(response)
         except EtcdError as error:

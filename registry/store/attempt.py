@@ -20,7 +20,7 @@ from registry.transactions.changes import Change
 from registry.transactions.context import Context, Leases
 from registry.transactions.draft import Commit, Unchanged, fence, request_read
 from registry.transactions.plan import may_be_guessed, plan_change, reads_of
-from registry.transactions.replay import Settled, replay
+from registry.transactions.replay import Settled, is_fenced, replay
 from registry.transactions.view import View, view_of
 
 _TRIES = 20
@@ -185,7 +185,9 @@ class Attempt:
         if sent.result.succeeded:
             raise error
         reads = (request_read(self._context.keys, request_id),)
-        known = replay(view_of(reads, sent.result.revision, sent.result.responses), self._context)
+        view = view_of(reads, sent.result.revision, sent.result.responses)
+        # A fence that stands already is a copy of this one, whose reply was lost.
+        known = None if is_fenced(view, self._context) else replay(view, self._context)
         if known is None:
             raise error
         return known

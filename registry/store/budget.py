@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from registry.errors import Reason, Unavailable
@@ -13,18 +14,20 @@ _SMALLEST_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A deadline on the event loop's clock."""
+    """A deadline on the event loop's clock, which is handed on: to ask for the loop each time is a system call."""
 
     deadline: float
+    clock: Callable[[], float]
 
     @classmethod
     def of(cls, seconds: float) -> Budget:
         """A budget that starts now."""
-        return cls(asyncio.get_running_loop().time() + seconds)
+        clock = asyncio.get_running_loop().time
+        return cls(clock() + seconds, clock)
 
     def left(self) -> float:
         """Seconds left; not positive once the deadline has passed."""
-        return self.deadline - asyncio.get_running_loop().time()
+        return self.deadline - self.clock()
 
     def spend(self) -> float:
         """Seconds left, to be spent on a call whose failure changes nothing.

@@ -11,14 +11,11 @@ HOUR_SECONDS = 3600
 DAY_SECONDS = 24 * HOUR_SECONDS
 
 
-def _now() -> float:
-    return asyncio.get_running_loop().time()
-
-
 class SharedLease:
     """A lease that is granted at its first use and replaced by a new one regularly.
 
     It is never kept alive: a record put under it lives between `ttl_seconds - renew_seconds` and `ttl_seconds`.
+    `monotonic` None: the clock of the running event loop.
     """
 
     def __init__(
@@ -27,12 +24,12 @@ class SharedLease:
         *,
         ttl_seconds: int,
         renew_seconds: float,
-        monotonic: Callable[[], float] = _now,
+        monotonic: Callable[[], float] | None = None,
     ) -> None:
         self._client = client
         self._ttl_seconds = ttl_seconds
         self._renew_seconds = renew_seconds
-        self._monotonic = monotonic
+        self._monotonic = monotonic or asyncio.get_running_loop().time
         self._lock = asyncio.Lock()
         self._lease = 0
         self._renew_at = 0.0

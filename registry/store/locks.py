@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 
 
@@ -27,27 +27,28 @@ class Locks:
         Raises:
             TimeoutError: they could not be had in time.
         """
-        deadline = asyncio.get_running_loop().time() + timeout_seconds
         held: list[str] = []
         try:
-            for name in sorted(set(names)):
-                await self._take(name, deadline)
-                held.append(name)
+            wanted = sorted(set(names))
+            # What nobody holds is had at once, and a deadline costs more than that.
+            async with nullcontext() if self._locks.keys().isdisjoint(wanted) else asyncio.timeout(timeout_seconds):
+                await self._take_all(wanted, held)
             yield
         finally:
             for name in held:
                 self._locks[name].lock.release()
                 self._leave(name)
 
-    async def _take(self, name: str, deadline: float) -> None:
-        entry = self._locks.setdefault(name, _Lock())
-        entry.users += 1
-        try:
-            async with asyncio.timeout_at(deadline):
+    async def _take_all(self, names: Iterable[str], held: list[str]) -> None:
+        for name in names:
+            entry = self._locks.setdefault(name, _Lock())
+            entry.users += 1
+            try:
                 await entry.lock.acquire()
-        except (TimeoutError, asyncio.CancelledError):
-            self._leave(name)
-            raise
+            except asyncio.CancelledError:
+                self._leave(name)
+                raise
+            held.append(name)
 
     def _leave(self, name: str) -> None:
         self._locks[name].users -= 1

@@ -42,3 +42,16 @@ def replay(view: View, context: Context) -> Settled | None:
             field="request_id",
         )
     return Settled(record.reply, kv.mod_revision)
+
+
+def is_fenced(view: View, context: Context) -> bool:
+    """Whether this very request was refused for good: nothing of it took effect, and nothing will.
+
+    Raises:
+        FailedPrecondition: the request record cannot be read.
+    """
+    kv = view.key(context.keys.request(context.caller.request_id))
+    if kv is None:
+        return False
+    record = RequestRecord.parse(kv.value)
+    return record.reply is None and record.payload_digest == context.payload_digest

@@ -127,6 +127,18 @@ async def test_a_refusal_after_an_unclear_outcome_is_fenced(etcd):
     assert (await refused(by, DeletePool(POOL), "late")).reason is Reason.REQUEST_ID_REUSED
 
 
+@pytest.mark.parametrize("fault", [Fault.REPLY_LOST, Fault.LATE])
+async def test_a_fence_whose_reply_is_lost(etcd, fault):
+    """W8 no-false-fail: the refusal is told as it was, not that its own fence used up the request id."""
+    by, somebody = writer(etcd), Desk(etcd.etcd, made=1000)
+    etcd.fail([Fault.LATE, Fault.NONE, fault], meanwhile=lambda: somebody.change(applying(upsert("acme/x"))))
+    assert (await refused(by, DeletePool(POOL), "late")).reason is Reason.POOL_NOT_EMPTY
+    somebody.change(applying(Remove("acme/x")))
+    etcd.arrive()
+    assert KEYS.pool(POOL) in etcd.etcd.kvs
+    assert (await refused(by, DeletePool(POOL), "late")).reason is Reason.REQUEST_ID_REUSED
+
+
 async def test_a_fence_that_comes_too_late(etcd):
     """W8 no-false-fail: if the first copy took effect just before the fence, the reply is its reply, no refusal."""
     somebody = Desk(etcd.etcd, made=1000)
