@@ -152,11 +152,15 @@ def test_what_all_others_serve_may_be_older_than_the_history():
     desk = Desk(MemoryEtcd(revision=0))
     desk.change(creating())
     strategy = Strategy(canary=Canary(replicas=1))
-    desk.change(applying(Upsert("acme/a", specs[0])))
+    desk.change(applying(Upsert("acme/a", specs[0]), Upsert("acme/b", specs[0])))
     desk.change(applying(Upsert("acme/a", specs[1].model_copy(update={"strategy": strategy}))))
     fold = replay(KEYS, [Base(desk.etcd.revision, tuple(desk.etcd.kvs.values()))])
     at = desk.etcd.revision
-    looks = [Listing(replica=f"r{n}", revision=at, adapters={"acme/a": f"/s/adapters/sha256-{n * 64}"}) for n in "12"]
+    paths = [f"/s/adapters/sha256-{number * 64}" for number in "12"]
+    looks = [
+        Listing(replica="r1", revision=at, adapters={"acme/b": paths[0], "acme/a": paths[1]}),
+        Listing(replica="r2", revision=at, adapters={"acme/b": paths[0], "acme/a": paths[0]}),
+    ]
     assert check_listings(fold, POOL, looks) == []
 
 
