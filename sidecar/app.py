@@ -23,7 +23,6 @@ from sidecar.chance import Chance
 from sidecar.engine_watch import watch_engine
 from sidecar.engines.vllm import VllmEngine
 from sidecar.feed import Feed
-from sidecar.handover import HandOver
 from sidecar.http import make_app
 from sidecar.inputs import Inputs
 from sidecar.journal import Journal
@@ -37,6 +36,7 @@ from sidecar.settings import Settings
 from sidecar.share import Sharing
 from sidecar.status import Replica, rfc3339
 from sidecar.steps import OnStep, ignore
+from sidecar.successors import Successors
 
 _log = structlog.get_logger()
 LOCK_RETRY_SECONDS = 1.0
@@ -69,9 +69,9 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
     reporter = Reporter(replica, chance, publisher.offer)
     retention = Retention(settings.unload_grace, store.owns)
     keeper = Keeper(engine, store, retention, store.upkeep, monotonic=chance.monotonic)
-    hand_over = HandOver(client, keys, settings.pool, inputs)
+    successors = Successors(client, keys, settings.pool, inputs)
     sharing = Sharing(settings.pool, settings.replica, settings.labels)
-    take = _telling(reporter, publisher, hand_over)
+    take = _telling(reporter, publisher, successors)
     reconciler = Reconciler(engine, store, inputs, publisher, chance, take, keeper.notice, sharing)
     feed = Feed(client, keys, settings.pool, settings.replica, inputs, Journal(state, on_step), chance)
     try:
@@ -84,7 +84,7 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
             tasks.create_task(watch_engine(engine, reconciler.distrust), name="engine watch")
             tasks.create_task(reconciler.run(), name="reconciler")
             tasks.create_task(publisher.run(), name="publisher")
-            tasks.create_task(hand_over.run(), name="hand over")
+            tasks.create_task(successors.run(), name="successors")
             tasks.create_task(keeper.run(), name="keeper")
             tasks.create_task(keeper.scrub(), name="scrub")
     finally:
@@ -94,14 +94,14 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
         lock.close()
 
 
-def _telling(reporter: Reporter, publisher: Publisher, hand_over: HandOver) -> Callable[[Report], None]:
+def _telling(reporter: Reporter, publisher: Publisher, successors: Successors) -> Callable[[Report], None]:
     """Tells everybody what each round came to."""
 
     def tell(report: Report) -> None:
         plan = report.situation.plan
         if report.situation.observed is not None:
             publisher.hold(report.capacity)
-        hand_over.follow(plan.leaving if plan else ())
+        successors.follow(plan.leaving if plan else ())
         reporter.take(report)
 
     return tell

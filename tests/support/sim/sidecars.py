@@ -17,7 +17,6 @@ from sidecar.chance import Chance
 from sidecar.engine_watch import watch_engine
 from sidecar.engines.vllm import VllmEngine
 from sidecar.feed import Feed
-from sidecar.handover import HandOver
 from sidecar.inputs import Inputs
 from sidecar.journal import Journal
 from sidecar.publisher import Publisher
@@ -25,6 +24,7 @@ from sidecar.reconciler import Reconciler, Report
 from sidecar.reporter import Reporter
 from sidecar.share import Sharing
 from sidecar.status import Replica, rfc3339
+from sidecar.successors import Successors
 from tests.support.sim.artifacts import SimStore
 
 OnReport = Callable[[str, Inputs, Report], None]
@@ -62,11 +62,11 @@ async def run_sidecar(place: Place, incarnation: int, rng: random.Random, journa
     publisher = Publisher(client, place.keys, presence, chance, on_change=inputs.wake)
     reporter = Reporter(Replica(place.replica, place.pool, "vllm", engine.url), chance, publisher.offer)
 
-    hand_over = HandOver(client, place.keys, place.pool, inputs)
+    successors = Successors(client, place.keys, place.pool, inputs)
 
     def report(report: Report) -> None:
         place.on_report(place.replica, inputs, report)
-        hand_over.follow(report.situation.plan.leaving if report.situation.plan else ())
+        successors.follow(report.situation.plan.leaving if report.situation.plan else ())
         reporter.take(report)
 
     sharing = Sharing(place.pool, place.replica, {})
@@ -81,6 +81,6 @@ async def run_sidecar(place: Place, incarnation: int, rng: random.Random, journa
             tasks.create_task(watch_engine(engine, reconciler.distrust), name="engine watch")
             tasks.create_task(reconciler.run(), name="reconciler")
             tasks.create_task(publisher.run(), name="publisher")
-            tasks.create_task(hand_over.run(), name="hand over")
+            tasks.create_task(successors.run(), name="successors")
     finally:
         await client.aclose()

@@ -23,7 +23,7 @@ ASK_SECONDS = 1.0
 _KEYS_AT_ONCE = 100
 
 
-class HandOver:
+class Successors:
     """Keeps `Inputs.handed` at what is so. It reads single keys and watches nothing."""
 
     def __init__(self, client: Client, keys: Keys, pool: str, inputs: Inputs) -> None:
