@@ -112,7 +112,9 @@ def rolling(hand: Hand, generation: int, source: str, before: AdapterRecord) -> 
 
 def changed(fleet: PlacedFleet, old: set[str]) -> set[str]:
     """The replicas that list the adapter with other weights."""
-    return {replica for replica, engine in fleet.engines.items() if engine.cards["a"].path not in old}
+    listed = {replica: engine.cards.get("a") for replica, engine in fleet.engines.items()}
+    assert all(listed.values()), "a swap is being made"
+    return {replica for replica, card in listed.items() if card is not None and card.path not in old}
 
 
 async def settled(fleet: PlacedFleet, hand: Hand) -> None:
