@@ -72,8 +72,9 @@ docs: install ## Write the pages of docs/ that are made from the code
 PURE := registry.errors registry.keys registry.model registry.transactions registry.etcd3.ops registry.etcd3.errors \
   registry.store.rollout registry.store.judgement registry.store.pool_facts registry.store.conducting \
   registry.store.running registry.lora registry.publish.outcome registry.publish.wish \
-  sidecar.brake sidecar.chosen sidecar.desired sidecar.failures sidecar.observed sidecar.plan sidecar.planner sidecar.raw_records \
-  sidecar.retention sidecar.rounds sidecar.snapshot sidecar.status
+  sidecar.brake sidecar.chosen sidecar.desired sidecar.failures sidecar.leaving sidecar.observed sidecar.ordering \
+  sidecar.placings sidecar.plan sidecar.planner sidecar.raw_records sidecar.retention sidecar.roll sidecar.rounds \
+  sidecar.share sidecar.snapshot sidecar.status sidecar.terms
 
 .PHONY: test
 test: install engine .venv-oldest/.installed ## Run every test that CI runs, on real parts

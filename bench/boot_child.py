@@ -66,7 +66,7 @@ def floor(endpoint: str, keys: Keys) -> Told:
 async def listed(endpoint: str, keys: Keys, state: Path) -> Told:
     """The sidecar's feed from its first call until a plan is made. Then its snapshot is left to be written."""
     client, inputs, journal = Client(ClientOptions((endpoint,))), Inputs(), Journal(state)
-    feed = Feed(client, keys, POOL, inputs, journal, Chance())
+    feed = Feed(client, keys, POOL, "r1", inputs, journal, Chance())
     started = time.perf_counter()
     task = asyncio.create_task(feed.run())
     while inputs.desired is None:

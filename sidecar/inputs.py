@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Mapping
 
 from registry.model.records import PoolSpec
 from sidecar.desired import DesiredState
+from sidecar.leaving import Leaving, Verdict
+from sidecar.placings import Members
 
 _DELETIONS_KEPT = 1024
 
@@ -21,6 +24,8 @@ class Inputs:
         connected: etcd answers at present.
         held: why the newest list is not followed; empty: it is.
         last_request_id: request of the newest change folded in.
+        members: the live replicas by name; None: not known, or nobody has to know them.
+        handed: what those who are to take adapters over say of it.
     """
 
     def __init__(self) -> None:
@@ -30,6 +35,8 @@ class Inputs:
         self.connected = False
         self.held = ""
         self.last_request_id = ""
+        self.members: Members | None = None
+        self.handed: Mapping[Leaving, Verdict] = {}
         self._deletions: OrderedDict[str, str] = OrderedDict()
         self._wake = asyncio.Event()
 

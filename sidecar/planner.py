@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from registry.lora.policy import is_served
@@ -18,7 +18,9 @@ from sidecar.artifacts.types import ArtifactRef, Staged
 from sidecar.chosen import Chosen, choose
 from sidecar.desired import DesiredAdapter, DesiredState, RefusedRecord
 from sidecar.failures import Failure
+from sidecar.leaving import BLOCKED, OVER_CAPACITY, Leaving, Stuck, Taken, Verdict
 from sidecar.observed import Observed
+from sidecar.placings import NOBODY
 from sidecar.plan import (
     Action,
     Condition,
@@ -32,6 +34,7 @@ from sidecar.plan import (
     Unload,
     WarnedAdapter,
 )
+from sidecar.share import Share
 
 # A status must stay small; more pending names than this are counted only.
 MAX_OVER_CAPACITY_LISTED = 200
@@ -50,6 +53,8 @@ class Known:
         owns: artifact id of a path under our store, else None.
         base_problem: why adapters cannot be compared with the base model; empty: they can.
         base_known: False if there is nothing to compare them with.
+        share: what of the desired state this replica serves; None: all of it.
+        handed: what was said of handing over.
     """
 
     staged: Mapping[ArtifactRef, Staged]
@@ -59,6 +64,8 @@ class Known:
     owns: Callable[[str], str | None]
     base_problem: str = ""
     base_known: bool = True
+    share: Share | None = None
+    handed: Mapping[Leaving, Verdict] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +99,13 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
     """
     blocked = _mismatch(pool, observed) or known.base_problem
     if blocked:
-        return Plan(desired.revision, (), (), (), (), (), None, blocked=blocked)
-    chosen = choose(desired, pool, observed)
+        return Plan(
+            desired.revision, (), (), (), (), (), None, (WarnedAdapter("", 0, BLOCKED, blocked),), blocked=blocked
+        )
+    chosen = choose(desired, known.share, pool, observed)
+    leaving = tuple(one for one in chosen.leaving if _is_kept(one, observed, known))
     rules = _rules(pool, observed)
-    superfluous = _superfluous(desired, {adapter.name for adapter in chosen.adapters}, observed, known.owns)
+    superfluous = _superfluous(desired, _kept(desired, chosen, leaving), observed, known.owns)
     decided: list[tuple[Condition | None, Action | None]] = [
         *(_decide_unload(unload, observed, known, now) for unload in superfluous),
         *(_decide(adapter, rules, observed, known, now) for adapter in chosen.adapters),
@@ -109,15 +119,31 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
         stage=tuple(action for action in actions if isinstance(action, Stage)),
         calls=tuple(action for action in actions if not isinstance(action, Stage)),
         served=tuple(c for c in conditions if isinstance(c, ServedAdapter)),
-        pending=(*(c for c in conditions if isinstance(c, PendingAdapter)), *_over_capacity(desired, chosen)),
+        pending=(*(c for c in conditions if isinstance(c, PendingAdapter)), *_not_now(desired, chosen)),
         failed=failed,
         wake_at=min((f.retry_at for f in failed if f.retry_at is not None), default=None),
-        warnings=tuple(islice(_warnings(chosen.adapters, known), MAX_WARNINGS_LISTED)),
-        omitted=max(0, len(chosen.over) - MAX_OVER_CAPACITY_LISTED),
+        warnings=tuple(islice(_warnings(desired, chosen.adapters, leaving, known), MAX_WARNINGS_LISTED)),
+        omitted=sum(max(0, len(ranks) - MAX_OVER_CAPACITY_LISTED) for ranks in (chosen.over, chosen.undecided)),
+        leaving=leaving,
+        among=known.share.among if known.share else NOBODY,
     )
 
 
-def _warnings(chosen: Iterable[DesiredAdapter], known: Known) -> Iterator[WarnedAdapter]:
+def _is_kept(leaving: Leaving, observed: Observed, known: Known) -> bool:
+    """True for what is ours and not taken over yet."""
+    is_ours = known.owns(observed.adapters[leaving.name]) is not None
+    return is_ours and not isinstance(known.handed.get(leaving), Taken)
+
+
+def _kept(desired: DesiredState, chosen: Chosen, leaving: Iterable[Leaving]) -> set[str]:
+    """The names that are not superfluous."""
+    undecided = {desired.adapters[key].name for _, key in chosen.undecided}
+    return undecided | {one.name for one in chosen.adapters} | {one.name for one in leaving}
+
+
+def _warnings(
+    desired: DesiredState, chosen: Iterable[DesiredAdapter], leaving: Iterable[Leaving], known: Known
+) -> Iterator[WarnedAdapter]:
     if not known.base_known:
         message = "adapters' names and shapes are not compared with the base: give --base-model, or pool update --from"
         yield WarnedAdapter("", 0, "base_unknown", message)
@@ -125,6 +151,11 @@ def _warnings(chosen: Iterable[DesiredAdapter], known: Known) -> Iterator[Warned
         staged = known.staged.get(adapter.ref)
         for warning in staged.warnings if staged else ():
             yield WarnedAdapter(adapter.name, adapter.generation, warning.reason, warning.message)
+    for one in leaving:
+        verdict = known.handed.get(one)
+        if isinstance(verdict, Stuck):
+            message = f"it is to be served elsewhere, and kept here until it is: {verdict.message}"
+            yield WarnedAdapter(one.name, desired.adapters[one.key].generation, "not_handed_over", message)
 
 
 def _mismatch(pool: PoolSpec | None, observed: Observed) -> str:
@@ -230,9 +261,12 @@ def _decide_unload(
     return failed, None
 
 
-def _over_capacity(desired: DesiredState, chosen: Chosen) -> Iterator[PendingAdapter]:
+def _not_now(desired: DesiredState, chosen: Chosen) -> Iterator[PendingAdapter]:
+    """What waits for room, and what waits until the live replicas are known."""
     for _, key in chosen.over[:MAX_OVER_CAPACITY_LISTED]:
-        yield _pending(desired.adapters[key], "over_capacity", is_settled=True)
+        yield _pending(desired.adapters[key], OVER_CAPACITY, is_settled=True)
+    for _, key in chosen.undecided[:MAX_OVER_CAPACITY_LISTED]:
+        yield _pending(desired.adapters[key], "replicas_unknown")
 
 
 def _pending(adapter: DesiredAdapter, reason: str, *, is_settled: bool = False) -> PendingAdapter:

@@ -22,7 +22,9 @@ from sidecar.journal import Journal
 from sidecar.publisher import Publisher
 from sidecar.reconciler import Reconciler, Report
 from sidecar.reporter import Reporter
+from sidecar.share import Sharing
 from sidecar.status import Replica, rfc3339
+from sidecar.successors import Successors
 from tests.support.sim.artifacts import SimStore
 
 OnReport = Callable[[str, Inputs, Report], None]
@@ -60,14 +62,18 @@ async def run_sidecar(place: Place, incarnation: int, rng: random.Random, journa
     publisher = Publisher(client, place.keys, presence, chance, on_change=inputs.wake)
     reporter = Reporter(Replica(place.replica, place.pool, "vllm", engine.url), chance, publisher.offer)
 
+    successors = Successors(client, place.keys, place.pool, inputs)
+
     def report(report: Report) -> None:
         place.on_report(place.replica, inputs, report)
+        successors.follow(report.situation.plan.leaving if report.situation.plan else ())
         reporter.take(report)
 
-    reconciler = Reconciler(engine, place.store, inputs, publisher, chance, report)
+    sharing = Sharing(place.pool, place.replica, {})
+    reconciler = Reconciler(engine, place.store, inputs, publisher, chance, report, sharing=sharing)
     journal = Journal(place.state)
     journals.append(journal)
-    feed = Feed(client, place.keys, place.pool, inputs, journal, chance)
+    feed = Feed(client, place.keys, place.pool, place.replica, inputs, journal, chance)
     try:
         async with asyncio.TaskGroup() as tasks:
             feed.restore()
@@ -75,5 +81,6 @@ async def run_sidecar(place: Place, incarnation: int, rng: random.Random, journa
             tasks.create_task(watch_engine(engine, reconciler.distrust), name="engine watch")
             tasks.create_task(reconciler.run(), name="reconciler")
             tasks.create_task(publisher.run(), name="publisher")
+            tasks.create_task(successors.run(), name="successors")
     finally:
         await client.aclose()
