@@ -57,7 +57,7 @@ class Placings:
         if members is self._members and everywhere is self._everywhere:
             return False
         self._members, self._everywhere = members, everywhere
-        rated = _relative(rate(members.values(), everywhere))
+        rated = rate(members.values(), everywhere)
         self._weighted = self._weighted.after(rated)
         self._even = self._even.after(rate_evenly(members.values()))
         self.among = Among(members_digest(members.values()), weights_digest(rated))
@@ -77,9 +77,3 @@ class Placings:
 
     def _field(self, terms: Terms) -> _Field:
         return self._weighted if terms.is_counted else self._even
-
-
-def _relative(rated: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """By the least weight, so that nothing is new where all of them change alike."""
-    least = min((one.weight for one in rated), default=1.0)
-    return tuple(Candidate(one.member, one.weight / least) for one in rated)

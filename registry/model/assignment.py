@@ -55,8 +55,13 @@ def assign(
 
 
 def rate(members: Iterable[Member], everywhere: Mapping[Selector, int]) -> tuple[Candidate, ...]:
-    """The replicas with the room that they have for what is placed by number."""
-    return tuple(candidate(one, _on(one, everywhere)) for one in members)
+    """The replicas with the room that they have for what is placed by number.
+
+    It is told by the least, so that nothing is new where the room of all of them changes alike.
+    """
+    rated = tuple(candidate(one, _on(one, everywhere)) for one in members)
+    least = min((one.weight for one in rated), default=1.0)
+    return tuple(Candidate(one.member, one.weight / least) for one in rated)
 
 
 def rate_evenly(members: Iterable[Member]) -> tuple[Candidate, ...]:

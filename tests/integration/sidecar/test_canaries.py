@@ -122,3 +122,22 @@ async def test_by_hand(admin, engines, tmp_path):
     await admin.stub.PromoteRollout(pb.PromoteRolloutRequest(pool=POOL, name=NAME))
     assert (await ended(admin, 2))[-1].failure == ""
     assert len(set((await served(engines)).values())) == 1
+
+
+async def test_canaries_of_what_is_placed_by_number(admin, engines, tmp_path):
+    """R9: admin service and sidecars mean the same two replicas, and the same one of them as its canary."""
+    first, second = sources(tmp_path)
+
+    async def put_on_two(source: Path) -> pb.Rollout:
+        by_hand = pb.Strategy(canary_replicas="1", promote="manual")
+        change = put(NAME, source.as_uri(), strategy=by_hand, placement=pb.Placement(replicas=2))
+        response = await admin.stub.ApplyAdapters(change_set(change, pool=POOL))
+        return (await ended(admin, response.results[0].adapter.generation))[-1]
+
+    placed = {one.replica for one in (await put_on_two(first)).replicas}
+    before = await served(engines)
+    assert {name for name in REPLICAS if before[name]} == placed
+    assert len(placed) == 2
+    (canary,) = [one.replica for one in (await put_on_two(second)).replicas if one.canary]
+    after = await served(engines)
+    assert {name for name in REPLICAS if after[name] != before[name]} == {canary}
