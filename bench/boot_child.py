@@ -25,10 +25,11 @@ from sidecar.desired import DesiredState, Informer
 from sidecar.feed import Feed
 from sidecar.inputs import Inputs
 from sidecar.journal import Journal
+from sidecar.known import Known
 from sidecar.main import spare_collector
 from sidecar.observed import EngineFacts, Observed
 from sidecar.plan import Plan
-from sidecar.planner import Known, make_plan
+from sidecar.planner import make_plan
 from sidecar.snapshot import AdaptersChanged, Base
 from tests.support.fleet import BASE, POOL
 from tests.support.waiting import eventually
@@ -66,7 +67,7 @@ def floor(endpoint: str, keys: Keys) -> Told:
 async def listed(endpoint: str, keys: Keys, state: Path) -> Told:
     """The sidecar's feed from its first call until a plan is made. Then its snapshot is left to be written."""
     client, inputs, journal = Client(ClientOptions((endpoint,))), Inputs(), Journal(state)
-    feed = Feed(client, keys, POOL, inputs, journal, Chance())
+    feed = Feed(client, keys, POOL, "r1", inputs, journal, Chance())
     started = time.perf_counter()
     task = asyncio.create_task(feed.run())
     while inputs.desired is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 
 import structlog
 
@@ -33,12 +34,14 @@ from sidecar.lazy.service import answer_questions
 from sidecar.lazy.socket_file import check_directory
 from sidecar.ownership import HostLock
 from sidecar.publisher import Publisher
-from sidecar.reconciler import Reconciler
+from sidecar.reconciler import Reconciler, Report
 from sidecar.reporter import Reporter
 from sidecar.retention import Retention
 from sidecar.settings import Settings
+from sidecar.share import Sharing
 from sidecar.status import Replica, rfc3339
 from sidecar.steps import OnStep, ignore
+from sidecar.successors import Successors
 
 _log = structlog.get_logger()
 LOCK_RETRY_SECONDS = 1.0
@@ -77,8 +80,11 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
     keeper = Keeper(engine, store, retention, store.upkeep, monotonic=chance.monotonic)
     demand = Demand(Catalogue(settings.pool, inputs.record_of), idle_seconds=settings.lazy_idle)
     desk = Desk(Means(inputs, store, publisher), demand, chance, keeper.expect)
-    reconciler = Reconciler(engine, store, inputs, publisher, chance, reporter.take, keeper.notice, demand=demand)
-    feed = Feed(client, keys, settings.pool, inputs, Journal(state, on_step), chance)
+    successors = Successors(client, keys, settings.pool, inputs)
+    sharing = Sharing(settings.pool, settings.replica, settings.labels)
+    take = _telling(reporter, publisher, successors)
+    reconciler = Reconciler(engine, store, inputs, publisher, chance, take, keeper.notice, sharing, demand=demand)
+    feed = Feed(client, keys, settings.pool, settings.replica, inputs, Journal(state, on_step), chance)
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(HttpServer(make_app(reporter), listener).run(), name="http")
@@ -91,6 +97,7 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
             tasks.create_task(publisher.run(), name="publisher")
             if settings.resolver_socket is not None:
                 tasks.create_task(answer_questions(settings.resolver_socket, desk), name="resolver")
+            tasks.create_task(successors.run(), name="successors")
             tasks.create_task(keeper.run(), name="keeper")
             tasks.create_task(keeper.scrub(), name="scrub")
     finally:
@@ -98,6 +105,19 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
         await engine.aclose()
         await client.aclose()
         lock.close()
+
+
+def _telling(reporter: Reporter, publisher: Publisher, successors: Successors) -> Callable[[Report], None]:
+    """Tells everybody what each round came to."""
+
+    def tell(report: Report) -> None:
+        plan = report.situation.plan
+        if report.situation.observed is not None:
+            publisher.hold(report.capacity)
+        successors.follow(plan.leaving if plan else ())
+        reporter.take(report)
+
+    return tell
 
 
 def _store(settings: Settings, on_step: OnStep) -> LocalStore:

@@ -2,37 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from registry.model.names import name_key
 from registry.model.records import PoolSpec
 from sidecar.desired import DesiredAdapter, DesiredState
 from sidecar.lazy.residents import DEFAULT_ROOM
+from sidecar.leaving import Leaving
 from sidecar.observed import Observed
+from sidecar.ordering import Order
+from sidecar.placings import NOBODY
+from sidecar.share import Share, everything
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """What the engine is to hold, and what there is no room for, both with the most important first.
 
-    `over` are ranks as in `DesiredState.order`: there may be very many. `room` is for how many lazy adapters there is
-    room beside them.
+    `over` and `undecided` are ranks as in `DesiredState.order`: there may be very many. `undecided`: it is not known
+    yet whether this replica is to serve them. `leaving`: what the engine lists and others are to serve. `room`: how many
+    lazy adapters there is room for beside them.
     """
 
     adapters: tuple[DesiredAdapter, ...]
-    over: tuple[tuple[int, str], ...]
+    over: Order
     room: int
+    undecided: Order = ()
+    leaving: tuple[Leaving, ...] = ()
 
 
-def choose(desired: DesiredState, pool: PoolSpec | None, observed: Observed) -> Chosen:
-    """Chooses for the engine that was observed."""
-    capacity = _capacity(pool, observed)
-    adapters = tuple(desired.adapters[key] for _, key in desired.order[:capacity])
-    if capacity is None:
-        return Chosen(adapters, (), DEFAULT_ROOM)
-    return Chosen(adapters, desired.order[capacity:], capacity - len(adapters))
+def choose(desired: DesiredState, share: Share | None, pool: PoolSpec | None, observed: Observed) -> Chosen:
+    """Chooses for the engine that was observed; `share` None: this replica serves whatever is desired."""
+    share = share or everything(desired)
+    limit = capacity(pool, observed)
+    adapters = tuple(share.version(desired.adapters[key]) for _, key in share.order[:limit])
+    leaving = tuple(_leaving(desired, share, observed))
+    if limit is None:
+        return Chosen(adapters, (), DEFAULT_ROOM, share.undecided, leaving)
+    return Chosen(adapters, share.order[limit:], limit - len(adapters), share.undecided, leaving)
 
 
-def _capacity(pool: PoolSpec | None, observed: Observed) -> int | None:
+def capacity(pool: PoolSpec | None, observed: Observed) -> int | None:
     """How many adapters the engine is asked to hold at once; None: no limit."""
     bounds = [observed.facts.limits.max_cpu_loras, pool.limits.max_adapters if pool else None]
     return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def _leaving(desired: DesiredState, share: Share, observed: Observed) -> Iterator[Leaving]:
+    for name in observed.adapters if desired.tally.with_terms else ():
+        adapter = desired.adapters.get(name_key(name))
+        if adapter is None or adapter.terms is None or adapter.name != name or not share.is_elsewhere(adapter):
+            continue
+        terms, owners, among = adapter.terms, None, NOBODY
+        if terms.needs_members:
+            owners, among = tuple(replica for _, replica in share.placed[adapter.key]), share.among
+        yield Leaving(adapter.key, name, adapter.revision, terms.selector, owners, among)

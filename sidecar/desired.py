@@ -5,10 +5,8 @@ Everything costs in proportion to the change, not to the number of records: a fl
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 from immutables import Map, MapMutation
 
@@ -16,18 +14,23 @@ from registry.errors import RegistryError
 from registry.etcd3.ops import Event, KeyValue
 from registry.keys import last_part
 from registry.model.names import check_adapter_name, name_key
-from registry.model.records import AdapterRecord, Prepare
+from registry.model.records import AdapterRecord
 from sidecar.artifacts.types import ArtifactRef
+from sidecar.ordering import Order, Rank, reorder
 from sidecar.raw_records import AnyRecord, RawRecord, packed, record_hash
+from sidecar.terms import NO_TALLY, Tally, Terms, ref_of, terms_of
 
 _HASH_SPACE = 1 << 256
-# Above so many changes at once, sorting anew is cheaper than inserting one by one.
-_SORT_ANEW = 64
+# So many of the keys that changed last are kept.
+_RECENT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredAdapter:
-    """What is needed to serve an AdapterRecord's adapter. `revision` is etcd's of the record, `key` its name key."""
+    """What is needed to serve an AdapterRecord's adapter. `revision` is etcd's of the record, `key` its name key.
+
+    `terms` None: all replicas serve it, and the same of it.
+    """
 
     key: str
     name: str
@@ -37,6 +40,12 @@ class DesiredAdapter:
     priority: int
     request_id: str
     updated_at: str
+    terms: Terms | None = None
+
+    @property
+    def rank(self) -> Rank:
+        """Its place in the order."""
+        return -self.priority, self.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +81,20 @@ class DesiredState:
         refused: name key to why the newest record is not followed.
         order: (-priority, name key) of the eager adapters, sorted: the first are served first.
         state_hash: sum over all records of sha256(key, revision, value), modulo 2**256 (guarantee R2).
+        tally: of the eager adapters.
+        changes: how many keys changed in all the states before and in this one.
+        recent: the last of these keys, as many as are kept.
     """
 
     revision: int = 0
     adapters: Map[str, DesiredAdapter] = field(default_factory=Map)
     lazy: Map[str, LazyAdapter] = field(default_factory=Map)
     refused: Map[str, RefusedRecord] = field(default_factory=Map)
-    order: tuple[tuple[int, str], ...] = ()
+    order: Order = ()
     state_hash: int = 0
+    tally: Tally = NO_TALLY
+    changes: int = field(default=0, compare=False)
+    recent: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def count(self) -> int:
@@ -89,6 +104,11 @@ class DesiredState:
     def of(self, key: str) -> DesiredAdapter | LazyAdapter | None:
         """What is desired under a name key."""
         return self.adapters.get(key) or self.lazy.get(key)
+
+    def changed_since(self, changes: int) -> Iterable[str] | None:
+        """The keys that changed since a state with so many changes; None: that is too long ago."""
+        count = self.changes - changes
+        return self.recent[len(self.recent) - count :] if 0 <= count <= len(self.recent) else None
 
 
 def parse_adapter(pool: str, key: str, value: bytes, revision: int) -> DesiredAdapter | LazyAdapter:
@@ -119,36 +139,17 @@ def _checked(pool: str, key: str, value: bytes) -> AdapterRecord:
 
 def _whole(record: AdapterRecord, pool: str, key: str, revision: int) -> DesiredAdapter:
     spec = record.spec
-    digest = spec.source.digest
-    ref = ArtifactRef(
-        uri=spec.source.uri,
-        digest=digest,
-        prepare=_text_of(spec.prepare),
-        credentials=spec.credentials,
-        pin_key="" if digest else f"{pool}/{key}@{record.generation}",
-        base_model=spec.base_model,
-        signature=spec.source.signature,
-    )
     return DesiredAdapter(
         key=key,
         name=key if record.name == key else record.name,
         generation=record.generation,
         revision=revision,
-        ref=ref,
+        ref=ref_of(pool, key, record.generation, spec),
         priority=spec.priority,
         request_id=record.request_id,
         updated_at=record.updated_at,
+        terms=terms_of(pool, key, record),
     )
-
-
-def _text_of(prepare: Prepare) -> str:
-    return prepare.model_dump_json() if prepare.model_extra else _text_of_fields(tuple(prepare.__dict__.items()))
-
-
-@lru_cache(maxsize=64)
-def _text_of_fields(fields: tuple[tuple[str, str], ...]) -> str:
-    """Nearly all adapters are prepared alike: one string will do for all of them."""
-    return Prepare.model_validate(dict(fields)).model_dump_json()
 
 
 class Informer:
@@ -219,13 +220,18 @@ class Informer:
             total += self._note(key, value, at, was_refused=key in draft.refused, is_refused=is_refused)
             draft.settle(key, verdict)
         folded = draft.adapters.finish()
+        moves = [(old, folded.get(key)) for key, old in before.items()]
+        gone, come = [old for old, _ in moves if old is not None], [new for _, new in moves if new is not None]
         self.state = DesiredState(
             revision=max(revision, state.revision),
             adapters=folded,
             lazy=draft.lazy.finish(),
             refused=draft.refused.finish(),
-            order=_reorder(state.order, before, folded),
+            order=_reorder(state.order, moves),
             state_hash=total % _HASH_SPACE,
+            tally=state.tally.after([one.terms for one in gone], [one.terms for one in come]),
+            changes=state.changes + len(before),
+            recent=(*state.recent, *before)[-_RECENT:],
         )
 
     def _judge(self, key: str, value: bytes, revision: int) -> Verdict:
@@ -273,26 +279,7 @@ class _Draft:
             self.lazy[key] = verdict
 
 
-def _rank(adapter: DesiredAdapter | None) -> tuple[int, str] | None:
-    """An adapter's place in the order; None for what is not in it."""
-    return None if adapter is None else (-adapter.priority, adapter.key)
-
-
-def _reorder(
-    order: tuple[tuple[int, str], ...],
-    before: Mapping[str, DesiredAdapter | None],
-    now: Map[str, DesiredAdapter],
-) -> tuple[tuple[int, str], ...]:
-    moves = [(_rank(old), _rank(now.get(key))) for key, old in before.items()]
-    gone = {old for old, new in moves if old is not None and old != new}
-    come = [new for old, new in moves if new is not None and old != new]
-    if not gone and not come:
-        return order
-    if len(moves) > _SORT_ANEW:
-        return tuple(sorted([rank for rank in order if rank not in gone] + come))
-    ranks = list(order)
-    for rank in gone:
-        del ranks[bisect_left(ranks, rank)]
-    for rank in come:
-        insort(ranks, rank)
-    return tuple(ranks)
+def _reorder(order: Order, moves: Iterable[tuple[DesiredAdapter | None, DesiredAdapter | None]]) -> Order:
+    ranks = [(old.rank if old else None, new.rank if new else None) for old, new in moves]
+    gone = [old for old, new in ranks if old is not None and old != new]
+    return reorder(order, gone, [new for old, new in ranks if new is not None and old != new])

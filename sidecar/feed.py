@@ -8,10 +8,9 @@ from typing import assert_never
 
 import structlog
 
-from registry.errors import RegistryError
 from registry.etcd3.client import Client
-from registry.etcd3.errors import EtcdError, PermissionDenied
-from registry.etcd3.ops import Event, Range, prefix_end
+from registry.etcd3.errors import EtcdError
+from registry.etcd3.ops import Event, prefix_end
 from registry.etcd3.reflector import (
     Changed,
     Connected,
@@ -24,16 +23,17 @@ from registry.etcd3.reflector import (
     Resume,
 )
 from registry.keys import Keys, last_part
-from registry.model.records import Meta
 from sidecar.brake import Candidate, Follow, Followed, Hold, StoreId, judge
 from sidecar.chance import Chance
 from sidecar.desired import Informer
+from sidecar.epoch import epoch_of
 from sidecar.inputs import Inputs
 from sidecar.journal import Journal, Restored
+from sidecar.members_feed import MembersFeed
 from sidecar.metrics import ETCD_RECONNECTS, RELISTS
 from sidecar.packing import Packing
 from sidecar.pool_feed import PoolFeed
-from sidecar.snapshot import AdaptersChanged, Base, PoolChanged
+from sidecar.snapshot import AdaptersChanged, Base, MembersChanged, PoolChanged
 from sidecar.tracing import Tracer
 
 _log = structlog.get_logger()
@@ -49,7 +49,9 @@ UNKNOWN_STORE_SECONDS = 1.0
 class Feed:
     """Keeps `Inputs` at etcd's newest state of one pool that may be followed, and the snapshot with it."""
 
-    def __init__(self, client: Client, keys: Keys, pool: str, inputs: Inputs, journal: Journal, chance: Chance) -> None:
+    def __init__(
+        self, client: Client, keys: Keys, pool: str, replica: str, inputs: Inputs, journal: Journal, chance: Chance
+    ) -> None:
         self._client = client
         self._keys = keys
         self._pool = pool
@@ -59,6 +61,7 @@ class Feed:
         self._informer = Informer(pool)
         inputs.record = self._informer.record
         self._pool_feed = PoolFeed(client, keys, pool, inputs, journal, chance)
+        self._members_feed = MembersFeed(client, keys, pool, replica, inputs, journal, chance)
         self._tracer = Tracer(client, keys, pool, inputs, monotonic=chance.monotonic)
         self._store = StoreId()
         self._candidate: Candidate | None = None
@@ -85,6 +88,7 @@ class Feed:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_adapters(), name="adapters")
             tasks.create_task(self._pool_feed.run(self._is_behind, self._judge_again), name="pool")
+            tasks.create_task(self._members_feed.run(), name="members")
             tasks.create_task(self._act_upon_snapshot(), name="boot")
             tasks.create_task(self._packing.run(), name="pack")
             tasks.create_task(self._journal.keep_synced(), name="sync")
@@ -96,12 +100,15 @@ class Feed:
         self._informer.restore(base.revision, base.records)
         if base.pool_record is not None:
             self._pool_feed.take(base.pool_record)
+        self._members_feed.restore(base.members)
         for entry in restored.entries:
             match entry:
                 case AdaptersChanged(revision, events):
                     self._informer.apply(revision, events)
                 case PoolChanged(value):
                     self._pool_feed.take(value)
+                case MembersChanged():
+                    self._members_feed.fold(entry)
 
     async def _act_upon_snapshot(self) -> None:
         """After a restart the snapshot is good enough once etcd had its chance to say what is newer."""
@@ -179,7 +186,7 @@ class Feed:
 
     async def _connected(self, endpoint: str) -> None:
         """A watch stands. Before anything of it is followed, the store must be the one that the mark is of."""
-        epoch = await self._epoch()
+        epoch = await epoch_of(self._client, self._keys, known=self._store.epoch)
         _log.info("etcd_connected", endpoint=endpoint)
         self._set_connected(connected=True)
         self._heard.set()
@@ -192,20 +199,9 @@ class Feed:
         else:
             self._store = store
 
-    async def _epoch(self) -> str:
-        """The registry's epoch; empty: the store has none, or we may not read it."""
-        try:
-            found = (await self._client.range(Range(self._keys.meta()))).kvs
-        except PermissionDenied:
-            return self._store.epoch
-        try:
-            return Meta.parse(found[0].value).epoch if found else ""
-        except RegistryError:
-            return self._store.epoch
-
     async def _take_list(self, listed: Listed) -> None:
         RELISTS.inc()
-        store = StoreId(listed.cluster_id, await self._epoch())
+        store = StoreId(listed.cluster_id, await epoch_of(self._client, self._keys, known=self._store.epoch))
         self._set_connected(connected=True)
         candidate = Candidate(listed.revision, store, listed.kvs, self._informer.raw)
         await self._judge(candidate, listed.cause)
@@ -284,6 +280,7 @@ class Feed:
 
     def _post(self) -> None:
         self._inputs.desired = self._informer.state
+        self._members_feed.want(wanted=self._informer.state.tally.by_members > 0)
         self._inputs.wake()
         self._packing.wake()
 
@@ -291,5 +288,6 @@ class Feed:
         state, store = self._informer.state, self._store
         records = dict(self._informer.raw)
         pool_record = self._pool_feed.record
-        base = Base(self._pool, store.cluster_id, state.revision, pool_record, records, store.epoch, self._is_doubted)
+        known = (records, store.epoch, self._is_doubted, self._members_feed.members)
+        base = Base(self._pool, store.cluster_id, state.revision, pool_record, *known)
         await self._journal.rewrite(base)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from registry.model.records import PoolSpec
 from sidecar.desired import DesiredState
+from sidecar.leaving import Leaving, Verdict
+from sidecar.placings import Members
 from sidecar.raw_records import AnyRecord
 
 _DELETIONS_KEPT = 1024
@@ -24,6 +26,8 @@ class Inputs:
         held: why the newest list is not followed; empty: it is.
         last_request_id: request of the newest change folded in.
         record: gives the raw record under a name key. It may already be newer than what `desired` says of it.
+        members: the live replicas by name; None: not known, or nobody has to know them.
+        handed: what those who are to take adapters over say of it.
     """
 
     def __init__(self) -> None:
@@ -34,6 +38,8 @@ class Inputs:
         self.held = ""
         self.last_request_id = ""
         self.record: Callable[[str], AnyRecord | None] = lambda _key: None
+        self.members: Members | None = None
+        self.handed: Mapping[Leaving, Verdict] = {}
         self._deletions: OrderedDict[str, str] = OrderedDict()
         self._wake = asyncio.Event()
 

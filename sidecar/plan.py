@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sidecar.artifacts.types import ArtifactRef
+from sidecar.leaving import Leaving
+from sidecar.placings import NOBODY, Among
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,8 @@ class Plan:
         warnings: what somebody should know; as many as can be listed.
         omitted: pending names that are too many to be listed.
         blocked: why nothing at all may be done with this engine; empty: it may.
+        leaving: what is kept until those who are to serve it do.
+        among: the live replicas that this replica's share was found among.
     """
 
     revision: int
@@ -126,6 +130,8 @@ class Plan:
     omitted: int = 0
     blocked: str = ""
     residents: tuple[ServedAdapter, ...] = ()
+    leaving: tuple[Leaving, ...] = ()
+    among: Among = NOBODY
 
     @property
     def is_destructive(self) -> bool:

@@ -44,7 +44,7 @@ class Publisher:
         """Writes nothing yet; `on_change` is called when the id is lost or won, `on_step` at each step, for tests."""
         self._client = client
         self._on_step = on_step
-        self._presence = presence
+        self._presence = self._claimed = presence
         self._presence_key = keys.replica(presence.pool, presence.replica)
         self._status_key = keys.status(presence.pool, presence.replica)
         self._chance = chance
@@ -58,6 +58,12 @@ class Publisher:
         """Says that there may be news. `newest` derives the status when it is written, of all that came until then."""
         self._newest = newest
         self._news.set()
+
+    def hold(self, capacity: int | None) -> None:
+        """Says how many adapters the engine can hold; None: nothing says how many."""
+        if capacity != self._presence.capacity:
+            self._presence = self._presence.model_copy(update={"capacity": capacity})
+            self._news.set()
 
     async def run(self) -> None:
         """Runs until it is cancelled.
@@ -83,7 +89,8 @@ class Publisher:
     async def _claim(self, lease: int) -> bool:
         """Writes presence under our lease unless a living twin has the id."""
         read = Range(self._presence_key)
-        put = Put(self._presence_key, self._presence.to_bytes(), lease)
+        self._claimed = self._presence
+        put = Put(self._presence_key, self._claimed.to_bytes(), lease)
         result = await self._client.txn(Txn((absent(self._presence_key),), (put,), (read,)))
         while not result.succeeded:
             holder = _only(result)
@@ -125,9 +132,13 @@ class Publisher:
         written: ReplicaStatus | None = None
         while True:
             written = await self._next(written)
-            put = Put(self._status_key, written.to_bytes(), lease)
-            if not (await self._client.txn(Txn((guard,), (put,)))).succeeded:
+            presence = self._presence
+            puts = [Put(self._status_key, written.to_bytes(), lease)]
+            if presence is not self._claimed:
+                puts.append(Put(self._presence_key, presence.to_bytes(), lease))
+            if not (await self._client.txn(Txn((guard,), tuple(puts)))).succeeded:
                 return
+            self._claimed = presence
             self._on_step(Step.STATUS_WRITTEN)
 
     async def _next(self, written: ReplicaStatus | None) -> ReplicaStatus:
@@ -145,8 +156,13 @@ class Publisher:
                 await self._news.wait()
                 await asyncio.sleep(COALESCE_SECONDS)
             self._news.clear()
-            if self._newest is not None and _is_news(status := self._newest(), written):
+            if self._newest is not None and (_is_news(status := self._newest(), written) or self._is_presence_old):
                 return status
+
+    @property
+    def _is_presence_old(self) -> bool:
+        """True if presence no longer says how many adapters the engine can hold."""
+        return self._presence is not self._claimed
 
 
 def _is_news(status: ReplicaStatus, written: ReplicaStatus | None) -> bool:

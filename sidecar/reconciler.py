@@ -14,22 +14,24 @@ from registry.model.records import BaseShapes, PoolSpec
 from registry.sources.errors import ArtifactError
 from sidecar.artifacts.types import ArtifactStore
 from sidecar.chance import Chance
-from sidecar.chosen import choose
+from sidecar.chosen import capacity, choose
 from sidecar.desired import DesiredAdapter, DesiredState
 from sidecar.engines.driver import Engine
 from sidecar.executor import Attempt, Executor
 from sidecar.failures import Failure, after_call, after_staging, not_borne_out
 from sidecar.inputs import Inputs
+from sidecar.known import Known
 from sidecar.lazy.answers import Terms
 from sidecar.lazy.demand import Demand
 from sidecar.metrics import RECONCILE_SECONDS
 from sidecar.observed import Done, Gone, Observed
 from sidecar.ownership import Ownership
 from sidecar.plan import Plan, Stage
-from sidecar.planner import Known, make_plan
+from sidecar.planner import make_plan
 from sidecar.retention import Use
 from sidecar.rounds import Rounds
 from sidecar.rules import rules_of
+from sidecar.share import Share, Sharing
 from sidecar.sight import RESYNC_SECONDS, Sight
 from sidecar.staging import Staging
 from sidecar.status import Situation
@@ -51,10 +53,11 @@ Notice = Callable[[Observed, AbstractSet[Use]], None]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one round came to, for status and metrics."""
+    """What one round came to, for status and metrics. `capacity` is the engine's; None: not known, or none."""
 
     situation: Situation
     desired_count: int
+    capacity: int | None = None
 
 
 class Reconciler:
@@ -69,9 +72,11 @@ class Reconciler:
         chance: Chance,
         publish: Callable[[Report], None],
         notice: Notice = lambda _observed, _uses: None,
+        sharing: Sharing | None = None,
         *,
         demand: Demand,
     ) -> None:
+        """Does nothing yet; `sharing` None: the replica is alone and serves whatever is desired."""
         self._engine = engine
         self._store = store
         self._inputs = inputs
@@ -79,6 +84,7 @@ class Reconciler:
         self._chance = chance
         self._publish = publish
         self._notice = notice
+        self._sharing = sharing
         self._demand = demand
         self._executor = Executor(engine, inputs, chance, demand.is_asked)
         self._sight = Sight(engine, chance)
@@ -116,6 +122,9 @@ class Reconciler:
             self._demand.suspend()
             self._report(None, observed, desired)
             return LOOK_AGAIN_SECONDS
+        if self._sharing is not None and self._sharing.is_long(desired, self._inputs.members):
+            # The event loop has a lease to keep meanwhile.
+            await asyncio.to_thread(self._sharing.find, desired, self._inputs.members)
         self._settle(observed)
         plan = self._plan(desired, observed, staging)
         if plan.is_destructive:
@@ -140,7 +149,8 @@ class Reconciler:
     def _plan(self, desired: DesiredState, observed: Observed, staging: Staging) -> Plan:
         pool = self._inputs.pool
         problem = self._compare_with(pool)
-        chosen = choose(desired, pool, observed)
+        share = self._share(desired)
+        chosen = choose(desired, share, pool, observed)
         terms = Terms(rules_of(pool, observed), chosen.room, self._store.owns)
         lazy = self._demand.review(desired, observed, terms, now=self._now())
         wanted = (*chosen.adapters, *lazy.residents)
@@ -154,12 +164,17 @@ class Reconciler:
             base_problem=problem,
             base_known=self._store.base_known,
             lazy=lazy,
+            share=share,
+            handed=self._inputs.handed,
         )
         self._notice(observed, self._uses(wanted, known))
         plan = make_plan(desired, pool, observed, known, now=self._now())
         if plan.blocked:
             self._demand.suspend()
         return plan
+
+    def _share(self, desired: DesiredState) -> Share | None:
+        return self._sharing.find(desired, self._inputs.members) if self._sharing else None
 
     def _uses(self, chosen: Iterable[DesiredAdapter], known: Known) -> set[Use]:
         """What a plan made of this may load, what calls that were made may yet come to, what the engine was told."""
@@ -235,9 +250,11 @@ class Reconciler:
     def _forget_failures(self, desired: DesiredState, observed: Observed) -> None:
         """Drops what is about another ref than the desired one, and unloads of what is not listed any more."""
         listed = {name_key(name) for name in observed.adapters} if self._failures else set()
+        share = self._share(desired)
         for key, failure in list(self._failures.items()):
-            adapter = desired.adapters.get(key) or self._demand.resident(key)
-            is_about_now = key in listed if failure.ref is None else adapter is not None and adapter.ref == failure.ref
+            adapter = desired.adapters.get(key)
+            version = share.version(adapter) if share and adapter else adapter or self._demand.resident(key)
+            is_about_now = key in listed if failure.ref is None else version is not None and version.ref == failure.ref
             if not is_about_now:
                 del self._failures[key]
 
@@ -256,7 +273,8 @@ class Reconciler:
             held=self._inputs.held,
             last_request_id=self._inputs.last_request_id,
         )
-        self._publish(Report(situation, desired.count if desired else 0))
+        room = capacity(self._inputs.pool, observed) if observed else None
+        self._publish(Report(situation, desired.count if desired else 0, room))
 
     def _why_not_ready(self, plan: Plan | None, desired: DesiredState | None) -> str:
         if self._ownership.refusal:

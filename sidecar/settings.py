@@ -53,6 +53,9 @@ class Settings(DaemonSettings):
     engine_max_rank: Annotated[
         Annotated[int, Field(ge=1)] | None, Flag("N", "The --max-lora-rank that the engine was started with")
     ] = None
+    engine_max_cpu_loras: Annotated[
+        Annotated[int, Field(ge=1)] | None, Flag("N", "The --max-cpu-loras that the engine was started with")
+    ] = None
     engine_target_modules: Annotated[
         Annotated[List, Field(min_length=1)] | None,
         Flag("A,B,C", "The --lora-target-modules of the engine; without: all"),
@@ -110,4 +113,8 @@ class Settings(DaemonSettings):
 
     def engine_limits(self) -> EngineLimits:
         """What the engine was started with, as far as it is said here."""
-        return EngineLimits(max_lora_rank=self.engine_max_rank, target_modules=self.engine_target_modules)
+        return EngineLimits(
+            max_cpu_loras=self.engine_max_cpu_loras,
+            max_lora_rank=self.engine_max_rank,
+            target_modules=self.engine_target_modules,
+        )

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from registry.etcd3.ops import Event, KeyValue
+from registry.model.placement import Member
 from sidecar.raw_records import AnyRecord, RawRecord
 
 SCHEMA = 1
@@ -28,6 +29,7 @@ _ESCAPED = re.compile(rb"\\[\\n]")
 class Base:
     """Everything a sidecar needs of etcd, as of `revision` of the store `cluster_id` at `epoch`.
 
+    `members` are the live replicas that were known last; none: nobody had to know them.
     `is_doubted`: the store was no longer the one that this came from, so that its watch must not be resumed.
     """
 
@@ -38,6 +40,7 @@ class Base:
     records: Mapping[str, AnyRecord] = field(default_factory=dict)
     epoch: str = ""
     is_doubted: bool = False
+    members: Mapping[str, Member] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,15 @@ class PoolChanged:
     value: bytes | None
 
 
-Entry = AdaptersChanged | PoolChanged
+@dataclass(frozen=True, slots=True)
+class MembersChanged:
+    """Replicas came, or are others now; replicas are gone, by name."""
+
+    come: tuple[Member, ...]
+    gone: tuple[str, ...]
+
+
+Entry = AdaptersChanged | PoolChanged | MembersChanged
 
 
 class SnapshotDamaged(Exception):
@@ -72,6 +83,7 @@ def encode_base(base: Base) -> Iterator[bytes]:
         "revision": base.revision,
         "doubted": base.is_doubted,
         "pool_record": None if base.pool_record is None else _text(base.pool_record),
+        "members": [_fields(member) for member in base.members.values()],
     }
     digest = hashlib.sha256()
     for line in chain([_line(header)], (_record_line(key, record) for key, record in base.records.items())):
@@ -100,6 +112,7 @@ def decode_base(lines: Iterable[bytes]) -> Base:
             records=dict(map(_record, whole)),
             epoch=header.get("epoch", ""),
             is_doubted=header.get("doubted", False),
+            members={fields[0]: Member(*fields) for fields in header.get("members", [])},
         )
     except (ValueError, KeyError, TypeError) as error:
         raise SnapshotDamaged(f"the snapshot cannot be read: {error}") from error
@@ -123,8 +136,10 @@ def encode_entry(entry: Entry) -> bytes:
     match entry:
         case AdaptersChanged(revision, events):
             body = _line({"r": revision, "e": [_event(event) for event in events]})
-        case PoolChanged(value):  # pragma: no branch - mypy knows that this is the last case
+        case PoolChanged(value):
             body = _line({"p": None if value is None else _text(value)})
+        case MembersChanged(come, gone):  # pragma: no branch - mypy knows that this is the last case
+            body = _line({"m": [_fields(member) for member in come], "g": gone})
     return b"%08x %s" % (zlib.crc32(body), body)
 
 
@@ -147,8 +162,14 @@ def _entry(fields: dict[str, object]) -> Entry:
             return AdaptersChanged(revision, tuple(_decode_events(events)))
         case {"p": str() | None as value}:
             return PoolChanged(None if value is None else _bytes(value))
+        case {"m": list(come), "g": list(gone)}:
+            return MembersChanged(tuple(Member(*fields) for fields in come), tuple(gone))
         case _:
             raise SnapshotDamaged("the journal holds an entry of a form that is not known here")
+
+
+def _fields(member: Member) -> list[object]:
+    return [member.replica, dict(member.labels), member.capacity]
 
 
 def _decode_events(events: Iterable[tuple[str, int, str | None]]) -> Iterator[Event]:

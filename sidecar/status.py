@@ -112,6 +112,8 @@ def derive_status(replica: Replica, situation: Situation, moment: Moment) -> Rep
         found=[_found(entry) for entry in nsmallest(MAX_FOUND, unpinned, key=lambda one: one.name)],
         found_omitted=max(0, len(unpinned) - MAX_FOUND),
         lazy=_lazy(replica, situation, moment),
+        members=plan.among.members if plan else "",
+        weights=plan.among.weights if plan else "",
         note=situation.note,
         held=situation.held,
         last_request_id=situation.last_request_id,

@@ -138,20 +138,27 @@ def _note_absent(
 
 def _check_settled(fold: Fold, pool: str, listing: Listing, ours: Mapping[str, str]) -> list[Finding]:
     wanted = {
-        key
+        key: record
         for of_pool, key in fold.adapters
         if of_pool == pool
         and (record := fold.adapter_at(pool, key, listing.revision))
         and (record.get("spec") or {}).get("load") != "lazy"
     }
+    everywhere = {key for key, record in wanted.items() if _is_everywhere(record)}
     refused = {name_key(name) for name in listing.unservable}
     listed = {name_key(name) for name in ours}
     gone = [
         Finding("R6", listing.revision, listing.replica, f"{key!r} is listed and not desired")
-        for key in sorted(listed - wanted - refused)
+        for key in sorted(listed - wanted.keys() - refused)
     ]
     missing = [
         Finding("R3", listing.revision, listing.replica, f"{key!r} is desired and not listed")
-        for key in sorted(wanted - listed - refused)
+        for key in sorted(everywhere - listed - refused)
     ]
     return gone + missing
+
+
+def _is_everywhere(record: Document) -> bool:
+    """False for what is placed on some replicas: which these were is not in the history of desired state."""
+    placement = (record.get("spec") or {}).get("placement") or {}
+    return placement.get("replicas", "all") == "all" and not placement.get("selector")

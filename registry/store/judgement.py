@@ -27,7 +27,8 @@ class ReplicaState(Enum):
 class Asked:
     """What a replica is to serve: `revision` is etcd's of the record, `pinned` says that the record has a digest.
 
-    `members` is the digest of the live replicas that it must have reckoned with; None: they do not matter.
+    `members` and `weights` are digests of the live replicas that it must have reckoned with, and of the room that they
+    have; None: these do not matter.
     """
 
     key: str
@@ -36,6 +37,7 @@ class Asked:
     lazy: bool
     pinned: bool
     members: str | None = None
+    weights: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,8 @@ def _settled(status: ReplicaStatus, asked: Asked) -> Judged | None:
         return Judged(ReplicaState.PENDING, "not_seen", seen)
     if asked.members not in {None, status.members}:
         return Judged(ReplicaState.PENDING, "membership_not_seen", "it has not seen yet which replicas live")
+    if asked.weights not in {None, status.weights}:
+        return Judged(ReplicaState.PENDING, "room_not_seen", "it reckons with other room than replicas have now")
     if asked.lazy and not status.lazy.servable:
         reason = status.lazy.reason or "lazy"
         return Judged(ReplicaState.FAILED, reason, "this replica cannot load at the first request")

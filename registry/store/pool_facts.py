@@ -34,13 +34,12 @@ def member_of(kv: KeyValue) -> Member:
 class Rooms:
     """How many of a pool's adapters take room on each replica that matches, by selector.
 
-    `changed_revision`: the newest revision at which any of the numbers may have changed. `seen_revision`: of the newest
-    record that was taken in.
+    `seen_revision`: of the newest record that was taken in.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[Selector] = Counter()
-        self.changed_revision = self.seen_revision = 0
+        self.seen_revision = 0
         self._taken: dict[bytes, Selector | None] = {}
 
     def listed(self, kvs: Iterable[KeyValue]) -> None:
@@ -50,15 +49,11 @@ class Rooms:
         for kv in kvs:
             self._put(kv.key, _room_of(kv))
             self.seen_revision = max(self.seen_revision, kv.mod_revision)
-        self.changed_revision = self.seen_revision
 
     def changed(self, events: Iterable[Event]) -> None:
         """Takes all changes of one revision."""
         for event in events:
-            room = _room_of(event.kv) if event.kv is not None else None
-            if room != self._taken.get(event.key):
-                self.changed_revision = event.mod_revision
-            self._put(event.key, room)
+            self._put(event.key, _room_of(event.kv) if event.kv is not None else None)
             self.seen_revision = event.mod_revision
 
     def _put(self, key: bytes, room: Selector | None) -> None:

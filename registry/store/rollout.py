@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import assert_never
 
 from registry.errors import RegistryError
-from registry.model.assignment import Assignment, assign, looks_at_room
+from registry.model.assignment import Assignment, Selector, assign, looks_at_room, rate
 from registry.model.names import name_key
-from registry.model.placement import members_digest
+from registry.model.placement import members_digest, weights_digest
 from registry.model.records import AdapterRecord, CanaryRollout, Strategy
 from registry.store.judgement import Asked, ReplicaState, agreed, judge
 from registry.store.pool_facts import Facts
@@ -109,8 +109,7 @@ def derive_rollout(question: Question, facts: Facts) -> Rollout:
 
 
 def _present_rollout(record: AdapterRecord, revision: int, facts: Facts) -> Rollout:
-    everywhere = facts.rooms.counts if facts.rooms else {}
-    assigned = assign(record.pool, name_key(record.name), record.spec, facts.members.values(), everywhere)
+    assigned = assign(record.pool, name_key(record.name), record.spec, facts.members.values(), _everywhere(facts))
     canaries = assigned.canaries if record.rollout else frozenset()
     found = [
         *_stand(canaries, _asked(record, revision, facts), facts, is_canary=True),
@@ -127,15 +126,20 @@ def _present_rollout(record: AdapterRecord, revision: int, facts: Facts) -> Roll
 
 def _asked(record: AdapterRecord, revision: int, facts: Facts) -> Asked:
     """What canaries have to prove, or all if there is no rollout."""
-    weighed = looks_at_room(record.spec)
+    weighed, members = looks_at_room(record.spec), facts.members.values()
     return Asked(
         key=name_key(record.name),
         generation=record.generation,
-        revision=max(revision, facts.rooms.changed_revision) if weighed and facts.rooms else revision,
+        revision=revision,
         lazy=record.spec.load == "lazy",
         pinned=record.spec.source.digest is not None,
-        members=members_digest(facts.members.values()) if weighed or record.rollout else None,
+        members=members_digest(members) if weighed or record.rollout else None,
+        weights=weights_digest(rate(members, _everywhere(facts))) if weighed else None,
     )
+
+
+def _everywhere(facts: Facts) -> Mapping[Selector, int]:
+    return facts.rooms.counts if facts.rooms else {}
 
 
 def _asked_of_others(record: AdapterRecord, revision: int, facts: Facts) -> Asked:

@@ -21,14 +21,9 @@ class Unsupported:
 
 UNSUPPORTED = (
     Unsupported(
-        "placement.replicas",
-        lambda spec: spec.placement.replicas != Placement().replicas,
-        "this release serves each adapter on all replicas of its pool; use all",
-    ),
-    Unsupported(
-        "placement.selector",
-        lambda spec: bool(spec.placement.selector),
-        "this release serves each adapter on all replicas of its pool; leave it out",
+        "placement",
+        lambda spec: spec.load == "lazy" and spec.placement != Placement(),
+        "a lazy adapter is loaded wherever it is asked for; leave it out, or use load: eager",
     ),
     Unsupported(
         "strategy",

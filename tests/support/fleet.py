@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from registry.etcd3.client import Client
-from registry.etcd3.ops import Delete, Put, Txn
+from registry.etcd3.ops import Delete, Put, Range, Txn
 from registry.keys import Keys
 from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, Source
 from sidecar.artifacts.types import ArtifactRef
@@ -156,6 +156,10 @@ class Hand:
 
     async def commit(self, *ops: Put | Delete) -> int:
         return (await self.client.txn(Txn((), ops))).revision
+
+    async def revision_of(self, name: str) -> int:
+        """etcd's of an adapter's record."""
+        return (await self.client.range(Range(self.keys.adapter(POOL, name)))).kvs[0].mod_revision
 
     def ref(self, record: AdapterRecord) -> ArtifactRef:
         source = record.spec.source

@@ -98,7 +98,7 @@ class Herd:
         rng = random.Random(number)
         client = Client(ClientOptions((self.endpoint,), call_timeout_seconds=60.0), rng=rng)
         journal, inputs = Journal(self._place(number)), Inputs()
-        feed = Feed(client, self.keys, self.pool, inputs, journal, Chance(rng))
+        feed = Feed(client, self.keys, self.pool, f"r{number}", inputs, journal, Chance(rng))
         feed.restore()
         return Member(client, journal, inputs, asyncio.create_task(feed.run()))
 

@@ -11,8 +11,8 @@ from registry.model.records import PoolLimits, PoolSpec
 from sidecar.artifacts.types import ArtifactRef, Staged
 from sidecar.desired import DesiredState, Informer
 from sidecar.failures import Failure
+from sidecar.known import Known
 from sidecar.observed import EngineFacts, EngineLimits, Observed
-from sidecar.planner import Known
 from tests.support.records import POOL, kv
 
 STORE = "/store/adapters/sha256-"

@@ -162,7 +162,7 @@ WRONG = {
     "changes[0].upsert.spec.priority": change_set(put("a", priority=5000)),
     "changes[0].upsert.spec.labels": change_set(put("a", labels={"?": "x"})),
     "changes[0].upsert.spec.prepare.vision": change_set(put("a", prepare=pb.Prepare(vision="maybe"))),
-    "changes[0].upsert.spec.placement.replicas": change_set(put("a", placement=pb.Placement(replicas=2))),
+    "changes[0].upsert.spec.placement": change_set(put("a", load="lazy", placement=pb.Placement(replicas=2))),
     "changes[0].upsert.spec.credentials": change_set(put("a", credentials="s3")),
     "pool": change_set(put("a"), pool="a/b"),
     "request_id": change_set(put("a"), request_id="a b"),

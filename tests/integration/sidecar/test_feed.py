@@ -57,7 +57,7 @@ class Watched(Inputs):
 async def feeding(hand: Hand, state: Path) -> AsyncIterator[Watched]:
     """A feed that runs, as one process of a sidecar has it."""
     inputs, journal = Watched(state), Journal(state)
-    feed = Feed(hand.client, hand.keys, POOL, inputs, journal, Chance())
+    feed = Feed(hand.client, hand.keys, POOL, "r1", inputs, journal, Chance())
     feed.restore()
     running = asyncio.create_task(feed.run())
     try:

@@ -53,6 +53,10 @@ class Published:
         found = (await self.client.range(Range(self.status))).kvs
         return ReplicaStatus.parse(found[0].value).observed_revision if found else 0
 
+    async def capacity(self) -> int | None:
+        found = (await self.client.range(Range(self.presence))).kvs
+        return Presence.parse(found[0].value).capacity if found else None
+
     async def owner(self) -> str:
         found = (await self.client.range(Range(self.presence))).kvs
         return Presence.parse(found[0].value).owner if found else ""
@@ -98,3 +102,21 @@ async def test_a_lost_lease_is_had_anew_and_everything_is_written_again(publishe
 
 async def says(published: Published, revision: int) -> bool:
     return await published.revision() == revision
+
+
+async def test_presence_says_how_many_adapters_the_engine_can_hold(publisher, published):
+    """It is written anew, under the same lease, when that becomes known or changes."""
+    await eventually(lambda: says(published, 1))
+    assert await published.capacity() is None
+
+    async def holds(capacity: int) -> bool:
+        return await published.capacity() == capacity
+
+    publisher.hold(16)
+    await eventually(lambda: holds(16))
+    publisher.hold(16)
+    publisher.hold(8)
+    await eventually(lambda: holds(8))
+    assert await published.owner() == "ours"
+    publisher.offer(lambda: status(2))
+    await eventually(lambda: says(published, 2))

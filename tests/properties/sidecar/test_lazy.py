@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from sidecar.artifacts.types import Staged
 from sidecar.chosen import choose
 from sidecar.desired import Informer
+from sidecar.known import Known
 from sidecar.lazy.answers import Terms
 from sidecar.lazy.catalogue import Catalogue
 from sidecar.lazy.demand import BIND_SECONDS, Demand, Told
 from sidecar.lazy.residents import stay
 from sidecar.observed import Observed
 from sidecar.plan import Load, Plan, Swap, Unload
-from sidecar.planner import Known, make_plan
+from sidecar.planner import make_plan
 from sidecar.rules import rules_of
 from tests.support.records import POOL, kv
 from tests.support.worlds import observed, owns, path_of, pool

@@ -152,7 +152,7 @@ class Checks:
             return
         if host.store.owns(path) is None:
             self.violated(f"R11 {host.replica} unloads {name}, which it did not load")
-        elif all(moment.eager().get(name) == source_of(path) for moment in moments):
+        elif all(moment.eager().get(name) == source_of(path) and not moment.is_placed(name) for moment in moments):
             self.violated(f"R6 {host.replica} unloads {name} though it is desired at {self.planned[host.replica]}")
 
     def on_engine(self, host: EngineHost, what: str, name: str, path: str) -> None:

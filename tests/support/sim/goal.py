@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 
 from registry.model.status import ReplicaStatus
 from tests.support.sim.artifacts import path_of, source_of
-from tests.support.sim.world import KEYS, POOL, ReplicaHost, World
+from tests.support.sim.history import POOL
+from tests.support.sim.world import KEYS, ReplicaHost, World
 
 # A load that hangs is given up after 60 s, and a retry is at most 60 s away.
 CONVERGE_SECONDS = 150.0
@@ -35,9 +36,14 @@ def _difference(world: World, replica: ReplicaHost) -> str:
     """How a replica is not yet what it should be; empty: it is."""
     moment = world.checks.oracle.newest
     listing = {name: path for name, path in replica.engine.listing.items() if replica.place.store.owns(path)}
+    live = [one.name for one in world.replicas]
     for name, source in moment.eager().items():
         is_good = source.startswith("good")
         is_there = listing.get(name) == path_of(replica.name, source)
+        if replica.name not in moment.owners(name, live):
+            if is_good and name in listing:
+                return f"{name} should be on {moment.owners(name, live)} alone"
+            continue  # what its owners cannot serve may be kept
         if is_good and not is_there:
             return f"{name} should be {source}, is {listing.get(name)}"
         if not is_good and is_there and not source.startswith("good"):
@@ -55,7 +61,12 @@ def _status_difference(world: World, replica: ReplicaHost, unreadable: set[str])
         return "it has no status"
     status = ReplicaStatus.parse(kv.value)
     moment = world.checks.oracle.newest
-    bad = {one.name for one in moment.wanted.values() if one.is_eager and not one.source.startswith("good")}
+    live = [one.name for one in world.replicas]
+    bad = {
+        one.name
+        for one in moment.wanted.values()
+        if one.is_eager and not one.source.startswith("good") and replica.name in moment.owners(one.name, live)
+    }
     failed = {entry.name for entry in status.failed}
     newest = world.checks.oracle.moments[-1][0]
     if not status.ready or status.stale or status.observed_revision < newest or status.pending:

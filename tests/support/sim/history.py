@@ -8,18 +8,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from registry.etcd3.ops import Event
+from registry.model.assignment import assign
+from registry.model.names import name_key
+from registry.model.placement import Member
+from registry.model.records import AdapterSpec, Placement, Source
 from sidecar.raw_records import record_hash
 from tests.support.sim.artifacts import ROOT, digest_of, path_of
+
+POOL = "p"
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """One adapter as its record asks for it."""
+    """One adapter as its record asks for it. `replicas`: on how many it is placed; None: on all."""
 
     name: str
     generation: int
     source: str
     is_eager: bool
+    replicas: int | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,16 @@ class Moment:
     def eager(self) -> dict[str, str]:
         """Name to source of what should be loaded."""
         return {one.name: one.source for one in self.wanted.values() if one.is_eager}
+
+    def is_placed(self, name: str) -> bool:
+        """True if not all replicas are to serve it."""
+        return any(one.name == name and one.replicas is not None for one in self.wanted.values())
+
+    def owners(self, name: str, replicas: Iterable[str]) -> set[str]:
+        """Those of the live replicas that are to serve an adapter; they have no labels, and room alike."""
+        one = next(one for one in self.wanted.values() if one.name == name)
+        spec = AdapterSpec(source=Source(uri=ROOT), placement=Placement(replicas=one.replicas or "all"))
+        return set(assign(POOL, name_key(name), spec, [Member(replica, {}) for replica in replicas], {}).serving)
 
     def may_load(self, source: str) -> set[str]:
         """Names under which that source may be loaded."""
@@ -105,14 +122,19 @@ def _read(value: bytes) -> Wanted | None:
     try:
         record = json.loads(value)
         source = record["spec"]["source"]["uri"].removeprefix(ROOT)
-        return Wanted(record["name"], record["generation"], source, record["spec"].get("load", "eager") == "eager")
+        replicas = (record["spec"].get("placement") or {}).get("replicas", "all")
+        is_eager = record["spec"].get("load", "eager") == "eager"
+        return Wanted(record["name"], record["generation"], source, is_eager, None if replicas == "all" else replicas)
     except (ValueError, KeyError, TypeError):
         return None
 
 
 def served_hashes(moment: Moment, replica: str, listing: Mapping[str, str]) -> set[tuple[int, str]]:
-    """Count and hash that a true status may tell of such a listing; more than one if a record is not readable."""
-    sets = [[_line(one) for one in moment.wanted.values() if _is_served(one, replica, listing)]]
+    """Count and hash that a true status may tell of such a listing; more than one if one is unreadable, or placed."""
+    listed = [one for one in moment.wanted.values() if _is_served(one, replica, listing)]
+    sets = [[_line(one) for one in listed if one.replicas is None]]
+    for line in (_line(one) for one in listed if one.replicas is not None):
+        sets += [[*lines, line] for lines in sets]  # or it is only kept until others serve it
     for before in moment.unreadable.values():
         kept = [_line(one) for one in before if _is_served(one, replica, listing)]
         sets += [[*lines, line] for lines in sets for line in kept]

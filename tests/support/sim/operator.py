@@ -8,7 +8,7 @@ import re
 
 from registry.errors import Reason, RegistryError
 from registry.etcd3.ops import Event
-from registry.model.records import AdapterRecord, AdapterSpec, PoolLimits, Removed, RetiredRecord, Source
+from registry.model.records import AdapterRecord, AdapterSpec, Placement, PoolLimits, Removed, RetiredRecord, Source
 from registry.model.status import ReplicaStatus
 from registry.transactions.changes import (
     ApplyAdapters,
@@ -24,7 +24,8 @@ from registry.transactions.changes import (
 from tests.support.sim.admins import settle
 from tests.support.sim.artifacts import HIGH_RANK, MAX_RANK, MISSING, REFUSED, ROOT
 from tests.support.sim.engines import BASE
-from tests.support.sim.world import KEYS, POOL, World
+from tests.support.sim.history import POOL
+from tests.support.sim.world import KEYS, World
 
 NAMES = ("a", "b", "acme/c", "acme/d", "e", "f")
 ODD_NAME = "odd"
@@ -36,6 +37,7 @@ class Operator:
     def __init__(self, world: World) -> None:
         self._world = world
         self._rng = random.Random(f"operator {world.seed}")
+        self._places = random.Random(f"places {world.seed}")
         self._made = 0
         self._sources = 0
 
@@ -131,7 +133,11 @@ class Operator:
         kind = self._rng.choices(("good", MISSING, REFUSED, HIGH_RANK), (12, 1, 1, 1))[0]
         load = self._rng.choices(("eager", "lazy"), (8, 1))[0]
         source = Source(uri=f"{ROOT}{kind}{self._sources}")
-        return AdapterSpec.model_validate({"source": source, "load": load, "priority": self._rng.randint(0, 2)})
+        spec = AdapterSpec.model_validate({"source": source, "load": load, "priority": self._rng.randint(0, 2)})
+        replicas = self._places.choices((None, 1, 2), (4, 1, 1))[0]
+        if load == "lazy" or replicas is None:
+            return spec
+        return spec.model_copy(update={"placement": Placement(replicas=replicas)})
 
     def _write_by_hand(self) -> None:
         """A record that somebody writes past the admin service: readable or not, or the base model's name."""

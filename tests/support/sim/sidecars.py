@@ -26,7 +26,9 @@ from sidecar.publisher import Publisher
 from sidecar.reconciler import Reconciler, Report
 from sidecar.reporter import Reporter
 from sidecar.retention import Retention
+from sidecar.share import Sharing
 from sidecar.status import Replica, rfc3339
+from sidecar.successors import Successors
 from tests.support.sim.artifacts import SimStore
 
 # So short that much is let go of while faults last; longer than a request is on its way into an engine.
@@ -67,8 +69,11 @@ async def run_sidecar(place: Place, incarnation: int, rng: random.Random, journa
     publisher = Publisher(client, place.keys, presence, chance, on_change=inputs.wake)
     reporter = Reporter(Replica(place.replica, place.pool, "vllm", engine.url), chance, publisher.offer)
 
+    successors = Successors(client, place.keys, place.pool, inputs)
+
     def report(report: Report) -> None:
         place.on_report(place.replica, inputs, report)
+        successors.follow(report.situation.plan.leaving if report.situation.plan else ())
         reporter.take(report)
 
     demand = Demand(Catalogue(place.pool, inputs.record_of), idle_seconds=0.0)  # no engine asks here
@@ -76,10 +81,13 @@ async def run_sidecar(place: Place, incarnation: int, rng: random.Random, journa
     keeper = Keeper(
         *(engine, place.store, retention, place.store), monotonic=chance.monotonic, pause_seconds=KEEP_SECONDS
     )
-    reconciler = Reconciler(engine, place.store, inputs, publisher, chance, report, keeper.notice, demand=demand)
+    sharing = Sharing(place.pool, place.replica, {})
+    reconciler = Reconciler(
+        engine, place.store, inputs, publisher, chance, report, keeper.notice, sharing, demand=demand
+    )
     journal = Journal(place.state)
     journals.append(journal)
-    feed = Feed(client, place.keys, place.pool, inputs, journal, chance)
+    feed = Feed(client, place.keys, place.pool, place.replica, inputs, journal, chance)
     try:
         async with asyncio.TaskGroup() as tasks:
             place.store.take_over()
@@ -89,5 +97,6 @@ async def run_sidecar(place: Place, incarnation: int, rng: random.Random, journa
             tasks.create_task(reconciler.run(), name="reconciler")
             tasks.create_task(publisher.run(), name="publisher")
             tasks.create_task(keeper.run(), name="keeper")
+            tasks.create_task(successors.run(), name="successors")
     finally:
         await client.aclose()

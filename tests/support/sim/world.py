@@ -20,13 +20,13 @@ from tests.support.sim.artifacts import SimStore
 from tests.support.sim.channels import SimChannel
 from tests.support.sim.checks import Checks
 from tests.support.sim.engines import EngineHost
+from tests.support.sim.history import POOL
 from tests.support.sim.links import Link
 from tests.support.sim.loop import Process, State, current_process_name
 from tests.support.sim.members import Cluster, Habits, Member
 from tests.support.sim.sidecars import Place, run_sidecar
 from tests.support.sim.store import EtcdStore
 
-POOL = "p"
 KEYS = Keys("/sim")
 # After this a sidecar that gave up its replica id is started anew.
 SUPERVISOR_SECONDS = 5.0

@@ -15,7 +15,16 @@ from registry.check.replay import replay
 from registry.check.replicas import Listing, check_listings, check_log
 from registry.check.steps import Base, Revision, Step
 from registry.etcd3.ops import Event, KeyValue
-from registry.model.records import AdapterRecord, AdapterSpec, Canary, CanaryRollout, Removed, Source, Strategy
+from registry.model.records import (
+    AdapterRecord,
+    AdapterSpec,
+    Canary,
+    CanaryRollout,
+    Placement,
+    Removed,
+    Source,
+    Strategy,
+)
 from registry.transactions.changes import HaltRollout, PromoteRollout, Remove, SetTenant, SettleRemoval, Upsert
 from tests.support.changes import KEYS, POOL, Desk, applying, creating, upsert
 from tests.support.memory_etcd import MemoryEtcd
@@ -152,11 +161,15 @@ def test_what_all_others_serve_may_be_older_than_the_history():
     desk = Desk(MemoryEtcd(revision=0))
     desk.change(creating())
     strategy = Strategy(canary=Canary(replicas=1))
-    desk.change(applying(Upsert("acme/a", specs[0])))
+    desk.change(applying(Upsert("acme/a", specs[0]), Upsert("acme/b", specs[0])))
     desk.change(applying(Upsert("acme/a", specs[1].model_copy(update={"strategy": strategy}))))
     fold = replay(KEYS, [Base(desk.etcd.revision, tuple(desk.etcd.kvs.values()))])
     at = desk.etcd.revision
-    looks = [Listing(replica=f"r{n}", revision=at, adapters={"acme/a": f"/s/adapters/sha256-{n * 64}"}) for n in "12"]
+    paths = [f"/s/adapters/sha256-{number * 64}" for number in "12"]
+    looks = [
+        Listing(replica="r1", revision=at, adapters={"acme/b": paths[0], "acme/a": paths[1]}),
+        Listing(replica="r2", revision=at, adapters={"acme/b": paths[0], "acme/a": paths[0]}),
+    ]
     assert check_listings(fold, POOL, looks) == []
 
 
@@ -303,6 +316,16 @@ def test_listings_are_held_against_the_history(desk):
     fold = replay(KEYS, steps_of(desk))
     assert of(listing(9, "one", "same", digest="a" * 64), listing(9, "other", digest="b" * 64)) == []
     assert of(listing(9, "one", digest="a" * 64), listing(9, "other", digest="a" * 64)) == ["R4"]
+
+
+def test_what_is_placed_need_not_be_everywhere(desk):
+    """R3 converge: on which replicas it had to be is not in the history."""
+    for name, placement in (("some", Placement(replicas=1)), ("labelled", Placement(selector={"zone": "a"}))):
+        placed = AdapterSpec(source=Source(uri=f"file:///{name}"), placement=placement)
+        desk.change(applying(Upsert(name, placed)))
+    fold, newest = replay(KEYS, steps_of(desk)), desk.etcd.revision
+    lists = [listing(newest, "acme/a", *names, settled=True) for names in ((), ("some",), ("some", "labelled"))]
+    assert list(check_listings(fold, POOL, lists)) == []
 
 
 def test_an_export_is_read_as_it_was_written(desk):

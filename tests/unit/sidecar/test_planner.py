@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from sidecar.conditions import MAX_OVER_CAPACITY_LISTED
 from sidecar.engines.driver import CHECK_NAME_PREFIX
 from sidecar.failures import Failure
 from sidecar.lazy.wanted import Wanted
 from sidecar.plan import FailedAdapter, Load, PendingAdapter, Plan, ServedAdapter, Stage, Swap, Unload
-from sidecar.planner import MAX_OVER_CAPACITY_LISTED, make_plan
+from sidecar.planner import make_plan
 from tests.support.records import digest, kv
 from tests.support.worlds import desired, known, observed, path_of, pool, wants
 

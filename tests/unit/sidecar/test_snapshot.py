@@ -14,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.etcd3.ops import Event, KeyValue
+from registry.model.placement import Member
 from sidecar.journal import Journal
 from sidecar.raw_records import RawRecord
 from sidecar.snapshot import (
     AdaptersChanged,
     Base,
+    MembersChanged,
     PoolChanged,
     SnapshotDamaged,
     decode_base,
@@ -30,6 +32,13 @@ from sidecar.snapshot import (
 raw_records = st.builds(
     RawRecord, st.binary(max_size=40), st.integers(1, 99), st.one_of(st.none(), st.tuples(st.binary(), st.just(3)))
 )
+
+
+def members(name: str) -> st.SearchStrategy[Member]:
+    labels = st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2)
+    return st.builds(Member, st.just(name), labels, st.one_of(st.none(), st.integers(1, 99)))
+
+
 bases = st.builds(
     Base,
     pool=st.just("p"),
@@ -37,6 +46,9 @@ bases = st.builds(
     revision=st.integers(0, 2**62),
     pool_record=st.one_of(st.none(), st.binary(max_size=20)),
     records=st.dictionaries(st.text(max_size=8), raw_records, max_size=5),
+    members=st.dictionaries(st.text(max_size=3), st.none(), max_size=3).flatmap(
+        lambda names: st.fixed_dictionaries({name: members(name) for name in names})
+    ),
 )
 
 
@@ -56,6 +68,11 @@ def change(revision: int, value: bytes | None = b"v") -> AdaptersChanged:
 entries = st.one_of(
     st.builds(change, st.integers(1, 99), st.one_of(st.none(), st.binary(max_size=20))),
     st.builds(PoolChanged, st.one_of(st.none(), st.binary(max_size=20))),
+    st.builds(
+        MembersChanged,
+        st.lists(st.text(max_size=3).flatmap(members), max_size=3).map(tuple),
+        st.lists(st.text(max_size=3), max_size=3).map(tuple),
+    ),
 )
 
 

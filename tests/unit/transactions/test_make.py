@@ -58,9 +58,9 @@ WRONG = {
         "changes[0].upsert.spec.placement.replicas",
         Reason.INVALID_FIELD,
     ),
-    "two of three": (
-        lambda: upsert(placement={"replicas": 2}),
-        "changes[0].upsert.spec.placement.replicas",
+    "two of three of what is lazy": (
+        lambda: upsert(load="lazy", placement={"replicas": 2}),
+        "changes[0].upsert.spec.placement",
         Reason.UNSUPPORTED,
     ),
     "lazy canaries": (
@@ -95,6 +95,11 @@ WRONG = {
     "no pool": (lambda: make.make_delete_pool("", ""), "name", Reason.INVALID_NAME),
     "tenant": (lambda: make.make_set_tenant("", 1, ""), "tenant.name", Reason.INVALID_NAME),
 }
+
+
+def test_a_number_of_replicas_and_their_labels_may_be_asked_for():
+    placement = {"replicas": 2, "selector": {"zone": "a"}}
+    assert upsert(placement=placement).spec.placement.model_dump() == placement
 
 
 @pytest.mark.parametrize("name", WRONG)

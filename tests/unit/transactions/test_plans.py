@@ -176,7 +176,7 @@ def test_rollback(desk):
     ("values", "field"),
     [
         ({"credentials": "c"}, "spec.credentials"),
-        ({"placement": Placement(replicas=2)}, "spec.placement.replicas"),
+        ({"load": "lazy", "placement": Placement(replicas=2)}, "spec.placement"),
     ],
 )
 def test_rollback_to_what_is_not_supported(desk, values, field):

@@ -9,11 +9,12 @@ import pytest
 
 from sidecar.desired import Informer
 from sidecar.failures import Failure
+from sidecar.known import Known
 from sidecar.lazy import demand as module
 from sidecar.lazy.answers import Terms
 from sidecar.lazy.catalogue import Catalogue
 from sidecar.lazy.demand import BIND_SECONDS, EXPECT_SECONDS, HOLD_SECONDS, LOOK_SECONDS, Demand, Told
-from sidecar.planner import Known, make_plan
+from sidecar.planner import make_plan
 from sidecar.rules import rules_of
 from tests.support.records import POOL, deletion, kv, put
 from tests.support.worlds import known, observed, owns, path_of, pool

@@ -1,0 +1,57 @@
+"""What the engine lists and is not to hold any more, and what of that stays for now. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+
+from registry.model.names import name_key
+from sidecar.chosen import Chosen
+from sidecar.desired import DesiredState
+from sidecar.known import Known
+from sidecar.leaving import Leaving, Taken
+from sidecar.observed import Observed
+from sidecar.plan import FailedAdapter, Unload
+
+
+def still_leaving(chosen: Chosen, observed: Observed, known: Known) -> tuple[Leaving, ...]:
+    """What is ours, is to be served elsewhere, and is not taken over yet."""
+    return tuple(
+        one
+        for one in chosen.leaving
+        if known.owns(observed.adapters[one.name]) is not None and not isinstance(known.handed.get(one), Taken)
+    )
+
+
+def kept(desired: DesiredState, chosen: Chosen, leaving: Iterable[Leaving], known: Known) -> set[str]:
+    """The names that are not superfluous."""
+    undecided = {desired.adapters[key].name for _, key in chosen.undecided}
+    wanted = {one.name for one in (*chosen.adapters, *known.lazy.residents)}
+    return undecided | wanted | {one.name for one in leaving}
+
+
+def superfluous(desired: DesiredState, keep: AbstractSet[str], observed: Observed, known: Known) -> Iterator[Unload]:
+    """What the engine has from us and is not to have."""
+    for name, path in observed.adapters.items():
+        if name in keep or known.owns(path) is None:
+            continue
+        key = name_key(name)
+        if key in known.lazy.asked:
+            continue
+        # A record that cannot be read says nothing about what should be served; what is loaded stays.
+        if key in desired.refused and desired.of(key) is None:
+            continue
+        yield Unload(name, path)
+
+
+def decide_unload(
+    unload: Unload, observed: Observed, known: Known, now: float
+) -> tuple[FailedAdapter | None, Unload | None]:
+    """An unload is put off while an earlier one of the same name has failed."""
+    failure = known.failures.get(name_key(unload.name))
+    if failure is None or not failure.forbids(None, observed.facts.incarnation, now):
+        return None, unload
+    put_off = FailedAdapter(
+        unload.name, 0, failure.reason, failure.message, failure.attempts, failure.retry_at, "", is_settled=True
+    )
+    return put_off, None

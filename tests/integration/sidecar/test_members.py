@@ -1,0 +1,131 @@
+"""Which replicas a sidecar knows: followed only where somebody has to know them, and kept without etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from unittest import mock
+
+import structlog
+
+from registry.etcd3.client import Client
+from registry.etcd3.ops import Delete, Put
+from registry.keys import Keys
+from registry.model.assignment import assign
+from registry.model.placement import Member
+from registry.model.records import Placement
+from registry.model.status import Presence
+from sidecar.chance import Chance
+from sidecar.feed import Feed
+from sidecar.inputs import Inputs
+from sidecar.journal import Journal
+from tests.support.fleet import POOL, Hand, Sidecar
+from tests.support.waiting import eventually
+
+ONE = Placement(replicas=1)
+NAMES = [f"n{number}" for number in range(10)]
+
+
+def presence(hand: Hand, replica: str, value: bytes | None = None, **labels: str) -> Put:
+    made = Presence(
+        pool=POOL, replica=replica, incarnation="i", owner="o", labels=labels, capacity=8, started_at="2026-01-01"
+    )
+    return Put(hand.keys.replica(POOL, replica), made.to_bytes() if value is None else value)
+
+
+@asynccontextmanager
+async def feeding(hand: Hand, state: Path) -> AsyncIterator[Inputs]:
+    """A feed that runs, as one process of the sidecar r1 has it."""
+    inputs, journal = Inputs(), Journal(state)
+    feed = Feed(hand.client, hand.keys, POOL, "r1", inputs, journal, Chance())
+    feed.restore()
+    running = asyncio.create_task(feed.run())
+    try:
+        yield inputs
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        journal.close()
+
+
+def knows(inputs: Inputs, *replicas: str) -> bool:
+    return inputs.members is not None and set(inputs.members) == set(replicas)
+
+
+async def test_replicas_are_known_while_a_place_depends_on_them_and_survive_a_restart(hand, tmp_path):
+    """R13 static-stable, R14 nack: a presence that cannot be read is told, and left out."""
+    await hand.commit(presence(hand, "r1"), presence(hand, "r2", zone="x"), presence(hand, "r9", b"{"))
+    await hand.put(hand.record("a", "v1"))
+    with structlog.testing.capture_logs() as logs, mock.patch("sidecar.roll.BELIEVE_SECONDS", 0.3):
+        async with feeding(hand, tmp_path / "state") as inputs:
+            await eventually(lambda: inputs.desired is not None)
+            assert inputs.members is None
+            await hand.put(hand.record("b", "v1", placement=ONE))
+            await eventually(lambda: knows(inputs, "r1", "r2"))
+            assert inputs.members is not None
+            assert inputs.members["r2"] == Member("r2", {"zone": "x"}, 8)
+            await hand.commit(presence(hand, "r3"))
+            await eventually(lambda: knows(inputs, "r1", "r2", "r3"))
+            await hand.commit(Delete(hand.keys.replica(POOL, "r2")))
+            await eventually(lambda: knows(inputs, "r1", "r3"))
+            await hand.commit(presence(hand, "r1", b"?"), presence(hand, "r4"))
+            await hand.commit(presence(hand, "r1"))
+            await eventually(lambda: knows(inputs, "r1", "r3", "r4"))
+    assert {line["replica"] for line in logs if line["event"] == "presence_refused"} == {"r1", "r9"}
+
+    nowhere = Client(hand.client.options.__class__(("127.0.0.1:1",)))
+    try:
+        async with feeding(Hand(nowhere, hand.keys, hand.sources), tmp_path / "state") as inputs:
+            assert knows(inputs, "r1", "r3", "r4")
+    finally:
+        await nowhere.aclose()
+
+
+async def test_nobody_is_followed_any_more_once_no_place_depends_on_them(hand, tmp_path):
+    await hand.commit(presence(hand, "r1"))
+    await hand.put(hand.record("b", "v1", placement=ONE))
+    with mock.patch("sidecar.roll.BELIEVE_SECONDS", 0.0):
+        async with feeding(hand, tmp_path / "state") as inputs:
+            await eventually(lambda: knows(inputs, "r1"))
+            await hand.delete("b")
+            await eventually(lambda: inputs.members is None)
+            await hand.commit(presence(hand, "r2"))
+            await hand.put(hand.record("b", "v1", placement=ONE))
+            await eventually(lambda: knows(inputs, "r1", "r2"))
+
+
+async def test_without_etcd_a_restart_comes_back_to_its_own_share(hand, engine, tmp_path, own_etcd):
+    """R13 static-stable, R12: neither a share of others is taken nor the own one dropped."""
+    client = Client(own_etcd.options())
+    hand = Hand(client, Keys("/x"), hand.sources)
+    sidecar = Sidecar(tmp_path, own_etcd.endpoints, "/x", engine.url, extra=["--engine-max-cpu-loras", "8"])
+    records = [hand.record(name, "v1", placement=ONE) for name in NAMES]
+    members = [Member(name, {}, 8) for name in ("r1", "r2", "r3")]
+    share = {one.name for one in records if assign(POOL, one.name, one.spec, members, {}).serving == ("r1",)}
+    assert 0 < len(share) < len(NAMES)
+
+    async def serves_its_share() -> bool:
+        status = await sidecar.status()
+        assert set(await engine.listing()) == share
+        return bool(status.get("ready")) and status["served"]["count"] == len(share)
+
+    try:
+        await hand.pool()
+        await hand.commit(presence(hand, "r2"), presence(hand, "r3"))
+        await hand.put(*records)
+        sidecar.program.start()
+        await eventually(serves_its_share, timeout_seconds=60)
+        own_etcd.stop()
+        sidecar.program.kill()
+        engine.program.kill()
+        await engine.start()
+        sidecar.program.start()
+        await eventually(serves_its_share, timeout_seconds=60)
+        assert (await sidecar.status())["stale"]
+    finally:
+        sidecar.program.kill()
+        await client.aclose()

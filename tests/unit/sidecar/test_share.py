@@ -1,0 +1,159 @@
+"""A replica's share: what it serves, what it cannot tell yet, and what a plan does about what it no longer serves."""
+
+from __future__ import annotations
+
+from sidecar.chosen import choose
+from sidecar.desired import DesiredState, Informer
+from sidecar.leaving import Stuck, Taken, Waiting
+from sidecar.plan import Load, Plan, Unload
+from sidecar.planner import make_plan
+from sidecar.share import PLACES_AT_ONCE, Share, Sharing
+from tests.support.fleets import fleet, keys_of, placed_at, rolling, without
+from tests.support.records import POOL, deletion, kv, put
+from tests.support.worlds import desired, known, observed, pool
+
+FLEET = fleet("r1", "r2", "r3")
+NAMES = [f"n{number}" for number in range(9)]
+ONE_EACH = desired(*(kv(name, 1, placement=placed_at(1)) for name in NAMES), kv("all", 1))
+ELSEWHERE = fleet("r2", "r3")
+
+
+def share(state: DesiredState, members=FLEET, replica: str = "r1", **labels: str) -> Share:
+    return Sharing(POOL, replica, labels).find(state, members)
+
+
+def planned(state: DesiredState, of: Share, listed: dict[str, str], handed=None) -> Plan:
+    facts = known(state, "v1")
+    facts = facts.__class__(
+        facts.staged, facts.staging, facts.failures, facts.unsettled, facts.owns, share=of, handed=handed or {}
+    )
+    return make_plan(state, pool(), observed(listed), facts, now=0.0)
+
+
+def test_each_adapter_is_somebodys():
+    owned = [key for replica in FLEET for key in keys_of(share(ONE_EACH, replica=replica).order) if key != "all"]
+    assert sorted(owned) == NAMES
+
+
+def test_a_pool_without_terms_costs_nothing():
+    state = desired(kv("a", 1), kv("b", 2))
+    assert share(state).order is state.order
+
+
+def test_labels_decide_without_a_look_at_others():
+    state = desired(kv("a", 1, placement=placed_at("all", zone="x")), kv("b", 1))
+    assert keys_of(share(state, None, zone="x").order) == ["a", "b"]
+    assert keys_of(share(state, None).order) == ["b"]
+
+
+def test_until_the_replicas_are_known_what_is_placed_is_neither_loaded_nor_unloaded():
+    """R13 static-stable."""
+    found = share(ONE_EACH, None)
+    assert keys_of(found.order) == ["all"]
+    assert keys_of(found.undecided) == NAMES
+    plan = planned(ONE_EACH, found, {"n1": "v1"})
+    assert plan.calls == (Load("all", "/store/adapters/sha256-v1", ONE_EACH.adapters["all"].ref, "req-all-1"),)
+    assert {one.name for one in plan.pending if one.reason == "replicas_unknown"} == set(NAMES)
+    assert not plan.is_settled
+
+
+def test_what_others_are_to_serve_is_kept_until_they_do():
+    sharing = Sharing(POOL, "r1", {})
+    mine = keys_of(sharing.find(ONE_EACH, fleet("r1")).order)
+    assert set(mine) == {*NAMES, "all"}
+    found = sharing.find(ONE_EACH, FLEET)
+    lost = next(name for name in NAMES if name not in keys_of(found.order))
+    listed = dict.fromkeys(keys_of(found.order), "v1") | {lost: "v1"}
+    plan = planned(ONE_EACH, found, listed)
+    (leaving,) = plan.leaving
+    assert (leaving.name, plan.calls, plan.pending) == (lost, (), ())
+    assert leaving.owners is not None
+    assert "r1" not in leaving.owners
+    assert plan.among == found.among == leaving.among
+    assert planned(ONE_EACH, found, listed, {leaving: Waiting()}).warnings == ()
+    (warning,) = planned(ONE_EACH, found, listed, {leaving: Stuck("r2 cannot")}).warnings
+    assert (warning.name, warning.reason) == (lost, "not_handed_over")
+    taken = planned(ONE_EACH, found, listed, {leaving: Taken()})
+    assert (taken.calls, taken.leaving) == ((Unload(lost, "/store/adapters/sha256-v1"),), ())
+
+
+def test_what_somebody_else_loaded_is_not_ours_to_hand_over():
+    """R11 foreign-safe."""
+    found = share(ONE_EACH, ELSEWHERE | fleet("r1"))
+    lost = next(name for name in NAMES if name not in keys_of(found.order))
+    plan = planned(ONE_EACH, found, {lost: "/mine", "N-other": "v1"})
+    assert plan.leaving == ()
+    assert [call for call in plan.calls if isinstance(call, Unload)] == [Unload("N-other", "/store/adapters/sha256-v1")]
+
+
+def test_what_is_listed_in_other_letters_is_no_adapter_of_ours():
+    state = desired(kv("a", 1, placement=placed_at("all", zone="x")))
+    assert choose(state, share(state, None), None, observed({"A": "v1"})).leaving == ()
+
+
+def test_all_but_the_canaries_keep_the_generation_before():
+    canary = {"canary": {"replicas": 1}}
+    state = desired(rolling("a", 5, strategy=canary))
+    versions = {replica: share(state, replica=replica).version(state.adapters["a"]) for replica in FLEET}
+    assert sorted(one.generation for one in versions.values()) == [1, 1, 2]
+    assert {one.ref.uri for one in versions.values() if one.generation == 1} == {"file:///a/v1"}
+
+
+def test_a_rollout_without_a_strategy_has_no_canaries():
+    """Whoever cannot tell who is to go first lets nobody go first."""
+    state = desired(rolling("a", 5))
+    assert {share(state, replica=replica).version(state.adapters["a"]).generation for replica in FLEET} == {1}
+
+
+def test_a_replica_that_goes_leaves_its_share_and_no_other():
+    before = {replica: set(keys_of(share(ONE_EACH, replica=replica).order)) for replica in FLEET}
+    rest = without(FLEET, "r3")
+    after = {replica: set(keys_of(share(ONE_EACH, rest, replica=replica).order)) for replica in rest}
+    assert all(before[replica] <= after[replica] for replica in rest)
+    assert set.union(*after.values()) == {*NAMES, "all"}
+
+
+def test_only_very_many_places_take_long():
+    informer, sharing = Informer(POOL), Sharing(POOL, "r1", {})
+    informer.replace(1, [kv(f"n{number}", 1, placement=placed_at(2)) for number in range(PLACES_AT_ONCE // 100)])
+    many = fleet(*(f"r{number}" for number in range(101)))
+    assert not sharing.is_long(informer.state, None)
+    assert not sharing.is_long(informer.state, without(many, "r1"))
+    assert sharing.is_long(informer.state, many)
+    sharing.find(informer.state, many)
+    assert not sharing.is_long(informer.state, many)
+    informer.apply(2, [put("n0", 2, generation=2, placement=placed_at(2))])
+    assert not sharing.is_long(informer.state, many)
+    informer.apply(3, [put("everywhere", 3)])
+    assert sharing.is_long(informer.state, many)
+    sharing.find(informer.state, many)
+    informer.apply(4, [deletion(f"n{number}", 4) for number in range(2)])
+    informer.apply(5, [put(f"n{number}", 5, placement=placed_at(2)) for number in range(70)])
+    assert sharing.is_long(informer.state, many)
+
+
+def test_a_change_of_one_record_moves_no_other():
+    informer, sharing = Informer(POOL), Sharing(POOL, "r1", {})
+    informer.replace(1, [kv(name, 1, placement=placed_at(1)) for name in NAMES])
+    before = sharing.find(informer.state, FLEET)
+    informer.apply(2, [put("n1", 2, generation=2, priority=1, placement=placed_at(3))])
+    after = sharing.find(informer.state, FLEET)
+    assert set(keys_of(after.order)) == {*keys_of(before.order), "n1"}
+    assert keys_of(after.order)[0] == "n1"
+
+
+def test_who_takes_over_what_labels_place_is_whoever_has_them():
+    state = desired(kv("a", 7, placement=placed_at("all", zone="x")))
+    (leaving,) = choose(state, share(state, None), None, observed({"a": "v1"})).leaving
+    assert (leaving.owners, leaving.selector, leaving.revision) == (None, frozenset({("zone", "x")}), 7)
+
+
+def test_a_replica_that_comes_wins_its_share_and_moves_no_other():
+    sharing, rest = Sharing(POOL, "r1", {}), without(FLEET, "r3")
+    before = sharing.find(ONE_EACH, rest)
+    after = sharing.find(ONE_EACH, FLEET)
+    assert after == share(ONE_EACH)
+    assert sharing.find(ONE_EACH, FLEET) is after
+    assert set(keys_of(after.order)) < set(keys_of(before.order))
+    assert {after.placed[name][0][1] for name in set(keys_of(before.order)) - set(keys_of(after.order))} == {"r3"}
+    assert sharing.find(ONE_EACH, rest) == before
