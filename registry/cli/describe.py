@@ -17,26 +17,13 @@ def describe_adapter(client: Client, printer: Printer, pool: str, name: str) -> 
     """An adapter's spec, who made it when, and how each replica stands to it."""
     adapter = client.get_adapter(pool, name)
     rollout = look(client, Target(pool, adapter.name, adapter.generation))
-    loaded = _loaded_on(client, adapter) if adapter.spec.load == "lazy" else []
     match printer.form:
         case Format.TABLE:
             _adapter_table(printer, adapter, rollout)
-            _table(printer, "Asked for and loaded", ("replica", "generation", "last_used"), loaded)
         case Format.NAME:
             printer.item(ADAPTERS, adapter)
         case _:
-            told = {"rollout": rollout_dict(rollout) if rollout else None, "loaded": loaded}
-            printer.plain({**adapter_dict(adapter), **told})
-
-
-def _loaded_on(client: Client, adapter: pb.Adapter) -> list[Plain]:
-    """Where a lazy adapter is loaded now, and when it was last used there."""
-    return [
-        {"replica": replica.name, "generation": one.get("generation"), "last_used": one.get("last_used")}
-        for replica in map(replica_view, client.list_replicas(adapter.pool))
-        for one in replica.resident()
-        if one.get("name") == adapter.name
-    ]
+            printer.plain({**adapter_dict(adapter), "rollout": rollout_dict(rollout) if rollout else None})
 
 
 def _table(printer: Printer, title: str, keys: tuple[str, ...], items: list[Plain]) -> None:

@@ -106,23 +106,14 @@ def test_describe_replica_shows_what_it_does_not_serve_and_why(cli, admin):
     assert "law   1           not_found  no files  2" in out
 
 
-def test_describe_says_where_a_lazy_adapter_is_loaded_and_when_it_was_used(cli, admin):
+def test_describe_replica_says_what_is_loaded_lazily_and_when_it_was_used(cli, admin):
     used = {"name": "sql", "generation": 2, "last_used": "2026-01-01T12:34:00.000Z"}
     lazy = {"count": 20000, "servable": True, "reason": "", "resident": [used, {**used, "name": "law"}, "odd"]}
-    loaded = pb.Replica(name="r1", pool="dev", status_json=json.dumps({**STATUS, "lazy": lazy}))
-    admin.answers["GetReplica"] = [loaded]
+    admin.answers["GetReplica"] = [pb.Replica(name="r1", pool="dev", status_json=json.dumps({**STATUS, "lazy": lazy}))]
     out = cli("describe", "replica", "r1").out
     assert "Lazy, asked for and loaded:\n" in out
     assert ["law", "2", "2026-01-01T12:34:00.000Z"] in [line.split() for line in out.splitlines()]
     assert "lazy.resident" not in out
-    admin.answers["GetAdapter"] = [pb.Adapter(name="sql", pool="dev", generation=2, spec=pb.AdapterSpec(load="lazy"))]
-    admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[loaded, pb.Replica(name="r2", pool="dev")])]
-    done = pb.Rollout(name="sql", generation=2, done=True)
-    admin.answers["WatchRollout"] = [[done], [done]]
-    out = cli("describe", "adapter", "sql").out
-    assert ["r1", "2", "2026-01-01T12:34:00.000Z"] in [line.split() for line in out.splitlines()]
-    described = cli("-o", "json", "describe", "adapter", "sql").json
-    assert described["loaded"] == [{"replica": "r1", "generation": 2, "last_used": "2026-01-01T12:34:00.000Z"}]
 
 
 def test_describe_pool(cli, admin):
