@@ -18,11 +18,11 @@ from tests.support.lazy_fleet import ARTIFACTS, LazyFleet, lazy_fleet
 from tests.support.tiny import make_tiny
 
 RECORDS = 20_000
-MISSES = 10_000
+MISSES = 5000
 AT_ONCE = MAX_ASKING // 2
 LIMIT_SECONDS = 0.001
 # An engine that is asked again for room has time to make it, so that only the request itself is measured.
-PAUSE_SECONDS = 0.5
+PAUSE_SECONDS = 0.25
 
 
 async def lazy(folder: Path) -> list[Figure]:

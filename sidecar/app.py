@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 
 import structlog
 
@@ -60,15 +62,8 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
         ReplicaTaken: see `sidecar.publisher`.
     """
     chance = Chance()
-    if settings.resolver_socket is not None:
-        check_directory(settings.resolver_socket)
     state = settings.store / "state" / settings.replica
-    try:
-        store = _store(settings, on_step)
-        lock = HostLock(state / "lock")
-        listener = listen(settings.http.host, settings.http.port)
-    except (OSError, StoreError, BaseUnreadable) as error:
-        raise StoreUnusable(f"{error}") from error
+    store, lock, listener = _open(settings, state, on_step)
     client = Client(settings.client_options())
     engine = _engine(settings, on_step)
     inputs, keys = Inputs(), Keys(settings.prefix)
@@ -118,6 +113,16 @@ def _telling(reporter: Reporter, publisher: Publisher, successors: Successors) -
         reporter.take(report)
 
     return tell
+
+
+def _open(settings: Settings, state: Path, on_step: OnStep) -> tuple[LocalStore, HostLock, socket.socket]:
+    """What has to be there before anything runs. Raises StoreUnusable, SocketUnusable."""
+    if settings.resolver_socket is not None:
+        check_directory(settings.resolver_socket)
+    try:
+        return _store(settings, on_step), HostLock(state / "lock"), listen(settings.http.host, settings.http.port)
+    except (OSError, StoreError, BaseUnreadable) as error:
+        raise StoreUnusable(f"{error}") from error
 
 
 def _store(settings: Settings, on_step: OnStep) -> LocalStore:

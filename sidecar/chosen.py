@@ -21,8 +21,8 @@ class Chosen:
     """What the engine is to hold, and what there is no room for, both with the most important first.
 
     `over` and `undecided` are ranks as in `DesiredState.order`: there may be very many. `undecided`: it is not known
-    yet whether this replica is to serve them. `leaving`: what the engine lists and others are to serve. `room`: how many
-    lazy adapters there is room for beside them.
+    yet whether this replica is to serve them. `leaving`: what the engine lists and others serve. `room`: for how many
+    lazy adapters there is room beside them.
     """
 
     adapters: tuple[DesiredAdapter, ...]

@@ -191,7 +191,7 @@ class Demand:
 def _listed(state: DesiredState, observed: Observed, owns: Callable[[str], str | None]) -> dict[str, str]:
     """The lazy adapters that the engine lists from our store: name key to name."""
     found = {}
-    for name, path in observed.adapters.items():
+    for name, path in observed.adapters.items() if state.lazy else ():
         key = name_key(name)
         lazy = state.lazy.get(key)
         if lazy is not None and lazy.name == name and owns(path) is not None:

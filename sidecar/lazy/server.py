@@ -58,7 +58,7 @@ class ResolverServer:
                 LAZY_QUESTIONS.labels("path" if isinstance(answer, Found) else answer.reason).inc()
                 async with asyncio.timeout(TRANSFER_SECONDS):
                     await asyncio.get_running_loop().sock_sendall(connection, write_answer(answer))
-        except (OSError, TimeoutError) as error:
+        except OSError as error:  # a TimeoutError is one too
             _log.debug("question_broken_off", error=repr(error))
         finally:
             self._connections -= 1
@@ -69,7 +69,7 @@ class ResolverServer:
 
 
 async def _line(connection: socket.socket) -> bytes:
-    """The first line, or as much of it as shows that it is too long. Raises OSError, TimeoutError."""
+    """The first line, or as much of it as shows that it is too long. Raises OSError."""
     loop, line = asyncio.get_running_loop(), b""
     async with asyncio.timeout(TRANSFER_SECONDS):
         while b"\n" not in line and len(line) <= MAX_QUESTION_BYTES:

@@ -239,3 +239,20 @@ async def test_hostile_names_are_refused_and_leave_nothing_behind(tmp_path, opti
         assert await rig.request("a") == 200
         assert rig.status.failed == []
         assert list(rig.engine.cards) == ["a"]
+
+
+async def test_many_names_at_once_are_each_served_at_their_first_request(tmp_path, options):
+    """R16 bounded: fifteen times as many as there is room for, and nobody is refused for that."""
+    names = [f"n{number}" for number in range(60)]
+    async with running_rig(tmp_path, SimulatedVllm(options)) as rig:
+        rig.desire(1, lazy=names, **dict.fromkeys(names, "v1"))
+        await rig.served(1)
+        limit = asyncio.Semaphore(12)
+
+        async def status_of(name: str) -> int:
+            async with limit:
+                return await rig.request(name)
+
+        assert set(await asyncio.gather(*map(status_of, names))) == {200}
+        await eventually(lambda: len(rig.engine.cards) == 4)
+        await eventually(lambda: len(resident(rig)) == 4)
