@@ -116,7 +116,7 @@ class Executor:
 
     def _request_id(self, call: Call) -> str:
         if isinstance(call, Unload):
-            return self._inputs.deleted_by(name_key(call.name)) or self._inputs.last_request_id
+            return self._inputs.deleted_by(name_key(call.name))
         return call.request_id
 
     async def _send(self, call: Call, request_id: str) -> Outcome:
