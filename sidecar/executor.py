@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -61,14 +62,16 @@ def _attempt(call: Call, incarnation: str, outcome: Outcome) -> Attempt:
 class Executor:
     """Makes the calls of one plan after another."""
 
-    def __init__(self, engine: Engine, inputs: Inputs, chance: Chance) -> None:
+    def __init__(self, engine: Engine, inputs: Inputs, chance: Chance, may_call: Callable[[], bool]) -> None:
+        """`may_call`: whether this sidecar drives its replica, which may change while a plan is carried out."""
         self._engine = engine
         self._inputs = inputs
         self._chance = chance
+        self._may_call = may_call
         self._rest_until = 0.0
 
     async def carry_out(self, plan: Plan, incarnation: str, *, is_serving: bool) -> list[Attempt]:
-        """Makes calls until the plan is done, is out of date, or something has to be looked at first.
+        """Makes calls until the plan is done or out of date, something has to be looked at first, or it may not.
 
         Args:
             plan: what to do.
@@ -81,7 +84,7 @@ class Executor:
         attempts: list[Attempt] = []
         started = self._chance.monotonic()
         for count, call in enumerate(plan.calls):
-            if count and (count >= MAX_CALLS or self._is_over(plan, started)):
+            if not self._may_call() or (count and (count >= MAX_CALLS or self._is_over(plan, started))):
                 break
             if is_serving and not isinstance(call, Unload):
                 await self._rest()

@@ -83,7 +83,7 @@ class Reconciler:
         self._chance = chance
         self._publish = publish
         self._notice = notice
-        self._executor = Executor(engine, inputs, chance)
+        self._executor = Executor(engine, inputs, chance, lambda: not ownership.refusal)
         self._observed: Observed | None = None
         self._observed_at = 0.0
         self._failures: dict[str, Failure] = {}
