@@ -62,18 +62,16 @@ def _attempt(call: Call, incarnation: str, outcome: Outcome) -> Attempt:
 class Executor:
     """Makes the calls of one plan after another."""
 
-    def __init__(
-        self, engine: Engine, inputs: Inputs, chance: Chance, is_asked: Callable[[str], bool] = lambda _key: False
-    ) -> None:
-        """`is_asked`: True for the key of a name that the engine asks about: a call for it would await the answer."""
+    def __init__(self, engine: Engine, inputs: Inputs, chance: Chance, may_call: Callable[[str], bool]) -> None:
+        """`may_call`: whether a call for a name key may be made now, which may change while a plan is carried out."""
         self._engine = engine
         self._inputs = inputs
         self._chance = chance
-        self._is_asked = is_asked
+        self._may_call = may_call
         self._rest_until = 0.0
 
     async def carry_out(self, plan: Plan, incarnation: str, *, is_serving: bool) -> list[Attempt]:
-        """Makes calls until the plan is done, is out of date, or something has to be looked at first.
+        """Makes calls until the plan is done or out of date, something has to be looked at first, or it may not.
 
         Args:
             plan: what to do.
@@ -88,7 +86,7 @@ class Executor:
         for count, call in enumerate(plan.calls):
             if count and (count >= MAX_CALLS or self._is_over(plan, started)):
                 break
-            if self._is_asked(name_key(call.name)):
+            if not self._may_call(name_key(call.name)):
                 continue
             if is_serving and not isinstance(call, Unload):
                 await self._rest()
@@ -123,7 +121,7 @@ class Executor:
 
     def _request_id(self, call: Call) -> str:
         if isinstance(call, Unload):
-            return self._inputs.deleted_by(name_key(call.name)) or self._inputs.last_request_id
+            return self._inputs.deleted_by(name_key(call.name))
         return call.request_id
 
     async def _send(self, call: Call, request_id: str) -> Outcome:

@@ -68,5 +68,8 @@ class Inputs:
             self._deletions.popitem(last=False)
 
     def deleted_by(self, key: str) -> str:
-        """Request that deleted the adapter, or an empty string if that is not known."""
-        return self._deletions.get(key, "")
+        """Request that an unload is traced to: the one that deleted the adapter, empty where that was not found out.
+
+        What no event deleted goes with the newest change.
+        """
+        return self._deletions.get(key, self.last_request_id)

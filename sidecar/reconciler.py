@@ -86,13 +86,17 @@ class Reconciler:
         self._notice = notice
         self._sharing = sharing
         self._demand = demand
-        self._executor = Executor(engine, inputs, chance, demand.is_asked)
+        self._executor = Executor(engine, inputs, chance, self._may_call)
         self._sight = Sight(engine, chance)
         self._failures: dict[str, Failure] = {}
         self._attempts: dict[str, Attempt] = {}
         self._terms: tuple[BaseShapes | None, bool] | None = None
         self._ready_in = ""
         self._logged: tuple[int, int, int, int] | None = None
+
+    def _may_call(self, key: str) -> bool:
+        """Not for a replica that is another's, nor for a name that the engine asks about: it would await the answer."""
+        return not self._ownership.refusal and not self._demand.is_asked(key)
 
     def distrust(self) -> None:
         """Forgets what was seen of the engine: it may have changed. The next round looks again."""

@@ -24,6 +24,7 @@ from registry.etcd3.errors import EtcdError
 from registry.etcd3.ops import Range
 from registry.keys import Keys
 from registry.v1 import registry_pb2 as pb
+from tests.faults.etcd_link import EtcdLink
 from tests.support.adapters import digest_of, write_adapter
 from tests.support.admin import Admin, admin_inside, change_set, drop, make_pool, put, refused, wait_ready
 from tests.support.etcd import Cluster, Member
@@ -121,8 +122,9 @@ async def _under_faults(
     stop = asyncio.Event()
     writers = [_write(admin, sources, random.Random(chance.random()), number, story, stop) for number in range(WRITERS)]
     tasks = [asyncio.create_task(writer) for writer in writers]
+    link = EtcdLink(sidecar.program.log)
     while len(story.faults) < faults or time.monotonic() < end:
-        await _one_fault(cluster, chance, story, sidecar)
+        await _one_fault(cluster, chance, story, link)
     stop.set()
     await asyncio.gather(*tasks)
 
@@ -165,7 +167,7 @@ async def _pause(seconds: float, stop: asyncio.Event) -> None:
         return
 
 
-async def _one_fault(cluster: Cluster, chance: random.Random, story: Story, sidecar: Sidecar) -> None:
+async def _one_fault(cluster: Cluster, chance: random.Random, story: Story, link: EtcdLink) -> None:
     """Something happens to one member, lasts, and is healed; the cluster keeps its majority."""
     kind = chance.choice(["kill leader", "kill one", "freeze leader", "freeze one", "freeze watched", "compact"])
     story.faults.append(kind)
@@ -175,7 +177,7 @@ async def _one_fault(cluster: Cluster, chance: random.Random, story: Story, side
         await _pause(FAULT_SECONDS[0], never)
         return
     if kind == "freeze watched":
-        await _freeze_watched(cluster, story, sidecar)
+        await _freeze_watched(cluster, story, link)
         return
     member = await cluster.leader() if kind.endswith("leader") else chance.choice(cluster.members)
     hurt, heal = _harm(kind, member)
@@ -185,28 +187,28 @@ async def _one_fault(cluster: Cluster, chance: random.Random, story: Story, side
     await cluster.ready()
 
 
-async def _freeze_watched(cluster: Cluster, story: Story, sidecar: Sidecar) -> None:
+async def _freeze_watched(cluster: Cluster, story: Story, link: EtcdLink) -> None:
     """The member that the sidecar watches stands still, connections alive, until the sidecar has noticed it."""
-    watched = await eventually(lambda: _watched(sidecar), timeout_seconds=NOTICE_SECONDS)
+    watched = await eventually(lambda: _watched(link), timeout_seconds=NOTICE_SECONDS)
     member = next(one for one in cluster.members if one.endpoint == watched)
-    before, began = _disconnections(sidecar), time.monotonic()
+    before, began = link.losses, time.monotonic()
     member.freeze()
     try:
-        await eventually(lambda: _disconnections(sidecar) > before, timeout_seconds=NOTICE_SECONDS)
+        await eventually(lambda: _losses(link) > before, timeout_seconds=NOTICE_SECONDS)
     finally:
         story.noticed_seconds.append(time.monotonic() - began)
         member.thaw()
     await cluster.ready()
 
 
-def _watched(sidecar: Sidecar) -> str:
-    """The member that the sidecar watches now; empty while it looks for one."""
-    links = [line for line in sidecar.program.logged() if line["event"] in {"etcd_connected", "etcd_disconnected"}]
-    return str(links[-1].get("endpoint", ""))
+def _watched(link: EtcdLink) -> str:
+    link.look()
+    return link.endpoint
 
 
-def _disconnections(sidecar: Sidecar) -> int:
-    return sum(line["event"] == "etcd_disconnected" for line in sidecar.program.logged())
+def _losses(link: EtcdLink) -> int:
+    link.look()
+    return link.losses
 
 
 def _harm(kind: str, member: Member) -> tuple[Callable[[], None], Callable[[], None]]:

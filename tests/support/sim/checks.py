@@ -23,7 +23,7 @@ from tests.support.sim.sidecars import GRACE_SECONDS
 TRUTH_SECONDS = 120.0
 # A swap's unload and load are sent together, and each may take so long.
 PUT_BACK_SECONDS = 60.0
-# Calls of the plan that is carried out while the replica id is lost.
+# The call that is made while the replica id is lost.
 OWNER_SECONDS = 1.0
 # What is said of a record that cannot be followed, whose last good one may be served all the same.
 REFUSED_RECORD = {"unreadable_record", "future_schema", "key_mismatch"}

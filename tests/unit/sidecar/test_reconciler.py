@@ -110,6 +110,28 @@ async def test_who_lost_the_replica_id_neither_looks_at_the_engine_nor_calls_it(
     assert set(engine.adapters) == {"gone"}
 
 
+class Losing(Engine):
+    """The replica id is lost to another sidecar during the first call."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+        self.adapters |= {"old": path_of("r1", "old")}
+        self.refusal = ""
+
+    async def unload(self, name: str, *, request_id: str) -> Outcome:
+        self.refusal = Taken.refusal
+        return await super().unload(name, request_id=request_id)
+
+
+async def test_who_loses_the_replica_id_amid_a_plan_makes_no_further_call_of_it():
+    """R10 one-owner: the other one drives from now on."""
+    engine, inputs = Losing(), Inputs()
+    inputs.desired = desired(1, "a")
+    async with running(engine, inputs, engine) as reports:
+        await eventually(lambda: reports and reports[-1].situation.note == Taken.refusal)
+    assert len(engine.adapters) == 1
+
+
 async def test_a_replica_is_ready_once_nothing_is_left_to_do_and_not_before():
     """R9 status-truth: a load balancer sends nothing to a replica whose engine is not yet as it should be."""
     engine, inputs = Engine(lambda: None), Inputs()

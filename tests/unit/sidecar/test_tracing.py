@@ -46,6 +46,7 @@ def played(work: Coroutine[Any, Any, None]) -> float:
 
 
 async def note_deletions(etcd: Etcd, inputs: Inputs, *, pause_seconds: float = 0.0) -> None:
+    """A deletion in each of so many revisions."""
     loop = asyncio.get_running_loop()
     tracer = Tracer(cast("Client", etcd), KEYS, POOL, inputs, monotonic=loop.time)
     for number in range(1, DELETIONS + 1):
@@ -65,7 +66,9 @@ def test_an_etcd_that_is_slow_after_a_fault_holds_up_no_deletion():
     etcd, inputs = Etcd(1.0), Inputs()
     seconds = played(note_deletions(etcd, inputs))
     assert seconds <= TRACE_MOST_SECONDS + TRACE_TIMEOUT_SECONDS
-    assert inputs.deleted_by("n1") == inputs.deleted_by(f"n{DELETIONS}") == inputs.last_request_id == ""
+    inputs.last_request_id = "req-later"
+    assert inputs.deleted_by("n1") == inputs.deleted_by(f"n{DELETIONS}") == ""
+    assert inputs.deleted_by("never deleted by an event") == "req-later"
 
 
 def test_an_etcd_that_stays_slow_costs_a_share_of_the_time():
