@@ -11,7 +11,8 @@ from registry.errors import InvalidArgument, Reason, RegistryError
 from registry.etcd3.ops import Event
 from registry.keys import last_part
 from registry.model.names import check_adapter_name, check_segment, name_of_key
-from registry.store.rollout import Question, ReplicaState, Rollout
+from registry.store.judgement import ReplicaState
+from registry.store.rollout import Question, Rollout
 from registry.store.watching import Batch, Watcher
 from registry.transactions.stored import read_adapter
 from registry.v1 import registry_pb2 as pb

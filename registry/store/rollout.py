@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum, auto
+from dataclasses import dataclass
+from enum import Enum
 
 from registry.errors import RegistryError
 from registry.etcd3.ops import KeyValue
 from registry.keys import last_part
 from registry.model.names import name_key
 from registry.model.records import AdapterRecord
-from registry.model.status import ReplicaStatus
+from registry.store.judgement import Asked, ReplicaState, agreed, judge, said
 from registry.transactions.stored import read_adapter
-
-
-class ReplicaState(Enum):
-    """Where one replica is with a generation."""
-
-    PENDING = auto()
-    SERVING = auto()
-    FAILED = auto()
-    UNKNOWN = auto()
 
 
 class Failure(Enum):
@@ -35,13 +25,12 @@ class Failure(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRollout:
-    """One replica, and why it does not serve yet. `digest`: what it found where the record says none; else empty."""
+    """One replica, and why it does not serve yet."""
 
     replica: str
     state: ReplicaState
     reason: str = ""
     message: str = ""
-    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +81,14 @@ def derive_rollout(question: Question, facts: Facts) -> Rollout:
 
 
 def _present_rollout(record: AdapterRecord, revision: int, facts: Facts) -> Rollout:
-    replicas = _agreed(
-        tuple(_replica(replica, facts.statuses.get(replica), record, revision) for replica in sorted(facts.presences))
+    spec = record.spec
+    asked = Asked(
+        name_key(record.name), record.generation, revision, spec.load == "lazy", spec.source.digest is not None
+    )
+    names = sorted(facts.presences)
+    judged = agreed([judge(said(facts.statuses.get(name)), asked) for name in names])
+    replicas = tuple(
+        ReplicaRollout(name, one.state, one.reason, one.message) for name, one in zip(names, judged, strict=True)
     )
     waiting = _waiting(replicas)
     failed = any(one.state is ReplicaState.FAILED for one in replicas)
@@ -101,90 +96,11 @@ def _present_rollout(record: AdapterRecord, revision: int, facts: Facts) -> Roll
     return Rollout(record.name, record.generation, replicas, not waiting, failure, waiting)
 
 
-def _agreed(replicas: tuple[ReplicaRollout, ...]) -> tuple[ReplicaRollout, ...]:
-    """Replicas that found different files under one generation do not serve it: nobody knows which is meant."""
-    found = Counter(one.digest for one in replicas if one.digest)
-    if len(found) < 2:
-        return replicas
-    told = ", ".join(f"{digest} on {count}" for digest, count in sorted(found.items()))
-    return tuple(
-        replace(
-            one,
-            state=ReplicaState.FAILED,
-            reason="digests_differ",
-            message=f"it found {one.digest}; found in all: {told}; apply the digest that is meant",
-        )
-        if one.digest
-        else one
-        for one in replicas
-    )
-
-
 def _waiting(replicas: tuple[ReplicaRollout, ...]) -> str:
     if not replicas:
         return "no replica of the pool is alive"
     behind = [one for one in replicas if one.state in {ReplicaState.PENDING, ReplicaState.UNKNOWN}]
     return f"{len(behind)} of {len(replicas)} replicas do not serve it yet" if behind else ""
-
-
-def _replica(replica: str, kv: KeyValue | None, record: AdapterRecord, revision: int) -> ReplicaRollout:
-    if kv is None:
-        return ReplicaRollout(replica, ReplicaState.PENDING, "no_status", "it has not reported yet")
-    try:
-        status = ReplicaStatus.parse(kv.value)
-    except RegistryError as error:
-        return ReplicaRollout(replica, ReplicaState.UNKNOWN, "unreadable_status", error.message)
-    return _settled(replica, status, record, revision) or _exception(replica, status, record)
-
-
-def _settled(replica: str, status: ReplicaStatus, record: AdapterRecord, revision: int) -> ReplicaRollout | None:
-    """What the status says as a whole; None: only the names that are listed in it can tell."""
-    if status.stale:
-        return ReplicaRollout(
-            replica, ReplicaState.UNKNOWN, "stale", status.held or status.note or "its status is stale"
-        )
-    if not (status.ready or status.engine.incarnation):
-        return ReplicaRollout(
-            replica, ReplicaState.UNKNOWN, "engine_unreachable", status.note or "its engine is out of reach"
-        )
-    if status.observed_revision < revision:
-        return ReplicaRollout(
-            replica, ReplicaState.PENDING, "not_seen", f"it has seen revision {status.observed_revision} of {revision}"
-        )
-    if record.spec.load == "lazy":
-        return _lazy(replica, status)
-    return None
-
-
-def _lazy(replica: str, status: ReplicaStatus) -> ReplicaRollout:
-    """A lazy adapter is served as soon as the replica could load it at the first request."""
-    if status.lazy.servable:
-        return ReplicaRollout(replica, ReplicaState.SERVING, "lazy", "it is loaded at the first request")
-    return ReplicaRollout(
-        replica, ReplicaState.FAILED, status.lazy.reason or "lazy", "this replica cannot load at the first request"
-    )
-
-
-def _exception(replica: str, status: ReplicaStatus, record: AdapterRecord) -> ReplicaRollout:
-    key = name_key(record.name)
-    for failed in status.failed:
-        if name_key(failed.name) == key:
-            state = ReplicaState.FAILED if failed.retry_at is None else ReplicaState.PENDING
-            return ReplicaRollout(replica, state, failed.reason, failed.message)
-    for pending in status.pending:
-        if name_key(pending.name) == key:
-            return ReplicaRollout(replica, ReplicaState.PENDING, pending.reason)
-    if status.omitted:
-        message = f"its status leaves out {status.omitted} names"
-        return ReplicaRollout(replica, ReplicaState.UNKNOWN, "omitted", message)
-    return ReplicaRollout(replica, ReplicaState.SERVING, digest=_found_digest(status, record))
-
-
-def _found_digest(status: ReplicaStatus, record: AdapterRecord) -> str:
-    """The digest that a replica found of this generation; empty where the record says it, or it was left out."""
-    key = name_key(record.name)
-    named = (one for one in status.found if name_key(one.name) == key and one.generation == record.generation)
-    return next((one.digest for one in named), "") if record.spec.source.digest is None else ""
 
 
 def facts_of(ranges: Sequence[Sequence[KeyValue]]) -> Facts:

@@ -6,7 +6,8 @@ import pytest
 
 from registry.etcd3.ops import KeyValue
 from registry.model.status import EngineStatus, Failed, Found, Lazy, Pending, ReplicaStatus, Served
-from registry.store.rollout import Failure, Question, ReplicaState, derive_rollout, facts_of
+from registry.store.judgement import ReplicaState
+from registry.store.rollout import Failure, Question, derive_rollout, facts_of
 from tests.support.records import KEYS, POOL, kv, record
 
 ASKED = Question(POOL, "acme/a", 2)
