@@ -19,6 +19,7 @@ from registry.admin.http import make_app
 from registry.admin.metrics import Metrics
 from registry.admin.probe import Probe
 from registry.admin.reads import Reads
+from registry.admin.residency import Residency
 from registry.admin.service import SERVICE, make_handlers
 from registry.admin.settings import Settings
 from registry.admin.streams import Streams
@@ -30,7 +31,9 @@ from registry.etcd3.client import Client
 from registry.keys import Keys
 from registry.store.break_glass import BreakGlass
 from registry.store.gate import Gate
+from registry.store.mirror import Mirrors
 from registry.store.reader import Reader
+from registry.store.residency_boards import Boards
 from registry.store.watching import Watcher
 from registry.store.writer import Writer, utc_now
 from registry.transactions.context import Limits
@@ -75,11 +78,14 @@ async def running(settings: Settings, *, drain_seconds: float = DRAIN_SECONDS) -
     probe = Probe(client, keys, gate, servicer, metrics, SERVICE)
     stopping = asyncio.Event()
     writes, glass = Writes(writer), BreakGlass(client, keys, gate, now=utc_now)
-    watcher = Watcher(client, keys, reader, rng=rng)
-    handlers = make_handlers(writes, Emergency(glass, writes), Reads(reader), Streams(watcher), metrics, stopping)
+    mirrors = Mirrors(client, rng=rng)
+    streams = Streams(Watcher(client, keys, reader, mirrors, rng=rng))
+    boards = Boards(client, keys, mirrors)
+    residency = Residency(boards, reader)
+    handlers = make_handlers(writes, Emergency(glass, writes), Reads(reader), streams, residency, metrics, stopping)
     server, port = _grpc_server(settings, handlers, servicer)
     listener = _http_listener(settings.http)
-    http = HttpServer(make_app(lambda: probe.readiness, metrics.registry), listener)
+    http = HttpServer(make_app(lambda: probe.readiness, metrics.registry, residency.page), listener)
     try:
         async with asyncio.TaskGroup() as tasks:
             probing = tasks.create_task(probe.run(), name="probe")
@@ -98,6 +104,7 @@ async def running(settings: Settings, *, drain_seconds: float = DRAIN_SECONDS) -
                 await server.stop(GRACE_SECONDS)
                 http.stop()
     finally:
+        await boards.aclose()
         await client.aclose()
 
 

@@ -7,23 +7,17 @@ from contextlib import aclosing
 
 from registry.admin import wire_out
 from registry.admin.calls import Call
+from registry.admin.wire_residency import STATES
 from registry.errors import InvalidArgument, Reason, RegistryError
 from registry.etcd3.ops import Event
 from registry.keys import last_part
 from registry.model.names import check_adapter_name, check_segment, name_of_key
-from registry.store.judgement import ReplicaState
 from registry.store.rollout import Question, Rollout
 from registry.store.watching import Batch, Watcher
 from registry.transactions.stored import read_adapter
 from registry.v1 import registry_pb2 as pb
 
 _EVENTS_AT_ONCE = 500
-_STATES = {
-    ReplicaState.PENDING: pb.RolloutReplica.PENDING,
-    ReplicaState.SERVING: pb.RolloutReplica.SERVING,
-    ReplicaState.FAILED: pb.RolloutReplica.FAILED,
-    ReplicaState.UNKNOWN: pb.RolloutReplica.UNKNOWN,
-}
 
 
 class Streams:
@@ -82,7 +76,7 @@ def _event(pool: str, event: Event) -> pb.AdapterEvent:
 
 def _rollout(rollout: Rollout) -> pb.Rollout:
     replicas = [
-        pb.RolloutReplica(replica=one.replica, state=_STATES[one.state], reason=one.reason, message=one.message)
+        pb.RolloutReplica(replica=one.replica, state=STATES[one.state], reason=one.reason, message=one.message)
         for one in rollout.replicas
     ]
     return pb.Rollout(

@@ -6,11 +6,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from typing import assert_never
 
 from registry.errors import RegistryError
 from registry.etcd3.ops import KeyValue
 from registry.model.names import name_key
 from registry.model.status import Failed, Found, Pending, ReplicaStatus, Resident
+
+# Said, without a name, by a replica that does nothing with its engine although it may look ready.
+BLOCKED = "blocked"
 
 
 class ReplicaState(Enum):
@@ -90,6 +94,7 @@ def judge(told: Said, asked: Asked) -> Judged:
             return Judged(ReplicaState.UNKNOWN, "unreadable_status", message)
         case Told():
             return _settled(told.status, asked) or _exception(told, asked)
+    assert_never(told)
 
 
 def _settled(status: ReplicaStatus, asked: Asked) -> Judged | None:
@@ -98,6 +103,8 @@ def _settled(status: ReplicaStatus, asked: Asked) -> Judged | None:
         return Judged(ReplicaState.UNKNOWN, "stale", status.held or status.note or "its status is stale")
     if not (status.ready or status.engine.incarnation):
         return Judged(ReplicaState.UNKNOWN, "engine_unreachable", status.note or "its engine is out of reach")
+    if any(one.reason == BLOCKED and not one.name for one in status.warnings):
+        return Judged(ReplicaState.UNKNOWN, BLOCKED, status.note or "it does nothing with its engine")
     if status.observed_revision < asked.revision:
         seen = f"it has seen revision {status.observed_revision} of {asked.revision}"
         return Judged(ReplicaState.PENDING, "not_seen", seen)
