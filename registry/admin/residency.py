@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -35,11 +36,15 @@ class Residency:
         self, request: pb.WatchResidencyRequest, call: Call
     ) -> AsyncGenerator[pb.WatchResidencyResponse, None]:
         check_segment(request.pool, field="pool")
+        if request.name:
+            check_adapter_name(request.name)
+            await self._reader.adapter(request.pool, request.name, call.budget)
         await self._reader.pool(request.pool, call.budget)
         async with self._boards.look(request.pool) as board, aclosing(board.follow()) as tellings:
             async for told in tellings:
-                for start in wire.starts(told):
-                    yield await asyncio.to_thread(wire.response, told, start)
+                wanted = _only(told, name_key(request.name)) if request.name else told
+                for start in wire.starts(wanted) if wanted.keys or wanted.snapshot else ():
+                    yield await asyncio.to_thread(wire.response, wanted, start)
 
     async def page(self, request: Request) -> Response:
         """``GET /v1/residency?pool=P[&name=N]``."""
@@ -65,6 +70,11 @@ class Residency:
                 field="name",
             )
         return StreamingResponse(_json(pool, told, keys), headers=headers, media_type="application/json")
+
+
+def _only(told: Told, key: str) -> Told:
+    """What is told of one adapter."""
+    return replace(told, keys=(key,) if key in told.keys else ())
 
 
 def _asked(request: Request) -> tuple[str, str | None]:

@@ -19,6 +19,7 @@ from registry.client.refusals import worth_repeating
 from registry.v1 import registry_pb2 as pb
 
 Reply = TypeVar("Reply", bound=Message)
+Answer = TypeVar("Answer")
 Page = TypeVar("Page", pb.ListAdaptersResponse, pb.ListPoolsResponse, pb.ListReplicasResponse, pb.ListTenantsResponse)
 Paged = pb.ListAdaptersRequest | pb.ListPoolsRequest | pb.ListReplicasRequest | pb.ListTenantsRequest
 
@@ -177,6 +178,24 @@ class Client:
         """Progress of a rollout until it is done; raises grpc.RpcError when the stream breaks or the time is up."""
         return self._stream("WatchRollout", request, pb.Rollout, timeout_seconds)
 
+    def residency(self, pool: str, name: str = "") -> list[pb.AdapterResidency]:
+        """Where a pool's adapters are now; or where one of them is."""
+        request = pb.WatchResidencyRequest(pool=pool, name=name)
+        return self._repeated(lambda seconds: self._whole(request, seconds))
+
+    def watch_residency(self, pool: str, name: str) -> Iterator[pb.WatchResidencyResponse]:
+        """Where adapters are, and every change of that, without end; raises grpc.RpcError when the stream breaks."""
+        request = pb.WatchResidencyRequest(pool=pool, name=name)
+        return self._stream("WatchResidency", request, pb.WatchResidencyResponse, None)
+
+    def _whole(self, request: pb.WatchResidencyRequest, seconds: float) -> list[pb.AdapterResidency]:
+        found: list[pb.AdapterResidency] = []
+        for response in self._stream("WatchResidency", request, pb.WatchResidencyResponse, seconds):
+            found.extend(response.adapters)
+            if not response.more:
+                break
+        return found
+
     def _pages(self, method: str, request: Paged, reply: type[Page]) -> Iterator[Page]:
         while True:
             page = self._unary(method, request, reply)
@@ -197,6 +216,10 @@ class Client:
         call: grpc.UnaryUnaryMultiCallable[Message, Reply] = self._channel.unary_unary(
             f"{_SERVICE}/{method}", _serialized, reply.FromString
         )
+        return self._repeated(lambda seconds: call(request, timeout=seconds), request_id)
+
+    def _repeated(self, attempt: Callable[[float], Answer], request_id: str = "") -> Answer:
+        """What an attempt, which is told how many seconds it has, comes to; repeated where that is safe."""
         end = time.monotonic() + self.timeout_seconds
         retrying = Retrying(
             stop=stop_before_delay(self.timeout_seconds),
@@ -206,7 +229,7 @@ class Client:
             reraise=True,
         )
         try:
-            return retrying(lambda: call(request, timeout=_try_seconds(end)))
+            return retrying(lambda: attempt(_try_seconds(end)))
         except grpc.RpcError as error:
             raise CliError(rpc_failure(error, self.address, request_id)) from error
 

@@ -13,6 +13,16 @@
 from registry.client.asynchronous import AsyncRegistry
 from registry.client.calls import Tls
 from registry.client.published import Published
+from registry.client.residency import AdapterResidency, PoolResidency, Residence, State
 from registry.client.synchronous import Registry
 
-__all__ = ["AsyncRegistry", "Published", "Registry", "Tls"]
+__all__ = [
+    "AdapterResidency",
+    "AsyncRegistry",
+    "PoolResidency",
+    "Published",
+    "Registry",
+    "Residence",
+    "State",
+    "Tls",
+]

@@ -72,6 +72,7 @@ class Boards:
     def _start(self, pool: str) -> _Open:
         board = Board(pool, secrets.token_hex(8))
         task = asyncio.create_task(self._run(pool, board), name=f"residency {pool}")
+        task.add_done_callback(lambda _: board.end())  # also of one that is cancelled before it has begun
         self._open[pool] = _Open(board, task)
         return self._open[pool]
 
@@ -84,16 +85,13 @@ class Boards:
 
     async def _run(self, pool: str, board: Board) -> None:
         wake = asyncio.Event()
-        try:
-            async with AsyncExitStack() as stack:
-                prefixes = self._keys.adapters(pool), self._keys.replicas(pool), self._keys.statuses(pool)
-                mirrors = [
-                    await stack.enter_async_context(self._mirrors.look(prefix, prefix_end(prefix), wake))
-                    for prefix in prefixes
-                ]
-                await _Following(self._client, prefixes, mirrors, board).run(wake)
-        finally:
-            board.end()
+        async with AsyncExitStack() as stack:
+            prefixes = self._keys.adapters(pool), self._keys.replicas(pool), self._keys.statuses(pool)
+            mirrors = [
+                await stack.enter_async_context(self._mirrors.look(prefix, prefix_end(prefix), wake))
+                for prefix in prefixes
+            ]
+            await _Following(self._client, prefixes, mirrors, board).run(wake)
 
 
 class _Replicas:

@@ -70,7 +70,10 @@ def statuses(draw: st.DrawFn) -> Kvs:
 
 @st.composite
 def complaints(draw: st.DrawFn) -> dict[str, Any]:
-    failed = [Failed(name=name, generation=2, reason="BAD", message="", attempts=1, retry_at=None) for name in draw(st.sets(NAMES))]
+    failed = [
+        Failed(name=name, generation=2, reason="BAD", message="", attempts=1, retry_at=None)
+        for name in draw(st.sets(NAMES))
+    ]
     used = [Resident(name=name, generation=2, last_used="t") for name in draw(st.sets(NAMES))]
     digests = st.sampled_from(["sha256:1", "sha256:2"])
     lists = st.sampled_from([[], ["r1"], ["r1", "r2"], ["r1", "r2", "r3"]])

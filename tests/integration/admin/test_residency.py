@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import random
 
 import httpx
 import pytest
 from grpc import StatusCode
 
 from registry.admin import wire_residency
+from registry.errors import Unavailable
 from registry.etcd3.ops import Put, Txn
-from registry.model.status import Pending
+from registry.keys import Keys
+from registry.model.records import Placement
+from registry.model.status import Failed, Pending
 from registry.store import residency_board
+from registry.store.mirror import Mirrors
+from registry.store.residency_boards import Boards
 from registry.v1 import registry_pb2 as pb
-from tests.support.admin import admin_inside, change_set, drop, make_pool, put, refusal, wait_ready
+from tests.support.admin import admin_inside, change_set, drop, put, refusal
 from tests.support.proxy import Proxy
+from tests.support.records import record
 from tests.support.replicas import Replicas, digest_of
 from tests.support.waiting import eventually
 
@@ -30,8 +36,8 @@ def replicas(ledger) -> Replicas:
 class Router:
     """What somebody who follows the stream knows."""
 
-    def __init__(self, admin) -> None:
-        self.call = admin.stub.WatchResidency(pb.WatchResidencyRequest(pool="p"))
+    def __init__(self, admin, name: str = "") -> None:
+        self.call = admin.stub.WatchResidency(pb.WatchResidencyRequest(pool="p", name=name))
         self.adapters: dict[str, pb.AdapterResidency] = {}
         self.snapshots = 0
         self.responses: list[pb.WatchResidencyResponse] = []
@@ -124,6 +130,26 @@ async def test_snapshots_come_in_parts(admin, replicas, monkeypatch):
     router.call.cancel()
 
 
+async def test_one_adapter(admin, replicas):
+    """Who asks for one adapter hears of no other."""
+    revision = (await admin.stub.ApplyAdapters(change_set(put("a"), put("b")))).revision
+    await replicas.alive("r1")
+    router = Router(admin, "A")
+    await router.hear()
+    assert router.where == {"a": {"r1": "PENDING"}}
+    failed = Failed(name="a", generation=1, reason="BAD", message="", attempts=1, retry_at=None)
+    await replicas.says("r1", revision, failed=[failed])
+    await router.until({"a": {"r1": "FAILED"}})
+    await replicas.says("r1", revision)
+    await router.until({"a": {"r1": "SERVING"}})
+    await admin.stub.ApplyAdapters(change_set(drop("a")))
+    await router.until({})
+    assert {one.name for response in router.responses for one in response.adapters} == {"a"}
+    told = await refusal(Router(admin, "nobody").call.read())
+    assert (told.code, told.reason) == (StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND")
+    assert (await refusal(Router(admin, "a,b").call.read())).code == StatusCode.INVALID_ARGUMENT
+
+
 async def test_many_who_look_are_told_the_same(admin, replicas):
     """A pool is derived once for all; who comes later finds it known."""
     revision = (await admin.stub.ApplyAdapters(change_set(put("a")))).revision
@@ -174,9 +200,9 @@ async def test_a_slow_router_gets_a_new_snapshot(admin, replicas, monkeypatch):
 async def test_a_router_that_does_not_read(admin, replicas, ledger, monkeypatch):
     """R16 bounded: a stream that nobody reads holds nothing up and is whole again when it is read."""
     monkeypatch.setattr(residency_board, "_STEPS_REMEMBERED", 2)
-    names = [f"{'n' * 100}{i}" for i in range(200)]
-    await admin.stub.ApplyAdapters(change_set(*map(put, names[:100])))
-    revision = (await admin.stub.ApplyAdapters(change_set(*map(put, names[100:])))).revision
+    names = [f"{'n' * 90}{i}" for i in range(200)]
+    puts = tuple(Put(ledger.keys.adapter("p", name), record(name).to_bytes()) for name in names)
+    revision = (await ledger.client.txn(Txn((), puts))).revision
     await replicas.alive(*(f"r{i}" for i in range(20)))
     slow, quick = Router(admin), Router(admin)
     await quick.hear()
@@ -202,5 +228,148 @@ async def test_a_router_that_does_not_read(admin, replicas, ledger, monkeypatch)
 
 
 async def test_placed_by_number(ledger, admin, replicas):
-    """Written past the admin service, which does not take such records in this release."""
-    from tests.support.fleet import Hand  # noqa: F401
+    """A replica that comes takes its share, and one that goes leaves only its own."""
+    await admin.stub.ApplyAdapters(change_set(put("seed")))
+    names = [f"n{i}" for i in range(12)]
+    records = [record(name, placement=Placement(replicas=2)) for name in names]
+    puts = tuple(Put(ledger.keys.adapter("p", one.name), one.to_bytes()) for one in records)
+    revision = (await ledger.client.txn(Txn((), puts))).revision
+    live = ["r1", "r2", "r3", "r4"]
+    await replicas.alive(*live)
+    for name in live:
+        await replicas.says(name, revision, members=digest_of(*live))
+    router = Router(admin)
+    await router.hear()
+    before = {name: router.where[name] for name in names}
+    assert all(list(where.values()) == ["SERVING"] * 2 for where in before.values())
+    await replicas.gone("r4")
+    for name in live[:3]:
+        await replicas.says(name, revision, members=digest_of(*live[:3]))
+
+    async def is_settled() -> bool:
+        await router.hear()
+        return all(list(router.where[name].values()) == ["SERVING"] * 2 for name in names)
+
+    await eventually(is_settled)
+    for name in names:
+        assert set(before[name]) - {"r4"} <= set(router.where[name])
+    router.call.cancel()
+
+
+async def test_etcd_away_and_back(etcd, ledger, admin, replicas):
+    """What was told stays until etcd is back; then what happened meanwhile is told, and nothing else."""
+    revision = (await admin.stub.ApplyAdapters(change_set(put("a")))).revision
+    await replicas.alive("r1")
+    await replicas.says("r1", revision)
+    async with Proxy(etcd.cluster.members[0].client_port) as proxy, admin_inside([proxy.endpoint], etcd.prefix) as one:
+        router = Router(one)
+        await router.hear()
+        proxy.refuse()
+        proxy.cut()
+        later = (await admin.stub.ApplyAdapters(change_set(put("b")))).revision
+        hearing = asyncio.create_task(router.until({"a": {"r1": "SERVING"}, "b": {"r1": "SERVING"}}))
+        await replicas.says("r1", later)
+
+        async def is_away() -> bool:
+            return (await page(one)).status_code == 503
+
+        await eventually(is_away)
+        assert not hearing.done()
+        proxy.pass_on()
+        await hearing
+        assert router.snapshots == 1
+        router.call.cancel()
+
+
+async def page(admin, etag: str = "", **query: str) -> httpx.Response:
+    headers = {"If-None-Match": etag} if etag else {}
+    async with httpx.AsyncClient(timeout=30) as client:
+        return await client.get(f"{admin.http}/v1/residency", params=query or {"pool": "p"}, headers=headers)
+
+
+async def test_the_page(ledger, admin, replicas):
+    """GET /v1/residency says the same as the stream, and nothing at all while nothing has changed."""
+    revision = (await admin.stub.ApplyAdapters(change_set(put("acme/a"), put("b")))).revision
+    await replicas.alive("r1")
+    await replicas.says("r1", revision)
+    reply = await page(admin)
+    assert (reply.status_code, reply.headers["content-type"]) == (200, "application/json")
+    told = reply.json()
+    assert (told["pool"], told["revision"] >= revision) == ("p", True)
+    assert told["adapters"][0] == {
+        "name": "acme/a",
+        "generation": 1,
+        "load": "eager",
+        "replicas": [
+            {
+                "replica": "r1",
+                "engine_url": "http://r1",
+                "labels": {},
+                "model": "acme/a",
+                "generation": 1,
+                "state": "serving",
+                "reason": "",
+                "loaded": True,
+                "last_used": "",
+            }
+        ],
+        "note": "",
+    }
+    again = await page(admin, reply.headers["etag"])
+    assert (again.status_code, again.content) == (304, b"")
+    assert (await page(admin, f'"x", W/{reply.headers["etag"]}')).status_code == 304
+    await replicas.says("r1", revision, stale=True)
+
+    async def is_stale() -> bool:
+        return (await page(admin, reply.headers["etag"])).status_code == 200
+
+    await eventually(is_stale)
+    one = (await page(admin, pool="p", name="ACME/A")).json()
+    assert [(each["name"], each["replicas"][0]["state"]) for each in one["adapters"]] == [("acme/a", "unknown")]
+
+
+async def test_the_page_in_parts(admin, monkeypatch):
+    monkeypatch.setattr(wire_residency, "_PARTS_AT_ONCE", 2)
+    assert (await page(admin)).json()["adapters"] == []
+    await admin.stub.ApplyAdapters(change_set(*(put(f"n{i}") for i in range(5))))
+
+    async def has_all() -> bool:
+        return [one["name"] for one in (await page(admin)).json()["adapters"]] == [f"n{i}" for i in range(5)]
+
+    await eventually(has_all)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "field"),
+    [
+        ({"name": "a"}, 400, "pool"),
+        ({"pool": "?"}, 400, "pool"),
+        ({"pool": "p", "name": "a,b"}, 400, "name"),
+        ({"pool": "q"}, 404, "pool"),
+        ({"pool": "p", "name": "nobody"}, 404, "name"),
+    ],
+)
+async def test_wrong_pages(admin, query, status, field):
+    """Each says what is wrong with which parameter."""
+    reply = await page(admin, **query)
+    assert (reply.status_code, reply.json()["error"]["field"]) == (status, field)
+
+
+async def test_boards_end(etcd_client, etcd, admin):
+    """R16 bounded: what nobody looks at any more is not followed for ever."""
+    keys = Keys(etcd.prefix)
+    mirrors = Mirrors(etcd_client, rng=random.Random(1))
+    boards = Boards(etcd_client, keys, mirrors, linger_seconds=0.05)
+    async with boards.look("p") as board:
+        assert (await board.look()).snapshot
+        async with boards.look("p") as same:
+            assert same is board
+    await eventually(lambda: not mirrors._open)
+    assert not boards._open
+    with pytest.raises(Unavailable):
+        await board.look()
+    async with boards.look("p") as other:
+        assert other is not board
+        await boards.aclose()
+        with pytest.raises(Unavailable):
+            await other.look()
