@@ -70,7 +70,7 @@ docs: install ## Write the pages of docs/ that are made from the code
 	$(BIN)/python -m tests.support.corpus_page
 
 PURE := registry.errors registry.keys registry.model registry.transactions registry.etcd3.ops registry.etcd3.errors \
-  registry.store.judgement registry.store.pool_view registry.store.residency registry.store.residency_changes \
+  registry.store.assignments registry.store.judgement registry.store.pool_view registry.store.residency registry.store.residency_changes \
   registry.lora registry.publish.outcome registry.publish.wish \
   sidecar.brake sidecar.chosen sidecar.desired sidecar.failures sidecar.observed sidecar.plan sidecar.planner sidecar.raw_records \
   sidecar.retention sidecar.rounds sidecar.snapshot sidecar.status

@@ -49,10 +49,19 @@ def assign(
         everywhere: how many adapters of the pool take room by each selector (`room_taken`); where the adapter is not
             placed by number it is not looked at.
     """
-    weighted = looks_at_room(spec)
-    rated = [candidate(one, _on(one, everywhere)) if weighted else Candidate(one, _EVEN) for one in members]
+    rated = rate(members, everywhere) if looks_at_room(spec) else rate_evenly(members)
     serving = placed(pool, key, spec.placement, rated)
     return Assignment(serving, canaries(spec.strategy.canary, serving) if spec.strategy else frozenset())
+
+
+def rate(members: Iterable[Member], everywhere: Mapping[Selector, int]) -> tuple[Candidate, ...]:
+    """The replicas with the room that they have for what is placed by number."""
+    return tuple(candidate(one, _on(one, everywhere)) for one in members)
+
+
+def rate_evenly(members: Iterable[Member]) -> tuple[Candidate, ...]:
+    """The replicas for what is served by all that match."""
+    return tuple(Candidate(one, _EVEN) for one in members)
 
 
 def _on(member: Member, everywhere: Mapping[Selector, int]) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from registry.model.records import Canary, Placement
@@ -17,7 +17,11 @@ from registry.model.records import Canary, Placement
 # Of a replica that does not say how many adapters it can hold, and of one that has no room left.
 UNKNOWN_CAPACITY = 100
 LEAST_WEIGHT = 0.01
+# Steps of weight to a doubling of room: a small change of room moves nothing, and makes nobody look at all shares anew.
+_STEPS = 4
 _SCALE = float(1 << 53)
+# A replica's score for an adapter with the sign turned, so that the best comes first, and its name.
+Rank = tuple[float, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,12 @@ def members_digest(members: Iterable[Member]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
 
 
+def weights_digest(candidates: Iterable[Candidate]) -> str:
+    """Equal where all replicas have the same weights; 32 hex digits."""
+    lines = sorted(f"{one.member.replica}\0{one.weight!r}\n" for one in candidates)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
+
+
 def matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
     """True if a replica with these labels is one of those that a placement selects."""
     return all(labels.get(key) == value for key, value in selector.items())
@@ -54,7 +64,11 @@ def matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
 def candidate(member: Member, everywhere: int) -> Candidate:
     """`everywhere`: how many adapters the replica serves because all that match do; these leave less room."""
     capacity = UNKNOWN_CAPACITY if member.capacity is None else member.capacity
-    return Candidate(member, max(LEAST_WEIGHT, float(capacity - everywhere)))
+    return Candidate(member, _weight(capacity - everywhere))
+
+
+def _weight(room: int) -> float:
+    return LEAST_WEIGHT if room < 1 else 2.0 ** (round(_STEPS * math.log2(room)) / _STEPS)
 
 
 def placed(pool: str, key: str, placement: Placement, candidates: Iterable[Candidate]) -> tuple[str, ...]:
@@ -66,10 +80,18 @@ def placed(pool: str, key: str, placement: Placement, candidates: Iterable[Candi
         placement: what its record asks for.
         candidates: all live replicas of the pool.
     """
-    fitting = [one for one in candidates if matches(placement.selector, one.member.labels)]
-    ranked = sorted(fitting, key=lambda one: (-_score(pool, key, one), one.member.replica))
-    names = tuple(one.member.replica for one in ranked)
-    return names if placement.replicas == "all" else names[: placement.replicas]
+    return tuple(replica for _, replica in best(ranks(pool, key, placement, candidates), placement))
+
+
+def ranks(pool: str, key: str, placement: Placement, candidates: Iterable[Candidate]) -> Iterator[Rank]:
+    """The ranks of the replicas that may serve an adapter, in no order."""
+    salt = f"{pool}\0{key}\0"
+    return (_rank(salt, one) for one in candidates if matches(placement.selector, one.member.labels))
+
+
+def best(ranked: Iterable[Rank], placement: Placement) -> tuple[Rank, ...]:
+    """Of some ranks those that serve, the best first."""
+    return tuple(sorted(ranked))[: None if placement.replicas == "all" else placement.replicas]
 
 
 def canaries(canary: Canary, serving: tuple[str, ...]) -> frozenset[str]:
@@ -84,8 +106,8 @@ def canary_count(canary: Canary, serving: int) -> int:
     return -(-int(canary.replicas.removesuffix("%")) * serving // 100)
 
 
-def _score(pool: str, key: str, one: Candidate) -> float:
-    digest = hashlib.sha256(f"{pool}\0{key}\0{one.member.replica}".encode()).digest()
+def _rank(salt: str, one: Candidate) -> Rank:
+    digest = hashlib.sha256((salt + one.member.replica).encode()).digest()
     # Within (0, 1), both ends left out, so that the logarithm is finite and not 0.
     chance = ((int.from_bytes(digest[:8], "big") >> 11) + 0.5) / _SCALE
-    return -one.weight / math.log(chance)
+    return one.weight / math.log(chance), one.member.replica

@@ -123,7 +123,8 @@ class ReplicaStatus(Stored):
     `found` are the first `MAX_FOUND` of the names whose records have no digest, which replicas can disagree about;
     `found_omitted` counts the others.
     `members` is the digest of the live replicas (see `registry.model.placement`) among which the replica found its own
-    share; empty: it did not look at them, since no adapter of the pool is placed by number.
+    share; empty: it did not look at them, since no adapter of the pool is placed by number. `weights` is the digest of
+    the weights that they had in it.
     `note` says in one sentence why the replica is not ready. `held` says why etcd's newest list is not followed, and
     what to do (guarantee R15); empty: it is.
     """
@@ -144,6 +145,7 @@ class ReplicaStatus(Stored):
     found_omitted: int = 0
     lazy: Lazy = Lazy()
     members: str = ""
+    weights: str = ""
     note: str = ""
     held: str = ""
     last_request_id: str = ""

@@ -19,12 +19,14 @@ class Mirror:
     Attributes:
         kvs: by key; None: it has not been listed yet.
         revision: up to which the range is known.
+        version: rises with each change of `kvs`.
         deleted_revision: of the last deletion since the last list; 0: there was none.
     """
 
     def __init__(self) -> None:
         self.kvs: dict[bytes, KeyValue] | None = None
         self.revision = 0
+        self.version = 0
         self.deleted_revision = 0
         self.wakes: set[asyncio.Event] = set()
 
@@ -42,6 +44,7 @@ class Mirror:
             case _:
                 return
         self.revision = reflection.revision
+        self.version += 1
         self.wake()
 
     def wake(self) -> None:

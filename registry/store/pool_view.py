@@ -13,10 +13,11 @@ from functools import cached_property
 from registry.errors import RegistryError
 from registry.etcd3.ops import KeyValue
 from registry.keys import last_part
-from registry.model.assignment import Selector, looks_at_room, room_taken
+from registry.model.assignment import Assignment, Selector, looks_at_room, room_taken
 from registry.model.placement import Member, members_digest
 from registry.model.records import AdapterRecord, AdapterSpec, CanaryRollout, Source
 from registry.model.status import Presence
+from registry.store.assignments import Assignments, Reckoning
 from registry.store.judgement import Said, Told, said
 from registry.transactions.stored import read_adapter
 
@@ -67,8 +68,12 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How many adapters take room on all replicas that match a selector: so it became at revision `since`."""
+    """How many adapters take room on all replicas that match a selector: so it became at revision `since`.
 
+    `number` tells it from the others of its pool.
+    """
+
+    number: int
     since: int
     everywhere: Mapping[Selector, int]
 
@@ -83,29 +88,50 @@ class PoolView:
         replicas: by name, sorted.
         rooms: what of the replicas' room is taken, recently and, last, now.
         known: recent sets of live replicas by their digest, the present one last.
+        assignments: who serves what is not everywhere; handed on from view to view.
+        source: what `records` were read from.
     """
 
     pool: str
     revision: int = 0
     records: Mapping[str, Entry] = field(default_factory=dict)
     replicas: Mapping[str, Replica] = field(default_factory=dict)
-    rooms: tuple[Room, ...] = (Room(0, {}),)
+    rooms: tuple[Room, ...] = (Room(0, 0, {}),)
     known: dict[str, tuple[Member, ...]] = field(default_factory=lambda: {members_digest(()): ()})
+    assignments: Assignments = field(default_factory=Assignments)
+    source: Values = field(default_factory=dict)
 
     def adapter(self, key: str) -> Adapter | None:
         """A record that can be read."""
         entry = self.records.get(key)
         return entry.adapter if entry else None
 
-    def room_at(self, revision: int) -> int | None:
-        """Which of `rooms` a replica that has seen this revision reckons with; None: that is not known any more."""
-        seen = [index for index, room in enumerate(self.rooms) if room.since <= revision]
-        return seen[-1] if seen else None
+    def room_at(self, revision: int) -> Room | None:
+        """What a replica that has seen this revision reckons with; None: that is not known any more."""
+        return next((room for room in reversed(self.rooms) if room.since <= revision), None)
 
     @property
-    def members_digest(self) -> str:
-        """Of the replicas that live now."""
-        return next(reversed(self.known))
+    def reckoning(self) -> Reckoning:
+        """By which who lives now is to find its share."""
+        return next(reversed(self.known)), self.rooms[-1].number
+
+    @cached_property
+    def reckonings(self) -> Mapping[str, Reckoning | None]:
+        """By which each replica finds its share; None: nobody knows."""
+        return {name: self._reckoning_of(one.said) for name, one in self.replicas.items()}
+
+    def assigned(self, adapter: Adapter, by: Reckoning) -> Assignment:
+        """Who serves an adapter by a reckoning of this view."""
+        digest, number = by
+        room = next(room for room in self.rooms if room.number == number)
+        record = (adapter.key, adapter.revision)
+        return self.assignments.find(self.pool, record, adapter.spec, by, self.known[digest], room.everywhere)
+
+    def _reckoning_of(self, told: Said) -> Reckoning | None:
+        if not isinstance(told, Told) or told.status.members not in self.known:
+            return None
+        room = self.room_at(told.status.observed_revision)
+        return None if room is None else (told.status.members, room.number)
 
     @cached_property
     def by_revision(self) -> list[tuple[int, str]]:
@@ -133,11 +159,19 @@ def renewed(view: PoolView, held: Held) -> PoolView:
     """The view of what etcd holds now; what did not change is not read again."""
     if held.revision < view.revision:  # the store was set back: what was remembered is of another history
         view = PoolView(view.pool)
-    records = _records(view, held.records)
+    records = view.records if held.records is view.source else _records(view, held.records)
     replicas = _replicas(view, held)
     rooms = view.rooms if records is view.records else _rooms(view.rooms, records, held.deleted_revision)
     known = view.known if replicas is view.replicas else _known(view.known, replicas)
-    return replace(view, revision=held.revision, records=records, replicas=replicas, rooms=rooms, known=known)
+    return replace(
+        view,
+        revision=held.revision,
+        records=records,
+        replicas=replicas,
+        rooms=rooms,
+        known=known,
+        source=held.records,
+    )
 
 
 def is_held_back(view: PoolView, held: Held) -> bool:
@@ -219,7 +253,7 @@ def _rooms(rooms: tuple[Room, ...], records: Mapping[str, Entry], deleted_revisi
     if everywhere == rooms[-1].everywhere:
         return rooms
     since = max([deleted_revision, rooms[-1].since, *(revision for revision, _ in taking)])
-    return (*rooms, Room(since, everywhere))[-_REMEMBERED:]
+    return (*rooms, Room(rooms[-1].number + 1, since, everywhere))[-_REMEMBERED:]
 
 
 def _known(known: dict[str, tuple[Member, ...]], replicas: Mapping[str, Replica]) -> dict[str, tuple[Member, ...]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from registry.model.assignment import Assignment, assign
+from registry.model.assignment import Assignment
 from registry.model.placement import matches
 from registry.store.judgement import Asked, Judged, ReplicaState, Told, agreed, judge
 from registry.store.pool_view import Adapter, PoolView, Replica
@@ -46,7 +46,7 @@ def residency(view: PoolView, key: str) -> AdapterResidency | None:
     if adapter is None:
         return None
     shares = _Shares(view, adapter)
-    parts = [part for name in view.replicas if (part := shares.part(name)) is not None]
+    parts = [part for name in shares.names() if (part := shares.part(name)) is not None]
     replicas = tuple(_residence(view, adapter, part) for part in _agreed(parts))
     return AdapterResidency(adapter.name, adapter.generation, adapter.lazy, replicas, shares.note())
 
@@ -72,8 +72,16 @@ class _Shares:
     def __init__(self, view: PoolView, adapter: Adapter) -> None:
         self._view = view
         self._adapter = adapter
-        self._assigned: dict[tuple[str, int], Assignment] = {}
-        self._now = self._assign(view.members_digest, len(view.rooms) - 1) if adapter.is_chosen else None
+        self._now = view.assigned(adapter, view.reckoning) if adapter.is_chosen else None
+
+    def names(self) -> Iterable[str]:
+        """The replicas that may have a part in it, sorted."""
+        view = self._view
+        if self._now is None:
+            return view.replicas
+        others = {one for one in view.reckonings.values() if one is not None}
+        names = set(self._now.serving).union(*(view.assigned(self._adapter, one).serving for one in others))
+        return sorted(names & view.replicas.keys())
 
     def part(self, name: str) -> _Part | None:
         """A replica's part; None: it has none."""
@@ -81,7 +89,7 @@ class _Shares:
         if self._now is None:
             fits = matches(adapter.spec.placement.selector, replica.member.labels)
             return self._judged(name, replica, adapter.generation) if fits else None
-        own = self._own(replica)
+        own = self._own(name)
         if own is not None and name in own.serving:
             return self._judged(name, replica, self._generation(own, name))
         if name not in self._now.serving:
@@ -110,21 +118,10 @@ class _Shares:
             return self._adapter.generation
         return rollout.stable_generation
 
-    def _own(self, replica: Replica) -> Assignment | None:
+    def _own(self, name: str) -> Assignment | None:
         """Who serves it by what the replica has seen; None: nobody knows what that is."""
-        told = replica.said
-        if not isinstance(told, Told) or told.status.members not in self._view.known:
-            return None
-        room = self._view.room_at(told.status.observed_revision)
-        return None if room is None else self._assign(told.status.members, room)
-
-    def _assign(self, digest: str, room: int) -> Assignment:
-        assigned = self._assigned.get((digest, room))
-        if assigned is None:
-            view, spec = self._view, self._adapter.spec
-            assigned = assign(view.pool, self._adapter.key, spec, view.known[digest], view.rooms[room].everywhere)
-            self._assigned[digest, room] = assigned
-        return assigned
+        reckoning = self._view.reckonings[name]
+        return None if reckoning is None else self._view.assigned(self._adapter, reckoning)
 
 
 def _doubted(judged: Judged, *, known: bool) -> Judged:

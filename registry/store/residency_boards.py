@@ -124,7 +124,8 @@ class _Following:
         self._records, presences, statuses = mirrors
         self._presences, self._statuses = _Replicas(presences), _Replicas(statuses)
         self._board = board
-        self._seen = self._proven = 0
+        self._seen = self._proven = self._taken = 0
+        self._kvs: dict[bytes, KeyValue] = {}
 
     async def run(self, wake: asyncio.Event) -> None:
         """Follows until it is cancelled."""
@@ -195,8 +196,9 @@ class _Following:
             self._proven = 0
         self._seen = records.revision
         revision = max(records.revision, self._proven)
-        kvs = dict(records.kvs or {})
-        return Held(revision, records.deleted_revision, kvs, self._presences.kvs(), self._statuses.kvs())
+        if self._taken != records.version:  # there may be very many
+            self._taken, self._kvs = records.version, dict(records.kvs or {})
+        return Held(revision, records.deleted_revision, self._kvs, self._presences.kvs(), self._statuses.kvs())
 
 
 async def _until(succeeds: Callable[[], Awaitable[bool]]) -> None:

@@ -59,8 +59,7 @@ def _seen_between(view: PoolView, *revisions: int) -> set[str]:
 
 def _reckons_with(view: PoolView, status: ReplicaStatus) -> tuple[str, Room | None]:
     """What a replica finds its share from."""
-    room = view.room_at(status.observed_revision)
-    return status.members, None if room is None else view.rooms[room]
+    return status.members, view.room_at(status.observed_revision)
 
 
 def _whole(status: ReplicaStatus) -> tuple[object, ...]:

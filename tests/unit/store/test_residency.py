@@ -12,6 +12,7 @@ from registry.model.names import name_key
 from registry.model.placement import Member, members_digest
 from registry.model.records import Canary, CanaryRollout, Placement, Strategy
 from registry.model.status import Failed, Found, Lazy, Pending, Resident, Warned
+from registry.store import assignments
 from registry.store.judgement import ReplicaState
 from registry.store.pool_view import Held, PoolView, is_held_back, renewed
 from registry.store.residency import AdapterResidency, residency
@@ -405,3 +406,35 @@ def test_names_that_a_status_no_longer_lists(world):
     assert world.look() == {"a", "b", "c"}
     world.raw("r1", b"?")
     assert world.look() == {"a", "b", "c"}
+
+
+def test_room_that_was_freed_unseen(world):
+    """A deletion that a list shows: its revision is not known, and what was reckoned before is not mistaken for it."""
+    world.alive("r1", capacity=2)
+    world.alive("r2", capacity=100)
+    both = members_digest([Member("r1", {}, 2), Member("r2", {}, 100)])
+    names = [f"n{i}" for i in range(200)]
+    for name in names:
+        world.put(name, placement=Placement(replicas=1))
+    world.put("big")
+    for one in ("r1", "r2"):
+        world.says(one, members=both)
+    world.look()
+    del world.records[KEYS.adapter(POOL, "big")]
+    world.look()
+    fresh = renewed(PoolView(POOL), world.held)
+    assert [residency(world.view, name) for name in names] == [residency(fresh, name) for name in names]
+
+
+def test_what_is_remembered_changes_no_answer(world, monkeypatch):
+    """R16 bounded: what is forgotten is found again."""
+    monkeypatch.setattr(assignments, "_REMEMBERED", 2)
+    world.alive(*NAMES)
+    for i in range(5):
+        world.put(f"n{i}", placement=Placement(replicas=2))
+    for name in NAMES:
+        world.says(name, members=digest_of(*NAMES))
+    for _ in range(2):
+        for i in range(5):
+            assert set(world.states(f"n{i}")) == owners(f"n{i}", 2, *NAMES)
+    assert len(world.view.assignments._found) <= 2
