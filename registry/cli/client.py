@@ -118,9 +118,12 @@ class Client:
 
     def list_adapters(self, pool: str) -> list[pb.Adapter]:
         """All adapters of a pool, at one revision."""
+        return [one for page in self.adapter_pages(pool) for one in page.adapters]
+
+    def adapter_pages(self, pool: str) -> Iterator[pb.ListAdaptersResponse]:
+        """The same, with the names of records that cannot be read."""
         request = pb.ListAdaptersRequest(pool=pool, page_size=_PAGE_SIZE)
-        pages = self._pages("ListAdapters", request, pb.ListAdaptersResponse)
-        return [one for page in pages for one in page.adapters]
+        return self._pages("ListAdapters", request, pb.ListAdaptersResponse)
 
     def history(self, pool: str, name: str) -> list[pb.Adapter]:
         """An adapter's generations, the newest first."""
@@ -149,9 +152,11 @@ class Client:
         return self._unary("GetPool", pb.GetPoolRequest(name=name), pb.Pool)
 
     def list_pools(self) -> list[pb.Pool]:
-        request = pb.ListPoolsRequest(page_size=_PAGE_SIZE)
-        pages = self._pages("ListPools", request, pb.ListPoolsResponse)
-        return [one for page in pages for one in page.pools]
+        return [one for page in self.pool_pages() for one in page.pools]
+
+    def pool_pages(self) -> Iterator[pb.ListPoolsResponse]:
+        """The same, with the names of records that cannot be read."""
+        return self._pages("ListPools", pb.ListPoolsRequest(page_size=_PAGE_SIZE), pb.ListPoolsResponse)
 
     def get_replica(self, pool: str, name: str) -> pb.Replica:
         return self._unary("GetReplica", pb.GetReplicaRequest(pool=pool, name=name), pb.Replica)
@@ -165,9 +170,11 @@ class Client:
         return self._unary("SetTenant", request, pb.Tenant, request.request_id)
 
     def list_tenants(self) -> list[pb.Tenant]:
-        request = pb.ListTenantsRequest(page_size=_PAGE_SIZE)
-        pages = self._pages("ListTenants", request, pb.ListTenantsResponse)
-        return [one for page in pages for one in page.tenants]
+        return [one for page in self.tenant_pages() for one in page.tenants]
+
+    def tenant_pages(self) -> Iterator[pb.ListTenantsResponse]:
+        """The same, with the names of records that cannot be read."""
+        return self._pages("ListTenants", pb.ListTenantsRequest(page_size=_PAGE_SIZE), pb.ListTenantsResponse)
 
     def watch_adapters(self, pool: str, start_revision: int) -> Iterator[pb.WatchAdaptersResponse]:
         """Changes of a pool without end; raises grpc.RpcError when the stream breaks."""

@@ -6,7 +6,7 @@ A view serves all who look at the pool; none is changed once it is made.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -89,6 +89,7 @@ class PoolView:
         rooms: what of the replicas' room is taken, recently and, last, now.
         known: recent sets of live replicas by their digest, the present one last.
         assignments: who serves what is not everywhere; handed on from view to view.
+        by_revision: (revision, name key) of all records, the oldest first.
         source: what `records` were read from.
     """
 
@@ -99,6 +100,7 @@ class PoolView:
     rooms: tuple[Room, ...] = (Room(0, 0, {}),)
     known: dict[str, tuple[Member, ...]] = field(default_factory=lambda: {members_digest(()): ()})
     assignments: Assignments = field(default_factory=Assignments)
+    by_revision: Sequence[tuple[int, str]] = ()
     source: Values = field(default_factory=dict)
 
     def adapter(self, key: str) -> Adapter | None:
@@ -133,11 +135,6 @@ class PoolView:
         room = self.room_at(told.status.observed_revision)
         return None if room is None else (told.status.members, room.number)
 
-    @cached_property
-    def by_revision(self) -> list[tuple[int, str]]:
-        """(revision, name key) of all records, the oldest first."""
-        return sorted((entry.kv.mod_revision, key) for key, entry in self.records.items())
-
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -170,6 +167,7 @@ def renewed(view: PoolView, held: Held) -> PoolView:
         replicas=replicas,
         rooms=rooms,
         known=known,
+        by_revision=view.by_revision if records is view.records else _by_revision(records),
         source=held.records,
     )
 
@@ -211,6 +209,10 @@ def _adapter(key: str, record: AdapterRecord, revision: int) -> Adapter:
         PLAIN if plain else spec,
         record.rollout,
     )
+
+
+def _by_revision(records: Mapping[str, Entry]) -> list[tuple[int, str]]:
+    return sorted((entry.kv.mod_revision, key) for key, entry in records.items())
 
 
 def _replicas(view: PoolView, held: Held) -> Mapping[str, Replica]:
