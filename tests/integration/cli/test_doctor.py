@@ -9,6 +9,7 @@ import pytest
 from registry.etcd3.client import Client
 from registry.keys import Keys
 from registry.model.status import Failed
+from tests.integration.cli.conftest import Cli, make_admin, with_pool
 from tests.support.etcd import free_ports
 from tests.support.fleet import Sidecar, SimulatedEngine
 from tests.support.replicas import Replicas, engine_status
@@ -94,8 +95,6 @@ def test_out_of_reach(cli, reasons):
 
 
 def test_etcd_is_away(own_etcd, tmp_path):
-    from tests.integration.cli.conftest import Cli, make_admin, with_pool
-
     admin = make_admin(tmp_path, own_etcd)
     admin.start()
     try:
@@ -108,13 +107,13 @@ def test_etcd_is_away(own_etcd, tmp_path):
         admin.program.kill()
 
 
-def test_a_real_replica(cli, etcd, tmp_path, monkeypatch):
-    """A sidecar before an engine with the plugin, and nothing is wrong; then the engine ends."""
+def test_a_real_replica(cli, etcd, tmp_path):
+    """A sidecar before an engine with the plugin: only that no base is known; then the engine ends."""
     assert cli("pool", "create", "p", "--base-model", "base").code == 0
     assert cli("pool", "delete", "dev").code == 0
-    monkeypatch.setenv("VLLM_PLUGINS", "loraplane")
-    monkeypatch.setenv("LORAPLANE_PLUGIN", "1")
     engine = SimulatedEngine(tmp_path)
+    plugin = {"VLLM_PLUGINS": "loraplane", "LORAPLANE_PLUGIN": "1"}
+    engine.program.environment = {**engine.program.environment, **plugin}
     sidecar = Sidecar(tmp_path, etcd.endpoints, etcd.prefix, engine.url)
     try:
         asyncio.run(engine.start())
