@@ -79,13 +79,12 @@ async def running(settings: Settings, *, drain_seconds: float = DRAIN_SECONDS) -
     stopping = asyncio.Event()
     writes, glass = Writes(writer), BreakGlass(client, keys, gate, now=utc_now)
     mirrors = Mirrors(client, rng=rng)
-    streams = Streams(Watcher(client, keys, reader, mirrors, rng=rng))
     boards = Boards(client, keys, mirrors)
-    residency = Residency(boards, reader)
-    handlers = make_handlers(writes, Emergency(glass, writes), Reads(reader), streams, residency, metrics, stopping)
+    streams = Streams(Watcher(client, keys, reader, mirrors, rng=rng), Residency(boards, reader))
+    handlers = make_handlers(writes, Emergency(glass, writes), Reads(reader), streams, metrics, stopping)
     server, port = _grpc_server(settings, handlers, servicer)
     listener = _http_listener(settings.http)
-    http = HttpServer(make_app(lambda: probe.readiness, metrics.registry, residency.page), listener)
+    http = HttpServer(make_app(lambda: probe.readiness, metrics.registry, streams.residency.page), listener)
     try:
         async with asyncio.TaskGroup() as tasks:
             probing = tasks.create_task(probe.run(), name="probe")

@@ -13,7 +13,6 @@ from google.protobuf.message_factory import GetMessageClass
 from registry.admin.emergency import Emergency
 from registry.admin.metrics import Metrics
 from registry.admin.reads import Reads
-from registry.admin.residency import Residency
 from registry.admin.streams import Streams
 from registry.admin.supervision import Stream, Unary, supervised_stream, supervised_unary
 from registry.admin.writes import Writes
@@ -24,13 +23,7 @@ SERVICE: str = DESCRIPTOR.full_name
 
 
 def make_handlers(
-    writes: Writes,
-    emergency: Emergency,
-    reads: Reads,
-    streams: Streams,
-    residency: Residency,
-    metrics: Metrics,
-    stopping: asyncio.Event,
+    writes: Writes, emergency: Emergency, reads: Reads, streams: Streams, metrics: Metrics, stopping: asyncio.Event
 ) -> grpc.GenericRpcHandler:
     """All methods of the service. Streams end once `stopping` is set.
 
@@ -59,7 +52,7 @@ def make_handlers(
     stream: Mapping[str, Stream[Any, Any]] = {
         "WatchAdapters": streams.watch_adapters,
         "WatchRollout": streams.watch_rollout,
-        "WatchResidency": residency.watch_residency,
+        "WatchResidency": streams.residency.watch_residency,
     }
     handlers = {
         method.name: _stream_handler(method, stream[method.name], metrics, stopping)

@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 from registry.admin import wire_out
 from registry.admin.calls import Call
+from registry.admin.residency import Residency
 from registry.admin.wire_residency import STATES
 from registry.errors import InvalidArgument, Reason, RegistryError
 from registry.etcd3.ops import Event
@@ -23,8 +24,9 @@ _EVENTS_AT_ONCE = 500
 class Streams:
     """Handlers: each takes a request and its call, and raises RegistryError where it refuses."""
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, watcher: Watcher, residency: Residency) -> None:
         self._watcher = watcher
+        self.residency = residency
 
     async def watch_adapters(
         self, request: pb.WatchAdaptersRequest, call: Call

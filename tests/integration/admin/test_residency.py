@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import httpx
 import pytest
 from grpc import StatusCode
 
 from registry.admin import wire_residency
-from registry.errors import Unavailable
 from registry.etcd3.ops import Put, Txn
-from registry.keys import Keys
 from registry.model.records import Placement
 from registry.model.status import Failed, Pending
 from registry.store import residency_board
-from registry.store.mirror import Mirrors
-from registry.store.residency_boards import Boards
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import admin_inside, change_set, drop, put, refusal
 from tests.support.proxy import Proxy
@@ -179,24 +174,6 @@ async def test_a_status_that_runs_ahead(ledger, admin, replicas):
     router.call.cancel()
 
 
-async def test_a_slow_router_gets_a_new_snapshot(admin, replicas, monkeypatch):
-    """Nothing is kept for who does not listen: it hears the whole again, as it is then."""
-    board = residency_board.Board("p", "e")
-    followed = board.follow()
-    view = board.view
-    board.post(view, frozenset({"a"}))
-    assert (await anext(followed)).snapshot
-    board.post(view, frozenset({"a"}))
-    board.post(view, frozenset({"b"}))
-    told = await anext(followed)
-    assert (told.snapshot, told.keys) == (False, ("a", "b"))
-    for _ in range(100):
-        board.post(view, frozenset({"c"}))
-    told = await anext(followed)
-    assert (told.snapshot, told.version) == (True, board.version)
-    await followed.aclose()
-
-
 async def test_a_router_that_does_not_read(admin, replicas, ledger, monkeypatch):
     """R16 bounded: a stream that nobody reads holds nothing up and is whole again when it is read."""
     monkeypatch.setattr(residency_board, "_STEPS_REMEMBERED", 2)
@@ -271,7 +248,8 @@ async def test_etcd_away_and_back(etcd, ledger, admin, replicas):
         await replicas.says("r1", later)
 
         async def is_away() -> bool:
-            return (await page(one)).status_code == 503
+            async with httpx.AsyncClient(timeout=30) as client:
+                return (await client.get(f"{one.http}/v1/residency?pool=p")).status_code == 503
 
         await eventually(is_away)
         assert not hearing.done()
@@ -279,97 +257,3 @@ async def test_etcd_away_and_back(etcd, ledger, admin, replicas):
         await hearing
         assert router.snapshots == 1
         router.call.cancel()
-
-
-async def page(admin, etag: str = "", **query: str) -> httpx.Response:
-    headers = {"If-None-Match": etag} if etag else {}
-    async with httpx.AsyncClient(timeout=30) as client:
-        return await client.get(f"{admin.http}/v1/residency", params=query or {"pool": "p"}, headers=headers)
-
-
-async def test_the_page(ledger, admin, replicas):
-    """GET /v1/residency says the same as the stream, and nothing at all while nothing has changed."""
-    revision = (await admin.stub.ApplyAdapters(change_set(put("acme/a"), put("b")))).revision
-    await replicas.alive("r1")
-    await replicas.says("r1", revision)
-    reply = await page(admin)
-    assert (reply.status_code, reply.headers["content-type"]) == (200, "application/json")
-    told = reply.json()
-    assert (told["pool"], told["revision"] >= revision) == ("p", True)
-    assert told["adapters"][0] == {
-        "name": "acme/a",
-        "generation": 1,
-        "load": "eager",
-        "replicas": [
-            {
-                "replica": "r1",
-                "engine_url": "http://r1",
-                "labels": {},
-                "model": "acme/a",
-                "generation": 1,
-                "state": "serving",
-                "reason": "",
-                "loaded": True,
-                "last_used": "",
-            }
-        ],
-        "note": "",
-    }
-    again = await page(admin, reply.headers["etag"])
-    assert (again.status_code, again.content) == (304, b"")
-    assert (await page(admin, f'"x", W/{reply.headers["etag"]}')).status_code == 304
-    await replicas.says("r1", revision, stale=True)
-
-    async def is_stale() -> bool:
-        return (await page(admin, reply.headers["etag"])).status_code == 200
-
-    await eventually(is_stale)
-    one = (await page(admin, pool="p", name="ACME/A")).json()
-    assert [(each["name"], each["replicas"][0]["state"]) for each in one["adapters"]] == [("acme/a", "unknown")]
-
-
-async def test_the_page_in_parts(admin, monkeypatch):
-    monkeypatch.setattr(wire_residency, "_PARTS_AT_ONCE", 2)
-    assert (await page(admin)).json()["adapters"] == []
-    await admin.stub.ApplyAdapters(change_set(*(put(f"n{i}") for i in range(5))))
-
-    async def has_all() -> bool:
-        return [one["name"] for one in (await page(admin)).json()["adapters"]] == [f"n{i}" for i in range(5)]
-
-    await eventually(has_all)
-
-
-@pytest.mark.parametrize(
-    ("query", "status", "field"),
-    [
-        ({"name": "a"}, 400, "pool"),
-        ({"pool": "?"}, 400, "pool"),
-        ({"pool": "p", "name": "a,b"}, 400, "name"),
-        ({"pool": "q"}, 404, "pool"),
-        ({"pool": "p", "name": "nobody"}, 404, "name"),
-    ],
-)
-async def test_wrong_pages(admin, query, status, field):
-    """Each says what is wrong with which parameter."""
-    reply = await page(admin, **query)
-    assert (reply.status_code, reply.json()["error"]["field"]) == (status, field)
-
-
-async def test_boards_end(etcd_client, etcd, admin):
-    """R16 bounded: what nobody looks at any more is not followed for ever."""
-    keys = Keys(etcd.prefix)
-    mirrors = Mirrors(etcd_client, rng=random.Random(1))
-    boards = Boards(etcd_client, keys, mirrors, linger_seconds=0.05)
-    async with boards.look("p") as board:
-        assert (await board.look()).snapshot
-        async with boards.look("p") as same:
-            assert same is board
-    await eventually(lambda: not mirrors._open)
-    assert not boards._open
-    with pytest.raises(Unavailable):
-        await board.look()
-    async with boards.look("p") as other:
-        assert other is not board
-        await boards.aclose()
-        with pytest.raises(Unavailable):
-            await other.look()
