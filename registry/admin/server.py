@@ -31,7 +31,6 @@ from registry.etcd3.client import Client
 from registry.keys import Keys
 from registry.store.break_glass import BreakGlass
 from registry.store.gate import Gate
-from registry.store.mirror import Mirrors
 from registry.store.reader import Reader
 from registry.store.residency_boards import Boards
 from registry.store.watching import Watcher
@@ -78,9 +77,8 @@ async def running(settings: Settings, *, drain_seconds: float = DRAIN_SECONDS) -
     probe = Probe(client, keys, gate, servicer, metrics, SERVICE)
     stopping = asyncio.Event()
     writes, glass = Writes(writer), BreakGlass(client, keys, gate, now=utc_now)
-    mirrors = Mirrors(client, rng=rng)
-    boards = Boards(client, keys, mirrors)
-    streams = Streams(Watcher(client, keys, reader, mirrors, rng=rng), Residency(boards, reader))
+    boards = Boards(client, keys, rng=rng)
+    streams = Streams(Watcher(client, keys, reader, rng=rng), Residency(boards, reader))
     handlers = make_handlers(writes, Emergency(glass, writes), Reads(reader), streams, metrics, stopping)
     server, port = _grpc_server(settings, handlers, servicer)
     listener = _http_listener(settings.http)

@@ -9,25 +9,15 @@ from contextlib import aclosing, asynccontextmanager
 
 from registry.etcd3.client import Client
 from registry.etcd3.ops import KeyValue
-from registry.etcd3.reflections import Changed, Listed, Progressed, Reflection
+from registry.etcd3.reflections import Changed, Listed, Reflection
 from registry.etcd3.reflector import Reflector
 
 
 class Mirror:
-    """The newest known state of a range.
-
-    Attributes:
-        kvs: by key; None: it has not been listed yet.
-        revision: up to which the range is known.
-        version: rises with each change of `kvs`.
-        deleted_revision: of the last deletion since the last list; 0: there was none.
-    """
+    """The newest known state of a range. `kvs` None: it has not been listed yet."""
 
     def __init__(self) -> None:
         self.kvs: dict[bytes, KeyValue] | None = None
-        self.revision = 0
-        self.version = 0
-        self.deleted_revision = 0
         self.wakes: set[asyncio.Event] = set()
 
     def take(self, reflection: Reflection) -> None:
@@ -35,16 +25,10 @@ class Mirror:
         match reflection:
             case Listed():
                 self.kvs = {kv.key: kv for kv in reflection.kvs}
-                self.deleted_revision = 0
             case Changed():
                 self._change(reflection)
-            case Progressed():
-                self.revision = reflection.revision
-                return
             case _:
                 return
-        self.revision = reflection.revision
-        self.version += 1
         self.wake()
 
     def wake(self) -> None:
@@ -57,7 +41,6 @@ class Mirror:
         for event in changed.events:
             if event.kv is None:
                 kvs.pop(event.key, None)
-                self.deleted_revision = changed.revision
             else:
                 kvs[event.key] = event.kv
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError
 from registry.etcd3.ops import KeyValue, Range, SortTarget, prefix_end
 from registry.keys import Keys
-from registry.store.mirror import Mirror, Mirrors
 from registry.store.pool_view import Held, PoolView, is_held_back, renewed
+from registry.store.range_mirror import RangeMirror
 from registry.store.residency_board import Board
 from registry.store.residency_changes import changed
 
@@ -39,10 +40,12 @@ class Boards:
         linger_seconds: how long a pool is followed after the last look, so that polls find it ready.
     """
 
-    def __init__(self, client: Client, keys: Keys, mirrors: Mirrors, *, linger_seconds: float = LINGER_SECONDS) -> None:
+    def __init__(
+        self, client: Client, keys: Keys, *, rng: random.Random, linger_seconds: float = LINGER_SECONDS
+    ) -> None:
         self._client = client
         self._keys = keys
-        self._mirrors = mirrors
+        self._rng = rng
         self._linger_seconds = linger_seconds
         self._open: dict[str, _Open] = {}
 
@@ -85,24 +88,30 @@ class Boards:
 
     async def _run(self, pool: str, board: Board) -> None:
         wake = asyncio.Event()
-        async with AsyncExitStack() as stack:
-            prefixes = self._keys.adapters(pool), self._keys.replicas(pool), self._keys.statuses(pool)
-            mirrors = [
-                await stack.enter_async_context(self._mirrors.look(prefix, prefix_end(prefix), wake))
-                for prefix in prefixes
-            ]
-            await _Following(self._client, prefixes, mirrors, board).run(wake)
+        prefixes = self._keys.adapters(pool), self._keys.replicas(pool), self._keys.statuses(pool)
+        mirrors = [RangeMirror(prefix) for prefix in prefixes]
+        async with asyncio.TaskGroup() as tasks:
+            for mirror in mirrors:
+                tasks.create_task(mirror.follow(self._client, wake, rng=self._rng), name=f"mirror {mirror.prefix!r}")
+            tasks.create_task(_Following(self._client, mirrors, board).run(wake), name=f"board {pool}")
 
 
 class _Replicas:
     """A mirrored range that was read at one revision first: what the mirror had before that is not looked at."""
 
-    def __init__(self, mirror: Mirror) -> None:
+    def __init__(self, mirror: RangeMirror) -> None:
         self._mirror = mirror
         self._first: tuple[int, dict[bytes, KeyValue]] | None = None
 
-    def begin(self, revision: int, kvs: tuple[KeyValue, ...]) -> None:
-        self._first = revision, {kv.key: kv for kv in kvs}
+    async def begin(self, client: Client, revision: int) -> None:
+        """Reads the range as it was at a revision.
+
+        Raises:
+            EtcdError: etcd cannot be asked.
+        """
+        prefix = self._mirror.prefix
+        read = await client.range(Range(prefix, prefix_end(prefix), revision=revision))
+        self._first = revision, {kv.key: kv for kv in read.kvs}
 
     def kvs(self) -> dict[bytes, KeyValue]:
         """The newest values."""
@@ -116,11 +125,8 @@ class _Replicas:
 class _Following:
     """Keeps one board as etcd is: everything at one revision first, then as the mirrors have it."""
 
-    def __init__(
-        self, client: Client, prefixes: tuple[bytes, bytes, bytes], mirrors: list[Mirror], board: Board
-    ) -> None:
+    def __init__(self, client: Client, mirrors: list[RangeMirror], board: Board) -> None:
         self._client = client
-        self._prefixes = prefixes
         self._records, presences, statuses = mirrors
         self._presences, self._statuses = _Replicas(presences), _Replicas(statuses)
         self._board = board
@@ -142,10 +148,8 @@ class _Following:
             revision = await self._prove()
             if not revision:
                 return False
-            _, presences, statuses = self._prefixes
-            for prefix, replicas in ((presences, self._presences), (statuses, self._statuses)):
-                read = await self._client.range(Range(prefix, prefix_end(prefix), revision=revision))
-                replicas.begin(revision, read.kvs)
+            for replicas in (self._presences, self._statuses):
+                await replicas.begin(self._client, revision)
         except EtcdError:
             return False
         await self._post(self._held())
@@ -178,7 +182,7 @@ class _Following:
         Raises:
             EtcdError: etcd cannot be asked.
         """
-        prefix = self._prefixes[0]
+        prefix = self._records.prefix
         newest = Range(prefix, prefix_end(prefix), limit=1, keys_only=True, descending_by=SortTarget.MOD)
         found = await self._client.range(newest)
         mirrored = self._records.kvs

@@ -36,12 +36,12 @@ class Batch:
 class Watcher:
     """Watches on behalf of callers. Streams end only when they are closed, or as their docstrings say."""
 
-    def __init__(self, client: Client, keys: Keys, reader: Reader, mirrors: Mirrors, *, rng: random.Random) -> None:
+    def __init__(self, client: Client, keys: Keys, reader: Reader, *, rng: random.Random) -> None:
         self._client = client
         self._keys = keys
         self._reader = reader
         self._rng = rng
-        self._mirrors = mirrors
+        self._mirrors = Mirrors(client, rng=rng)
 
     async def adapters(self, pool: str, start_revision: int, budget: Budget) -> AsyncGenerator[Batch, None]:
         """Changes of a pool's adapters from a revision on; from 0: the present state first.

@@ -9,7 +9,6 @@ import pytest
 from registry.errors import Unavailable
 from registry.keys import Keys
 from registry.store import residency_board
-from registry.store.mirror import Mirrors
 from registry.store.residency_boards import Boards
 from tests.support.waiting import eventually
 
@@ -35,14 +34,12 @@ async def test_a_slow_router_gets_a_new_snapshot():
 async def test_boards_end(etcd_client, etcd, admin):
     """R16 bounded: what nobody looks at any more is not followed for ever."""
     keys = Keys(etcd.prefix)
-    mirrors = Mirrors(etcd_client, rng=random.Random(1))
-    boards = Boards(etcd_client, keys, mirrors, linger_seconds=0.05)
+    boards = Boards(etcd_client, keys, rng=random.Random(1), linger_seconds=0.05)
     async with boards.look("p") as board:
         assert (await board.look()).snapshot
         async with boards.look("p") as same:
             assert same is board
-    await eventually(lambda: not mirrors._open)
-    assert not boards._open
+    await eventually(lambda: not boards._open)
     with pytest.raises(Unavailable):
         await board.look()
     async with boards.look("p") as other:
