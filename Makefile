@@ -70,9 +70,10 @@ docs: install ## Write the pages of docs/ that are made from the code
 	$(BIN)/python -m tests.support.corpus_page
 
 PURE := registry.errors registry.etcd3.errors registry.etcd3.ops registry.keys registry.lora registry.model \
-  registry.publish.outcome registry.publish.wish registry.store.conducting registry.store.judgement \
-  registry.store.pool_facts registry.store.rollout registry.store.running registry.transactions sidecar.allowance \
-  sidecar.brake sidecar.chosen sidecar.conditions sidecar.desired sidecar.failures sidecar.known \
+  registry.publish.outcome registry.publish.wish registry.store.assignments registry.store.conducting \
+  registry.store.judgement registry.store.pool_facts registry.store.pool_view registry.store.residency \
+  registry.store.residency_changes registry.store.rollout registry.store.running registry.transactions \
+  sidecar.allowance sidecar.brake sidecar.chosen sidecar.conditions sidecar.desired sidecar.failures sidecar.known \
   sidecar.lazy.answers sidecar.lazy.catalogue sidecar.lazy.demand sidecar.lazy.residents sidecar.lazy.wanted \
   sidecar.lazy.wire sidecar.leaving sidecar.observed sidecar.ordering sidecar.placings sidecar.plan sidecar.planner \
   sidecar.raw_records sidecar.retention sidecar.roll sidecar.rounds sidecar.rules sidecar.share sidecar.snapshot \

@@ -1,8 +1,8 @@
-"""The admin service's HTTP: is it alive, can it work, what does it count."""
+"""The admin service's HTTP: is it alive, can it work, what does it count, and where adapters are served."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
@@ -12,9 +12,11 @@ from starlette.routing import Route
 
 from registry.admin.probe import Readiness
 
+Page = Callable[[Request], Awaitable[Response]]
 
-def make_app(readiness: Callable[[], Readiness], metrics: CollectorRegistry) -> Starlette:
-    """The application: ``/livez``, ``/readyz``, ``/metrics``."""
+
+def make_app(readiness: Callable[[], Readiness], metrics: CollectorRegistry, residency: Page) -> Starlette:
+    """The application: ``/livez``, ``/readyz``, ``/metrics``, ``/v1/residency``."""
 
     async def livez(_: Request) -> Response:
         return JSONResponse({"alive": True})
@@ -26,5 +28,5 @@ def make_app(readiness: Callable[[], Readiness], metrics: CollectorRegistry) -> 
     async def scrape(_: Request) -> Response:
         return Response(generate_latest(metrics), media_type=CONTENT_TYPE_LATEST)
 
-    routes = {"/livez": livez, "/readyz": readyz, "/metrics": scrape}
+    routes = {"/livez": livez, "/readyz": readyz, "/metrics": scrape, "/v1/residency": residency}
     return Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])

@@ -21,6 +21,7 @@ from registry.admin.metrics import Metrics
 from registry.admin.pool_conductor import Shared
 from registry.admin.probe import Probe
 from registry.admin.reads import Reads
+from registry.admin.residency import Residency
 from registry.admin.service import SERVICE, make_handlers
 from registry.admin.settings import Settings
 from registry.admin.streams import Streams
@@ -34,6 +35,7 @@ from registry.store.break_glass import BreakGlass
 from registry.store.gate import Gate
 from registry.store.mirror import Mirrors
 from registry.store.reader import Reader
+from registry.store.residency_boards import Boards
 from registry.store.watching import Watcher
 from registry.store.writer import Writer, utc_now
 from registry.transactions.context import Limits
@@ -79,12 +81,13 @@ async def running(settings: Settings, *, drain_seconds: float = DRAIN_SECONDS) -
     stopping = asyncio.Event()
     writes, glass = Writes(writer), BreakGlass(client, keys, gate, now=utc_now)
     mirrors = Mirrors(client, rng=rng)
-    watcher = Watcher(client, keys, reader, mirrors, rng=rng)
+    boards = Boards(client, keys, rng=rng)
+    streams = Streams(Watcher(client, keys, reader, mirrors, rng=rng), Residency(boards, reader))
     conductor = Conductor(Shared(client, keys, writer, mirrors, metrics, rng))
-    handlers = make_handlers(writes, Emergency(glass, writes), Reads(reader), Streams(watcher), metrics, stopping)
+    handlers = make_handlers(writes, Emergency(glass, writes), Reads(reader), streams, metrics, stopping)
     server, port = _grpc_server(settings, handlers, servicer)
     listener = _http_listener(settings.http)
-    http = HttpServer(make_app(lambda: probe.readiness, metrics.registry), listener)
+    http = HttpServer(make_app(lambda: probe.readiness, metrics.registry, streams.residency.page), listener)
     try:
         async with asyncio.TaskGroup() as tasks:
             probing = tasks.create_task(probe.run(), name="probe")
@@ -105,6 +108,7 @@ async def running(settings: Settings, *, drain_seconds: float = DRAIN_SECONDS) -
                 await server.stop(GRACE_SECONDS)
                 http.stop()
     finally:
+        await boards.aclose()
         await client.aclose()
 
 

@@ -55,6 +55,7 @@ def make_handlers(
     stream: Mapping[str, Stream[Any, Any]] = {
         "WatchAdapters": streams.watch_adapters,
         "WatchRollout": streams.watch_rollout,
+        "WatchResidency": streams.residency.watch_residency,
     }
     turns = Turns()
     handlers = {
@@ -62,7 +63,6 @@ def make_handlers(
         if method.server_streaming
         else _unary_handler(method, unary[method.name], metrics, turns)
         for method in DESCRIPTOR.methods
-        if method.name in {*unary, *stream}
     }
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 

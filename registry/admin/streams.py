@@ -7,30 +7,26 @@ from contextlib import aclosing
 
 from registry.admin import wire_out
 from registry.admin.calls import Call
+from registry.admin.residency import Residency
+from registry.admin.wire_residency import STATES
 from registry.errors import InvalidArgument, Reason, RegistryError
 from registry.etcd3.ops import Event
 from registry.keys import last_part
 from registry.model.names import check_adapter_name, check_segment, name_of_key
-from registry.store.judgement import ReplicaState
 from registry.store.rollout import Question, Rollout
 from registry.store.watching import Batch, Watcher
 from registry.transactions.stored import read_adapter
 from registry.v1 import registry_pb2 as pb
 
 _EVENTS_AT_ONCE = 500
-_STATES = {
-    ReplicaState.PENDING: pb.RolloutReplica.PENDING,
-    ReplicaState.SERVING: pb.RolloutReplica.SERVING,
-    ReplicaState.FAILED: pb.RolloutReplica.FAILED,
-    ReplicaState.UNKNOWN: pb.RolloutReplica.UNKNOWN,
-}
 
 
 class Streams:
     """Handlers: each takes a request and its call, and raises RegistryError where it refuses."""
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, watcher: Watcher, residency: Residency) -> None:
         self._watcher = watcher
+        self.residency = residency
 
     async def watch_adapters(
         self, request: pb.WatchAdaptersRequest, call: Call
@@ -84,7 +80,7 @@ def _rollout(rollout: Rollout) -> pb.Rollout:
     replicas = [
         pb.RolloutReplica(
             replica=one.replica,
-            state=_STATES[one.state],
+            state=STATES[one.state],
             reason=one.reason,
             message=one.message,
             canary=one.canary,

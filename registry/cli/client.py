@@ -19,6 +19,7 @@ from registry.errors import InvalidArgument
 from registry.v1 import registry_pb2 as pb
 
 Reply = TypeVar("Reply", bound=Message)
+Answer = TypeVar("Answer")
 Page = TypeVar("Page", pb.ListAdaptersResponse, pb.ListPoolsResponse, pb.ListReplicasResponse, pb.ListTenantsResponse)
 Paged = pb.ListAdaptersRequest | pb.ListPoolsRequest | pb.ListReplicasRequest | pb.ListTenantsRequest
 
@@ -91,9 +92,12 @@ class Client:
 
     def list_adapters(self, pool: str) -> list[pb.Adapter]:
         """All adapters of a pool, at one revision."""
+        return [one for page in self.adapter_pages(pool) for one in page.adapters]
+
+    def adapter_pages(self, pool: str) -> Iterator[pb.ListAdaptersResponse]:
+        """The same, with the names of records that cannot be read."""
         request = pb.ListAdaptersRequest(pool=pool, page_size=_PAGE_SIZE)
-        pages = self._pages("ListAdapters", request, pb.ListAdaptersResponse)
-        return [one for page in pages for one in page.adapters]
+        return self._pages("ListAdapters", request, pb.ListAdaptersResponse)
 
     def history(self, pool: str, name: str) -> list[pb.Adapter]:
         """An adapter's generations, the newest first."""
@@ -123,9 +127,11 @@ class Client:
         return self._unary("GetPool", pb.GetPoolRequest(name=name), pb.Pool)
 
     def list_pools(self) -> list[pb.Pool]:
-        request = pb.ListPoolsRequest(page_size=_PAGE_SIZE)
-        pages = self._pages("ListPools", request, pb.ListPoolsResponse)
-        return [one for page in pages for one in page.pools]
+        return [one for page in self.pool_pages() for one in page.pools]
+
+    def pool_pages(self) -> Iterator[pb.ListPoolsResponse]:
+        """The same, with the names of records that cannot be read."""
+        return self._pages("ListPools", pb.ListPoolsRequest(page_size=_PAGE_SIZE), pb.ListPoolsResponse)
 
     def get_replica(self, pool: str, name: str) -> pb.Replica:
         return self._unary("GetReplica", pb.GetReplicaRequest(pool=pool, name=name), pb.Replica)
@@ -139,9 +145,11 @@ class Client:
         return self._unary("SetTenant", request, pb.Tenant, request.request_id)
 
     def list_tenants(self) -> list[pb.Tenant]:
-        request = pb.ListTenantsRequest(page_size=_PAGE_SIZE)
-        pages = self._pages("ListTenants", request, pb.ListTenantsResponse)
-        return [one for page in pages for one in page.tenants]
+        return [one for page in self.tenant_pages() for one in page.tenants]
+
+    def tenant_pages(self) -> Iterator[pb.ListTenantsResponse]:
+        """The same, with the names of records that cannot be read."""
+        return self._pages("ListTenants", pb.ListTenantsRequest(page_size=_PAGE_SIZE), pb.ListTenantsResponse)
 
     def watch_adapters(self, pool: str, start_revision: int) -> Iterator[pb.WatchAdaptersResponse]:
         """Changes of a pool without end; raises grpc.RpcError when the stream breaks."""
@@ -151,6 +159,24 @@ class Client:
     def watch_rollout(self, request: pb.WatchRolloutRequest, timeout_seconds: float) -> Iterator[pb.Rollout]:
         """Progress of a rollout until it is done; raises grpc.RpcError when the stream breaks or the time is up."""
         return self._stream("WatchRollout", request, pb.Rollout, timeout_seconds)
+
+    def residency(self, pool: str, name: str = "") -> list[pb.AdapterResidency]:
+        """Where a pool's adapters are now; or where one of them is."""
+        request = pb.WatchResidencyRequest(pool=pool, name=name)
+        return self._repeated(lambda seconds: self._whole(request, seconds))
+
+    def watch_residency(self, pool: str, name: str) -> Iterator[pb.WatchResidencyResponse]:
+        """Where adapters are, and every change of that, without end; raises grpc.RpcError when the stream breaks."""
+        request = pb.WatchResidencyRequest(pool=pool, name=name)
+        return self._stream("WatchResidency", request, pb.WatchResidencyResponse, None)
+
+    def _whole(self, request: pb.WatchResidencyRequest, seconds: float) -> list[pb.AdapterResidency]:
+        found: list[pb.AdapterResidency] = []
+        for response in self._stream("WatchResidency", request, pb.WatchResidencyResponse, seconds):
+            found.extend(response.adapters)
+            if not response.more:
+                break
+        return found
 
     def _pages(self, method: str, request: Paged, reply: type[Page]) -> Iterator[Page]:
         while True:
@@ -174,6 +200,10 @@ class Client:
         call: grpc.UnaryUnaryMultiCallable[Message, Reply] = self._channel.unary_unary(
             f"{SERVICE}/{method}", serialized, reply.FromString
         )
+        return self._repeated(lambda seconds: call(request, timeout=seconds), request_id, repeat=repeat)
+
+    def _repeated(self, attempt: Callable[[float], Answer], request_id: str = "", *, repeat: bool = True) -> Answer:
+        """What an attempt, which is told how many seconds it has, comes to; repeated where that is safe."""
         end = time.monotonic() + self.timeout_seconds
         retrying = Retrying(
             stop=stop_before_delay(self.timeout_seconds),
@@ -183,7 +213,7 @@ class Client:
             reraise=True,
         )
         try:
-            return retrying(lambda: call(request, timeout=_try_seconds(end)))
+            return retrying(lambda: attempt(_try_seconds(end)))
         except grpc.RpcError as error:
             raise CliError(rpc_failure(error, self.address, request_id)) from error
 

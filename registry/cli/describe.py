@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from registry.cli.client import Client
+from registry.cli.lodging import TITLES, residency_dict, rows
 from registry.cli.output import Format, Printer
 from registry.cli.replica_view import cell, disagreements, replica_view
 from registry.cli.rollout import Target, look
@@ -17,13 +18,16 @@ def describe_adapter(client: Client, printer: Printer, pool: str, name: str) -> 
     """An adapter's spec, who made it when, and how each replica stands to it."""
     adapter = client.get_adapter(pool, name)
     rollout = look(client, Target(pool, adapter.name, adapter.generation))
+    where = client.residency(pool, adapter.name)
     match printer.form:
         case Format.TABLE:
             _adapter_table(printer, adapter, rollout)
+            _where(printer, where)
         case Format.NAME:
             printer.item(ADAPTERS, adapter)
         case _:
-            printer.plain({**adapter_dict(adapter), "rollout": rollout_dict(rollout) if rollout else None})
+            told = {"rollout": rollout_dict(rollout) if rollout else None}
+            printer.plain({**adapter_dict(adapter), **told, "residency": [residency_dict(one) for one in where]})
 
 
 def _table(printer: Printer, title: str, keys: tuple[str, ...], items: list[Plain]) -> None:
@@ -75,6 +79,12 @@ def _replica_table(printer: Printer, rollout: pb.Rollout) -> None:
     titles = ("REPLICA", "CANARY", "GENERATION", "STATE", "REASON", "MESSAGE")
     roles = [("yes" if one.canary else "no", str(one.generation)) for one in rollout.replicas]
     printer.table(titles, ((name, *role, *rest) for (name, *rest), role in zip(rows, roles, strict=True)))
+
+
+def _where(printer: Printer, where: list[pb.AdapterResidency]) -> None:
+    for one in where:
+        printer.lines(["", f"Where it is{f' ({one.note})' if one.note else ''}:"])
+        printer.table(TITLES, rows(one))
 
 
 def _flat(value: Plain, prefix: str = "") -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from registry.cli.client import Client
 from registry.cli.failure import CliError, Exit, not_found, usage
+from registry.cli.lodging import LODGINGS, Lodging, lodgings
 from registry.cli.output import View
 from registry.cli.replica_view import ReplicaView, replica_view
 from registry.cli.views import ADAPTERS, POOLS, REPLICAS, TENANTS
@@ -29,11 +30,12 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked for. `pool` None: all pools; `name` None: all names."""
+    """What is asked for. `pool` None: all pools; `name` None: all names. `wide`: where adapters are, not what."""
 
     kind: Kind
     pool: str | None
     name: str | None
+    wide: bool = False
 
 
 def kind_of(word: str) -> Kind:
@@ -56,6 +58,11 @@ VIEWS: Mapping[Kind, View[Any]] = {
 }
 
 
+def view_of(query: Query) -> View[Any]:
+    """How what is asked for is shown."""
+    return LODGINGS if query.wide and query.kind is Kind.ADAPTERS else VIEWS[query.kind]
+
+
 def find(client: Client, query: Query) -> list[Any]:
     """The items asked for, each of the type that its view takes.
 
@@ -63,6 +70,8 @@ def find(client: Client, query: Query) -> list[Any]:
         CliError: one was asked for by its name, and there is none.
     """
     match query.kind:
+        case Kind.ADAPTERS if query.wide:
+            return _lodgings(client, query)
         case Kind.ADAPTERS:
             return _adapters(client, query)
         case Kind.REPLICAS:
@@ -81,6 +90,16 @@ def _adapters(client: Client, query: Query) -> list[pb.Adapter]:
     return _in_some_pool(
         pools, lambda pool: client.get_adapter(pool, name), Reason.ADAPTER_NOT_FOUND, f"adapter {name!r}"
     )
+
+
+def _lodgings(client: Client, query: Query) -> list[Lodging]:
+    pools, name = _pools(client, query), query.name
+    if name is None:
+        return [lodging for pool in pools for lodging in lodgings(client, pool, "")]
+    found = _in_some_pool(
+        pools, lambda pool: lodgings(client, pool, name), Reason.ADAPTER_NOT_FOUND, f"adapter {name!r}"
+    )
+    return [lodging for one in found for lodging in one]
 
 
 def _replicas(client: Client, query: Query) -> list[ReplicaView]:

@@ -17,6 +17,7 @@ from registry.cli import (
     apply_commands,
     check_commands,
     dev_commands,
+    doctor_command,
     glass_commands,
     options,
     pool_commands,
@@ -84,7 +85,7 @@ def make_app() -> typer.Typer:
     _add(app, apply_commands.apply, apply_commands.add, read_commands.get, read_commands.describe)
     _add(app, apply_commands.delete, read_commands.history, apply_commands.rollback, rollout_command.rollout)
     _add(app, apply_commands.diff, check_commands.check, check_commands.digest, publish_command.publish)
-    _add(app, sign_command.sign)
+    _add(app, sign_command.sign, doctor_command.doctor)
     pool = _group(app, "pool", "Create, change and delete pools.")
     _add(pool, pool_commands.create, pool_commands.update, pool_commands.confirm_removals, pool_commands.delete)
     tenant = _group(app, "tenant", "Set what tenants may have.")

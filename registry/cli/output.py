@@ -24,6 +24,7 @@ class Format(StrEnum):
     """Forms of output."""
 
     TABLE = "table"
+    WIDE = "wide"  # a table that says more, where there is one; a table elsewhere
     JSON = "json"
     YAML = "yaml"
     NAME = "name"
@@ -42,7 +43,8 @@ class Printer:
     """Writes to standard output in the form that the user asked for."""
 
     def __init__(self, form: Format) -> None:
-        self.form = form
+        self.form = Format.TABLE if form is Format.WIDE else form
+        self.is_wide = form is Format.WIDE
         tty = sys.stdout.isatty()
         self.console = Console(width=None if tty else _UNBOUNDED_WIDTH, highlight=False, soft_wrap=not tty)
 

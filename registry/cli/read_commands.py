@@ -9,7 +9,7 @@ import typer
 from registry.cli import options
 from registry.cli.describe import describe_adapter, describe_pool, describe_replica
 from registry.cli.failure import usage
-from registry.cli.get import VIEWS, Kind, Query, find, kind_of
+from registry.cli.get import Kind, Query, find, kind_of, view_of
 from registry.cli.session import READ_SECONDS, pool_or_only, session_of
 from registry.cli.views import GENERATIONS
 from registry.cli.watching import watch as watch_changes
@@ -25,15 +25,16 @@ def get(
     timeout: options.Timeout = None,
 ) -> None:
     """List adapters, replicas, pools or tenants."""
-    session, query = session_of(context), Query(kind_of(kind), pool, name)
+    session, printer = session_of(context), session_of(context).printer()
+    query = Query(kind_of(kind), pool, name, printer.is_wide)
     with session.client(timeout or READ_SECONDS) as client:
         if watch:
-            watch_changes(client, query, session.printer())
+            watch_changes(client, query, printer)
         elif name is None:
-            session.printer().items(VIEWS[query.kind], find(client, query))
+            printer.items(view_of(query), find(client, query))
         else:
             for item in find(client, query):
-                session.printer().item(VIEWS[query.kind], item)
+                printer.item(view_of(query), item)
 
 
 def describe(

@@ -11,7 +11,8 @@ import grpc
 
 from registry.cli.client import Client
 from registry.cli.failure import CliError
-from registry.cli.get import VIEWS, Kind, Query, find
+from registry.cli.get import Kind, Query, find, view_of
+from registry.cli.lodging import Lodging
 from registry.cli.output import Printer
 from registry.cli.rpc_errors import rpc_failure
 from registry.cli.session import pool_or_only
@@ -38,7 +39,7 @@ class Gone:
 def watch(client: Client, query: Query, printer: Printer) -> None:
     """Prints what there is, then every change; ends only by an error or an interrupt."""
     changes = _streamed(client, query) if query.kind is Kind.ADAPTERS else _polled(client, query)
-    view = VIEWS[query.kind]
+    view = view_of(query)
     if printer.is_table:
         printer.lines(["  ".join(view.columns)])
     for change in changes:
@@ -52,16 +53,35 @@ def watch(client: Client, query: Query, printer: Printer) -> None:
 def _streamed(client: Client, query: Query) -> Iterator[Put | Gone]:
     """Changes of a pool's adapters, none lost while the connection is."""
     pool = pool_or_only(client, query.pool)
-    start = 0
+    changes = _residency_changes(client, pool, query.name) if query.wide else _adapter_changes(client, pool, query.name)
     while True:
         try:
-            for response in client.watch_adapters(pool, start):
-                start = response.revision + 1
-                yield from _wanted(response, query.name)
+            yield from changes()
         except grpc.RpcError as error:
             if not worth_repeating(error):
                 raise CliError(rpc_failure(error, client.address)) from error
         time.sleep(_POLL_SECONDS)
+
+
+def _adapter_changes(client: Client, pool: str, name: str | None) -> Callable[[], Iterator[Put | Gone]]:
+    start = 0
+
+    def changes() -> Iterator[Put | Gone]:
+        nonlocal start
+        for response in client.watch_adapters(pool, start):
+            start = response.revision + 1
+            yield from _wanted(response, name)
+
+    return changes
+
+
+def _residency_changes(client: Client, pool: str, name: str | None) -> Callable[[], Iterator[Put | Gone]]:
+    def changes() -> Iterator[Put | Gone]:
+        for response in client.watch_residency(pool, name or ""):
+            yield from (Put(Lodging(pool, one)) for one in response.adapters)
+            yield from map(Gone, response.gone)
+
+    return changes
 
 
 def _wanted(response: pb.WatchAdaptersResponse, name: str | None) -> Iterator[Put | Gone]:
@@ -73,7 +93,7 @@ def _wanted(response: pb.WatchAdaptersResponse, name: str | None) -> Iterator[Pu
 
 
 def _polled(client: Client, query: Query, pause: Callable[[float], None] = time.sleep) -> Iterator[Put | Gone]:
-    view = VIEWS[query.kind]
+    view = view_of(query)
     known: dict[str, Any] = {}
     while True:
         now = {view.name(item): item for item in find(client, query)}

@@ -13,6 +13,17 @@
 from registry.client.asynchronous import AsyncRegistry
 from registry.client.connection import Tls
 from registry.client.published import Canaries, Published
+from registry.client.residency import AdapterResidency, PoolResidency, Residence, State
 from registry.client.synchronous import Registry
 
-__all__ = ["AsyncRegistry", "Canaries", "Published", "Registry", "Tls"]
+__all__ = [
+    "AdapterResidency",
+    "AsyncRegistry",
+    "Canaries",
+    "PoolResidency",
+    "Published",
+    "Registry",
+    "Residence",
+    "State",
+    "Tls",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +14,7 @@ from typing import Self
 from registry.client.calls import Calls, open_channel
 from registry.client.connection import Tls
 from registry.client.published import Canaries, Published, not_served, published_of, strategy_of
+from registry.client.residency import Follower, PoolResidency
 from registry.errors import InvalidArgument, Reason
 from registry.lora.directory import check_files, digest_of
 from registry.lora.findings import UnfitAdapter, summary
@@ -127,6 +128,22 @@ class AsyncRegistry:
             RegistryError: as the registry refused it otherwise.
         """
         await self._apply(pool, pb.AdapterChange(delete=name), request_id)
+
+    async def residency(self, pool: str) -> AsyncGenerator[PoolResidency, None]:
+        """Where a pool's adapters are, whole, at once and after every change; for routers. To be closed (`aclosing`).
+
+        When the connection breaks it is made again, and what was told last holds until then.
+
+        Raises:
+            NotFound: there is no such pool.
+            RegistryError: as the admin service refused it otherwise.
+        """
+        request = pb.WatchResidencyRequest(pool=pool)
+        follower = Follower()
+        async with aclosing(self._calls.stream("WatchResidency", request, pb.WatchResidencyResponse)) as responses:
+            async for response in responses:
+                if (state := follower.take(response)) is not None:
+                    yield state
 
     async def _apply(self, pool: str, change: pb.AdapterChange, request_id: str) -> pb.ApplyAdaptersResponse:
         request_id = request_id or str(uuid.uuid4())

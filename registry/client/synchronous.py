@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from registry.client.asynchronous import CALL_SECONDS, WAIT_SECONDS, AsyncRegistry
 from registry.client.connection import Tls
 from registry.client.published import Canaries, Published
+from registry.client.residency import PoolResidency
 
 T = TypeVar("T")
 
@@ -80,6 +81,15 @@ class Registry:
         """See `AsyncRegistry.withdraw`."""
         self._run(self._registry.withdraw(name, pool, request_id=request_id))
 
+    def residency(self, pool: str) -> Generator[PoolResidency, None, None]:
+        """See `AsyncRegistry.residency`; to be closed (`contextlib.closing`)."""
+        states = self._registry.residency(pool)
+        try:
+            while (state := self._run(_following(states))) is not None:
+                yield state
+        finally:
+            self._run(states.aclose())
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         running = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
@@ -92,6 +102,10 @@ class Registry:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _following(states: AsyncGenerator[PoolResidency, None]) -> PoolResidency | None:
+    return await anext(states, None)
 
 
 async def _opened(address: str, tls: Tls | None, timeout_seconds: float) -> AsyncRegistry:

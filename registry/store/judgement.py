@@ -13,6 +13,9 @@ from registry.etcd3.ops import KeyValue
 from registry.model.names import name_key
 from registry.model.status import Failed, Found, Pending, ReplicaStatus, Resident
 
+# Said, without a name, by a replica that does nothing with its engine although it may look ready.
+BLOCKED = "blocked"
+
 
 class ReplicaState(Enum):
     """Where one replica is with a generation."""
@@ -106,6 +109,8 @@ def _settled(status: ReplicaStatus, asked: Asked) -> Judged | None:
         return Judged(ReplicaState.UNKNOWN, "stale", status.held or status.note or "its status is stale")
     if not (status.ready or status.engine.incarnation):
         return Judged(ReplicaState.UNKNOWN, "engine_unreachable", status.note or "its engine is out of reach")
+    if any(one.reason == BLOCKED and not one.name for one in status.warnings):
+        return Judged(ReplicaState.UNKNOWN, BLOCKED, status.note or "it does nothing with its engine")
     if status.observed_revision < asked.revision:
         seen = f"it has seen revision {status.observed_revision} of {asked.revision}"
         return Judged(ReplicaState.PENDING, "not_seen", seen)

@@ -354,10 +354,12 @@ class Rollout(_message.Message):
     def __init__(self, name: _Optional[str] = ..., generation: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[RolloutReplica, _Mapping]]] = ..., done: bool = ..., failure: _Optional[str] = ..., waiting: _Optional[str] = ..., canary: _Optional[_Union[CanaryRollout, _Mapping]] = ..., note: _Optional[str] = ...) -> None: ...
 
 class WatchResidencyRequest(_message.Message):
-    __slots__ = ("pool",)
+    __slots__ = ("pool", "name")
     POOL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     pool: str
-    def __init__(self, pool: _Optional[str] = ...) -> None: ...
+    name: str
+    def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class Residence(_message.Message):
     __slots__ = ("replica", "engine_url", "labels", "model", "generation", "state", "reason", "loaded", "last_used")

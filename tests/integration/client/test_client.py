@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import runpy
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing, closing
 from pathlib import Path
 
 import pytest
 
-from registry.client import AsyncRegistry, Published, Registry, Tls
+from registry.client import AsyncRegistry, Published, Registry, State, Tls
 from registry.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -168,3 +168,33 @@ async def test_the_example_trains(admin: Admin, replicas, tmp_path, capsys):
     published = await asyncio.to_thread(train)
     assert [one.generation for one in published] == [1, 2, 3]
     assert "step 2: generation 3, 2 samples of one version" in capsys.readouterr().out
+
+
+async def test_a_router_follows_where_adapters_are(registry, replicas, tmp_path):
+    """R9: what real sidecars report of their engines, from pending to serving, whole at each step; then one dies."""
+    folder = write_adapter(tmp_path / "sources/acme/v1", seed=1).directory
+    async with aclosing(registry.residency(POOL)) as states:
+        assert (await anext(states)).adapters == {}
+        published = await registry.publish(folder, "acme/Policy", POOL)
+        async with asyncio.timeout(60):
+            async for state in states:
+                found = state.adapters.get("acme/policy")
+                if found is not None and len(found.serving) == 2:
+                    break
+    assert found is not None
+    assert (found.name, found.generation, found.load) == ("acme/Policy", published.generation, "eager")
+    assert [one.replica for one in found.replicas] == ["r1", "r2"]
+    for one, engine in zip(found.replicas, replicas, strict=True):
+        assert (one.engine_url, one.state, one.loaded) == (engine.url, State.SERVING, True)
+        assert one.model in await engine.listing()
+
+
+async def test_a_program_without_an_event_loop_routes_too(admin, registry, tmp_path):
+    def look() -> list[str]:
+        with Registry(admin.address) as plain, closing(plain.residency(POOL)) as states:
+            return [*next(states).adapters]
+
+    await admin.stub.ApplyAdapters(change_set(put("A"), pool=POOL))
+    assert await asyncio.to_thread(look) == ["a"]
+    with pytest.raises(NotFound):
+        await anext(registry.residency("nowhere"))

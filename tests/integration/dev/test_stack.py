@@ -69,6 +69,7 @@ def test_up_serves_adapters_and_is_safe_to_run_twice(dev):
     source = dev.folder / ".loraplane" / "adapters" / "sql"
     added = dev.json("add", "sql", "--source", str(source), "--wait")
     assert [one["state"] for one in added["rollouts"][0]["replicas"]] == ["serving", "serving"]
+    assert dev.json("doctor") == {"findings": []}
     assert dev("dev", "up").returncode == 0
     assert dev.pids() == pids
 

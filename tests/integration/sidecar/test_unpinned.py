@@ -5,7 +5,8 @@ from __future__ import annotations
 from registry.etcd3.ops import KeyValue
 from registry.keys import Keys
 from registry.lora.directory import digest_of
-from registry.store.rollout import Failure, Question, Rollout, derive_rollout, facts_of
+from registry.store.pool_facts import facts_of
+from registry.store.rollout import Failure, Question, Rollout, derive_rollout
 from tests.support.adapters import write_adapter
 from tests.support.rig import POOL, Rig, running_rig
 

@@ -45,10 +45,8 @@ def test_every_command_says_what_it_does(path, capsys):
 
 
 def test_the_commands_are_those_of_the_interface():
-    expected = (
-        "apply add get describe delete history rollback rollout diff check digest publish sign pool tenant dev".split()
-    )
-    assert set(ROOT.commands) == {*expected, "break-glass"}
+    expected = "apply add get describe delete history rollback rollout diff check digest publish sign doctor".split()
+    assert set(ROOT.commands) == {*expected, "break-glass", "pool", "tenant", "dev"}
     assert set(ROOT.commands["break-glass"].commands) == {"delete", "settle"}
     assert set(ROOT.commands["pool"].commands) >= {"create", "delete"}
     assert set(ROOT.commands["dev"].commands) == {"up", "status", "down"}
