@@ -71,8 +71,8 @@ docs: install ## Write the pages of docs/ that are made from the code
 
 PURE := registry.errors registry.keys registry.model registry.transactions registry.etcd3.ops registry.etcd3.errors \
   registry.lora registry.publish.outcome registry.publish.wish \
-  sidecar.brake sidecar.chosen sidecar.desired sidecar.failures sidecar.observed sidecar.plan sidecar.planner sidecar.raw_records \
-  sidecar.retention sidecar.rounds sidecar.snapshot sidecar.status
+  sidecar.brake sidecar.chosen sidecar.desired sidecar.engine_names sidecar.failures sidecar.handover \
+  sidecar.observed sidecar.plan sidecar.planner sidecar.raw_records sidecar.retention sidecar.rounds sidecar.snapshot sidecar.status
 
 .PHONY: test
 test: install engine .venv-oldest/.installed ## Run every test that CI runs, on real parts

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from registry.model.records import PoolSpec
 from sidecar.desired import DesiredAdapter, DesiredState
+from sidecar.engine_names import names_of
 from sidecar.observed import Observed
 
 
@@ -21,13 +22,18 @@ class Chosen:
 
 
 def choose(desired: DesiredState, pool: PoolSpec | None, observed: Observed) -> Chosen:
-    """Chooses for the engine that was observed."""
-    capacity = _capacity(pool, observed)
-    adapters = tuple(desired.adapters[key] for _, key in desired.order[:capacity])
-    return Chosen(adapters, () if capacity is None else desired.order[capacity:])
+    """Chooses for the engine that was observed.
+
+    A generation with a name of its own is loaded before the one that it replaces is unloaded: room is kept for it.
+    """
+    most = capacity(pool, observed)
+    if most is not None and names_of(pool) == "versioned":
+        most -= 1
+    adapters = tuple(desired.adapters[key] for _, key in desired.order[:most])
+    return Chosen(adapters, () if most is None else desired.order[most:])
 
 
-def _capacity(pool: PoolSpec | None, observed: Observed) -> int | None:
-    """How many adapters the engine is asked to hold at once; None: no limit."""
+def capacity(pool: PoolSpec | None, observed: Observed) -> int | None:
+    """How many adapters the engine is asked to hold at once, at least 1; None: no limit."""
     bounds = [observed.facts.limits.max_cpu_loras, pool.limits.max_adapters if pool else None]
     return min((bound for bound in bounds if bound is not None), default=None)

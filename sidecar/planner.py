@@ -13,11 +13,13 @@ from itertools import islice
 
 from registry.lora.policy import is_served
 from registry.model.names import name_key, name_of_key
-from registry.model.records import PoolSpec
+from registry.model.records import EngineNames, PoolSpec
 from sidecar.artifacts.types import ArtifactRef, Staged
-from sidecar.chosen import Chosen, choose
+from sidecar.chosen import Chosen, capacity, choose
 from sidecar.desired import DesiredAdapter, DesiredState, RefusedRecord
+from sidecar.engine_names import engine_name, key_of, names_of
 from sidecar.failures import Failure
+from sidecar.handover import Handover, hand_over
 from sidecar.observed import Observed
 from sidecar.plan import (
     Action,
@@ -63,11 +65,15 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What no adapter may break here: names in lower case, the highest rank, the modules; None: no limit."""
+    """What no adapter may break here: names in lower case, the highest rank, the modules; None: no limit.
+
+    `names`: what the engine calls an adapter.
+    """
 
     base_names: frozenset[str]
     max_rank: int | None
     target_modules: tuple[str, ...] | None
+    names: EngineNames
 
 
 def _rules(pool: PoolSpec | None, observed: Observed) -> _Rules:
@@ -77,6 +83,7 @@ def _rules(pool: PoolSpec | None, observed: Observed) -> _Rules:
         base_names=frozenset(base.lower() for base in observed.base_models),
         max_rank=min((bound for bound in bounds if bound is not None), default=None),
         target_modules=observed.facts.limits.target_modules or pools,
+        names=names_of(pool),
     )
 
 
@@ -95,14 +102,14 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
         return Plan(desired.revision, (), (), (), (), (), None, blocked=blocked)
     chosen = choose(desired, pool, observed)
     rules = _rules(pool, observed)
-    superfluous = _superfluous(desired, {adapter.name for adapter in chosen.adapters}, observed, known.owns)
+    handover = hand_over(chosen.adapters, rules.names, observed, known.staged, known.owns)
     decided: list[tuple[Condition | None, Action | None]] = [
-        *(_decide_unload(unload, observed, known, now) for unload in superfluous),
+        *(_decide_unload(unload, observed, known, now) for unload in _superfluous(desired, handover)),
         *(_decide(adapter, rules, observed, known, now) for adapter in chosen.adapters),
         *((_refusal(desired, refused), None) for refused in desired.refused.values()),
     ]
     conditions = [condition for condition, _ in decided]
-    actions = [action for _, action in decided if action is not None]
+    actions = handover.within([action for _, action in decided if action is not None], capacity(pool, observed))
     failed = tuple(c for c in conditions if isinstance(c, FailedAdapter))
     return Plan(
         revision=desired.revision,
@@ -128,7 +135,12 @@ def _warnings(chosen: Iterable[DesiredAdapter], known: Known) -> Iterator[Warned
 
 
 def _mismatch(pool: PoolSpec | None, observed: Observed) -> str:
-    if pool is None or set(pool.base_models) & set(observed.base_models):
+    if pool is None:
+        return ""
+    kind = observed.facts.kind
+    if pool.engine != kind:
+        return f"the engine is {kind}, the pool is for {pool.engine}: check --engine-kind and --pool"
+    if set(pool.base_models) & set(observed.base_models):
         return ""
     served, expected = ", ".join(observed.base_models), ", ".join(pool.base_models)
     return f"the engine serves {served}, the pool is for {expected}: check --engine and --pool"
@@ -139,8 +151,9 @@ def _decide(
 ) -> tuple[Condition, Action | None]:
     """What to say of one adapter, and what to do about it."""
     staged = known.staged.get(adapter.ref)
-    current = observed.adapters.get(adapter.name)
-    obstacle = _obstacle(adapter, rules, current, staged, known.owns)
+    name = engine_name(adapter, rules.names)
+    current = observed.adapters.get(name)
+    obstacle = _obstacle(adapter, rules, observed, staged, known.owns)
     if obstacle is not None:
         return obstacle, None
     if staged is not None and current == staged.path:
@@ -155,27 +168,43 @@ def _decide(
     if adapter.key in known.unsettled:
         return _pending(adapter, "outcome_unknown"), None
     if current is None:
-        return _pending(adapter, "loading"), Load(adapter.name, staged.path, adapter.ref, adapter.request_id)
-    swap = Swap(adapter.name, current, staged.path, adapter.ref, adapter.request_id)
+        return _pending(adapter, "loading"), Load(name, staged.path, adapter.ref, adapter.request_id)
+    swap = Swap(name, current, staged.path, adapter.ref, adapter.request_id)
     return _pending(adapter, "swapping"), swap
 
 
 def _obstacle(
     adapter: DesiredAdapter,
     rules: _Rules,
-    current: str | None,
+    observed: Observed,
     staged: Staged | None,
     owns: Callable[[str], str | None],
 ) -> FailedAdapter | None:
     """Why the adapter cannot be served here, however often it is tried."""
-    name = adapter.name
+    name = engine_name(adapter, rules.names)
+    current = observed.adapters.get(name)
     if name.lower() in rules.base_names:
         return _hopeless(adapter, "name_is_base_model", f"{name!r} is a name of the engine's base model")
     if current is not None and owns(current) is None:
         return _hopeless(
             adapter, "name_conflict", f"the engine has {name!r} from {current}, which is not ours; unload it"
         )
-    return _unservable(adapter, rules, staged) if staged is not None else None
+    if staged is None:
+        return None
+    return _unservable(adapter, rules, staged) or _remembered(adapter, name, observed, staged)
+
+
+def _remembered(adapter: DesiredAdapter, name: str, observed: Observed, staged: Staged) -> FailedAdapter | None:
+    """Why the engine would answer from what it remembers of other weights that it had under this name."""
+    before = observed.adapters.get(name) if observed.facts.swap == "refused" else None
+    before = before or observed.past.get(name)
+    if before is None or before == staged.path:
+        return None
+    message = (
+        f"the engine had other weights as {name!r}, and {observed.facts.kind} {observed.facts.version} would answer "
+        "from what it remembers of those: give the pool --engine-names versioned, or restart or upgrade the engine"
+    )
+    return _hopeless(adapter, "name_remembered", message)
 
 
 def _unservable(adapter: DesiredAdapter, rules: _Rules, staged: Staged) -> FailedAdapter | None:
@@ -204,13 +233,11 @@ def _refusal(desired: DesiredState, refused: RefusedRecord) -> FailedAdapter:
     )
 
 
-def _superfluous(
-    desired: DesiredState, keep: AbstractSet[str], observed: Observed, owns: Callable[[str], str | None]
-) -> Iterator[Unload]:
-    for name, path in observed.adapters.items():
-        if name in keep or owns(path) is None:
+def _superfluous(desired: DesiredState, handover: Handover) -> Iterator[Unload]:
+    for name, path in handover.ours.items():
+        if name in handover.keep or name in handover.held:
             continue
-        key = name_key(name)
+        key = key_of(name)
         # A record that cannot be read says nothing about what should be served; what is loaded stays.
         if key in desired.refused and desired.of(key) is None:
             continue

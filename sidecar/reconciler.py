@@ -11,12 +11,13 @@ from typing import Protocol
 import structlog
 
 from registry.model.names import name_key
-from registry.model.records import BaseShapes, PoolSpec
+from registry.model.records import BaseShapes, EngineNames, PoolSpec
 from registry.sources.errors import ArtifactError
 from sidecar.artifacts.types import ArtifactStore
 from sidecar.chance import Chance
 from sidecar.chosen import choose
 from sidecar.desired import DesiredAdapter, DesiredState
+from sidecar.engine_names import engine_name, names_of
 from sidecar.engines.driver import Engine
 from sidecar.executor import Attempt, Executor
 from sidecar.failures import Failure, after_call, after_staging, not_borne_out
@@ -150,12 +151,12 @@ class Reconciler:
             base_problem=problem,
             base_known=self._store.base_known,
         )
-        self._notice(observed, self._uses(chosen, known))
+        self._notice(observed, self._uses(chosen, known, names_of(pool)))
         return make_plan(desired, pool, observed, known, now=self._chance.monotonic())
 
-    def _uses(self, chosen: Iterable[DesiredAdapter], known: Known) -> set[Use]:
+    def _uses(self, chosen: Iterable[DesiredAdapter], known: Known, names: EngineNames) -> set[Use]:
         """What a plan made of this may load, and what calls that were made may yet come to."""
-        uses = {(one.name, known.staged[one.ref].path) for one in chosen if one.ref in known.staged}
+        uses = {(engine_name(one, names), known.staged[one.ref].path) for one in chosen if one.ref in known.staged}
         return uses | {(one.name, one.path) for one in self._attempts.values() if one.path is not None}
 
     def _compare_with(self, pool: PoolSpec | None) -> str:
@@ -245,6 +246,7 @@ class Reconciler:
             note="" if ready else self._why_not_ready(plan, desired),
             held=self._inputs.held,
             last_request_id=self._inputs.last_request_id,
+            names=names_of(self._inputs.pool),
         )
         self._publish(Report(situation, desired.count if desired else 0))
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from heapq import nsmallest
 
 from registry.model.base import MAX_STATUS_BYTES
+from registry.model.records import EngineNames
 from registry.model.status import (
     MAX_FOUND,
     EngineLimits,
@@ -50,6 +51,7 @@ class Situation:
         note: why the replica is not ready; empty if it is.
         held: why the newest list is not followed; empty if it is.
         last_request_id: request of the newest change that the plan is made from.
+        names: what the engine calls an adapter.
     """
 
     revision: int
@@ -61,6 +63,7 @@ class Situation:
     note: str
     held: str
     last_request_id: str
+    names: EngineNames = "plain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ def derive_status(replica: Replica, situation: Situation, moment: Moment) -> Rep
     status = ReplicaStatus(
         replica=replica.replica,
         pool=replica.pool,
-        engine=_engine(replica, situation.observed),
+        engine=_engine(replica, situation),
         observed_revision=situation.revision,
         ready=situation.ready,
         stale=situation.stale,
@@ -136,7 +139,8 @@ def _fit(status: ReplicaStatus) -> ReplicaStatus:
     return status
 
 
-def _engine(replica: Replica, observed: Observed | None) -> EngineStatus:
+def _engine(replica: Replica, situation: Situation) -> EngineStatus:
+    observed = situation.observed
     facts = observed.facts if observed else EngineFacts(replica.engine_kind, "", replica.engine_url, "")
     return EngineStatus(
         kind=facts.kind,
@@ -151,6 +155,7 @@ def _engine(replica: Replica, observed: Observed | None) -> EngineStatus:
             target_modules=None if facts.limits.target_modules is None else list(facts.limits.target_modules),
         ),
         swap=facts.swap if observed else "",
+        names=situation.names,
     )
 
 
