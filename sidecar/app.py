@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from pathlib import Path
 
 import structlog
 
@@ -20,6 +21,7 @@ from sidecar.artifacts.signatures import read_keys
 from sidecar.artifacts.store import LocalStore
 from sidecar.chance import Chance
 from sidecar.engine_watch import watch_engine
+from sidecar.engines.loaded import LoadedNames
 from sidecar.engines.vllm import VllmEngine
 from sidecar.feed import Feed
 from sidecar.http import make_app
@@ -59,7 +61,7 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
     except (OSError, StoreError, BaseUnreadable) as error:
         raise StoreUnusable(f"{error}") from error
     client = Client(settings.client_options())
-    engine = _engine(settings, on_step)
+    engine = _engine(settings, state, on_step)
     inputs, keys = Inputs(), Keys(settings.prefix)
     publisher = Publisher(client, keys, _presence(settings, lock.owner, chance), chance, inputs.wake, on_step)
     replica = Replica(settings.replica, settings.pool, engine.kind, engine.url)
@@ -102,9 +104,9 @@ def _store(settings: Settings, on_step: OnStep) -> LocalStore:
     )
 
 
-def _engine(settings: Settings, on_step: OnStep) -> VllmEngine:
+def _engine(settings: Settings, state: Path, on_step: OnStep) -> VllmEngine:
     key, limits = settings.engine_api_key_file, settings.engine_limits()
-    return VllmEngine(settings.engine, api_key_file=key, limits=limits, on_step=on_step)
+    return VllmEngine(settings.engine, api_key_file=key, limits=limits, on_step=on_step, loaded=LoadedNames(state))
 
 
 def _remote(settings: Settings) -> RemoteOptions:

@@ -1,17 +1,20 @@
-"""Drives vLLM from 0.31 over its HTTP interface, and through our plugin where the server has it."""
+"""Drives vLLM from 0.10 over its HTTP interface, and through our plugin where the server has it."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from sidecar.engines import plugin_calls as plugin
 from sidecar.engines import vllm_answers as answers
+from sidecar.engines.deadlines import USUAL, Deadlines
 from sidecar.engines.driver import CHECK_NAME_PREFIX, EngineError, EngineUnreachable, EngineUnusable
 from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply
+from sidecar.engines.loaded import LoadedNames
 from sidecar.engines.swap_risk import swap_risk
 from sidecar.engines.vllm_http import VllmHttp
 from sidecar.observed import (
@@ -24,6 +27,7 @@ from sidecar.observed import (
     NotThere,
     Observed,
     Outcome,
+    Refused,
     SwapStrategy,
     Transient,
     Unknown,
@@ -34,27 +38,6 @@ LOAD_PATH = "/v1/load_lora_adapter"
 UNTOLD = EngineLimits()
 UNLOAD_PATH = "/v1/unload_lora_adapter"
 LULL_POLL_SECONDS = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """How long each kind of call may take.
-
-    Attributes:
-        probe_seconds: for /metrics, /version and the check of the routes.
-        list_seconds: for /v1/models, 65 ms at 2,000 adapters.
-        load_seconds: for a load, which waits for the running step and for other loads.
-        unload_seconds: for an unload, which waits for a load of the same name.
-        turn_seconds: for one token; the first ever takes up to 16 s on a slow machine.
-        lull_seconds: how long a swap that might end the engine waits for a moment without requests.
-    """
-
-    probe_seconds: float = 5.0
-    list_seconds: float = 10.0
-    load_seconds: float = 60.0
-    unload_seconds: float = 30.0
-    turn_seconds: float = 30.0
-    lull_seconds: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +59,10 @@ class VllmEngine:
         url: str,
         *,
         api_key_file: Path | None = None,
-        deadlines: Deadlines = Deadlines(),
+        deadlines: Deadlines = USUAL,
         limits: EngineLimits = UNTOLD,
         on_step: OnStep = ignore,
+        loaded: LoadedNames | None = None,
     ) -> None:
         """Connects to nothing yet.
 
@@ -88,11 +72,13 @@ class VllmEngine:
             deadlines: of each kind of call.
             limits: what the server was started with and does not tell.
             on_step: called at each step of a change, for tests.
+            loaded: keeps what a release that knows adapters by name only ever had under each name; None: forgets it.
         """
         self._http = VllmHttp(url, api_key_file)
         self._deadlines = deadlines
         self._limits = limits
         self._on_step = on_step
+        self._loaded = loaded or LoadedNames()
         self._checked: _Checked | None = None
         self._base_model: str | None = None
 
@@ -113,7 +99,10 @@ class VllmEngine:
         self._base_model = listing.base_models[0]
         limits = replace(self._limits, max_loras=after.limits.max_loras)
         facts = EngineFacts(self.kind, checked.version, self.url, after.incarnation, limits, checked.swap)
-        return Observed(facts, listing.base_models, listing.adapters)
+        return Observed(facts, listing.base_models, listing.adapters, await self._past(checked, listing.adapters))
+
+    async def _past(self, checked: _Checked, listed: Mapping[str, str]) -> Mapping[str, str]:
+        return await self._loaded.seen(checked.incarnation, listed) if checked.swap == "refused" else {}
 
     async def incarnation(self) -> str:
         """See `Engine.incarnation`."""
@@ -121,7 +110,11 @@ class VllmEngine:
 
     async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
         """See `Engine.load`."""
-        return await self._load(name, path, request_id, Step.LOAD_SENT, Step.LOADED)
+        checked = self._checked
+        if checked is None or checked.swap != "refused":
+            return await self._load(name, path, request_id, Step.LOAD_SENT, Step.LOADED)
+        load = partial(self._load, name, path, request_id, Step.LOAD_SENT, Step.LOADED)
+        return await self._loaded.recording(checked.incarnation, name, path, load)
 
     async def unload(self, name: str, *, request_id: str) -> Outcome:
         """See `Engine.unload`. By the plugin, so that it knows for whom the old weights are kept."""
@@ -134,6 +127,8 @@ class VllmEngine:
 
     async def swap(self, name: str, old: str, new: str, *, request_id: str) -> Outcome:
         """See `Engine.swap`."""
+        if self._checked is not None and self._checked.swap == "refused":
+            return Refused(f"vLLM {self._checked.version} would answer from what it remembers of the old weights")
         if not self._has_plugin:
             return await self._swap_pipelined(name, old, new, request_id)
         seconds = self._deadlines.load_seconds
@@ -269,10 +264,12 @@ class VllmEngine:
             if not await self._http.has_route(path, self._deadlines.probe_seconds):
                 reason = f"{self.url} has no route {path}: {answers.ENABLE_HINT}"
                 raise EngineUnusable("runtime_lora_disabled", reason)
-        self._checked = _Checked(metrics.incarnation, version, await self._strategy())
+        self._checked = _Checked(metrics.incarnation, version, await self._strategy(version))
         return self._checked
 
-    async def _strategy(self) -> SwapStrategy:
+    async def _strategy(self, version: str) -> SwapStrategy:
+        if answers.remembers_names(version):
+            return "refused"
         about = await self._http.find(plugin.ABOUT_PATH, self._deadlines.probe_seconds)
         return "plugin" if about is not None and plugin.is_usable(about) else "pipelined"
 

@@ -18,7 +18,7 @@ class Options:
         runtime_lora: False: the routes that load and unload do not exist.
         plugin: True: it has our plugin, with the routes below ``/v1/loraplane``.
         api_key: guards /v1; None: nothing is guarded.
-        version: what /version says.
+        version: what /version says; an earlier release's is played as far as `versions` tells.
         load_seconds: how long each load takes beside reading the files.
         token_seconds: how long each token takes.
     """

@@ -318,7 +318,7 @@ async def test_lora_disabled_is_seen_in_the_metrics(hasty, simulated):
 
 
 @pytest.mark.parametrize(
-    ("version", "fits"), [("0.30.2", False), ("0.31.0rc1", True), ("0.33.0+cpu", True), ("dev", False)]
+    ("version", "fits"), [("0.9.2", False), ("0.10.0", True), ("0.31.0rc1", True), ("0.33.0+cpu", True), ("dev", False)]
 )
 async def test_old_versions_are_refused(version, fits):
     async with serving(SimulatedVllm(Options(version=version))) as url:
