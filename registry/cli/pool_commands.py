@@ -59,7 +59,7 @@ BaseNames = Annotated[
 ]
 EngineKind = Annotated[
     str | None,
-    options.flag("--engine-kind", metavar="KIND", help="Kind of its engines: vllm (default), or see the README."),
+    options.flag("--engine-kind", metavar="KIND", help="Kind of its engines: vllm (default), sglang or pegainfer."),
 ]
 EngineNames = Annotated[
     str | None,

@@ -22,7 +22,7 @@ class Unable:
 UNABLE = (
     Unable(
         "load",
-        frozenset({"sglang", "pegainfer", "dynamo", "axolotl"}),
+        frozenset({"sglang", "pegainfer"}),
         lambda spec: spec.load == "lazy",
         "have nothing that asks for an adapter when a request names it; use eager",
     ),

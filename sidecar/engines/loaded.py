@@ -18,25 +18,28 @@ from sidecar.engines.driver import EngineUnreachable
 from sidecar.observed import Done, Outcome, Transient, Unknown
 
 FILE = "loaded.json"
+PAST_FILE = "past.json"
 _SCHEMA = 1
 
 
 class LoadedNames:
     """The record of one replica. One task at a time changes it."""
 
-    def __init__(self, directory: Path | None = None) -> None:
+    def __init__(self, directory: Path | None = None, file: str = FILE) -> None:
         """Reads nothing yet: another sidecar of this replica may still be there. What is damaged says nothing.
 
         Args:
             directory: of the replica's own state; None: it is remembered by this process only.
+            file: its name there.
         """
         self._directory = directory
+        self._file = file
         self._kept: tuple[str, dict[str, str]] | None = None if directory is not None else ("", {})
 
     def of(self, incarnation: str) -> Mapping[str, str]:
         """Name to path in that process of the engine."""
         if self._kept is None and self._directory is not None:
-            self._kept = _read(self._directory / FILE)
+            self._kept = _read(self._directory / self._file)
         kept, paths = self._kept or ("", {})
         return paths if incarnation == kept else {}
 
@@ -67,23 +70,30 @@ class LoadedNames:
                 await self._replace(incarnation, dict(before))
         return outcome
 
+    async def forget(self, incarnation: str, name: str) -> None:
+        """Records that the engine does not have `name` any more; where that cannot be written, until a restart."""
+        paths = {one: path for one, path in self.of(incarnation).items() if one != name}
+        with suppress(OSError):
+            await self._replace(incarnation, paths)
+        self._kept = incarnation, paths
+
     async def _replace(self, incarnation: str, paths: dict[str, str]) -> None:
         if paths == self.of(incarnation):
             return
         if self._directory is not None:
             value = {"schema": _SCHEMA, "incarnation": incarnation, "paths": paths}
-            await asyncio.to_thread(_write, self._directory, json.dumps(value).encode())
+            await asyncio.to_thread(_write, self._directory / self._file, json.dumps(value).encode())
         self._kept = incarnation, paths
 
 
-def _write(directory: Path, content: bytes) -> None:
-    temporary = directory / f"{FILE}.tmp"
+def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    temporary.rename(directory / FILE)
-    sync_directory(directory)
+    temporary.rename(path)
+    sync_directory(path.parent)
 
 
 def _read(path: Path) -> tuple[str, dict[str, str]]:

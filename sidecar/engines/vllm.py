@@ -62,7 +62,7 @@ class VllmEngine:
         deadlines: Deadlines = USUAL,
         limits: EngineLimits = UNTOLD,
         on_step: OnStep = ignore,
-        loaded: LoadedNames | None = None,
+        past: LoadedNames | None = None,
     ) -> None:
         """Connects to nothing yet.
 
@@ -72,13 +72,13 @@ class VllmEngine:
             deadlines: of each kind of call.
             limits: what the server was started with and does not tell.
             on_step: called at each step of a change, for tests.
-            loaded: keeps what a release that knows adapters by name only ever had under each name; None: forgets it.
+            past: keeps what a release that knows adapters by name only ever had under each name; None: forgets it.
         """
         self._http = VllmHttp(url, api_key_file)
         self._deadlines = deadlines
         self._limits = limits
         self._on_step = on_step
-        self._loaded = loaded or LoadedNames()
+        self._past = past or LoadedNames()
         self._checked: _Checked | None = None
         self._base_model: str | None = None
 
@@ -99,10 +99,10 @@ class VllmEngine:
         self._base_model = listing.base_models[0]
         limits = replace(self._limits, max_loras=after.limits.max_loras)
         facts = EngineFacts(self.kind, checked.version, self.url, after.incarnation, limits, checked.swap)
-        return Observed(facts, listing.base_models, listing.adapters, await self._past(checked, listing.adapters))
+        return Observed(facts, listing.base_models, listing.adapters, await self._had(checked, listing.adapters))
 
-    async def _past(self, checked: _Checked, listed: Mapping[str, str]) -> Mapping[str, str]:
-        return await self._loaded.seen(checked.incarnation, listed) if checked.swap == "refused" else {}
+    async def _had(self, checked: _Checked, listed: Mapping[str, str]) -> Mapping[str, str]:
+        return await self._past.seen(checked.incarnation, listed) if checked.swap == "refused" else {}
 
     async def incarnation(self) -> str:
         """See `Engine.incarnation`."""
@@ -114,7 +114,7 @@ class VllmEngine:
         if checked is None or checked.swap != "refused":
             return await self._load(name, path, request_id, Step.LOAD_SENT, Step.LOADED)
         load = partial(self._load, name, path, request_id, Step.LOAD_SENT, Step.LOADED)
-        return await self._loaded.recording(checked.incarnation, name, path, load)
+        return await self._past.recording(checked.incarnation, name, path, load)
 
     async def unload(self, name: str, *, request_id: str) -> Outcome:
         """See `Engine.unload`. By the plugin, so that it knows for whom the old weights are kept."""

@@ -163,9 +163,9 @@ def _unreadable(why: str) -> EngineUnreachable:
     return EngineUnreachable(f"the listing /v1/models cannot be read in full: {why}")
 
 
-def not_an_engine(url: str, why: str) -> EngineUnusable:
-    """What answers at `url` is no vLLM; `why` says how that is seen."""
-    return EngineUnusable("not_an_engine", f"{url} is not a vLLM server: {why}; check --engine")
+def not_an_engine(url: str, why: str, kind: str = "vLLM") -> EngineUnusable:
+    """What answers at `url` is no engine of that kind; `why` says how that is seen."""
+    return EngineUnusable("not_an_engine", f"{url} is not a {kind} server: {why}; check --engine and --engine-kind")
 
 
 def unauthorized(url: str) -> EngineUnusable:

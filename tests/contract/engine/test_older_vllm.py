@@ -6,6 +6,7 @@ They are played by the simulated engine, as far as their sources and facts say w
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -79,21 +80,21 @@ async def test_what_a_name_had_is_known_after_its_unload_and_what_failed_is_not(
 async def test_it_is_known_after_a_restart_of_the_sidecar_but_not_of_the_engine(url, tiny, tmp_path):
     """R12 crash-only."""
     a = tiny.adapter("a")
-    first = VllmEngine(url, loaded=LoadedNames(tmp_path))
+    first = VllmEngine(url, past=LoadedNames(tmp_path))
     await first.observe()
     await first.load("x", a, request_id="r")
     await first.unload("x", request_id="r")
-    again = VllmEngine(url, loaded=LoadedNames(tmp_path))
+    again = VllmEngine(url, past=LoadedNames(tmp_path))
     assert dict((await again.observe()).past) == {"x": a}
     options = Options(served_model_name=BASE_MODEL, version=RELEASES[-1])
     async with serving(SimulatedVllm(options)) as other:
-        assert dict((await VllmEngine(other, loaded=LoadedNames(tmp_path)).observe()).past) == {}
+        assert dict((await VllmEngine(other, past=LoadedNames(tmp_path)).observe()).past) == {}
 
 
 async def test_nothing_is_loaded_that_cannot_be_recorded(url, tiny, tmp_path, asker):
-    engine = VllmEngine(url, loaded=LoadedNames(tmp_path))
+    engine = VllmEngine(url, past=LoadedNames(tmp_path))
     await engine.observe()
-    (tmp_path / f"{FILE}.tmp").mkdir()
+    (tmp_path / Path(FILE).with_suffix(".tmp")).mkdir()
     assert isinstance(await engine.load("x", tiny.adapter("a"), request_id="r"), Transient)
     assert await asker.adapters() == {}
 
