@@ -40,7 +40,7 @@ class Handover:
         if room == 0 and not any(isinstance(action, Unload) for action in actions):
             room = 1
         loads = [action for action in actions if isinstance(action, Load)]
-        put_off = loads[max(room, 0) :]
+        put_off = set(loads[max(room, 0) :])
         return [action for action in actions if action not in put_off]
 
 

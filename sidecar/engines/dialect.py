@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,6 +37,17 @@ class Requests:
     running: int
 
 
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """The page that tells which requests an engine has.
+
+    `read` gets its text and the engine's URL, and raises EngineUnreachable where it does not say.
+    """
+
+    page: str
+    read: Callable[[str, str], Requests]
+
+
 class Dialect(Protocol):
     """One kind of engine."""
 
@@ -51,8 +62,8 @@ class Dialect(Protocol):
         ...
 
     @property
-    def statistics(self) -> str:
-        """The page that tells which requests there are; empty: there is none, so that files are never let go of."""
+    def statistics(self) -> Statistics | None:
+        """Where it tells which requests there are; None: nowhere, so that files are never let go of."""
         ...
 
     @property
@@ -66,14 +77,6 @@ class Dialect(Protocol):
         Raises:
             EngineUnreachable: they cannot be read in full.
             EngineUnusable: it is no engine of this kind, or one that cannot be driven.
-        """
-        ...
-
-    def read_requests(self, statistics: str, url: str) -> Requests:
-        """Reads the page of statistics.
-
-        Raises:
-            EngineUnreachable: it does not say which requests there are.
         """
         ...
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from sidecar.engines.deadlines import USUAL, Deadlines
-from sidecar.engines.dialect import UNTOLD, Dialect, Requests
+from sidecar.engines.dialect import UNTOLD, Dialect, Requests, Statistics
 from sidecar.engines.driver import EngineError, EngineUnreachable, EngineUnusable
 from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply
 from sidecar.engines.listeners import listener_identity
@@ -145,8 +145,10 @@ class HttpEngine:
 
     async def is_busy(self) -> bool:
         """See `Engine.is_busy`."""
+        if self._dialect.statistics is None:
+            return False
         try:
-            found = await self._requests()
+            found = await self._requests(self._dialect.statistics)
         except EngineError:
             return False
         return found.running + found.waiting > 0
@@ -162,22 +164,20 @@ class HttpEngine:
 
     async def drain_evidence(self) -> DrainEvidence:
         """See `Engine.drain_evidence`. Which adapters have requests is not said: none may be there at all."""
-        if not self._dialect.statistics:
+        if self._dialect.statistics is None:
             raise EngineUnreachable(f"{self.url} does not say which requests it has, so files stay")
         before = self._identity()
         if not await self.turns():
             raise EngineUnreachable(f"{self.url} generates nothing, so its metrics may be old")
-        found = await self._requests()
+        found = await self._requests(self._dialect.statistics)
         return DrainEvidence(self._known(before), found.waiting, found.running, None)
 
     async def aclose(self) -> None:
         """See `Engine.aclose`. No connection outlives its call."""
 
-    async def _requests(self) -> Requests:
-        if not self._dialect.statistics:
-            return Requests(0, 0)
-        [body] = await self._http.get([self._dialect.statistics], self._deadlines.probe_seconds)
-        return self._dialect.read_requests(body.decode(errors="replace"), self.url)
+    async def _requests(self, statistics: Statistics) -> Requests:
+        [body] = await self._http.get([statistics.page], self._deadlines.probe_seconds)
+        return statistics.read(body.decode(errors="replace"), self.url)
 
     async def _load(self, name: str, path: str, request_id: str) -> Outcome:
         answer = await self._post(self._dialect.load(name, path), request_id, self._deadlines.load_seconds)

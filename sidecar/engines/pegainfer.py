@@ -13,8 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from sidecar.engines.dialect import Requests, Seen
-from sidecar.engines.driver import EngineUnreachable
+from sidecar.engines.dialect import Seen
 from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply
 from sidecar.engines.vllm_answers import MAX_MESSAGE_LENGTH, not_an_engine
 from sidecar.observed import Done, Gone, Outcome, Refused, Unknown
@@ -25,7 +24,7 @@ class Pegainfer:
 
     kind = "pegainfer"
     pages = ("/v1/models",)
-    statistics = ""
+    statistics = None
     can_swap = False
 
     def read(self, bodies: Sequence[bytes], ours: Mapping[str, str], url: str) -> Seen:
@@ -38,10 +37,6 @@ class Pegainfer:
             base_models=tuple(name for name in names if name not in ours),
             adapters={name: ours[name] for name in names if name in ours},
         )
-
-    def read_requests(self, statistics: str, url: str) -> Requests:
-        """See `Dialect.read_requests`."""
-        raise EngineUnreachable(f"{url} does not say which requests it has{statistics}")
 
     def load(self, name: str, path: str) -> JsonPost:
         """See `Dialect.load`."""

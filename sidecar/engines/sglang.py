@@ -18,7 +18,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from sidecar.engines.dialect import Requests, Seen
+from sidecar.engines.dialect import Requests, Seen, Statistics
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
 from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply
 from sidecar.engines.vllm_answers import KEY_HINT, MAX_MESSAGE_LENGTH, not_an_engine, read_listing
@@ -28,12 +28,24 @@ _RUNNING = re.compile(r"^sglang:num_running_reqs\{.*\} ([0-9.eE+-]+)$", re.MULTI
 _WAITING = re.compile(r"^sglang:num_queue_reqs\{.*\} ([0-9.eE+-]+)$", re.MULTILINE)
 
 
+def read_requests(text: str, url: str) -> Requests:
+    """Reads /metrics.
+
+    Raises:
+        EngineUnreachable: they do not say which requests there are.
+    """
+    running, waiting = _RUNNING.findall(text), _WAITING.findall(text)
+    if not running or not waiting:
+        raise EngineUnreachable(f"{url} keeps no statistics of requests: start SGLang with --enable-metrics")
+    return Requests(_sum(waiting), _sum(running))
+
+
 class Sglang:
     """Implements `sidecar.engines.dialect.Dialect`."""
 
     kind = "sglang"
     pages = ("/get_server_info", "/v1/models")
-    statistics = "/metrics"
+    statistics = Statistics("/metrics", read_requests)
     can_swap = True
 
     def read(self, bodies: Sequence[bytes], ours: Mapping[str, str], url: str) -> Seen:  # noqa: ARG002 - it lists paths
@@ -53,15 +65,6 @@ class Sglang:
             max_cpu_loras=_number(facts, "max_loaded_loras"), max_lora_rank=_number(facts, "max_lora_rank")
         )
         return Seen(version, listing.base_models, listing.adapters, limits)
-
-    def read_requests(self, statistics: str, url: str) -> Requests:
-        """See `Dialect.read_requests`."""
-        running, waiting = _RUNNING.findall(statistics), _WAITING.findall(statistics)
-        if not running or not waiting:
-            raise EngineUnreachable(f"{url} keeps no statistics of requests: start SGLang with --enable-metrics")
-        return Requests(
-            waiting=sum(int(float(one)) for one in waiting), running=sum(int(float(one)) for one in running)
-        )
 
     def load(self, name: str, path: str) -> JsonPost:
         """See `Dialect.load`."""
