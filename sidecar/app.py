@@ -23,7 +23,7 @@ from sidecar.artifacts.signatures import read_keys
 from sidecar.artifacts.store import LocalStore
 from sidecar.chance import Chance
 from sidecar.engine_watch import watch_engine
-from sidecar.engines.vllm import VllmEngine
+from sidecar.engines.kinds import make_engine
 from sidecar.feed import Feed
 from sidecar.http import make_app
 from sidecar.inputs import Inputs
@@ -65,7 +65,7 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
     state = settings.store / "state" / settings.replica
     store, lock, listener = _open(settings, state, on_step)
     client = Client(settings.client_options())
-    engine = _engine(settings, on_step)
+    engine = make_engine(settings, state, on_step)
     inputs, keys = Inputs(), Keys(settings.prefix)
     publisher = Publisher(client, keys, _presence(settings, lock.owner, chance), chance, inputs.wake, on_step)
     has_socket = settings.resolver_socket is not None
@@ -138,11 +138,6 @@ def _store(settings: Settings, on_step: OnStep) -> LocalStore:
         grace_seconds=settings.unload_grace,
         on_step=on_step,
     )
-
-
-def _engine(settings: Settings, on_step: OnStep) -> VllmEngine:
-    key, limits = settings.engine_api_key_file, settings.engine_limits()
-    return VllmEngine(settings.engine, api_key_file=key, limits=limits, on_step=on_step)
 
 
 def _remote(settings: Settings) -> RemoteOptions:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import structlog
 
 from registry.model.names import name_key
-from registry.model.records import BaseShapes, PoolSpec
+from registry.model.records import BaseShapes, EngineNames, PoolSpec
 from registry.sources.errors import ArtifactError
 from sidecar.artifacts.types import ArtifactStore
 from sidecar.chance import Chance
 from sidecar.chosen import capacity, choose
 from sidecar.desired import DesiredAdapter, DesiredState
+from sidecar.engine_names import engine_name, names_of
 from sidecar.engines.driver import Engine
 from sidecar.executor import Attempt, Executor
 from sidecar.failures import Failure, after_call, after_staging, not_borne_out
@@ -171,7 +172,7 @@ class Reconciler:
             share=share,
             handed=self._inputs.handed,
         )
-        self._notice(observed, self._uses(wanted, known))
+        self._notice(observed, self._uses(wanted, known, names_of(pool)))
         plan = make_plan(desired, pool, observed, known, now=self._now())
         if plan.blocked:
             self._demand.suspend()
@@ -180,9 +181,9 @@ class Reconciler:
     def _share(self, desired: DesiredState) -> Share | None:
         return self._sharing.find(desired, self._inputs.members) if self._sharing else None
 
-    def _uses(self, chosen: Iterable[DesiredAdapter], known: Known) -> set[Use]:
+    def _uses(self, chosen: Iterable[DesiredAdapter], known: Known, names: EngineNames) -> set[Use]:
         """What a plan made of this may load, what calls that were made may yet come to, what the engine was told."""
-        uses = {(one.name, known.staged[one.ref].path) for one in chosen if one.ref in known.staged}
+        uses = {(engine_name(one, names), known.staged[one.ref].path) for one in chosen if one.ref in known.staged}
         uses |= self._demand.uses(self._now())
         return uses | {(one.name, one.path) for one in self._attempts.values() if one.path is not None}
 
@@ -276,6 +277,7 @@ class Reconciler:
             note="" if ready else self._why_not_ready(plan, desired),
             held=self._inputs.held,
             last_request_id=self._inputs.last_request_id,
+            names=names_of(self._inputs.pool),
         )
         room = capacity(self._inputs.pool, observed) if observed else None
         self._publish(Report(situation, desired.count if desired else 0, room))

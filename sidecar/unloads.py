@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from collections.abc import Set as AbstractSet
 
 from registry.model.names import name_key
 from sidecar.chosen import Chosen
 from sidecar.desired import DesiredState
+from sidecar.engine_names import key_of
+from sidecar.handover import Handover
 from sidecar.known import Known
 from sidecar.leaving import Leaving, Taken
 from sidecar.observed import Observed
@@ -23,20 +24,15 @@ def still_leaving(chosen: Chosen, observed: Observed, known: Known) -> tuple[Lea
     )
 
 
-def kept(desired: DesiredState, chosen: Chosen, leaving: Iterable[Leaving], known: Known) -> set[str]:
-    """The names that are not superfluous."""
-    undecided = {desired.adapters[key].name for _, key in chosen.undecided}
-    wanted = {one.name for one in (*chosen.adapters, *known.lazy.residents)}
-    return undecided | wanted | {one.name for one in leaving}
-
-
-def superfluous(desired: DesiredState, keep: AbstractSet[str], observed: Observed, known: Known) -> Iterator[Unload]:
+def superfluous(
+    desired: DesiredState, chosen: Chosen, leaving: Iterable[Leaving], handover: Handover, known: Known
+) -> Iterator[Unload]:
     """What the engine has from us and is not to have."""
-    for name, path in observed.adapters.items():
-        if name in keep or known.owns(path) is None:
-            continue
-        key = name_key(name)
-        if key in known.lazy.asked:
+    keep = handover.keep | handover.held | {one.name for one in leaving}
+    waiting = {key for _, key in chosen.undecided} | known.lazy.asked
+    for name, path in handover.ours.items():
+        key = key_of(name)
+        if name in keep or key in waiting:
             continue
         # A record that cannot be read says nothing about what should be served; what is loaded stays.
         if key in desired.refused and desired.of(key) is None:
