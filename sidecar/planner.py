@@ -48,10 +48,8 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
         known: what this replica knows beside these.
         now: monotonic seconds.
     """
-    blocked = _mismatch(pool, observed) or known.base_problem
-    if blocked:
-        told = WarnedAdapter("", 0, BLOCKED, blocked)
-        return Plan(desired.revision, (), (), (), (), (), None, (told,), blocked=blocked)
+    if blocked := _mismatch(pool, observed) or known.base_problem:
+        return _nothing(desired, blocked)
     chosen = choose(desired, known.share, pool, observed)
     leaving = still_leaving(chosen, observed, known)
     rules, lazy = rules_of(pool, observed), known.lazy
@@ -80,6 +78,11 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
         leaving=leaving,
         among=known.share.among if known.share else NOBODY,
     )
+
+
+def _nothing(desired: DesiredState, blocked: str) -> Plan:
+    told = WarnedAdapter("", 0, BLOCKED, blocked)
+    return Plan(desired.revision, (), (), (), (), (), None, (told,), blocked=blocked)
 
 
 def _served(decided: Iterable[tuple[Condition, Action | None]]) -> tuple[ServedAdapter, ...]:
