@@ -11,10 +11,10 @@ from registry.model.records import AdapterSpec, PoolSpec
 
 @dataclass(frozen=True, slots=True)
 class Unable:
-    """A field of the spec, the kinds of engine that cannot do what it asks for, and what to write instead."""
+    """A field of the spec, the pools whose engines cannot do what it asks for, and what to write instead."""
 
     field: str
-    kinds: frozenset[str]
+    pools: Callable[[PoolSpec], bool]
     asked: Callable[[AdapterSpec], bool]
     remedy: str
 
@@ -22,9 +22,15 @@ class Unable:
 UNABLE = (
     Unable(
         "load",
-        frozenset({"sglang", "pegainfer"}),
+        lambda pool: pool.engine in {"sglang", "pegainfer"},
         lambda spec: spec.load == "lazy",
-        "have nothing that asks for an adapter when a request names it; use eager",
+        "are {pool.engine}, and have nothing that asks for an adapter when a request names it; use eager",
+    ),
+    Unable(
+        "load",
+        lambda pool: pool.engine_names == "versioned",
+        lambda spec: spec.load == "lazy",
+        "have versioned names, by which a lazy adapter is not found; use eager, or a pool with plain names",
     ),
 )
 
@@ -32,8 +38,8 @@ UNABLE = (
 def check_engine_can(pool: PoolSpec, spec: AdapterSpec, *, field: str) -> None:
     """Raises InvalidArgument if the spec asks for what the pool's engines cannot do."""
     for entry in UNABLE:
-        if pool.engine in entry.kinds and entry.asked(spec):
-            message = f"the engines of pool {pool.name!r} are {pool.engine}, and {entry.remedy}"
+        if entry.pools(pool) and entry.asked(spec):
+            message = f"the engines of pool {pool.name!r} {entry.remedy.format(pool=pool)}"
             raise InvalidArgument(Reason.UNSUPPORTED, message, field=f"{field}.{entry.field}")
 
 

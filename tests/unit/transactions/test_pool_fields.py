@@ -145,18 +145,21 @@ def test_the_kind_of_engine_stays_while_there_are_adapters(whole):
     assert engines(whole) == ("sglang", "plain")
 
 
-def test_what_the_engines_cannot_do_is_refused(whole):
-    """Nothing in other engines asks for an adapter that is not loaded."""
+@pytest.mark.parametrize(
+    ("field", "value", "named"), [("engine", "sglang", "sglang"), ("engine_names", "versioned", "versioned names")]
+)
+def test_what_the_engines_cannot_do_is_refused(whole, field, value, named):
+    """Nothing in other engines asks for an adapter that is not loaded; and vLLM does not by another name."""
     lazy = Upsert("a", AdapterSpec(source=Source(uri="file:///a/v1"), load="lazy"), None)
     whole.change(applying(lazy))
     whole.change(applying(Remove("a")))
-    whole.change(make.make_update_pool(POOL, [], {}, "", None, ["engine"], {"engine": "sglang"}))
+    whole.change(make.make_update_pool(POOL, [], {}, "", None, [field], {field: value}))
     with pytest.raises(InvalidArgument) as refused:
         whole.change(applying(lazy))
     assert refused.value.reason is Reason.UNSUPPORTED
     assert refused.value.field is not None
     assert refused.value.field.endswith("upsert.spec.load")
-    assert "sglang" in refused.value.message
+    assert named in refused.value.message
     with pytest.raises(InvalidArgument) as refused:
         whole.change(RollbackAdapter(POOL, "a", 1))
     assert refused.value.field == "spec.load"
