@@ -2,7 +2,8 @@
 
 The floor: a bare put, a bare watch in a process beside each engine, for fresh artifacts a bare copy with sha256 and
 fsync, and a bare load call. It runs from the sending of the put until every engine has received that call. What the
-figure would be from the put's own reply on is told beside it. Floor and ours take turns on the same engines.
+figure would be from the put's own reply on is told beside it. Floor and ours take turns on the same engines. The skew
+is how much later the last engine receives it than the first.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from bench.admin_service import Admin, admin
 from bench.engines import Engines, engines
 from bench.etcd import Store, etcd
-from bench.figures import Figure, of_times
+from bench.figures import Figure, of_times, percentile
 from bench.raw_replica import Order
 from bench.raw_replicas import RawPut, raw_replicas
 from bench.sidecars import sidecars, sources
@@ -41,6 +42,8 @@ class World:
     floor: list[float] = field(default_factory=list)
     floor_from_reply: list[float] = field(default_factory=list)
     ours: list[float] = field(default_factory=list)
+    floor_skew: list[float] = field(default_factory=list)
+    skew: list[float] = field(default_factory=list)
 
     async def turn(self, number: int, adapter: WrittenAdapter, *, fresh: bool) -> None:
         """One sample of each. The pauses let both sides finish what they do afterwards."""
@@ -48,14 +51,17 @@ class World:
         place = str(adapter.directory)
         order = Order(f"floor-{number}", **({"source": place} if fresh else {"path": place}))
         sent, answered = await self.raw_put(order)
-        last = max(await self.engines.received("load", [order.name]))
-        self.floor.append(last - sent)
-        self.floor_from_reply.append(last - answered)
+        received = await self.engines.received("load", [order.name])
+        self.floor.append(max(received) - sent)
+        self.floor_from_reply.append(max(received) - answered)
+        self.floor_skew.append(max(received) - min(received))
         await self.rest()
         name = f"ours-{number}"
         await self.admin.upsert(name, adapter.uri, adapter.digest)
         answered = time.monotonic()
-        self.ours.append(max(await self.engines.received("load", [name])) - answered)
+        received = await self.engines.received("load", [name])
+        self.ours.append(max(received) - answered)
+        self.skew.append(max(received) - min(received))
 
     async def rest(self) -> None:
         """Until all is quiet again."""
@@ -67,6 +73,13 @@ class World:
         strict = statistics.median(ours) / statistics.median(self.floor_from_reply[WARM_UP:])
         note = f"{note}; ratio {strict:.2f} if the floor too is counted from its put's reply"
         return of_times(name, floor, ours, target="<= 2", note=note)
+
+    def skew_figure(self, name: str) -> Figure:
+        """How far apart engines are after one change, in the worst of the turns."""
+        floor, ours = percentile(self.floor_skew[WARM_UP:], 0.99), percentile(self.skew[WARM_UP:], 0.99)
+        count = len(self.skew[WARM_UP:])
+        told = f"p99 floor {floor * 1000:.2f} ms, ours {ours * 1000:.2f} ms; n {count}/{count}"
+        return Figure(name, ours / floor, "<= 3", told)
 
 
 @asynccontextmanager
@@ -88,7 +101,8 @@ async def _staged(folder: Path, replicas: int, turns: int) -> list[Figure]:
         for number in range(WARM_UP + turns):  # the first of ours stages it
             await fleet.turn(number, adapter, fresh=False)
         await _check(fleet)
-        return [fleet.figure(f"propagation_staged_{replicas}", f"{replicas} sidecar processes")]
+        told = fleet.figure(f"propagation_staged_{replicas}", f"{replicas} sidecar processes")
+        return [told, fleet.skew_figure(f"skew_staged_{replicas}")]
 
 
 async def _fresh(folder: Path, name: str, size_bytes: int, turns: int) -> Figure:
