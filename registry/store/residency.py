@@ -72,15 +72,15 @@ class _Shares:
     def __init__(self, view: PoolView, adapter: Adapter) -> None:
         self._view = view
         self._adapter = adapter
-        self._now = view.assigned(adapter, view.reckoning) if adapter.is_chosen else None
+        self._reckonings = view.reckonings(adapter)
+        self._now = view.assigned(adapter, self._reckonings.now) if adapter.is_chosen else None
 
     def names(self) -> Iterable[str]:
         """The replicas that may have a part in it, sorted."""
         view = self._view
         if self._now is None:
             return view.replicas
-        others = {one for one in view.reckonings.values() if one is not None}
-        names = set(self._now.serving).union(*(view.assigned(self._adapter, one).serving for one in others))
+        names = set().union(*(view.assigned(self._adapter, one).serving for one in self._reckonings.all))
         return sorted(names & view.replicas.keys())
 
     def part(self, name: str) -> _Part | None:
@@ -120,7 +120,7 @@ class _Shares:
 
     def _own(self, name: str) -> Assignment | None:
         """Who serves it by what the replica has seen; None: nobody knows what that is."""
-        reckoning = self._view.reckonings[name]
+        reckoning = self._reckonings.own[name]
         return None if reckoning is None else self._view.assigned(self._adapter, reckoning)
 
 
