@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 
 from registry.model.assignment import Assignment
 from registry.model.placement import matches
+from registry.store.assignments import Reckoning
 from registry.store.judgement import Asked, Judged, ReplicaState, Told, agreed, judge
 from registry.store.pool_view import Adapter, PoolView, Replica
-
-_NOT_PLACED = Judged(ReplicaState.PENDING, "not_placed")
-_OTHER_MEMBERS = Judged(ReplicaState.UNKNOWN, "other_members")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +92,7 @@ class _Shares:
             return self._judged(name, replica, self._generation(own, name))
         if name not in self._now.serving:
             return None
-        part = self._judged(name, replica, self._generation(self._now, name))
-        return replace(part, judged=_doubted(part.judged, known=own is not None))
+        return self._judged(name, replica, self._generation(self._now, name), self._reckonings.now)
 
     def note(self) -> str:
         """That fewer replicas live than the placement asks for; empty: as many do."""
@@ -104,12 +101,15 @@ class _Shares:
             return ""
         return f"placed on {wanted}, {len(self._now.serving)} alive"
 
-    def _judged(self, name: str, replica: Replica, generation: int) -> _Part:
+    def _judged(self, name: str, replica: Replica, generation: int, by: Reckoning | None = None) -> _Part:
+        """Where a replica is with a generation. `by`: what it must have reckoned with; None: that is known."""
         adapter = self._adapter
         pinned = adapter.pinned
         if adapter.rollout is not None and generation == adapter.rollout.stable_generation:
             pinned = adapter.rollout.stable_spec.source.digest is not None
         asked = Asked(adapter.key, generation, adapter.revision, adapter.lazy, pinned)
+        if by is not None:
+            asked = replace(asked, members=by.members, weights=by.weights)
         return _Part(name, generation, judge(replica.said, asked))
 
     def _generation(self, assigned: Assignment, name: str) -> int:
@@ -122,13 +122,6 @@ class _Shares:
         """Who serves it by what the replica has seen; None: nobody knows what that is."""
         reckoning = self._reckonings.own[name]
         return None if reckoning is None else self._view.assigned(self._adapter, reckoning)
-
-
-def _doubted(judged: Judged, *, known: bool) -> Judged:
-    """What is said of a replica that does not take the adapter for its own, as far as it has told."""
-    if judged.state is not ReplicaState.SERVING:
-        return judged
-    return _NOT_PLACED if known else _OTHER_MEMBERS
 
 
 def _agreed(parts: Sequence[_Part]) -> Sequence[_Part]:

@@ -62,7 +62,7 @@ def test_a_replica_that_looks_at_others_proves_nothing(world):
     world.put("a", placement=Placement(replicas=2))
     world.says("r1", **among(members("r1", "r2", "r9")))
     world.says("r2")
-    assert world.states("a") == dict.fromkeys(("r1", "r2"), (UNKNOWN, "other_members"))
+    assert world.states("a") == dict.fromkeys(("r1", "r2"), (PENDING, "membership_not_seen"))
 
 
 def moved(names: tuple[str, ...]) -> str:
@@ -83,7 +83,7 @@ def test_a_share_that_moves(world):
     assert world.states(name) == {before: (SERVING, "")}
     world.alive("r4")
     world.says("r4", **among(members(*NAMES[:-1])))
-    assert world.states(name) == {before: (SERVING, ""), "r4": (PENDING, "not_placed")}
+    assert world.states(name) == {before: (SERVING, ""), "r4": (PENDING, "membership_not_seen")}
     world.says("r4", **among(members(*NAMES)))
     assert world.states(name) == {before: (SERVING, ""), "r4": (SERVING, "")}
     world.says(before, **among(members(*NAMES)))
@@ -123,13 +123,13 @@ def test_room_is_reckoned_as_each_replica_saw_it(world):
         world.says(one, **among(SMALL_AND_LARGE))
     assert world.states(name) == {"r1": (SERVING, "")}
     world.put("big")
-    assert world.states(name) == {"r1": (SERVING, ""), "r2": (PENDING, "not_placed")}
+    assert world.states(name) == {"r1": (SERVING, ""), "r2": (PENDING, "room_not_seen")}
     world.says("r2", **among(SMALL_AND_LARGE, {ANYWHERE: 1}))
     assert world.states(name) == {"r1": (SERVING, ""), "r2": (SERVING, "")}
     world.says("r1", **among(SMALL_AND_LARGE, {ANYWHERE: 1}))
     assert world.states(name) == {"r2": (SERVING, "")}
     world.drop("big")
-    assert world.states(name) == {"r2": (SERVING, ""), "r1": (PENDING, "not_placed")}
+    assert world.states(name) == {"r2": (SERVING, ""), "r1": (PENDING, "room_not_seen")}
 
 
 def test_room_that_was_freed_unseen(world):
@@ -140,7 +140,7 @@ def test_room_that_was_freed_unseen(world):
         world.says(one, **among(SMALL_AND_LARGE, {ANYWHERE: 1}))
     assert world.states(name) == {"r2": (SERVING, "")}
     del world.records[KEYS.adapter(POOL, "big")]
-    assert world.states(name) == {"r2": (SERVING, ""), "r1": (PENDING, "not_placed")}
+    assert world.states(name) == {"r2": (SERVING, ""), "r1": (PENDING, "room_not_seen")}
     world.says("r1", **among(SMALL_AND_LARGE))
     assert world.states(name) == {"r1": (SERVING, ""), "r2": (SERVING, "")}
     world.says("r2", **among(SMALL_AND_LARGE))
@@ -155,7 +155,7 @@ def test_room_that_is_not_remembered(world):
         world.put(f"b{i}")
         world.look()
     world.says("r2", **among(SMALL_AND_LARGE, {ANYWHERE: 99}))
-    assert world.states(name) == {"r2": (UNKNOWN, "other_members")}
+    assert world.states(name) == {"r2": (PENDING, "room_not_seen")}
 
 
 def test_members_that_are_not_remembered(world):
@@ -166,7 +166,7 @@ def test_members_that_are_not_remembered(world):
     for i in range(2, 10):
         world.alive(f"r{i}")
         world.look()
-    assert world.states("a")["r1"] == (UNKNOWN, "other_members")
+    assert world.states("a")["r1"] == (PENDING, "membership_not_seen")
 
 
 def test_canaries(world):
@@ -185,7 +185,7 @@ def test_canaries(world):
     others = set(NAMES) - {canary}
     assert where == {canary: (5, SERVING), **dict.fromkeys(others, (4, FAILED))}
     world.says(canary)
-    assert world.states("a")[canary] == (UNKNOWN, "other_members")
+    assert world.states("a")[canary] == (PENDING, "membership_not_seen")
 
 
 def test_a_store_that_was_set_back(world):
