@@ -120,6 +120,15 @@ class PoolView:
         return self.assignments.find(self.pool, (adapter.key, adapter.revision), adapter.spec, by)
 
     @cached_property
+    def leaving(self) -> Mapping[str, set[str]]:
+        """By name key, the replicas that say that they serve it until others do."""
+        found: dict[str, set[str]] = {}
+        for name, one in self.replicas.items():
+            for key in one.said.leaving if isinstance(one.said, Told) else ():
+                found.setdefault(key, set()).add(name)
+        return found
+
+    @cached_property
     def _weighted(self) -> Reckonings:
         return self._reckonings(self.rooms)
 

@@ -11,6 +11,9 @@ from registry.store.assignments import Reckoning
 from registry.store.judgement import Asked, Judged, ReplicaState, Told, agreed, judge
 from registry.store.pool_view import Adapter, PoolView, Replica
 
+# Said of a replica that serves an adapter until those who are to serve it do.
+LEAVING = "leaving"
+
 
 @dataclass(frozen=True, slots=True)
 class Residence:
@@ -78,21 +81,41 @@ class _Shares:
         view = self._view
         if self._now is None:
             return view.replicas
-        names = set().union(*(view.assigned(self._adapter, one).serving for one in self._reckonings.all))
+        names = {*view.leaving.get(self._adapter.key, ())}
+        names = names.union(*(view.assigned(self._adapter, one).serving for one in self._reckonings.all))
         return sorted(names & view.replicas.keys())
 
     def part(self, name: str) -> _Part | None:
         """A replica's part; None: it has none."""
+        return self._own_part(name) or self._leaving_part(name) or self._awaited_part(name)
+
+    def _own_part(self, name: str) -> _Part | None:
+        """What the replica finds to be its share."""
         adapter, replica = self._adapter, self._view.replicas[name]
         if self._now is None:
             fits = matches(adapter.spec.placement.selector, replica.member.labels)
             return self._judged(name, replica, adapter.generation) if fits else None
         own = self._own(name)
-        if own is not None and name in own.serving:
-            return self._judged(name, replica, self._generation(own, name))
-        if name not in self._now.serving:
+        if own is None or name not in own.serving:
             return None
-        return self._judged(name, replica, self._generation(self._now, name), self._reckonings.now)
+        return self._judged(name, replica, self._generation(own, name))
+
+    def _leaving_part(self, name: str) -> _Part | None:
+        """What it says that it serves until others do, as far as that is proven."""
+        replica = self._view.replicas[name]
+        leaving = replica.said.leaving.get(self._adapter.key) if isinstance(replica.said, Told) else None
+        if leaving is None:
+            return None
+        part = self._judged(name, replica, leaving.generation)
+        is_served = part.judged.state is ReplicaState.SERVING
+        return replace(part, judged=replace(part.judged, reason=LEAVING)) if is_served else None
+
+    def _awaited_part(self, name: str) -> _Part | None:
+        """What is to be its share as soon as it has heard who lives, and what takes room."""
+        if self._now is None or name not in self._now.serving:
+            return None
+        generation = self._generation(self._now, name)
+        return self._judged(name, self._view.replicas[name], generation, self._reckonings.now)
 
     def note(self) -> str:
         """That fewer replicas live than the placement asks for; empty: as many do."""

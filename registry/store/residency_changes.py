@@ -81,6 +81,7 @@ def _named(before: Told, now: Told) -> set[str]:
         (before.pending, now.pending),
         (before.found, now.found),
         (before.resident, now.resident),
+        (before.leaving, now.leaving),
     )
     return {key for one, other in pairs for key in {*one, *other} if one.get(key) != other.get(key)}
 

@@ -14,7 +14,7 @@ from registry.model.assignment import Selector, assign, looks_at_room
 from registry.model.names import name_key
 from registry.model.placement import Member
 from registry.model.records import Canary, CanaryRollout, Placement, Strategy
-from registry.model.status import Failed, Found, Lazy, Pending, ReplicaStatus, Resident
+from registry.model.status import Failed, Found, Lazy, Leaving, Pending, ReplicaStatus, Resident
 from registry.store.judgement import ReplicaState, Told
 from registry.store.pool_facts import Rooms, facts_of, member_of
 from registry.store.pool_view import Held, PoolView, Values, renewed
@@ -103,6 +103,7 @@ def complaints(draw: st.DrawFn) -> dict[str, Any]:
         "pending": [Pending(name=name, generation=2, reason="staging") for name in draw(st.sets(NAMES, max_size=1))],
         "found": [Found(name=name, generation=2, digest=draw(digests)) for name in draw(st.sets(NAMES))],
         "lazy": Lazy(count=1, servable=draw(st.booleans()), resident=used),
+        "leaving": [Leaving(name=name, generation=2) for name in draw(st.sets(NAMES, max_size=1))],
         "omitted": draw(st.sampled_from([0, 0, 0, 1])),
         "engine": engine_status(names=draw(st.sampled_from(["plain", "versioned"]))),
     }
@@ -159,7 +160,7 @@ def test_serving_is_proven(history: list[Held]) -> None:
             found = residency(view, key)
             for one in found.replicas if found else ():
                 if one.state is ReplicaState.SERVING:
-                    _proves(view, one.replica, key, claims)
+                    _proves(view, one, key, claims)
 
 
 @settings(max_examples=100, deadline=None)
@@ -185,13 +186,13 @@ def test_a_share_is_what_its_replica_found(capacities: list[int], then: int, now
 
 
 def _behind(view: PoolView, record_kv: KeyValue, newest: Mapping[str, str]) -> set[str]:
-    """Who found its share of an adapter by something else than what lives and takes room now."""
+    """Who keeps an adapter for others, or found its share by something else than what lives and takes room now."""
     adapter = view.adapter(last_part(record_kv.key))
-    if adapter is None or not adapter.is_chosen:
-        return set()
+    assert adapter is not None
     said = {name: one.said.status for name, one in view.replicas.items() if isinstance(one.said, Told)}
-    asked = newest if looks_at_room(adapter.spec) else {"members": newest["members"]}
-    return {name for name, one in said.items() if any(getattr(one, field) != asked[field] for field in asked)}
+    fields = [*newest] if looks_at_room(adapter.spec) else ["members"] if adapter.is_chosen else []
+    leaving = {name for name, one in said.items() if adapter.key in {name_key(of.name) for of in one.leaving}}
+    return leaving | {name for name, one in said.items() if any(getattr(one, of) != newest[of] for of in fields)}
 
 
 def _say_the_same(told: ReplicaRollout | None, here: Residence | None) -> bool:
@@ -206,8 +207,8 @@ def _known(now: Held) -> list[KeyValue]:
     return [replica.status for replica in view.replicas.values() if replica.status is not None]
 
 
-def _proves(view: PoolView, replica: str, key: str, claims: Sequence[Claim]) -> None:
-    adapter, kv_said = view.adapter(key), view.replicas[replica].status
+def _proves(view: PoolView, part: Residence, key: str, claims: Sequence[Claim]) -> None:
+    adapter, kv_said = view.adapter(key), view.replicas[part.replica].status
     assert adapter is not None
     assert kv_said is not None
     status = ReplicaStatus.parse(kv_said.value)
@@ -216,7 +217,9 @@ def _proves(view: PoolView, replica: str, key: str, claims: Sequence[Claim]) -> 
     assert key not in {name_key(one.name) for one in (*status.failed, *status.pending)}
     assert not status.omitted
     assert status.lazy.servable or not adapter.lazy
-    if adapter.is_chosen:
+    if part.reason == "leaving":
+        assert (key, part.generation) in {(name_key(one.name), one.generation) for one in status.leaving}
+    elif adapter.is_chosen:
         told = {"members": status.members, "weights": status.weights}
         claim = next(one for one in claims if among(*one) == told)
-        assert replica in assign(POOL, key, adapter.spec, *claim).serving
+        assert part.replica in assign(POOL, key, adapter.spec, *claim).serving

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from registry.model.assignment import Selector, assign
 from registry.model.names import name_key
 from registry.model.placement import Member
 from registry.model.records import Canary, CanaryRollout, Placement, Strategy
-from registry.model.status import Found
+from registry.model.status import Found, Leaving, Pending
 from registry.store import assignments
 from registry.store.judgement import ReplicaState
 from registry.store.residency import residency
 from tests.support.records import KEYS, POOL, kv, record
-from tests.support.replicas import among, members
+from tests.support.replicas import among, engine_status, members
 from tests.support.residency_world import World
 
 PENDING, SERVING, FAILED, UNKNOWN = (
@@ -200,6 +202,52 @@ def test_a_store_that_was_set_back(world):
     found = residency(world.view, "a")
     assert found is not None
     assert found.replicas[0].state is SERVING
+
+
+def leaving(name: str, generation: int = 1) -> dict[str, Any]:
+    return {"leaving": [Leaving(name=name, generation=generation)]}
+
+
+def test_a_replica_that_keeps_an_adapter_for_others(world):
+    """It may be asked for it, by the name and the generation that it says; the placement is told of without it."""
+    name = moved(NAMES)
+    (before,) = owners(name, 1, *NAMES[:-1])
+    world.alive(*NAMES)
+    world.put(name, 3, placement=Placement(replicas=1))
+    world.says("r4", **among(members(*NAMES)), pending=[Pending(name=name, generation=3, reason="staging")])
+    world.says(before, **among(members(*NAMES)), **leaving(name, 2), engine=engine_status(names="versioned"))
+    assert world.states(name) == {before: (SERVING, "leaving"), "r4": (PENDING, "staging")}
+    kept = world.where(name).replicas[0]
+    assert (kept.model, kept.generation, kept.loaded) == (f"{name}@2", 2, True)
+    world.put("other")
+    world.look()
+    world.says(before, **among(members(*NAMES)))
+    assert world.look() == {name, "other"}
+    assert world.states(name) == {"r4": (PENDING, "staging")}
+
+
+@pytest.mark.parametrize("fields", [{"stale": True}, {"revision": 1}, {"engine": engine_status(incarnation="")}])
+def test_what_is_kept_for_others_must_be_proven_too(world, fields):
+    """R9 status-truth."""
+    world.alive("r1", labels={"zone": "a"})
+    world.put("a", placement=Placement(selector={"zone": "b"}))
+    world.says("r1", **leaving("a"))
+    assert world.states("a") == {"r1": (SERVING, "leaving")}
+    world.says("r1", **leaving("a"), **({"ready": False} | fields))
+    assert world.states("a") == {}
+
+
+def test_a_replica_that_is_to_serve_what_it_still_keeps(world):
+    """It serves it, whatever it has heard of yet; and in a generation that others cannot doubt."""
+    world.alive("r1", "r2")
+    world.put("a", placement=Placement(replicas=2), pinned=False)
+    found = [Found(name="a", generation=1, digest="sha256:1")]
+    world.says("r1", **among(members("r2", "r3")), **leaving("a"), found=found)
+    world.says("r2", **among(members("r1", "r2")), found=found)
+    assert world.states("a") == {"r1": (SERVING, "leaving"), "r2": (SERVING, "")}
+    other = [Found(name="a", generation=1, digest="sha256:2")]
+    world.says("r1", **among(members("r2", "r3")), **leaving("a"), found=other)
+    assert world.states("a") == dict.fromkeys(("r1", "r2"), (FAILED, "digests_differ"))
 
 
 def test_what_is_remembered_changes_no_answer(world, monkeypatch):
