@@ -5,7 +5,7 @@ Everything costs in proportion to the change, not to the number of records: a fl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from immutables import Map, MapMutation
@@ -46,6 +46,13 @@ class DesiredAdapter:
     def rank(self) -> Rank:
         """Its place in the order."""
         return -self.priority, self.key
+
+    @property
+    def versions(self) -> Iterator[tuple[int, ArtifactRef]]:
+        """Each generation that some replica is to serve, and what it is made of; the newest first."""
+        yield self.generation, self.ref
+        if self.terms is not None and self.terms.stable is not None:
+            yield self.terms.stable.generation, self.terms.stable.ref
 
 
 @dataclass(frozen=True, slots=True)

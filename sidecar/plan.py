@@ -116,6 +116,7 @@ class Plan:
         omitted: pending names that are too many to be listed.
         blocked: why nothing at all may be done with this engine; empty: it may.
         leaving: what is kept until those who are to serve it do.
+        still_served: what of that is of a generation that is known.
         among: the live replicas that this replica's share was found among.
     """
 
@@ -131,6 +132,7 @@ class Plan:
     blocked: str = ""
     residents: tuple[ServedAdapter, ...] = ()
     leaving: tuple[Leaving, ...] = ()
+    still_served: tuple[ServedAdapter, ...] = ()
     among: Among = NOBODY
 
     @property

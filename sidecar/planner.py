@@ -33,7 +33,7 @@ from sidecar.plan import (
     WarnedAdapter,
 )
 from sidecar.rules import Rules, obstacle_of, rules_of
-from sidecar.unloads import decide_unload, still_leaving, superfluous
+from sidecar.unloads import decide_unload, still_leaving, still_served, superfluous
 
 MAX_WARNINGS_LISTED = 100
 
@@ -76,6 +76,7 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
         omitted=count_omitted(chosen),
         residents=_served(residents),
         leaving=leaving,
+        still_served=tuple(still_served(desired, leaving, observed, known)),
         among=known.share.among if known.share else NOBODY,
     )
 

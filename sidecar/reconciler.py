@@ -156,6 +156,7 @@ class Reconciler:
         lazy = self._demand.review(desired, observed, terms, now=self._now())
         wanted = (*chosen.adapters, *lazy.residents)
         refs = {adapter.ref for adapter in wanted}
+        refs |= {ref for one in chosen.leaving for _, ref in desired.adapters[one.key].versions}
         known = Known(
             staged={ref: staged for ref in refs if (staged := self._store.lookup(ref)) is not None},
             staging=staging.in_progress,

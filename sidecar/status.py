@@ -12,11 +12,13 @@ from registry.model.names import name_key
 from registry.model.records import EngineNames
 from registry.model.status import (
     MAX_FOUND,
+    MAX_LEAVING,
     EngineLimits,
     EngineStatus,
     Failed,
     Found,
     Lazy,
+    Leaving,
     Pending,
     ReplicaStatus,
     Resident,
@@ -99,7 +101,8 @@ def derive_status(replica: Replica, situation: Situation, moment: Moment) -> Rep
     plan = situation.plan
     pending = [_pending(entry) for entry in plan.pending] if plan else []
     failed = [_failed(entry, moment) for entry in plan.failed] if plan else []
-    unpinned = [one for one in plan.served if not one.is_pinned] if plan else []
+    still_served = plan.still_served if plan else ()
+    unpinned = [one for one in (*plan.served, *still_served) if not one.is_pinned] if plan else []
     status = ReplicaStatus(
         replica=replica.replica,
         pool=replica.pool,
@@ -114,6 +117,7 @@ def derive_status(replica: Replica, situation: Situation, moment: Moment) -> Rep
         omitted=plan.omitted if plan else 0,
         found=[_found(entry) for entry in nsmallest(MAX_FOUND, unpinned, key=lambda one: one.name)],
         found_omitted=max(0, len(unpinned) - MAX_FOUND),
+        leaving=[_leaving(entry) for entry in nsmallest(MAX_LEAVING, still_served, key=lambda one: one.name)],
         lazy=_lazy(replica, situation, moment),
         members=plan.among.members if plan else "",
         weights=plan.among.weights if plan else "",
@@ -131,7 +135,7 @@ def says_the_same(one: ReplicaStatus, other: ReplicaStatus) -> bool:
 
 
 def _fit(status: ReplicaStatus) -> ReplicaStatus:
-    """Leaves out pending, then failed, then resident names, from the end, until the status is small enough."""
+    """Leaves out names from the end until the status is small enough: pending, then failed, resident, leaving."""
     while len(status.to_bytes()) > MAX_STATUS_BYTES and (less := _halved(status)) is not None:
         status = less
     return status
@@ -139,7 +143,7 @@ def _fit(status: ReplicaStatus) -> ReplicaStatus:
 
 def _halved(status: ReplicaStatus) -> ReplicaStatus | None:
     """With half as many of the first kind of name that there are any of; None: there is none."""
-    pending, failed, resident = status.pending, status.failed, status.lazy.resident
+    pending, failed, resident, leaving = status.pending, status.failed, status.lazy.resident, status.leaving
     if pending:
         fewer: dict[str, object] = {"pending": pending[: len(pending) // 2]}
         dropped = (len(pending) + 1) // 2
@@ -147,6 +151,8 @@ def _halved(status: ReplicaStatus) -> ReplicaStatus | None:
         fewer, dropped = {"failed": failed[: len(failed) // 2]}, (len(failed) + 1) // 2
     elif resident:
         fewer, dropped = {"lazy": status.lazy.model_copy(update={"resident": resident[: len(resident) // 2]})}, 0
+    elif leaving:
+        fewer, dropped = {"leaving": leaving[: len(leaving) // 2]}, 0
     else:
         return None
     return status.model_copy(update={**fewer, "omitted": status.omitted + dropped})
@@ -211,6 +217,10 @@ def _pending(entry: PendingAdapter) -> Pending:
 
 def _found(entry: ServedAdapter) -> Found:
     return Found(name=entry.name, generation=entry.generation, digest=entry.digest)
+
+
+def _leaving(entry: ServedAdapter) -> Leaving:
+    return Leaving(name=entry.name, generation=entry.generation)
 
 
 def _warned(entry: WarnedAdapter) -> Warned:

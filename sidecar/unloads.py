@@ -12,7 +12,7 @@ from sidecar.handover import Handover
 from sidecar.known import Known
 from sidecar.leaving import Leaving, Taken
 from sidecar.observed import Observed
-from sidecar.plan import FailedAdapter, Unload
+from sidecar.plan import FailedAdapter, ServedAdapter, Unload
 
 
 def still_leaving(chosen: Chosen, observed: Observed, known: Known) -> tuple[Leaving, ...]:
@@ -22,6 +22,19 @@ def still_leaving(chosen: Chosen, observed: Observed, known: Known) -> tuple[Lea
         for one in chosen.leaving
         if known.owns(observed.adapters[one.name]) is not None and not isinstance(known.handed.get(one), Taken)
     )
+
+
+def still_served(
+    desired: DesiredState, leaving: Iterable[Leaving], observed: Observed, known: Known
+) -> Iterator[ServedAdapter]:
+    """What of this the engine has as somebody is to serve it, and not as it was before."""
+    for one in leaving:
+        adapter = desired.adapters[one.key]
+        for generation, ref in adapter.versions:
+            staged = known.staged.get(ref)
+            if staged is not None and staged.path == observed.adapters[one.name]:
+                yield ServedAdapter(adapter.name, generation, staged.digest, ref.digest is not None)
+                break
 
 
 def superfluous(

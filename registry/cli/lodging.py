@@ -13,6 +13,9 @@ from registry.v1 import registry_pb2 as pb
 
 TITLES = ("REPLICA", "MODEL", "GENERATION", "STATE", "REASON", "LOADED", "LAST USED", "ENGINE")
 
+# The reason of who serves an adapter only until others do.
+_LEAVING = "leaving"
+
 
 @dataclass(frozen=True, slots=True)
 class Lodging:
@@ -74,8 +77,9 @@ def rows(one: pb.AdapterResidency) -> list[Sequence[str]]:
 
 
 def _serving(one: pb.AdapterResidency) -> str:
-    serving = sum(part.state == pb.RolloutReplica.SERVING for part in one.replicas)
-    return f"{serving} of {len(one.replicas)}"
+    """Of those that are to serve it."""
+    states = [part.state for part in one.replicas if part.reason != _LEAVING]
+    return f"{states.count(pb.RolloutReplica.SERVING)} of {len(states)}"
 
 
 def _where(one: pb.AdapterResidency) -> str:
@@ -87,6 +91,8 @@ def _place(part: pb.Residence, generation: int) -> str:
     place = part.replica if part.generation == generation else f"{part.replica}@{part.generation}"
     if part.state != pb.RolloutReplica.SERVING:
         return f"{place} {_state(part)}: {part.reason}"
+    if part.reason == _LEAVING:
+        return f"{place} {_LEAVING}"
     return f"{place} used {part.last_used}" if part.last_used else place
 
 

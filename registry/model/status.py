@@ -10,6 +10,7 @@ from registry.model.base import MAX_STATUS_BYTES, Part, Stored
 
 # As many as leave a status small. All replicas report the same names first, so that these can be compared.
 MAX_FOUND = 256
+MAX_LEAVING = 256
 
 
 class Presence(Stored):
@@ -115,6 +116,13 @@ class Found(Part):
     digest: str
 
 
+class Leaving(Part):
+    """A name that others are to serve, and that this replica serves until they do; of which generation."""
+
+    name: str
+    generation: int
+
+
 class ReplicaStatus(Stored):
     """Everything that a replica says of itself, true at `observed_revision`.
 
@@ -122,6 +130,7 @@ class ReplicaStatus(Stored):
     names that did not fit: while it is not 0, a name's absence from both lists proves nothing.
     `found` are the first `MAX_FOUND` of the names whose records have no digest, which replicas can disagree about;
     `found_omitted` counts the others.
+    `leaving` are the first `MAX_LEAVING` of the names that the replica serves although they are not its own any more.
     `members` is the digest of the live replicas (see `registry.model.placement`) among which the replica found its own
     share; empty: it did not look at them, since no adapter of the pool is placed by number. `weights` is the digest of
     the weights that they had in it.
@@ -143,6 +152,7 @@ class ReplicaStatus(Stored):
     omitted: int = 0
     found: list[Found] = []
     found_omitted: int = 0
+    leaving: list[Leaving] = []
     lazy: Lazy = Lazy()
     members: str = ""
     weights: str = ""

@@ -11,7 +11,7 @@ from typing import assert_never
 from registry.errors import RegistryError
 from registry.etcd3.ops import KeyValue
 from registry.model.names import name_key
-from registry.model.status import Failed, Found, Pending, ReplicaStatus, Resident
+from registry.model.status import Failed, Found, Leaving, Pending, ReplicaStatus, Resident
 
 # Said, without a name, by a replica that does nothing with its engine although it may look ready.
 BLOCKED = "blocked"
@@ -62,6 +62,7 @@ class Told:
     pending: Mapping[str, Pending]
     found: Mapping[str, Found]
     resident: Mapping[str, Resident]
+    leaving: Mapping[str, Leaving]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ def said(kv: KeyValue | None) -> Said:
         {name_key(one.name): one for one in status.pending},
         {name_key(one.name): one for one in status.found},
         {name_key(one.name): one for one in status.lazy.resident},
+        {name_key(one.name): one for one in status.leaving},
     )
 
 

@@ -16,9 +16,9 @@ from registry.keys import last_part
 from registry.model.assignment import Assignment, Selector, looks_at_room, room_taken
 from registry.model.placement import Member, members_digest
 from registry.model.records import AdapterRecord, AdapterSpec, CanaryRollout, Source
-from registry.model.status import Presence
-from registry.store.assignments import Assignments, Reckoning
+from registry.store.assignments import Assignments, Reckoning, Room
 from registry.store.judgement import Said, Told, said
+from registry.store.pool_facts import member_of
 from registry.transactions.stored import read_adapter
 
 # How much of the past is kept, so that a replica which has not heard of the newest can be understood.
@@ -67,15 +67,18 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """How many adapters take room on all replicas that match a selector: so it became at revision `since`.
+class Reckonings:
+    """By which the replicas of a pool find their share.
 
-    `number` tells it from the others of its pool.
+    Attributes:
+        now: by which who lives now is to find it.
+        own: by which each replica does; None: nobody knows.
+        all: of these every one.
     """
 
-    number: int
-    since: int
-    everywhere: Mapping[Selector, int]
+    now: Reckoning
+    own: Mapping[str, Reckoning | None]
+    all: frozenset[Reckoning]
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +100,7 @@ class PoolView:
     revision: int = 0
     records: Mapping[str, Entry] = field(default_factory=dict)
     replicas: Mapping[str, Replica] = field(default_factory=dict)
-    rooms: tuple[Room, ...] = (Room(0, 0, {}),)
+    rooms: tuple[Room, ...] = (Room(0, {}),)
     known: dict[str, tuple[Member, ...]] = field(default_factory=lambda: {members_digest(()): ()})
     assignments: Assignments = field(default_factory=Assignments)
     by_revision: Sequence[tuple[int, str]] = ()
@@ -108,45 +111,52 @@ class PoolView:
         entry = self.records.get(key)
         return entry.adapter if entry else None
 
-    def room_at(self, revision: int) -> Room | None:
-        """What a replica that has seen this revision reckons with; None: that is not known any more."""
-        return next((room for room in reversed(self.rooms) if room.since <= revision), None)
-
-    @property
-    def reckoning(self) -> Reckoning:
-        """By which who lives now is to find its share."""
-        return next(reversed(self.known)), self.rooms[-1].number
-
-    @cached_property
-    def reckonings(self) -> Mapping[str, Reckoning | None]:
-        """By which each replica finds its share; None: nobody knows."""
-        return {name: self._reckoning_of(one.said) for name, one in self.replicas.items()}
+    def reckonings(self, adapter: Adapter) -> Reckonings:
+        """By which replicas find who serves an adapter."""
+        return self._weighted if looks_at_room(adapter.spec) else self._even
 
     def assigned(self, adapter: Adapter, by: Reckoning) -> Assignment:
         """Who serves an adapter by a reckoning of this view."""
-        digest, number = by
-        room = next(room for room in self.rooms if room.number == number)
-        record = (adapter.key, adapter.revision)
-        return self.assignments.find(self.pool, record, adapter.spec, by, self.known[digest], room.everywhere)
+        return self.assignments.find(self.pool, (adapter.key, adapter.revision), adapter.spec, by)
 
-    def _reckoning_of(self, told: Said) -> Reckoning | None:
+    @cached_property
+    def leaving(self) -> Mapping[str, set[str]]:
+        """By name key, the replicas that say that they serve it until others do."""
+        found: dict[str, set[str]] = {}
+        for name, one in self.replicas.items():
+            for key in one.said.leaving if isinstance(one.said, Told) else ():
+                found.setdefault(key, set()).add(name)
+        return found
+
+    @cached_property
+    def _weighted(self) -> Reckonings:
+        return self._reckonings(self.rooms)
+
+    @cached_property
+    def _even(self) -> Reckonings:
+        return self._reckonings((None,))
+
+    def _reckonings(self, rooms: Sequence[Room | None]) -> Reckonings:
+        now = self._rated(next(reversed(self.known)), rooms[-1])
+        own = {name: self._own(one.said, rooms) for name, one in self.replicas.items()}
+        return Reckonings(now, own, frozenset({now, *(one for one in own.values() if one is not None)}))
+
+    def _own(self, told: Said, rooms: Sequence[Room | None]) -> Reckoning | None:
+        """By which a replica says that it found its share: what room it reckoned with shows in the weights."""
         if not isinstance(told, Told) or told.status.members not in self.known:
             return None
-        room = self.room_at(told.status.observed_revision)
-        return None if room is None else (told.status.members, room.number)
+        rated = (self._rated(told.status.members, room) for room in reversed(rooms))
+        return next((one for one in rated if one.weights in {None, told.status.weights}), None)
+
+    def _rated(self, digest: str, room: Room | None) -> Reckoning:
+        return self.assignments.reckoning(digest, self.known[digest], room)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What etcd holds of a pool.
-
-    Attributes:
-        revision: up to which the records are known.
-        deleted_revision: of the last deletion of a record that was seen to happen; 0: none was.
-    """
+    """What etcd holds of a pool. `revision`: up to which the records are known."""
 
     revision: int
-    deleted_revision: int
     records: Values
     presences: Values
     statuses: Values
@@ -158,7 +168,7 @@ def renewed(view: PoolView, held: Held) -> PoolView:
         view = PoolView(view.pool)
     records = view.records if held.records is view.source else _records(view, held.records)
     replicas = _replicas(view, held)
-    rooms = view.rooms if records is view.records else _rooms(view.rooms, records, held.deleted_revision)
+    rooms = view.rooms if records is view.records else _rooms(view.rooms, records)
     known = view.known if replicas is view.replicas else _known(view.known, replicas)
     return replace(
         view,
@@ -220,19 +230,19 @@ def _replicas(view: PoolView, held: Held) -> Mapping[str, Replica]:
     new = {}
     for kv in sorted(held.presences.values(), key=lambda one: one.key):
         name = last_part(kv.key)
-        new[name] = _replica(view.replicas.get(name), name, kv, statuses.get(name), held.revision)
+        new[name] = _replica(view.replicas.get(name), kv, statuses.get(name), held.revision)
     old = view.replicas
     return old if len(new) == len(old) and all(old.get(name) is one for name, one in new.items()) else new
 
 
-def _replica(before: Replica | None, name: str, presence: KeyValue, status: KeyValue | None, revision: int) -> Replica:
+def _replica(before: Replica | None, presence: KeyValue, status: KeyValue | None, revision: int) -> Replica:
     last_status, last_said = (before.status, before.said) if before is not None else (None, None)
     told = last_said if status == last_status else said(status)
     if _is_ahead(told, revision):
         status, told = last_status, last_said
     if before is not None and (before.presence, before.status) == (presence, status):
         return before
-    return Replica(presence, _member(name, presence), status, told)
+    return Replica(presence, member_of(presence), status, told)
 
 
 def _is_ahead(told: Said, revision: int) -> bool:
@@ -240,22 +250,11 @@ def _is_ahead(told: Said, revision: int) -> bool:
     return isinstance(told, Told) and not told.status.stale and told.status.observed_revision > revision
 
 
-def _member(name: str, kv: KeyValue) -> Member:
-    """A presence that cannot be read still shows that it lives."""
-    try:
-        presence = Presence.parse(kv.value)
-    except RegistryError:
-        return Member(name, {})
-    return Member(name, presence.labels, presence.capacity)
-
-
-def _rooms(rooms: tuple[Room, ...], records: Mapping[str, Entry], deleted_revision: int) -> tuple[Room, ...]:
-    taking = [(entry.kv.mod_revision, entry.room) for entry in records.values() if entry.room is not None]
-    everywhere = Counter(room for _, room in taking)
+def _rooms(rooms: tuple[Room, ...], records: Mapping[str, Entry]) -> tuple[Room, ...]:
+    everywhere = Counter(entry.room for entry in records.values() if entry.room is not None)
     if everywhere == rooms[-1].everywhere:
         return rooms
-    since = max([deleted_revision, rooms[-1].since, *(revision for revision, _ in taking)])
-    return (*rooms, Room(rooms[-1].number + 1, since, everywhere))[-_REMEMBERED:]
+    return (*rooms, Room(rooms[-1].number + 1, everywhere))[-_REMEMBERED:]
 
 
 def _known(known: dict[str, tuple[Member, ...]], replicas: Mapping[str, Replica]) -> dict[str, tuple[Member, ...]]:

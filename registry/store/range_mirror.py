@@ -20,7 +20,6 @@ class RangeMirror:
         kvs: by key; None: it has not been listed yet.
         revision: up to which the range is known.
         version: rises with each change of `kvs`.
-        deleted_revision: of the last deletion since the last list; 0: there was none.
     """
 
     def __init__(self, prefix: bytes) -> None:
@@ -28,7 +27,6 @@ class RangeMirror:
         self.kvs: dict[bytes, KeyValue] | None = None
         self.revision = 0
         self.version = 0
-        self.deleted_revision = 0
 
     async def follow(self, client: Client, wake: asyncio.Event, *, rng: random.Random) -> None:
         """Follows etcd until it is cancelled; sets `wake` at each change."""
@@ -43,7 +41,6 @@ class RangeMirror:
         match reflection:
             case Listed():
                 self.kvs = {kv.key: kv for kv in reflection.kvs}
-                self.deleted_revision = 0
             case Changed():
                 self._change(reflection)
             case Progressed():
@@ -60,6 +57,5 @@ class RangeMirror:
         for event in changed.events:
             if event.kv is None:
                 kvs.pop(event.key, None)
-                self.deleted_revision = changed.revision
             else:
                 kvs[event.key] = event.kv

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 from registry.model.assignment import Assignment
 from registry.model.placement import matches
+from registry.store.assignments import Reckoning
 from registry.store.judgement import Asked, Judged, ReplicaState, Told, agreed, judge
 from registry.store.pool_view import Adapter, PoolView, Replica
 
-_NOT_PLACED = Judged(ReplicaState.PENDING, "not_placed")
-_OTHER_MEMBERS = Judged(ReplicaState.UNKNOWN, "other_members")
+# Said of a replica that serves an adapter until those who are to serve it do.
+LEAVING = "leaving"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,30 +73,49 @@ class _Shares:
     def __init__(self, view: PoolView, adapter: Adapter) -> None:
         self._view = view
         self._adapter = adapter
-        self._now = view.assigned(adapter, view.reckoning) if adapter.is_chosen else None
+        self._reckonings = view.reckonings(adapter)
+        self._now = view.assigned(adapter, self._reckonings.now) if adapter.is_chosen else None
 
     def names(self) -> Iterable[str]:
         """The replicas that may have a part in it, sorted."""
         view = self._view
         if self._now is None:
             return view.replicas
-        others = {one for one in view.reckonings.values() if one is not None}
-        names = set(self._now.serving).union(*(view.assigned(self._adapter, one).serving for one in others))
+        names = {*view.leaving.get(self._adapter.key, ())}
+        names = names.union(*(view.assigned(self._adapter, one).serving for one in self._reckonings.all))
         return sorted(names & view.replicas.keys())
 
     def part(self, name: str) -> _Part | None:
         """A replica's part; None: it has none."""
+        return self._own_part(name) or self._leaving_part(name) or self._awaited_part(name)
+
+    def _own_part(self, name: str) -> _Part | None:
+        """What the replica finds to be its share."""
         adapter, replica = self._adapter, self._view.replicas[name]
         if self._now is None:
             fits = matches(adapter.spec.placement.selector, replica.member.labels)
             return self._judged(name, replica, adapter.generation) if fits else None
         own = self._own(name)
-        if own is not None and name in own.serving:
-            return self._judged(name, replica, self._generation(own, name))
-        if name not in self._now.serving:
+        if own is None or name not in own.serving:
             return None
-        part = self._judged(name, replica, self._generation(self._now, name))
-        return replace(part, judged=_doubted(part.judged, known=own is not None))
+        return self._judged(name, replica, self._generation(own, name))
+
+    def _leaving_part(self, name: str) -> _Part | None:
+        """What it says that it serves until others do, as far as that is proven."""
+        replica = self._view.replicas[name]
+        leaving = replica.said.leaving.get(self._adapter.key) if isinstance(replica.said, Told) else None
+        if leaving is None:
+            return None
+        part = self._judged(name, replica, leaving.generation)
+        is_served = part.judged.state is ReplicaState.SERVING
+        return replace(part, judged=replace(part.judged, reason=LEAVING)) if is_served else None
+
+    def _awaited_part(self, name: str) -> _Part | None:
+        """What is to be its share as soon as it has heard who lives, and what takes room."""
+        if self._now is None or name not in self._now.serving:
+            return None
+        generation = self._generation(self._now, name)
+        return self._judged(name, self._view.replicas[name], generation, self._reckonings.now)
 
     def note(self) -> str:
         """That fewer replicas live than the placement asks for; empty: as many do."""
@@ -104,12 +124,15 @@ class _Shares:
             return ""
         return f"placed on {wanted}, {len(self._now.serving)} alive"
 
-    def _judged(self, name: str, replica: Replica, generation: int) -> _Part:
+    def _judged(self, name: str, replica: Replica, generation: int, by: Reckoning | None = None) -> _Part:
+        """Where a replica is with a generation. `by`: what it must have reckoned with; None: that is known."""
         adapter = self._adapter
         pinned = adapter.pinned
         if adapter.rollout is not None and generation == adapter.rollout.stable_generation:
             pinned = adapter.rollout.stable_spec.source.digest is not None
         asked = Asked(adapter.key, generation, adapter.revision, adapter.lazy, pinned)
+        if by is not None:
+            asked = replace(asked, members=by.members, weights=by.weights)
         return _Part(name, generation, judge(replica.said, asked))
 
     def _generation(self, assigned: Assignment, name: str) -> int:
@@ -120,15 +143,8 @@ class _Shares:
 
     def _own(self, name: str) -> Assignment | None:
         """Who serves it by what the replica has seen; None: nobody knows what that is."""
-        reckoning = self._view.reckonings[name]
+        reckoning = self._reckonings.own[name]
         return None if reckoning is None else self._view.assigned(self._adapter, reckoning)
-
-
-def _doubted(judged: Judged, *, known: bool) -> Judged:
-    """What is said of a replica that does not take the adapter for its own, as far as it has told."""
-    if judged.state is not ReplicaState.SERVING:
-        return judged
-    return _NOT_PLACED if known else _OTHER_MEMBERS
 
 
 def _agreed(parts: Sequence[_Part]) -> Sequence[_Part]:

@@ -202,7 +202,7 @@ class _Following:
         revision = max(records.revision, self._proven)
         if self._taken != records.version:  # there may be very many
             self._taken, self._kvs = records.version, dict(records.kvs or {})
-        return Held(revision, records.deleted_revision, self._kvs, self._presences.kvs(), self._statuses.kvs())
+        return Held(revision, self._kvs, self._presences.kvs(), self._statuses.kvs())
 
 
 async def _until(succeeds: Callable[[], Awaitable[bool]]) -> None:

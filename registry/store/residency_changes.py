@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from registry.model.status import ReplicaStatus
 from registry.store.judgement import BLOCKED, Told
-from registry.store.pool_view import Adapter, PoolView, Room
+from registry.store.pool_view import Adapter, PoolView
 from registry.store.residency import residence_on, residency
 
 
@@ -48,18 +48,14 @@ def _touched(old: PoolView, new: PoolView, name: str) -> set[str] | None:
     if not (isinstance(before, Told) and isinstance(now, Told)) or _whole(before.status) != _whole(now.status):
         return None
     keys = _seen_between(new, before.status.observed_revision, now.status.observed_revision) | _named(before, now)
-    return keys | _chosen(new) if _reckons_with(old, before.status) != _reckons_with(new, now.status) else keys
+    is_same = (before.status.members, before.status.weights) == (now.status.members, now.status.weights)
+    return keys if is_same else keys | _chosen(new)
 
 
 def _seen_between(view: PoolView, *revisions: int) -> set[str]:
     """The name keys of the records that one of two statuses knew and the other did not."""
     first, last = (bisect_right(view.by_revision, (revision, "\U0010ffff")) for revision in sorted(revisions))
     return {key for _, key in view.by_revision[first:last]}
-
-
-def _reckons_with(view: PoolView, status: ReplicaStatus) -> tuple[str, Room | None]:
-    """What a replica finds its share from."""
-    return status.members, view.room_at(status.observed_revision)
 
 
 def _whole(status: ReplicaStatus) -> tuple[object, ...]:
@@ -85,6 +81,7 @@ def _named(before: Told, now: Told) -> set[str]:
         (before.pending, now.pending),
         (before.found, now.found),
         (before.resident, now.resident),
+        (before.leaving, now.leaving),
     )
     return {key for one, other in pairs for key in {*one, *other} if one.get(key) != other.get(key)}
 

@@ -8,7 +8,8 @@ from typing import Any
 from registry.etcd3.client import Client
 from registry.etcd3.ops import Delete, Put, Txn
 from registry.keys import Keys
-from registry.model.placement import Member, members_digest
+from registry.model.assignment import Selector, rate
+from registry.model.placement import Member, members_digest, weights_digest
 from registry.model.status import EngineStatus, Presence, ReplicaStatus, Served
 
 
@@ -49,9 +50,9 @@ def members(*names: str, labels: Mapping[str, str] | None = None, capacity: int 
     return [Member(name, dict(labels or {}), capacity) for name in names]
 
 
-def digest_of(*names: str) -> str:
-    """What a replica says that finds its share among these."""
-    return members_digest(members(*names))
+def among(found: Sequence[Member], everywhere: Mapping[Selector, int] | None = None) -> dict[str, str]:
+    """What of a status says that a replica found its share among these, whose room is taken by `everywhere`."""
+    return {"members": members_digest(found), "weights": weights_digest(rate(found, everywhere or {}))}
 
 
 class Replicas:

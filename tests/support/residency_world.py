@@ -30,7 +30,6 @@ class World:
         self.presences: dict[bytes, KeyValue] = {}
         self.statuses: dict[bytes, KeyValue] = {}
         self.revision = 10
-        self.deleted = 0
         self.view = PoolView(POOL)
 
     def put(self, name: str, generation: int = 1, rollout: CanaryRollout | None = None, **spec: Any) -> int:
@@ -42,7 +41,6 @@ class World:
 
     def drop(self, name: str) -> None:
         self.revision += 1
-        self.deleted = self.revision
         del self.records[KEYS.adapter(POOL, name)]
 
     def alive(self, *names: str, **fields: Any) -> None:
@@ -63,13 +61,13 @@ class World:
 
     @property
     def held(self) -> Held:
-        return Held(self.revision, self.deleted, dict(self.records), dict(self.presences), dict(self.statuses))
+        return Held(self.revision, dict(self.records), dict(self.presences), dict(self.statuses))
 
     def look(self, revision: int | None = None) -> frozenset[str]:
         """Follows etcd; what `changed` says is checked against deriving everything."""
         old, held = self.view, self.held
         if revision is not None:
-            held = Held(revision, 0, held.records, held.presences, held.statuses)
+            held = Held(revision, held.records, held.presences, held.statuses)
         self.view = renewed(old, held)
         found = changed(old, self.view)
         keys = {*old.records, *self.view.records}

@@ -59,7 +59,7 @@ def paths(adapters: Mapping[str, str]) -> dict[str, str]:
 
 def staged(state: DesiredState, *sources: str, rank: int = 8) -> dict[ArtifactRef, Staged]:
     """What the store holds: the artifacts of the given sources, as far as `state` asks for them."""
-    refs = {adapter.ref for adapter in state.adapters.values()}
+    refs = {ref for adapter in state.adapters.values() for _, ref in adapter.versions}
     found = {ref: ref.uri.rsplit("/", 1)[-1] for ref in refs}
     return {ref: Staged(s, path_of(s), ref.digest or "", rank) for ref, s in found.items() if s in sources}
 

@@ -17,7 +17,7 @@ from registry.v1 import registry_pb2 as pb
 from tests.support.admin import admin_inside, change_set, drop, put, refusal
 from tests.support.proxy import Proxy
 from tests.support.records import record
-from tests.support.replicas import Replicas, digest_of
+from tests.support.replicas import Replicas, among, members
 from tests.support.waiting import eventually
 
 Where = dict[str, dict[str, str]]
@@ -214,14 +214,14 @@ async def test_placed_by_number(ledger, admin, replicas):
     live = ["r1", "r2", "r3", "r4"]
     await replicas.alive(*live)
     for name in live:
-        await replicas.says(name, revision, members=digest_of(*live))
+        await replicas.says(name, revision, **among(members(*live)))
     router = Router(admin)
     await router.hear()
     before = {name: router.where[name] for name in names}
     assert all(list(where.values()) == ["SERVING"] * 2 for where in before.values())
     await replicas.gone("r4")
     for name in live[:3]:
-        await replicas.says(name, revision, members=digest_of(*live[:3]))
+        await replicas.says(name, revision, **among(members(*live[:3])))
 
     async def is_settled() -> bool:
         await router.hear()

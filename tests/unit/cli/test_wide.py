@@ -42,6 +42,14 @@ def test_wide_shows_where_each_adapter_is(cli, admin):
     assert "r1 used 2026-01-01T00:00Z" in law
 
 
+def test_who_serves_for_others_is_no_part_of_the_placement(cli, admin):
+    moving = pb.AdapterResidency(name="sql", generation=2, replicas=[part("r1"), part("r4", reason="leaving")])
+    admin.answers["WatchResidency"] = [whole(moving)]
+    line = cli("get", "adapters", "-o", "wide").out.splitlines()[1]
+    assert "1 of 1" in line
+    assert "r1, r4 leaving" in line
+
+
 def test_wide_of_one_adapter(cli, admin):
     two_pools(admin)
     missing = [Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "none")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sidecar.chosen import choose
 from sidecar.desired import DesiredState, Informer
 from sidecar.leaving import Stuck, Taken, Waiting
-from sidecar.plan import Load, Plan, Unload
+from sidecar.plan import Load, Plan, ServedAdapter, Unload
 from sidecar.planner import make_plan
 from sidecar.share import PLACES_AT_ONCE, Share, Sharing
 from tests.support.fleets import fleet, keys_of, placed_at, rolling, without
@@ -70,11 +70,24 @@ def test_what_others_are_to_serve_is_kept_until_they_do():
     assert leaving.owners is not None
     assert "r1" not in leaving.owners
     assert plan.among == found.among == leaving.among
+    digest = ONE_EACH.adapters[lost].ref.digest
+    assert digest is not None
+    assert plan.still_served == (ServedAdapter(lost, 1, digest),)
+    assert planned(ONE_EACH, found, listed | {lost: "v0"}).still_served == (), "nobody knows what v0 was"
     assert planned(ONE_EACH, found, listed, {leaving: Waiting()}).warnings == ()
     (warning,) = planned(ONE_EACH, found, listed, {leaving: Stuck("r2 cannot")}).warnings
     assert (warning.name, warning.reason) == (lost, "not_handed_over")
     taken = planned(ONE_EACH, found, listed, {leaving: Taken()})
     assert (taken.calls, taken.leaving) == ((Unload(lost, "/store/adapters/sha256-v1"),), ())
+
+
+def test_what_is_kept_of_a_generation_before_is_told_as_that():
+    """R9: by the weights that the engine has, while others are to serve two generations of it."""
+    state = desired(rolling("a", 5, placement=placed_at(2), strategy={"canary": {"replicas": 1}}))
+    (elsewhere,) = (found for name in FLEET if (found := share(state, replica=name)).is_elsewhere(state.adapters["a"]))
+    told = {source: planned(state, elsewhere, {"a": source}).still_served for source in ("v1", "v2")}
+    assert [(one.name, one.generation) for one in told["v1"]] == [("a", 1)]
+    assert told["v2"] == (), "it is not in the store"
 
 
 def test_what_somebody_else_loaded_is_not_ours_to_hand_over():

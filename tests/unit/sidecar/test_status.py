@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from registry.model.base import MAX_STATUS_BYTES
-from registry.model.status import MAX_FOUND
+from registry.model.status import MAX_FOUND, MAX_LEAVING
 from sidecar.lazy.wanted import LazySituation
 from sidecar.plan import FailedAdapter, PendingAdapter, Plan, ServedAdapter
 from sidecar.status import MAX_RESIDENT, Moment, Replica, Situation, derive_status, says_the_same, served_hash
@@ -142,3 +142,17 @@ def test_the_last_thing_that_a_status_leaves_out_are_resident_names():
     assert len(status.to_bytes()) <= MAX_STATUS_BYTES
     huge = derive_status(REPLICA, replace(long, note="n" * MAX_STATUS_BYTES), MOMENT)
     assert huge.lazy.resident == []
+
+
+def test_what_is_kept_for_others_is_told():
+    """R16 bounded: of the first names, and of fewer where the status is too large; with what was found of them."""
+    kept = tuple(ServedAdapter(f"n{i:03}", 3, f"d{i}", is_pinned=bool(i)) for i in reversed(range(MAX_LEAVING + 1)))
+    status = derive_status(REPLICA, situation(plan(still_served=kept)), MOMENT)
+    assert [one.name for one in status.leaving] == [f"n{i:03}" for i in range(MAX_LEAVING)]
+    assert {one.generation for one in status.leaving} == {3}
+    assert [(one.name, one.generation, one.digest) for one in status.found] == [("n000", 3, "d0")]
+    assert status.served.count == 0
+    large = situation(plan(still_served=kept), note="n" * (MAX_STATUS_BYTES - 3_000))
+    status = derive_status(REPLICA, large, MOMENT)
+    assert 0 < len(status.leaving) < MAX_LEAVING
+    assert (len(status.to_bytes()) <= MAX_STATUS_BYTES, status.omitted) == (True, 0)
