@@ -23,7 +23,8 @@ from sidecar.artifacts.signatures import read_keys
 from sidecar.artifacts.store import LocalStore
 from sidecar.chance import Chance
 from sidecar.engine_watch import watch_engine
-from sidecar.engines.vllm import VllmEngine
+from sidecar.engines.driver import Engine
+from sidecar.engines.kinds import make_engine
 from sidecar.feed import Feed
 from sidecar.http import make_app
 from sidecar.inputs import Inputs
@@ -65,12 +66,10 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
     state = settings.store / "state" / settings.replica
     store, lock, listener = _open(settings, state, on_step)
     client = Client(settings.client_options())
-    engine = _engine(settings, on_step)
+    engine = make_engine(settings, state, on_step)
     inputs, keys = Inputs(), Keys(settings.prefix)
     publisher = Publisher(client, keys, _presence(settings, lock.owner, chance), chance, inputs.wake, on_step)
-    has_socket = settings.resolver_socket is not None
-    replica = Replica(settings.replica, settings.pool, engine.kind, engine.url, answers=has_socket)
-    reporter = Reporter(replica, chance, publisher.offer)
+    reporter = Reporter(_replica(settings, engine), chance, publisher.offer)
     retention = Retention(settings.unload_grace, store.owns)
     keeper = Keeper(engine, store, retention, store.upkeep, monotonic=chance.monotonic)
     demand = Demand(Catalogue(settings.pool, inputs.record_of), idle_seconds=settings.lazy_idle)
@@ -100,6 +99,11 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
         await engine.aclose()
         await client.aclose()
         lock.close()
+
+
+def _replica(settings: Settings, engine: Engine) -> Replica:
+    answers = settings.resolver_socket is not None
+    return Replica(settings.replica, settings.pool, engine.kind, engine.url, answers=answers)
 
 
 def _telling(reporter: Reporter, publisher: Publisher, successors: Successors) -> Callable[[Report], None]:
@@ -138,11 +142,6 @@ def _store(settings: Settings, on_step: OnStep) -> LocalStore:
         grace_seconds=settings.unload_grace,
         on_step=on_step,
     )
-
-
-def _engine(settings: Settings, on_step: OnStep) -> VllmEngine:
-    key, limits = settings.engine_api_key_file, settings.engine_limits()
-    return VllmEngine(settings.engine, api_key_file=key, limits=limits, on_step=on_step)
 
 
 def _remote(settings: Settings) -> RemoteOptions:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from registry.model.names import name_key
 from registry.model.records import PoolSpec
 from sidecar.desired import DesiredAdapter, DesiredState
+from sidecar.engine_names import SEPARATOR, key_of, names_of
 from sidecar.lazy.residents import DEFAULT_ROOM
 from sidecar.leaving import Leaving
 from sidecar.observed import Observed
@@ -33,26 +33,35 @@ class Chosen:
 
 
 def choose(desired: DesiredState, share: Share | None, pool: PoolSpec | None, observed: Observed) -> Chosen:
-    """Chooses for the engine that was observed; `share` None: this replica serves whatever is desired."""
+    """Chooses for the engine that was observed; `share` None: this replica serves whatever is desired.
+
+    A generation with a name of its own is loaded before the one that it replaces is unloaded: room is kept for it. Lazy
+    adapters have no such names, so there is no room for them.
+    """
     share = share or everything(desired)
-    limit = capacity(pool, observed)
+    limit, is_versioned = capacity(pool, observed), names_of(pool) == "versioned"
+    if limit is not None and is_versioned:
+        limit -= 1
     adapters = tuple(share.version(desired.adapters[key]) for _, key in share.order[:limit])
-    leaving = tuple(_leaving(desired, share, observed))
-    if limit is None:
-        return Chosen(adapters, (), DEFAULT_ROOM, share.undecided, leaving)
-    return Chosen(adapters, share.order[limit:], limit - len(adapters), share.undecided, leaving)
+    over = () if limit is None else share.order[limit:]
+    room = DEFAULT_ROOM if limit is None else limit - len(adapters)
+    return Chosen(
+        adapters, over, 0 if is_versioned else room, share.undecided, tuple(_leaving(desired, share, observed))
+    )
 
 
 def capacity(pool: PoolSpec | None, observed: Observed) -> int | None:
-    """How many adapters the engine is asked to hold at once; None: no limit."""
+    """How many adapters the engine is asked to hold at once, at least 1; None: no limit."""
     bounds = [observed.facts.limits.max_cpu_loras, pool.limits.max_adapters if pool else None]
     return min((bound for bound in bounds if bound is not None), default=None)
 
 
 def _leaving(desired: DesiredState, share: Share, observed: Observed) -> Iterator[Leaving]:
     for name in observed.adapters if desired.tally.with_terms else ():
-        adapter = desired.adapters.get(name_key(name))
-        if adapter is None or adapter.terms is None or adapter.name != name or not share.is_elsewhere(adapter):
+        adapter = desired.adapters.get(key_of(name))
+        if adapter is None or adapter.terms is None or not share.is_elsewhere(adapter):
+            continue
+        if adapter.name != name.partition(SEPARATOR)[0]:
             continue
         terms, owners, among = adapter.terms, None, NOBODY
         if terms.needs_members:

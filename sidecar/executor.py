@@ -12,6 +12,7 @@ import structlog
 from registry.model.names import name_key
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.chance import Chance
+from sidecar.engine_names import key_of
 from sidecar.engines.driver import Engine
 from sidecar.inputs import Inputs
 from sidecar.metrics import ENGINE_CALL_SECONDS
@@ -28,7 +29,11 @@ REST_FACTOR = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A call that was made, and what the engine said of it. `ref` and `path` are None for an unload."""
+    """A call that was made, and what the engine said of it.
+
+    `key` is that of the adapter, and for an unload, which another adapter's load may replace, that of the engine's own
+    name. `ref` and `path` are None for an unload.
+    """
 
     key: str
     name: str
@@ -51,9 +56,9 @@ class Attempt:
 def _attempt(call: Call, incarnation: str, outcome: Outcome) -> Attempt:
     match call:
         case Load(name, path, ref):
-            return Attempt(name_key(name), name, path, ref, incarnation, outcome)
+            return Attempt(key_of(name), name, path, ref, incarnation, outcome)
         case Swap(name, _, new, ref):
-            return Attempt(name_key(name), name, new, ref, incarnation, outcome)
+            return Attempt(key_of(name), name, new, ref, incarnation, outcome)
         case Unload(name):
             return Attempt(name_key(name), name, None, None, incarnation, outcome)
     assert_never(call)
@@ -86,7 +91,7 @@ class Executor:
         for count, call in enumerate(plan.calls):
             if count and (count >= MAX_CALLS or self._is_over(plan, started)):
                 break
-            if not self._may_call(name_key(call.name)):
+            if not self._may_call(key_of(call.name)):
                 continue
             if is_serving and not isinstance(call, Unload):
                 await self._rest()
@@ -121,7 +126,7 @@ class Executor:
 
     def _request_id(self, call: Call) -> str:
         if isinstance(call, Unload):
-            return self._inputs.deleted_by(name_key(call.name))
+            return self._inputs.deleted_by(key_of(call.name))
         return call.request_id
 
     async def _send(self, call: Call, request_id: str) -> Outcome:

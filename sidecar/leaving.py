@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from registry.model.assignment import Selector
+from registry.model.names import name_key
 from registry.model.status import ReplicaStatus
 from sidecar.placings import Among
 
@@ -85,10 +86,10 @@ def judge(
 def _judge_one(leaving: Leaving, owner: str, status: ReplicaStatus | None) -> Verdict:
     if status is None or not _speaks_of(leaving, status):
         return Waiting()
-    failed = next((one for one in status.failed if one.name == leaving.name), None)
+    failed = next((one for one in status.failed if name_key(one.name) == leaving.key), None)
     if failed is not None:
         return Stuck(f"{owner} is to serve it and cannot: {failed.reason}")
-    pending = next((one for one in status.pending if one.name == leaving.name), None)
+    pending = next((one for one in status.pending if name_key(one.name) == leaving.key), None)
     if pending is not None and pending.reason == OVER_CAPACITY:
         return Stuck(f"{owner} is to serve it and has no room")
     return Waiting() if pending is not None or status.omitted else Taken()

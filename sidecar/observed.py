@@ -7,8 +7,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Literal
 
-# How the weights behind a name are replaced: at once by our plugin inside the engine, or by unload and load together.
-SwapStrategy = Literal["plugin", "pipelined"]
+# How the weights behind a name are replaced: at once by our plugin inside the engine, by unload and load together, or
+# not at all, since the engine would answer from what it remembers of the old ones.
+SwapStrategy = Literal["plugin", "pipelined", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +48,15 @@ class Observed:
         adapters: name to path, exactly as the engine lists them.
         last_used: name to seconds since a request for it came in or was seen to run; without what was never used, and
             empty where the engine does not say.
+        past: name to the path that this process ever had under it, where other weights under it would be answered with
+            what the engine remembers of those; empty for other engines.
     """
 
     facts: EngineFacts
     base_models: tuple[str, ...]
     adapters: Mapping[str, str] = field(default_factory=dict)
     last_used: Mapping[str, float] = field(default_factory=dict)
+    past: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,11 @@ from dataclasses import replace
 from itertools import islice
 
 from registry.model.records import PoolSpec
-from sidecar.chosen import choose
+from sidecar.chosen import capacity, choose
 from sidecar.conditions import count_omitted, failed, not_now, pending, refusal, troubles, warnings
 from sidecar.desired import DesiredAdapter, DesiredState
+from sidecar.engine_names import engine_name
+from sidecar.handover import hand_over
 from sidecar.known import Known
 from sidecar.leaving import BLOCKED
 from sidecar.observed import Observed
@@ -31,7 +33,7 @@ from sidecar.plan import (
     WarnedAdapter,
 )
 from sidecar.rules import Rules, obstacle_of, rules_of
-from sidecar.unloads import decide_unload, kept, still_leaving, still_served, superfluous
+from sidecar.unloads import decide_unload, still_leaving, still_served, superfluous
 
 MAX_WARNINGS_LISTED = 100
 
@@ -46,23 +48,22 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
         known: what this replica knows beside these.
         now: monotonic seconds.
     """
-    blocked = _mismatch(pool, observed) or known.base_problem
-    if blocked:
-        told = WarnedAdapter("", 0, BLOCKED, blocked)
-        return Plan(desired.revision, (), (), (), (), (), None, (told,), blocked=blocked)
+    if blocked := _mismatch(pool, observed) or known.base_problem:
+        return _nothing(desired, blocked)
     chosen = choose(desired, known.share, pool, observed)
     leaving = still_leaving(chosen, observed, known)
     rules, lazy = rules_of(pool, observed), known.lazy
-    keep = kept(desired, chosen, leaving, known)
-    unloads = [decide_unload(one, observed, known, now) for one in superfluous(desired, keep, observed, known)]
+    wanted = (*chosen.adapters, *lazy.residents)
+    handover = hand_over(wanted, rules.names, observed, known.staged, known.owns)
+    gone = superfluous(desired, chosen, leaving, handover, known)
+    unloads = [decide_unload(one, observed, known, now) for one in gone]
     eager = [_decide(adapter, rules, observed, known, now) for adapter in chosen.adapters]
     residents = [_decide_resident(adapter, rules, observed, known, now) for adapter in lazy.residents]
     decided = [*unloads, *eager, *residents]
-    actions = [action for _, action in decided if action is not None]
+    actions = handover.within([action for _, action in decided if action is not None], capacity(pool, observed))
     waiting = [condition for condition, _ in decided if isinstance(condition, PendingAdapter)]
     failures = [condition for condition, _ in decided if isinstance(condition, FailedAdapter)]
     refusals = [refusal(desired, refused) for refused in desired.refused.values()]
-    told_of = (*chosen.adapters, *lazy.residents)
     return Plan(
         revision=desired.revision,
         stage=tuple(action for action in actions if isinstance(action, Stage)),
@@ -71,7 +72,7 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
         pending=(*waiting, *not_now(desired, chosen)),
         failed=(*failures, *refusals, *troubles(lazy)),
         wake_at=min((f.retry_at for f in failures if f.retry_at is not None), default=None),
-        warnings=tuple(islice(warnings(desired, told_of, leaving, known), MAX_WARNINGS_LISTED)),
+        warnings=tuple(islice(warnings(desired, wanted, leaving, known), MAX_WARNINGS_LISTED)),
         omitted=count_omitted(chosen),
         residents=_served(residents),
         leaving=leaving,
@@ -80,12 +81,22 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
     )
 
 
+def _nothing(desired: DesiredState, blocked: str) -> Plan:
+    told = WarnedAdapter("", 0, BLOCKED, blocked)
+    return Plan(desired.revision, (), (), (), (), (), None, (told,), blocked=blocked)
+
+
 def _served(decided: Iterable[tuple[Condition, Action | None]]) -> tuple[ServedAdapter, ...]:
     return tuple(condition for condition, _ in decided if isinstance(condition, ServedAdapter))
 
 
 def _mismatch(pool: PoolSpec | None, observed: Observed) -> str:
-    if pool is None or set(pool.base_models) & set(observed.base_models):
+    if pool is None:
+        return ""
+    kind = observed.facts.kind
+    if pool.engine != kind:
+        return f"the engine is {kind}, the pool is for {pool.engine}: check --engine-kind and --pool"
+    if set(pool.base_models) & set(observed.base_models):
         return ""
     served, expected = ", ".join(observed.base_models), ", ".join(pool.base_models)
     return f"the engine serves {served}, the pool is for {expected}: check --engine and --pool"
@@ -96,8 +107,9 @@ def _decide(
 ) -> tuple[Condition, Action | None]:
     """What to say of one adapter, and what to do about it."""
     staged = known.staged.get(adapter.ref)
-    current = observed.adapters.get(adapter.name)
-    obstacle = obstacle_of(adapter, rules, current, staged, known.owns)
+    name = engine_name(adapter, rules.names)
+    current = observed.adapters.get(name)
+    obstacle = obstacle_of(adapter, rules, observed, staged, known.owns)
     if obstacle is not None:
         return obstacle, None
     if staged is not None and current == staged.path:
@@ -112,8 +124,8 @@ def _decide(
     if adapter.key in known.unsettled:
         return pending(adapter, "outcome_unknown"), None
     if current is None:
-        return pending(adapter, "loading"), Load(adapter.name, staged.path, adapter.ref, adapter.request_id)
-    swap = Swap(adapter.name, current, staged.path, adapter.ref, adapter.request_id)
+        return pending(adapter, "loading"), Load(name, staged.path, adapter.ref, adapter.request_id)
+    swap = Swap(name, current, staged.path, adapter.ref, adapter.request_id)
     return pending(adapter, "swapping"), swap
 
 

@@ -9,24 +9,22 @@ from dataclasses import dataclass
 
 import structlog
 
-from registry.model.names import name_key
-from registry.model.records import BaseShapes, PoolSpec
-from registry.sources.errors import ArtifactError
-from sidecar.artifacts.types import ArtifactStore
+from registry.model.records import BaseShapes, EngineNames, PoolSpec
+from sidecar.artifacts.types import ArtifactRef, ArtifactStore
 from sidecar.chance import Chance
 from sidecar.chosen import capacity, choose
 from sidecar.desired import DesiredAdapter, DesiredState
+from sidecar.engine_names import engine_name, names_of
 from sidecar.engines.driver import Engine
-from sidecar.executor import Attempt, Executor
-from sidecar.failures import Failure, after_call, after_staging, not_borne_out
+from sidecar.executor import Executor
 from sidecar.inputs import Inputs
 from sidecar.known import Known
 from sidecar.lazy.answers import Terms
 from sidecar.lazy.demand import Demand
 from sidecar.metrics import RECONCILE_SECONDS
-from sidecar.observed import Done, Gone, Observed
+from sidecar.observed import Done, Observed
 from sidecar.ownership import Ownership
-from sidecar.plan import Plan, Stage
+from sidecar.plan import Plan
 from sidecar.planner import make_plan
 from sidecar.retention import Use
 from sidecar.rounds import Rounds
@@ -35,6 +33,7 @@ from sidecar.share import Share, Sharing
 from sidecar.sight import RESYNC_SECONDS, Sight
 from sidecar.staging import Staging
 from sidecar.status import Situation
+from sidecar.trials import Trials
 
 _log = structlog.get_logger()
 # An engine that could not be looked at in full, or may not be, is looked at again after this time.
@@ -88,8 +87,7 @@ class Reconciler:
         self._demand = demand
         self._executor = Executor(engine, inputs, chance, self._may_call)
         self._sight = Sight(engine, chance)
-        self._failures: dict[str, Failure] = {}
-        self._attempts: dict[str, Attempt] = {}
+        self._trials = Trials(chance)
         self._terms: tuple[BaseShapes | None, bool] | None = None
         self._ready_in = ""
         self._logged: tuple[int, int, int, int] | None = None
@@ -106,7 +104,7 @@ class Reconciler:
     async def run(self) -> None:
         """Runs until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            staging = Staging(self._store, tasks, on_failure=self._staging_failed, on_end=self._inputs.wake)
+            staging = Staging(self._store, tasks, on_failure=self._trials.staging_failed, on_end=self._inputs.wake)
             pause, rounds = 0.0, Rounds()
             while True:
                 await self._inputs.wait(pause)
@@ -117,8 +115,7 @@ class Reconciler:
 
     async def _round(self, staging: Staging) -> float:
         """One round. Returns the seconds after which the next is due without a wake-up."""
-        has_unsettled = any(attempt.is_unsettled for attempt in self._attempts.values())
-        observed = None
+        has_unsettled, observed = bool(self._trials.unsettled), None
         if not self._ownership.refusal:
             observed = await self._sight.look(has_unsettled=has_unsettled, is_expecting=self._demand.is_expecting)
         desired = self._inputs.desired if self._inputs.pool_read else None
@@ -129,7 +126,7 @@ class Reconciler:
         if self._sharing is not None and self._sharing.is_long(desired, self._inputs.members):
             # The event loop has a lease to keep meanwhile.
             await asyncio.to_thread(self._sharing.find, desired, self._inputs.members)
-        self._settle(observed)
+        self._trials.settle(observed, hangs=self._sight.hangs)
         plan = self._plan(desired, observed, staging)
         if plan.is_destructive:
             observed = await self._sight.look_at_most_old(0.0)
@@ -145,7 +142,7 @@ class Reconciler:
         attempts = await self._executor.carry_out(plan, incarnation, is_serving=self._ready_in == incarnation)
         if not attempts:
             return self._pause(plan)
-        self._take_up(attempts, incarnation)
+        self._trials.take_up(attempts, incarnation)
         self._sight.distrust()
         is_calm = self._ready_in == incarnation and all(isinstance(one.outcome, Done) for one in attempts)
         return SETTLE_SECONDS if is_calm and len(attempts) == len(plan.calls) else 0.0
@@ -163,8 +160,8 @@ class Reconciler:
         known = Known(
             staged={ref: staged for ref in refs if (staged := self._store.lookup(ref)) is not None},
             staging=staging.in_progress,
-            failures=self._failures,
-            unsettled={key for key, attempt in self._attempts.items() if attempt.is_unsettled},
+            failures=self._trials.failures,
+            unsettled=self._trials.unsettled,
             owns=self._store.owns,
             base_problem=problem,
             base_known=self._store.base_known,
@@ -172,7 +169,7 @@ class Reconciler:
             share=share,
             handed=self._inputs.handed,
         )
-        self._notice(observed, self._uses(wanted, known))
+        self._notice(observed, self._uses(wanted, known, names_of(pool)))
         plan = make_plan(desired, pool, observed, known, now=self._now())
         if plan.blocked:
             self._demand.suspend()
@@ -181,11 +178,10 @@ class Reconciler:
     def _share(self, desired: DesiredState) -> Share | None:
         return self._sharing.find(desired, self._inputs.members) if self._sharing else None
 
-    def _uses(self, chosen: Iterable[DesiredAdapter], known: Known) -> set[Use]:
+    def _uses(self, chosen: Iterable[DesiredAdapter], known: Known, names: EngineNames) -> set[Use]:
         """What a plan made of this may load, what calls that were made may yet come to, what the engine was told."""
-        uses = {(one.name, known.staged[one.ref].path) for one in chosen if one.ref in known.staged}
-        uses |= self._demand.uses(self._now())
-        return uses | {(one.name, one.path) for one in self._attempts.values() if one.path is not None}
+        uses = {(engine_name(one, names), known.staged[one.ref].path) for one in chosen if one.ref in known.staged}
+        return uses | self._demand.uses(self._now()) | self._trials.loads()
 
     def _compare_with(self, pool: PoolSpec | None) -> str:
         """Has adapters compared with what the pool asks for; what was refused for other terms is looked at anew."""
@@ -193,47 +189,12 @@ class Reconciler:
         if terms != self._terms:
             self._terms = terms
             self._demand.forget_troubles()
-            self._failures = {key: one for key, one in self._failures.items() if one.incarnation is not None}
+            self._trials.forget_staging()
         return self._store.use_pool(pool)
-
-    def _settle(self, observed: Observed) -> None:
-        """Compares what calls were said, or not known, to have done with what the engine now lists."""
-        incarnation = observed.facts.incarnation
-        for key, attempt in list(self._attempts.items()):
-            if attempt.is_borne_out(observed):
-                self._failures.pop(key, None)
-            elif attempt.incarnation == incarnation:
-                if self._sight.hangs and attempt.is_unsettled:
-                    continue  # it may still be under way inside the engine, and must not be made twice
-                self._failures[key] = not_borne_out(
-                    attempt.ref, incarnation, self._failures.get(key), now=self._now(), uniform=self._chance.rng.uniform
-                )
-            del self._attempts[key]
-
-    def _take_up(self, attempts: list[Attempt], incarnation: str) -> None:
-        for attempt in attempts:
-            failure = after_call(
-                attempt.outcome,
-                attempt.ref,
-                incarnation,
-                self._failures.get(attempt.key),
-                now=self._now(),
-                uniform=self._chance.rng.uniform,
-            )
-            if failure is not None:
-                self._failures[attempt.key] = failure
-            elif not isinstance(attempt.outcome, Gone):
-                self._attempts[attempt.key] = attempt
-
-    def _staging_failed(self, stage: Stage, error: ArtifactError) -> None:
-        key = name_key(stage.name)
-        self._failures[key] = after_staging(
-            error, stage.ref, self._failures.get(key), now=self._now(), uniform=self._chance.rng.uniform
-        )
 
     def _note(self, plan: Plan, desired: DesiredState, observed: Observed) -> None:
         """Says what is so, before the calls; the round after them says what they came to."""
-        self._forget_failures(desired, observed)
+        self._trials.forget_others(observed, lambda key: self._ref_of(desired, key))
         if plan.is_settled:
             self._ready_in = observed.facts.incarnation
         decision = (plan.revision, len(plan.stage), len(plan.calls), len(plan.served))
@@ -252,16 +213,11 @@ class Reconciler:
             )
         self._report(plan, observed, desired)
 
-    def _forget_failures(self, desired: DesiredState, observed: Observed) -> None:
-        """Drops what is about another ref than the desired one, and unloads of what is not listed any more."""
-        listed = {name_key(name) for name in observed.adapters} if self._failures else set()
-        share = self._share(desired)
-        for key, failure in list(self._failures.items()):
-            adapter = desired.adapters.get(key)
-            version = share.version(adapter) if share and adapter else adapter or self._demand.resident(key)
-            is_about_now = key in listed if failure.ref is None else version is not None and version.ref == failure.ref
-            if not is_about_now:
-                del self._failures[key]
+    def _ref_of(self, desired: DesiredState, key: str) -> ArtifactRef | None:
+        """What this replica is to serve under a name key."""
+        adapter, share = desired.adapters.get(key), self._share(desired)
+        version = share.version(adapter) if share and adapter else adapter or self._demand.resident(key)
+        return version.ref if version else None
 
     def _report(self, plan: Plan | None, observed: Observed | None, desired: DesiredState | None) -> None:
         """`desired` is what the plan was made from: a status must not speak of a later revision (guarantee R9)."""
@@ -277,6 +233,7 @@ class Reconciler:
             note="" if ready else self._why_not_ready(plan, desired),
             held=self._inputs.held,
             last_request_id=self._inputs.last_request_id,
+            names=names_of(self._inputs.pool),
         )
         room = capacity(self._inputs.pool, observed) if observed else None
         self._publish(Report(situation, desired.count if desired else 0, room))
@@ -295,7 +252,7 @@ class Reconciler:
         return "the first plan is being carried out"
 
     def _pause(self, plan: Plan) -> float:
-        if any(attempt.is_unsettled for attempt in self._attempts.values()):
+        if self._trials.unsettled:
             return UNSETTLED_SECONDS
         longest = min(RESYNC_SECONDS, self._demand.rest_seconds(self._now()))
         if plan.wake_at is None:

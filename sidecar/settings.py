@@ -12,6 +12,7 @@ from registry.daemon.flags import Flag
 from registry.daemon.settings import Address, DaemonSettings, List, Listen, OptionalFile
 from registry.errors import InvalidArgument
 from registry.model.names import check_segment
+from registry.model.records import EngineKind
 from registry.sources.allowed import DEFAULT_HUB
 from sidecar.lazy.demand import IDLE_SECONDS
 from sidecar.lazy.socket_file import check_socket_path
@@ -39,6 +40,7 @@ class Settings(DaemonSettings):
     pool: Annotated[str, Flag("POOL", "Pool whose adapters the engine is to serve")]
     replica: Annotated[str, Flag("ID", "Name of this replica, unique in its pool")]
     engine: Annotated[str, Flag("URL", "URL of the engine, e.g. http://127.0.0.1:8000")]
+    engine_kind: Annotated[EngineKind, Flag("KIND", "Kind of the engine: vllm, sglang or pegainfer")] = "vllm"
     store: Annotated[Path, Flag("DIR", "Directory for artifacts, seen by the engine at the same path")]
     http: Annotated[Listen, Flag("HOST:PORT", "Where /livez /readyz /metrics /status are")] = Address(
         host="127.0.0.1", port=7602

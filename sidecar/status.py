@@ -9,6 +9,7 @@ from heapq import nsmallest
 
 from registry.model.base import MAX_STATUS_BYTES
 from registry.model.names import name_key
+from registry.model.records import EngineNames
 from registry.model.status import (
     MAX_FOUND,
     MAX_LEAVING,
@@ -57,6 +58,7 @@ class Situation:
         note: why the replica is not ready; empty if it is.
         held: why the newest list is not followed; empty if it is.
         last_request_id: request of the newest change that the plan is made from.
+        names: what the engine calls an adapter.
     """
 
     revision: int
@@ -68,6 +70,7 @@ class Situation:
     note: str
     held: str
     last_request_id: str
+    names: EngineNames = "plain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ def derive_status(replica: Replica, situation: Situation, moment: Moment) -> Rep
     status = ReplicaStatus(
         replica=replica.replica,
         pool=replica.pool,
-        engine=_engine(replica, situation.observed),
+        engine=_engine(replica, situation),
         observed_revision=situation.revision,
         ready=situation.ready,
         stale=situation.stale,
@@ -155,7 +158,8 @@ def _halved(status: ReplicaStatus) -> ReplicaStatus | None:
     return status.model_copy(update={**fewer, "omitted": status.omitted + dropped})
 
 
-def _engine(replica: Replica, observed: Observed | None) -> EngineStatus:
+def _engine(replica: Replica, situation: Situation) -> EngineStatus:
+    observed = situation.observed
     facts = observed.facts if observed else EngineFacts(replica.engine_kind, "", replica.engine_url, "")
     return EngineStatus(
         kind=facts.kind,
@@ -170,6 +174,7 @@ def _engine(replica: Replica, observed: Observed | None) -> EngineStatus:
             target_modules=None if facts.limits.target_modules is None else list(facts.limits.target_modules),
         ),
         swap=facts.swap if observed else "",
+        names=situation.names,
     )
 
 
@@ -195,6 +200,8 @@ def _why_not_lazy(replica: Replica, situation: Situation) -> str:
         return "needs_plugin"
     if not replica.answers:
         return "needs_socket"
+    if situation.names == "versioned":
+        return "names_versioned"
     return "" if situation.lazy.room else "no_room"
 
 

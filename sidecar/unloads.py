@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from collections.abc import Set as AbstractSet
 
 from registry.model.names import name_key
 from sidecar.chosen import Chosen
 from sidecar.desired import DesiredState
+from sidecar.engine_names import SEPARATOR, key_of
+from sidecar.handover import Handover
 from sidecar.known import Known
 from sidecar.leaving import Leaving, Taken
 from sidecar.observed import Observed
@@ -28,27 +29,23 @@ def still_served(
 ) -> Iterator[ServedAdapter]:
     """What of this the engine has as somebody is to serve it, and not as it was before."""
     for one in leaving:
-        for generation, ref in desired.adapters[one.key].versions:
-            staged = known.staged.get(ref)
-            if staged is not None and staged.path == observed.adapters[one.name]:
-                yield ServedAdapter(one.name, generation, staged.digest, ref.digest is not None)
+        adapter = desired.adapters[one.key]
+        for generation, ref in adapter.versions:
+            staged, names = known.staged.get(ref), {adapter.name, f"{adapter.name}{SEPARATOR}{generation}"}
+            if staged is not None and staged.path == observed.adapters[one.name] and one.name in names:
+                yield ServedAdapter(adapter.name, generation, staged.digest, ref.digest is not None)
                 break
 
 
-def kept(desired: DesiredState, chosen: Chosen, leaving: Iterable[Leaving], known: Known) -> set[str]:
-    """The names that are not superfluous."""
-    undecided = {desired.adapters[key].name for _, key in chosen.undecided}
-    wanted = {one.name for one in (*chosen.adapters, *known.lazy.residents)}
-    return undecided | wanted | {one.name for one in leaving}
-
-
-def superfluous(desired: DesiredState, keep: AbstractSet[str], observed: Observed, known: Known) -> Iterator[Unload]:
+def superfluous(
+    desired: DesiredState, chosen: Chosen, leaving: Iterable[Leaving], handover: Handover, known: Known
+) -> Iterator[Unload]:
     """What the engine has from us and is not to have."""
-    for name, path in observed.adapters.items():
-        if name in keep or known.owns(path) is None:
-            continue
-        key = name_key(name)
-        if key in known.lazy.asked:
+    keep = handover.keep | handover.held | {one.name for one in leaving}
+    waiting = {key for _, key in chosen.undecided} | known.lazy.asked
+    for name, path in handover.ours.items():
+        key = key_of(name)
+        if name in keep or key in waiting:
             continue
         # A record that cannot be read says nothing about what should be served; what is loaded stays.
         if key in desired.refused and desired.of(key) is None:

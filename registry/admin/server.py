@@ -90,9 +90,11 @@ async def running(settings: Settings, *, drain_seconds: float = DRAIN_SECONDS) -
     http = HttpServer(make_app(lambda: probe.readiness, metrics.registry, streams.residency.page), listener)
     try:
         async with asyncio.TaskGroup() as tasks:
-            probing = tasks.create_task(probe.run(), name="probe")
             tasks.create_task(http.run(), name="http")
-            conducting = tasks.create_task(conductor.run(), name="conductor")
+            ours = [
+                tasks.create_task(probe.run(), name="probe"),
+                tasks.create_task(conductor.run(), name="conductor"),
+            ]
             ports = Running(port, listener.getsockname()[1])
             try:
                 await server.start()
@@ -100,16 +102,20 @@ async def running(settings: Settings, *, drain_seconds: float = DRAIN_SECONDS) -
                 yield ports
             finally:
                 stopping.set()
-                probing.cancel()
-                conducting.cancel()
-                await servicer.enter_graceful_shutdown()
-                # Calls that are on their way here would be cancelled; those who look at health go elsewhere now.
-                await asyncio.sleep(drain_seconds)
-                await server.stop(GRACE_SECONDS)
+                for task in ours:
+                    task.cancel()
+                await _drain(server, servicer, drain_seconds)
                 http.stop()
     finally:
         await boards.aclose()
         await client.aclose()
+
+
+async def _drain(server: grpc.aio.Server, servicer: health.aio.HealthServicer, drain_seconds: float) -> None:
+    """Ends the server when those who look at health have gone elsewhere: calls on their way would be cancelled."""
+    await servicer.enter_graceful_shutdown()
+    await asyncio.sleep(drain_seconds)
+    await server.stop(GRACE_SECONDS)
 
 
 def _http_listener(address: Address) -> socket.socket:

@@ -31,7 +31,24 @@ def make_handlers(
     Raises:
         KeyError: a method of the .proto has no handler.
     """
-    unary: Mapping[str, Unary[Any, Any]] = {
+    unary = _unary_methods(writes, emergency, reads)
+    stream: Mapping[str, Stream[Any, Any]] = {
+        "WatchAdapters": streams.watch_adapters,
+        "WatchRollout": streams.watch_rollout,
+        "WatchResidency": streams.residency.watch_residency,
+    }
+    turns = Turns()
+    handlers = {
+        method.name: _stream_handler(method, stream[method.name], metrics, stopping)
+        if method.server_streaming
+        else _unary_handler(method, unary[method.name], metrics, turns)
+        for method in DESCRIPTOR.methods
+    }
+    return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+
+def _unary_methods(writes: Writes, emergency: Emergency, reads: Reads) -> Mapping[str, Unary[Any, Any]]:
+    return {
         "ApplyAdapters": writes.apply_adapters,
         "GetAdapter": reads.get_adapter,
         "ListAdapters": reads.list_adapters,
@@ -52,19 +69,6 @@ def make_handlers(
         "SetTenant": writes.set_tenant,
         "ListTenants": reads.list_tenants,
     }
-    stream: Mapping[str, Stream[Any, Any]] = {
-        "WatchAdapters": streams.watch_adapters,
-        "WatchRollout": streams.watch_rollout,
-        "WatchResidency": streams.residency.watch_residency,
-    }
-    turns = Turns()
-    handlers = {
-        method.name: _stream_handler(method, stream[method.name], metrics, stopping)
-        if method.server_streaming
-        else _unary_handler(method, unary[method.name], metrics, turns)
-        for method in DESCRIPTOR.methods
-    }
-    return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
 
 def _unary_handler(

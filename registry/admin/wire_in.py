@@ -73,7 +73,7 @@ def _source(source: pb.Source) -> dict[str, object]:
     return {"uri": source.uri, "digest": source.digest or None, "signature": source.signature or None}
 
 
-def _given(**values: str) -> dict[str, object]:
+def _given(**values: str) -> dict[str, str]:
     """Empty strings stand for the defaults."""
     return {name: value for name, value in values.items() if value}
 
@@ -97,16 +97,17 @@ def create_pool(request: pb.CreatePoolRequest) -> CreatePool:
     """The pool that a request creates."""
     if request.pool.etag:
         raise InvalidArgument(Reason.INVALID_FIELD, "a pool that does not exist has no etag", field="pool.etag")
-    return make.make_create_pool(
-        request.pool.name, list(request.pool.base_models), _limits(request.pool), _base(request.pool)
-    )
+    pool = request.pool
+    return make.make_create_pool(pool.name, list(pool.base_models), _limits(pool), _base(pool), _engines(pool))
 
 
 def update_pool(request: pb.UpdatePoolRequest) -> UpdatePool:
     """The pool's new values."""
     pool = request.pool
     mask = list(request.update_mask.paths) if request.HasField("update_mask") else None
-    return make.make_update_pool(pool.name, list(pool.base_models), _limits(pool), pool.etag, _base(pool), mask)
+    return make.make_update_pool(
+        pool.name, list(pool.base_models), _limits(pool), pool.etag, _base(pool), mask, _engines(pool)
+    )
 
 
 def confirm_removals(request: pb.ConfirmRemovalsRequest) -> ConfirmRemovals:
@@ -139,6 +140,10 @@ def _limits(pool: pb.Pool) -> dict[str, object]:
         "require_signature": pool.limits.require_signature,
         "require_digest": pool.limits.require_digest,
     }
+
+
+def _engines(pool: pb.Pool) -> dict[str, str]:
+    return _given(engine=pool.engine, engine_names=pool.engine_names)
 
 
 def _base(pool: pb.Pool) -> dict[str, object] | None:

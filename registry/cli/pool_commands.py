@@ -57,6 +57,18 @@ BaseNames = Annotated[
         "--base-name", metavar="NAME", help="What an adapter may call that base; may be repeated; none: anything."
     ),
 ]
+EngineKind = Annotated[
+    str | None,
+    options.flag("--engine-kind", metavar="KIND", help="Kind of its engines: vllm (default), sglang or pegainfer."),
+]
+EngineNames = Annotated[
+    str | None,
+    options.flag(
+        "--engine-names",
+        metavar="plain|versioned",
+        help="What engines call an adapter: its name (default), or name@generation.",
+    ),
+]
 
 
 def create(
@@ -76,6 +88,8 @@ def create(
     require_digest: RequireDigest = None,
     base_from: BaseFrom = None,
     base_name: BaseNames = None,
+    engine_kind: EngineKind = None,
+    engine_names: EngineNames = None,
     dry_run: options.DryRun = False,
     timeout: options.Timeout = None,
     request_id: options.RequestId = None,
@@ -91,7 +105,14 @@ def create(
     )
     base = _base(base_from, base_name)
     request = pb.CreatePoolRequest(
-        pool=pb.Pool(name=name, base_models=base_model, limits=limits, base=base),
+        pool=pb.Pool(
+            name=name,
+            base_models=base_model,
+            limits=limits,
+            base=base,
+            engine=engine_kind or "",
+            engine_names=engine_names or "",
+        ),
         request_id=request_id_or_new(request_id),
         validate_only=dry_run,
     )
@@ -118,6 +139,8 @@ def update(
     require_digest: RequireDigest = None,
     base_from: BaseFrom = None,
     base_name: BaseNames = None,
+    engine_kind: EngineKind = None,
+    engine_names: EngineNames = None,
     dry_run: options.DryRun = False,
     timeout: options.Timeout = None,
     request_id: options.RequestId = None,
@@ -129,27 +152,30 @@ def update(
         before = pb.Pool.FromString(pool.SerializeToString())
         if base_model:
             pool.base_models[:] = base_model
-        if max_rank is not None:
-            pool.limits.max_rank = max_rank
-        if max_adapters is not None:
-            pool.limits.max_adapters = max_adapters
         if target_module:
             pool.limits.target_modules[:] = target_module
-        if require_signature is not None:
-            pool.limits.require_signature = require_signature
-        if require_digest is not None:
-            pool.limits.require_digest = require_digest
         if base is not None:
             pool.base.CopyFrom(base)
+        _set(pool, engine=engine_kind, engine_names=engine_names)
+        _set(pool.limits, max_rank=max_rank, max_adapters=max_adapters)
+        _set(pool.limits, require_signature=require_signature, require_digest=require_digest)
         request = pb.UpdatePoolRequest(pool=pool, request_id=request_id_or_new(request_id), validate_only=dry_run)
         request.update_mask.paths.extend(_changed(before, pool))
         pool = client.update_pool(request)
     _print_with_request(session.printer(), POOLS, pool, request.request_id)
 
 
+def _set(message: pb.Pool | pb.PoolLimits, **values: str | int | bool | None) -> None:
+    """Sets what is given."""
+    for name, value in values.items():
+        if value is not None:
+            setattr(message, name, value)
+
+
 def _changed(before: pb.Pool, after: pb.Pool) -> list[str]:
     """The mask of an update; all that every client knows if nothing changed."""
-    paths = [name for name in ("base_models", "base") if getattr(before, name) != getattr(after, name)]
+    own = ("base_models", "base", "engine", "engine_names")
+    paths = [name for name in own if getattr(before, name) != getattr(after, name)]
     names = [field.name for field in pb.PoolLimits.DESCRIPTOR.fields]
     paths += [f"limits.{name}" for name in names if getattr(before.limits, name) != getattr(after.limits, name)]
     return paths or ["base_models"]

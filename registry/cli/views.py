@@ -80,6 +80,8 @@ POOLS: View[pb.Pool] = View(
     columns={
         "NAME": lambda one: one.name,
         "BASE MODELS": lambda one: ", ".join(one.base_models),
+        "ENGINES": lambda one: one.engine,
+        "ENGINE NAMES": lambda one: one.engine_names,
         "MAX RANK": lambda one: _number(one.limits.max_rank),
         "MAX ADAPTERS": lambda one: _number(one.limits.max_adapters),
     },

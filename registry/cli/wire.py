@@ -113,6 +113,8 @@ def pool_dict(pool: pb.Pool) -> Plain:
             "require_digest": pool.limits.require_digest,
         },
         "base": base_dict(pool.base) if pool.HasField("base") else None,
+        "engine": pool.engine,
+        "engine_names": pool.engine_names,
         "removals_confirmed_revision": pool.removals_confirmed_revision,
         "etag": pool.etag,
     }

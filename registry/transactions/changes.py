@@ -9,7 +9,15 @@ from typing import assert_never
 from pydantic import TypeAdapter
 
 from registry.model.names import tenant_of
-from registry.model.records import AdapterRecord, AdapterSpec, BaseShapes, PoolLimits, Removed
+from registry.model.records import (
+    AdapterRecord,
+    AdapterSpec,
+    BaseShapes,
+    EngineKind,
+    EngineNames,
+    PoolLimits,
+    Removed,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +94,17 @@ class CreatePool:
     base_models: tuple[str, ...]
     limits: PoolLimits
     base: BaseShapes | None = None
+    engine: EngineKind = "vllm"
+    engine_names: EngineNames = "plain"
 
 
 @dataclass(frozen=True, slots=True)
 class UpdatePool:
-    """Replace what `fields` names of a pool: ``base_models``, ``base``, or one of its limits by its own name.
+    """Replace what `fields` names of a pool: a field by its name, or one of its limits by its own name.
 
     `fields` None: ``base_models``, ``max_rank`` and ``max_adapters``, which every client knows, and of the rest what is
-    set here: a client that does not know a field must not clear it.
+    set here: a client that does not know a field must not clear it. `engine` and `engine_names` None: the defaults,
+    where they are replaced.
     """
 
     name: str
@@ -102,13 +113,16 @@ class UpdatePool:
     etag: int | None = None
     base: BaseShapes | None = None
     fields: frozenset[str] | None = None
+    engine: EngineKind | None = None
+    engine_names: EngineNames | None = None
 
     def replaces(self, field: str) -> bool:
         """True if that field gets the value that stands here."""
         if self.fields is not None:
             return field in self.fields
         known_to_all = field in {"base_models", "max_rank", "max_adapters"}
-        return known_to_all or bool(self.base if field == "base" else getattr(self.limits, field))
+        is_own = field in {"base", "engine", "engine_names"}
+        return known_to_all or bool(getattr(self if is_own else self.limits, field))
 
 
 @dataclass(frozen=True, slots=True)

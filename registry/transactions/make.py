@@ -31,6 +31,7 @@ from registry.transactions.changes import (
 from registry.transactions.supported import check_supported
 
 PartT = TypeVar("PartT", bound=Part)
+NO_ENGINES: Mapping[str, str] = {}
 _ETAG = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 _REMEDIES = {
     "source": "an adapter needs a source with a uri, e.g. file:///adapters/sql",
@@ -54,6 +55,8 @@ _REMEDIES = {
     "limits.max_rank": "use a whole number from 1 to 512, or 0 for no limit",
     "limits.target_modules": "name at most 256 modules, e.g. q_proj",
     "base": "let loraplane pool create --from DIR read the base model's modules",
+    "engine": "use vllm, sglang or pegainfer",
+    "engine_names": "use plain or versioned",
     "limits.max_adapters": "use a whole number from 1 to 1000000, or 0 for no limit",
 }
 
@@ -139,10 +142,11 @@ def make_create_pool(
     base_models: Sequence[str],
     limits: Mapping[str, object],
     base: Mapping[str, object] | None = None,
+    engines: Mapping[str, str] = NO_ENGINES,
 ) -> CreatePool:
-    """A new pool. Raises InvalidArgument."""
-    made = _pool(name, base_models, limits, base)
-    return CreatePool(name, tuple(made.base_models), made.limits, made.base)
+    """A new pool; `engines` holds ``engine`` and ``engine_names`` where they are given. Raises InvalidArgument."""
+    made = _pool(name, base_models, limits, base, engines)
+    return CreatePool(name, tuple(made.base_models), made.limits, made.base, made.engine, made.engine_names)
 
 
 def make_update_pool(
@@ -152,23 +156,32 @@ def make_update_pool(
     etag: str,
     base: Mapping[str, object] | None = None,
     mask: Sequence[str] | None = None,
+    engines: Mapping[str, str] = NO_ENGINES,
 ) -> UpdatePool:
     """A pool's new values; `mask`: those that are replaced, None: see `UpdatePool`. Raises InvalidArgument."""
     fields = _fields(mask) if mask is not None else None
     is_named = fields is None or "base_models" in fields
-    made = _pool(name, base_models if is_named else ["-"], limits, base)
-    expected = make_existing_etag(etag, field="pool.etag")
-    return UpdatePool(name, tuple(made.base_models) if is_named else (), made.limits, expected, made.base, fields)
+    made = _pool(name, base_models if is_named else ["-"], limits, base, engines)
+    return UpdatePool(
+        name,
+        tuple(made.base_models) if is_named else (),
+        made.limits,
+        make_existing_etag(etag, field="pool.etag"),
+        made.base,
+        fields,
+        made.engine if "engine" in engines else None,
+        made.engine_names if "engine_names" in engines else None,
+    )
 
 
 def _fields(mask: Sequence[str]) -> frozenset[str]:
     limits = [f"limits.{name}" for name in PoolLimits.model_fields]
-    unknown = sorted(set(mask) - {"base_models", "limits", "base", *limits})
+    unknown = sorted(set(mask) - {"base_models", "limits", "base", "engine", "engine_names", *limits})
     if unknown or not mask:
         raise InvalidArgument(
             Reason.INVALID_FIELD,
             f"{', '.join(unknown)[:200] or 'nothing'} is no field that can be replaced; name base_models, limits, "
-            f"{', '.join(limits)} or base",
+            f"{', '.join(limits)}, base, engine or engine_names",
             field="update_mask",
         )
     named = [path for path in mask if path != "limits"] + (limits if "limits" in mask else [])
@@ -210,10 +223,14 @@ def make_set_tenant(name: str, max_adapters: int, etag: str) -> SetTenant:
 
 
 def _pool(
-    name: str, base_models: Sequence[str], limits: Mapping[str, object], base: Mapping[str, object] | None
+    name: str,
+    base_models: Sequence[str],
+    limits: Mapping[str, object],
+    base: Mapping[str, object] | None,
+    engines: Mapping[str, str],
 ) -> PoolSpec:
     check_segment(name, field="pool.name")
-    values = {"name": name, "base_models": list(base_models), "limits": limits, "base": base}
+    values = {"name": name, "base_models": list(base_models), "limits": limits, "base": base, **engines}
     spec = _validated(PoolSpec, values, field="pool")
     if len({model.lower() for model in spec.base_models}) < len(spec.base_models):
         raise InvalidArgument(Reason.INVALID_FIELD, "name each base model once", field="pool.base_models")

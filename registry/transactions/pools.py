@@ -11,6 +11,7 @@ from registry.model.records import AuditChange, ChangeReply, PoolLimits, PoolSpe
 from registry.transactions.changes import CreatePool, DeletePool, UpdatePool
 from registry.transactions.context import Context
 from registry.transactions.draft import Draft, Planned, check_fits, finish, put_record, request_read
+from registry.transactions.engine_kinds import check_engine_names
 from registry.transactions.steps import carry_unknown
 from registry.transactions.stored import Absent, Damaged, Present, shown, snapshot_of, stored_pool
 from registry.transactions.target import check_etag
@@ -29,7 +30,8 @@ def pool_reads(change: CreatePool | UpdatePool | DeletePool, keys: Keys, request
 def _put_reads(change: CreatePool | UpdatePool, keys: Keys, request_id: str) -> tuple[Range, ...]:
     """Also adapters that are named like its base models."""
     named = (Range(keys.adapter(change.name, model)) for model in change.base_models)
-    return (request_read(keys, request_id), Range(keys.pool(change.name)), *named)
+    content = (any_in(keys.adapters(change.name)),) if isinstance(change, UpdatePool) else ()
+    return (request_read(keys, request_id), Range(keys.pool(change.name)), *named, *content)
 
 
 def _delete_reads(change: DeletePool, keys: Keys, request_id: str) -> tuple[Range, ...]:
@@ -61,7 +63,15 @@ def plan_create_pool(change: CreatePool, view: View, context: Context) -> Planne
             Reason.POOL_EXISTS, f"pool {change.name!r} exists; update it, or choose another name", field="pool.name"
         )
     _check_no_adapter(change, view, context)
-    wanted = PoolSpec(name=change.name, base_models=list(change.base_models), limits=change.limits, base=change.base)
+    wanted = PoolSpec(
+        name=change.name,
+        base_models=list(change.base_models),
+        limits=change.limits,
+        base=change.base,
+        engine=change.engine,
+        engine_names=change.engine_names,
+    )
+    check_engine_names(wanted)
     compare = (absent(keys.pool(change.name)), *_no_adapters(change, context))
     draft = _put_draft("CreatePool", Absent(), wanted, compare, context)
     planned = finish(draft, view, context)
@@ -81,7 +91,11 @@ def plan_update_pool(change: UpdatePool, view: View, context: Context) -> Planne
     check_etag(change.etag, state, field="pool.etag")
     _check_no_adapter(change, view, context)
     wanted = _wanted(change, state)
+    check_engine_names(wanted)
     compare = (mod_is(context.keys.pool(change.name), state.revision), *_no_adapters(change, context))
+    if isinstance(state, Present) and wanted.engine != state.record.engine:
+        _check_empty(change.name, view, context)
+        compare = (*compare, none_in(context.keys.adapters(change.name)))
     draft = _put_draft("UpdatePool", state, wanted, compare, context)
     planned = finish(draft, view, context)
     return check_fits(planned, context.limits)
@@ -133,6 +147,10 @@ def _wanted(change: UpdatePool, state: Present[PoolSpec] | Damaged) -> PoolSpec:
         values["base_models"] = list(change.base_models)
     if change.replaces("base"):
         values["base"] = change.base
+    if change.replaces("engine"):
+        values["engine"] = change.engine or "vllm"
+    if change.replaces("engine_names"):
+        values["engine_names"] = change.engine_names or "plain"
     return carry_unknown(old, old.model_copy(update=values))
 
 
@@ -141,7 +159,14 @@ def _whole(change: UpdatePool) -> PoolSpec:
     if change.fields is not None:
         message = "the pool's record cannot be read, so no part of it can be kept; leave update_mask out"
         raise InvalidArgument(Reason.INVALID_FIELD, message, field="update_mask")
-    return PoolSpec(name=change.name, base_models=list(change.base_models), limits=change.limits, base=change.base)
+    return PoolSpec(
+        name=change.name,
+        base_models=list(change.base_models),
+        limits=change.limits,
+        base=change.base,
+        engine=change.engine or "vllm",
+        engine_names=change.engine_names or "plain",
+    )
 
 
 def _put_draft(
@@ -168,6 +193,16 @@ def _check_no_adapter(change: CreatePool | UpdatePool, view: View, context: Cont
                 f"pool {change.name!r} has an adapter {model!r}, and no base model may have its name; delete it first",
                 field=f"pool.base_models[{index}]",
             )
+
+
+def _check_empty(name: str, view: View, context: Context) -> None:
+    """What one kind of engine serves, another may not."""
+    if view.below(context.keys.adapters(name)) is not None:
+        raise FailedPrecondition(
+            Reason.POOL_NOT_EMPTY,
+            f"pool {name!r} has adapters, so its kind of engine stays; create another pool for the other engines",
+            field="pool.engine",
+        )
 
 
 def _no_adapters(change: CreatePool | UpdatePool, context: Context) -> tuple[Compare, ...]:

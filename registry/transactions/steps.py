@@ -20,6 +20,7 @@ from registry.model.records import (
 from registry.transactions.canaries import rollout_of
 from registry.transactions.context import Context
 from registry.transactions.draft import put_record
+from registry.transactions.engine_kinds import check_engine_can
 from registry.transactions.history import retire_record, retire_value
 from registry.transactions.stored import Absent, Damaged, Present, shown, snapshot_of
 from registry.transactions.target import Target, adapter_key, as_it_stands, check_etag
@@ -47,12 +48,13 @@ def put_step(target: Target, spec: AdapterSpec, context: Context, *, goes_on: bo
 
     Raises:
         Conflict: the etag is stale.
-        InvalidArgument: the name is a base model's, or the record becomes too large.
+        InvalidArgument: the name is a base model's, the pool's engines cannot do it, or the record becomes too large.
         AlreadyExists: the name differs from an existing one in nothing but case.
         FailedPrecondition: generations are used up, or the pool asks for a digest.
     """
     check_not_base(target.name, target.pool.base_models, field=target.name_field)
     _check_pinned(target, spec)
+    check_engine_can(target.pool, spec, field=target.spec_field)
     check_etag(target.etag, target.state, field=target.etag_field)
     match target.state:
         case Present() as present:

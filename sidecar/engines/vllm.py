@@ -1,36 +1,40 @@
-"""Drives vLLM from 0.31 over its HTTP interface, and through our plugin where the server has it."""
+"""Drives vLLM from 0.10 over its HTTP interface, and through our plugin where the server has it."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from sidecar.engines import plugin_calls as plugin
 from sidecar.engines import vllm_answers as answers
+from sidecar.engines.deadlines import USUAL, Deadlines
 from sidecar.engines.driver import CHECK_NAME_PREFIX, EngineError, EngineUnreachable, EngineUnusable
 from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply
+from sidecar.engines.loaded import LoadedNames
 from sidecar.engines.swap_risk import swap_risk
 from sidecar.engines.vllm_http import VllmHttp
-from sidecar.engines.vllm_process import LOAD_PATH, UNLOAD_PATH, Deadlines, VllmProcess, examine
+from sidecar.engines.vllm_process import LOAD_PATH, UNLOAD_PATH, VllmProcess, examine
 from sidecar.observed import (
     AlreadyThere,
     Done,
     DrainEvidence,
+    EngineFacts,
     EngineLimits,
     Gone,
     NotThere,
     Observed,
     Outcome,
+    Refused,
     Transient,
     Unknown,
 )
 from sidecar.steps import OnStep, Step, ignore
 
 UNTOLD = EngineLimits()
-USUAL = Deadlines()
 LULL_POLL_SECONDS = 0.1
 
 
@@ -47,6 +51,7 @@ class VllmEngine:
         deadlines: Deadlines = USUAL,
         limits: EngineLimits = UNTOLD,
         on_step: OnStep = ignore,
+        past: LoadedNames | None = None,
     ) -> None:
         """Connects to nothing yet.
 
@@ -56,11 +61,13 @@ class VllmEngine:
             deadlines: of each kind of call.
             limits: what the server was started with and does not tell.
             on_step: called at each step of a change, for tests.
+            past: keeps what a release that knows adapters by name only ever had under each name; None: forgets it.
         """
         self._http = VllmHttp(url, api_key_file)
         self._deadlines = deadlines
         self._limits = limits
         self._on_step = on_step
+        self._past = past or LoadedNames()
         self._process: VllmProcess | None = None
         self._base_model: str | None = None
 
@@ -83,7 +90,11 @@ class VllmEngine:
             raise EngineUnreachable(f"{self.url} restarted while it was looked at")
         self._base_model = listing.base_models[0]
         facts = process.facts(self.url, self._limits, after.limits.max_loras)
-        return Observed(facts, listing.base_models, listing.adapters, plugin.read_last_used(b"".join(told)))
+        past = await self._had(facts, listing.adapters)
+        return Observed(facts, listing.base_models, listing.adapters, plugin.read_last_used(b"".join(told)), past)
+
+    async def _had(self, facts: EngineFacts, listed: Mapping[str, str]) -> Mapping[str, str]:
+        return await self._past.seen(facts.incarnation, listed) if facts.swap == "refused" else {}
 
     async def incarnation(self) -> str:
         """See `Engine.incarnation`."""
@@ -91,7 +102,11 @@ class VllmEngine:
 
     async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
         """See `Engine.load`."""
-        return await self._load(name, path, request_id, Step.LOAD_SENT, Step.LOADED)
+        process = self._process
+        if process is None or not process.remembers_names:
+            return await self._load(name, path, request_id, Step.LOAD_SENT, Step.LOADED)
+        load = partial(self._load, name, path, request_id, Step.LOAD_SENT, Step.LOADED)
+        return await self._past.recording(process.incarnation, name, path, load)
 
     async def unload(self, name: str, *, request_id: str) -> Outcome:
         """See `Engine.unload`. By the plugin, so that it knows for whom the old weights are kept."""
@@ -104,6 +119,8 @@ class VllmEngine:
 
     async def swap(self, name: str, old: str, new: str, *, request_id: str) -> Outcome:
         """See `Engine.swap`."""
+        if self._process is not None and self._process.remembers_names:
+            return Refused(f"vLLM {self._process.version} would answer from what it remembers of the old weights")
         if not self._has_plugin:
             return await self._swap_pipelined(name, old, new, request_id)
         seconds = self._deadlines.load_seconds

@@ -22,7 +22,9 @@ from sidecar.observed import (
     Unknown,
 )
 
-MINIMUM_VERSION = (0, 31)
+MINIMUM_VERSION = (0, 10)
+# Before, the prefix cache knew an adapter by its name only, and answered new weights from what it had of the old ones.
+SWAPPABLE_VERSION = (0, 31)
 ENABLE_HINT = "start vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment and with --enable-lora"
 KEY_HINT = "name the file with its key with --engine-api-key-file"
 MAX_MESSAGE_LENGTH = 500
@@ -113,13 +115,23 @@ def read_version(body: bytes, url: str) -> str:
     version = fields.get("version") if isinstance(fields, dict) else None
     if not isinstance(version, str):
         raise not_an_engine(url, "its /version has no version")
-    found = _VERSION.match(version)
-    if found is None or (int(found[1]), int(found[2])) < MINIMUM_VERSION:
+    if _number(version) < MINIMUM_VERSION:
         wanted = ".".join(map(str, MINIMUM_VERSION))
         raise EngineUnusable(
             "engine_unsupported", f"{url} is vLLM {version[:64]!r}; {wanted} or later is needed, upgrade it"
         )
     return version
+
+
+def remembers_names(version: str) -> bool:
+    """True if other weights under a name that the process knows would be answered from its cache (facts: 0.31)."""
+    return _number(version) < SWAPPABLE_VERSION
+
+
+def _number(version: str) -> tuple[int, int]:
+    """The first two parts of a version's number; what has none is older than anything."""
+    found = _VERSION.match(version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def read_listing(body: bytes) -> Listing:
@@ -151,9 +163,9 @@ def _unreadable(why: str) -> EngineUnreachable:
     return EngineUnreachable(f"the listing /v1/models cannot be read in full: {why}")
 
 
-def not_an_engine(url: str, why: str) -> EngineUnusable:
-    """What answers at `url` is no vLLM; `why` says how that is seen."""
-    return EngineUnusable("not_an_engine", f"{url} is not a vLLM server: {why}; check --engine")
+def not_an_engine(url: str, why: str, kind: str = "vLLM") -> EngineUnusable:
+    """What answers at `url` is no engine of that kind; `why` says how that is seen."""
+    return EngineUnusable("not_an_engine", f"{url} is not a {kind} server: {why}; check --engine and --engine-kind")
 
 
 def unauthorized(url: str) -> EngineUnusable:
@@ -164,7 +176,7 @@ def unauthorized(url: str) -> EngineUnusable:
 def load_outcome(answer: Reply | Lost | NotSent) -> Outcome:
     """What a load came to."""
     match answer:
-        case Reply(400, body) if _param(body) is None:
+        case Reply(400, body) if _param(body) is None and not _is_failed_load(body):
             # The name is loaded, or is the base model's: only a listing can tell with which path.
             return AlreadyThere()
         case Reply(404, body) if _error(body) is not None:
@@ -209,10 +221,18 @@ def _reply_outcome(status: int, message: str) -> Outcome:
 
 
 def _error(body: bytes) -> dict[str, object] | None:
-    """The error object of vLLM's own replies; None where something else replied."""
+    """The error object of vLLM's own replies, which before 0.10.1 was the body; None where something else replied."""
     fields = _json(body)
-    error = fields.get("error") if isinstance(fields, dict) else None
+    if not isinstance(fields, dict):
+        return None
+    error = fields if fields.get("object") == "error" else fields.get("error")
     return error if isinstance(error, dict) else None
+
+
+def _is_failed_load(body: bytes) -> bool:
+    """True if the worker refused the files, as it is answered before 0.23; since then with 500."""
+    error = _error(body)
+    return error is not None and error.get("type") == "BadRequestError"
 
 
 def _param(body: bytes) -> object:

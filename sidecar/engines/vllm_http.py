@@ -15,11 +15,12 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
 
 class VllmHttp:
-    """One server. `api_key_file` is read at each use; None: there is no key."""
+    """One server. `api_key_file` is read at each use; None: there is no key. `kind` is what should answer."""
 
-    def __init__(self, url: str, api_key_file: Path | None) -> None:
+    def __init__(self, url: str, api_key_file: Path | None, kind: str = "vLLM") -> None:
         self.url = url.rstrip("/")
         self._key_file = api_key_file
+        self._kind = kind
         self._exchange = Exchange(self.url)
 
     async def get(self, paths: Sequence[str], timeout_seconds: float, *, optional: str = "") -> list[bytes]:
@@ -43,7 +44,7 @@ class VllmHttp:
             case 200:
                 return reply.body
             case 404 | 405:
-                raise not_an_engine(self.url, f"its {path} answers HTTP {reply.status}: {said(reply.body)}")
+                raise not_an_engine(self.url, f"its {path} answers HTTP {reply.status}: {said(reply.body)}", self._kind)
             case status:
                 raise EngineUnreachable(f"{self.url}{path} answers HTTP {status}: {said(reply.body)}")
 

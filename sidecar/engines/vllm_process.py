@@ -15,27 +15,6 @@ UNLOAD_PATH = "/v1/unload_lora_adapter"
 
 
 @dataclass(frozen=True, slots=True)
-class Deadlines:
-    """How long each kind of call may take.
-
-    Attributes:
-        probe_seconds: for /metrics, /version and the check of the routes.
-        list_seconds: for /v1/models, 65 ms at 2,000 adapters.
-        load_seconds: for a load, which waits for the running step and for other loads.
-        unload_seconds: for an unload, which waits for a load of the same name.
-        turn_seconds: for one token; the first ever takes up to 16 s on a slow machine.
-        lull_seconds: how long a swap that might end the engine waits for a moment without requests.
-    """
-
-    probe_seconds: float = 5.0
-    list_seconds: float = 10.0
-    load_seconds: float = 60.0
-    unload_seconds: float = 30.0
-    turn_seconds: float = 30.0
-    lull_seconds: float = 5.0
-
-
-@dataclass(frozen=True, slots=True)
 class VllmProcess:
     """A process that can be driven. `about` is what our plugin inside it says; None: it has none."""
 
@@ -53,9 +32,19 @@ class VllmProcess:
         told = self.about.limits if self.about else EngineLimits()
         limits = joined(configured, told)
         seen = replace(limits, max_loras=max_loras or limits.max_loras)
-        swap: SwapStrategy = "plugin" if self.about else "pipelined"
         resolves = self.about is not None and self.about.resolves
-        return EngineFacts("vllm", self.version, url, self.incarnation, seen, swap, resolves)
+        return EngineFacts("vllm", self.version, url, self.incarnation, seen, self._swap, resolves)
+
+    @property
+    def remembers_names(self) -> bool:
+        """True if it answers from what it remembers of other weights that had the same name."""
+        return answers.remembers_names(self.version)
+
+    @property
+    def _swap(self) -> SwapStrategy:
+        if self.remembers_names:
+            return "refused"
+        return "plugin" if self.about else "pipelined"
 
 
 def joined(configured: EngineLimits, told: EngineLimits) -> EngineLimits:

@@ -19,10 +19,10 @@ from sidecar.artifacts.upkeep import Holdings
 from sidecar.chance import Chance
 from sidecar.desired import Informer
 from sidecar.engine_watch import watch_engine
+from sidecar.engines.deadlines import Deadlines
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.server import serving
 from sidecar.engines.vllm import VllmEngine
-from sidecar.engines.vllm_process import Deadlines
 from sidecar.inputs import Inputs
 from sidecar.keeper import KEEP_SECONDS, Keeper
 from sidecar.lazy.catalogue import Catalogue

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from registry.etcd3.ops import KeyValue
-from registry.model.records import PoolLimits, PoolSpec
+from registry.model.records import EngineNames, PoolLimits, PoolSpec
 from sidecar.artifacts.types import ArtifactRef, Staged
 from sidecar.desired import DesiredState, Informer
 from sidecar.failures import Failure
@@ -42,9 +42,19 @@ def wants(names: Mapping[str, str], **kwargs: Any) -> DesiredState:
 
 def observed(adapters: Mapping[str, str] | None = None, *, incarnation: str = "e1", **limits: Any) -> Observed:
     """An engine that lists the given names, each with the path of a source or, if it starts with /, with that path."""
-    paths = {name: where if where.startswith("/") else path_of(where) for name, where in (adapters or {}).items()}
     facts = EngineFacts("vllm", "0.32.0", "http://e", incarnation, EngineLimits(**limits))
-    return Observed(facts, ("base",), paths)
+    return Observed(facts, ("base",), paths(adapters or {}))
+
+
+def forgetless(adapters: Mapping[str, str], past: Mapping[str, str]) -> Observed:
+    """An engine that remembers what it computed with weights, by the name that they had."""
+    facts = EngineFacts("vllm", "0.30.0", "http://e", "e1", swap="refused")
+    return Observed(facts, ("base",), paths(adapters), past=paths(past))
+
+
+def paths(adapters: Mapping[str, str]) -> dict[str, str]:
+    """Names with the paths of sources, or with those that start with /."""
+    return {name: where if where.startswith("/") else path_of(where) for name, where in adapters.items()}
 
 
 def staged(state: DesiredState, *sources: str, rank: int = 8) -> dict[ArtifactRef, Staged]:
@@ -65,6 +75,7 @@ def known(
     return Known(staged(state, *sources), staging, failures or {}, unsettled, owns)
 
 
-def pool(*base_models: str, **limits: Any) -> PoolSpec:
+def pool(*base_models: str, names: EngineNames = "plain", **limits: Any) -> PoolSpec:
     """A pool's record."""
-    return PoolSpec(name=POOL, base_models=list(base_models or ("base",)), limits=PoolLimits(**limits))
+    bases = list(base_models or ("base",))
+    return PoolSpec(name=POOL, base_models=bases, limits=PoolLimits(**limits), engine_names=names)

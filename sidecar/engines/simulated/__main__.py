@@ -27,6 +27,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-cpu-loras", type=int, default=default.max_cpu_loras, help="adapters kept in memory")
     parser.add_argument("--max-lora-rank", type=int, default=default.max_lora_rank, help="highest rank taken")
     parser.add_argument("--api-key", default=None, help="guards /v1")
+    parser.add_argument("--vllm-version", default=default.version, help="release that it plays")
     parser.add_argument("--start-seconds", type=float, default=0.0, help="refuse connections for so long at first")
     parser.add_argument("--load-seconds", type=float, default=default.load_seconds, help="how long a load takes")
     parser.add_argument("--token-seconds", type=float, default=default.token_seconds, help="how long a token takes")
@@ -44,6 +45,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         plugin=is_on() and is_on(RUNTIME_LORA_VARIABLE) and PLUGIN in os.environ.get("VLLM_PLUGINS", "").split(","),
         resolver=resolver_socket() or None,
         api_key=arguments.api_key,
+        version=arguments.vllm_version,
         load_seconds=arguments.load_seconds,
         token_seconds=arguments.token_seconds,
     )

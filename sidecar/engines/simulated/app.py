@@ -92,7 +92,8 @@ class _Pages:
                     return _CutShort()
                 case Die():
                     self._engine.die()
-            reply = await _guarded(endpoint, request, fault.until if isinstance(fault, Hang) else None)
+            hold = fault.until if isinstance(fault, Hang) else None
+            reply = await _guarded(endpoint, request, hold, flat_errors=self._engine.manners.flat_errors)
             return _CutShort() if isinstance(fault, Cut) else reply
 
         return answer
@@ -146,14 +147,14 @@ class _Pages:
         )
 
 
-async def _guarded(endpoint: Endpoint, request: Request, hold: asyncio.Event | None) -> Response:
+async def _guarded(endpoint: Endpoint, request: Request, hold: asyncio.Event | None, *, flat_errors: bool) -> Response:
     try:
         return await endpoint(request, hold)
-    except Rejection as rejection:
-        return JSONResponse(pages.error_body(rejection), rejection.status)
+    except Rejection as error:
+        rejection = error
     except EngineDead:
-        dead = Rejection(500, "InternalServerError", "EngineCore encountered an issue.")
-        return JSONResponse(pages.error_body(dead), 500)
+        rejection = Rejection(500, "InternalServerError", "EngineCore encountered an issue.")
+    return JSONResponse(pages.error_body(rejection, is_flat=flat_errors), rejection.status)
 
 
 async def _wait(hold: asyncio.Event | None) -> None:

@@ -15,6 +15,7 @@ from typing import Literal
 from sidecar.engines.simulated.card import Card
 from sidecar.engines.simulated.faults import Faults
 from sidecar.engines.simulated.options import DEFAULTS, Options
+from sidecar.engines.simulated.versions import manners
 from sidecar.engines.simulated.weights import AdapterMissing, AdapterRefused, read_weights
 from sidecar.vllm_plugin.locks import Locks
 from sidecar.vllm_plugin.registered import Registered
@@ -66,6 +67,7 @@ class SimulatedVllm:
 
     def __init__(self, options: Options = DEFAULTS, on_call: Callable[[Call], None] | None = None) -> None:
         self.options = options
+        self.manners = manners(options.version)
         self.started_at = time.time()
         self.cards: Registered[Card] = Registered()
         self.resolve: Callable[[str], Awaitable[Card | None]] = _unresolved
@@ -79,6 +81,7 @@ class SimulatedVllm:
         self.bound: list[Card] = []
         self._on_call = on_call
         self._numbers = count(1)
+        self._remembered: dict[tuple[str, str], str] = {}
         self._resident: OrderedDict[int, str] = OrderedDict()
         self._turn = asyncio.Lock()
         self._name_locks = Locks()
@@ -199,10 +202,16 @@ class SimulatedVllm:
         for _ in range(tokens):
             async with self._turn:
                 await asyncio.sleep(self.options.token_seconds)
-                weights = await self._weights_for(card)
+                weights = self._remember(card, prompt, await self._weights_for(card))
             letters = "".join(chr(token.number) for token in made)
             made.append(_next_token(f"{self.options.model}\0{weights}\0{prompt}{letters}"))
         return made
+
+    def _remember(self, card: Card | None, prompt: str, weights: str) -> str:
+        """The weights that answer: of a release whose prefix cache knows names only, the first that the name had."""
+        if card is None or not self.manners.remembers_names:
+            return weights
+        return self._remembered.setdefault((card.name, prompt), weights)
 
     def _check_load(self, name: str, path: str) -> None:
         if not name or not path:
@@ -222,7 +231,7 @@ class SimulatedVllm:
             message = f"Loading lora {card.name} failed: No adapter found for <path>"
             raise Rejection(404, "NotFoundError", message) from error
         except AdapterRefused as error:
-            raise Rejection(500, "InternalServerError", f"Call to add_lora method failed: {error}") from error
+            raise Rejection(*self.manners.failed_load, f"Call to add_lora method failed: {error}") from error
         self._resident[card.number] = weights
         if len(self._resident) > self.options.max_cpu_loras:
             self._resident.popitem(last=False)

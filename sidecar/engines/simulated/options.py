@@ -19,7 +19,7 @@ class Options:
         plugin: True: it has our plugin, with the routes below ``/v1/loraplane``.
         resolver: the socket that our plugin asks for names which are not loaded; None: they are not asked for.
         api_key: guards /v1; None: nothing is guarded.
-        version: what /version says.
+        version: what /version says; an earlier release's is played as far as `versions` tells.
         load_seconds: how long each load takes beside reading the files.
         token_seconds: how long each token takes.
     """

@@ -11,10 +11,10 @@ from sidecar.engines.simulated.engine import Rejection, SimulatedVllm, Token
 _SCHEMAS = {"load": ["lora_name", "lora_path"], "unload": ["lora_name"]}
 
 
-def error_body(rejection: Rejection) -> dict[str, object]:
-    """The body of an error reply."""
+def error_body(rejection: Rejection, *, is_flat: bool = False) -> dict[str, object]:
+    """The body of an error reply; `is_flat`: as before 0.10.1."""
     error = {"message": rejection.message, "type": rejection.kind, "param": rejection.param, "code": rejection.status}
-    return {"error": error}
+    return {"object": "error", **error} if is_flat else {"error": error}
 
 
 def models(engine: SimulatedVllm) -> dict[str, object]:

@@ -7,12 +7,12 @@ import shutil
 
 import pytest
 
+from sidecar.engines.deadlines import Deadlines
 from sidecar.engines.driver import CHECK_NAME_PREFIX
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.simulated.server import serving
 from sidecar.engines.vllm import VllmEngine
-from sidecar.engines.vllm_process import Deadlines
 from sidecar.observed import AlreadyThere, Done, NotThere, PathMissing, Refused, Transient
 from tests.support.engines import BASE_MODEL, Asker
 from tests.support.waiting import eventually

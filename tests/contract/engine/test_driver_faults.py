@@ -11,13 +11,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from sidecar.engines.deadlines import Deadlines
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.faults import Answer, Cut, Die, Hang
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.simulated.server import serving
 from sidecar.engines.vllm import VllmEngine, check_name
-from sidecar.engines.vllm_process import Deadlines
 from sidecar.observed import AlreadyThere, Done, Gone, Refused, Transient, Unknown
 from tests.support.engines import Asker
 from tests.support.etcd import free_ports
@@ -319,7 +319,7 @@ async def test_lora_disabled_is_seen_in_the_metrics(hasty, simulated):
 
 
 @pytest.mark.parametrize(
-    ("version", "fits"), [("0.30.2", False), ("0.31.0rc1", True), ("0.33.0+cpu", True), ("dev", False)]
+    ("version", "fits"), [("0.9.2", False), ("0.10.0", True), ("0.31.0rc1", True), ("0.33.0+cpu", True), ("dev", False)]
 )
 async def test_old_versions_are_refused(version, fits):
     async with serving(SimulatedVllm(Options(version=version))) as url:

@@ -14,10 +14,10 @@ import pytest
 
 from registry.dev.vllm_process import MAX_CPU_LORAS, MAX_LORAS
 from sidecar import retention
+from sidecar.engines.deadlines import Deadlines
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.simulated.server import serving
-from sidecar.engines.vllm_process import Deadlines
 from sidecar.retention import Retention
 from tests.support.engines import BASE_MODEL, Asker
 from tests.support.rig import Keeping, Rig, running

@@ -151,6 +151,10 @@ def test_pools(cli):
     for flag, is_required in (("--require-signature", True), ("--max-rank=4", True), ("--no-require-signature", False)):
         cli.json("pool", "update", "dev", flag)
         assert cli.json("get", "pool", "dev")["limits"]["require_signature"] is is_required
+    cli.json("pool", "update", "dev", "--engine-names", "versioned")
+    assert cli.json("get", "pool", "dev")["engine_names"] == "versioned"
+    assert cli.json("pool", "update", "dev", "--engine-kind=sglang", "--engine-names=plain")["engine"] == "sglang"
+    cli.json("pool", "update", "dev", "--engine-kind", "vllm")
     cli.json("pool", "update", "dev", "--require-digest")
     refused = cli("-o", "json", "apply", "-f", cli.manifest("a"))
     assert (refused.code, refused.error["reason"]) == (4, "DIGEST_REQUIRED")
@@ -187,6 +191,8 @@ def test_waiting_where_no_replica_lives(cli):
         ("add a --source file:///a --pool nothing", 3, "POOL_NOT_FOUND"),
         ("add a --source file:///a --priority 5000", 4, "INVALID_FIELD"),
         ("pool create a/b --base-model x", 4, "INVALID_NAME"),
+        ("pool create a --base-model x --engine-kind ollama", 4, "INVALID_FIELD"),
+        ("pool create a --base-model x --engine-names any", 4, "INVALID_FIELD"),
         ("tenant set a/b --max-adapters 1", 4, "INVALID_NAME"),
     ],
 )

@@ -68,7 +68,7 @@ class Replica:
 
     def round(self) -> Plan:
         state = self.informer.state
-        chosen = choose(state, pool(), self.engine)
+        chosen = choose(state, None, pool(), self.engine)
         terms = Terms(rules_of(pool(), self.engine), chosen.room, owns)
         lazy = self.demand.review(state, self.engine, terms, now=self.now)
         wanted = (*chosen.adapters, *lazy.residents)

@@ -7,6 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidecar.chosen import choose
+from sidecar.engine_names import engine_name, key_of
 from sidecar.observed import Observed
 from sidecar.plan import Load, Plan, Stage, Swap, Unload
 from sidecar.planner import make_plan
@@ -25,6 +27,7 @@ records = st.fixed_dictionaries(
 listings = st.dictionaries(
     st.sampled_from([*NAMES[:-1], "foreign", "old"]), st.sampled_from([*SOURCES, "/elsewhere/x"]), max_size=5
 )
+ways = st.sampled_from(["plain", "versioned"])
 capacities = st.one_of(st.none(), st.integers(1, 4))
 
 
@@ -91,3 +94,25 @@ def test_every_eager_name_is_in_exactly_one_list(wanted, listing):
     plan = make_plan(state, pool(), observed(listing), known(state, "v1", "v3"), now=0.0)
     said = [entry.name for group in (plan.served, plan.pending, plan.failed) for entry in group]
     assert sorted(said) == sorted(name for name, (_, load, _) in wanted.items() if load == "eager")
+
+
+@given(records, listings, capacities, st.lists(ways, min_size=1, max_size=3), st.data())
+def test_names_change_without_a_gap(wanted, listing, capacity, ways, data):
+    """R3: what is served stays so under one name or the other, whichever way the pool names adapters meanwhile."""
+    wanted = {name: one for name, one in wanted.items() if name != "base"}
+    listing = {name: source for name, source in listing.items() if source in SOURCES}
+    state, engine, in_store = state_of(wanted), observed(listing), set(SOURCES)
+    limits = {"max_adapters": capacity + 1} if capacity else {}
+    for way in ways:
+        spec = pool(names=way, **limits)
+        keep = {one.key for one in choose(state, None, spec, engine).adapters}
+        for _ in range(30):
+            before = {key_of(name) for name, path in engine.adapters.items() if owns(path)}
+            plan = make_plan(state, spec, engine, known(state, *in_store), now=0.0)
+            engine = carry_out(plan, engine, in_store, data.draw(st.integers(1, 5)))
+            after = {key_of(name) for name, path in engine.adapters.items() if owns(path)}
+            assert before & keep <= after
+            assert not capacity or len([p for p in engine.adapters.values() if owns(p)]) <= max(capacity + 2, 5)
+        assert make_plan(state, spec, engine, known(state, *in_store), now=0.0).is_settled
+        names = {engine_name(state.adapters[key], way) for key in keep}
+        assert {name for name, path in engine.adapters.items() if owns(path)} == names

@@ -80,12 +80,12 @@ def test_metrics_without_statistics_say_nothing_of_lora():
     assert (metrics.has_lora, metrics.is_busy, metrics.limits.max_loras) == (None, False, None)
 
 
-@pytest.mark.parametrize("version", ["0.31.0", "0.32.1.dev3+gabc", "0.33.0rc1", "1.0", "0.100.2"])
+@pytest.mark.parametrize("version", ["0.10.0", "0.30.9", "0.31.0", "0.32.1.dev3+gabc", "0.33.0rc1", "1.0", "0.100.2"])
 def test_versions_that_are_driven(version):
     assert answers.read_version(json.dumps({"version": version}).encode(), "http://e") == version
 
 
-@pytest.mark.parametrize("version", ["0.30.9", "0.3", "0.1.dev1+g123", "dev", ""])
+@pytest.mark.parametrize("version", ["0.9.2", "0.3", "0.1.dev1+g123", "dev", ""])
 def test_versions_that_are_refused(version):
     with pytest.raises(EngineUnusable) as caught:
         answers.read_version(json.dumps({"version": version}).encode(), "http://e")

@@ -113,6 +113,7 @@ def test_a_replica_says_why_it_serves_no_lazy_adapter():
     assert reason(asks, observed=observed()) == "needs_plugin"
     assert reason(REPLICA) == "needs_socket"
     assert reason(asks, lazy=LazySituation(count=3)) == "no_room"
+    assert reason(asks, names="versioned") == "names_versioned"
     for changes in ({"observed": None}, {"plan": None}, {"plan": plan(blocked="another base")}):
         assert reason(asks, **changes) == "not_ready"
     assert derive_status(REPLICA, situation(plan()), MOMENT).lazy.reason == "", "there is none"

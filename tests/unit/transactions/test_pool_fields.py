@@ -107,3 +107,65 @@ def test_a_pool_may_ask_for_digests(whole):
         whole.change(RollbackAdapter(POOL, "a"))
     assert refused.value.field == "spec.source.digest"
     whole.change(applying(Remove("b")))
+
+
+def engines(desk) -> tuple[object, object]:
+    found = json.loads(desk.etcd.kvs[KEYS.pool(POOL)].value)
+    return found["engine"], found["engine_names"]
+
+
+def test_a_pool_says_what_its_engines_are_and_how_they_name_adapters():
+    desk = Desk()
+    desk.change(make.make_create_pool(POOL, ["base"], {}, None, {"engine": "sglang"}))
+    assert engines(desk) == ("sglang", "plain")
+    desk.change(make.make_update_pool(POOL, ["base"], {}, "", None, None, {"engine_names": "versioned"}))
+    assert engines(desk) == ("sglang", "versioned")
+    desk.change(make.make_update_pool(POOL, ["base"], {}, "", None, ["limits"], {"engine": "vllm"}))
+    assert engines(desk) == ("sglang", "versioned")
+    desk.change(make.make_update_pool(POOL, [], {}, "", None, ["engine", "engine_names"], {}))
+    assert engines(desk) == ("vllm", "plain")
+
+
+@pytest.mark.parametrize("given", [{"engine": "ollama"}, {"engine_names": "any"}], ids=str)
+def test_unknown_engines_and_ways_to_name_are_refused(given):
+    with pytest.raises(InvalidArgument) as refused:
+        make.make_create_pool(POOL, ["base"], {}, None, given)
+    assert refused.value.field == f"pool.{next(iter(given))}"
+
+
+def test_the_kind_of_engine_stays_while_there_are_adapters(whole):
+    """What one kind serves, another may not; the transaction itself finds a concurrent apply."""
+    to_sglang = make.make_update_pool(POOL, [], {}, "", None, ["engine"], {"engine": "sglang"})
+    whole.change(applying(upsert("a", "v1")))
+    with pytest.raises(FailedPrecondition) as refused:
+        whole.change(to_sglang)
+    assert (refused.value.reason, refused.value.field) == (Reason.POOL_NOT_EMPTY, "pool.engine")
+    whole.change(applying(Remove("a")))
+    whole.change(to_sglang)
+    assert engines(whole) == ("sglang", "plain")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"), [("engine", "sglang", "sglang"), ("engine_names", "versioned", "versioned names")]
+)
+def test_what_the_engines_cannot_do_is_refused(whole, field, value, named):
+    """Nothing in other engines asks for an adapter that is not loaded; and vLLM does not by another name."""
+    lazy = Upsert("a", AdapterSpec(source=Source(uri="file:///a/v1"), load="lazy"), None)
+    whole.change(applying(lazy))
+    whole.change(applying(Remove("a")))
+    whole.change(make.make_update_pool(POOL, [], {}, "", None, [field], {field: value}))
+    with pytest.raises(InvalidArgument) as refused:
+        whole.change(applying(lazy))
+    assert refused.value.reason is Reason.UNSUPPORTED
+    assert refused.value.field is not None
+    assert refused.value.field.endswith("upsert.spec.load")
+    assert named in refused.value.message
+    with pytest.raises(InvalidArgument) as refused:
+        whole.change(RollbackAdapter(POOL, "a", 1))
+    assert refused.value.field == "spec.load"
+
+
+def test_versioned_names_need_room_for_one_more():
+    with pytest.raises(InvalidArgument) as refused:
+        Desk().change(make.make_create_pool(POOL, ["b"], {"max_adapters": 1}, None, {"engine_names": "versioned"}))
+    assert refused.value.field == "pool.engine_names"

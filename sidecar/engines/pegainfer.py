@@ -1,0 +1,94 @@
+"""pegainfer's part of the contract. Pure.
+
+Read in pegainfer-project/pegainfer, ``pegainfer-frontend/src/vllm/lora.rs`` at 0f14c24c: vLLM's two routes; 200 with a
+text; 400 ``{"error": text}`` for every refusal, a name that is loaded among them; 404 where the model takes no
+adapters; 503 where the engine is gone. /v1/models gives ids alone, the base model's and the adapters' in one list.
+
+So a name is an adapter of ours only if our own record says so. All others count as the base model's: they are left
+alone, and none of ours may have such a name. How its caches tell weights is not documented: no name gets others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from sidecar.engines.dialect import Seen
+from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply
+from sidecar.engines.vllm_answers import MAX_MESSAGE_LENGTH, not_an_engine
+from sidecar.observed import Done, Gone, Outcome, Refused, Unknown
+
+
+class Pegainfer:
+    """Implements `sidecar.engines.dialect.Dialect`."""
+
+    kind = "pegainfer"
+    pages = ("/v1/models",)
+    statistics = None
+    can_swap = False
+
+    def read(self, bodies: Sequence[bytes], ours: Mapping[str, str], url: str) -> Seen:
+        """See `Dialect.read`."""
+        names = _names(bodies[0])
+        if names is None:
+            raise not_an_engine(url, "its /v1/models is no list of ids alone", self.kind)
+        return Seen(
+            version="",
+            base_models=tuple(name for name in names if name not in ours),
+            adapters={name: ours[name] for name in names if name in ours},
+        )
+
+    def load(self, name: str, path: str) -> JsonPost:
+        """See `Dialect.load`."""
+        return JsonPost("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+
+    def load_outcome(self, name: str, answer: Reply | Lost | NotSent) -> Outcome:
+        """See `Dialect.load_outcome`."""
+        return _outcome(name, answer)
+
+    def unload(self, name: str) -> JsonPost:
+        """See `Dialect.unload`."""
+        return JsonPost("/v1/unload_lora_adapter", {"lora_name": name})
+
+    def unload_outcome(self, name: str, answer: Reply | Lost | NotSent) -> Outcome:
+        """See `Dialect.unload_outcome`."""
+        return _outcome(name, answer)
+
+
+def _outcome(name: str, answer: Reply | Lost | NotSent) -> Outcome:
+    match answer:
+        case NotSent(message):
+            return Gone(message)
+        case Lost(message):
+            return Unknown(message)
+        case Reply(200, _):
+            return Done()
+        case Reply(400 | 404, body) if (said := _error(body)) is not None:
+            return Refused(said)
+        case Reply(status, body):
+            return Unknown(f"{name}: HTTP {status}: {_error(body) or 'no text'}")
+
+
+def _names(body: bytes) -> list[str] | None:
+    match _json(body):
+        case {"object": "list", "data": [*cards]}:
+            names = [card.get("id") if isinstance(card, dict) and "root" not in card else None for card in cards]
+            texts = [name for name in names if isinstance(name, str)]
+            return texts if len(texts) == len(cards) else None
+        case _:
+            return None
+
+
+def _error(body: bytes) -> str | None:
+    match _json(body):
+        case {"error": str(said)}:
+            return " ".join(said.split())[:MAX_MESSAGE_LENGTH]
+        case _:
+            return None
+
+
+def _json(body: bytes) -> object:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,74 @@
+"""What an engine keeps under one name until an adapter is served under another, so that there is no gap. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from registry.model.records import EngineNames
+from sidecar.artifacts.types import ArtifactRef, Staged
+from sidecar.desired import DesiredAdapter
+from sidecar.engine_names import engine_name, key_of
+from sidecar.observed import Observed
+from sidecar.plan import Action, Load, Unload
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What of ours the engine lists, and what of it must stay.
+
+    Attributes:
+        ours: name to path.
+        keep: names that the chosen adapters are to have.
+        held: other names of chosen adapters, which are not served yet under those that they are to have.
+    """
+
+    ours: Mapping[str, str]
+    keep: AbstractSet[str]
+    held: AbstractSet[str]
+
+    def within(self, actions: Sequence[Action], capacity: int | None) -> Sequence[Action]:
+        """Puts off loads for which there is no room beside what is held.
+
+        Where there is just none, as after a change of the way to name adapters, one is made all the same: what it
+        replaces goes next.
+        """
+        if capacity is None or not self.held:
+            return actions
+        room = capacity - len(self.ours)
+        if room == 0 and not any(isinstance(action, Unload) for action in actions):
+            room = 1
+        loads = [action for action in actions if isinstance(action, Load)]
+        put_off = set(loads[max(room, 0) :])
+        return [action for action in actions if action not in put_off]
+
+
+def hand_over(
+    chosen: Iterable[DesiredAdapter],
+    names: EngineNames,
+    observed: Observed,
+    staged: Mapping[ArtifactRef, Staged],
+    owns: Callable[[str], str | None],
+) -> Handover:
+    """What stays of what the engine was observed to hold.
+
+    Args:
+        chosen: what it is to hold.
+        names: what it calls them.
+        observed: what it lists.
+        staged: what is in the store, by ref.
+        owns: artifact id of a path under our store, else None.
+    """
+    wanted = {adapter.key: adapter for adapter in chosen}
+    awaited = {key for key, adapter in wanted.items() if not _is_served(adapter, names, observed, staged)}
+    ours = {name: path for name, path in observed.adapters.items() if owns(path) is not None}
+    keep = {engine_name(adapter, names) for adapter in wanted.values()}
+    return Handover(ours, keep, {name for name in ours if name not in keep and key_of(name) in awaited})
+
+
+def _is_served(
+    adapter: DesiredAdapter, names: EngineNames, observed: Observed, staged: Mapping[ArtifactRef, Staged]
+) -> bool:
+    found = staged.get(adapter.ref)
+    return found is not None and observed.adapters.get(engine_name(adapter, names)) == found.path

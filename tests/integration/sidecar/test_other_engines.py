@@ -1,0 +1,167 @@
+"""Engines other than vLLM behind a real sidecar on real etcd: what is written is served, as far as they can."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.sidecar.test_reconcile import settled
+from tests.support.etcd import free_ports
+from tests.support.fleet import BASE, Sidecar
+from tests.support.processes import Program
+from tests.support.waiting import eventually
+
+ROUTES = {"sglang": "/load_lora_adapter", "pegainfer": "/v1/load_lora_adapter"}
+
+
+class OtherEngine:
+    """``python -m tests.support.other_engines`` on a port that survives restarts."""
+
+    def __init__(self, kind: str, folder) -> None:
+        (port,) = free_ports(1)
+        self.kind, self.url = kind, f"http://127.0.0.1:{port}"
+        flags = ["--kind", kind, "--port", str(port)]
+        self.program = Program("tests.support.other_engines", flags, folder / "engine.log")
+
+    async def start(self) -> None:
+        self.program.start()
+        await eventually(self.names)
+
+    async def names(self) -> set[str] | None:
+        """Every name that it lists; None while it does not answer."""
+        try:
+            cards = (await self.ask("GET", "/v1/models")).json()["data"]
+        except httpx.TransportError:
+            return None
+        return {card["id"] for card in cards}
+
+    async def load(self, name: str, path: str) -> None:
+        """What somebody else might do."""
+        reply = await self.ask("POST", ROUTES[self.kind], json={"lora_name": name, "lora_path": path})
+        assert reply.status_code == 200
+
+    async def ask(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        async with httpx.AsyncClient(base_url=self.url, timeout=10) as client:
+            return await client.request(method, path, **kwargs)
+
+    async def text(self, name: str) -> str:
+        """The answer to a request for an adapter."""
+        model = f"{BASE}:{name}" if self.kind == "sglang" else name
+        reply = await self.ask("POST", "/v1/completions", json={"model": model, "prompt": "x", "max_tokens": 8})
+        return str(reply.json()["choices"][0]["text"])
+
+
+@pytest.fixture(params=sorted(ROUTES))
+async def engine(request, tmp_path) -> AsyncIterator[OtherEngine]:
+    engine = OtherEngine(request.param, tmp_path)
+    await engine.start()
+    yield engine
+    engine.program.kill()
+
+
+@pytest.fixture
+async def sidecar(etcd, engine, tmp_path) -> AsyncIterator[Sidecar]:
+    """Not started yet."""
+    extra = ("--engine-kind", engine.kind)
+    sidecar = Sidecar(tmp_path, etcd.endpoints, etcd.prefix, engine.url, extra=extra)
+    yield sidecar
+    sidecar.program.kill()
+
+
+async def lists(engine: OtherEngine, *names: str) -> None:
+    """Waits until the engine lists exactly these names and its base model."""
+
+    async def is_so() -> bool:
+        assert await engine.names() == {BASE, *names}
+        return True
+
+    await eventually(is_so)
+
+
+async def test_what_is_written_is_served_also_after_restarts_of_both(hand, engine, sidecar):
+    """R3, R6, R9, R12: loaded, the sidecar restarted, the engine restarted, deleted."""
+    await hand.pool(engine=engine.kind)
+    await hand.put(hand.record("a", "v1"), hand.record("acme/b", "v2"))
+    sidecar.program.start()
+    await lists(engine, "a", "acme/b")
+    status = await settled(sidecar, 0)
+    assert (status["engine"]["kind"], status["served"]["count"]) == (engine.kind, 2)
+    sidecar.program.kill()
+    sidecar.program.start()
+    revision = await hand.put(hand.record("c", "v1"))
+    await lists(engine, "a", "acme/b", "c")
+    assert (await settled(sidecar, revision))["served"]["count"] == 3
+    engine.program.kill()
+    await engine.start()
+    await lists(engine, "a", "acme/b", "c")
+    revision = await hand.delete("a", "c")
+    await lists(engine, "acme/b")
+    assert (await settled(sidecar, revision))["served"]["count"] == 1
+
+
+async def test_new_weights_come_under_names_of_their_own(hand, engine, sidecar):
+    """R4: with versioned names every kind serves new weights without a gap."""
+    await hand.pool(engine=engine.kind, engine_names="versioned")
+    await hand.put(hand.record("a", "v1"))
+    sidecar.program.start()
+    await lists(engine, "a@1")
+    old = await engine.text("a@1")
+    await hand.put(hand.record("a", "v2", generation=2))
+    await lists(engine, "a@2")
+    assert await engine.text("a@2") != old
+
+
+async def test_new_weights_under_the_same_name_are_swapped_in_or_refused(hand, engine, sidecar):
+    """R4 digest-true: a kind that does not say how its caches tell weights gets no others under a name."""
+    await hand.pool(engine=engine.kind)
+    await hand.put(hand.record("a", "v1"))
+    sidecar.program.start()
+    await lists(engine, "a")
+    old = await engine.text("a")
+    await hand.put(hand.record("a", "v2", generation=2))
+    if engine.kind == "sglang":
+
+        async def is_new() -> bool:
+            return await engine.names() == {BASE, "a"} and await engine.text("a") != old
+
+        await eventually(is_new)
+        return
+
+    async def is_refused() -> bool:
+        return await sidecar.failed() == {"a": "name_remembered"}
+
+    await eventually(is_refused)
+    assert await engine.text("a") == old
+
+
+async def test_what_somebody_else_loaded_is_left_alone(hand, engine, sidecar):
+    """R11 foreign-safe: it stays, and a record by its name is refused."""
+    await engine.load("foreign", str(hand.source("other")))
+    await hand.pool(engine=engine.kind)
+    await hand.put(hand.record("a", "v1"), hand.record("foreign", "v1"))
+    sidecar.program.start()
+    await lists(engine, "a", "foreign")
+    reason = {"sglang": "name_conflict", "pegainfer": "name_is_base_model"}[engine.kind]
+
+    async def is_said() -> bool:
+        return await sidecar.failed() == {"foreign": reason}
+
+    await eventually(is_said)
+    await hand.delete("foreign", "a")
+    await lists(engine, "foreign")
+
+
+async def test_a_pool_of_another_kind_of_engine_is_not_served(hand, engine, sidecar):
+    await hand.pool()
+    await hand.put(hand.record("a", "v1"))
+    sidecar.program.start()
+
+    async def is_said() -> bool:
+        status = await sidecar.status()
+        return "--engine-kind" in status.get("note", "") and not status["ready"]
+
+    await eventually(is_said)
+    assert await engine.names() == {BASE}

@@ -1,0 +1,1 @@
+"""Simulated servers of the documented contracts of engines other than vLLM."""

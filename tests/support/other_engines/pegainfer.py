@@ -1,0 +1,61 @@
+"""A simulated pegainfer server; `sidecar.engines.pegainfer` names the source of its contract."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from sidecar.engines.simulated.engine import Rejection, SimulatedVllm
+from sidecar.engines.simulated.options import Options
+from tests.support.other_engines.completions import complete
+
+
+class SimulatedPegainfer:
+    """One server. `takes_lora` False: of a model that takes no adapters."""
+
+    def __init__(self, base: str = "base", *, takes_lora: bool = True) -> None:
+        self.core = SimulatedVllm(Options(served_model_name=base, max_cpu_loras=1000))
+        self._base = base
+        self._takes_lora = takes_lora
+
+    def app(self) -> Starlette:
+        """Its routes."""
+        return Starlette(
+            routes=[
+                Route("/v1/models", self._models),
+                Route("/v1/load_lora_adapter", self._load, methods=["POST"]),
+                Route("/v1/unload_lora_adapter", self._unload, methods=["POST"]),
+                Route("/v1/completions", self._complete, methods=["POST"]),
+            ]
+        )
+
+    async def _models(self, _: Request) -> Response:
+        ids = sorted({self._base, *self.core.cards})
+        cards = [{"id": one, "object": "model", "created": 0, "owned_by": "vllm-frontend-rs"} for one in ids]
+        return JSONResponse({"object": "list", "data": cards})
+
+    async def _load(self, request: Request) -> Response:
+        body = await request.json()
+        return await self._said(self.core.load(body["lora_name"], body["lora_path"]), body["lora_name"], "added")
+
+    async def _unload(self, request: Request) -> Response:
+        name = (await request.json())["lora_name"]
+        return await self._said(self.core.unload(name), name, "removed")
+
+    async def _said(self, update: Coroutine[None, None, None], name: str, done: str) -> Response:
+        try:
+            if not self._takes_lora:
+                return JSONResponse({"error": "this engine does not support LoRA adapters"}, 404)
+            await update
+        except Rejection as error:
+            return JSONResponse({"error": error.message}, 400)
+        finally:
+            update.close()
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' {done} successfully.")
+
+    async def _complete(self, request: Request) -> Response:
+        return await complete(self.core, self.core.card_of, request)

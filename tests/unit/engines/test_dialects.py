@@ -1,0 +1,108 @@
+"""What answers of SGLang and pegainfer mean, answer by answer as their sources say; no text of them is read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sidecar.engines.driver import EngineUnreachable, EngineUnusable
+from sidecar.engines.exchange import Lost, NotSent, Reply
+from sidecar.engines.pegainfer import Pegainfer
+from sidecar.engines.sglang import Sglang, read_requests
+from sidecar.observed import AlreadyThere, Done, Gone, Refused, Transient, Unknown
+
+SGLANG, PEGAINFER = Sglang(), Pegainfer()
+
+
+def said(status: int, **fields: object) -> Reply:
+    return Reply(status, json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (said(200, success=True, error_message="", loaded_adapters={"x": "/a"}), Done()),
+        (said(400, success=False, error_message="a  b\n", loaded_adapters={}), Refused("a b")),
+        (said(400, success=False, error_message=None), Refused("no text")),
+        (said(400, success=False, error_message="x", loaded_adapters={"x": "/a"}), AlreadyThere()),
+        (said(200, success=False), Unknown("HTTP 200: no text")),
+        (said(500), Unknown("HTTP 500: no text")),
+        (Reply(404, b"Not Found"), Unknown("HTTP 404: no text")),
+        (Reply(200, b"[]"), Unknown("HTTP 200: no text")),
+        (Lost("broke"), Unknown("broke")),
+        (NotSent("none"), Gone("none")),
+    ],
+    ids=str,
+)
+def test_sglang_loads(answer, outcome):
+    assert SGLANG.load_outcome("x", answer) == outcome
+
+
+def test_sglang_wants_its_key():
+    assert isinstance(SGLANG.unload_outcome("x", Reply(401, b"")), Transient)
+
+
+METRICS = """\
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{dp_rank="0",model_name="m"} 2.0
+sglang:num_running_reqs{dp_rank="1",model_name="m"} 1.0
+sglang:num_queue_reqs{model_name="m"} 4.0
+sglang:num_running_reqs_offline_batch{model_name="m"} 9.0
+"""
+
+
+def test_sglang_counts_requests_of_all_its_ranks():
+    """R7: what does not count them gives no evidence."""
+    found = read_requests(METRICS, "http://e")
+    assert (found.waiting, found.running) == (4, 3)
+    for text in ("", METRICS.replace("queue", "other"), METRICS.replace("running_reqs{", "other{")):
+        with pytest.raises(EngineUnreachable, match="--enable-metrics"):
+            read_requests(text, "http://e")
+
+
+@pytest.mark.parametrize("about", [b"", b"[]", b"{}", b'{"version": 5}'])
+def test_something_else_is_no_sglang(about):
+    with pytest.raises(EngineUnusable) as caught:
+        SGLANG.read([about, b"{}"], {}, "http://e")
+    assert caught.value.reason == "not_an_engine"
+
+
+def test_a_listing_that_is_not_understood_is_no_listing():
+    about = json.dumps({"version": "0.5.9", "enable_lora": True}).encode()
+    with pytest.raises(EngineUnreachable):
+        SGLANG.read([about, b'{"data": [{"id": 1, "parent": null}]}'], {}, "http://e")
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (Reply(200, b"Success: LoRA adapter 'x' added successfully."), Done()),
+        (said(400, error="a  b\n"), Refused("a b")),
+        (said(404, error="unsupported"), Refused("unsupported")),
+        (Reply(404, b"Not Found"), Unknown("x: HTTP 404: no text")),
+        (said(503, error="closed"), Unknown("x: HTTP 503: closed")),
+        (Lost("broke"), Unknown("broke")),
+        (NotSent("none"), Gone("none")),
+    ],
+    ids=str,
+)
+def test_pegainfer_loads_and_unloads(answer, outcome):
+    assert PEGAINFER.load_outcome("x", answer) == PEGAINFER.unload_outcome("x", answer) == outcome
+
+
+def models(*ids: object, **more: object) -> bytes:
+    return json.dumps({"object": "list", "data": [{"id": one, **more} for one in ids]}).encode()
+
+
+def test_pegainfer_has_of_ours_what_our_record_says():
+    """R11 foreign-safe: everything else is left alone."""
+    seen = PEGAINFER.read([models("base", "foreign", "x")], {"x": "/a", "gone": "/b"}, "http://e")
+    assert (seen.base_models, dict(seen.adapters), seen.version) == (("base", "foreign"), {"x": "/a"}, "")
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"object": "list"}', models(1), models("x", root="/m")])
+def test_something_else_is_no_pegainfer(body):
+    with pytest.raises(EngineUnusable) as caught:
+        PEGAINFER.read([body], {}, "http://e")
+    assert caught.value.reason == "not_an_engine"

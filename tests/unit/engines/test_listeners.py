@@ -1,0 +1,50 @@
+"""An engine's process is told by its listening socket, as the kernel lists it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sidecar.engines.listeners import listener_identity
+
+HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode"
+
+
+def row(address: str, port: int, state: str, inode: int) -> str:
+    queues = "00000000:00000000 00:00000000 00000000"
+    return f"   0: {address}:{port:04X} 00000000:0000 {state} {queues}  1000  0 {inode} 1 0"
+
+
+@pytest.fixture
+def proc(tmp_path) -> Path:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "sys/kernel/random").mkdir(parents=True)
+    (tmp_path / "sys/kernel/random/boot_id").write_text("boot\n")
+    rows = [row("0100007F", 8000, "0A", 11), row("0100007F", 8000, "01", 12), row("00000000", 8001, "0A", 13)]
+    (tmp_path / "net/tcp").write_text("\n".join([HEADER, *rows, ""]))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("url", "identity"),
+    [
+        ("http://127.0.0.1:8000", "boot:11"),
+        ("http://localhost:8001/base", "boot:13"),
+        ("http://[::1]:8000", "boot:11"),
+        ("http://127.0.0.1:8002", ""),
+        ("http://127.0.0.1", ""),
+        ("https://127.0.0.1", ""),
+        ("http://10.0.0.1:8000", ""),
+        ("http://engine:8000", ""),
+        ("http:///", ""),
+    ],
+)
+def test_the_socket_that_listens_there_is_the_identity(proc, url, identity):
+    """R9: an engine elsewhere, or none, has no identity; a connection to it is none."""
+    assert listener_identity(url, proc) == identity
+
+
+def test_several_sockets_count_together_over_both_tables(proc):
+    (proc / "net/tcp6").write_text("\n".join([HEADER, row("0" * 32, 8000, "0A", 9)]))
+    assert listener_identity("http://127.0.0.1:8000", proc) == "boot:11+9"
