@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from registry.model.names import name_key
 from sidecar.chosen import Chosen
 from sidecar.desired import DesiredState
-from sidecar.engine_names import key_of
+from sidecar.engine_names import SEPARATOR, key_of
 from sidecar.handover import Handover
 from sidecar.known import Known
 from sidecar.leaving import Leaving, Taken
@@ -31,8 +31,8 @@ def still_served(
     for one in leaving:
         adapter = desired.adapters[one.key]
         for generation, ref in adapter.versions:
-            staged = known.staged.get(ref)
-            if staged is not None and staged.path == observed.adapters[one.name]:
+            staged, names = known.staged.get(ref), {adapter.name, f"{adapter.name}{SEPARATOR}{generation}"}
+            if staged is not None and staged.path == observed.adapters[one.name] and one.name in names:
                 yield ServedAdapter(adapter.name, generation, staged.digest, ref.digest is not None)
                 break
 

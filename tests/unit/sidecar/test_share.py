@@ -74,6 +74,8 @@ def test_what_others_are_to_serve_is_kept_until_they_do():
     assert digest is not None
     assert plan.still_served == (ServedAdapter(lost, 1, digest),)
     assert planned(ONE_EACH, found, listed | {lost: "v0"}).still_served == (), "nobody knows what v0 was"
+    assert planned(ONE_EACH, found, {f"{lost}@1": "v1"}).still_served == plan.still_served
+    assert planned(ONE_EACH, found, {f"{lost}@7": "v1"}).still_served == (), "nobody asks for it by that name"
     assert planned(ONE_EACH, found, listed, {leaving: Waiting()}).warnings == ()
     (warning,) = planned(ONE_EACH, found, listed, {leaving: Stuck("r2 cannot")}).warnings
     assert (warning.name, warning.reason) == (lost, "not_handed_over")
