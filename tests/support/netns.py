@@ -58,6 +58,8 @@ class Namespace:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
+        # A namespace goes some time after its name, and its link with it: the next one of our names may be too early.
+        _run("ip", "link", "delete", self._outer, check=False)
         _run("ip", "netns", "delete", self._name)
 
     def drop(self) -> None:
