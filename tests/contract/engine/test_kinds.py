@@ -20,7 +20,7 @@ from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.simulated.server import serving as serving_vllm
 from sidecar.engines.vllm import VllmEngine
-from sidecar.observed import AlreadyThere, Done, Gone, NotThere, PathMissing, Refused, Transient, Unknown
+from sidecar.observed import AlreadyThere, Done, Gone, NotThere, PathMissing, Refused, Unknown
 from tests.support.engines import BASE_MODEL
 from tests.support.other_engines.dynamo import SimulatedDynamo
 from tests.support.other_engines.pegainfer import SimulatedPegainfer
@@ -263,40 +263,6 @@ async def test_pegainfer_of_a_model_without_adapters_refuses(tiny):
         outcome = await engine.load("x", tiny.adapter("a"), request_id="r")
         assert outcome == Refused("this engine does not support LoRA adapters")
         assert dict((await engine.observe()).adapters) == {}
-
-
-async def test_dynamo_never_believes_a_success_for_a_name_that_had_other_files(tiny):
-    """R4 digest-true: a worker answers such a load with success and goes on with the old ones."""
-    dynamo = SimulatedDynamo(BASE_MODEL)
-    async with serving(dynamo.app()) as url:
-        played = Played("dynamo", dynamo.core, url, drive("dynamo", url))
-        a, b = tiny.adapter("a"), tiny.adapter("b")
-        await played.engine.load("acme/x", a, request_id="r")
-        assert await played.engine.load("acme/x", a, request_id="r") == AlreadyThere()
-        assert isinstance(await played.engine.load("acme/x", b, request_id="r"), Refused)
-        assert await played.engine.unload("acme/x", request_id="r") == Done()
-        await played.engine.observe()
-        assert isinstance(await played.engine.load("acme/x", b, request_id="r"), Refused)
-        assert await played.engine.load("acme/x", a, request_id="r") == Done()
-        assert played.listed() == {"acme/x": a}
-
-
-async def test_dynamo_that_cannot_be_driven_yet_is_sent_nothing(tiny):
-    async with serving(SimulatedDynamo(BASE_MODEL, has_endpoints=False).app()) as url:
-        engine = drive("dynamo", url)
-        with pytest.raises(EngineUnreachable, match="list_loras"):
-            await engine.observe()
-        assert isinstance(await engine.load("x", tiny.adapter("a"), request_id="r"), Gone)
-        assert isinstance(await engine.unload("x", request_id="r"), Unknown)
-        assert not await engine.turns()
-
-
-async def test_dynamo_without_adapters_says_why(tiny):
-    async with serving(SimulatedDynamo(BASE_MODEL, lora_enabled=False).app()) as url:
-        engine = drive("dynamo", url)
-        with pytest.raises(EngineUnusable):
-            await engine.observe()
-        assert isinstance(await engine.load("x", tiny.adapter("a"), request_id="r"), Transient)
 
 
 async def test_an_engine_elsewhere_cannot_be_told_from_its_next_process():
