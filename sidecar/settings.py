@@ -19,6 +19,8 @@ from sidecar.lazy.socket_file import check_socket_path
 from sidecar.observed import EngineLimits
 from sidecar.retention import GRACE_SECONDS
 
+TELL_NO_BASE: frozenset[EngineKind] = frozenset({"dynamo"})
+
 
 def _split_labels(values: object) -> object:
     """``k=v,k=v`` as a dict."""
@@ -40,7 +42,11 @@ class Settings(DaemonSettings):
     pool: Annotated[str, Flag("POOL", "Pool whose adapters the engine is to serve")]
     replica: Annotated[str, Flag("ID", "Name of this replica, unique in its pool")]
     engine: Annotated[str, Flag("URL", "URL of the engine, e.g. http://127.0.0.1:8000")]
-    engine_kind: Annotated[EngineKind, Flag("KIND", "Kind of the engine: vllm, sglang or pegainfer")] = "vllm"
+    engine_kind: Annotated[EngineKind, Flag("KIND", "Kind of the engine: vllm, sglang, pegainfer or dynamo")] = "vllm"
+    engine_base_model: Annotated[
+        Annotated[List, Field(min_length=1)] | None,
+        Flag("A,B,C", "Names of the engine's base model, for the kinds that do not tell: dynamo"),
+    ] = None
     store: Annotated[Path, Flag("DIR", "Directory for artifacts, seen by the engine at the same path")]
     http: Annotated[Listen, Flag("HOST:PORT", "Where /livez /readyz /metrics /status are")] = Address(
         host="127.0.0.1", port=7602
@@ -111,6 +117,14 @@ class Settings(DaemonSettings):
             check_segment(self.replica, field="--replica")
         except InvalidArgument as error:
             raise ValueError(str(error)) from error
+        return self
+
+    @model_validator(mode="after")
+    def _base_names(self) -> Self:
+        if self.engine_kind in TELL_NO_BASE and not self.engine_base_model:
+            raise ValueError(f"{self.engine_kind} does not tell its base model: name it with --engine-base-model")
+        if self.engine_kind not in TELL_NO_BASE and self.engine_base_model:
+            raise ValueError(f"{self.engine_kind} tells its base model itself: leave --engine-base-model out")
         return self
 
     def engine_limits(self) -> EngineLimits:

@@ -59,7 +59,9 @@ BaseNames = Annotated[
 ]
 EngineKind = Annotated[
     str | None,
-    options.flag("--engine-kind", metavar="KIND", help="Kind of its engines: vllm (default), sglang or pegainfer."),
+    options.flag(
+        "--engine-kind", metavar="KIND", help="Kind of its engines: vllm (default), sglang, pegainfer or dynamo."
+    ),
 ]
 EngineNames = Annotated[
     str | None,

@@ -22,7 +22,7 @@ class Unable:
 UNABLE = (
     Unable(
         "load",
-        lambda pool: pool.engine in {"sglang", "pegainfer"},
+        lambda pool: pool.engine in {"sglang", "pegainfer", "dynamo"},
         lambda spec: spec.load == "lazy",
         "are {pool.engine}, and have nothing that asks for an adapter when a request names it; use eager",
     ),

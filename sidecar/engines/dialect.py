@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply
+from sidecar.engines.exchange import Change, JsonPost, Lost, NotSent, Reply
 from sidecar.observed import EngineLimits, Outcome
 
 UNTOLD = EngineLimits()
@@ -62,6 +62,11 @@ class Dialect(Protocol):
         ...
 
     @property
+    def health(self) -> str | None:
+        """The page that is there while it can generate; None: it completes what it is asked for itself."""
+        ...
+
+    @property
     def statistics(self) -> Statistics | None:
         """Where it tells which requests there are; None: nowhere, so that files are never let go of."""
         ...
@@ -69,6 +74,11 @@ class Dialect(Protocol):
     @property
     def can_swap(self) -> bool:
         """True if a name that is unloaded and loaded with other weights answers with those."""
+        ...
+
+    @property
+    def tells_taken(self) -> bool:
+        """False if a load of a name that it has is a success, whatever the path: then it is never sent."""
         ...
 
     def read(self, bodies: Sequence[bytes], ours: Mapping[str, str], url: str) -> Seen:
@@ -88,7 +98,7 @@ class Dialect(Protocol):
         """What a load came to."""
         ...
 
-    def unload(self, name: str) -> JsonPost:
+    def unload(self, name: str) -> Change:
         """The request that unloads."""
         ...
 

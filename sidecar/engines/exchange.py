@@ -58,7 +58,16 @@ class JsonPost:
     body: Mapping[str, object]
 
 
-Request = Get | JsonPost
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """A DELETE request."""
+
+    path: str
+
+
+Change = JsonPost | Delete
+Request = Get | Change
+_METHODS = {Get: "GET", JsonPost: "POST", Delete: "DELETE"}
 
 
 def unheard() -> None:
@@ -142,9 +151,8 @@ class Exchange:
         if isinstance(request, JsonPost):
             body = json.dumps(request.body).encode()
             sent |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
-        method = "POST" if isinstance(request, JsonPost) else "GET"
         events = (
-            h11.Request(method=method, target=self._base + request.path, headers=list(sent.items())),
+            h11.Request(method=_METHODS[type(request)], target=self._base + request.path, headers=list(sent.items())),
             h11.Data(data=body),
             h11.EndOfMessage(),
         )

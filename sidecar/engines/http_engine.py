@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from sidecar.engines.deadlines import USUAL, Deadlines
-from sidecar.engines.dialect import UNTOLD, Dialect, Requests, Statistics
+from sidecar.engines.dialect import UNTOLD, Dialect, Requests, Seen, Statistics
 from sidecar.engines.driver import EngineError, EngineUnreachable, EngineUnusable
-from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply
+from sidecar.engines.exchange import Change, Lost, NotSent, Reply
 from sidecar.engines.listeners import listener_identity
 from sidecar.engines.loaded import FILE, PAST_FILE, LoadedNames
 from sidecar.engines.vllm import check_name
@@ -27,6 +27,7 @@ from sidecar.observed import (
     Outcome,
     Refused,
     SwapStrategy,
+    Transient,
     Unknown,
 )
 
@@ -79,11 +80,7 @@ class HttpEngine:
 
     async def observe(self) -> Observed:
         """See `Engine.observe`."""
-        before = self._identity()
-        seconds = self._deadlines.probe_seconds + self._deadlines.list_seconds
-        bodies = await self._http.get(self._dialect.pages, seconds)
-        incarnation = self._known(before)
-        seen = self._dialect.read(bodies, self._loaded.of(incarnation), self.url)
+        incarnation, seen = await self._look()
         self._base_model = next(iter(seen.base_models), None)
         told = seen.limits
         limits = replace(
@@ -97,6 +94,13 @@ class HttpEngine:
         past = {} if self._dialect.can_swap else await self._past.seen(incarnation, seen.adapters)
         return Observed(facts, seen.base_models, seen.adapters, past=past)
 
+    async def _look(self) -> tuple[str, Seen]:
+        before = self._identity()
+        seconds = self._deadlines.probe_seconds + self._deadlines.list_seconds
+        bodies = await self._http.get(self._dialect.pages, seconds)
+        incarnation = self._known(before)
+        return incarnation, self._dialect.read(bodies, self._loaded.of(incarnation), self.url)
+
     async def incarnation(self) -> str:
         """See `Engine.incarnation`."""
         before = self._identity()
@@ -109,8 +113,23 @@ class HttpEngine:
         if self._dialect.can_swap:
             return await call()
         incarnation = self._identity()
+        if not self._dialect.tells_taken and (taken := await self._taken(incarnation, name, path)) is not None:
+            return taken
         record = partial(self._loaded.recording, incarnation, name, path, call)
         return await self._past.recording(incarnation, name, path, record)
+
+    async def _taken(self, incarnation: str, name: str, path: str) -> Outcome | None:
+        """Why a load is not sent, whose success would say nothing of the path; None: it may be sent."""
+        had = self._past.of(incarnation).get(name, path)
+        if had != path:
+            return Refused(f"{self.kind} had {had} under this name, and gives it no other weights")
+        try:
+            _, seen = await self._look()
+        except EngineUnreachable as error:
+            return Gone(str(error))
+        except EngineUnusable as error:
+            return Transient(str(error))
+        return AlreadyThere() if name in {*seen.adapters, *seen.base_models} else None
 
     async def unload(self, name: str, *, request_id: str) -> Outcome:
         """See `Engine.unload`."""
@@ -158,6 +177,8 @@ class HttpEngine:
         """See `Engine.turns`."""
         try:
             async with asyncio.timeout(self._deadlines.turn_seconds):
+                if self._dialect.health is not None:
+                    return await self._http.find(self._dialect.health, self._deadlines.probe_seconds) is not None
                 model = self._base_model or (await self.observe()).base_models[0]
                 return await self._http.completes({"model": model, "prompt": ".", "max_tokens": 1, "temperature": 0})
         except (EngineError, TimeoutError):
@@ -184,7 +205,7 @@ class HttpEngine:
         answer = await self._post(self._dialect.load(name, path), request_id, self._deadlines.load_seconds)
         return self._dialect.load_outcome(name, answer)
 
-    async def _post(self, request: JsonPost, request_id: str, seconds: float) -> Reply | Lost | NotSent:
+    async def _post(self, request: Change, request_id: str, seconds: float) -> Reply | Lost | NotSent:
         [answer] = await self._http.post([request], request_id, seconds)
         return answer
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import assert_never
 
 from sidecar.engines.driver import Engine
+from sidecar.engines.dynamo import Dynamo
 from sidecar.engines.http_engine import HttpEngine
 from sidecar.engines.loaded import PAST_FILE, LoadedNames
 from sidecar.engines.pegainfer import Pegainfer
@@ -26,4 +27,7 @@ def make_engine(settings: Settings, state: Path, on_step: OnStep) -> Engine:
             return HttpEngine(Sglang(), settings.engine, api_key_file=key, limits=limits, state=state)
         case "pegainfer":
             return HttpEngine(Pegainfer(), settings.engine, api_key_file=key, limits=limits, state=state)
+        case "dynamo":
+            dynamo = Dynamo(settings.engine_base_model or ())
+            return HttpEngine(dynamo, settings.engine, api_key_file=key, limits=limits, state=state)
     assert_never(settings.engine_kind)

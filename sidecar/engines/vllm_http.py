@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
-from sidecar.engines.exchange import Exchange, Get, JsonPost, Lost, NotSent, Reply, unheard
+from sidecar.engines.exchange import Change, Exchange, Get, JsonPost, Lost, NotSent, Reply, unheard
 from sidecar.engines.vllm_answers import not_an_engine, said, unauthorized
 
 # Only a ceiling: whoever waits for a completion has a shorter deadline.
@@ -75,7 +75,7 @@ class VllmHttp:
 
     async def post(
         self,
-        requests: Sequence[JsonPost],
+        requests: Sequence[Change],
         request_id: str,
         timeout_seconds: float,
         on_sent: Callable[[], None] = unheard,

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from sidecar.engines.driver import Engine, EngineUnreachable, EngineUnusable
+from sidecar.engines.dynamo import Dynamo
 from sidecar.engines.http_engine import HttpEngine
 from sidecar.engines.pegainfer import Pegainfer
 from sidecar.engines.sglang import Sglang
@@ -21,14 +22,16 @@ from sidecar.engines.simulated.server import serving as serving_vllm
 from sidecar.engines.vllm import VllmEngine
 from sidecar.observed import AlreadyThere, Done, Gone, NotThere, PathMissing, Refused, Unknown
 from tests.support.engines import BASE_MODEL
+from tests.support.other_engines.dynamo import SimulatedDynamo
 from tests.support.other_engines.pegainfer import SimulatedPegainfer
 from tests.support.other_engines.server import serving
 from tests.support.other_engines.sglang import SimulatedSglang
 from tests.support.waiting import eventually
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 6
-KINDS = ["vllm", "sglang", "pegainfer"]
+KINDS = ["vllm", "sglang", "pegainfer", "dynamo"]
 SWAPPING = {"vllm", "sglang"}
+LISTING_PATHS = {"vllm", "sglang"}
 
 
 def drive(kind: str, url: str, state: Any = None) -> Engine:
@@ -38,6 +41,8 @@ def drive(kind: str, url: str, state: Any = None) -> Engine:
             return HttpEngine(Sglang(), url, state=state)
         case "pegainfer":
             return HttpEngine(Pegainfer(), url, state=state)
+        case "dynamo":
+            return HttpEngine(Dynamo([BASE_MODEL]), url, state=state)
         case _:
             return VllmEngine(url)
 
@@ -51,6 +56,9 @@ def core_of(kind: str) -> tuple[SimulatedVllm, AbstractAsyncContextManager[str]]
         case "pegainfer":
             pegainfer = SimulatedPegainfer(BASE_MODEL)
             return pegainfer.core, serving(pegainfer.app())
+        case "dynamo":
+            dynamo = SimulatedDynamo(BASE_MODEL)
+            return dynamo.core, serving(dynamo.app())
         case _:
             vllm = SimulatedVllm(Options(served_model_name=BASE_MODEL))
             return vllm, serving_vllm(vllm)
@@ -136,8 +144,11 @@ async def test_what_somebody_else_loaded_is_not_taken_for_ours(played, tiny):
     """R11 foreign-safe: shown by its own path, or as a name that none of ours may have."""
     await played.core.load("foreign", tiny.adapter("b"))
     observed = await played.engine.observe()
-    assert observed.adapters.get("foreign") == (None if played.kind == "pegainfer" else tiny.adapter("b"))
+    assert observed.adapters.get("foreign") == (tiny.adapter("b") if played.kind in LISTING_PATHS else None)
     assert {"foreign"} <= {*observed.adapters, *observed.base_models}
+    outcome = await played.engine.load("foreign", tiny.adapter("a"), request_id="r")
+    assert isinstance(outcome, AlreadyThere | Refused)
+    assert played.listed() == {"foreign": tiny.adapter("b")}
 
 
 async def test_another_process_is_another_incarnation_and_has_nothing(played, tiny, tmp_path):
@@ -155,7 +166,8 @@ async def test_another_process_is_another_incarnation_and_has_nothing(played, ti
         await engine.observe()
     assert isinstance(await engine.load("y", tiny.adapter("a"), request_id="r"), Gone)
     core, _ = core_of(played.kind)
-    app = {"sglang": SimulatedSglang, "pegainfer": SimulatedPegainfer}.get(played.kind)
+    apps = {"sglang": SimulatedSglang, "pegainfer": SimulatedPegainfer, "dynamo": SimulatedDynamo}
+    app = apps.get(played.kind)
     second = serving(app(BASE_MODEL).app(), port=port) if app else serving_vllm(core, port=port)
     async with second:
         after = await again.observe()
@@ -171,7 +183,7 @@ async def test_turns_and_is_not_busy(played):
 async def test_what_each_says_of_its_requests(played):
     """R7 files-pinned: without evidence files stay; nothing is concluded from silence."""
     await played.engine.observe()
-    if played.kind == "pegainfer":
+    if played.kind not in LISTING_PATHS:
         with pytest.raises(EngineUnreachable, match="files stay"):
             await played.engine.drain_evidence()
         return

@@ -14,7 +14,7 @@ from tests.support.fleet import BASE, Sidecar
 from tests.support.processes import Program
 from tests.support.waiting import eventually
 
-ROUTES = {"sglang": "/load_lora_adapter", "pegainfer": "/v1/load_lora_adapter"}
+ROUTES = {"sglang": "/load_lora_adapter", "pegainfer": "/v1/load_lora_adapter", "dynamo": "/v1/loras"}
 
 
 class OtherEngine:
@@ -31,8 +31,10 @@ class OtherEngine:
         await eventually(self.names)
 
     async def names(self) -> set[str] | None:
-        """Every name that it lists; None while it does not answer."""
+        """Every name that it lists, and its base model's; None while it does not answer."""
         try:
+            if self.kind == "dynamo":
+                return {BASE, *(await self.ask("GET", "/v1/loras")).json()["loras"]}
             cards = (await self.ask("GET", "/v1/models")).json()["data"]
         except httpx.TransportError:
             return None
@@ -40,7 +42,8 @@ class OtherEngine:
 
     async def load(self, name: str, path: str) -> None:
         """What somebody else might do."""
-        reply = await self.ask("POST", ROUTES[self.kind], json={"lora_name": name, "lora_path": path})
+        where = {"source": {"uri": f"file://{path}"}} if self.kind == "dynamo" else {"lora_path": path}
+        reply = await self.ask("POST", ROUTES[self.kind], json={"lora_name": name, **where})
         assert reply.status_code == 200
 
     async def ask(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
@@ -65,7 +68,8 @@ async def engine(request, tmp_path) -> AsyncIterator[OtherEngine]:
 @pytest.fixture
 async def sidecar(etcd, engine, tmp_path) -> AsyncIterator[Sidecar]:
     """Not started yet."""
-    extra = ("--engine-kind", engine.kind)
+    base = ("--engine-base-model", BASE) if engine.kind == "dynamo" else ()
+    extra = ("--engine-kind", engine.kind, *base)
     sidecar = Sidecar(tmp_path, etcd.endpoints, etcd.prefix, engine.url, extra=extra)
     yield sidecar
     sidecar.program.kill()
@@ -144,7 +148,7 @@ async def test_what_somebody_else_loaded_is_left_alone(hand, engine, sidecar):
     await hand.put(hand.record("a", "v1"), hand.record("foreign", "v1"))
     sidecar.program.start()
     await lists(engine, "a", "foreign")
-    reason = {"sglang": "name_conflict", "pegainfer": "name_is_base_model"}[engine.kind]
+    reason = {"sglang": "name_conflict", "pegainfer": "name_is_base_model", "dynamo": "name_is_base_model"}[engine.kind]
 
     async def is_said() -> bool:
         return await sidecar.failed() == {"foreign": reason}

@@ -1,4 +1,4 @@
-"""What answers of SGLang and pegainfer mean, answer by answer as their sources say; no text of them is read."""
+"""What answers of SGLang, pegainfer and Dynamo mean, answer by answer as their sources say; no text of them is read."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import json
 import pytest
 
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
-from sidecar.engines.exchange import Lost, NotSent, Reply
+from sidecar.engines.dynamo import Dynamo
+from sidecar.engines.exchange import Delete, JsonPost, Lost, NotSent, Reply
 from sidecar.engines.pegainfer import Pegainfer
 from sidecar.engines.sglang import Sglang, read_requests
 from sidecar.observed import AlreadyThere, Done, Gone, Refused, Transient, Unknown
 
-SGLANG, PEGAINFER = Sglang(), Pegainfer()
+SGLANG, PEGAINFER, DYNAMO = Sglang(), Pegainfer(), Dynamo(["base", "Base"])
 
 
-def said(status: int, **fields: object) -> Reply:
-    return Reply(status, json.dumps(fields).encode())
+def said(code: int, /, **fields: object) -> Reply:
+    return Reply(code, json.dumps(fields).encode())
 
 
 @pytest.mark.parametrize(
@@ -105,4 +106,48 @@ def test_pegainfer_has_of_ours_what_our_record_says():
 def test_something_else_is_no_pegainfer(body):
     with pytest.raises(EngineUnusable) as caught:
         PEGAINFER.read([body], {}, "http://e")
+    assert caught.value.reason == "not_an_engine"
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (said(200, status="success", message="loaded", lora_name="x", lora_id=7), Done()),
+        (said(200, status="success", lora_name="y"), Unknown("x: HTTP 200: no text")),
+        (said(200, status="success"), Unknown("x: HTTP 200: no text")),
+        (said(200, status="error", message="a  b\n"), Refused("a b")),
+        (said(500, status="error", message="no endpoint", lora_name="x"), Unknown("x: HTTP 500: no endpoint")),
+        (Reply(404, b"Route not found"), Unknown("x: HTTP 404: no text")),
+        (Reply(200, b"[]"), Unknown("x: HTTP 200: no text")),
+        (Lost("broke"), Unknown("broke")),
+        (NotSent("none"), Gone("none")),
+    ],
+    ids=str,
+)
+def test_dynamo_loads_and_unloads(answer, outcome):
+    assert DYNAMO.load_outcome("x", answer) == DYNAMO.unload_outcome("x", answer) == outcome
+
+
+def test_dynamo_is_asked_by_uri_and_by_name():
+    assert DYNAMO.load("a/b", "/s/1") == JsonPost("/v1/loras", {"lora_name": "a/b", "source": {"uri": "file:///s/1"}})
+    assert DYNAMO.unload("a/b@2") == Delete("/v1/loras/a/b%402")
+
+
+def test_dynamo_has_of_ours_what_our_record_says_and_the_base_that_it_was_told():
+    """R11 foreign-safe: everything else is left alone."""
+    body = json.dumps({"status": "success", "loras": {"foreign": 1, "x": 2}, "count": 2}).encode()
+    seen = DYNAMO.read([body], {"x": "/a", "gone": "/b"}, "http://e")
+    assert (seen.base_models, dict(seen.adapters)) == (("base", "Base", "foreign"), {"x": "/a"})
+
+
+def test_a_dynamo_that_cannot_list_says_nothing():
+    """R9: unknown is not empty."""
+    with pytest.raises(EngineUnreachable, match="broken"):
+        DYNAMO.read([b'{"status": "error", "message": "broken"}'], {}, "http://e")
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"status": "success", "loras": ["x"]}', b'{"status": "error"}'])
+def test_something_else_is_no_dynamo(body):
+    with pytest.raises(EngineUnusable) as caught:
+        DYNAMO.read([body], {}, "http://e")
     assert caught.value.reason == "not_an_engine"

@@ -146,7 +146,12 @@ def test_the_kind_of_engine_stays_while_there_are_adapters(whole):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "named"), [("engine", "sglang", "sglang"), ("engine_names", "versioned", "versioned names")]
+    ("field", "value", "named"),
+    [
+        ("engine", "sglang", "sglang"),
+        ("engine", "dynamo", "dynamo"),
+        ("engine_names", "versioned", "versioned names"),
+    ],
 )
 def test_what_the_engines_cannot_do_is_refused(whole, field, value, named):
     """Nothing in other engines asks for an adapter that is not loaded; and vLLM does not by another name."""
