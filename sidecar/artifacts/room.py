@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from time import monotonic
 
 from registry.sources.errors import ArtifactError
 from sidecar.artifacts.layout import Layout
@@ -17,9 +16,6 @@ MAX_RESERVE_BYTES = 64 << 20
 RESERVE_DIVISOR = 50
 # While files arrive it is looked again this often, in bytes.
 CHECK_BYTES = 32 << 20
-# What was in the store so long ago, and came since, is looked at again only where it might be too much: with thousands
-# of artifacts a look takes as long as fetching a small one.
-MEASURED_SECONDS = 1.0
 
 # Tries to remove so many bytes of what nobody leases.
 Collect = Callable[[int], object]
@@ -67,8 +63,6 @@ class Room:
         self._collect = collect
         self._mutex = Lock()
         self._reserved_bytes = 0
-        self._measured_bytes = 0
-        self._measured_until = 0.0
 
     def sizes(self) -> dict[str, int]:
         """See `Inventory.sizes`."""
@@ -80,10 +74,7 @@ class Room:
         Raises:
             OSError: the store cannot be read.
         """
-        used_bytes = sum(self.sizes().values())
-        with self._mutex:
-            self._measured_bytes, self._measured_until = used_bytes, monotonic() + MEASURED_SECONDS
-        return used_bytes
+        return sum(self.sizes().values())
 
     def excess_bytes(self) -> int:
         """How much has to go: over the budget, or of what should stay free on the disk; 0: nothing."""
@@ -143,14 +134,7 @@ class Room:
         return max(self._over_budget(reserved_bytes), self._short_of_disk(size_bytes), 0)
 
     def _over_budget(self, reserved_bytes: int) -> int:
-        if self._budget_bytes is None:
-            return 0
-        if monotonic() < self._measured_until:
-            # At least what is used, but for what others of the host brought in since.
-            over_bytes = self._measured_bytes + reserved_bytes - self._budget_bytes
-            if over_bytes <= 0:
-                return over_bytes
-        return self.used_bytes() + reserved_bytes - self._budget_bytes
+        return 0 if self._budget_bytes is None else self.used_bytes() + reserved_bytes - self._budget_bytes
 
     def _short_of_disk(self, size_bytes: int) -> int:
         free_bytes, reserve_bytes = self._disk()
@@ -162,10 +146,9 @@ class Room:
         return disk.f_bavail * disk.f_frsize, reserve_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        """Ends the reservation of so many bytes; they may be in the store now."""
+        """Ends the reservation of so many bytes."""
         with self._mutex:
             self._reserved_bytes -= size_bytes
-            self._measured_bytes += max(0, size_bytes)
 
 
 class Reservation:
