@@ -9,8 +9,8 @@ import grpc
 
 from bench import relay
 from bench.etcd import Store
+from registry.dev.ports import free_ports
 from registry.v1 import registry_pb2 as pb
-from tests.support.etcd import free_ports
 from tests.support.fleet import BASE, POOL
 from tests.support.processes import Program
 from tests.support.waiting import eventually

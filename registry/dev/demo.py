@@ -17,8 +17,9 @@ from registry.dev.demo_answers import indistinct
 from registry.dev.demo_reference import find_reference
 from registry.dev.demo_steps import STEPS
 from registry.dev.demo_world import StepFailed, World, require
+from registry.dev.ports import free_ports
 from registry.dev.stack import Stack, StackError
-from registry.dev.stack_file import EngineKind, free_port
+from registry.dev.stack_file import EngineKind
 from registry.dev.stack_verbs import ADAPTERS, DEFAULT_REPLICAS, down, set_up, start
 
 
@@ -70,7 +71,7 @@ def _prepare(stack: Stack) -> World:
     adapters = {name: stack.folder.adapters / name for name in ADAPTERS}
     began = time.monotonic()
     with ThreadPoolExecutor(max_workers=1) as beside:
-        finding = beside.submit(find_reference, stack, adapters, free_port())
+        finding = beside.submit(find_reference, stack, adapters, free_ports(1)[0])
         start(stack, _indented)
         reference = finding.result()
     alike = indistinct(reference)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from registry.dev.ports import free_ports
 from registry.dev.processes import recall
 
 FILE = "stack.json"
@@ -49,22 +48,8 @@ def make_layout(engine: EngineKind, replica_count: int, ports: Mapping[str, int]
     """A layout with replicas r1, r2, …; ports that are known already are kept, the others are free ones."""
     replicas = tuple(f"r{number}" for number in range(1, replica_count + 1))
     names = port_names(replicas)
-    fresh = iter(_free_ports(len(names), taken=set(ports.values())))
+    fresh = iter(free_ports(len(names), taken=set(ports.values())))
     return Layout(engine, replicas, {name: ports.get(name) or next(fresh) for name in names})
-
-
-def free_port() -> int:
-    """A port of the loopback that was free a moment ago."""
-    return _free_ports(1, set())[0]
-
-
-def _free_ports(count: int, taken: set[int]) -> list[int]:
-    """Ports of the loopback that were free a moment ago, all different."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count + len(taken))]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [port for one in sockets if (port := one.getsockname()[1]) not in taken][:count]
 
 
 def save(folder: Path, layout: Layout) -> None:

@@ -6,27 +6,17 @@ import asyncio
 import importlib.util
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from registry.dev.etcd_binary import child_environment, find_etcd
+from registry.dev.ports import free_ports
 from registry.etcd3.client import Client, MemberStatus
 from registry.etcd3.options import ClientOptions, TlsFiles
 from tests.support.waiting import eventually
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports on the loopback that were free a moment ago, all different."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 @dataclass

@@ -9,13 +9,13 @@ from typing import Any
 
 import httpx
 
+from registry.dev.ports import free_ports
 from registry.etcd3.client import Client
 from registry.etcd3.ops import Delete, Put, Range, Txn
 from registry.keys import Keys
 from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, Source
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import write_adapter
-from tests.support.etcd import free_ports
 from tests.support.processes import Program
 from tests.support.waiting import eventually
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from registry.dev.ports import free_ports
 from sidecar.engines.deadlines import Deadlines
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
 from sidecar.engines.simulated.engine import SimulatedVllm
@@ -20,7 +21,6 @@ from sidecar.engines.simulated.server import serving
 from sidecar.engines.vllm import VllmEngine, check_name
 from sidecar.observed import AlreadyThere, Done, Gone, Refused, Transient, Unknown
 from tests.support.engines import Asker
-from tests.support.etcd import free_ports
 from tests.support.waiting import eventually
 from tests.support.wire import wire_to
 

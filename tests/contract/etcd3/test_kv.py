@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from registry.dev.ports import free_ports
 from registry.etcd3.client import Client
 from registry.etcd3.errors import (
     Compacted,
@@ -38,7 +39,7 @@ from registry.etcd3.ops import (
     unwritten_since,
 )
 from tests.contract.etcd3.mirror import FirstEndpoint, delete, put
-from tests.support.etcd import free_ports, make_cluster
+from tests.support.etcd import make_cluster
 from tests.support.waiting import eventually
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from registry.client import AsyncRegistry, Published, Registry, State, Tls
+from registry.dev.ports import free_ports
 from registry.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -22,7 +23,6 @@ from registry.errors import (
 from registry.v1 import registry_pb2 as pb
 from tests.support.adapters import write_adapter
 from tests.support.admin import Admin, admin_inside, change_set, make_pool, put, wait_ready
-from tests.support.etcd import free_ports
 from tests.support.fleet import BASE, POOL, Sidecar, SimulatedEngine
 from tests.support.waiting import eventually
 

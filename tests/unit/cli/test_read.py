@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from registry.cli.main import run
+from registry.dev.ports import free_ports
 from registry.v1 import registry_pb2 as pb
-from tests.support.etcd import free_ports
 from tests.unit.cli.fake_admin import FakeAdmin, Refusal
 
 SPEC = pb.AdapterSpec(source=pb.Source(uri="file:///adapters/" + "long/" * 40), load="eager")
