@@ -26,6 +26,7 @@ from sidecar.observed import Done, Observed
 from sidecar.ownership import Ownership
 from sidecar.plan import Plan
 from sidecar.planner import make_plan
+from sidecar.propagation import Propagation
 from sidecar.retention import Use
 from sidecar.rounds import Rounds
 from sidecar.rules import rules_of
@@ -88,6 +89,7 @@ class Reconciler:
         self._executor = Executor(engine, inputs, chance, self._may_call)
         self._sight = Sight(engine, chance)
         self._trials = Trials(chance)
+        self._propagation = Propagation(chance.wall())
         self._terms: tuple[BaseShapes | None, bool] | None = None
         self._ready_in = ""
         self._logged: tuple[int, int, int, int] | None = None
@@ -137,6 +139,7 @@ class Reconciler:
                 return LOOK_AGAIN_SECONDS
             plan = self._plan(desired, observed, staging)
         self._note(plan, desired, observed)
+        self._propagation.follow(plan, desired.adapters, self._chance.wall())
         staging.start(plan.stage)
         incarnation = observed.facts.incarnation
         attempts = await self._executor.carry_out(plan, incarnation, is_serving=self._ready_in == incarnation)
