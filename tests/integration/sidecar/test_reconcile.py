@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from datetime import UTC, datetime
 
 import pytest
 
@@ -56,6 +57,17 @@ async def test_what_is_written_is_served_and_what_is_deleted_is_not(hand: Hand, 
     revision = await hand.delete("a")
     await serves(engine, sidecar, "acme/b")
     assert (await settled(sidecar, revision))["served"]["count"] == 1
+
+
+async def test_the_metric_tells_how_long_a_change_took(hand, engine, sidecar):
+    """Only of changes made while it runs: nobody waited here for the others."""
+    await hand.pool()
+    await hand.put(hand.record("old", "v1"))
+    sidecar.program.start()
+    await serves(engine, sidecar, "old")
+    now = datetime.now(UTC).isoformat()
+    await settled(sidecar, await hand.put(hand.record("new", "v2").model_copy(update={"updated_at": now})))
+    assert "loraplane_propagation_seconds_count 1.0" in await sidecar.text("/metrics")
 
 
 async def test_an_engine_that_restarts_gets_its_adapters_back(hand, engine, sidecar):
