@@ -62,8 +62,8 @@ def _nothing_between(prefix: bytes, keys: list[bytes]) -> Iterator[Compare]:
 def _full(pool: PoolSpec, other: str, field: str) -> FailedPrecondition:
     return FailedPrecondition(
         Reason.POOL_FULL,
-        f"the engines of pool {pool.name!r} are {pool.engine}, which has one adapter at a time, and the pool has "
-        f"{other!r}; delete that in the same change set, or use another pool",
+        f"the engines of pool {pool.name!r} are {pool.engine}, which has one adapter at a time, and that is {other!r}; "
+        "delete it first, or use another pool",
         field=field,
         metadata={"name": other},
     )
