@@ -45,9 +45,9 @@ def outcome_of(answer: Reply | Lost | NotSent) -> Outcome:
             return Transient(f"something before the engine refuses our key, or wants one: {KEY_HINT}")
         case Reply(404 | 405, _):
             return Transient("the engine has no such route: serve with axolotl.scripts.vllm_serve_lora")
-        case Reply(status, body):
-            text = " ".join(body.decode(errors="replace").split())[:MAX_MESSAGE_LENGTH]
-            return Unknown(f"HTTP {status}: {text or 'no text'}")
+        case reply:
+            text = " ".join(reply.body.decode(errors="replace").split())[:MAX_MESSAGE_LENGTH]
+            return Unknown(f"HTTP {reply.status}: {text or 'no text'}")
 
 
 def read_base_models(body: bytes, url: str) -> tuple[str, ...]:
