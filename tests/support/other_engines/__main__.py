@@ -5,18 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from tests.support.other_engines.axolotl import SimulatedAxolotl
 from tests.support.other_engines.dynamo import SimulatedDynamo
 from tests.support.other_engines.pegainfer import SimulatedPegainfer
 from tests.support.other_engines.server import serving
 from tests.support.other_engines.sglang import SimulatedSglang
 
-KINDS = {
-    "sglang": SimulatedSglang,
-    "pegainfer": SimulatedPegainfer,
-    "dynamo": SimulatedDynamo,
-    "axolotl": SimulatedAxolotl,
-}
+KINDS = {"sglang": SimulatedSglang, "pegainfer": SimulatedPegainfer, "dynamo": SimulatedDynamo}
 
 
 async def _serve(kind: str, port: int) -> None:
