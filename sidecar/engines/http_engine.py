@@ -1,4 +1,4 @@
-"""Drives engines other than vLLM over HTTP; what each kind is asked and answers, its dialect says."""
+"""Drives several kinds of engine over HTTP in one way; what each is asked and answers, its dialect says."""
 
 from __future__ import annotations
 
