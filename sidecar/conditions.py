@@ -12,10 +12,15 @@ from sidecar.failures import Failure
 from sidecar.known import Known
 from sidecar.lazy.wanted import Wanted
 from sidecar.leaving import OVER_CAPACITY, Leaving, Stuck
+from sidecar.observed import Observed
 from sidecar.plan import FailedAdapter, PendingAdapter, WarnedAdapter
 
 # A status must stay small; more pending names than this are counted only.
 MAX_OVER_CAPACITY_LISTED = 200
+UNPROVEN = (
+    "lists nothing, and answers every request with the adapter that it was told of last, or without one as the base "
+    "model: served is what it was told at the last look; nobody else may set adapters"
+)
 
 
 def pending(adapter: DesiredAdapter, reason: str, *, is_settled: bool = False) -> PendingAdapter:
@@ -74,12 +79,18 @@ def count_omitted(chosen: Chosen) -> int:
 
 
 def warnings(
-    desired: DesiredState, served: Iterable[DesiredAdapter], leaving: Iterable[Leaving], known: Known
+    desired: DesiredState,
+    served: Iterable[DesiredAdapter],
+    leaving: Iterable[Leaving],
+    observed: Observed,
+    known: Known,
 ) -> Iterator[WarnedAdapter]:
     """What somebody should know of what is served all the same."""
     if not known.base_known:
         message = "adapters' names and shapes are not compared with the base: give --base-model, or pool update --from"
         yield WarnedAdapter("", 0, "base_unknown", message)
+    if observed.facts.swap == "unproven":
+        yield WarnedAdapter("", 0, "adapter_unproven", f"{observed.facts.kind} {UNPROVEN}")
     for adapter in served:
         staged = known.staged.get(adapter.ref)
         for warning in staged.warnings if staged else ():

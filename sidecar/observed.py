@@ -7,9 +7,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Literal
 
-# How the weights behind a name are replaced: at once by our plugin inside the engine, by unload and load together, or
-# not at all, since the engine would answer from what it remembers of the old ones.
-SwapStrategy = Literal["plugin", "pipelined", "refused"]
+# How the weights behind a name are replaced: at once by our plugin inside the engine, by unload and load together, not
+# at all, since the engine would answer from what it remembers of the old ones, or at once by a call that proves
+# nothing, since the engine lists nothing and reads files when requests need them.
+SwapStrategy = Literal["plugin", "pipelined", "refused", "unproven"]
 
 
 @dataclass(frozen=True, slots=True)

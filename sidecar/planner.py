@@ -48,7 +48,7 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
         known: what this replica knows beside these.
         now: monotonic seconds.
     """
-    if blocked := _mismatch(pool, observed) or known.base_problem:
+    if blocked := _mismatch(pool, observed) or known.base_problem or _unchecked(observed, known):
         return _nothing(desired, blocked)
     chosen = choose(desired, known.share, pool, observed)
     leaving = still_leaving(chosen, observed, known)
@@ -72,7 +72,7 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
         pending=(*waiting, *not_now(desired, chosen)),
         failed=(*failures, *refusals, *troubles(lazy)),
         wake_at=min((f.retry_at for f in failures if f.retry_at is not None), default=None),
-        warnings=tuple(islice(warnings(desired, wanted, leaving, known), MAX_WARNINGS_LISTED)),
+        warnings=tuple(islice(warnings(desired, wanted, leaving, observed, known), MAX_WARNINGS_LISTED)),
         omitted=count_omitted(chosen),
         residents=_served(residents),
         leaving=leaving,
@@ -100,6 +100,15 @@ def _mismatch(pool: PoolSpec | None, observed: Observed) -> str:
         return ""
     served, expected = ", ".join(observed.base_models), ", ".join(pool.base_models)
     return f"the engine serves {served}, the pool is for {expected}: check --engine and --pool"
+
+
+def _unchecked(observed: Observed, known: Known) -> str:
+    if observed.facts.swap != "unproven" or known.base_known:
+        return ""
+    return (
+        f"{observed.facts.kind} ends at an adapter that does not fit its base model, and there is nothing to compare "
+        "adapters with: give --base-model, or loraplane pool update --from"
+    )
 
 
 def _decide(

@@ -20,6 +20,8 @@ from sidecar.observed import EngineLimits
 from sidecar.retention import GRACE_SECONDS
 
 TELL_NO_BASE: frozenset[EngineKind] = frozenset({"dynamo"})
+# They tell no limit either, and end at a request for which they cannot read what they were told of.
+END_OF_HIGH_RANKS: frozenset[EngineKind] = frozenset({"axolotl"})
 
 
 def _split_labels(values: object) -> object:
@@ -42,7 +44,9 @@ class Settings(DaemonSettings):
     pool: Annotated[str, Flag("POOL", "Pool whose adapters the engine is to serve")]
     replica: Annotated[str, Flag("ID", "Name of this replica, unique in its pool")]
     engine: Annotated[str, Flag("URL", "URL of the engine, e.g. http://127.0.0.1:8000")]
-    engine_kind: Annotated[EngineKind, Flag("KIND", "Kind of the engine: vllm, sglang, pegainfer or dynamo")] = "vllm"
+    engine_kind: Annotated[
+        EngineKind, Flag("KIND", "Kind of the engine: vllm, sglang, pegainfer, dynamo or axolotl")
+    ] = "vllm"
     engine_base_model: Annotated[
         Annotated[List, Field(min_length=1)] | None,
         Flag("A,B,C", "Names of the engine's base model, for the kinds that do not tell: dynamo"),
@@ -125,6 +129,13 @@ class Settings(DaemonSettings):
             raise ValueError(f"{self.engine_kind} does not tell its base model: name it with --engine-base-model")
         if self.engine_kind not in TELL_NO_BASE and self.engine_base_model:
             raise ValueError(f"{self.engine_kind} tells its base model itself: leave --engine-base-model out")
+        return self
+
+    @model_validator(mode="after")
+    def _max_rank(self) -> Self:
+        if self.engine_kind in END_OF_HIGH_RANKS and self.engine_max_rank is None:
+            message = "does not tell its --max-lora-rank, and would end at an adapter above it: give --engine-max-rank"
+            raise ValueError(f"{self.engine_kind} {message}")
         return self
 
     def engine_limits(self) -> EngineLimits:

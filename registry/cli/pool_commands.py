@@ -60,7 +60,7 @@ BaseNames = Annotated[
 EngineKind = Annotated[
     str | None,
     options.flag(
-        "--engine-kind", metavar="KIND", help="Kind of its engines: vllm (default), sglang, pegainfer or dynamo."
+        "--engine-kind", metavar="KIND", help="Kind of its engines: vllm (default), sglang, pegainfer, dynamo, axolotl."
     ),
 ]
 EngineNames = Annotated[

@@ -21,6 +21,7 @@ _REMEDIES = {
     "engine_busy": "start the engine with a higher --max-loras, or install the plugin (VLLM_PLUGINS=loraplane)",
     "store_full": "start the sidecar with a larger --store-budget",
     "disk_full": "make room on the disk of --store",
+    "adapter_unproven": "let nobody but its sidecar set adapters in that engine",
     "base_unknown": "give the pool its base model: loraplane pool update POOL --from DIR",
 }
 

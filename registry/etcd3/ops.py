@@ -48,7 +48,7 @@ class Relation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """A condition of a transaction. Build it with `mod_is`, `absent`, `none_in` or `unwritten_since`.
+    """A condition of a transaction. Build it with `mod_is`, `absent`, `none_in`, `none_between` or `unwritten_since`.
 
     With a `range_end` it must hold for each key of the range; an empty range compares like an absent key.
     """
@@ -73,6 +73,11 @@ def absent(key: bytes) -> Compare:
 def none_in(prefix: bytes) -> Compare:
     """Holds while no key starts with `prefix`."""
     return Compare(prefix, Target.CREATE, Relation.EQUAL, 0, prefix_end(prefix))
+
+
+def none_between(start: bytes, end: bytes) -> Compare:
+    """Holds while there is no key from `start` up to, not including, `end`."""
+    return Compare(start, Target.CREATE, Relation.EQUAL, 0, end)
 
 
 def unwritten_since(prefix: bytes, revision: int) -> Compare:

@@ -20,7 +20,7 @@ ModuleName = Annotated[str, StringConstraints(min_length=1, max_length=512, patt
 ModulePattern = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[\w.{},-]+$")]
 Width = Annotated[int, Field(ge=1, le=1 << 31)]
 Load = Literal["eager", "lazy"]
-EngineKind = Literal["vllm", "sglang", "pegainfer", "dynamo"]
+EngineKind = Literal["vllm", "sglang", "pegainfer", "dynamo", "axolotl"]
 EngineNames = Literal["plain", "versioned"]
 Count = Annotated[int, Field(ge=1, le=10_000)]
 Percent = Annotated[str, StringConstraints(pattern=r"^([1-9][0-9]?|100)%$")]

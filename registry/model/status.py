@@ -40,7 +40,8 @@ class EngineLimits(Part):
 class EngineStatus(Part):
     """The engine as it was last observed; `incarnation` is empty while it is out of reach.
 
-    `swap` says how the weights behind a name are replaced: ``plugin``, without a gap, ``pipelined``, or ``refused``.
+    `swap` says how the weights behind a name are replaced: ``plugin``, without a gap, ``pipelined``, ``refused``, or
+    ``unproven``: at once, and read only afterwards.
     `names` says what it calls an adapter: ``plain``, its name, or ``versioned``, ``name@generation``.
     """
 

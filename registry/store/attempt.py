@@ -19,7 +19,7 @@ from registry.store.leases import SharedLease
 from registry.transactions.changes import Change
 from registry.transactions.context import Context, Leases
 from registry.transactions.draft import Commit, Unchanged, fence, request_read
-from registry.transactions.plan import may_be_guessed, plan_change, reads_of
+from registry.transactions.plan import may_be_guessed, plan_change, reads_beside, reads_of
 from registry.transactions.replay import Settled, is_fenced, replay
 from registry.transactions.view import View, view_of
 
@@ -52,7 +52,7 @@ class Attempt:
     async def foretell(self) -> Settled:
         """What would become of the change. Raises as `carry_out`."""
         try:
-            view = await self._read()
+            view = await self._whole(await self._read())
         except EtcdError as error:
             raise refusal(error) from error
         known = replay(view, self._context)
@@ -119,6 +119,7 @@ class Attempt:
             known = replay(view, self._context)
             if known is not None:
                 return known
+            view = await self._whole(view)
             planned = plan_change(self._change, view, self._context)
             if isinstance(planned, Unchanged):
                 return Settled(planned.reply, view.revision)
@@ -131,6 +132,14 @@ class Attempt:
         raise Conflict(
             Reason.LOST_RACE, f"others changed the same records {_TRIES} times in a row; nothing was changed, repeat it"
         )
+
+    async def _whole(self, view: View) -> View:
+        """With what only this kind of pool has to be planned from. From then on each else-branch reads that too."""
+        beside = set(reads_beside(self._change, view, self._context)) - set(self._reads)
+        if not beside:
+            return view
+        self._reads = (*self._reads, *beside)
+        return await self._read()
 
     async def _send(self, planned: Commit) -> Sent | None:
         """What became of the transaction; None: its leases are gone, and there are new ones now."""

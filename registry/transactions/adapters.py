@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import assert_never
 
 from registry.errors import InvalidArgument, NotFound, Reason
-from registry.etcd3.ops import Range, mod_is
+from registry.etcd3.ops import Compare, Range, mod_is
 from registry.keys import Keys
 from registry.model.names import tenant_of
 from registry.model.records import AdapterRecord, AdapterSpec, ChangeReply, PoolSpec, RetiredRecord
+from registry.transactions.alone import check_alone
 from registry.transactions.canaries import check_enough_replicas, looks_at_replicas
 from registry.transactions.changes import ApplyAdapters, Remove, RollbackAdapter, Upsert, tenants_of
 from registry.transactions.context import Context
@@ -83,9 +84,11 @@ def plan_apply(change: ApplyAdapters, view: View, context: Context) -> Planned:
     pool = present_pool(view, context.keys, change.pool)
     steps = [_step(one, index, pool.record, view, context) for index, one in enumerate(change.changes)]
     counts = count_all(steps, view, context)
+    named = {_name_field(one, index): step for index, (one, step) in enumerate(zip(change.changes, steps, strict=True))}
+    alone = check_alone(pool.record, named, view, context)
 
     def first(count: int) -> Planned:
-        return finish(draft_of("ApplyAdapters", pool, steps[:count], counts, context), view, context)
+        return finish(draft_of("ApplyAdapters", pool, steps[:count], counts, context, alone), view, context)
 
     planned = first(len(steps))
     if fits(planned, context.limits):
@@ -95,35 +98,44 @@ def plan_apply(change: ApplyAdapters, view: View, context: Context) -> Planned:
 
 
 def _step(one: Upsert | Remove, index: int, pool: PoolSpec, view: View, context: Context) -> Step:
-    field = f"changes[{index}]"
+    target = _target(one, index, pool, view, context)
     match one:
         case Upsert():
-            target = _target(one, f"{field}.upsert.name", field, pool, view, context)
             step = put_step(target, one.spec, context, goes_on=True)
             check_enough_replicas(target, step.outcome.record, view, context.keys)
             return step
         case Remove():
-            return remove_step(_target(one, f"{field}.delete", field, pool, view, context), context)
+            return remove_step(target, context)
     assert_never(one)
 
 
-def _target(one: Upsert | Remove, name_field: str, field: str, pool: PoolSpec, view: View, context: Context) -> Target:
+def _name_field(one: Upsert | Remove, index: int) -> str:
+    return f"changes[{index}].{'upsert.name' if isinstance(one, Upsert) else 'delete'}"
+
+
+def _target(one: Upsert | Remove, index: int, pool: PoolSpec, view: View, context: Context) -> Target:
+    field = f"changes[{index}]"
     return Target(
         pool=pool,
         name=one.name,
         etag=one.etag,
         state=stored_adapter(view, context.keys, pool.name, one.name),
         read_revision=view.revision,
-        name_field=name_field,
+        name_field=_name_field(one, index),
         etag_field=f"{field}.etag",
         spec_field=f"{field}.upsert.spec",
     )
 
 
 def draft_of(
-    method: str, pool: Present[PoolSpec], steps: Sequence[Step], counts: dict[str, Count], context: Context
+    method: str,
+    pool: Present[PoolSpec],
+    steps: Sequence[Step],
+    counts: Mapping[str, Count],
+    context: Context,
+    compare: Sequence[Compare] = (),
 ) -> Draft:
-    """The draft of a change of a pool's adapters."""
+    """The draft of a change of a pool's adapters; `compare`: besides what the steps do."""
     tenants = dict.fromkeys(step.tenant for step in steps)
     counted = [counts[tenant] for tenant in tenants if tenant in counts]
     return Draft(
@@ -131,7 +143,8 @@ def draft_of(
         method=method,
         compare=(
             mod_is(context.keys.pool(pool.record.name), pool.revision),
-            *(compare for step in steps for compare in step.compare),
+            *(condition for step in steps for condition in step.compare),
+            *compare,
             *(count.compare for count in counted),
         ),
         success=(*(op for step in steps for op in step.success), *(count.put for count in counted)),
@@ -162,7 +175,8 @@ def plan_rollback(change: RollbackAdapter, view: View, context: Context) -> Plan
         spec_field="spec",
     )
     step = put_step(target, spec, context, goes_on=False)
-    draft = draft_of("RollbackAdapter", pool, [step], count_all([step], view, context), context)
+    alone = check_alone(pool.record, {target.name_field: step}, view, context)
+    draft = draft_of("RollbackAdapter", pool, [step], count_all([step], view, context), context, alone)
     return finish(draft, view, context)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from registry.errors import InvalidArgument, Reason
-from registry.model.records import AdapterSpec, PoolSpec
+from registry.model.records import AdapterSpec, EngineKind, PoolSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +19,12 @@ class Unable:
     remedy: str
 
 
+# They answer every request with the one adapter that they have.
+ONE_ADAPTER: frozenset[EngineKind] = frozenset({"axolotl"})
 UNABLE = (
     Unable(
         "load",
-        lambda pool: pool.engine in {"sglang", "pegainfer", "dynamo"},
+        lambda pool: pool.engine in {"sglang", "pegainfer", "dynamo", "axolotl"},
         lambda spec: spec.load == "lazy",
         "are {pool.engine}, and have nothing that asks for an adapter when a request names it; use eager",
     ),
@@ -31,6 +33,12 @@ UNABLE = (
         lambda pool: pool.engine_names == "versioned",
         lambda spec: spec.load == "lazy",
         "have versioned names, by which a lazy adapter is not found; use eager, or a pool with plain names",
+    ),
+    Unable(
+        "placement",
+        lambda pool: pool.engine in ONE_ADAPTER,
+        lambda spec: spec.placement.replicas != "all" or bool(spec.placement.selector),
+        "are {pool.engine}, which answers for an adapter that it does not have from the base model; place it on all",
     ),
 )
 
@@ -45,6 +53,9 @@ def check_engine_can(pool: PoolSpec, spec: AdapterSpec, *, field: str) -> None:
 
 def check_engine_names(pool: PoolSpec) -> None:
     """Raises InvalidArgument if versioned names cannot work: a new generation is loaded beside the old one."""
+    if pool.engine_names == "versioned" and pool.engine in ONE_ADAPTER:
+        message = f"{pool.engine} has one adapter at a time, so no generation can be loaded beside another; use plain"
+        raise InvalidArgument(Reason.UNSUPPORTED, message, field="pool.engine_names")
     if pool.engine_names == "versioned" and pool.limits.max_adapters == 1:
         message = "versioned names need room for one adapter more than is served: raise max_adapters, or use plain"
         raise InvalidArgument(Reason.INVALID_FIELD, message, field="pool.engine_names")

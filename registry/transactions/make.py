@@ -55,7 +55,7 @@ _REMEDIES = {
     "limits.max_rank": "use a whole number from 1 to 512, or 0 for no limit",
     "limits.target_modules": "name at most 256 modules, e.g. q_proj",
     "base": "let loraplane pool create --from DIR read the base model's modules",
-    "engine": "use vllm, sglang, pegainfer or dynamo",
+    "engine": "use vllm, sglang, pegainfer, dynamo or axolotl",
     "engine_names": "use plain or versioned",
     "limits.max_adapters": "use a whole number from 1 to 1000000, or 0 for no limit",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from registry.etcd3.ops import Range
-from registry.transactions import adapters, canaries, pools, removals, rollouts, settlement, tenants
+from registry.transactions import adapters, alone, canaries, pools, removals, rollouts, settlement, tenants
 from registry.transactions.changes import (
     AbortRollout,
     ApplyAdapters,
@@ -49,6 +49,17 @@ def reads_of(change: Change, context: Context) -> tuple[Range, ...]:
         case SettleRemoval():
             return settlement.settle_reads(change, keys, request_id)
     assert_never(change)
+
+
+def reads_beside(change: Change, view: View, context: Context) -> tuple[Range, ...]:
+    """What the change is planned from too, which only a true view of all of `reads_of` tells."""
+    match change:
+        case ApplyAdapters():
+            return alone.neighbours_read(change.pool, len(change.changes), view, context.keys)
+        case RollbackAdapter():
+            return alone.neighbours_read(change.pool, 1, view, context.keys)
+        case _:
+            return ()
 
 
 def may_be_guessed(change: Change) -> bool:

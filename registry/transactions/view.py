@@ -18,6 +18,11 @@ def any_in(prefix: bytes) -> Range:
     return Range(prefix, prefix_end(prefix), limit=1, keys_only=True)
 
 
+def some_in(prefix: bytes, count: int) -> Range:
+    """Reads at most so many keys below a prefix, without their values."""
+    return Range(prefix, prefix_end(prefix), limit=count, keys_only=True)
+
+
 def everything_in(prefix: bytes) -> Range:
     """Reads all keys below a prefix, which must be few."""
     return Range(prefix, prefix_end(prefix))
@@ -45,7 +50,7 @@ class View:
         return self.found.get(key)
 
     def all_below(self, prefix: bytes) -> tuple[KeyValue, ...]:
-        """What `everything_in` found below a prefix."""
+        """What `everything_in` or `some_in` found below a prefix."""
         return self.ranges.get(prefix, ())
 
     def below(self, prefix: bytes) -> KeyValue | None:

@@ -1,4 +1,4 @@
-"""Drives engines other than vLLM over HTTP; what each kind is asked and answers, its dialect says."""
+"""Drives several kinds of engine over HTTP in one way; what each is asked and answers, its dialect says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sidecar.engines.deadlines import USUAL, Deadlines
 from sidecar.engines.dialect import UNTOLD, Dialect, Requests, Seen, Statistics
 from sidecar.engines.driver import EngineError, EngineUnreachable, EngineUnusable
 from sidecar.engines.exchange import Change, Lost, NotSent, Reply
-from sidecar.engines.listeners import listener_identity
+from sidecar.engines.listeners import Process
 from sidecar.engines.loaded import FILE, PAST_FILE, LoadedNames
 from sidecar.engines.vllm import check_name
 from sidecar.engines.vllm_http import VllmHttp
@@ -62,6 +62,7 @@ class HttpEngine:
         """
         self._dialect = dialect
         self._http = VllmHttp(url, api_key_file, dialect.kind)
+        self._process = Process(self._http.url)
         self._deadlines = deadlines
         self._limits = limits
         self._loaded = LoadedNames(state, FILE)
@@ -95,24 +96,24 @@ class HttpEngine:
         return Observed(facts, seen.base_models, seen.adapters, past=past)
 
     async def _look(self) -> tuple[str, Seen]:
-        before = self._identity()
+        before = self._process.identity()
         seconds = self._deadlines.probe_seconds + self._deadlines.list_seconds
         bodies = await self._http.get(self._dialect.pages, seconds)
-        incarnation = self._known(before)
+        incarnation = self._process.known(before)
         return incarnation, self._dialect.read(bodies, self._loaded.of(incarnation), self.url)
 
     async def incarnation(self) -> str:
         """See `Engine.incarnation`."""
-        before = self._identity()
+        before = self._process.identity()
         await self._http.get(self._dialect.pages[-1:], self._deadlines.probe_seconds)
-        return self._known(before)
+        return self._process.known(before)
 
     async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
         """See `Engine.load`. It is recorded before: a sidecar that dies meanwhile knows what may be there."""
         call = partial(self._load, name, path, request_id)
         if self._dialect.can_swap:
             return await call()
-        incarnation = self._identity()
+        incarnation = self._process.identity()
         if not self._dialect.tells_taken and (taken := await self._taken(incarnation, name, path)) is not None:
             return taken
         record = partial(self._loaded.recording, incarnation, name, path, call)
@@ -133,7 +134,7 @@ class HttpEngine:
 
     async def unload(self, name: str, *, request_id: str) -> Outcome:
         """See `Engine.unload`."""
-        incarnation = self._identity()
+        incarnation = self._process.identity()
         answer = await self._post(self._dialect.unload(name), request_id, self._deadlines.unload_seconds)
         outcome = self._dialect.unload_outcome(name, answer)
         if isinstance(outcome, Done | NotThere) and not self._dialect.can_swap:
@@ -188,11 +189,11 @@ class HttpEngine:
         """See `Engine.drain_evidence`. Which adapters have requests is not said: none may be there at all."""
         if self._dialect.statistics is None:
             raise EngineUnreachable(f"{self.url} does not say which requests it has, so files stay")
-        before = self._identity()
+        before = self._process.identity()
         if not await self.turns():
             raise EngineUnreachable(f"{self.url} generates nothing, so its metrics may be old")
         found = await self._requests(self._dialect.statistics)
-        return DrainEvidence(self._known(before), found.waiting, found.running, None)
+        return DrainEvidence(self._process.known(before), found.waiting, found.running, None)
 
     async def aclose(self) -> None:
         """See `Engine.aclose`. No connection outlives its call."""
@@ -208,24 +209,3 @@ class HttpEngine:
     async def _post(self, request: Change, request_id: str, seconds: float) -> Reply | Lost | NotSent:
         [answer] = await self._http.post([request], request_id, seconds)
         return answer
-
-    def _identity(self) -> str:
-        return listener_identity(self.url)
-
-    def _known(self, before: str) -> str:
-        """The identity of the process that just answered.
-
-        Raises:
-            EngineUnreachable: it is not the one of before.
-            EngineUnusable: it is not to be seen from here.
-        """
-        now = self._identity()
-        if not now:
-            message = (
-                f"{self.url} does not say which process it is, and no socket that listens there is to be seen: run the "
-                "sidecar in the engine's network namespace and give --engine http://127.0.0.1:PORT"
-            )
-            raise EngineUnusable("engine_unsupported", message)
-        if now != before:
-            raise EngineUnreachable(f"{self.url} restarted while it was looked at")
-        return now

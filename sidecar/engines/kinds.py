@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import assert_never
 
+from sidecar.engines.axolotl_engine import AxolotlEngine
 from sidecar.engines.driver import Engine
 from sidecar.engines.dynamo import Dynamo
 from sidecar.engines.http_engine import HttpEngine
@@ -30,4 +31,6 @@ def make_engine(settings: Settings, state: Path, on_step: OnStep) -> Engine:
         case "dynamo":
             dynamo = Dynamo(settings.engine_base_model or ())
             return HttpEngine(dynamo, settings.engine, api_key_file=key, limits=limits, state=state)
+        case "axolotl":
+            return AxolotlEngine(settings.engine, api_key_file=key, limits=limits, state=state)
     assert_never(settings.engine_kind)

@@ -10,6 +10,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from sidecar.engines.driver import EngineUnreachable, EngineUnusable
+
 PROC = Path("/proc")
 _TABLES = ("net/tcp", "net/tcp6")
 _LISTENING = "0A"
@@ -22,6 +24,38 @@ def listener_identity(url: str, proc: Path = PROC) -> str:
     sockets = _sockets(proc, port) if _is_loopback(parts.hostname or "") else set()
     boot = _text(proc / "sys/kernel/random/boot_id").strip()
     return f"{boot}:{'+'.join(sorted(sockets))}" if sockets else ""
+
+
+class Process:
+    """The process that listens where `url` points."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def identity(self) -> str:
+        """See `listener_identity`."""
+        return listener_identity(self._url)
+
+    def known(self, before: str) -> str:
+        """The identity of the process that just answered.
+
+        Args:
+            before: what it was before it was asked.
+
+        Raises:
+            EngineUnreachable: it is another one now.
+            EngineUnusable: it is not to be seen from here.
+        """
+        now = self.identity()
+        if not now:
+            message = (
+                f"{self._url} does not say which process it is, and no socket that listens there is to be seen: run "
+                "the sidecar in the engine's network namespace and give --engine http://127.0.0.1:PORT"
+            )
+            raise EngineUnusable("engine_unsupported", message)
+        if now != before:
+            raise EngineUnreachable(f"{self._url} restarted while it was looked at")
+        return now
 
 
 def _is_loopback(host: str) -> bool:

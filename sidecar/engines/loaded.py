@@ -82,11 +82,12 @@ class LoadedNames:
             return
         if self._directory is not None:
             value = {"schema": _SCHEMA, "incarnation": incarnation, "paths": paths}
-            await asyncio.to_thread(_write, self._directory / self._file, json.dumps(value).encode())
+            await asyncio.to_thread(write_synced, self._directory / self._file, json.dumps(value).encode())
         self._kept = incarnation, paths
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_synced(path: Path, content: bytes) -> None:
+    """Replaces a file as a whole, to survive a power cut; its one writer writes one at a time. Raises OSError."""
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
         file.write(content)

@@ -74,9 +74,20 @@ def _outcome(name: str, answer: Reply | Lost | NotSent) -> Outcome:
 def _names(body: bytes) -> list[str] | None:
     match _json(body):
         case {"object": "list", "data": [*cards]}:
-            names = [card.get("id") if isinstance(card, dict) and "root" not in card else None for card in cards]
-            texts = [name for name in names if isinstance(name, str)]
+            names = [_name(card) for card in cards]
+            texts = [name for name in names if name is not None]
             return texts if len(texts) == len(cards) else None
+        case _:
+            return None
+
+
+def _name(card: object) -> str | None:
+    """The name on a card, which has no path. axolotl's cards are alike but for their owner."""
+    match card:
+        case {"root": _} | {"owned_by": "axolotl"}:
+            return None
+        case {"id": str(name)}:
+            return name
         case _:
             return None
 

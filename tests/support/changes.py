@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from registry.etcd3.ops import Txn
+from registry.etcd3.ops import Range, Txn
 from registry.keys import Keys
 from registry.model.records import AdapterSpec, PoolLimits, Source
 from registry.transactions.changes import (
@@ -18,7 +18,7 @@ from registry.transactions.changes import (
 )
 from registry.transactions.context import Caller, Context, Leases, Limits
 from registry.transactions.draft import Planned, Unchanged
-from registry.transactions.plan import plan_change, reads_of
+from registry.transactions.plan import plan_change, reads_beside, reads_of
 from registry.transactions.replay import Settled, replay
 from registry.transactions.view import View, view_of
 from tests.support.memory_etcd import MemoryEtcd
@@ -70,7 +70,13 @@ class Desk:
 
     def view(self, change: Change, context: Context) -> View:
         """Everything that the change is planned from, read now."""
-        reads = reads_of(change, context)
+        return self._whole(change, self._read(reads_of(change, context)), context)
+
+    def _whole(self, change: Change, view: View, context: Context) -> View:
+        beside = set(reads_beside(change, view, context)) - set(view.reads)
+        return self._read((*view.reads, *beside)) if beside else view
+
+    def _read(self, reads: tuple[Range, ...]) -> View:
         result = self.etcd.txn(Txn((), reads))
         return view_of(reads, result.revision, result.responses)
 
@@ -90,10 +96,11 @@ class Desk:
             known = replay(view, context)
             if known is not None:
                 return known
+            view = self._whole(change, view, context)
             planned = plan_change(change, view, context)
             if isinstance(planned, Unchanged):
                 return Settled(planned.reply, view.revision)
             result = self.etcd.txn(planned.txn)
             if result.succeeded:
                 return Settled(planned.reply, result.revision)
-            view = view_of(reads_of(change, context), result.revision, result.responses)
+            view = view_of(view.reads, result.revision, result.responses)

@@ -39,6 +39,7 @@ MEANING: Mapping[Reason, str] = {
     Reason.ETAG_MISMATCH: "The record changed since it was read; `etag` is the present one, 0 if there is none. Read it again and decide anew.",
     Reason.LOST_RACE: "Others changed the same records again and again. Nothing was changed; repeat it.",
     Reason.POOL_NOT_EMPTY: "The pool has adapters. Delete them first.",
+    Reason.POOL_FULL: "The pool's engines have one adapter at a time, and that is `name`. Delete it first, or use another pool.",
     Reason.SPACE_LEFT: "etcd takes changes, so there is no glass to break. Use `loraplane delete`.",
     Reason.NOT_REMOVED: "What a receipt says was removed is still there. Was it put back by hand?",
     Reason.GENERATION_REUSED: "A name was applied again at the generation that was removed, before the removal was settled.",

@@ -6,8 +6,8 @@ import pytest
 
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
 from sidecar.observed import AlreadyThere, Done, Gone, Refused, Transient, Unknown
-from tests.contract.engine.test_kinds import drive
 from tests.support.engines import BASE_MODEL
+from tests.support.kinds import drive
 from tests.support.other_engines.dynamo import SimulatedDynamo
 from tests.support.other_engines.server import serving
 

@@ -5,91 +5,40 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Any
 
 import httpx
 import pytest
 
 from sidecar.engines.driver import Engine, EngineUnreachable, EngineUnusable
-from sidecar.engines.dynamo import Dynamo
-from sidecar.engines.http_engine import HttpEngine
-from sidecar.engines.pegainfer import Pegainfer
-from sidecar.engines.sglang import Sglang
+from sidecar.engines.simulated.card import Card
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.simulated.server import serving as serving_vllm
-from sidecar.engines.vllm import VllmEngine
 from sidecar.observed import AlreadyThere, Done, Gone, NotThere, PathMissing, Refused, Unknown
 from tests.support.engines import BASE_MODEL
-from tests.support.other_engines.dynamo import SimulatedDynamo
+from tests.support.kinds import KINDS, LISTING_PATHS, OTHER_KINDS, SWAPS, Played, Simulated, drive
+from tests.support.other_engines.axolotl import SimulatedAxolotl
 from tests.support.other_engines.pegainfer import SimulatedPegainfer
 from tests.support.other_engines.server import serving
 from tests.support.other_engines.sglang import SimulatedSglang
 from tests.support.waiting import eventually
 
-PROMPT = "The quick brown fox jumps over the lazy dog. " * 6
-KINDS = ["vllm", "sglang", "pegainfer", "dynamo"]
-SWAPPING = {"vllm", "sglang"}
-LISTING_PATHS = {"vllm", "sglang"}
 
-
-def drive(kind: str, url: str, state: Any = None) -> Engine:
-    """The driver of an engine of that kind."""
-    match kind:
-        case "sglang":
-            return HttpEngine(Sglang(), url, state=state)
-        case "pegainfer":
-            return HttpEngine(Pegainfer(), url, state=state)
-        case "dynamo":
-            return HttpEngine(Dynamo([BASE_MODEL]), url, state=state)
-        case _:
-            return VllmEngine(url)
-
-
-def core_of(kind: str) -> tuple[SimulatedVllm, AbstractAsyncContextManager[str]]:
+def play(kind: str, port: int = 0) -> tuple[Simulated | SimulatedVllm, AbstractAsyncContextManager[str]]:
     """A simulated engine of that kind, and how it is served."""
-    match kind:
-        case "sglang":
-            sglang = SimulatedSglang(BASE_MODEL)
-            return sglang.core, serving(sglang.app())
-        case "pegainfer":
-            pegainfer = SimulatedPegainfer(BASE_MODEL)
-            return pegainfer.core, serving(pegainfer.app())
-        case "dynamo":
-            dynamo = SimulatedDynamo(BASE_MODEL)
-            return dynamo.core, serving(dynamo.app())
-        case _:
-            vllm = SimulatedVllm(Options(served_model_name=BASE_MODEL))
-            return vllm, serving_vllm(vllm)
-
-
-@dataclass
-class Played:
-    """A simulated engine that is served, and its driver."""
-
-    kind: str
-    core: SimulatedVllm
-    url: str
-    engine: Engine
-
-    async def text(self, name: str) -> str:
-        """The answer to a request for an adapter, named as this kind wants it."""
-        model = f"{BASE_MODEL}:{name}" if self.kind == "sglang" else name
-        async with httpx.AsyncClient(base_url=self.url, timeout=30) as client:
-            body = {"model": model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
-            return (await client.post("/v1/completions", json=body)).json()["choices"][0]["text"]
-
-    def listed(self) -> dict[str, str]:
-        return {card.name: card.path for card in self.core.cards.values()}
+    if kind == "vllm":
+        vllm = SimulatedVllm(Options(served_model_name=BASE_MODEL))
+        return vllm, serving_vllm(vllm, port=port)
+    other = OTHER_KINDS[kind](BASE_MODEL)
+    return other, serving(other.app(), port=port)
 
 
 @pytest.fixture(params=KINDS)
 async def played(request) -> AsyncIterator[Played]:
-    core, served = core_of(request.param)
+    simulated, served = play(request.param)
     async with served as url:
         engine = drive(request.param, url)
-        yield Played(request.param, core, url, engine)
+        yield Played(request.param, simulated, url, engine)
         await engine.aclose()
 
 
@@ -99,8 +48,8 @@ async def test_observe_tells_kind_process_base_and_what_was_loaded(played, tiny)
     assert (observed.facts.kind, observed.base_models) == (played.kind, (BASE_MODEL,))
     assert dict(observed.adapters) == played.listed() == {"x": tiny.adapter("a")}
     assert observed.facts.incarnation == await played.engine.incarnation()
-    assert observed.facts.swap == ("pipelined" if played.kind in SWAPPING else "refused")
-    assert dict(observed.past) == ({} if played.kind in SWAPPING else {"x": tiny.adapter("a")})
+    assert observed.facts.swap == SWAPS.get(played.kind, "refused")
+    assert dict(observed.past) == ({} if played.kind in SWAPS else {"x": tiny.adapter("a")})
 
 
 async def test_load_and_unload(played, tiny, tmp_path):
@@ -119,29 +68,37 @@ async def test_load_and_unload(played, tiny, tmp_path):
 async def test_a_swap_changes_the_weights_or_is_refused_and_changes_nothing(played, tiny):
     a, b = tiny.adapter("a"), tiny.adapter("b")
     await played.engine.observe()
-    await played.engine.load("x", a, request_id="r")
     await played.engine.load("y", b, request_id="r")
-    old, new = await played.text("x"), await played.text("y")
+    new = await played.text("y")
+    await played.engine.unload("y", request_id="r")
+    await played.engine.load("x", a, request_id="r")
+    old = await played.text("x")
+    assert old != new
     outcome = await played.engine.swap("x", a, b, request_id="r")
-    if played.kind in SWAPPING:
-        assert (outcome, played.listed(), await played.text("x")) == (Done(), {"x": b, "y": b}, new)
+    if played.kind in SWAPS:
+        assert (outcome, played.listed(), await played.text("x")) == (Done(), {"x": b}, new)
     else:
         assert isinstance(outcome, Refused)
-        assert (played.listed(), await played.text("x")) == ({"x": a, "y": b}, old)
+        assert (played.listed(), await played.text("x")) == ({"x": a}, old)
 
 
 async def test_a_swap_to_bad_files_leaves_everything_as_it_was(played, tiny, tmp_path):
-    """R8 isolation: a bad new version costs its own name nothing."""
-    a = tiny.adapter("a")
+    """R8 isolation: a bad new version costs its own name nothing. What axolotl does not read is not sent to it."""
+    a, missing, worse = tiny.adapter("a"), str(tmp_path / "missing"), tiny.changed("worse", rank=32)
     await played.engine.observe()
     await played.engine.load("x", a, request_id="r")
-    for bad in (str(tmp_path / "missing"), tiny.changed("worse", rank=32)):
+    for bad in (missing,) if played.kind == "axolotl" else (missing, worse):
         assert isinstance(await played.engine.swap("x", a, bad, request_id="r"), PathMissing | Refused)
     assert played.listed() == {"x": a}
 
 
 async def test_what_somebody_else_loaded_is_not_taken_for_ours(played, tiny):
-    """R11 foreign-safe: shown by its own path, or as a name that none of ours may have."""
+    """R11 foreign-safe: shown by its own path, or as a name that none of ours may have; axolotl shows nothing."""
+    if isinstance(played.simulated, SimulatedAxolotl):
+        played.simulated.active = Card("foreign", tiny.adapter("b"), 1)
+        assert dict((await played.engine.observe()).adapters) == {}
+        assert played.listed() == {"foreign": tiny.adapter("b")}
+        return
     await played.core.load("foreign", tiny.adapter("b"))
     observed = await played.engine.observe()
     assert observed.adapters.get("foreign") == (tiny.adapter("b") if played.kind in LISTING_PATHS else None)
@@ -153,7 +110,7 @@ async def test_what_somebody_else_loaded_is_not_taken_for_ours(played, tiny):
 
 async def test_another_process_is_another_incarnation_and_has_nothing(played, tiny, tmp_path):
     """R9: what one process had says nothing of the next, also to a sidecar that starts meanwhile."""
-    _, first = core_of(played.kind)
+    _, first = play(played.kind)
     async with first as url:
         port = httpx.URL(url).port
         engine = drive(played.kind, url, tmp_path)
@@ -165,10 +122,8 @@ async def test_another_process_is_another_incarnation_and_has_nothing(played, ti
     with pytest.raises(EngineUnreachable):
         await engine.observe()
     assert isinstance(await engine.load("y", tiny.adapter("a"), request_id="r"), Gone)
-    core, _ = core_of(played.kind)
-    apps = {"sglang": SimulatedSglang, "pegainfer": SimulatedPegainfer, "dynamo": SimulatedDynamo}
-    app = apps.get(played.kind)
-    second = serving(app(BASE_MODEL).app(), port=port) if app else serving_vllm(core, port=port)
+    assert port is not None
+    _, second = play(played.kind, port)
     async with second:
         after = await again.observe()
         assert after.facts.incarnation != before.facts.incarnation
@@ -209,7 +164,7 @@ async def test_sglang_waits_for_requests_before_it_drops_weights_and_tells_that_
     """R7: its unload ends after them; which adapter they are of is not said."""
     sglang = SimulatedSglang(BASE_MODEL, token_seconds=0.01)
     async with serving(sglang.app()) as url:
-        played = Played("sglang", sglang.core, url, drive("sglang", url))
+        played = Played("sglang", sglang, url, drive("sglang", url))
         await played.engine.load("x", tiny.adapter("a"), request_id="r")
         asking = asyncio.create_task(played.text("x"))
         await eventually(lambda: sglang.core.running)
@@ -224,7 +179,7 @@ async def test_sglang_loads_again_what_a_request_names_and_it_is_seen(tiny):
     """R6: the listing shows it, so that it is unloaded again."""
     sglang = SimulatedSglang(BASE_MODEL, max_loaded_loras=3)
     async with serving(sglang.app()) as url:
-        played = Played("sglang", sglang.core, url, drive("sglang", url))
+        played = Played("sglang", sglang, url, drive("sglang", url))
         await played.engine.load("x", tiny.adapter("a"), request_id="r")
         await played.engine.unload("x", request_id="r")
         await played.text("x")

@@ -118,6 +118,24 @@ async def _outcome(call) -> str:
         return refused(error).reason
 
 
+async def test_of_many_who_want_the_only_place_one_gets_it(etcd, ledger, admin):
+    """20 racers in a pool whose engines have one adapter at a time, through two servers; all others are told why."""
+    pool = pb.Pool(name="one", base_models=["base"], engine="axolotl")
+    await admin.stub.CreatePool(pb.CreatePoolRequest(pool=pool))
+    async with admin_inside(etcd.endpoints, etcd.prefix) as other:
+        await wait_ready(other)
+        sets = [change_set(put(f"acme/n{i}"), pool="one") for i in range(20)]
+        calls = [(admin, other)[i % 2].stub.ApplyAdapters(one, timeout=30) for i, one in enumerate(sets)]
+        told = await asyncio.gather(*calls, return_exceptions=True)
+    (won,) = [one for one in told if isinstance(one, pb.ApplyAdaptersResponse)]
+    name = won.results[0].adapter.name
+    lost = await refusal(admin.stub.ApplyAdapters(change_set(put("b"), pool="one", validate_only=True)))
+    assert (lost.code, lost.reason) == (StatusCode.FAILED_PRECONDITION, "POOL_FULL")
+    assert {refused(one).reason for one in told if isinstance(one, RpcError)} == {"POOL_FULL"}
+    await admin.stub.ApplyAdapters(change_set(drop(name), put("b"), pool="one"))
+    await ledger.check()
+
+
 async def test_quota_counts_over_all_pools(ledger, admin):
     """W5 quota-never: a tenant's adapters of all pools count, and deleting makes room."""
     await make_pool(admin, "q")

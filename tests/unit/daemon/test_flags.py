@@ -76,6 +76,7 @@ def test_our_variable_stands_before_one_known_elsewhere() -> None:
         ((*REQUIRED, "--engine", "localhost:8000"), "--engine: "),
         ((*REQUIRED, "--engine-kind", "ollama"), "--engine-kind: "),
         ((*REQUIRED, "--engine-kind", "dynamo"), "--engine-base-model"),
+        ((*REQUIRED, "--engine-kind", "axolotl"), "give --engine-max-rank"),
         ((*REQUIRED, "--engine-base-model", "base"), "leave --engine-base-model out"),
         ((*REQUIRED, "--http", "80"), "--http: '80' is not HOST:PORT"),
         ((*REQUIRED, "--http", "a:99999"), "--http: "),

@@ -1,4 +1,4 @@
-"""What answers of SGLang, pegainfer and Dynamo mean, answer by answer as their sources say; no text of them is read."""
+"""What answers of other engines mean, answer by answer as their sources say; no text of them is read."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import json
 
 import pytest
 
+from sidecar.engines import axolotl
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
 from sidecar.engines.dynamo import Dynamo
 from sidecar.engines.exchange import Delete, JsonPost, Lost, NotSent, Reply
 from sidecar.engines.pegainfer import Pegainfer
 from sidecar.engines.sglang import Sglang, read_requests
+from sidecar.engines.slot import Active
 from sidecar.observed import AlreadyThere, Done, Gone, Refused, Transient, Unknown
 
 SGLANG, PEGAINFER, DYNAMO = Sglang(), Pegainfer(), Dynamo(["base", "Base"])
@@ -102,7 +104,13 @@ def test_pegainfer_has_of_ours_what_our_record_says():
     assert (seen.base_models, dict(seen.adapters), seen.version) == (("base", "foreign"), {"x": "/a"}, "")
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"object": "list"}', models(1), models("x", root="/m")])
+NO_PEGAINFER = [
+    *(b"", b"[]", b'{"object": "list"}', b'{"object": "list", "data": [1]}'),
+    *(models(1), models("x", root="/m"), models("x", owned_by="axolotl")),
+]
+
+
+@pytest.mark.parametrize("body", NO_PEGAINFER)
 def test_something_else_is_no_pegainfer(body):
     with pytest.raises(EngineUnusable) as caught:
         PEGAINFER.read([body], {}, "http://e")
@@ -150,4 +158,45 @@ def test_a_dynamo_that_cannot_list_says_nothing():
 def test_something_else_is_no_dynamo(body):
     with pytest.raises(EngineUnusable) as caught:
         DYNAMO.read([body], {}, "http://e")
+    assert caught.value.reason == "not_an_engine"
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (said(200, status="ok"), Done()),
+        (said(200, status="later"), Unknown('HTTP 200: {"status": "later"}')),
+        (said(422, detail=[]), Unknown('HTTP 422: {"detail": []}')),
+        (Reply(500, b""), Unknown("HTTP 500: no text")),
+        (Lost("broke"), Unknown("broke")),
+        (NotSent("none"), Gone("none")),
+    ],
+    ids=str,
+)
+def test_axolotl_is_told(answer, outcome):
+    assert axolotl.outcome_of(answer) == outcome
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+def test_something_before_axolotl_or_in_its_place_may_be_mended(status):
+    assert isinstance(axolotl.outcome_of(Reply(status, b"")), Transient)
+
+
+def test_axolotl_is_told_a_name_that_no_other_weights_have():
+    """R4: prefix caches of most releases know weights by it alone."""
+    fields = {"lora_name": "acme/x#7", "lora_int_id": 7, "lora_path": "/s/1", "load_inplace": False}
+    assert axolotl.set_adapter(Active(7, "acme/x", "/s/1")) == JsonPost("/set_lora_adapter/", fields)
+
+
+def test_axolotl_names_its_base_model():
+    assert axolotl.read_base_models(models("Qwen/Qwen3", owned_by="axolotl"), "http://e") == ("Qwen/Qwen3",)
+
+
+NO_AXOLOTL = [b"", b"[]", models(), models("x"), models(1, owned_by="axolotl"), models("x", owned_by="vllm")]
+
+
+@pytest.mark.parametrize("body", NO_AXOLOTL)
+def test_something_else_is_no_axolotl(body):
+    with pytest.raises(EngineUnusable) as caught:
+        axolotl.read_base_models(body, "http://e")
     assert caught.value.reason == "not_an_engine"

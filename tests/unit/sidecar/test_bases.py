@@ -10,6 +10,7 @@ from registry.lora.findings import AdapterWarning
 from registry.model.records import BaseShapes, PoolSpec
 from sidecar.artifacts.bases import Bases
 from sidecar.lazy.wanted import LazySituation
+from sidecar.observed import EngineFacts, Observed
 from sidecar.plan import Load
 from sidecar.planner import make_plan
 from sidecar.status import Moment, Replica, Situation, derive_status
@@ -50,6 +51,18 @@ def test_a_replica_with_another_base_than_its_pools_does_nothing_and_says_so():
     assert (plan.blocked, plan.calls, plan.stage) == (bases.problem, (), ())
     bases.follow(pool_of(QWEN2))
     assert bases.problem == ""
+
+
+def test_an_engine_that_would_end_at_an_unfit_adapter_gets_none_that_is_not_compared():
+    """It reads files when a request comes, which is too late to refuse them; and it lists nothing, which is said."""
+    state = wants({"a": "v1"})
+    facts = EngineFacts("axolotl", "", "http://e", "e1", swap="unproven")
+    blind, axolotl = Observed(facts, ("base",)), pool().model_copy(update={"engine": "axolotl"})
+    plan = make_plan(state, axolotl, blind, replace(known(state, "v1"), base_known=False), now=0)
+    assert (plan.calls, plan.stage, "--base-model" in plan.blocked) == ((), (), True)
+    plan = make_plan(state, axolotl, blind, known(state, "v1"), now=0)
+    assert ([type(call) for call in plan.calls], plan.blocked) == ([Load], "")
+    assert [one.reason for one in plan.warnings] == ["adapter_unproven"]
 
 
 def test_modules_that_the_engine_leaves_out_are_refused():

@@ -84,6 +84,23 @@ async def test_two_round_trips_after_somebody_else(etcd):
     check_history(KEYS, etcd.etcd.history)
 
 
+async def test_a_pool_of_one_adapter_costs_a_reading_where_it_is_not_alone(etcd):
+    """The first is made by a guess that the transaction verifies; a refusal, a trial too, names the other one."""
+    by, other = writer(etcd), writer(etcd)
+    await change(by, UpdatePool(POOL, (), PoolLimits(), fields=frozenset({"engine"}), engine="axolotl"))
+    etcd.trips = 0
+    await change(by, applying(upsert("acme/a")))
+    assert etcd.trips == 1
+    for dry in (False, True):
+        for who in (by, other):
+            with pytest.raises(FailedPrecondition) as told:
+                await change(who, applying(upsert("b")), dry=dry)
+            assert (told.value.reason, told.value.metadata) == (Reason.POOL_FULL, {"name": "acme/a"})
+    await change(other, applying(Remove("acme/a"), upsert("b")))
+    await change(by, applying(upsert("b", "v2")))
+    check_history(KEYS, etcd.etcd.history)
+
+
 async def test_a_refusal_is_never_a_guess(etcd):
     """W8 no-false-fail: an old memory may say that a quota is full; it is read again before anything is refused."""
     by, other = writer(etcd), writer(etcd)

@@ -150,6 +150,7 @@ def test_the_kind_of_engine_stays_while_there_are_adapters(whole):
     [
         ("engine", "sglang", "sglang"),
         ("engine", "dynamo", "dynamo"),
+        ("engine", "axolotl", "axolotl"),
         ("engine_names", "versioned", "versioned names"),
     ],
 )

@@ -1,0 +1,91 @@
+"""Every kind of engine, simulated and served, with its driver: what the suite for all of them plays on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+from starlette.applications import Starlette
+
+from sidecar.engines.axolotl_engine import AxolotlEngine
+from sidecar.engines.driver import Engine
+from sidecar.engines.dynamo import Dynamo
+from sidecar.engines.http_engine import HttpEngine
+from sidecar.engines.pegainfer import Pegainfer
+from sidecar.engines.sglang import Sglang
+from sidecar.engines.simulated.engine import SimulatedVllm
+from sidecar.engines.vllm import VllmEngine
+from tests.support.engines import BASE_MODEL
+from tests.support.other_engines.axolotl import SimulatedAxolotl
+from tests.support.other_engines.dynamo import SimulatedDynamo
+from tests.support.other_engines.pegainfer import SimulatedPegainfer
+from tests.support.other_engines.sglang import SimulatedSglang
+
+PROMPT = "The quick brown fox jumps over the lazy dog. " * 6
+OTHER_KINDS = {
+    "sglang": SimulatedSglang,
+    "pegainfer": SimulatedPegainfer,
+    "dynamo": SimulatedDynamo,
+    "axolotl": SimulatedAxolotl,
+}
+KINDS = ["vllm", *OTHER_KINDS]
+SWAPS = {"vllm": "pipelined", "sglang": "pipelined", "axolotl": "unproven"}
+LISTING_PATHS = {"vllm", "sglang"}
+
+
+class Simulated(Protocol):
+    """A simulated engine of another kind."""
+
+    core: SimulatedVllm
+
+    def app(self) -> Starlette: ...
+
+
+def drive(kind: str, url: str, state: Path | None = None) -> Engine:
+    """The driver of an engine of that kind."""
+    match kind:
+        case "sglang":
+            return HttpEngine(Sglang(), url, state=state)
+        case "pegainfer":
+            return HttpEngine(Pegainfer(), url, state=state)
+        case "dynamo":
+            return HttpEngine(Dynamo([BASE_MODEL]), url, state=state)
+        case "axolotl":
+            return AxolotlEngine(url, state=state)
+        case _:
+            return VllmEngine(url)
+
+
+@dataclass
+class Played:
+    """A simulated engine that is served, and its driver."""
+
+    kind: str
+    simulated: Simulated | SimulatedVllm
+    url: str
+    engine: Engine
+
+    @property
+    def core(self) -> SimulatedVllm:
+        return self.simulated if isinstance(self.simulated, SimulatedVllm) else self.simulated.core
+
+    async def text(self, name: str) -> str:
+        """The answer to a request for an adapter, named as this kind wants it."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=30) as client:
+            if self.kind == "axolotl":
+                body = {"model": name, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8}
+                answer = (await client.post("/v1/chat/completions", json=body)).json()
+                return str(answer["choices"][0]["message"]["content"])
+            model = f"{BASE_MODEL}:{name}" if self.kind == "sglang" else name
+            body = {"model": model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+            return str((await client.post("/v1/completions", json=body)).json()["choices"][0]["text"])
+
+    def listed(self) -> Mapping[str, str]:
+        """What it has in truth."""
+        if isinstance(self.simulated, SimulatedAxolotl):
+            active = self.simulated.active
+            return {active.name.partition("#")[0]: active.path} if active else {}
+        return {card.name: card.path for card in self.core.cards.values()}
