@@ -16,7 +16,7 @@ from registry.dev.engine_python import EngineNotFound, find_engine_python
 from sidecar.engines.vllm import VllmEngine
 from sidecar.observed import Done
 from tests.support.engines import Asker, RealVllm, VllmFlags
-from tests.support.swap_load import SwapLoad
+from tests.support.swap_load import ByHand, SwapLoad, Swapper, by_driver, versions_of
 from tests.support.swap_verdict import Verdict
 from tests.support.tiny import Tiny, make_tiny
 
@@ -39,8 +39,11 @@ async def swap(folder: Path) -> list[Figure]:
         by_plugin, _ = await _under_load(url, tiny)
     async with _started(tiny, folder / "without", VllmFlags(max_loras=MAX_LORAS)) as url:
         pipelined, swaps = await _under_load(url, tiny)
+    async with _started(tiny, folder / "by-hand", VllmFlags(max_loras=MAX_LORAS)) as url:
+        by_hand, reloads = await _judged(url, tiny, ByHand(Asker(url)))
     check(by_plugin.failed + by_plugin.mixed + by_plugin.stale == 0, f"by the plugin: {by_plugin.line()}")
-    told = f"by the plugin {by_plugin.line()}; pipelined {pipelined.line()}, the engine lived for {swaps} swaps"
+    told = f"by the plugin {by_plugin.line()}; pipelined {pipelined.line()}, the engine lived for {swaps} swaps; "
+    told += f"unload and load {by_hand.line()}, the engine lived for {reloads}"
     return [of_times("swap", floor, ours, target="<= 1.5", note=told)]
 
 
@@ -78,8 +81,13 @@ async def _alternately(url: str, tiny: Tiny) -> tuple[list[float], list[float]]:
 
 async def _under_load(url: str, tiny: Tiny) -> tuple[Verdict, int]:
     """What came of the requests, and how many swaps were done until the engine ended, if it did."""
-    pairs = {"x": ("a", "b"), "y": ("c", "d"), "z": ("e", "f")}
-    versions = {name: (tiny.adapter(one), tiny.adapter(other)) for name, (one, other) in pairs.items()}
-    load = SwapLoad(url, versions)
-    verdict = await load.run(swaps=SWAPS, requests_per_second=REQUESTS_PER_SECOND, swaps_per_second=SWAPS_PER_SECOND)
+    async with by_driver(url) as driver:
+        return await _judged(url, tiny, driver)
+
+
+async def _judged(url: str, tiny: Tiny, swapper: Swapper) -> tuple[Verdict, int]:
+    load = SwapLoad([url], versions_of(tiny))
+    verdict = await load.run(
+        swapper, swaps=SWAPS, requests_per_second=REQUESTS_PER_SECOND, swaps_per_second=SWAPS_PER_SECOND
+    )
     return verdict, len(load.swap_seconds)

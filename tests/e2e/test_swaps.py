@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.engines import RealVllm, VllmFlags
-from tests.support.swap_load import SwapLoad
+from tests.support.engines import Asker, RealVllm, VllmFlags
+from tests.support.swap_load import ByHand, SwapLoad, Swapper, by_driver, versions_of
+from tests.support.swap_verdict import Verdict
 from tests.support.tiny import Tiny, make_tiny
 
 SWAPS = 24
@@ -32,20 +33,21 @@ async def vllm(tiny, tmp_path) -> AsyncIterator[RealVllm]:
     vllm.stop()
 
 
-async def under_load(vllm: RealVllm, tiny: Tiny, flags: VllmFlags) -> SwapLoad:
-    """Three names, two versions each, swapped in turn."""
-    await vllm.ensure(flags)
-    pairs = {"x": ("a", "b"), "y": ("c", "d"), "z": ("e", "f")}
-    versions = {name: (tiny.adapter(one), tiny.adapter(other)) for name, (one, other) in pairs.items()}
-    return SwapLoad(vllm.url, versions)
+async def swapped(load: SwapLoad, swapper: Swapper) -> Verdict:
+    """What came of requests while three names of two versions each were swapped in turn."""
+    return await load.run(
+        swapper, swaps=SWAPS, requests_per_second=REQUESTS_PER_SECOND, swaps_per_second=SWAPS_PER_SECOND
+    )
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("max_loras", [FEW_SLOTS, MANY_SLOTS])
 async def test_with_the_plugin_no_request_fails_and_none_is_of_two_versions(vllm, tiny, max_loras):
     """R5, R7, fault 23: also for streams that run across a swap, and after each rollback; with few slots and many."""
-    load = await under_load(vllm, tiny, VllmFlags(plugin=True, max_loras=max_loras))
-    verdict = await load.run(swaps=SWAPS, requests_per_second=REQUESTS_PER_SECOND, swaps_per_second=SWAPS_PER_SECOND)
+    await vllm.ensure(VllmFlags(plugin=True, max_loras=max_loras))
+    load = SwapLoad([vllm.url], versions_of(tiny))
+    async with by_driver(vllm.url) as driver:
+        verdict = await swapped(load, driver)
     print(f"plugin: {verdict.line()}, swap p50 {statistics.median(load.swap_seconds) * 1000:.0f} ms")
     assert load.ended_by is None
     assert (verdict.failed, verdict.mixed, verdict.stale) == (0, 0, 0), [one.failure for one in load.answers]
@@ -55,10 +57,17 @@ async def test_with_the_plugin_no_request_fails_and_none_is_of_two_versions(vllm
 
 @pytest.mark.engine
 async def test_without_the_plugin_failures_are_counted_and_nothing_is_mixed(vllm, tiny):
-    """Fault 23: a request may find no such name, and the engine may end; no answer is of two versions."""
-    load = await under_load(vllm, tiny, VllmFlags(max_loras=MANY_SLOTS))
-    verdict = await load.run(swaps=SWAPS, requests_per_second=REQUESTS_PER_SECOND, swaps_per_second=SWAPS_PER_SECOND)
-    ended = "the engine ended" if load.ended_by is not None else "the engine lives"
-    print(f"pipelined: {verdict.line()}, {len(load.swap_seconds)} of {SWAPS} swaps, {ended}")
-    assert (verdict.mixed, verdict.stale) == (0, 0)
-    assert load.ended_by is None or "KeyError" in vllm.log()
+    """Fault 23: a request may find no such name, and the engine may end; no answer is of two versions.
+
+    Beside it what an unload and a load by hand come to.
+    """
+    for kind in ("pipelined", "by hand"):
+        vllm.stop()
+        await vllm.ensure(VllmFlags(max_loras=MANY_SLOTS))
+        load = SwapLoad([vllm.url], versions_of(tiny))
+        async with by_driver(vllm.url) as driver:
+            verdict = await swapped(load, driver if kind == "pipelined" else ByHand(Asker(vllm.url)))
+        ended = "the engine ended" if load.ended_by is not None else "the engine lives"
+        print(f"{kind}: {verdict.line()}, {len(load.swap_seconds)} of {SWAPS} swaps, {ended}")
+        assert (verdict.mixed, verdict.stale) == (0, 0)
+        assert load.ended_by is None or "KeyError" in vllm.log()

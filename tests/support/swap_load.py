@@ -6,35 +6,99 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
 from sidecar.engines.vllm import VllmEngine
 from sidecar.observed import Done, Gone, Outcome, Unknown
+from tests.support.engines import Asker
 from tests.support.swap_verdict import Answer, Era, Sequenced, Verdict, judge
+from tests.support.tiny import Tiny
 
 PROMPTS = ("one two three", "The quick brown fox jumps over the lazy dog. " * 3, "hello", "LoRA")
 TOKENS = 6
 STREAM_TOKENS = 80
 # Of all requests, each so-many-th is a long stream.
 STREAM_EACH = 10
-REQUEST_SECONDS = 120
+REQUEST_SECONDS = 300
+REFERENCE = "reference"
+
+
+def versions_of(tiny: Tiny) -> dict[str, tuple[str, str]]:
+    """Two versions each of three names."""
+    pairs = {"x": ("a", "b"), "y": ("c", "d"), "z": ("e", "f")}
+    return {name: (tiny.adapter(one), tiny.adapter(other)) for name, (one, other) in pairs.items()}
+
+
+class Swapper(Protocol):
+    """Puts weights behind names."""
+
+    async def begin(self, name: str, version: str) -> None:
+        """Gives a name that nobody has its first version."""
+
+    async def swap(self, name: str, old: str, new: str) -> Outcome:
+        """Replaces a version; returns when no new request is of the old one."""
+
+
+@dataclass
+class ByDriver:
+    """The sidecar's driver of one engine, with nothing around it."""
+
+    driver: VllmEngine
+
+    async def begin(self, name: str, version: str) -> None:
+        """See `Swapper.begin`."""
+        assert await self.driver.load(name, version, request_id="load") == Done()
+
+    async def swap(self, name: str, old: str, new: str) -> Outcome:
+        """See `Swapper.swap`."""
+        return await self.driver.swap(name, old, new, request_id="load")
+
+
+@asynccontextmanager
+async def by_driver(url: str) -> AsyncIterator[ByDriver]:
+    """A driver that has looked at its engine."""
+    driver = VllmEngine(url)
+    await driver.observe()
+    yield ByDriver(driver)
+    await driver.aclose()
+
+
+@dataclass
+class ByHand:
+    """An unload and a load, as one would do with nothing but vLLM."""
+
+    asker: Asker
+
+    async def begin(self, name: str, version: str) -> None:
+        """See `Swapper.begin`."""
+        assert (await self.asker.load(name, version)).status_code == 200
+
+    async def swap(self, name: str, old: str, new: str) -> Outcome:
+        """See `Swapper.swap`."""
+        try:
+            assert (await self.asker.unload(name)).status_code == 200
+            await self.begin(name, new)
+        except httpx.TransportError as error:
+            return Gone(f"{error!r}")
+        return Done()
 
 
 @dataclass
 class SwapLoad:
-    """One engine, the two versions of each name, and what is seen.
+    """Engines that serve the same, the two versions of each name, and what is seen.
 
     Attributes:
-        url: of the engine.
+        urls: of the engines; each next request goes to the next of them.
         versions: paths of the versions of each name; the first is loaded.
         ended_by: what a swap came to that found the engine gone; there was none after it.
     """
 
-    url: str
+    urls: Sequence[str]
     versions: Mapping[str, tuple[str, str]]
     answers: list[Answer] = field(default_factory=list)
     eras: list[Era] = field(default_factory=list)
@@ -42,35 +106,38 @@ class SwapLoad:
     ended_by: Outcome | None = None
     references: dict[tuple[str, str], Sequenced] = field(default_factory=dict)
 
-    async def run(self, *, swaps: int, requests_per_second: float, swaps_per_second: float) -> Verdict:
-        """Loads the engine from before the first swap until after the last one, and judges all answers."""
-        limits = httpx.Limits(max_connections=500)
-        async with httpx.AsyncClient(base_url=self.url, timeout=REQUEST_SECONDS, limits=limits) as client:
-            await self._refer(client)
-            driver = VllmEngine(self.url)
-            await driver.observe()
+    async def run(
+        self, swapper: Swapper, *, swaps: int, requests_per_second: float, swaps_per_second: float
+    ) -> Verdict:
+        """Loads the engines from before the first swap until after the last one, and judges all answers."""
+        # A connection that is kept may be closed by the server as the next request is sent on it.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        async with AsyncExitStack() as stack:
+            clients = [httpx.AsyncClient(base_url=url, timeout=REQUEST_SECONDS, limits=limits) for url in self.urls]
+            for client in clients:
+                await stack.enter_async_context(client)
+            await self._refer(clients[0])
+            for name, (first, _) in self.versions.items():
+                await swapper.begin(name, first)
             is_over = asyncio.Event()
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._ask_on(client, requests_per_second, is_over))
-                await self._swap_on(driver, swaps, 1 / swaps_per_second)
+                tasks.create_task(self._ask_on(clients, requests_per_second, is_over))
+                await self._swap_on(swapper, swaps, 1 / swaps_per_second)
                 is_over.set()
-            await driver.aclose()
         return judge(self.answers, self.eras, self.references)
 
     async def _refer(self, client: httpx.AsyncClient) -> None:
-        """What each version answers, asked of it alone; then its name gets its first version."""
-        for name, paths in self.versions.items():
-            for path in reversed(paths):
-                await _post(client, "load", {"lora_name": name, "lora_path": path})
-                for prompt in PROMPTS:
-                    said = (await self._asked(client, name, prompt, is_stream=True)).said
-                    assert said is not None
-                    self.references[path, prompt] = said
-                if path != paths[0]:
-                    await _post(client, "unload", {"lora_name": name})
+        """What each version answers, asked of it alone, under a name that nobody swaps."""
+        for path in itertools.chain.from_iterable(self.versions.values()):
+            await _post(client, "load", {"lora_name": REFERENCE, "lora_path": path})
+            for prompt in PROMPTS:
+                said = (await self._asked(client, REFERENCE, prompt, is_stream=True)).said
+                assert said is not None
+                self.references[path, prompt] = said
+            await _post(client, "unload", {"lora_name": REFERENCE})
         assert len({said.tokens for said in self.references.values()}) == len(self.references)
 
-    async def _swap_on(self, driver: VllmEngine, swaps: int, pause_seconds: float) -> None:
+    async def _swap_on(self, swapper: Swapper, swaps: int, pause_seconds: float) -> None:
         """Swaps each name in turn, forth and back."""
         current = {name: (paths[0], float("-inf")) for name, paths in self.versions.items()}
         for number, name in zip(range(swaps), itertools.cycle(self.versions), strict=False):
@@ -78,7 +145,7 @@ class SwapLoad:
             first, second = self.versions[name]
             old, new = (first, second) if number // len(self.versions) % 2 == 0 else (second, first)
             started = time.monotonic()
-            outcome = await driver.swap(name, old, new, request_id="load")
+            outcome = await swapper.swap(name, old, new)
             ended = time.monotonic()
             if isinstance(outcome, Gone | Unknown):
                 self.ended_by = outcome
@@ -91,13 +158,14 @@ class SwapLoad:
         await asyncio.sleep(pause_seconds)
         self.eras += [Era(name, version, began, float("inf")) for name, (version, began) in current.items()]
 
-    async def _ask_on(self, client: httpx.AsyncClient, rate: float, is_over: asyncio.Event) -> None:
+    async def _ask_on(self, clients: Sequence[httpx.AsyncClient], rate: float, is_over: asyncio.Event) -> None:
         """Sends at a fixed rate, whether or not earlier requests were answered."""
         started = time.monotonic()
+        engines = itertools.cycle(clients)
         async with asyncio.TaskGroup() as tasks:
             for number, name in enumerate(itertools.cycle(self.versions)):
                 prompt = PROMPTS[number // len(self.versions) % len(PROMPTS)]
-                tasks.create_task(self._ask(client, name, prompt, is_stream=number % STREAM_EACH == 0))
+                tasks.create_task(self._ask(next(engines), name, prompt, is_stream=number % STREAM_EACH == 0))
                 await asyncio.sleep(max(0.0, started + (number + 1) / rate - time.monotonic()))
                 if is_over.is_set():
                     return

@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 async def eventually(check: Callable[[], Awaitable[Value | None]], *, timeout_seconds: float = 30) -> Value: ...
 @overload
 async def eventually(check: Callable[[], Value | None], *, timeout_seconds: float = 30) -> Value: ...
-async def eventually(check: Callable[[], Any], *, timeout_seconds: float = 30) -> Any:
+async def eventually(check: Callable[[], Any], *, timeout_seconds: float = 60) -> Any:
     """Polls `check` until it returns something true, and returns that.
 
     A check may be a plain or a coroutine function. AssertionError counts as "not yet"; the last one is raised
