@@ -53,7 +53,7 @@ def export(
     try:
         steps = asyncio.run(_read(endpoints, prefix, from_revision))
     except (EtcdError, TimeoutError, ValueError) as error:
-        _fail(EXIT_UNAVAILABLE, f"etcd at {etcd} cannot be read: {error or 'it takes too long'}")
+        _fail(EXIT_UNAVAILABLE, f"etcd at {etcd} cannot be read: {str(error) or 'it takes too long'}")
     out.write_text("".join(f"{line}\n" for line in encode(steps)))
     sys.stdout.write(f"{len(steps)} revisions in {out}\n")
 

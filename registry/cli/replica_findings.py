@@ -12,6 +12,13 @@ from registry.cli.wire import Plain
 _SKEW = timedelta(seconds=60)
 _NAMED_AT_MOST = 5
 _PLUGIN = "install the plugin in the engine's environment and start it with VLLM_PLUGINS=loraplane LORAPLANE_PLUGIN=1"
+_LAZY_REMEDIES = {
+    "needs_plugin": f"{_PLUGIN}, and LORAPLANE_RESOLVER=PATH, the sidecar's --resolver-socket",
+    "needs_socket": "start the sidecar with --resolver-socket PATH, the engine's LORAPLANE_RESOLVER",
+    "no_room": "eager adapters fill the engine: raise its --max-cpu-loras, or apply some as load: lazy (--lazy)",
+    "names_versioned": "apply them with load: eager, or loraplane pool update POOL --engine-names plain",
+}
+_OTHER_KINDS = frozenset({"sglang", "pegainfer", "dynamo"})
 _REMEDIES = {
     "source_not_allowed": "start the sidecar with --allow-source for that place, or apply another source",
     "source_not_found": "put the files where the source says, or apply another one: loraplane apply",
@@ -45,7 +52,8 @@ def replica_findings(replica: ReplicaView, now: datetime) -> Iterator[Finding]:
 def _as_a_whole(replica: ReplicaView) -> Iterator[Finding]:
     status, note = replica.status, replica.text("note")
     if status.get("held"):
-        remedy = f"compare with loraplane get adapters; if it is right: loraplane pool confirm-removals {replica.pool}"
+        confirm = f"loraplane pool confirm-removals {replica.pool} --revision R, as it says"
+        remedy = f"compare with loraplane get adapters; if it is right: {confirm}"
         yield _error(replica, "held", f"it does not follow etcd: {replica.text('held')}", remedy)
     elif status.get("stale"):
         yield _error(replica, "stale", "it does not reach etcd", "see that its --etcd is reachable from its host")
@@ -78,15 +86,28 @@ def _names(replica: ReplicaView) -> Iterator[Finding]:
 
 
 def _engine(replica: ReplicaView) -> Iterator[Finding]:
-    lazy, swap = replica.status.get("lazy"), _text(replica, "engine", "swap")
-    if isinstance(lazy, dict) and lazy.get("count") and not lazy.get("servable"):
-        finding = f"it cannot serve the {lazy['count']} lazy adapters of its pool: {lazy.get('reason')}"
-        yield _error(replica, "lazy_not_servable", finding, _PLUGIN)
+    yield from _lazy(replica)
+    swap, kind = _text(replica, "engine", "swap"), _text(replica, "engine", "kind")
+    if _text(replica, "engine", "names") == "versioned":
+        return  # a name's weights are never replaced
+    versioned = f"loraplane pool update {replica.pool} --engine-names versioned"
     if swap == "pipelined":
-        yield _warning(replica, "plugin_absent", "requests may fail while a version is replaced", _PLUGIN)
+        reason, remedy = ("swap_has_gap", versioned) if kind in _OTHER_KINDS else ("plugin_absent", _PLUGIN)
+        yield _warning(replica, reason, "requests may fail while a version is replaced", remedy)
     elif swap == "refused":
-        finding = f"new versions behind a name are refused by {replica.text('engine', 'version')}"
-        yield _error(replica, "engine_unsupported", finding, "upgrade vLLM to 0.31 or later: pip install 'vllm>=0.31'")
+        finding = f"new versions behind a name are refused by {kind} {replica.text('engine', 'version')}"
+        remedy = versioned if kind in _OTHER_KINDS else f"upgrade vLLM: pip install 'vllm>=0.31', or {versioned}"
+        yield _error(replica, "engine_unsupported", finding, remedy)
+
+
+def _lazy(replica: ReplicaView) -> Iterator[Finding]:
+    lazy = replica.status.get("lazy")
+    if not isinstance(lazy, dict) or not lazy.get("count") or lazy.get("servable"):
+        return
+    reason = str(lazy.get("reason"))
+    if reason != "not_ready":  # which is a finding of its own
+        finding = f"it cannot serve the {lazy['count']} lazy adapters of its pool: {reason}"
+        yield _error(replica, "lazy_not_servable", finding, _LAZY_REMEDIES.get(reason, _PLUGIN))
 
 
 def _clock(replica: ReplicaView, now: datetime) -> Iterator[Finding]:

@@ -133,6 +133,43 @@ def test_reasons_have_remedies_of_their_own():
     assert "--allow-source" in finding.remedy
 
 
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [
+        ("needs_plugin", "LORAPLANE_PLUGIN=1"),
+        ("needs_socket", "--resolver-socket"),
+        ("no_room", "--max-cpu-loras"),
+        ("names_versioned", "--engine-names plain"),
+    ],
+)
+def test_lazy_adapters_have_the_remedy_of_what_they_lack(reason, says):
+    (finding,) = diagnose(pool(replica(lazy=Lazy(count=1, servable=False, reason=reason))), NOW)
+    check(finding, "lazy_not_servable", E)
+    assert says in finding.remedy
+
+
+def test_lazy_adapters_of_a_replica_that_is_not_ready_are_no_finding_of_their_own():
+    (finding,) = diagnose(pool(replica(ready=False, lazy=Lazy(count=1, servable=False, reason="not_ready"))), NOW)
+    check(finding, "not_ready", E)
+
+
+@pytest.mark.parametrize(("swap", "reason"), [("pipelined", "swap_has_gap"), ("refused", "engine_unsupported")])
+def test_other_engines_are_not_told_to_install_what_is_vllms(swap, reason):
+    (finding,) = diagnose(pool(replica(engine=engine_status(kind="sglang", swap=swap))), NOW)
+    assert finding.reason == reason
+    assert finding.remedy == "loraplane pool update p --engine-names versioned"
+
+
+@pytest.mark.parametrize("swap", ["pipelined", "refused"])
+def test_nothing_is_wrong_with_versioned_names_where_no_name_gets_other_weights(swap):
+    assert diagnose(pool(replica(engine=engine_status(swap=swap, names="versioned"))), NOW) == []
+
+
+def test_a_held_list_has_a_command_that_is_complete():
+    (finding,) = diagnose(PROVOKED["held"][1], NOW)
+    assert "confirm-removals p --revision R" in finding.remedy
+
+
 def test_clocks():
     """A clock that is behind cannot be told from an old status; a time without a zone is UTC, and no time is none."""
     behind = NOW - timedelta(days=3)
