@@ -44,7 +44,7 @@ def pool(*replicas: ReplicaView, adapters: tuple[pb.Adapter, ...] = (), unreadab
 
 
 def tenant(adapters: int, quota: int) -> Seen:
-    return Seen((), (), [pb.Tenant(name="t", adapters=adapters, max_adapters=quota)], ())
+    return replace(pool(replica()), tenants=[pb.Tenant(name="t", adapters=adapters, max_adapters=quota)])
 
 
 def failed(reason: str, *names: str) -> list[Failed]:
@@ -78,6 +78,7 @@ PROVOKED = {
     "plugin_absent": (W, pool(replica(engine=engine_status(swap="pipelined")))),
     "engine_unsupported": (E, pool(replica(engine=engine_status(swap="refused")))),
     "clock_skew": (W, pool(replica(updated_at="2026-01-01T01:00:00.000Z"))),
+    "no_pools": (W, Seen((), (), (), ())),
     "unreadable_record": (E, pool(replica(), unreadable=("a",))),
     "too_few_replicas": (E, pool(replica(), adapters=(adapter(replicas=2),))),
     "behind": (W, pool(replica(), adapters=(adapter("8"),))),
