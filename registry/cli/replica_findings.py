@@ -12,19 +12,20 @@ from registry.cli.wire import Plain
 _SKEW = timedelta(seconds=60)
 _NAMED_AT_MOST = 5
 _PLUGIN = "install the plugin in the engine's environment and start it with VLLM_PLUGINS=loraplane LORAPLANE_PLUGIN=1"
-_LAZY_REMEDIES = {
+_LAZY = {
     "needs_plugin": f"{_PLUGIN}, and LORAPLANE_RESOLVER=PATH, the sidecar's --resolver-socket",
     "needs_socket": "start the sidecar with --resolver-socket PATH, the engine's LORAPLANE_RESOLVER",
     "no_room": "eager adapters fill the engine: raise its --max-cpu-loras, or apply some as load: lazy (--lazy)",
     "names_versioned": "apply them with load: eager, or loraplane pool update POOL --engine-names plain",
 }
 _OTHER_KINDS = frozenset({"sglang", "pegainfer", "dynamo"})
-_REMEDIES = {
+REMEDIES = {
     "source_not_allowed": "start the sidecar with --allow-source for that place, or apply another source",
-    "source_not_found": "put the files where the source says, or apply another one: loraplane apply",
+    "source_missing": "put the files where the source says, or apply another one: loraplane apply",
     "signature_keys_missing": "start the sidecar with --signature-keys",
     "signature_missing": "sign the adapter with loraplane sign and apply it again",
-    "credentials_missing": "define the credential in the sidecar's --credentials",
+    "unknown_credential": "define the credential in the sidecar's --credentials",
+    "credential_not_bound": "name the source's prefix with the credential in the sidecar's --credentials",
     "engine_busy": "start the engine with a higher --max-loras, or install the plugin (VLLM_PLUGINS=loraplane)",
     "store_full": "start the sidecar with a larger --store-budget",
     "disk_full": "make room on the disk of --store",
@@ -67,7 +68,7 @@ def _as_a_whole(replica: ReplicaView) -> Iterator[Finding]:
 
 def _names(replica: ReplicaView) -> Iterator[Finding]:
     for reason, names in _by_reason(replica.items("failed")):
-        remedy = _REMEDIES.get(reason, f"loraplane describe replica {replica.name} --pool {replica.pool} says why")
+        remedy = REMEDIES.get(reason, f"loraplane describe replica {replica.name} --pool {replica.pool} says why")
         yield _error(replica, "adapters_failed", f"it cannot serve {_told(names)}: {reason}", remedy)
     for reason, names in _by_reason(replica.items("pending")):
         if reason == "over_capacity":
@@ -81,7 +82,7 @@ def _names(replica: ReplicaView) -> Iterator[Finding]:
         remedy = f"mend those that loraplane describe replica {replica.name} --pool {replica.pool} names first"
         yield _error(replica, "names_omitted", finding, remedy)
     for reason, names in _by_reason(replica.items("warnings")):
-        remedy = _REMEDIES.get(reason, f"loraplane describe replica {replica.name} --pool {replica.pool} says why")
+        remedy = REMEDIES.get(reason, f"loraplane describe replica {replica.name} --pool {replica.pool} says why")
         yield _warning(replica, reason, f"it warns of {_told(names)}: {reason}", remedy)
 
 
@@ -107,7 +108,7 @@ def _lazy(replica: ReplicaView) -> Iterator[Finding]:
     reason = str(lazy.get("reason"))
     if reason != "not_ready":  # which is a finding of its own
         finding = f"it cannot serve the {lazy['count']} lazy adapters of its pool: {reason}"
-        yield _error(replica, "lazy_not_servable", finding, _LAZY_REMEDIES.get(reason, _PLUGIN))
+        yield _error(replica, "lazy_not_servable", finding, _LAZY.get(reason, _PLUGIN))
 
 
 def _clock(replica: ReplicaView, now: datetime) -> Iterator[Finding]:

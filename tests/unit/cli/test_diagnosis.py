@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from registry.cli import replica_findings
 from registry.cli.diagnosis import PoolSeen, Seen, diagnose, methods_differ
 from registry.cli.etcd_findings import etcd_findings
 from registry.cli.finding import Finding, Severity
@@ -127,6 +129,13 @@ def test_records_that_cannot_be_read():
 def test_names_are_counted_where_there_are_many():
     (finding,) = diagnose(PROVOKED["adapters_failed"][1], NOW)
     assert finding.finding == "it cannot serve a, b, c, d, e and 2 more: digest_mismatch"
+
+
+def test_remedies_are_for_reasons_that_sidecars_give():
+    root = Path(__file__).parents[3]
+    files = [path for part in ("registry", "sidecar") for path in (root / part).rglob("*.py")]
+    given = "".join(path.read_text() for path in files if path != Path(replica_findings.__file__))
+    assert [reason for reason in replica_findings.REMEDIES if f'"{reason}"' not in given] == []
 
 
 def test_reasons_have_remedies_of_their_own():
