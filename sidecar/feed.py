@@ -30,7 +30,7 @@ from sidecar.epoch import epoch_of
 from sidecar.inputs import Inputs
 from sidecar.journal import Journal, Restored
 from sidecar.members_feed import MembersFeed
-from sidecar.metrics import ETCD_RECONNECTS, RELISTS
+from sidecar.metrics import ETCD_RECONNECTS, OBSERVED_REVISION, RELISTS
 from sidecar.packing import Packing
 from sidecar.pool_feed import PoolFeed
 from sidecar.snapshot import AdaptersChanged, Base, MembersChanged, PoolChanged
@@ -271,6 +271,7 @@ class Feed:
     async def _take_progress(self, revision: int) -> None:
         if self._candidate is None:
             self._informer.advance(revision)
+            OBSERVED_REVISION.set(self._informer.state.revision)
             return
         self._candidate.advance(revision)
         await self._judge(self._candidate, None)
@@ -280,6 +281,7 @@ class Feed:
 
     def _post(self) -> None:
         self._inputs.desired = self._informer.state
+        OBSERVED_REVISION.set(self._informer.state.revision)
         self._members_feed.want(wanted=self._informer.state.tally.by_members > 0)
         self._inputs.wake()
         self._packing.wake()

@@ -8,10 +8,10 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from registry.model.status import ReplicaStatus
 
-DESIRED_ADAPTERS = Gauge("loraplane_desired_adapters", "Adapters that the registry wants in this pool")
+DESIRED_ADAPTERS = Gauge("loraplane_desired_adapters", "Eager adapters that this replica is to serve")
 SERVED_ADAPTERS = Gauge("loraplane_served_adapters", "Adapters that the engine lists as desired")
 FAILED_ADAPTERS = Gauge("loraplane_failed_adapters", "Adapters refused or not loadable here", ["reason"])
-OBSERVED_REVISION = Gauge("loraplane_observed_revision", "Revision of etcd that the last plan was made from")
+OBSERVED_REVISION = Gauge("loraplane_observed_revision", "Revision of etcd up to which the pool is followed")
 RECONCILE_SECONDS = Histogram("loraplane_reconcile_seconds", "One round: look, plan, calls")
 STAGE_SECONDS = Histogram("loraplane_stage_seconds", "Bringing one artifact into the store")
 ENGINE_CALL_SECONDS = Histogram("loraplane_engine_call_seconds", "One call to the engine", ["call", "outcome"])
@@ -38,11 +38,13 @@ SYNCER_STATUS = Gauge(
 
 
 def show_status(status: ReplicaStatus, desired: int, served: Iterable[str], resident: int) -> None:
-    """Sets the gauges to what a status says. `served` are the names behind its count, `resident` lazy ones beside."""
+    """Sets the gauges to what a status says. `desired` is how many eager adapters are this replica's to serve.
+
+    `served` are the names behind the status' count, `resident` is how many lazy ones are loaded beside them.
+    """
     LAZY_RESIDENT.set(resident)
     DESIRED_ADAPTERS.set(desired)
     SERVED_ADAPTERS.set(status.served.count)
-    OBSERVED_REVISION.set(status.observed_revision)
     LIST_HELD.set(bool(status.held))
     STALE.set(status.stale)
     READY.set(status.ready)

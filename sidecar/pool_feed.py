@@ -65,6 +65,8 @@ class PoolFeed:
             self._inputs.pool = None if value is None else PoolSpec.parse(value)
             self.record = value
             self._inputs.pool_read = True
+            if value is None:
+                _log.warning("pool_absent", key=self._key.decode(), remedy="loraplane pool create, or another --pool")
         except RegistryError as error:
             _log.error("pool_record_refused", reason=error.reason, error=error.message)
 

@@ -53,7 +53,13 @@ Notice = Callable[[Observed, AbstractSet[Use]], None]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one round came to, for status and metrics. `capacity` is the engine's; None: not known, or none."""
+    """What one round came to, for status and metrics.
+
+    Attributes:
+        situation: what the status is derived from.
+        desired_count: how many eager adapters were this replica's to serve when it was last planned.
+        capacity: the engine's; None: not known, or none.
+    """
 
     situation: Situation
     desired_count: int
@@ -92,6 +98,7 @@ class Reconciler:
         self._propagation = Propagation(chance.wall())
         self._terms: tuple[BaseShapes | None, bool] | None = None
         self._ready_in = ""
+        self._desired_count = 0
         self._logged: tuple[int, int, int, int] | None = None
 
     def _may_call(self, key: str) -> bool:
@@ -154,6 +161,7 @@ class Reconciler:
         pool = self._inputs.pool
         problem = self._compare_with(pool)
         share = self._share(desired)
+        self._desired_count = len(share.order) + len(share.undecided) if share else len(desired.order)
         chosen = choose(desired, share, pool, observed)
         terms = Terms(rules_of(pool, observed), chosen.room, self._store.owns)
         lazy = self._demand.review(desired, observed, terms, now=self._now())
@@ -239,7 +247,7 @@ class Reconciler:
             names=names_of(self._inputs.pool),
         )
         room = capacity(self._inputs.pool, observed) if observed else None
-        self._publish(Report(situation, desired.count if desired else 0, room))
+        self._publish(Report(situation, self._desired_count, room))
 
     def _why_not_ready(self, plan: Plan | None, desired: DesiredState | None) -> str:
         if self._ownership.refusal:

@@ -1,7 +1,8 @@
-"""A training loop in the manner of GRPO: each step publishes a policy, samples from it on every replica, and learns.
+r"""A training loop in the manner of GRPO: each step publishes a policy, samples from it on every replica, and learns.
 
-    loraplane dev up
-    python docs/examples/training_loop.py --admin 127.0.0.1:PORT --engine http://127.0.0.1:PORT --folder policies
+    loraplane dev up           # its table says where the admin service and the engines are
+    python docs/examples/training_loop.py --admin 127.0.0.1:PORT --engine http://127.0.0.1:PORT \
+      --engine http://127.0.0.1:PORT --folder .loraplane/adapters/policies
 
 Learning from a sample is only right if it is known which weights it came from. `publish` returns when every replica
 serves the new version, and an engine's listing names the files behind a model, so each sample is kept together with

@@ -75,7 +75,7 @@ class Probe:
                 raise
             return Readiness(ready=False, reason="etcd refuses the admin service's certificate, user or password")
         except (EtcdError, TimeoutError) as error:
-            return Readiness(ready=False, reason=f"etcd does not answer: {error or 'no reply in time'}")
+            return Readiness(ready=False, reason=f"etcd does not answer: {str(error) or 'no reply in time'}")
         except FailedPrecondition as error:
             self._gate.shut(error)
             return Readiness(ready=False, reason=error.message)

@@ -19,9 +19,10 @@ from registry.check.fold import Fold
 from registry.check.replay import replay
 from registry.check.replicas import Listing, check_listings, check_log
 from registry.check.steps import Step
+from registry.daemon.flags import complaint_of
+from registry.daemon.settings import DaemonSettings
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError
-from registry.etcd3.options import ClientOptions
 from registry.keys import DEFAULT_PREFIX, Keys
 from registry.model.base import first_error
 
@@ -47,21 +48,31 @@ def export(
     out: Annotated[Path, typer.Option("--out", help="File to write, one JSON line a revision.")],
     prefix: Prefix = DEFAULT_PREFIX,
     from_revision: Annotated[int, typer.Option("--from-revision", min=1, help="First revision.")] = 1,
+    etcd_tls_ca: Annotated[Path | None, typer.Option("--etcd-tls-ca", help="CA of etcd.")] = None,
+    etcd_tls_cert: Annotated[Path | None, typer.Option("--etcd-tls-cert", help="Our certificate.")] = None,
+    etcd_tls_key: Annotated[Path | None, typer.Option("--etcd-tls-key", help="Its key.")] = None,
+    etcd_user: Annotated[str | None, typer.Option("--etcd-user", help="User of etcd.")] = None,
+    etcd_password_file: Annotated[Path | None, typer.Option("--etcd-password-file", help="Its password.")] = None,
 ) -> None:
     """Write what happened in etcd since a revision, or since the last compaction, to a file."""
-    endpoints = tuple(part for part in etcd.split(",") if part)
+    files = {"etcd_tls_ca": etcd_tls_ca, "etcd_tls_cert": etcd_tls_cert, "etcd_tls_key": etcd_tls_key}
+    named = {**files, "etcd_user": etcd_user, "etcd_password_file": etcd_password_file}
     try:
-        steps = asyncio.run(_read(endpoints, prefix, from_revision))
+        settings = DaemonSettings.model_validate({"etcd": etcd, "prefix": prefix, **named})
+    except ValidationError as problem:
+        _fail(EXIT_USAGE, complaint_of(problem))
+    try:
+        steps = asyncio.run(_read(settings, from_revision))
     except (EtcdError, TimeoutError, ValueError) as error:
-        _fail(EXIT_UNAVAILABLE, f"etcd at {etcd} cannot be read: {error or 'it takes too long'}")
+        _fail(EXIT_UNAVAILABLE, f"etcd at {etcd} cannot be read: {str(error) or 'it takes too long'}")
     out.write_text("".join(f"{line}\n" for line in encode(steps)))
     sys.stdout.write(f"{len(steps)} revisions in {out}\n")
 
 
-async def _read(endpoints: tuple[str, ...], prefix: str, from_revision: int) -> list[Step]:
-    client = Client(ClientOptions(endpoints))
+async def _read(settings: DaemonSettings, from_revision: int) -> list[Step]:
+    client = Client(settings.client_options())
     try:
-        return await read_history(client, prefix, from_revision=from_revision)
+        return await read_history(client, settings.prefix, from_revision=from_revision)
     finally:
         await client.aclose()
 

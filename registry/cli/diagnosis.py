@@ -38,6 +38,7 @@ class Seen:
 def diagnose(seen: Seen, now: datetime) -> list[Finding]:
     """Everything that is wrong with pools, replicas and tenants."""
     return [
+        *_no_pools(seen),
         *(_unreadable(Part.POOL, name, "loraplane pool update") for name in seen.unreadable_pools),
         *(finding for pool in seen.pools for finding in _pool(pool, now)),
         *_shared_engines(seen.pools),
@@ -56,6 +57,13 @@ def methods_differ(address: str, here: Iterable[str], there: Iterable[str]) -> l
         finding = f"it is of a later release than this program, which does not know {', '.join(unknown)}"
         return [warning(Part.ADMIN, address, "version_skew", finding, "upgrade loraplane here: pip install loraplane")]
     return []
+
+
+def _no_pools(seen: Seen) -> Iterator[Finding]:
+    """Sidecars of a pool without a record are not told of anywhere: its replicas cannot be listed."""
+    if not seen.pools and not seen.unreadable_pools:
+        remedy = "loraplane pool create POOL --base-model NAME, with the name that its sidecars' --pool says"
+        yield warning(Part.POOL, "all", "no_pools", "there is no pool, so nothing can be served", remedy)
 
 
 def _pool(pool: PoolSeen, now: datetime) -> Iterator[Finding]:

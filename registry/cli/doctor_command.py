@@ -16,8 +16,8 @@ from registry.cli.finding import Finding, Part, Severity, error
 from registry.cli.output import Printer
 from registry.cli.session import READ_SECONDS, Session, session_of
 from registry.cli.survey import look_at_admin, look_at_etcd, survey
+from registry.daemon.flags import complaint_of
 from registry.daemon.settings import DaemonSettings
-from registry.model.base import first_error
 
 _COLUMNS = ("severity", "part", "subject", "finding", "remedy")
 
@@ -70,7 +70,7 @@ def _settings(given: dict[str, object]) -> DaemonSettings | None:
     try:
         return DaemonSettings.model_validate(named)
     except ValidationError as problem:
-        raise usage(f"--{first_error(problem).replace('_', '-', 1)}") from problem
+        raise usage(complaint_of(problem)) from problem
 
 
 def _through_admin(session: Session, seconds: float) -> tuple[list[Finding], bool]:

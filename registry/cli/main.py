@@ -116,7 +116,8 @@ def run(arguments: Sequence[str]) -> int:
     except CliError as error:
         return _report(error.failure, first)
     except typer.TyperException as error:
-        return _report(Failure(Exit.USAGE, Reason.USAGE, f"{error.format_message()}; see loraplane --help"), first)
+        message = f"{error.format_message().rstrip('.')}; see loraplane --help"
+        return _report(Failure(Exit.USAGE, Reason.USAGE, message), first)
     except (typer.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
 

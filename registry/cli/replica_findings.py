@@ -12,12 +12,20 @@ from registry.cli.wire import Plain
 _SKEW = timedelta(seconds=60)
 _NAMED_AT_MOST = 5
 _PLUGIN = "install the plugin in the engine's environment and start it with VLLM_PLUGINS=loraplane LORAPLANE_PLUGIN=1"
-_REMEDIES = {
+_LAZY = {
+    "needs_plugin": f"{_PLUGIN}, and LORAPLANE_RESOLVER=PATH, the sidecar's --resolver-socket",
+    "needs_socket": "start the sidecar with --resolver-socket PATH, the engine's LORAPLANE_RESOLVER",
+    "no_room": "eager adapters fill the engine: raise its --max-cpu-loras, or apply some as load: lazy (--lazy)",
+    "names_versioned": "apply them with load: eager, or loraplane pool update POOL --engine-names plain",
+}
+_OTHER_KINDS = frozenset({"sglang", "pegainfer", "dynamo"})
+REMEDIES = {
     "source_not_allowed": "start the sidecar with --allow-source for that place, or apply another source",
-    "source_not_found": "put the files where the source says, or apply another one: loraplane apply",
+    "source_missing": "put the files where the source says, or apply another one: loraplane apply",
     "signature_keys_missing": "start the sidecar with --signature-keys",
     "signature_missing": "sign the adapter with loraplane sign and apply it again",
-    "credentials_missing": "define the credential in the sidecar's --credentials",
+    "unknown_credential": "define the credential in the sidecar's --credentials",
+    "credential_not_bound": "name the source's prefix with the credential in the sidecar's --credentials",
     "engine_busy": "start the engine with a higher --max-loras, or install the plugin (VLLM_PLUGINS=loraplane)",
     "store_full": "start the sidecar with a larger --store-budget",
     "disk_full": "make room on the disk of --store",
@@ -46,7 +54,8 @@ def replica_findings(replica: ReplicaView, now: datetime) -> Iterator[Finding]:
 def _as_a_whole(replica: ReplicaView) -> Iterator[Finding]:
     status, note = replica.status, replica.text("note")
     if status.get("held"):
-        remedy = f"compare with loraplane get adapters; if it is right: loraplane pool confirm-removals {replica.pool}"
+        confirm = f"loraplane pool confirm-removals {replica.pool} --revision R, as it says"
+        remedy = f"compare with loraplane get adapters; if it is right: {confirm}"
         yield _error(replica, "held", f"it does not follow etcd: {replica.text('held')}", remedy)
     elif status.get("stale"):
         yield _error(replica, "stale", "it does not reach etcd", "see that its --etcd is reachable from its host")
@@ -60,7 +69,7 @@ def _as_a_whole(replica: ReplicaView) -> Iterator[Finding]:
 
 def _names(replica: ReplicaView) -> Iterator[Finding]:
     for reason, names in _by_reason(replica.items("failed")):
-        remedy = _REMEDIES.get(reason, f"loraplane describe replica {replica.name} --pool {replica.pool} says why")
+        remedy = REMEDIES.get(reason, f"loraplane describe replica {replica.name} --pool {replica.pool} says why")
         yield _error(replica, "adapters_failed", f"it cannot serve {_told(names)}: {reason}", remedy)
     for reason, names in _by_reason(replica.items("pending")):
         if reason == "over_capacity":
@@ -74,20 +83,33 @@ def _names(replica: ReplicaView) -> Iterator[Finding]:
         remedy = f"mend those that loraplane describe replica {replica.name} --pool {replica.pool} names first"
         yield _error(replica, "names_omitted", finding, remedy)
     for reason, names in _by_reason(replica.items("warnings")):
-        remedy = _REMEDIES.get(reason, f"loraplane describe replica {replica.name} --pool {replica.pool} says why")
+        remedy = REMEDIES.get(reason, f"loraplane describe replica {replica.name} --pool {replica.pool} says why")
         yield _warning(replica, reason, f"it warns of {_told(names)}: {reason}", remedy)
 
 
 def _engine(replica: ReplicaView) -> Iterator[Finding]:
-    lazy, swap = replica.status.get("lazy"), _text(replica, "engine", "swap")
-    if isinstance(lazy, dict) and lazy.get("count") and not lazy.get("servable"):
-        finding = f"it cannot serve the {lazy['count']} lazy adapters of its pool: {lazy.get('reason')}"
-        yield _error(replica, "lazy_not_servable", finding, _PLUGIN)
+    yield from _lazy(replica)
+    swap, kind = _text(replica, "engine", "swap"), _text(replica, "engine", "kind")
+    if _text(replica, "engine", "names") == "versioned":
+        return  # a name's weights are never replaced
+    versioned = f"loraplane pool update {replica.pool} --engine-names versioned"
     if swap == "pipelined":
-        yield _warning(replica, "plugin_absent", "requests may fail while a version is replaced", _PLUGIN)
+        reason, remedy = ("swap_has_gap", versioned) if kind in _OTHER_KINDS else ("plugin_absent", _PLUGIN)
+        yield _warning(replica, reason, "requests may fail while a version is replaced", remedy)
     elif swap == "refused":
-        finding = f"new versions behind a name are refused by {replica.text('engine', 'version')}"
-        yield _error(replica, "engine_unsupported", finding, "upgrade vLLM to 0.31 or later: pip install 'vllm>=0.31'")
+        finding = f"new versions behind a name are refused by {kind} {replica.text('engine', 'version')}"
+        remedy = versioned if kind in _OTHER_KINDS else f"upgrade vLLM: pip install 'vllm>=0.31', or {versioned}"
+        yield _error(replica, "engine_unsupported", finding, remedy)
+
+
+def _lazy(replica: ReplicaView) -> Iterator[Finding]:
+    lazy = replica.status.get("lazy")
+    if not isinstance(lazy, dict) or not lazy.get("count") or lazy.get("servable"):
+        return
+    reason = str(lazy.get("reason"))
+    if reason != "not_ready":  # which is a finding of its own
+        finding = f"it cannot serve the {lazy['count']} lazy adapters of its pool: {reason}"
+        yield _error(replica, "lazy_not_servable", finding, _LAZY.get(reason, _PLUGIN))
 
 
 def _clock(replica: ReplicaView, now: datetime) -> Iterator[Finding]:

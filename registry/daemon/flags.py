@@ -86,7 +86,7 @@ def read_settings(
     try:
         return model.model_validate({field: value for field, value in values.items() if value is not None})
     except ValidationError as error:
-        parser.exit(EXIT_USAGE, f"{program}: {_first_complaint(error)}\n")
+        parser.exit(EXIT_USAGE, f"{program}: {complaint_of(error)}\n")
 
 
 def _options(model: type[BaseModel]) -> Iterator[_Option]:
@@ -101,8 +101,8 @@ def _flag_of(name: str, field: FieldInfo) -> Flag:
     return flags[0]
 
 
-def _first_complaint(error: ValidationError) -> str:
-    """In one line, with the flag that it is about; a model's own complaint names its flags itself."""
+def complaint_of(error: ValidationError) -> str:
+    """The first complaint in one line, with the flag that it is about; a model's own names its flags itself."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     said = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:

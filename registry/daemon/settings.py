@@ -64,6 +64,15 @@ class DaemonSettings(BaseModel):
     etcd_tls_cert: Annotated[OptionalFile, Flag("FILE", "PEM file of our certificate for etcd")] = None
     etcd_tls_key: Annotated[OptionalFile, Flag("FILE", "PEM file of its key")] = None
 
+    @field_validator("etcd")
+    @classmethod
+    def _etcd(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for member in value:
+            if "://" in member:
+                raise ValueError(f"{member!r} is not HOST:PORT: leave the scheme out; --etcd-tls-ca asks for TLS")
+            _split_address(member)
+        return value
+
     @field_validator("prefix")
     @classmethod
     def _prefix(cls, value: str) -> str:

@@ -113,5 +113,6 @@ def _torch_or_remedy() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        message = f"this needs {error.name}, which is not installed here; pip install 'loraplane[publish]'"
+        install = "pip install 'loraplane[publish]', or in the project's folder: pip install '.[publish]'"
+        message = f"this needs {error.name}, which is not installed here; {install}"
         raise CannotPublish(message) from error

@@ -110,7 +110,7 @@ class Exchange:
             async with asyncio.timeout(CONNECT_SECONDS):
                 reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
         except (OSError, TimeoutError) as error:
-            return NotSent(f"no connection to {self._authority}: {error or 'no answer'}")
+            return NotSent(f"no connection to {self._authority}: {str(error) or 'no answer'}")
         try:
             return await self._converse(reader, writer, requests, headers, timeout_seconds, max_reply_bytes, on_sent)
         finally:

@@ -1,9 +1,22 @@
-"""The command line over TLS to the real admin service."""
+"""The command lines over TLS: to the real admin service, and to a real etcd."""
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
 from tests.integration.cli.conftest import Cli, make_admin
-from tests.support.tls import Authority
+from tests.support.etcd import make_cluster
+from tests.support.tls import Authority, server_flags
+
+
+def export(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs ``loraplane-check export``."""
+    words = [sys.executable, "-m", "registry.check", "export", *arguments]
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
 
 
 def test_mutual_tls(etcd, tmp_path):
@@ -29,3 +42,35 @@ def test_mutual_tls(etcd, tmp_path):
             assert ran.err.startswith(("error: ADMIN_UNAVAILABLE: ", "error: DEADLINE_EXCEEDED: "))
     finally:
         admin.program.kill()
+
+
+async def test_a_history_is_exported_from_an_etcd_that_asks_for_certificates(tmp_path):
+    """Whoever checks what was promised needs no other way to etcd than the services have."""
+    authority = Authority(tmp_path / "authority", "ours")
+    files, out = authority.issue("client"), tmp_path / "history.jsonl"
+    flags = {"unsafe-no-fsync": "true", **server_flags(authority.issue("server"), client_certificates=True)}
+    cluster = make_cluster(tmp_path / "etcd", flags=flags, tls=files)
+    cluster.start()
+    try:
+        await cluster.ready()
+        given = ["--etcd", ",".join(cluster.endpoints), "--out", str(out), "--etcd-tls-ca", str(files.ca)]
+        given += ["--etcd-tls-cert", str(files.certificate), "--etcd-tls-key", str(files.key)]
+        ran = await asyncio.to_thread(export, *given)
+    finally:
+        cluster.stop()
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--etcd", "http://e:1"), "--etcd: 'http://e:1' is not HOST:PORT: leave the scheme out"),
+        (("--etcd", "e:1", "--etcd-tls-cert", "c"), "--etcd-tls-cert and --etcd-tls-key go together"),
+    ],
+)
+def test_wrong_ways_to_etcd_are_one_line(tmp_path, arguments, complaint):
+    ran = export(*arguments, "--out", str(tmp_path / "out"))
+    assert ran.returncode == 2
+    assert ran.stderr.startswith(f"loraplane-check: {complaint}")
+    assert ran.stderr.count("\n") == 1

@@ -10,7 +10,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
+from registry.etcd3.reflections import Progressed
 from registry.keys import Keys
 from sidecar.chance import Chance
 from sidecar.desired import DesiredState, Informer
@@ -100,3 +102,13 @@ async def test_what_may_be_acted_upon_is_on_disk(hand, tmp_path):
     for desired, kept in (*first.seen, *second.seen):
         assert kept is not None
         assert kept.revision >= desired.revision or kept.state_hash == desired.state_hash
+
+
+async def test_what_is_followed_goes_on_where_only_others_write(hand, tmp_path):
+    """Alerts compare replicas by it: one that listed later than another must not look ahead of it for ever."""
+    (tmp_path / "state").mkdir()
+    journal = Journal(tmp_path / "state")
+    feed = Feed(hand.client, hand.keys, POOL, "r1", Inputs(), journal, Chance())
+    await feed._take(Progressed(1 << 40))
+    journal.close()
+    assert REGISTRY.get_sample_value("loraplane_observed_revision") == 1 << 40

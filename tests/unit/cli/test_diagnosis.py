@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from registry.cli import replica_findings
 from registry.cli.diagnosis import PoolSeen, Seen, diagnose, methods_differ
 from registry.cli.etcd_findings import etcd_findings
 from registry.cli.finding import Finding, Severity
@@ -44,7 +46,7 @@ def pool(*replicas: ReplicaView, adapters: tuple[pb.Adapter, ...] = (), unreadab
 
 
 def tenant(adapters: int, quota: int) -> Seen:
-    return Seen((), (), [pb.Tenant(name="t", adapters=adapters, max_adapters=quota)], ())
+    return replace(pool(replica()), tenants=[pb.Tenant(name="t", adapters=adapters, max_adapters=quota)])
 
 
 def failed(reason: str, *names: str) -> list[Failed]:
@@ -78,6 +80,7 @@ PROVOKED = {
     "plugin_absent": (W, pool(replica(engine=engine_status(swap="pipelined")))),
     "engine_unsupported": (E, pool(replica(engine=engine_status(swap="refused")))),
     "clock_skew": (W, pool(replica(updated_at="2026-01-01T01:00:00.000Z"))),
+    "no_pools": (W, Seen((), (), (), ())),
     "unreadable_record": (E, pool(replica(), unreadable=("a",))),
     "too_few_replicas": (E, pool(replica(), adapters=(adapter(replicas=2),))),
     "behind": (W, pool(replica(), adapters=(adapter("8"),))),
@@ -128,9 +131,53 @@ def test_names_are_counted_where_there_are_many():
     assert finding.finding == "it cannot serve a, b, c, d, e and 2 more: digest_mismatch"
 
 
+def test_remedies_are_for_reasons_that_sidecars_give():
+    root = Path(__file__).parents[3]
+    files = [path for part in ("registry", "sidecar") for path in (root / part).rglob("*.py")]
+    given = "".join(path.read_text() for path in files if path != Path(replica_findings.__file__))
+    assert [reason for reason in replica_findings.REMEDIES if f'"{reason}"' not in given] == []
+
+
 def test_reasons_have_remedies_of_their_own():
     (finding,) = diagnose(pool(replica(failed=failed("source_not_allowed", "a"))), NOW)
     assert "--allow-source" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [
+        ("needs_plugin", "LORAPLANE_PLUGIN=1"),
+        ("needs_socket", "--resolver-socket"),
+        ("no_room", "--max-cpu-loras"),
+        ("names_versioned", "--engine-names plain"),
+    ],
+)
+def test_lazy_adapters_have_the_remedy_of_what_they_lack(reason, says):
+    (finding,) = diagnose(pool(replica(lazy=Lazy(count=1, servable=False, reason=reason))), NOW)
+    check(finding, "lazy_not_servable", E)
+    assert says in finding.remedy
+
+
+def test_lazy_adapters_of_a_replica_that_is_not_ready_are_no_finding_of_their_own():
+    (finding,) = diagnose(pool(replica(ready=False, lazy=Lazy(count=1, servable=False, reason="not_ready"))), NOW)
+    check(finding, "not_ready", E)
+
+
+@pytest.mark.parametrize(("swap", "reason"), [("pipelined", "swap_has_gap"), ("refused", "engine_unsupported")])
+def test_other_engines_are_not_told_to_install_what_is_vllms(swap, reason):
+    (finding,) = diagnose(pool(replica(engine=engine_status(kind="sglang", swap=swap))), NOW)
+    assert finding.reason == reason
+    assert finding.remedy == "loraplane pool update p --engine-names versioned"
+
+
+@pytest.mark.parametrize("swap", ["pipelined", "refused"])
+def test_nothing_is_wrong_with_versioned_names_where_no_name_gets_other_weights(swap):
+    assert diagnose(pool(replica(engine=engine_status(swap=swap, names="versioned"))), NOW) == []
+
+
+def test_a_held_list_has_a_command_that_is_complete():
+    (finding,) = diagnose(PROVOKED["held"][1], NOW)
+    assert "confirm-removals p --revision R" in finding.remedy
 
 
 def test_clocks():

@@ -71,6 +71,8 @@ def test_our_variable_stands_before_one_known_elsewhere() -> None:
     [
         (REQUIRED[2:], "--etcd is missing: give it, or set LORAPLANE_ETCD"),
         ((*REQUIRED, "--etcd", ","), "--etcd: "),
+        ((*REQUIRED, "--etcd", "etcd-0"), "--etcd: 'etcd-0' is not HOST:PORT"),
+        ((*REQUIRED, "--etcd", "a:1,https://b:2"), "--etcd: 'https://b:2' is not HOST:PORT: leave the scheme out"),
         ((*REQUIRED, "--pool", "../x"), "--pool: "),
         ((*REQUIRED, "--replica", ""), "--replica: "),
         ((*REQUIRED, "--engine", "localhost:8000"), "--engine: "),

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
 
 from registry.etcd3.ops import KeyValue
-from registry.model.records import AdapterRecord, AdapterSpec, Source
+from registry.model.records import AdapterRecord, AdapterSpec, Placement, Source
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.chance import Chance
 from sidecar.desired import DesiredState, Informer
@@ -21,6 +25,7 @@ from sidecar.lazy.demand import Demand
 from sidecar.observed import AlreadyThere, Done, EngineFacts, Observed, Outcome, Unknown
 from sidecar.ownership import Ownership
 from sidecar.reconciler import Reconciler, Report
+from sidecar.share import Sharing
 from tests.support.records import KEYS, POOL
 from tests.support.rig import Free
 from tests.support.sim.artifacts import ROOT, SimStore, path_of
@@ -49,8 +54,8 @@ class Engine:
         return Done()
 
 
-def desired(revision: int, *names: str) -> DesiredState:
-    """These adapters, at that revision."""
+def desired(revision: int, *names: str, **terms: Any) -> DesiredState:
+    """These adapters, lazy unless `terms` of their specs say otherwise, at that revision."""
     informer = Informer(POOL)
     kvs = []
     for name in names:
@@ -59,7 +64,7 @@ def desired(revision: int, *names: str) -> DesiredState:
             pool=POOL,
             tenant="default",
             generation=1,
-            spec=AdapterSpec(source=Source(uri=f"{ROOT}{name}"), load="lazy"),
+            spec=AdapterSpec(**{"source": Source(uri=f"{ROOT}{name}"), "load": "lazy", **terms}),
             updated_at="2026-01-01T00:00:00Z",
             updated_by="test",
         )
@@ -75,7 +80,9 @@ class Taken:
 
 
 @asynccontextmanager
-async def running(engine: Engine, inputs: Inputs, ownership: Ownership | None = None) -> AsyncIterator[list[Report]]:
+async def running(
+    engine: Engine, inputs: Inputs, ownership: Ownership | None = None, labels: Mapping[str, str] = MappingProxyType({})
+) -> AsyncIterator[list[Report]]:
     """A reconciler that runs within the body; gives its reports."""
     inputs.connected = inputs.pool_read = True
     reports: list[Report] = []
@@ -86,6 +93,7 @@ async def running(engine: Engine, inputs: Inputs, ownership: Ownership | None = 
         ownership or Free(),
         Chance(),
         reports.append,
+        sharing=Sharing(POOL, "r1", labels),
         demand=Demand(Catalogue(POOL, inputs.record_of)),
     )
     task = asyncio.create_task(reconciler.run())
@@ -140,6 +148,25 @@ async def test_a_replica_is_ready_once_nothing_is_left_to_do_and_not_before():
         await eventually(lambda: reports and reports[-1].situation.ready)
     assert [bool(one.situation.plan and one.situation.plan.calls) for one in reports] == [True, False]
     assert [one.situation.ready for one in reports] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("terms", "count"),
+    [
+        ({"load": "eager"}, 2),
+        ({"load": "lazy"}, 0),
+        ({"load": "eager", "placement": Placement(selector={"gpu": "a10"})}, 2),
+        ({"load": "eager", "placement": Placement(selector={"gpu": "h100"})}, 0),
+        ({"load": "eager", "placement": Placement(replicas=1)}, 2),  # nobody knows yet who lives: perhaps it is its own
+    ],
+)
+async def test_what_is_wanted_of_a_replica_is_what_it_should_serve_by_itself(terms, count):
+    """An alert compares it with what is served: adapters that are others', or wait to be asked for, must not count."""
+    engine, inputs = Engine(lambda: None), Inputs()
+    inputs.desired = desired(1, "a", "b", **terms)
+    async with running(engine, inputs, labels={"gpu": "a10"}) as reports:
+        await eventually(lambda: reports and reports[-1].situation.plan)
+    assert {report.desired_count for report in reports} == {count}
 
 
 def test_what_a_call_was_said_to_have_done_is_borne_out_by_the_listing_alone():
