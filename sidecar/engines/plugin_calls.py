@@ -13,7 +13,6 @@ from sidecar.observed import Done, EngineLimits, Gone, NotThere, Outcome, PathMi
 ABOUT_PATH = "/v1/loraplane/plugin"
 STATE_PATH = "/v1/loraplane/state"
 USES_PATH = "/v1/loraplane/uses"
-SCHEMA = 1
 _UNTOLD = EngineLimits()
 _NEEDED = {"swap", "unload", "state"}
 

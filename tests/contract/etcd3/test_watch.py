@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from registry.etcd3.client import Client
-from registry.etcd3.ops import Put, Range, Txn, prefix_end
+from registry.etcd3.ops import Put, Txn, prefix_end
 from registry.etcd3.reflector import (
     Changed,
     Connected,
@@ -22,7 +22,7 @@ from registry.etcd3.reflector import (
 from registry.etcd3.stream import progress_is_safe
 from registry.etcd3.watch import WatchStream
 from tests.contract.etcd3.mirror import FirstEndpoint, delete, mirroring, put
-from tests.support.etcd import make_cluster
+from tests.support.etcd import compact, make_cluster
 from tests.support.waiting import eventually
 
 
@@ -132,7 +132,7 @@ async def test_a_compaction_while_disconnected_is_made_good_by_a_list(etcd, etcd
         told = len(mirror.told)
         await etcd_client.txn(delete(etcd.key("goes")))
         last = await etcd_client.txn(put((etcd.key("comes"), b"1")))
-        await etcd_client.compact(last.revision)
+        await compact(etcd_client, last.revision)
         proxy.pass_on()
         listed = await mirror.first(Listed, told)
         after = await etcd_client.txn(put((etcd.key("after"), b"1")))
@@ -147,7 +147,7 @@ async def test_a_deletion_at_the_compacted_revision_itself_is_not_missed(etcd, e
     before = await etcd_client.txn(put((etcd.key("goes"), b"1")))
     gone = await etcd_client.txn(delete(etcd.key("goes")))
     assert gone.revision == before.revision + 1
-    await etcd_client.compact(gone.revision)
+    await compact(etcd_client, gone.revision)
     async with mirroring(reflect(etcd_client, etcd, rng, resume=Resume(before.revision, 0))) as mirror:
         listed = await mirror.first(Listed)
     assert (listed.cause, listed.kvs) == (ListCause.COMPACTED, ())
@@ -156,7 +156,7 @@ async def test_a_deletion_at_the_compacted_revision_itself_is_not_missed(etcd, e
 async def test_resuming_at_the_compacted_revision_needs_no_list(etcd, etcd_client, rng):
     seen = await etcd_client.txn(put((etcd.key("a"), b"1")))
     later = await etcd_client.txn(put((etcd.key("b"), b"1")))
-    await etcd_client.compact(seen.revision)
+    await compact(etcd_client, seen.revision)
     async with mirroring(reflect(etcd_client, etcd, rng, resume=Resume(seen.revision, 0))) as mirror:
         await eventually(lambda: mirror.revision >= later.revision)
     assert mirror.of(Listed) == []
@@ -221,35 +221,14 @@ async def test_etcd_that_is_down_at_first_is_waited_for(tmp_path, rng):
     """A process that starts before etcd says so, and comes up when etcd does."""
     cluster = make_cluster(tmp_path, flags={"unsafe-no-fsync": "true"})
     client = Client(cluster.options())
-    troubles = []
     try:
         async with mirroring(Reflector(client, b"/a/", b"/a0", rng=rng)) as mirror:
             down = await mirror.first(Disconnected)
             cluster.start()
-            await client.wait_until_reachable(key=b"/a/", on_wait=troubles.append)
             await mirror.first(Connected)
         assert "Connection refused" in down.message
         assert not down.denied
         assert mirror.of(Listed)[0].cause is ListCause.FIRST
-    finally:
-        await client.aclose()
-        cluster.stop()
-
-
-async def test_waiting_tells_each_failed_try(tmp_path):
-    cluster = make_cluster(tmp_path, flags={"unsafe-no-fsync": "true"})
-    client = Client(cluster.options(call_timeout_seconds=0.3))
-    troubles = []
-
-    def on_wait(error):
-        troubles.append(error)
-        if len(troubles) == 2:
-            cluster.start()
-
-    try:
-        await client.wait_until_reachable(key=b"a", on_wait=on_wait)
-        assert len(troubles) >= 2
-        assert (await client.range(Range(b"a"))).kvs == ()
     finally:
         await client.aclose()
         cluster.stop()

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from registry.errors import FailedPrecondition, Reason, RegistryError
-from registry.etcd3.ops import KeyValue
 from registry.model.base import MAX_RECORD_BYTES
 from registry.model.records import MAX_GENERATION, AdapterRecord, AuditRecord, PoolLimits
 from registry.transactions.changes import Change, DeletePool, Remove, SetTenant, UpdatePool
@@ -24,11 +23,6 @@ def desk() -> Desk:
 
 def record(desk: Desk, name: str) -> AdapterRecord:
     return AdapterRecord.parse(desk.etcd.kvs[KEYS.adapter(POOL, name)].value)
-
-
-def _last_audit(desk: Desk) -> KeyValue:
-    audits = [kv for key, kv in desk.etcd.kvs.items() if key.startswith(KEYS.audits())]
-    return max(audits, key=lambda kv: kv.mod_revision)
 
 
 def refused(desk: Desk, change: Change, request_id: str = "") -> RegistryError:
