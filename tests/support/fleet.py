@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +103,15 @@ class Sidecar:
         """One of its pages as text, e.g. the metrics."""
         async with httpx.AsyncClient(base_url=self.http, timeout=10) as client:
             return (await client.get(path)).text
+
+    async def metrics(self) -> dict[str, float]:
+        """Values of its metrics, as ``name{label="value"}``, and of each name those of all labels added up."""
+        found: Counter[str] = Counter()
+        for line in (await self.text("/metrics")).splitlines():
+            if not line.startswith("#"):
+                sample, _, value = line.rpartition(" ")
+                found.update({one: float(value) for one in {sample, sample.partition("{")[0]}})
+        return found
 
     async def status(self) -> dict[str, Any]:
         return (await self.get("/status"))[1]
