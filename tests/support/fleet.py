@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,11 +106,12 @@ class Sidecar:
 
     async def metrics(self) -> dict[str, float]:
         """Values of its metrics, as ``name{label="value"}``, and of each name those of all labels added up."""
-        found: Counter[str] = Counter()
+        found: defaultdict[str, float] = defaultdict(float)
         for line in (await self.text("/metrics")).splitlines():
             if not line.startswith("#"):
                 sample, _, value = line.rpartition(" ")
-                found.update({one: float(value) for one in {sample, sample.partition("{")[0]}})
+                for name in {sample, sample.partition("{")[0]}:
+                    found[name] += float(value)
         return found
 
     async def status(self) -> dict[str, Any]:
