@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from registry.cli import options
-from registry.cli.carry_out import Order, carry_out, send, tell
-from registry.cli.change_set import Applied, Batch, Change, Outcome
+from registry.cli.carry_out import Order, carry_out, carry_out_one, send
+from registry.cli.change_set import Applied, Change, Outcome
 from registry.cli.client import Client
 from registry.cli.diff import differences
 from registry.cli.failure import usage
@@ -147,14 +147,8 @@ def rollback(
     request_id: options.RequestId = None,
 ) -> None:
     """Make a new generation that equals an earlier one."""
-    session, order = session_of(context), Order(request_id, timeout, dry_run, wait=wait)
-    request = pb.RollbackAdapterRequest(
-        name=name, to_generation=to, etag=etag, validate_only=dry_run, request_id=request_id_or_new(request_id)
-    )
-    with session.client(order.write_seconds) as client:
-        request.pool = pool_or_only(client, pool)
-        batch = Batch(request.pool, (), request.request_id)
-        tell(client, session.printer(), [Applied(batch, client.rollback(request))], order)
+    request = pb.RollbackAdapterRequest(name=name, to_generation=to, etag=etag)
+    carry_out_one(session_of(context), request, pool, Order(request_id, timeout, dry_run, wait=wait))
 
 
 def diff(
