@@ -175,3 +175,30 @@ class Hand:
     def ref(self, record: AdapterRecord) -> ArtifactRef:
         source = record.spec.source
         return ArtifactRef(source.uri, source.digest)
+
+
+async def serves(engine: SimulatedEngine, sidecar: Sidecar, *names: str) -> dict[str, str]:
+    """Waits until the engine lists exactly these names from the sidecar's store, and returns the listing."""
+
+    async def listed() -> dict[str, str] | None:
+        listing = await engine.listing()
+        assert set(listing) == set(names)
+        assert all(path.startswith(str(sidecar.store / "adapters")) for path in listing.values())
+        return listing | {"": ""}
+
+    listing = await eventually(listed)
+    del listing[""]
+    return listing
+
+
+async def settled(sidecar: Sidecar, revision: int) -> dict[str, Any]:
+    """Waits until the replica says that it is ready at `revision` or later."""
+
+    async def is_settled() -> dict[str, Any] | None:
+        status = await sidecar.status()
+        assert status.get("ready"), status
+        assert status["observed_revision"] >= revision, status
+        assert not status["pending"], status
+        return status
+
+    return await eventually(is_settled)
