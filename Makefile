@@ -74,7 +74,7 @@ PURE := registry.errors registry.etcd3.errors registry.etcd3.ops registry.keys r
   registry.store.judgement registry.store.pool_facts registry.store.pool_view registry.store.residency \
   registry.store.residency_changes registry.store.rollout registry.store.running registry.transactions \
   sidecar.allowance sidecar.brake sidecar.chosen sidecar.conditions sidecar.desired sidecar.engine_names \
-  sidecar.engines.dynamo sidecar.failures sidecar.handover sidecar.known sidecar.lazy.answers sidecar.lazy.catalogue sidecar.lazy.demand \
+  sidecar.engines.bodies sidecar.engines.dynamo sidecar.failures sidecar.handover sidecar.known sidecar.lazy.answers sidecar.lazy.catalogue sidecar.lazy.demand \
   sidecar.lazy.residents sidecar.lazy.wanted sidecar.lazy.wire sidecar.leaving sidecar.observed sidecar.ordering \
   sidecar.placings sidecar.plan sidecar.planner sidecar.raw_records sidecar.retention sidecar.roll sidecar.rounds \
   sidecar.rules sidecar.share sidecar.snapshot sidecar.status sidecar.terms sidecar.unloads \

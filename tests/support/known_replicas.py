@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from registry.v1 import registry_pb2 as pb
-from tests.conftest import EtcdForTest
 from tests.support.admin import Admin
 from tests.support.fleet import POOL, Sidecar, SimulatedEngine
 from tests.support.waiting import eventually
@@ -15,7 +14,7 @@ from tests.support.waiting import eventually
 
 @asynccontextmanager
 async def known_replicas(
-    admin: Admin, etcd: EtcdForTest, folder: Path, *names: str
+    admin: Admin, etcd: Sequence[str], prefix: str, folder: Path, *names: str
 ) -> AsyncIterator[dict[str, SimulatedEngine]]:
     """The engines by name of the replica; all may read ``folder/sources``."""
     engines = {name: SimulatedEngine(folder / name) for name in names}
@@ -29,7 +28,7 @@ async def known_replicas(
             stack.callback(engine.program.kill)
             await engine.start()
             sources = folder / "sources"
-            sidecar = Sidecar(folder / name, etcd.endpoints, etcd.prefix, engine.url, replica=name, sources=sources)
+            sidecar = Sidecar(folder / name, tuple(etcd), prefix, engine.url, replica=name, sources=sources)
             stack.callback(sidecar.program.kill)
             sidecar.program.start()
         await eventually(are_known, timeout_seconds=120)

@@ -46,7 +46,7 @@ async def registry(admin):
 @pytest.fixture
 async def replicas(admin, etcd, tmp_path):
     """Two replicas that the registry knows, and that may read `tmp_path/sources`."""
-    async with known_replicas(admin, etcd, tmp_path, "r1", "r2") as engines:
+    async with known_replicas(admin, etcd.endpoints, etcd.prefix, tmp_path, "r1", "r2") as engines:
         yield list(engines.values())
 
 

@@ -29,7 +29,7 @@ async def admin(etcd):
 @pytest.fixture
 async def engines(admin, etcd, tmp_path):
     """Three replicas that the registry knows, by name."""
-    async with known_replicas(admin, etcd, tmp_path, *REPLICAS) as engines:
+    async with known_replicas(admin, etcd.endpoints, etcd.prefix, tmp_path, *REPLICAS) as engines:
         yield engines
 
 
