@@ -80,12 +80,13 @@ PURE := registry.errors registry.etcd3.errors registry.etcd3.ops registry.keys r
   sidecar.rules sidecar.share sidecar.snapshot sidecar.status sidecar.terms sidecar.unloads \
   sidecar.vllm_plugin.question sidecar.vllm_plugin.recently
 
-# Two at once: most tests wait for other processes. WORKERS=0 runs one after another.
+# Two at once: most tests wait for other processes. WORKERS=0 runs one after another. Files keep the order of
+# tests/conftest.py: by themselves, workers would leave those of few tests to the end, which take longest.
 WORKERS ?= 2
 
 .PHONY: test
 test: install engine .venv-oldest/.installed ## Run every test that CI runs, on real parts (WORKERS=n at once)
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile $(PURE:%=--cov=%) --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PURE:%=--cov=%) --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
 
 .PHONY: sim
 sim: install ## Play one simulation and show its trace (SEED=n, NETS=no: without periodic looks)
