@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from registry.keys import Keys
 from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, Source
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import write_adapter
+from tests.support.metrics import read_metrics
 from tests.support.processes import Program
 from tests.support.waiting import eventually
 
@@ -99,20 +99,9 @@ class Sidecar:
             return 0, {}
         return reply.status_code, reply.json()
 
-    async def text(self, path: str) -> str:
-        """One of its pages as text, e.g. the metrics."""
-        async with httpx.AsyncClient(base_url=self.http, timeout=10) as client:
-            return (await client.get(path)).text
-
     async def metrics(self) -> dict[str, float]:
-        """Values of its metrics, as ``name{label="value"}``, and of each name those of all labels added up."""
-        found: defaultdict[str, float] = defaultdict(float)
-        for line in (await self.text("/metrics")).splitlines():
-            if not line.startswith("#"):
-                sample, _, value = line.rpartition(" ")
-                for name in {sample, sample.partition("{")[0]}:
-                    found[name] += float(value)
-        return found
+        """See `read_metrics`."""
+        return await read_metrics(self.http)
 
     async def status(self) -> dict[str, Any]:
         return (await self.get("/status"))[1]

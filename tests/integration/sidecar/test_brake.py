@@ -60,7 +60,7 @@ class Place:
         status = await eventually(says_so, timeout_seconds=60)
         assert status["stale"]
         assert set(await self.engine.listing()) == {"a"}
-        assert (await self.sidecar.text("/metrics")).count("loraplane_list_held 1.0") == 1
+        assert (await self.sidecar.metrics())["loraplane_list_held"] == 1
         assert any(line["event"] == "list_held" and line["level"] == "error" for line in self.sidecar.program.logged())
         return status
 
@@ -100,7 +100,7 @@ async def test_a_list_that_lacks_very_much_is_held_through_a_restart_until_it_is
     assert status["lazy"]["count"] == 20
     await place.confirm(place.revision_to_confirm(status))
     await place.serves("new", lazy=0)
-    assert "loraplane_list_held 0.0" in await place.sidecar.text("/metrics")
+    assert (await place.sidecar.metrics())["loraplane_list_held"] == 0
 
 
 async def test_a_list_that_lacks_little_is_followed(place):
