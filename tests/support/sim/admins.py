@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
-from registry.errors import RegistryError, Unavailable
+from registry.errors import InvalidArgument, RegistryError, Unavailable
 from registry.etcd3.client import Client
 from registry.etcd3.options import ClientOptions
 from registry.keys import Keys
@@ -33,6 +33,7 @@ class Answer:
     request_id: str
     revision: int
     reason: str = ""
+    is_refused_by_replay: bool = False
 
 
 @dataclass(eq=False)
@@ -113,12 +114,16 @@ def _reset(reply: asyncio.Future[Reply]) -> None:
 
 async def settle(admins: list[Admin], change: Change, request_id: str, rng: random.Random) -> Answer:
     """Asks one admin after another, always with the same request id, until the outcome is known."""
+    tries = 0
     while True:
+        tries += 1
         try:
             async with asyncio.timeout(3 * CALL_SECONDS):
                 settled = await rng.choice(admins).change(change, request_id)
         except (ConnectionResetError, Unavailable, TimeoutError):
             await asyncio.sleep(rng.uniform(0.05, 1.0))
+        except InvalidArgument as error:
+            return Answer(request_id, 0, error.reason, is_refused_by_replay=tries > 1)
         except RegistryError as error:
             return Answer(request_id, 0, error.reason)
         else:
