@@ -74,18 +74,19 @@ PURE := registry.errors registry.etcd3.errors registry.etcd3.ops registry.keys r
   registry.store.judgement registry.store.pool_facts registry.store.pool_view registry.store.residency \
   registry.store.residency_changes registry.store.rollout registry.store.running registry.transactions \
   sidecar.allowance sidecar.brake sidecar.chosen sidecar.conditions sidecar.desired sidecar.engine_names \
-  sidecar.engines.axolotl sidecar.engines.dynamo sidecar.engines.slot sidecar.failures sidecar.handover sidecar.known sidecar.lazy.answers sidecar.lazy.catalogue sidecar.lazy.demand \
+  sidecar.engines.axolotl sidecar.engines.bodies sidecar.engines.dynamo sidecar.engines.slot sidecar.failures sidecar.handover sidecar.known sidecar.lazy.answers sidecar.lazy.catalogue sidecar.lazy.demand \
   sidecar.lazy.residents sidecar.lazy.wanted sidecar.lazy.wire sidecar.leaving sidecar.observed sidecar.ordering \
   sidecar.placings sidecar.plan sidecar.planner sidecar.raw_records sidecar.retention sidecar.roll sidecar.rounds \
   sidecar.rules sidecar.share sidecar.snapshot sidecar.status sidecar.terms sidecar.unloads \
   sidecar.vllm_plugin.question sidecar.vllm_plugin.recently
 
-# Two at once: most tests wait for other processes. WORKERS=0 runs one after another.
+# Two at once: most tests wait for other processes. WORKERS=0 runs one after another. Files keep the order of
+# tests/conftest.py: by themselves, workers would leave those of few tests to the end, which take longest.
 WORKERS ?= 2
 
 .PHONY: test
 test: install engine .venv-oldest/.installed ## Run every test that CI runs, on real parts (WORKERS=n at once)
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile $(PURE:%=--cov=%) --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PURE:%=--cov=%) --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
 
 .PHONY: sim
 sim: install ## Play one simulation and show its trace (SEED=n, NETS=no: without periodic looks)

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -54,6 +55,21 @@ class StoreUnusable(Exception):
     """The store, the base model's directory or the HTTP port cannot be used; the message says why and what to do."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What runs, and has to be closed."""
+
+    client: Client
+    engine: Engine
+    reporter: Reporter
+    feed: Feed
+    reconciler: Reconciler
+    publisher: Publisher
+    desk: Desk
+    successors: Successors
+    keeper: Keeper
+
+
 async def run(settings: Settings, on_step: OnStep = ignore) -> None:
     """Runs one sidecar until it is cancelled; `on_step` is called at each step, also in worker threads, for tests.
 
@@ -62,13 +78,38 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
         SocketUnusable: see `sidecar.lazy.socket_file`.
         ReplicaTaken: see `sidecar.publisher`.
     """
-    chance = Chance()
     state = settings.store / "state" / settings.replica
     store, lock, listener = _open(settings, state, on_step)
+    parts = _assembled(settings, store, lock.owner, state, on_step)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(HttpServer(make_app(parts.reporter), listener).run(), name="http")
+            await _acquire(lock, settings.replica)
+            store.take_over()
+            parts.feed.restore()
+            tasks.create_task(parts.feed.run(), name="feed")
+            tasks.create_task(watch_engine(parts.engine, parts.reconciler.distrust), name="engine watch")
+            tasks.create_task(parts.reconciler.run(), name="reconciler")
+            tasks.create_task(parts.publisher.run(), name="publisher")
+            if settings.resolver_socket is not None:
+                tasks.create_task(answer_questions(settings.resolver_socket, parts.desk), name="resolver")
+            tasks.create_task(parts.successors.run(), name="successors")
+            tasks.create_task(parts.keeper.run(), name="keeper")
+            tasks.create_task(parts.keeper.scrub(), name="scrub")
+    finally:
+        store.close()
+        await parts.engine.aclose()
+        await parts.client.aclose()
+        lock.close()
+
+
+def _assembled(settings: Settings, store: LocalStore, owner: str, state: Path, on_step: OnStep) -> _Parts:
+    """The parts, of which none runs yet."""
+    chance = Chance()
     client = Client(settings.client_options())
     engine = make_engine(settings, state, on_step)
     inputs, keys = Inputs(), Keys(settings.prefix)
-    publisher = Publisher(client, keys, _presence(settings, lock.owner, chance), chance, inputs.wake, on_step)
+    publisher = Publisher(client, keys, _presence(settings, owner, chance), chance, inputs.wake, on_step)
     reporter = Reporter(_replica(settings, engine), chance, publisher.offer)
     retention = Retention(settings.unload_grace, store.owns)
     keeper = Keeper(engine, store, retention, store.upkeep, monotonic=chance.monotonic)
@@ -79,26 +120,7 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
     take = _telling(reporter, publisher, successors)
     reconciler = Reconciler(engine, store, inputs, publisher, chance, take, keeper.notice, sharing, demand=demand)
     feed = Feed(client, keys, settings.pool, settings.replica, inputs, Journal(state, on_step), chance)
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(HttpServer(make_app(reporter), listener).run(), name="http")
-            await _acquire(lock, settings.replica)
-            store.take_over()
-            feed.restore()
-            tasks.create_task(feed.run(), name="feed")
-            tasks.create_task(watch_engine(engine, reconciler.distrust), name="engine watch")
-            tasks.create_task(reconciler.run(), name="reconciler")
-            tasks.create_task(publisher.run(), name="publisher")
-            if settings.resolver_socket is not None:
-                tasks.create_task(answer_questions(settings.resolver_socket, desk), name="resolver")
-            tasks.create_task(successors.run(), name="successors")
-            tasks.create_task(keeper.run(), name="keeper")
-            tasks.create_task(keeper.scrub(), name="scrub")
-    finally:
-        store.close()
-        await engine.aclose()
-        await client.aclose()
-        lock.close()
+    return _Parts(client, engine, reporter, feed, reconciler, publisher, desk, successors, keeper)
 
 
 def _replica(settings: Settings, engine: Engine) -> Replica:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
@@ -24,6 +25,13 @@ settings.load_profile("search" if os.environ.get("LORAPLANE_TEST_SEARCH") else "
 # A run in the background of a shell may start with interrupts ignored, and programs under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start engines come first, those of nothing else before all: so no worker ends with one, alone."""
+    engine_tests = Counter(item.path for item in items if item.get_closest_marker("engine"))
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: -engine_tests[item.path] / tests[item.path])
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from starlette.applications import Starlette
 
 from registry.admin.conductor import Conductor
 from registry.admin.emergency import Emergency
@@ -63,6 +64,20 @@ class Running:
     http_port: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What serves, runs beside it, and has to be closed. Streams end once `stopping` is set."""
+
+    client: Client
+    boards: Boards
+    probe: Probe
+    conductor: Conductor
+    health: health.aio.HealthServicer
+    handlers: grpc.GenericRpcHandler
+    app: Starlette
+    stopping: asyncio.Event
+
+
 @asynccontextmanager
 async def running(settings: Settings, *, drain_seconds: float = DRAIN_SECONDS) -> AsyncIterator[Running]:
     """Serves while the context is open; at its end calls that run are given a little time.
@@ -71,6 +86,35 @@ async def running(settings: Settings, *, drain_seconds: float = DRAIN_SECONDS) -
         CannotListen: an address or a certificate cannot be used.
         registry.etcd3.errors.TlsFailed: a certificate for etcd cannot be read.
     """
+    parts = _assembled(settings)
+    server, port = _grpc_server(settings, parts)
+    listener = _http_listener(settings.http)
+    http = HttpServer(parts.app, listener)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(http.run(), name="http")
+            ours = [
+                tasks.create_task(parts.probe.run(), name="probe"),
+                tasks.create_task(parts.conductor.run(), name="conductor"),
+            ]
+            ports = Running(port, listener.getsockname()[1])
+            try:
+                await server.start()
+                _log.info("listening", grpc_port=ports.grpc_port, http_port=ports.http_port)
+                yield ports
+            finally:
+                parts.stopping.set()
+                for task in ours:
+                    task.cancel()
+                await _drain(server, parts.health, drain_seconds)
+                http.stop()
+    finally:
+        await parts.boards.aclose()
+        await parts.client.aclose()
+
+
+def _assembled(settings: Settings) -> _Parts:
+    """The parts, of which none runs yet."""
     rng = random.Random()  # noqa: S311 - jitter, not a secret
     client = Client(settings.client_options(), rng=rng)
     keys, gate, metrics = Keys(settings.prefix), Gate(), Metrics()
@@ -85,30 +129,8 @@ async def running(settings: Settings, *, drain_seconds: float = DRAIN_SECONDS) -
     streams = Streams(Watcher(client, keys, reader, mirrors, rng=rng), Residency(boards, reader))
     conductor = Conductor(Shared(client, keys, writer, mirrors, metrics, rng))
     handlers = make_handlers(writes, Emergency(glass, writes), Reads(reader), streams, metrics, stopping)
-    server, port = _grpc_server(settings, handlers, servicer)
-    listener = _http_listener(settings.http)
-    http = HttpServer(make_app(lambda: probe.readiness, metrics.registry, streams.residency.page), listener)
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(http.run(), name="http")
-            ours = [
-                tasks.create_task(probe.run(), name="probe"),
-                tasks.create_task(conductor.run(), name="conductor"),
-            ]
-            ports = Running(port, listener.getsockname()[1])
-            try:
-                await server.start()
-                _log.info("listening", grpc_port=ports.grpc_port, http_port=ports.http_port)
-                yield ports
-            finally:
-                stopping.set()
-                for task in ours:
-                    task.cancel()
-                await _drain(server, servicer, drain_seconds)
-                http.stop()
-    finally:
-        await boards.aclose()
-        await client.aclose()
+    app = make_app(lambda: probe.readiness, metrics.registry, streams.residency.page)
+    return _Parts(client, boards, probe, conductor, servicer, handlers, app, stopping)
 
 
 async def _drain(server: grpc.aio.Server, servicer: health.aio.HealthServicer, drain_seconds: float) -> None:
@@ -125,12 +147,10 @@ def _http_listener(address: Address) -> socket.socket:
         raise CannotListen(f"--http {address.host}:{address.port}: {error.strerror}") from error
 
 
-def _grpc_server(
-    settings: Settings, handlers: grpc.GenericRpcHandler, servicer: health.aio.HealthServicer
-) -> tuple[grpc.aio.Server, int]:
+def _grpc_server(settings: Settings, parts: _Parts) -> tuple[grpc.aio.Server, int]:
     server = grpc.aio.server(options=_OPTIONS)
-    server.add_generic_rpc_handlers((handlers,))
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    server.add_generic_rpc_handlers((parts.handlers,))
+    health_pb2_grpc.add_HealthServicer_to_server(parts.health, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     address = settings.listen
     host = f"[{address.host}]" if ":" in address.host else address.host

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from registry.cli import options
-from registry.cli.carry_out import Order, carry_out, send, tell
-from registry.cli.change_set import Applied, Batch, Change, Outcome
+from registry.cli.carry_out import Order, carry_out, carry_out_one, send
+from registry.cli.change_set import Applied, Change, Outcome
 from registry.cli.client import Client
 from registry.cli.diff import differences
 from registry.cli.failure import usage
@@ -23,6 +23,16 @@ from registry.cli.wire import Plain, adapter_dict, outcome_name
 from registry.v1 import registry_pb2 as pb
 
 _UNCONDITIONAL = ""
+SourceUri = Annotated[str, options.flag("--source", metavar="URI", help="Where its files are: a URI or a folder.")]
+Digest = Annotated[str | None, options.flag("--digest", metavar="D", help="Manifest digest to pin, sha256:….")]
+Signature = Annotated[str | None, options.flag("--signature", metavar="S", help="What loraplane sign printed.")]
+Lazy = Annotated[bool, options.flag("--lazy", help="Load it at the first request, not at once.")]
+Priority = Annotated[int, options.flag("--priority", help="Higher is loaded first.")]
+Replicas = Annotated[int, options.flag("--replicas", min=0, help="On how many replicas it is served; 0: on all.")]
+Labels = Annotated[list[str] | None, options.flag("--label", metavar="K=V", help="May be repeated.")]
+Credential = Annotated[
+    str | None, options.flag("--credential", metavar="NAME", help="The credential that sidecars use.")
+]
 
 
 def apply(
@@ -49,27 +59,19 @@ def add(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the adapter.")],
     *,
-    source: Annotated[str, options.flag("--source", metavar="URI", help="Where its files are: a URI or a folder.")],
+    source: SourceUri,
     pool: options.Pool = None,
-    digest: Annotated[
-        str | None, options.flag("--digest", metavar="D", help="Manifest digest to pin, sha256:….")
-    ] = None,
-    signature: Annotated[
-        str | None, options.flag("--signature", metavar="S", help="What loraplane sign printed.")
-    ] = None,
-    lazy: Annotated[bool, options.flag("--lazy", help="Load it at the first request, not at once.")] = False,
-    priority: Annotated[int, options.flag("--priority", help="Higher is loaded first.")] = 0,
-    replicas: Annotated[
-        int, options.flag("--replicas", min=0, help="On how many replicas it is served; 0: on all.")
-    ] = 0,
-    label: Annotated[list[str] | None, options.flag("--label", metavar="K=V", help="May be repeated.")] = None,
+    digest: Digest = None,
+    signature: Signature = None,
+    lazy: Lazy = False,
+    priority: Priority = 0,
+    replicas: Replicas = 0,
+    label: Labels = None,
     dry_run: options.DryRun = False,
     wait: options.Wait = False,
     timeout: options.Timeout = None,
     request_id: options.RequestId = None,
-    credential: Annotated[
-        str | None, options.flag("--credential", metavar="NAME", help="The credential that sidecars use.")
-    ] = None,
+    credential: Credential = None,
     credentials: options.Credentials = None,
     hf_endpoint: options.HfEndpoint = None,
     look_seconds: options.LookSeconds = LOOK_SECONDS,
@@ -145,14 +147,8 @@ def rollback(
     request_id: options.RequestId = None,
 ) -> None:
     """Make a new generation that equals an earlier one."""
-    session, order = session_of(context), Order(request_id, timeout, dry_run, wait=wait)
-    request = pb.RollbackAdapterRequest(
-        name=name, to_generation=to, etag=etag, validate_only=dry_run, request_id=request_id_or_new(request_id)
-    )
-    with session.client(order.write_seconds) as client:
-        request.pool = pool_or_only(client, pool)
-        batch = Batch(request.pool, (), request.request_id)
-        tell(client, session.printer(), [Applied(batch, client.rollback(request))], order)
+    request = pb.RollbackAdapterRequest(name=name, to_generation=to, etag=etag)
+    carry_out_one(session_of(context), request, pool, Order(request_id, timeout, dry_run, wait=wait))
 
 
 def diff(

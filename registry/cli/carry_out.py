@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from registry.cli.change_set import Applied, Change, Outcome, apply_atomic, apply_split
-from registry.cli.client import Client
+from registry.cli.change_set import Applied, Batch, Change, Outcome, apply_atomic, apply_split
+from registry.cli.client import Client, OneChange
 from registry.cli.output import Printer
 from registry.cli.progress import follow_shown
 from registry.cli.report import check_applied, print_plain, print_table
 from registry.cli.rollout import Followed, Target, check_served
-from registry.cli.session import ROLLOUT_SECONDS, WRITE_SECONDS, Session, request_id_or_new
+from registry.cli.session import ROLLOUT_SECONDS, WRITE_SECONDS, Session, pool_or_only, request_id_or_new
 from registry.v1 import registry_pb2 as pb
 
 
@@ -43,6 +43,15 @@ def carry_out(session: Session, changes: Sequence[Change], order: Order) -> None
     request_id = request_id_or_new(order.request_id)
     with session.client(order.write_seconds) as client:
         tell(client, session.printer(), send(client, changes, request_id, order), order)
+
+
+def carry_out_one(session: Session, request: OneChange, pool: str | None, order: Order) -> None:
+    """As `carry_out`, for what is asked of one adapter; `pool` None: the only one there is."""
+    request.validate_only, request.request_id = order.dry_run, request_id_or_new(order.request_id)
+    with session.client(order.write_seconds) as client:
+        request.pool = pool_or_only(client, pool)
+        batch = Batch(request.pool, (), request.request_id)
+        tell(client, session.printer(), [Applied(batch, client.change_one(request))], order)
 
 
 def send(client: Client, changes: Sequence[Change], request_id: str, order: Order) -> Sequence[Outcome]:

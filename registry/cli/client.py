@@ -21,6 +21,7 @@ from registry.v1 import registry_pb2 as pb
 Reply = TypeVar("Reply", bound=Message)
 Answer = TypeVar("Answer")
 Page = TypeVar("Page", pb.ListAdaptersResponse, pb.ListPoolsResponse, pb.ListReplicasResponse, pb.ListTenantsResponse)
+OneChange = pb.RollbackAdapterRequest | pb.PromoteRolloutRequest | pb.AbortRolloutRequest
 Paged = pb.ListAdaptersRequest | pb.ListPoolsRequest | pb.ListReplicasRequest | pb.ListTenantsRequest
 
 _PAGE_SIZE = 1000
@@ -78,14 +79,10 @@ class Client:
     def apply(self, request: pb.ApplyAdaptersRequest) -> pb.ApplyAdaptersResponse:
         return self._unary("ApplyAdapters", request, pb.ApplyAdaptersResponse, request.request_id)
 
-    def rollback(self, request: pb.RollbackAdapterRequest) -> pb.ApplyAdaptersResponse:
-        return self._unary("RollbackAdapter", request, pb.ApplyAdaptersResponse, request.request_id)
-
-    def promote_rollout(self, request: pb.PromoteRolloutRequest) -> pb.ApplyAdaptersResponse:
-        return self._unary("PromoteRollout", request, pb.ApplyAdaptersResponse, request.request_id)
-
-    def abort_rollout(self, request: pb.AbortRolloutRequest) -> pb.ApplyAdaptersResponse:
-        return self._unary("AbortRollout", request, pb.ApplyAdaptersResponse, request.request_id)
+    def change_one(self, request: OneChange) -> pb.ApplyAdaptersResponse:
+        """Sends a change of one adapter to the method that its request is named after."""
+        method = request.DESCRIPTOR.name.removesuffix("Request")
+        return self._unary(method, request, pb.ApplyAdaptersResponse, request.request_id)
 
     def get_adapter(self, pool: str, name: str) -> pb.Adapter:
         return self._unary("GetAdapter", pb.GetAdapterRequest(pool=pool, name=name), pb.Adapter)

@@ -16,12 +16,9 @@ from registry.cli.views import POOLS, TENANTS
 from registry.v1 import registry_pb2 as pb
 
 PoolName = Annotated[str, typer.Argument(help="Name of the pool.")]
-BaseModels = Annotated[
-    list[str] | None,
-    options.flag(
-        "--base-model", metavar="NAME", help="Name under which the engines serve the base model; may be repeated."
-    ),
-]
+_BASE_MODEL = options.flag(
+    "--base-model", metavar="NAME", help="Name under which the engines serve the base model; may be repeated."
+)
 MaxRank = Annotated[int | None, options.flag("--max-rank", metavar="N", min=0, help="Highest LoRA rank; 0: no limit.")]
 MaxAdapters = Annotated[
     int | None,
@@ -77,12 +74,7 @@ def create(
     context: typer.Context,
     name: PoolName,
     *,
-    base_model: Annotated[
-        list[str],
-        options.flag(
-            "--base-model", metavar="NAME", help="Name under which the engines serve the base model; may be repeated."
-        ),
-    ],
+    base_model: Annotated[list[str], _BASE_MODEL],
     max_rank: MaxRank = None,
     max_adapters: MaxAdapters = None,
     target_module: TargetModules = None,
@@ -99,25 +91,17 @@ def create(
     """Create a pool."""
     session = session_of(context)
     limits = pb.PoolLimits(
-        max_rank=max_rank or 0,
-        max_adapters=max_adapters or 0,
-        target_modules=target_module or (),
+        max_rank=max_rank,
+        max_adapters=max_adapters,
+        target_modules=target_module,
         require_signature=bool(require_signature),
         require_digest=bool(require_digest),
     )
     base = _base(base_from, base_name)
-    request = pb.CreatePoolRequest(
-        pool=pb.Pool(
-            name=name,
-            base_models=base_model,
-            limits=limits,
-            base=base,
-            engine=engine_kind or "",
-            engine_names=engine_names or "",
-        ),
-        request_id=request_id_or_new(request_id),
-        validate_only=dry_run,
+    pool = pb.Pool(
+        name=name, base_models=base_model, limits=limits, base=base, engine=engine_kind, engine_names=engine_names
     )
+    request = pb.CreatePoolRequest(pool=pool, request_id=request_id_or_new(request_id), validate_only=dry_run)
     with session.client(timeout or WRITE_SECONDS) as client:
         pool = client.create_pool(request)
     _print_with_request(session.printer(), POOLS, pool, request.request_id)
@@ -133,7 +117,7 @@ def update(
     context: typer.Context,
     name: PoolName,
     *,
-    base_model: BaseModels = None,
+    base_model: Annotated[list[str] | None, _BASE_MODEL] = None,
     max_rank: MaxRank = None,
     max_adapters: MaxAdapters = None,
     target_module: TargetModules = None,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from registry.cli import options
-from registry.cli.carry_out import Order, tell
-from registry.cli.change_set import Applied, Batch
+from registry.cli.carry_out import Order, carry_out_one
 from registry.cli.failure import usage
 from registry.cli.progress import follow_shown
 from registry.cli.rollout import Target, check_served
-from registry.cli.session import READ_SECONDS, Session, pool_or_only, request_id_or_new, session_of
+from registry.cli.session import READ_SECONDS, Session, pool_or_only, session_of
 from registry.cli.wire import rollout_dict
 from registry.v1 import registry_pb2 as pb
 
@@ -41,15 +40,16 @@ def rollout(
     With promote or abort before the name: give what only canaries serve to all replicas, or take it back. A name alone
     is always followed, also one that is called promote.
     """
-    order = Order(request_id, timeout, dry_run, wait=wait)
+    session, order = session_of(context), Order(request_id, timeout, dry_run, wait=wait)
     match words:
         case [name]:
             if generation or etag:
                 raise usage("--generation and --etag are for promote and abort; a name alone is followed")
-            _follow(session_of(context), name, pool, order)
-        case ["promote" | "abort" as verb, name]:
-            asked: dict[str, Any] = {"name": name, "generation": generation, "etag": etag}
-            _end(session_of(context), verb, pool, asked, order)
+            _follow(session, name, pool, order)
+        case ["promote", name]:
+            carry_out_one(session, pb.PromoteRolloutRequest(name=name, generation=generation, etag=etag), pool, order)
+        case ["abort", name]:
+            carry_out_one(session, pb.AbortRolloutRequest(name=name, generation=generation, etag=etag), pool, order)
         case _:
             raise usage("write rollout NAME, rollout promote NAME or rollout abort NAME")
 
@@ -63,15 +63,3 @@ def _follow(session: Session, name: str, pool: str | None, order: Order) -> None
         for one in followed:
             printer.plain(rollout_dict(one.rollout) if one.rollout else {"name": name, "done": False})
     check_served(followed)
-
-
-def _end(session: Session, verb: str, pool: str | None, asked: dict[str, Any], order: Order) -> None:
-    asked |= {"validate_only": order.dry_run, "request_id": request_id_or_new(order.request_id)}
-    with session.client(order.write_seconds) as client:
-        asked["pool"] = pool_or_only(client, pool)
-        if verb == "promote":
-            response = client.promote_rollout(pb.PromoteRolloutRequest(**asked))
-        else:
-            response = client.abort_rollout(pb.AbortRolloutRequest(**asked))
-        batch = Batch(asked["pool"], (), asked["request_id"])
-        tell(client, session.printer(), [Applied(batch, response)], order)

@@ -29,7 +29,7 @@ class Registry:
         self._thread.start()
         try:
             self._registry = self._run(_opened(address, tls, timeout_seconds))
-        except BaseException:
+        except BaseException:  # an interrupt too: nobody else could end the thread
             self._stop()
             raise
 

@@ -10,8 +10,8 @@ import uvicorn
 from starlette.applications import Starlette
 
 
-class _Server(uvicorn.Server):
-    """uvicorn inside our own event loop, which has signal handlers of its own."""
+class Server(uvicorn.Server):
+    """uvicorn inside an event loop that has signal handlers of its own."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -38,7 +38,7 @@ class HttpServer:
         config = uvicorn.Config(
             app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
         )
-        self._server = _Server(config)
+        self._server = Server(config)
         self._listener = listener
 
     async def run(self) -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from registry.etcd3 import codec
 from registry.etcd3 import rpc_pb2 as rpc
-from registry.etcd3.backoff import Backoff
 from registry.etcd3.calls import Calls
-from registry.etcd3.errors import EtcdError, LeaseExpired, PermissionDenied, TlsFailed, Unauthenticated
+from registry.etcd3.errors import EtcdError, LeaseExpired
 from registry.etcd3.listing import Listing, list_range
 from registry.etcd3.methods import (
-    COMPACT,
     DELETE,
     LEASE_GRANT,
     LEASE_KEEPALIVE,
@@ -30,8 +28,6 @@ from registry.etcd3.options import ClientOptions
 from registry.etcd3.watch import WatchStream, open_watch
 
 __all__ = ["Client", "Deleted", "Listing", "MemberDown", "MemberStatus"]
-
-_WAIT = Backoff(base_seconds=0.1, cap_seconds=2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,34 +148,10 @@ class Client:
             raise LeaseExpired(f"lease {lease:x} has expired")
         return reply.TTL
 
-    async def compact(self, revision: int, *, timeout_seconds: float | None = None) -> None:
-        """Forgets what keys were before `revision`.
-
-        Raises:
-            Compacted, FutureRevision: it is done already, or not yet possible.
-            EtcdError: any other failure.
-        """
-        await self._calls.call(COMPACT, rpc.CompactionRequest(revision=revision, physical=True), timeout_seconds)
-
     async def status(self, *, timeout_seconds: float | None = None) -> tuple[MemberStatus | MemberDown, ...]:
         """Asks every endpoint, in the order of the options; one that fails is part of the answer."""
         seconds = timeout_seconds or self.options.call_timeout_seconds
         return tuple(await asyncio.gather(*(self._status_of(one, seconds) for one in self.options.endpoints)))
-
-    async def wait_until_reachable(self, *, key: bytes, on_wait: Callable[[EtcdError], None]) -> None:
-        """Returns once a linearizable read of `key` is answered, be it by "permission denied".
-
-        `on_wait` is called after each failed try, so that the waiting can be told. No deadline: a process that
-        starts while etcd is down comes up when etcd does.
-
-        Raises:
-            TlsFailed, Unauthenticated: waiting would not help.
-        """
-        failures = 0
-        while (error := await self._obstacle(key)) is not None:
-            on_wait(error)
-            failures += 1
-            await asyncio.sleep(_WAIT.delay(failures, self._rng))
 
     @asynccontextmanager
     async def watch(self, endpoint: str, *, refused_token: str | None = None) -> AsyncIterator[WatchStream]:
@@ -214,14 +186,3 @@ class Client:
             revision=header.revision,
             db_size_bytes=reply.db_size,
         )
-
-    async def _obstacle(self, key: bytes) -> EtcdError | None:
-        try:
-            await self.range(Range(key, count_only=True))
-        except PermissionDenied:
-            return None
-        except (TlsFailed, Unauthenticated):
-            raise
-        except EtcdError as error:
-            return error
-        return None

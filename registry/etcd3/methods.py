@@ -31,7 +31,6 @@ RANGE = Method("/etcdserverpb.KV/Range", rpc.RangeRequest, rpc.RangeResponse)
 TXN = Method("/etcdserverpb.KV/Txn", rpc.TxnRequest, rpc.TxnResponse, writes=True)
 READ_TXN = Method("/etcdserverpb.KV/Txn", rpc.TxnRequest, rpc.TxnResponse)
 DELETE = Method("/etcdserverpb.KV/DeleteRange", rpc.DeleteRangeRequest, rpc.DeleteRangeResponse, writes=True)
-COMPACT = Method("/etcdserverpb.KV/Compact", rpc.CompactionRequest, rpc.CompactionResponse)
 WATCH = Method("/etcdserverpb.Watch/Watch", rpc.WatchRequest, rpc.WatchResponse)
 # Granting or revoking twice is harmless: a lease that nobody knows of expires by itself.
 LEASE_GRANT = Method("/etcdserverpb.Lease/LeaseGrant", rpc.LeaseGrantRequest, rpc.LeaseGrantResponse)

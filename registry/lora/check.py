@@ -51,10 +51,10 @@ class Verdict:
     targets: frozenset[str]
 
 
-def check_adapter(
+def examine(
     config: AdapterConfig, tensors: Sequence[Tensor], base: BaseModules | None, limits: Limits, policy: Policy
-) -> tuple[Finding, ...]:
-    """What is wrong with an adapter; nothing: it may be served, prepared as `policy` says.
+) -> Verdict:
+    """What is wrong with an adapter, and what has to be done to it as `policy` says.
 
     Args:
         config: its configuration.
@@ -63,13 +63,6 @@ def check_adapter(
         limits: of the replicas.
         policy: what may be done to it.
     """
-    return examine(config, tensors, base, limits, policy).findings
-
-
-def examine(
-    config: AdapterConfig, tensors: Sequence[Tensor], base: BaseModules | None, limits: Limits, policy: Policy
-) -> Verdict:
-    """As `check_adapter`, with what has to be done to the adapter."""
     entries = [entry_of(tensor) for tensor in tensors]
     kept, sifted, warnings = _sift(entries, config, policy)
     modules, findings = modules_by_name(kept)

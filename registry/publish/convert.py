@@ -60,7 +60,7 @@ def convert(source: Path, out: Path, opened: Opened, task: Task, wish: Wish, bas
     """
     places = places_in(source / WEIGHTS_FILE)
     is_new = task.needs_base or task.changes_rank
-    converter = _Converter(opened.config, task, wish, base)
+    converter = _Converter(task, wish, base)
     tensors = _others(places, task, wish)
     outcomes = []
     for trained in _trained(places, opened.config, task):
@@ -78,8 +78,7 @@ def convert(source: Path, out: Path, opened: Opened, task: Task, wish: Wish, bas
 class _Converter:
     """What is done to each module."""
 
-    def __init__(self, config: AdapterConfig, task: Task, wish: Wish, base: Base | None) -> None:
-        self._config = config
+    def __init__(self, task: Task, wish: Wish, base: Base | None) -> None:
         self._task = task
         self._wish = wish
         self._base = base

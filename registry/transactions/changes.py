@@ -56,8 +56,8 @@ class RollbackAdapter:
 
 
 @dataclass(frozen=True, slots=True)
-class PromoteRollout:
-    """Give the generation that only canaries serve to all replicas; `generation` 0: whichever it is."""
+class _EndRollout:
+    """`generation` 0: whichever only canaries serve."""
 
     pool: str
     name: str
@@ -65,14 +65,16 @@ class PromoteRollout:
     etag: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AbortRollout:
-    """A new generation that is what all but the canaries serve; `generation` 0: whichever only canaries serve."""
+class PromoteRollout(_EndRollout):
+    """Give the generation that only canaries serve to all replicas."""
 
-    pool: str
-    name: str
-    generation: int = 0
-    etag: int | None = None
+    __slots__ = ()
+
+
+class AbortRollout(_EndRollout):
+    """A new generation that is what all but the canaries serve."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)

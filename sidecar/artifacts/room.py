@@ -101,7 +101,7 @@ class Room:
             if (lacking := self._lacking(size_bytes, self._reserved_bytes)) > 0:
                 self._collect(lacking)
                 self._check(size_bytes, name)
-        except BaseException:
+        except BaseException:  # whatever it was: what is not admitted holds no room
             self.give_back(size_bytes)
             raise
 

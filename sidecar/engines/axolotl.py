@@ -13,8 +13,7 @@ Read in axolotl-ai-cloud/axolotl, ``src/axolotl/scripts/vllm_serve_lora.py`` at 
 
 from __future__ import annotations
 
-import json
-
+from sidecar.engines.bodies import json_of
 from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply
 from sidecar.engines.slot import Active
 from sidecar.engines.vllm_answers import KEY_HINT, MAX_MESSAGE_LENGTH, not_an_engine
@@ -39,7 +38,7 @@ def outcome_of(answer: Reply | Lost | NotSent) -> Outcome:
             return Gone(message)
         case Lost(message):
             return Unknown(message)
-        case Reply(200, body) if _json(body) == {"status": "ok"}:
+        case Reply(200, body) if json_of(body) == {"status": "ok"}:
             return Done()
         case Reply(401 | 403, _):
             return Transient(f"something before the engine refuses our key, or wants one: {KEY_HINT}")
@@ -56,7 +55,7 @@ def read_base_models(body: bytes, url: str) -> tuple[str, ...]:
     Raises:
         EngineUnusable: it is not axolotl's.
     """
-    match _json(body):
+    match json_of(body):
         case {"object": "list", "data": [*cards]} if cards:
             names = [_name(card) for card in cards]
             if None not in names:
@@ -70,10 +69,3 @@ def _name(card: object) -> str | None:
             return name
         case _:
             return None
-
-
-def _json(body: bytes) -> object:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        return None

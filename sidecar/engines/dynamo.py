@@ -15,10 +15,10 @@ name gets others.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
+from sidecar.engines.bodies import fields_of
 from sidecar.engines.dialect import Seen
 from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.exchange import Delete, JsonPost, Lost, NotSent, Reply
@@ -76,7 +76,7 @@ def _outcome(name: str, answer: Reply | Lost | NotSent) -> Outcome:
         case Lost(message):
             return Unknown(message)
         case reply:
-            return _said(name, reply.status, _fields(reply.body))
+            return _said(name, reply.status, fields_of(reply.body))
 
 
 def _said(name: str, status: int, fields: Mapping[str, object]) -> Outcome:
@@ -91,18 +91,10 @@ def _said(name: str, status: int, fields: Mapping[str, object]) -> Outcome:
 
 
 def _names(body: bytes, url: str) -> list[str] | None:
-    match _fields(body):
+    match fields_of(body):
         case {"status": "success", "loras": dict(numbers)}:
             return list(numbers)
         case {"status": "error", "message": str(said)}:
             raise EngineUnreachable(f"{url}{_ROUTE} cannot be read: {said[:MAX_MESSAGE_LENGTH]}")
         case _:
             return None
-
-
-def _fields(body: bytes) -> Mapping[str, object]:
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return fields if isinstance(fields, dict) else {}

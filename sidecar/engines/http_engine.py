@@ -181,7 +181,7 @@ class HttpEngine:
                 if self._dialect.health is not None:
                     return await self._http.find(self._dialect.health, self._deadlines.probe_seconds) is not None
                 model = self._base_model or (await self.observe()).base_models[0]
-                return await self._http.completes({"model": model, "prompt": ".", "max_tokens": 1, "temperature": 0})
+                return await self._http.completes(model)
         except (EngineError, TimeoutError):
             return False
 

@@ -10,9 +10,9 @@ alone, and none of ours may have such a name. How its caches tell weights is not
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
+from sidecar.engines.bodies import json_of
 from sidecar.engines.dialect import Seen
 from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply
 from sidecar.engines.vllm_answers import MAX_MESSAGE_LENGTH, not_an_engine
@@ -72,7 +72,7 @@ def _outcome(name: str, answer: Reply | Lost | NotSent) -> Outcome:
 
 
 def _names(body: bytes) -> list[str] | None:
-    match _json(body):
+    match json_of(body):
         case {"object": "list", "data": [*cards]}:
             names = [_name(card) for card in cards]
             texts = [name for name in names if name is not None]
@@ -93,15 +93,8 @@ def _name(card: object) -> str | None:
 
 
 def _error(body: bytes) -> str | None:
-    match _json(body):
+    match json_of(body):
         case {"error": str(said)}:
             return " ".join(said.split())[:MAX_MESSAGE_LENGTH]
         case _:
             return None
-
-
-def _json(body: bytes) -> object:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        return None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
+from sidecar.engines.bodies import json_of
 from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply
 from sidecar.engines.vllm_answers import said
@@ -13,7 +13,6 @@ from sidecar.observed import Done, EngineLimits, Gone, NotThere, Outcome, PathMi
 ABOUT_PATH = "/v1/loraplane/plugin"
 STATE_PATH = "/v1/loraplane/state"
 USES_PATH = "/v1/loraplane/uses"
-SCHEMA = 1
 _UNTOLD = EngineLimits()
 _NEEDED = {"swap", "unload", "state"}
 
@@ -45,7 +44,7 @@ class About:
 
 def read_about(body: bytes) -> About | None:
     """What the plugin says of itself; None: it is none that we can call."""
-    match _json(body):
+    match json_of(body):
         case {"schema": 1, "capabilities": [*can], **more} if {one for one in can if isinstance(one, str)} >= _NEEDED:
             return About("resolve" in can, "uses" in can, _limits(more.get("limits")))
         case _:
@@ -60,7 +59,7 @@ def _limits(told: object) -> EngineLimits:
 
 def read_last_used(body: bytes) -> dict[str, float]:
     """For each name that was used, how many seconds ago; nothing, where that cannot be read in full."""
-    match _json(body):
+    match json_of(body):
         case {"schema": 1, "last_used": dict(ages)} if all(_is_age(age) for age in ages.values()):
             return {str(name): float(age) for name, age in ages.items()}
         case _:
@@ -106,7 +105,7 @@ def read_paths_in_use(body: bytes) -> frozenset[str]:
     Raises:
         EngineUnreachable: it cannot be read in full.
     """
-    match _json(body):
+    match json_of(body):
         case {"schema": 1, "adapters": [*rows]}:
             return frozenset(_path(row) for row in rows)
         case _:
@@ -122,15 +121,8 @@ def _path(row: object) -> str:
 
 
 def _reason(body: bytes) -> str | None:
-    match _json(body):
+    match json_of(body):
         case {"error": {"type": str(reason)}}:
             return reason
         case _:
             return None
-
-
-def _json(body: bytes) -> object:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        return None

@@ -14,10 +14,10 @@ Read in sgl-project/sglang:
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 
+from sidecar.engines.bodies import fields_of
 from sidecar.engines.dialect import Requests, Seen, Statistics
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
 from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply
@@ -53,7 +53,7 @@ class Sglang:
     def read(self, bodies: Sequence[bytes], ours: Mapping[str, str], url: str) -> Seen:  # noqa: ARG002 - it lists paths
         """See `Dialect.read`."""
         about, cards = bodies
-        facts = _fields(about)
+        facts = fields_of(about)
         version = facts.get("version")
         if not isinstance(version, str):
             raise not_an_engine(url, "its /get_server_info has no version", self.kind)
@@ -101,7 +101,7 @@ def _outcome(answer: Reply | Lost | NotSent) -> Outcome:
         case Reply(401 | 403, _):
             return Transient(f"the engine refuses our key, or wants one: {KEY_HINT}")
         case Reply(status, body):
-            return _said(status, _fields(body))
+            return _said(status, fields_of(body))
 
 
 def _said(status: int, fields: Mapping[str, object]) -> Outcome:
@@ -116,18 +116,10 @@ def _said(status: int, fields: Mapping[str, object]) -> Outcome:
 
 
 def _loaded(body: bytes) -> Mapping[str, object]:
-    loaded = _fields(body).get("loaded_adapters")
+    loaded = fields_of(body).get("loaded_adapters")
     return loaded if isinstance(loaded, dict) else {}
 
 
 def _number(facts: Mapping[str, object], name: str) -> int | None:
     value = facts.get(name)
     return value if isinstance(value, int) and value > 0 else None
-
-
-def _fields(body: bytes) -> Mapping[str, object]:
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return fields if isinstance(fields, dict) else {}

@@ -212,7 +212,7 @@ class VllmEngine:
         try:
             async with asyncio.timeout(self._deadlines.turn_seconds):
                 model = self._base_model or (await self.observe()).base_models[0]
-                return await self._http.completes({"model": model, "prompt": ".", "max_tokens": 1, "temperature": 0})
+                return await self._http.completes(model)
         except (EngineError, TimeoutError):
             return False
 

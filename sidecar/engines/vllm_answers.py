@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 
+from sidecar.engines.bodies import json_of
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
 from sidecar.engines.exchange import Lost, NotSent, Reply
 from sidecar.observed import (
@@ -111,7 +111,7 @@ def read_version(body: bytes, url: str) -> str:
     Raises:
         EngineUnusable: it is no vLLM, or one that is too old.
     """
-    fields = _json(body)
+    fields = json_of(body)
     version = fields.get("version") if isinstance(fields, dict) else None
     if not isinstance(version, str):
         raise not_an_engine(url, "its /version has no version")
@@ -140,7 +140,7 @@ def read_listing(body: bytes) -> Listing:
     Raises:
         EngineUnreachable: it cannot be read in full.
     """
-    fields = _json(body)
+    fields = json_of(body)
     cards = fields.get("data") if isinstance(fields, dict) else None
     if not isinstance(cards, list):
         raise _unreadable("it is no list of models")
@@ -222,7 +222,7 @@ def _reply_outcome(status: int, message: str) -> Outcome:
 
 def _error(body: bytes) -> dict[str, object] | None:
     """The error object of vLLM's own replies, which before 0.10.1 was the body; None where something else replied."""
-    fields = _json(body)
+    fields = json_of(body)
     if not isinstance(fields, dict):
         return None
     error = fields if fields.get("object") == "error" else fields.get("error")
@@ -247,10 +247,3 @@ def said(body: bytes) -> str:
     message = error.get("message") if error else None
     text = message if isinstance(message, str) else body.decode(errors="replace")
     return " ".join(text.split())[:MAX_MESSAGE_LENGTH] or "no text"
-
-
-def _json(body: bytes) -> object:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
@@ -68,8 +68,9 @@ class VllmHttp:
             raise EngineUnreachable(f"{self.url}{path} answers HTTP {reply.status}: {said(reply.body)}")
         return reply.status == 405
 
-    async def completes(self, body: Mapping[str, object]) -> bool:
-        """True if a completion succeeds. It has no deadline of its own."""
+    async def completes(self, model: str) -> bool:
+        """True if the shortest completion of a model succeeds. It has no deadline of its own."""
+        body = {"model": model, "prompt": ".", "max_tokens": 1, "temperature": 0}
         [reply] = await self.post([JsonPost("/v1/completions", body)], "", SILENCE_SECONDS)
         return isinstance(reply, Reply) and reply.status == 200
 

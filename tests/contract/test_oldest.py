@@ -14,8 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 OVERLAY = ROOT / ".venv-oldest"
 SUITES = (
-    "tests/contract/etcd3/test_kv.py",
-    "tests/contract/etcd3/test_watch.py",
+    *(f"tests/contract/etcd3/test_{name}.py" for name in ("kv", "lists", "connections", "watch", "watched_store")),
     "tests/integration/admin/test_writes.py",
 )
 SHOW_VERSIONS = "import google.protobuf, grpc; print(grpc.__version__, google.protobuf.__version__)"

@@ -21,7 +21,7 @@ from registry.etcd3.errors import EtcdError
 from registry.etcd3.ops import Compare, Delete, Event, Put, Range, Relation, Target, Txn, prefix_end
 from registry.etcd3.options import ClientOptions
 from registry.etcd3.stream import Mark, WatchProtocol
-from tests.support.etcd import make_cluster
+from tests.support.etcd import compact, make_cluster
 from tests.support.sim.channels import SimChannel
 from tests.support.sim.links import Link
 from tests.support.sim.members import CLUSTER_ID, Cluster, Habits, Member
@@ -123,7 +123,7 @@ class Side:
                 found = await self.client.range(Range(start, prefix_end(start), limit=limit, revision=at))
                 return found.revision, found.more, found.count, [self._shown(kv) for kv in found.kvs]
             case Compact(back):
-                return await self.client.compact((await self._newest()) - back)
+                return await compact(self.client, (await self._newest()) - back)
             case Grant():
                 self.leases.append(await self.client.lease_grant(600))
                 return None

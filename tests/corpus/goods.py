@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
-from tests.corpus.defects import Edit, config, dora, key, vision
 from tests.corpus.drafts import RANK, Architecture, Draft, Values
+from tests.corpus.edits import Edit, config, dora, key, vision
 
 LAYERS = "base_model.model.model.layers."
 

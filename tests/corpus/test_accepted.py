@@ -16,8 +16,8 @@ from registry.sources.errors import ArtifactError
 from sidecar.artifacts.reports import Report, parse_report
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef, Staged
-from tests.corpus.defects import vision
 from tests.corpus.drafts import ARCHITECTURES, CONFIG, LLAMA, QWEN2_5_VL, WEIGHTS, Architecture, Draft
+from tests.corpus.edits import vision
 from tests.corpus.goods import GOODS, Good
 
 

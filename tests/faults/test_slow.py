@@ -10,7 +10,7 @@ from registry.etcd3.client import Client
 from registry.model.records import AdapterRecord
 from tests.faults.test_links import events, serves
 from tests.support.adapters import digest_of
-from tests.support.etcd import Cluster
+from tests.support.etcd import Cluster, compact
 from tests.support.fleet import Hand, Sidecar, SimulatedEngine
 from tests.support.waiting import eventually
 
@@ -73,7 +73,7 @@ async def test_a_frozen_sidecar_lists_what_was_compacted_meanwhile(
         await flood(hand)
         revision = await hand.delete("n0")
         client = Client(one.options())
-        await client.compact(revision)
+        await compact(client, revision)
         await client.aclose()
         one.members[0].stop()  # its buffers for the watch end with it
         one.members[0].start()

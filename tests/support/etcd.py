@@ -14,9 +14,18 @@ from typing import IO
 
 from registry.dev.etcd_binary import child_environment, find_etcd
 from registry.dev.ports import free_ports
+from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.client import Client, MemberStatus
+from registry.etcd3.methods import Method
 from registry.etcd3.options import ClientOptions, TlsFiles
 from tests.support.waiting import eventually
+
+_COMPACT = Method("/etcdserverpb.KV/Compact", rpc.CompactionRequest, rpc.CompactionResponse)
+
+
+async def compact(client: Client, revision: int) -> None:
+    """Makes etcd forget what keys were before `revision`, as its operators do."""
+    await client._calls.call(_COMPACT, rpc.CompactionRequest(revision=revision, physical=True), None)
 
 
 @dataclass

@@ -16,6 +16,7 @@ from registry.keys import Keys
 from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, Source
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import write_adapter
+from tests.support.metrics import read_metrics
 from tests.support.processes import Program
 from tests.support.waiting import eventually
 
@@ -98,10 +99,9 @@ class Sidecar:
             return 0, {}
         return reply.status_code, reply.json()
 
-    async def text(self, path: str) -> str:
-        """One of its pages as text, e.g. the metrics."""
-        async with httpx.AsyncClient(base_url=self.http, timeout=10) as client:
-            return (await client.get(path)).text
+    async def metrics(self) -> dict[str, float]:
+        """See `read_metrics`."""
+        return await read_metrics(self.http)
 
     async def status(self) -> dict[str, Any]:
         return (await self.get("/status"))[1]
@@ -164,3 +164,30 @@ class Hand:
     def ref(self, record: AdapterRecord) -> ArtifactRef:
         source = record.spec.source
         return ArtifactRef(source.uri, source.digest)
+
+
+async def serves(engine: SimulatedEngine, sidecar: Sidecar, *names: str) -> dict[str, str]:
+    """Waits until the engine lists exactly these names from the sidecar's store, and returns the listing."""
+
+    async def listed() -> dict[str, str] | None:
+        listing = await engine.listing()
+        assert set(listing) == set(names)
+        assert all(path.startswith(str(sidecar.store / "adapters")) for path in listing.values())
+        return listing | {"": ""}
+
+    listing = await eventually(listed)
+    del listing[""]
+    return listing
+
+
+async def settled(sidecar: Sidecar, revision: int) -> dict[str, Any]:
+    """Waits until the replica says that it is ready at `revision` or later."""
+
+    async def is_settled() -> dict[str, Any] | None:
+        status = await sidecar.status()
+        assert status.get("ready"), status
+        assert status["observed_revision"] >= revision, status
+        assert not status["pending"], status
+        return status
+
+    return await eventually(is_settled)

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
-import httpx
-
 from registry.etcd3.client import Client
 from registry.etcd3.options import ClientOptions
 from registry.keys import Keys
@@ -21,6 +19,7 @@ from sidecar.feed import Feed
 from sidecar.inputs import Inputs
 from sidecar.journal import Journal
 from sidecar.metrics import RELISTS
+from tests.support.metrics import read_metrics
 from tests.support.waiting import eventually
 
 # So many are on their way to their state at a time.
@@ -126,7 +125,4 @@ def lists_read() -> int:
 
 async def bytes_sent(endpoint: str) -> int:
     """What etcd has sent to clients so far."""
-    async with httpx.AsyncClient() as client:
-        text = (await client.get(f"http://{endpoint}/metrics")).text
-    name = "etcd_network_client_grpc_sent_bytes_total "
-    return int(float(next(line for line in text.splitlines() if line.startswith(name)).removeprefix(name)))
+    return int((await read_metrics(f"http://{endpoint}"))["etcd_network_client_grpc_sent_bytes_total"])

@@ -50,7 +50,7 @@ class Namespace:
                 ("link", "set", "lo", "up"),
             ):
                 self._inside("ip", *arguments)
-        except BaseException:
+        except BaseException:  # an interrupt too: the namespace would outlive the test
             self.__exit__(None, None, None)
             raise
         return self

@@ -8,9 +8,10 @@ import os
 import signal
 import sys
 
+from registry.daemon.http import listen
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import DEFAULTS, Options
-from sidecar.engines.simulated.server import listen, serve
+from sidecar.engines.simulated.server import serve
 from sidecar.vllm_plugin.entry import RUNTIME_LORA_VARIABLE, is_on, resolver_socket
 
 PLUGIN = "loraplane"

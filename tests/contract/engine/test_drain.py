@@ -14,7 +14,7 @@ from sidecar.engines.simulated.faults import Hang
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.simulated.server import serving
 from sidecar.engines.vllm import VllmEngine
-from tests.contract.engine.test_driver_faults import SHORT
+from tests.contract.engine.faults.hasty import SHORT
 from tests.support.engines import BASE_MODEL, Asker
 from tests.support.waiting import eventually
 

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import TypeVar
 
-from registry.etcd3.ops import Delete, KeyValue, Put, Txn
+from registry.etcd3.client import Client
+from registry.etcd3.ops import Delete, KeyValue, Put, Txn, prefix_end
 from registry.etcd3.reflector import Changed, Connected, Disconnected, Listed, Progressed, Reflection, Reflector
 from tests.support.waiting import eventually
 
@@ -92,3 +93,21 @@ def put(*pairs: tuple[bytes, bytes], lease: int = 0) -> Txn:
 def delete(key: bytes, range_end: bytes = b"") -> Txn:
     """A transaction that deletes keys and asks nothing."""
     return Txn((), (Delete(key, range_end),))
+
+
+async def fill(client: Client, etcd, count: int) -> int:
+    """Writes `count` keys below the test's prefix and returns the revision."""
+    revision = 0
+    for start in range(0, count, 500):
+        pairs = ((etcd.key(f"{i:05}"), b"%d" % i) for i in range(start, min(count, start + 500)))
+        revision = (await client.txn(put(*pairs))).revision
+    return revision
+
+
+def reflect(client: Client, etcd, rng, **named) -> Reflector:
+    prefix = etcd.key("")
+    return Reflector(client, prefix, prefix_end(prefix), rng=rng, **named)
+
+
+async def values(client: Client, etcd) -> dict[bytes, bytes]:
+    return {kv.key: kv.value for kv in (await client.list_prefix(etcd.key(""))).kvs}

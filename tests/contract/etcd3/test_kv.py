@@ -1,25 +1,15 @@
-"""Range, Txn and lists against a real etcd."""
+"""Range and Txn against a real etcd."""
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
-from contextlib import asynccontextmanager
-
 import pytest
 
-from registry.dev.ports import free_ports
 from registry.etcd3.client import Client
 from registry.etcd3.errors import (
-    Compacted,
-    FutureRevision,
     InvalidArgument,
     RequestTooLarge,
     ResponseTooLarge,
-    Timeout,
-    Unavailable,
 )
-from registry.etcd3.listing import list_range
 from registry.etcd3.ops import (
     Compare,
     Delete,
@@ -38,42 +28,8 @@ from registry.etcd3.ops import (
     prefix_end,
     unwritten_since,
 )
-from tests.contract.etcd3.mirror import FirstEndpoint, delete, put
+from tests.contract.etcd3.mirror import delete, fill, put
 from tests.support.etcd import make_cluster
-from tests.support.waiting import eventually
-
-
-async def _count(client: Client, key: bytes) -> int:
-    return (await client.range(Range(key, count_only=True))).count
-
-
-async def _is_sent(etcd, key: bytes) -> bool:
-    """Whether a write has arrived, seen past the proxy."""
-    client = Client(etcd.options())
-    try:
-        return bool(await _count(client, key))
-    finally:
-        await client.aclose()
-
-
-@asynccontextmanager
-async def _running(coroutine):
-    """A task for the time of a block."""
-    task = asyncio.create_task(coroutine)
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-
-
-async def fill(client: Client, etcd, count: int) -> int:
-    """Writes `count` keys below the test's prefix and returns the revision."""
-    revision = 0
-    for start in range(0, count, 500):
-        pairs = ((etcd.key(f"{i:05}"), b"%d" % i) for i in range(start, min(count, start + 500)))
-        revision = (await client.txn(put(*pairs))).revision
-    return revision
 
 
 async def test_range_reads_what_was_put(etcd, etcd_client):
@@ -230,191 +186,3 @@ async def test_a_reply_of_too_many_bytes(own_client):
 async def test_one_key_written_twice_in_a_transaction_is_refused(etcd, etcd_client):
     with pytest.raises(InvalidArgument, match="duplicate key"):
         await etcd_client.txn(put((etcd.key("a"), b"1"), (etcd.key("a"), b"2")))
-
-
-async def test_a_list_takes_pages_at_one_revision(etcd, etcd_client):
-    """Changes between the pages are not seen: neither new keys nor deletions."""
-    revision = await fill(etcd_client, etcd, 25)
-    pages = []
-
-    async def read(op):
-        if pages:
-            await etcd_client.txn(put((etcd.key(f"{len(pages):05}"), b"changed"), (etcd.key(f"zzz{len(pages)}"), b"")))
-            await etcd_client.txn(delete(etcd.key(f"{24 - len(pages):05}")))
-        pages.append(op)
-        return await etcd_client._page(op)
-
-    listing = await list_range(read, etcd.key(""), prefix_end(etcd.key("")), 10)
-    assert listing.revision == revision
-    assert [kv.value for kv in listing.kvs] == [b"%d" % i for i in range(25)]
-    assert [op.revision for op in pages] == [0, revision, revision, revision]
-
-
-@pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 20])
-async def test_a_list_has_every_key_once_at_page_borders(etcd, etcd_client, count):
-    await fill(etcd_client, etcd, count)
-    listing = await etcd_client.list_prefix(etcd.key(""), page_size=10)
-    assert [kv.value for kv in listing.kvs] == [b"%d" % i for i in range(count)]
-    assert listing.cluster_id
-
-
-async def test_a_list_overtaken_by_a_compaction_starts_over(etcd, etcd_client):
-    """A deletion between the pages must be found, not papered over with the second half of another state."""
-    await fill(etcd_client, etcd, 25)
-    pages = []
-
-    async def read(op):
-        pages.append(op)
-        if len(pages) == 2:
-            gone = await etcd_client.txn(delete(etcd.key("00003")))
-            await etcd_client.compact(gone.revision)
-        return await etcd_client._page(op)
-
-    listing = await list_range(read, etcd.key(""), prefix_end(etcd.key("")), 10)
-    assert [kv.value for kv in listing.kvs] == [b"%d" % i for i in range(25) if i != 3]
-    assert [op.revision == 0 for op in pages] == [True, False, True, False, False, False]
-
-
-async def test_compacted_and_future_revisions_are_told_apart(etcd, etcd_client):
-    key = etcd.key("a")
-    await etcd_client.txn(put((key, b"1")))
-    now = (await etcd_client.txn(put((key, b"2")))).revision
-    await etcd_client.compact(now)
-    with pytest.raises(Compacted):
-        await etcd_client.range(Range(key, revision=now - 1))
-    with pytest.raises(FutureRevision):
-        await etcd_client.range(Range(key, revision=now + 1_000_000))
-    with pytest.raises(FutureRevision):
-        await etcd_client.compact(now + 1_000_000)
-
-
-async def test_another_member_is_found_when_one_is_not_there(etcd):
-    """A write is sent again only because "failed to connect" is certain: exactly one version results."""
-    (dead,) = free_ports(1)
-    client = Client(etcd.options(endpoints=(f"127.0.0.1:{dead}", *etcd.endpoints)), rng=FirstEndpoint())
-    try:
-        await client.txn(put((etcd.key("a"), b"1")))
-        assert (await client.range(Range(etcd.key("a")))).kvs[0].version == 1
-    finally:
-        await client.aclose()
-
-
-async def test_nobody_there_is_certainly_not_applied(etcd):
-    (dead,) = free_ports(1)
-    client = Client(etcd.options(endpoints=(f"127.0.0.1:{dead}",), call_timeout_seconds=0.5))
-    try:
-        with pytest.raises(Unavailable, match="Connection refused") as caught:
-            await client.txn(put((etcd.key("a"), b"1")))
-        assert caught.value.certainly_not_applied
-    finally:
-        await client.aclose()
-
-
-async def test_a_connection_that_breaks_after_the_commit_is_ambiguous_and_never_repeated(etcd, etcd_client, proxy):
-    """W8 no-false-fail: the write happened, its reply did not; sent again it would make a second version."""
-    client = Client(etcd.options(endpoints=(proxy.endpoint, *etcd.endpoints)), rng=FirstEndpoint())
-    try:
-        await client.range(Range(etcd.key("a")))
-        proxy.hold_replies()
-        async with _running(client.txn(put((etcd.key("a"), b"1")))) as write:
-            await eventually(lambda: _count(etcd_client, etcd.key("a")))
-            proxy.cut()
-            with pytest.raises(Unavailable) as caught:
-                await write
-        assert caught.value.maybe_applied
-        assert not caught.value.certainly_not_applied
-        assert (await etcd_client.range(Range(etcd.key("a")))).kvs[0].version == 1
-        assert (await client.range(Range(etcd.key("a")))).count == 1, "the client goes on with another member"
-    finally:
-        await client.aclose()
-
-
-async def test_a_write_without_an_answer_is_ambiguous_and_a_read_is_not(proxy, proxied_client, etcd, etcd_client):
-    """W8 no-false-fail; and the next call works, since the dead connection is not used again."""
-    await proxied_client.range(Range(etcd.key("a")))
-    proxy.hold_replies()
-    with pytest.raises(Timeout) as caught:
-        await proxied_client.txn(put((etcd.key("a"), b"1")), timeout_seconds=0.5)
-    assert caught.value.maybe_applied
-    assert await _count(etcd_client, etcd.key("a")) == 1
-    with pytest.raises((Timeout, Unavailable)) as caught:
-        await proxied_client.range(Range(etcd.key("a")), timeout_seconds=0.5)
-    assert caught.value.certainly_not_applied
-    proxy.pass_on()
-    assert (await proxied_client.range(Range(etcd.key("a")))).kvs[0].version == 1
-
-
-async def test_a_dead_connection_is_not_used_again(proxy, proxied_client, etcd):
-    """gRPC would send the next call over the same connection, and the next, until TCP gives up."""
-    await proxied_client.range(Range(etcd.key("a")))
-    proxy.strand()
-    with pytest.raises(Timeout):
-        await proxied_client.txn(put((etcd.key("a"), b"1")), timeout_seconds=0.5)
-    assert (await proxied_client.txn(put((etcd.key("a"), b"1")), timeout_seconds=2)).succeeded
-
-
-async def test_a_caller_that_is_cancelled_is_cancelled(proxy, proxied_client, etcd):
-    """Our own cancellation is no failure of etcd's."""
-    await proxied_client.range(Range(etcd.key("a")))
-    proxy.hold_replies()
-    async with _running(proxied_client.txn(put((etcd.key("a"), b"1")), timeout_seconds=60)) as write:
-        await eventually(lambda: _is_sent(etcd, etcd.key("a")))
-        write.cancel()
-        await asyncio.wait([write])
-        assert write.cancelled()
-
-
-async def test_a_client_that_is_closed_ends_its_calls_as_ambiguous(proxy, etcd):
-    """grpc.aio reports this as a cancellation, which would end the caller's task in silence."""
-    client = Client(etcd.options(endpoints=(proxy.endpoint,)))
-    await client.range(Range(etcd.key("a")))
-    proxy.hold_replies()
-    async with _running(client.txn(put((etcd.key("a"), b"1")), timeout_seconds=60)) as write:
-        await eventually(lambda: _is_sent(etcd, etcd.key("a")))
-        await client.aclose()
-        with pytest.raises(Unavailable) as caught:
-            await write
-    assert caught.value.maybe_applied
-
-
-async def test_a_client_that_is_closed_while_it_connects_has_sent_nothing(proxy, etcd):
-    proxy.hold()
-    client = Client(etcd.options(endpoints=(proxy.endpoint,)))
-    async with _running(client.txn(put((etcd.key("a"), b"1")))) as write:
-        await eventually(lambda: proxy.accepted)
-        await client.aclose()
-        with pytest.raises(Unavailable) as caught:
-            await write
-    assert caught.value.certainly_not_applied
-    with pytest.raises(Unavailable, match="closed"):
-        await client.range(Range(b"a"))
-
-
-async def test_a_transaction_that_only_reads_is_never_ambiguous(proxy, proxied_client, etcd):
-    await proxied_client.range(Range(etcd.key("a")))
-    proxy.hold_replies()
-    with pytest.raises((Timeout, Unavailable)) as caught:
-        await proxied_client.txn(Txn((absent(etcd.key("a")),), (Range(etcd.key("a")),)), timeout_seconds=0.5)
-    assert caught.value.certainly_not_applied
-
-
-async def test_a_slow_network_is_no_failure(proxy, proxied_client, etcd):
-    proxy.delay(0.05)
-    await proxied_client.txn(put((etcd.key("a"), b"1")))
-    assert (await proxied_client.range(Range(etcd.key("a")))).kvs[0].value == b"1"
-
-
-async def test_status_tells_of_each_endpoint_also_of_one_that_is_down(etcd):
-    (dead,) = free_ports(1)
-    options = dataclasses.replace(etcd.options(), endpoints=(*etcd.endpoints, f"127.0.0.1:{dead}"))
-    client = Client(options)
-    try:
-        up, down = await client.status(timeout_seconds=3)
-        assert up.leader_id == up.member_id
-        assert up.version.count(".") == 2
-        assert up.revision > 0
-        assert up.db_size_bytes > 0
-        assert isinstance(down.error, Unavailable)
-        assert down.endpoint == f"127.0.0.1:{dead}"
-    finally:
-        await client.aclose()

@@ -65,10 +65,6 @@ async def test_a_server_of_another_authority_is_refused_at_once(secured, strange
     with pytest.raises(TlsFailed, match=r"(?i)certificate") as caught:
         await ask(secured.options(tls=files, call_timeout_seconds=60))
     assert caught.value.certainly_not_applied
-    client = Client(secured.options(tls=files))
-    with pytest.raises(TlsFailed):
-        await client.wait_until_reachable(key=b"a", on_wait=lambda _error: None)
-    await client.aclose()
 
 
 async def test_a_certificate_for_another_name_is_refused(tmp_path, authority):

@@ -7,8 +7,7 @@ import itertools
 
 import pytest
 
-from registry.etcd3.client import Client
-from registry.etcd3.ops import Put, Range, Txn, prefix_end
+from registry.etcd3.ops import prefix_end
 from registry.etcd3.reflector import (
     Changed,
     Connected,
@@ -21,18 +20,9 @@ from registry.etcd3.reflector import (
 )
 from registry.etcd3.stream import progress_is_safe
 from registry.etcd3.watch import WatchStream
-from tests.contract.etcd3.mirror import FirstEndpoint, delete, mirroring, put
-from tests.support.etcd import make_cluster
+from tests.contract.etcd3.mirror import delete, mirroring, put, reflect, values
+from tests.support.etcd import compact
 from tests.support.waiting import eventually
-
-
-def reflect(client: Client, etcd, rng, **named) -> Reflector:
-    prefix = etcd.key("")
-    return Reflector(client, prefix, prefix_end(prefix), rng=rng, **named)
-
-
-async def values(client: Client, etcd) -> dict[bytes, bytes]:
-    return {kv.key: kv.value for kv in (await client.list_prefix(etcd.key(""))).kvs}
 
 
 async def test_a_list_first_and_then_every_change(etcd, etcd_client, rng):
@@ -132,7 +122,7 @@ async def test_a_compaction_while_disconnected_is_made_good_by_a_list(etcd, etcd
         told = len(mirror.told)
         await etcd_client.txn(delete(etcd.key("goes")))
         last = await etcd_client.txn(put((etcd.key("comes"), b"1")))
-        await etcd_client.compact(last.revision)
+        await compact(etcd_client, last.revision)
         proxy.pass_on()
         listed = await mirror.first(Listed, told)
         after = await etcd_client.txn(put((etcd.key("after"), b"1")))
@@ -147,7 +137,7 @@ async def test_a_deletion_at_the_compacted_revision_itself_is_not_missed(etcd, e
     before = await etcd_client.txn(put((etcd.key("goes"), b"1")))
     gone = await etcd_client.txn(delete(etcd.key("goes")))
     assert gone.revision == before.revision + 1
-    await etcd_client.compact(gone.revision)
+    await compact(etcd_client, gone.revision)
     async with mirroring(reflect(etcd_client, etcd, rng, resume=Resume(before.revision, 0))) as mirror:
         listed = await mirror.first(Listed)
     assert (listed.cause, listed.kvs) == (ListCause.COMPACTED, ())
@@ -156,7 +146,7 @@ async def test_a_deletion_at_the_compacted_revision_itself_is_not_missed(etcd, e
 async def test_resuming_at_the_compacted_revision_needs_no_list(etcd, etcd_client, rng):
     seen = await etcd_client.txn(put((etcd.key("a"), b"1")))
     later = await etcd_client.txn(put((etcd.key("b"), b"1")))
-    await etcd_client.compact(seen.revision)
+    await compact(etcd_client, seen.revision)
     async with mirroring(reflect(etcd_client, etcd, rng, resume=Resume(seen.revision, 0))) as mirror:
         await eventually(lambda: mirror.revision >= later.revision)
     assert mirror.of(Listed) == []
@@ -217,166 +207,12 @@ async def test_the_periodic_comparison_lists_and_watches_on(etcd, etcd_client, r
     assert set(mirror.values()) == {etcd.key("a"), etcd.key("b"), etcd.key("c")}
 
 
-async def test_etcd_that_is_down_at_first_is_waited_for(tmp_path, rng):
-    """A process that starts before etcd says so, and comes up when etcd does."""
-    cluster = make_cluster(tmp_path, flags={"unsafe-no-fsync": "true"})
-    client = Client(cluster.options())
-    troubles = []
-    try:
-        async with mirroring(Reflector(client, b"/a/", b"/a0", rng=rng)) as mirror:
-            down = await mirror.first(Disconnected)
-            cluster.start()
-            await client.wait_until_reachable(key=b"/a/", on_wait=troubles.append)
-            await mirror.first(Connected)
-        assert "Connection refused" in down.message
-        assert not down.denied
-        assert mirror.of(Listed)[0].cause is ListCause.FIRST
-    finally:
-        await client.aclose()
-        cluster.stop()
-
-
-async def test_waiting_tells_each_failed_try(tmp_path):
-    cluster = make_cluster(tmp_path, flags={"unsafe-no-fsync": "true"})
-    client = Client(cluster.options(call_timeout_seconds=0.3))
-    troubles = []
-
-    def on_wait(error):
-        troubles.append(error)
-        if len(troubles) == 2:
-            cluster.start()
-
-    try:
-        await client.wait_until_reachable(key=b"a", on_wait=on_wait)
-        assert len(troubles) >= 2
-        assert (await client.range(Range(b"a"))).kvs == ()
-    finally:
-        await client.aclose()
-        cluster.stop()
-
-
-async def test_a_server_that_restarts_is_resumed_from(own_etcd, own_client, rng):
-    """Same store, new process: no list, nothing lost."""
-    async with mirroring(Reflector(own_client, b"/a/", b"/a0", rng=rng)) as mirror:
-        await mirror.first(Connected)
-        (member,) = own_etcd.members
-        member.stop()
-        member.start()
-        await own_etcd.ready()
-        written = await own_client.txn(put((b"/a/1", b"x")))
-        await eventually(lambda: mirror.revision >= written.revision)
-    assert len(mirror.of(Listed)) == 1
-    assert mirror.values() == {b"/a/1": b"x"}
-
-
-async def test_a_store_that_lost_its_memory_is_told(own_etcd, own_client, rng):
-    """R15 brake: the same address, the same cluster id, but revisions that were seen are gone."""
-    for i in range(20):
-        await own_client.txn(put((b"/a/%d" % i, b"x")))
-    async with mirroring(Reflector(own_client, b"/a/", b"/a0", rng=rng)) as mirror:
-        await mirror.first(Connected)
-        mark = mirror.revision
-        (member,) = own_etcd.members
-        member.kill()
-        member.wipe()
-        member.start()
-        await eventually(lambda: len(mirror.of(Listed)) > 1)
-    assert mirror.of(Listed)[1].cause is ListCause.WENT_BACK
-    assert mirror.of(Listed)[1].revision < mark
-    assert mirror.of(Listed)[1].cluster_id == mirror.of(Listed)[0].cluster_id
-
-
-async def test_another_cluster_behind_the_address_is_told(etcd, etcd_client, proxy, proxied_client, rng, tmp_path):
-    """R15 brake: its revision is higher than the mark, only its identity differs."""
-    other = make_cluster(tmp_path, flags={"unsafe-no-fsync": "true", "initial-cluster-token": "other"})
-    other.start()
-    other_client = Client(other.options())
-    try:
-        await other.ready()
-        async with mirroring(reflect(proxied_client, etcd, rng)) as mirror:
-            await mirror.first(Connected)
-            await _overtake(other_client, mirror.revision)
-            proxy.target_port = other.members[0].client_port
-            proxy.cut()
-            await eventually(lambda: len(mirror.of(Listed)) > 1)
-        first, second = mirror.of(Listed)[:2]
-        assert second.cause is ListCause.WENT_BACK
-        assert second.revision > first.revision
-        assert second.cluster_id != first.cluster_id
-    finally:
-        await other_client.aclose()
-        other.stop()
-
-
-async def test_resuming_on_another_cluster_is_told(etcd, etcd_client, rng):
-    """R15 brake, after a restart of ours: the snapshot names a cluster that is not there any more."""
-    now = await etcd_client.list_prefix(etcd.key(""))
-    reflector = reflect(etcd_client, etcd, rng, resume=Resume(now.revision, now.cluster_id + 1))
-    async with mirroring(reflector) as mirror:
-        listed = await mirror.first(Listed)
-    assert listed.cause is ListCause.WENT_BACK
-
-
-async def test_a_store_that_is_replaced_before_a_due_list_is_told(etcd, etcd_client, rng):
-    """R15 brake: the list that makes good a compaction must not pass for one if it comes from another store."""
-    now = await etcd_client.list_prefix(etcd.key(""))
-    reflector = reflect(etcd_client, etcd, rng, resume=Resume(now.revision, now.cluster_id + 1))
-    reflector._due = ListCause.COMPACTED
-    async with mirroring(reflector) as mirror:
-        listed = await mirror.first(Listed)
-    assert listed.cause is ListCause.WENT_BACK
-
-
-async def test_a_suspicion_that_the_list_refutes_is_not_told(etcd, etcd_client, rng):
-    """R15 brake: what is held for nothing is an outage of our own making."""
-    now = await etcd_client.list_prefix(etcd.key(""))
-    reflector = reflect(etcd_client, etcd, rng, resume=Resume(now.revision, now.cluster_id, now.raft_term))
-    reflector._due = ListCause.WENT_BACK
-    async with mirroring(reflector) as mirror:
-        listed = await mirror.first(Listed)
-    assert listed.cause is ListCause.COMPARISON
-
-
-async def test_resuming_before_the_present_term_is_told(etcd, etcd_client, rng):
-    """R15 brake: a restored store of the same identity that has passed the mark again has a lower term."""
-    now = await etcd_client.list_prefix(etcd.key(""))
-    resume = Resume(now.revision, now.cluster_id, now.raft_term + 1)
-    async with mirroring(reflect(etcd_client, etcd, rng, resume=resume)) as mirror:
-        listed = await mirror.first(Listed)
-    assert listed.cause is ListCause.WENT_BACK
-
-
-async def test_a_member_of_another_cluster_among_the_endpoints_is_left(etcd, etcd_client, rng, tmp_path):
-    """One wrong endpoint must not look like a store that went back."""
-    other = make_cluster(tmp_path, flags={"unsafe-no-fsync": "true", "initial-cluster-token": "other"})
-    other.start()
-    try:
-        await other.ready()
-        now = await etcd_client.txn(put((etcd.key("a"), b"1")))
-        cluster_id = (await etcd_client.list_prefix(etcd.key(""))).cluster_id
-        client = Client(etcd.options(endpoints=(*other.endpoints, *etcd.endpoints)), rng=FirstEndpoint())
-        resume = Resume(now.revision, cluster_id)
-        async with mirroring(reflect(client, etcd, FirstEndpoint(), resume=resume)) as mirror:
-            connected = await mirror.first(Connected)
-        await client.aclose()
-        assert connected.endpoint == etcd.endpoints[0]
-        assert "another cluster" in mirror.of(Disconnected)[0].message
-        assert mirror.of(Listed) == []
-    finally:
-        other.stop()
-
-
 async def test_a_stream_that_is_closed_leaves_no_task_and_no_connection(etcd, etcd_client, rng, proxy, proxied_client):
     before = asyncio.all_tasks()
     async with mirroring(reflect(proxied_client, etcd, rng)) as mirror:
         await mirror.first(Connected)
     left = {task for task in asyncio.all_tasks() - before if task not in proxy._tasks}
     assert not [task for task in left if "watch" in task.get_name()]
-
-
-async def _overtake(client: Client, revision: int) -> None:
-    while (await client.txn(Txn((), tuple(Put(b"/x/%d" % i, b"") for i in range(2))))).revision <= revision:
-        pass
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from registry.lora.base import fingerprint
 from registry.model.status import EngineStatus, Presence, ReplicaStatus, Served
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, drop, make_pool, put, refusal
+from tests.support.etcd import compact
 
 
 async def test_pages_show_one_revision(ledger, admin):
@@ -64,7 +65,7 @@ async def test_a_compacted_page(etcd, ledger, admin):
     await admin.stub.ApplyAdapters(change_set(put("a1"), put("a2")))
     first = await admin.stub.ListAdapters(pb.ListAdaptersRequest(pool="p", page_size=1))
     latest = await admin.stub.ApplyAdapters(change_set(put("a3")))
-    await ledger.client.compact(latest.revision)
+    await compact(ledger.client, latest.revision)
     told = await refusal(
         admin.stub.ListAdapters(pb.ListAdaptersRequest(pool="p", page_size=1, page_token=first.next_page_token))
     )

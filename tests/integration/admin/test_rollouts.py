@@ -12,6 +12,7 @@ from grpc import StatusCode
 from registry.etcd3.ops import Range, prefix_end
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import admin_inside, change_set, put, refusal, wait_ready
+from tests.support.metrics import read_metrics
 from tests.support.said import SaidReplicas
 from tests.support.waiting import eventually
 
@@ -89,6 +90,7 @@ async def test_what_canaries_serve_comes_to_all(ledger, admin, replicas):
     (told,) = [one for one in await audits(ledger) if one["method"] == "PromoteRollout"]
     assert (told["principal"], told["role"]) == ("loraplane-admin", "conductor")
     assert told["request_id"].startswith("promote-p-")
+    assert (await read_metrics(admin.http))['loraplane_admin_rollouts_total{verb="promote"}'] == 1
     await ledger.check()
 
 

@@ -21,6 +21,7 @@ from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA
 from tests.support.admin import admin_inside, change_set, drop, make_pool, put, refusal, wait_ready
 from tests.support.etcd import make_cluster
+from tests.support.metrics import read_metrics
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
@@ -95,13 +96,17 @@ async def test_every_method_is_served(admin):
 
 
 async def test_metrics(admin):
-    """Calls are counted by method and status."""
+    """Calls are counted by method and status, and timed; streams that are open are told."""
     await refusal(admin.stub.GetPool(pb.GetPoolRequest(name="none")))
-    async with httpx.AsyncClient(base_url=admin.http) as http:
-        told = (await http.get("/metrics")).text
-    assert 'loraplane_admin_requests_total{code="NOT_FOUND",method="GetPool"} 1.0' in told
-    assert 'loraplane_admin_requests_total{code="OK",method="CreatePool"} 1.0' in told
-    assert "loraplane_admin_etcd_up 1.0" in told
+    stream = admin.stub.WatchResidency(pb.WatchResidencyRequest(pool="p"))
+    await stream.read()
+    told = await read_metrics(admin.http)
+    assert told['loraplane_admin_requests_total{code="NOT_FOUND",method="GetPool"}'] == 1
+    assert told['loraplane_admin_requests_total{code="OK",method="CreatePool"}'] == 1
+    assert told['loraplane_admin_request_seconds_count{method="GetPool"}'] == 1
+    assert told['loraplane_admin_streams{method="WatchResidency"}'] == 1
+    assert told["loraplane_admin_etcd_up"] == 1
+    stream.cancel()
 
 
 async def test_too_large_a_message(admin):
@@ -245,6 +250,7 @@ async def test_etcd_is_full(tmp_path):
                 await _fill(cluster)
             told = await refusal(admin.stub.ApplyAdapters(change_set(put("acme/b"))))
             assert (told.code, told.reason) == (StatusCode.RESOURCE_EXHAUSTED, "ETCD_NO_SPACE")
+            assert (await read_metrics(admin.http))["loraplane_admin_no_space_total"] == 1
             listed = await admin.stub.ListAdapters(pb.ListAdaptersRequest(pool="p"))
             assert [one.name for one in listed.adapters] == ["acme/a"]
             assert (await admin.stub.GetAdapter(pb.GetAdapterRequest(pool="p", name="acme/a"))).generation == 1

@@ -13,6 +13,7 @@ from registry.model.status import EngineStatus, Failed, Pending, Presence, Repli
 from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
 from tests.support.admin import admin_inside, change_set, drop, make_pool, put, refusal, wait_ready
+from tests.support.etcd import compact
 
 
 def watch(admin, start_revision: int = 0):
@@ -58,7 +59,7 @@ async def test_compacted(ledger, admin):
     """A watch from a revision that is no longer kept is FAILED_PRECONDITION."""
     old = (await admin.stub.ApplyAdapters(change_set(put("a")))).revision
     new = (await admin.stub.ApplyAdapters(change_set(drop("a")))).revision
-    await ledger.client.compact(new)
+    await compact(ledger.client, new)
     told = await refusal(watch(admin, old - 1).read())
     assert (told.code, told.reason) == (StatusCode.FAILED_PRECONDITION, "REVISION_COMPACTED")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import runpy
-from contextlib import AsyncExitStack, aclosing, closing
+from contextlib import aclosing, closing
 from pathlib import Path
 
 import pytest
@@ -23,8 +23,8 @@ from registry.errors import (
 from registry.v1 import registry_pb2 as pb
 from tests.support.adapters import write_adapter
 from tests.support.admin import Admin, admin_inside, change_set, make_pool, put, wait_ready
-from tests.support.fleet import BASE, POOL, Sidecar, SimulatedEngine
-from tests.support.waiting import eventually
+from tests.support.fleet import BASE, POOL
+from tests.support.known_replicas import known_replicas
 
 EXAMPLE = Path(__file__).parents[3] / "docs/examples/training_loop.py"
 
@@ -46,28 +46,8 @@ async def registry(admin):
 @pytest.fixture
 async def replicas(admin, etcd, tmp_path):
     """Two replicas that the registry knows, and that may read `tmp_path/sources`."""
-    async with AsyncExitStack() as stack:
-        engines = [SimulatedEngine(tmp_path / name) for name in ("r1", "r2")]
-        for name, engine in zip(("r1", "r2"), engines, strict=True):
-            stack.callback(engine.program.kill)
-            await engine.start()
-            sidecar = Sidecar(
-                tmp_path / name,
-                etcd.endpoints,
-                etcd.prefix,
-                engine.url,
-                replica=name,
-                sources=tmp_path / "sources",
-            )
-            stack.callback(sidecar.program.kill)
-            sidecar.program.start()
-
-        async def are_known() -> bool:
-            found = await admin.stub.ListReplicas(pb.ListReplicasRequest(pool=POOL))
-            return len(found.replicas) == len(engines)
-
-        await eventually(are_known)
-        yield engines
+    async with known_replicas(admin, etcd.endpoints, etcd.prefix, tmp_path, "r1", "r2") as engines:
+        yield list(engines.values())
 
 
 async def test_published_is_served_by_every_replica(registry, replicas, tmp_path):

@@ -12,7 +12,7 @@ from registry.etcd3.client import Client
 from registry.etcd3.ops import Put
 from registry.keys import Keys
 from registry.model.records import Meta, PoolSpec
-from tests.support.etcd import Cluster
+from tests.support.etcd import Cluster, compact
 from tests.support.etcd_backup import restore, save
 from tests.support.fleet import BASE, POOL, Hand, Sidecar, SimulatedEngine
 from tests.support.waiting import eventually
@@ -60,7 +60,7 @@ class Place:
         status = await eventually(says_so, timeout_seconds=60)
         assert status["stale"]
         assert set(await self.engine.listing()) == {"a"}
-        assert (await self.sidecar.text("/metrics")).count("loraplane_list_held 1.0") == 1
+        assert (await self.sidecar.metrics())["loraplane_list_held"] == 1
         assert any(line["event"] == "list_held" and line["level"] == "error" for line in self.sidecar.program.logged())
         return status
 
@@ -90,7 +90,7 @@ async def test_a_list_that_lacks_very_much_is_held_through_a_restart_until_it_is
     await place.serves("a", lazy=20)
     place.sidecar.program.kill()
     revision = await place.hand.delete("a", *MANY)
-    await place.client.compact(revision)
+    await compact(place.client, revision)
     await place.hand.put(place.hand.record("new", "v2"))
     place.sidecar.program.start()
     status = await place.held("lacks 21 of 21", "loraplane pool confirm-removals p")
@@ -100,7 +100,7 @@ async def test_a_list_that_lacks_very_much_is_held_through_a_restart_until_it_is
     assert status["lazy"]["count"] == 20
     await place.confirm(place.revision_to_confirm(status))
     await place.serves("new", lazy=0)
-    assert "loraplane_list_held 0.0" in await place.sidecar.text("/metrics")
+    assert (await place.sidecar.metrics())["loraplane_list_held"] == 0
 
 
 async def test_a_list_that_lacks_little_is_followed(place):
@@ -109,7 +109,7 @@ async def test_a_list_that_lacks_little_is_followed(place):
     place.sidecar.program.start()
     await place.serves("a", lazy=20)
     place.sidecar.program.kill()
-    await place.client.compact(await place.hand.delete("a", *MANY[:5]))
+    await compact(place.client, await place.hand.delete("a", *MANY[:5]))
     place.sidecar.program.start()
     await place.serves(lazy=15)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,8 @@ import pytest
 from registry.v1 import registry_pb2 as pb
 from tests.support.adapters import write_adapter
 from tests.support.admin import Admin, admin_inside, change_set, make_pool, put, wait_ready
-from tests.support.fleet import BASE, POOL, Sidecar, SimulatedEngine
-from tests.support.waiting import eventually
+from tests.support.fleet import BASE, POOL, SimulatedEngine
+from tests.support.known_replicas import known_replicas
 
 NAME = "acme/a"
 REPLICAS = ("r1", "r2", "r3")
@@ -30,21 +29,7 @@ async def admin(etcd):
 @pytest.fixture
 async def engines(admin, etcd, tmp_path):
     """Three replicas that the registry knows, by name."""
-    async with AsyncExitStack() as stack:
-        engines = {name: SimulatedEngine(tmp_path / name) for name in REPLICAS}
-        for name, engine in engines.items():
-            stack.callback(engine.program.kill)
-            await engine.start()
-            sources = tmp_path / "sources"
-            sidecar = Sidecar(tmp_path / name, etcd.endpoints, etcd.prefix, engine.url, replica=name, sources=sources)
-            stack.callback(sidecar.program.kill)
-            sidecar.program.start()
-
-        async def are_known() -> bool:
-            found = await admin.stub.ListReplicas(pb.ListReplicasRequest(pool=POOL))
-            return len(found.replicas) == len(engines)
-
-        await eventually(are_known)
+    async with known_replicas(admin, etcd.endpoints, etcd.prefix, tmp_path, *REPLICAS) as engines:
         yield engines
 
 

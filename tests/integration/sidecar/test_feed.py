@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -20,6 +16,7 @@ from sidecar.feed import Feed
 from sidecar.inputs import Inputs
 from sidecar.journal import Journal
 from sidecar.snapshot import AdaptersChanged
+from tests.integration.sidecar.feeding import feeding
 from tests.support.fleet import POOL, Hand
 from tests.support.waiting import eventually
 
@@ -55,22 +52,6 @@ class Watched(Inputs):
             self.seen.append((self.desired, on_disk(self._state, self._state.with_name("copy"))))
 
 
-@asynccontextmanager
-async def feeding(hand: Hand, state: Path) -> AsyncIterator[Watched]:
-    """A feed that runs, as one process of a sidecar has it."""
-    inputs, journal = Watched(state), Journal(state)
-    feed = Feed(hand.client, hand.keys, POOL, "r1", inputs, journal, Chance())
-    feed.restore()
-    running = asyncio.create_task(feed.run())
-    try:
-        yield inputs
-    finally:
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
-        journal.close()
-
-
 async def follows(inputs: Inputs, revision: int) -> None:
     await eventually(lambda: inputs.desired is not None and inputs.desired.revision >= revision)
 
@@ -85,7 +66,7 @@ async def test_what_may_be_acted_upon_is_on_disk(hand, tmp_path):
     """R1 monotonic, R12: a kill right after a change was handed on brings back nothing older, with or without etcd."""
     state = tmp_path / "state"
     state.mkdir()
-    async with feeding(hand, state) as first:
+    async with feeding(hand, state, Watched(state)) as first:
         await hand.pool()
         await follows(first, await hand.put(hand.record("a", "v1"), hand.record("b", "v1")))
         # Nothing was acted upon before the first list, so that its snapshot may follow it.
@@ -95,7 +76,7 @@ async def test_what_may_be_acted_upon_is_on_disk(hand, tmp_path):
             await follows(first, await hand.put(hand.record("a", "v1", generation)))
         await follows(first, await hand.delete("b"))
     await hand.put(hand.record("c", "v1"))
-    async with feeding(hand, state) as second:
+    async with feeding(hand, state, Watched(state)) as second:
         await follows(second, await hand.delete("a"))
     assert len(first.seen) >= 4
     assert second.seen

@@ -36,8 +36,7 @@ def staged(store: Path) -> list[str]:
 
 
 async def metric(sidecar: Sidecar, name: str) -> float:
-    (line,) = (one for one in (await sidecar.text("/metrics")).splitlines() if one.startswith(f"{name} "))
-    return float(line.split()[1])
+    return (await sidecar.metrics())[name]
 
 
 async def test_two_replicas_share_a_budget_and_remove_only_what_neither_reads(

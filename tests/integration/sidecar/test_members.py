@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 from unittest import mock
 
 import structlog
@@ -18,10 +13,8 @@ from registry.model.assignment import assign
 from registry.model.placement import Member
 from registry.model.records import Placement
 from registry.model.status import Presence
-from sidecar.chance import Chance
-from sidecar.feed import Feed
 from sidecar.inputs import Inputs
-from sidecar.journal import Journal
+from tests.integration.sidecar.feeding import feeding
 from tests.support.fleet import POOL, Hand, Sidecar
 from tests.support.waiting import eventually
 
@@ -36,22 +29,6 @@ def presence(hand: Hand, replica: str, value: bytes | None = None, **labels: str
     return Put(hand.keys.replica(POOL, replica), made.to_bytes() if value is None else value)
 
 
-@asynccontextmanager
-async def feeding(hand: Hand, state: Path) -> AsyncIterator[Inputs]:
-    """A feed that runs, as one process of the sidecar r1 has it."""
-    inputs, journal = Inputs(), Journal(state)
-    feed = Feed(hand.client, hand.keys, POOL, "r1", inputs, journal, Chance())
-    feed.restore()
-    running = asyncio.create_task(feed.run())
-    try:
-        yield inputs
-    finally:
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
-        journal.close()
-
-
 def knows(inputs: Inputs, *replicas: str) -> bool:
     return inputs.members is not None and set(inputs.members) == set(replicas)
 
@@ -61,7 +38,7 @@ async def test_replicas_are_known_while_a_place_depends_on_them_and_survive_a_re
     await hand.commit(presence(hand, "r1"), presence(hand, "r2", zone="x"), presence(hand, "r9", b"{"))
     await hand.put(hand.record("a", "v1"))
     with structlog.testing.capture_logs() as logs, mock.patch("sidecar.roll.BELIEVE_SECONDS", 0.3):
-        async with feeding(hand, tmp_path / "state") as inputs:
+        async with feeding(hand, tmp_path / "state", Inputs()) as inputs:
             await eventually(lambda: inputs.desired is not None)
             assert inputs.members is None
             await hand.put(hand.record("b", "v1", placement=ONE))
@@ -79,7 +56,7 @@ async def test_replicas_are_known_while_a_place_depends_on_them_and_survive_a_re
 
     nowhere = Client(hand.client.options.__class__(("127.0.0.1:1",)))
     try:
-        async with feeding(Hand(nowhere, hand.keys, hand.sources), tmp_path / "state") as inputs:
+        async with feeding(Hand(nowhere, hand.keys, hand.sources), tmp_path / "state", Inputs()) as inputs:
             assert knows(inputs, "r1", "r3", "r4")
     finally:
         await nowhere.aclose()
@@ -89,7 +66,7 @@ async def test_nobody_is_followed_any_more_once_no_place_depends_on_them(hand, t
     await hand.commit(presence(hand, "r1"))
     await hand.put(hand.record("b", "v1", placement=ONE))
     with mock.patch("sidecar.roll.BELIEVE_SECONDS", 0.0):
-        async with feeding(hand, tmp_path / "state") as inputs:
+        async with feeding(hand, tmp_path / "state", Inputs()) as inputs:
             await eventually(lambda: knows(inputs, "r1"))
             await hand.delete("b")
             await eventually(lambda: inputs.members is None)

@@ -9,8 +9,7 @@ import httpx
 import pytest
 
 from registry.dev.ports import free_ports
-from tests.integration.sidecar.test_reconcile import settled
-from tests.support.fleet import BASE, Sidecar
+from tests.support.fleet import BASE, Sidecar, settled
 from tests.support.processes import Program
 from tests.support.waiting import eventually
 

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.integration.sidecar.test_reconcile import serves, settled
-from tests.support.fleet import SimulatedEngine
+from tests.support.fleet import SimulatedEngine, serves, settled
 from tests.support.waiting import eventually
 
 OLD = "0.30.1"

@@ -18,6 +18,12 @@ from tests.support.waiting import eventually
 from tests.support.web import Site
 
 CANARY = "CANARY"
+REFUSED = {
+    "bad": "source_denied",
+    "odd": "credential_unavailable",
+    "unknown": "unknown_credential",
+    "elsewhere": "address_not_allowed",
+}
 
 
 def record(name: str, uri: str, credentials: str | None) -> AdapterRecord:
@@ -85,29 +91,24 @@ async def test_no_secret_is_written_anywhere(etcd, etcd_client, tmp_path, web, s
     sidecar.program.start()
 
     async def has_settled() -> bool:
-        return (
-            await sidecar.failed()
-            == {
-                "bad": "source_denied",
-                "odd": "credential_unavailable",
-                "unknown": "unknown_credential",
-                "elsewhere": "address_not_allowed",
-            }
-            and (await sidecar.status())["served"]["count"] == 1
-        )
+        return await sidecar.failed() == REFUSED and (await sidecar.status())["served"]["count"] == 1
 
     await eventually(has_settled)
     stored = str(await etcd_client.list_prefix(f"{etcd.prefix}/".encode()))
     assert "/status/" in stored
+    sinks = {"etcd": stored, **await told_by(sidecar)}
+    assert {name for name, text in sinks.items() if CANARY in text} == set()
+    assert all(len(text) > 20 for text in sinks.values())
+    assert f"Bearer good{CANARY}" in str(web.seen)  # it was really used
+
+
+async def told_by(sidecar: Sidecar) -> dict[str, str]:
+    """All that a sidecar says and keeps on this host."""
     async with httpx.AsyncClient(base_url=sidecar.http) as client:
         pages = [(await client.get(path)).text for path in ("/status", "/readyz", "/metrics", "/livez")]
-    sinks = {
-        "etcd": stored,
+    return {
         "http": str(pages),
         "log": sidecar.program.log.read_text(),
         "argv": arguments(sidecar.program.pid),
         "store": "".join(path.read_text(errors="replace") for path in sidecar.store.rglob("*") if path.is_file()),
     }
-    assert {name for name, text in sinks.items() if CANARY in text} == set()
-    assert all(len(text) > 20 for text in sinks.values())
-    assert f"Bearer good{CANARY}" in str(web.seen)  # it was really used

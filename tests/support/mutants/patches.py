@@ -27,7 +27,6 @@ class Mutant:
         name: that of the file, too.
         breaks: what goes wrong with it, in one sentence.
         guarantees: ids of what it breaks.
-        drawn_from: the incident, the defect of another project or the row of the faults that it stands for.
         tests: paths of slow tests that are run if no cheap one fails.
         touches: files of the code that it changes.
         patch: the file.
@@ -36,7 +35,6 @@ class Mutant:
     name: str
     breaks: str
     guarantees: tuple[str, ...]
-    drawn_from: str
     tests: tuple[str, ...]
     touches: tuple[str, ...]
     patch: Path
@@ -77,7 +75,6 @@ def read_mutant(patch: Path) -> Mutant:
         name=fields["Name"],
         breaks=fields["Breaks"],
         guarantees=tuple(fields["Guarantee"].split(", ")),
-        drawn_from=fields["Drawn-From"],
         tests=tuple(fields.get("Tests", "").split()),
         touches=tuple(_TOUCHED.findall(diff)),
         patch=patch,

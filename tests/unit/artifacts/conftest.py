@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from registry.sources.stop import Stop
 from sidecar.artifacts.store import LocalStore
-from sidecar.artifacts.types import ArtifactRef
-from tests.support.adapters import WrittenAdapter
+from sidecar.artifacts.types import ArtifactRef, Staged
+from tests.support.adapters import WrittenAdapter, write_adapter
+
+WEIGHTS = "adapter_model.safetensors"
+GRACE = 600.0
 
 
 @pytest.fixture
@@ -48,3 +54,27 @@ def pinned(adapter: WrittenAdapter) -> ArtifactRef:
 def unpinned(adapter: WrittenAdapter, generation: int = 1) -> ArtifactRef:
     """A reference that means whatever is there when it is first read."""
     return ArtifactRef(adapter.uri, None, pin_key=f"pool/a@{generation}")
+
+
+def contents(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def adapters(tmp_path) -> Path:
+    return tmp_path / "store" / "adapters"
+
+
+def age(store: LocalStore, staged: Staged, seconds: float = 2 * GRACE) -> None:
+    """As if it was used so long ago."""
+    at = time.time() - seconds
+    os.utime(store._layout.lock(staged.id), (at, at))
+
+
+def release(store: LocalStore, *staged: Staged) -> None:
+    assert store.let_go({one.id for one in staged}) == {one.id for one in staged}
+    store.upkeep.write_leases(Stop())
+
+
+async def stage(store: LocalStore, sources: Path, *seeds: int) -> list[Staged]:
+    return [await store.ensure(pinned(write_adapter(sources / f"s{seed}", seed=seed))) for seed in seeds]

@@ -14,8 +14,7 @@ from sidecar.artifacts.signatures import read_keys
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import write_adapter, write_files
 from tests.support.signing import make_key
-from tests.unit.artifacts.conftest import pinned, unpinned
-from tests.unit.artifacts.test_store import contents
+from tests.unit.artifacts.conftest import contents, pinned, unpinned
 
 STRICT = PoolSpec(name="p", base_models=["base"], limits=PoolLimits(require_signature=True))
 LAX = PoolSpec(name="p", base_models=["base"])

@@ -2,53 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import time
 from pathlib import Path
-from threading import Event
 
 import pytest
 
 from registry.sources.errors import ArtifactError
 from registry.sources.stop import Stop
-from sidecar.artifacts import incoming, scrub
+from sidecar.artifacts import incoming
 from sidecar.artifacts.files import locked
-from sidecar.artifacts.steps import Step
-from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import Staged
-from sidecar.artifacts.upkeep import Holdings
 from tests.support.adapters import digest_of, write_adapter
-from tests.support.waiting import eventually
-from tests.unit.artifacts.conftest import pinned, unpinned
-from tests.unit.artifacts.test_store import contents
-
-WEIGHTS = "adapter_model.safetensors"
-GRACE = 600.0
-
-
-@pytest.fixture
-def adapters(tmp_path) -> Path:
-    return tmp_path / "store" / "adapters"
-
-
-def age(store: LocalStore, staged: Staged, seconds: float = 2 * GRACE) -> None:
-    """As if it was used so long ago."""
-    at = time.time() - seconds
-    os.utime(store._layout.lock(staged.id), (at, at))
-
-
-def release(store: LocalStore, *staged: Staged) -> None:
-    assert store.let_go({one.id for one in staged}) == {one.id for one in staged}
-    store.upkeep.write_leases(Stop())
+from tests.unit.artifacts.conftest import GRACE, WEIGHTS, age, contents, pinned, release, stage, unpinned
 
 
 def size_of(staged: Staged) -> int:
     return sum(path.stat().st_size for path in Path(staged.path).iterdir())
-
-
-async def stage(store: LocalStore, sources: Path, *seeds: int) -> list[Staged]:
-    return [await store.ensure(pinned(write_adapter(sources / f"s{seed}", seed=seed))) for seed in seeds]
 
 
 async def test_within_the_budget_nothing_is_removed(open_store, sources, adapters):
@@ -147,186 +116,3 @@ async def test_only_leftovers_of_the_dead_are_swept(store, tmp_path):
         assert contents(tmp) == ["alive.1"]
     store.upkeep.round(Stop())
     assert not contents(tmp)
-
-
-async def test_let_go_means_that_lookup_knows_it_no_more(store, sources):
-    """R7: a plan that is made from now on stages it anew, with a lease of its own."""
-    adapter = write_adapter(sources / "s")
-    staged = await store.ensure(pinned(adapter))
-    release(store, staged)
-    assert store.lookup(pinned(adapter)) is None
-    assert staged.id not in store.leased()
-    assert await store.ensure(pinned(adapter)) == staged
-    assert store.leased() == {staged.id}
-
-
-async def test_leases_that_another_process_left_are_read_when_it_has_ended(open_store, sources):
-    """R7, R10: what it let go of in the meantime may have been removed."""
-    first, second = open_store(), open_store()
-    adapter = write_adapter(sources / "s")
-    staged = await first.ensure(pinned(adapter))
-    second.take_over()
-    assert second.leased() == {staged.id}
-    assert second.lookup(pinned(adapter)) == staged
-    release(first, staged)
-    second.take_over()
-    assert not second.leased()
-    assert second.lookup(pinned(adapter)) is None
-
-
-async def test_what_is_being_staged_is_not_let_go(open_store, sources):
-    """R7: a worker thread is about to hand it out, and a plan to load it."""
-    reached, go_on = Event(), Event()
-
-    def on_step(step: object) -> None:
-        if step is Step.LOCKED:
-            reached.set()
-            go_on.wait()
-
-    adapter, store = write_adapter(sources / "s"), open_store(on_step=on_step)
-    staging = asyncio.create_task(store.ensure(pinned(adapter)))
-    await eventually(reached.is_set)
-    (artifact,) = store.leased()
-    assert not store.let_go({artifact})
-    go_on.set()
-    staged = await staging
-    assert store.leased() == {staged.id}
-    assert store.lookup(pinned(adapter)) == staged
-    assert store.let_go({artifact}) == {artifact}
-
-
-async def test_leases_for_another_address_stay_and_are_told(open_store, sources, capsys):
-    """R7: nothing is known of an engine that a replica had before."""
-    before = open_store(engine="http://127.0.0.1:1")
-    (staged,) = await stage(before, sources, 1)
-    now = open_store(engine="http://127.0.0.1:2", budget_bytes=1)
-    now.take_over()
-    assert not now.leased()
-    assert before._lease_file.name in capsys.readouterr().out
-    age(now, staged)
-    now.upkeep.round(Stop())
-    assert digest_of(Path(staged.path)) == staged.digest
-
-
-async def test_a_lease_file_that_nobody_understands_leases_everything(open_store, sources, tmp_path):
-    """R7, R12: until the engine is proven not to read it; then the file is whole again."""
-    staged = await stage(open_store(), sources, 1, 2)
-    file = tmp_path / "store" / "leases" / "r1"
-    file.write_bytes(b"no id\n")
-    store = open_store(budget_bytes=1)
-    assert store.leased() == {one.id for one in staged}
-    for one in staged:
-        age(store, one)
-    assert store.upkeep.round(Stop()).artifacts == 2
-    assert file.read_text().split() == sorted(one.id for one in staged)
-
-
-async def test_leases_that_cannot_be_written_are_written_later(store, sources, monkeypatch):
-    """R7, fault 25: the file says at least what is leased."""
-    first, second = await stage(store, sources, 1, 2)
-    store.let_go({first.id})
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-        with pytest.raises(OSError, match="No space"):
-            store.upkeep.write_leases(Stop())
-    assert len(store._lease_file.read_text().split()) == 2
-    store.upkeep.write_leases(Stop())
-    assert store._lease_file.read_text().split() == [second.id]
-
-
-@pytest.fixture
-def at_once(monkeypatch) -> None:
-    """Everything is read again in every round."""
-    monkeypatch.setattr(scrub, "PERIOD_SECONDS", -1.0)
-    monkeypatch.setattr(scrub, "BYTES_PER_SECOND", 1 << 60)
-
-
-def look_after(store: LocalStore) -> Holdings:
-    store.upkeep.scrub(Stop())
-    return store.upkeep.round(Stop())
-
-
-def damage(staged: Staged) -> None:
-    """Flips a bit of a number, which only a digest finds."""
-    path = Path(staged.path) / WEIGHTS
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.chmod(0o644)
-    path.write_bytes(content)
-
-
-@pytest.mark.usefixtures("at_once")
-async def test_a_damaged_artifact_that_nobody_leases_is_fetched_again(store, sources, adapters):
-    """R4 digest-true."""
-    adapter = write_adapter(sources / "s")
-    staged = await store.ensure(pinned(adapter))
-    damage(staged)
-    release(store, staged)
-    assert look_after(store).damaged == 0
-    assert not contents(adapters)
-    assert digest_of(Path((await store.ensure(pinned(adapter))).path)) == adapter.digest
-
-
-@pytest.mark.usefixtures("at_once")
-async def test_a_damaged_artifact_that_is_leased_is_told_and_not_touched(store, sources):
-    """R4, R7: an engine may be reading it; no engine is given it anew."""
-    adapter = write_adapter(sources / "s")
-    staged = await store.ensure(pinned(adapter))
-    damage(staged)
-    before = (Path(staged.path) / WEIGHTS).read_bytes()
-    for _ in range(3):
-        assert look_after(store).damaged == 1
-    assert (Path(staged.path) / WEIGHTS).read_bytes() == before
-    assert store.lookup(pinned(adapter)) is None
-    with pytest.raises(ArtifactError) as refused:
-        await store.ensure(pinned(adapter))
-    assert (refused.value.reason, refused.value.permanent) == ("artifact_damaged", False)
-    release(store, staged)
-    assert await store.ensure(pinned(adapter)) == staged
-    assert digest_of(Path(staged.path)) == adapter.digest
-    assert look_after(store).damaged == 0
-
-
-@pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize("missing", ["report", "nothing"])
-async def test_what_is_as_it_was_written_or_not_known_stays(store, sources, missing):
-    (staged,) = await stage(store, sources, 1)
-    release(store, staged)
-    if missing == "report":
-        store._layout.report(staged.id).write_bytes(b"{}")
-    for _ in range(3):
-        assert look_after(store).artifacts == 1
-    assert digest_of(Path(staged.path)) == staged.digest
-
-
-async def test_what_was_read_of_late_is_not_read_again(store, sources, monkeypatch):
-    """R16: once a day, whichever of the host's sidecars does it."""
-    (staged,) = await stage(store, sources, 1)
-    read: list[Path] = []
-    monkeypatch.setattr(scrub, "_read", lambda path, _stop: str(read.append(path)))
-    look_after(store)
-    assert not read
-    long_ago = time.time() - scrub.PERIOD_SECONDS - 1
-    os.utime(store._layout.report(staged.id), (long_ago, long_ago))
-    store._scrub._next_at = 0.0
-    look_after(store)
-    assert read == [Path(staged.path)]
-
-
-@pytest.mark.parametrize("is_shared", [False, True])
-async def test_a_torn_directory_makes_room_for_a_new_copy_unless_another_engine_reads_it(
-    open_store, sources, is_shared
-):
-    """R4, R7: the lease is new, so our own engine does not read it."""
-    adapter = write_adapter(sources / "s")
-    staged = await open_store("r2").ensure(pinned(adapter))
-    if not is_shared:
-        release(open_store("r2"), staged)
-    (Path(staged.path) / WEIGHTS).unlink()
-    store = open_store("r1")
-    if is_shared:
-        with pytest.raises(ArtifactError):
-            await store.ensure(pinned(adapter))
-    else:
-        assert await store.ensure(pinned(adapter)) == staged
-        assert digest_of(Path(staged.path)) == adapter.digest

@@ -93,11 +93,12 @@ def test_ages_are_taken_whole_or_not_at_all(body, ages):
     assert plugin.read_last_used(b"") == {}
 
 
-def test_both_sides_mean_the_same_routes():
+def test_both_sides_mean_the_same_routes_and_schema():
     calls = {plugin.swap_call("x", "/a", "/b").path, plugin.unload_call("x").path}
     paths = {plugin.ABOUT_PATH, plugin.STATE_PATH, plugin.USES_PATH, *calls}
     assert paths == {f"{PREFIX}/{name}" for name in ("plugin", "state", "uses", "swap", "unload")}
-    assert plugin.SCHEMA == SCHEMA
+    about = {"schema": SCHEMA, "capabilities": ["swap", "unload", "state"]}
+    assert plugin.read_about(json.dumps(about).encode()) == plugin.About()
 
 
 def test_every_path_of_a_state_is_in_use():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from registry.lora.base import BaseModules
-from registry.lora.check import check_adapter
+from registry.lora.check import examine
 from registry.lora.config import read_config
 from registry.lora.directory import check_files, open_directory
 from registry.lora.findings import Finding, UnfitAdapter
@@ -27,7 +27,7 @@ def findings(
 ) -> dict[str, Finding]:
     tensors = [Tensor(name, one.dtype, one.shape, 0, len(one.data)) for name, one in draft.tensors.items()]
     config = read_config(json.dumps(draft.config).encode())
-    return {one.reason: one for one in check_adapter(config, tensors, base, limits, policy_of(policy))}
+    return {one.reason: one for one in examine(config, tensors, base, limits, policy_of(policy)).findings}
 
 
 def test_the_rank_is_compared_with_the_replicas_limit():

@@ -7,24 +7,11 @@ import pytest
 from registry.etcd3.ops import KeyValue
 from registry.model.records import Placement
 from registry.model.status import Failed, Found, Lazy, Pending, Resident, Warned
-from registry.store.judgement import ReplicaState
 from registry.store.pool_view import is_held_back
 from registry.store.residency import residency
 from tests.support.records import KEYS, POOL, kv
 from tests.support.replicas import engine_status
-from tests.support.residency_world import World
-
-PENDING, SERVING, FAILED, UNKNOWN = (
-    ReplicaState.PENDING,
-    ReplicaState.SERVING,
-    ReplicaState.FAILED,
-    ReplicaState.UNKNOWN,
-)
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
+from tests.support.residency_world import FAILED, PENDING, SERVING, UNKNOWN
 
 
 def failed(name: str, retry_at: str | None = None) -> list[Failed]:

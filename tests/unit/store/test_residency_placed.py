@@ -12,24 +12,10 @@ from registry.model.placement import Member
 from registry.model.records import Canary, CanaryRollout, Placement, Strategy
 from registry.model.status import Found, Leaving, Pending
 from registry.store import assignments
-from registry.store.judgement import ReplicaState
 from registry.store.residency import residency
 from tests.support.records import KEYS, POOL, kv, record
 from tests.support.replicas import among, engine_status, members
-from tests.support.residency_world import World
-
-PENDING, SERVING, FAILED, UNKNOWN = (
-    ReplicaState.PENDING,
-    ReplicaState.SERVING,
-    ReplicaState.FAILED,
-    ReplicaState.UNKNOWN,
-)
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
-
+from tests.support.residency_world import FAILED, PENDING, SERVING, UNKNOWN, World
 
 ANYWHERE: Selector = frozenset()
 NAMES = ("r1", "r2", "r3", "r4")

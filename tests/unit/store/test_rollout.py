@@ -6,19 +6,13 @@ import pytest
 
 from registry.etcd3.ops import KeyValue
 from registry.model.status import EngineStatus, Failed, Found, Lazy, Pending, ReplicaStatus, Served
-from registry.store.judgement import ReplicaState
 from registry.store.pool_facts import facts_of
 from registry.store.rollout import Failure, Question, derive_rollout
 from tests.support.records import KEYS, POOL, kv, record
+from tests.support.residency_world import FAILED, PENDING, SERVING, UNKNOWN
 
 ASKED = Question(POOL, "acme/a", 2)
 RECORD = kv("acme/a", 50, generation=2)
-PENDING, SERVING, FAILED, UNKNOWN = (
-    ReplicaState.PENDING,
-    ReplicaState.SERVING,
-    ReplicaState.FAILED,
-    ReplicaState.UNKNOWN,
-)
 
 
 def status(incarnation: str = "e", **fields) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from registry.errors import Conflict, FailedPrecondition, InvalidArgument, NotFound, Reason, RegistryError
+from registry.errors import Conflict, FailedPrecondition, InvalidArgument, NotFound, Reason
 from registry.model.records import (
     AdapterRecord,
     AuditRecord,
@@ -19,8 +19,9 @@ from registry.model.status import Presence
 from registry.transactions.changes import AbortRollout, HaltRollout, PromoteRollout, Remove, RollbackAdapter, tenants_of
 from registry.transactions.make import make_rollout_change, make_upsert
 from registry.transactions.plan import may_be_guessed
-from tests.support.changes import KEYS, POOL, Desk, applying, creating, upsert
+from tests.support.changes import KEYS, POOL, Desk, applying, upsert
 from tests.support.history_check import check_history
+from tests.unit.transactions.conftest import refused
 
 NAME = "acme/a"
 QUARTER = Strategy(canary=Canary(replicas="25%"))
@@ -29,10 +30,8 @@ PROMOTE, ABORT = PromoteRollout(POOL, NAME), AbortRollout(POOL, NAME)
 
 
 @pytest.fixture
-def desk() -> Desk:
+def desk(desk: Desk) -> Desk:
     """An adapter at generation 1, which all serve."""
-    desk = Desk()
-    desk.change(creating())
     desk.change(applying(upsert(NAME, "v1", strategy=QUARTER)))
     return desk
 
@@ -48,14 +47,6 @@ def etag(desk: Desk) -> int:
 def put(desk: Desk, source: str, **spec) -> AdapterRecord:
     desk.change(applying(upsert(NAME, source, **{"strategy": QUARTER, **spec})))
     return record(desk)
-
-
-def refused(desk: Desk, change) -> RegistryError:
-    before = desk.etcd.revision
-    with pytest.raises(RegistryError) as told:
-        desk.change(change)
-    assert desk.etcd.revision == before
-    return told.value
 
 
 def alive(desk: Desk, **labels: str) -> None:

@@ -6,38 +6,13 @@ import json
 
 import pytest
 
-from registry.errors import FailedPrecondition, Reason, RegistryError
-from registry.etcd3.ops import KeyValue
+from registry.errors import FailedPrecondition, Reason
 from registry.model.base import MAX_RECORD_BYTES
-from registry.model.records import MAX_GENERATION, AdapterRecord, AuditRecord, PoolLimits
-from registry.transactions.changes import Change, DeletePool, Remove, SetTenant, UpdatePool
+from registry.model.records import MAX_GENERATION, AuditRecord, PoolLimits
+from registry.transactions.changes import DeletePool, Remove, SetTenant, UpdatePool
 from registry.transactions.draft import Unchanged
-from tests.support.changes import KEYS, POOL, Desk, applying, creating, upsert
-
-
-@pytest.fixture
-def desk() -> Desk:
-    desk = Desk()
-    desk.change(creating())
-    return desk
-
-
-def record(desk: Desk, name: str) -> AdapterRecord:
-    return AdapterRecord.parse(desk.etcd.kvs[KEYS.adapter(POOL, name)].value)
-
-
-def _last_audit(desk: Desk) -> KeyValue:
-    audits = [kv for key, kv in desk.etcd.kvs.items() if key.startswith(KEYS.audits())]
-    return max(audits, key=lambda kv: kv.mod_revision)
-
-
-def refused(desk: Desk, change: Change, request_id: str = "") -> RegistryError:
-    """The refusal of a change; nothing is written."""
-    before = desk.etcd.revision
-    with pytest.raises(RegistryError) as told:
-        desk.change(change, request_id)
-    assert desk.etcd.revision == before
-    return told.value
+from tests.support.changes import KEYS, POOL, applying, upsert
+from tests.unit.transactions.conftest import record, refused
 
 
 @pytest.mark.parametrize("value", [b"?", b'"x"', b"[1]", b"[" * 100_000, b'{"generation":0}', b'{"generation":true}'])

@@ -11,12 +11,10 @@ from registry.errors import (
     InvalidArgument,
     NotFound,
     Reason,
-    RegistryError,
     ResourceExhausted,
 )
 from registry.etcd3.ops import Put, Range
 from registry.model.records import (
-    AdapterRecord,
     AuditRecord,
     Placement,
     PoolLimits,
@@ -37,26 +35,7 @@ from registry.transactions.context import Limits
 from registry.transactions.draft import Commit, Unchanged, fence
 from registry.transactions.history import HISTORY_KEPT
 from tests.support.changes import KEYS, POOL, Desk, applying, creating, upsert
-
-
-@pytest.fixture
-def desk() -> Desk:
-    desk = Desk()
-    desk.change(creating())
-    return desk
-
-
-def record(desk: Desk, name: str) -> AdapterRecord:
-    return AdapterRecord.parse(desk.etcd.kvs[KEYS.adapter(POOL, name)].value)
-
-
-def refused(desk: Desk, change, request_id: str = "") -> RegistryError:
-    """The refusal of a change; nothing is written."""
-    before = desk.etcd.revision
-    with pytest.raises(RegistryError) as told:
-        desk.change(change, request_id)
-    assert desk.etcd.revision == before
-    return told.value
+from tests.unit.transactions.conftest import record, refused
 
 
 def test_create(desk):

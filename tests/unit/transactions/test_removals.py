@@ -8,16 +8,14 @@ from registry.errors import Conflict, InvalidArgument, NotFound
 from registry.model.records import PoolLimits, PoolSpec
 from registry.transactions.changes import ConfirmRemovals, UpdatePool
 from registry.transactions.make import make_confirm_removals
-from tests.support.changes import KEYS, POOL, Desk, applying, creating, upsert
+from tests.support.changes import KEYS, POOL, Desk, applying, upsert
 from tests.support.history_check import check_history
 
 
 @pytest.fixture
-def desk() -> Desk:
-    made = Desk()
-    made.change(creating())
-    made.change(applying(upsert("a")))
-    return made
+def desk(desk: Desk) -> Desk:
+    desk.change(applying(upsert("a")))
+    return desk
 
 
 def confirmed(desk: Desk) -> int:

@@ -8,20 +8,18 @@ from registry.errors import FailedPrecondition, InvalidArgument, Reason
 from registry.model.records import AdapterRecord, Removed, TenantRecord
 from registry.transactions.changes import Remove, SetTenant, SettleRemoval
 from registry.transactions.make import make_settle_removal
-from tests.support.changes import KEYS, POOL, Desk, applying, creating, upsert
+from tests.support.changes import KEYS, POOL, Desk, applying, upsert
 from tests.support.history_check import check_history
 
 NAME = "acme/a"
 
 
 @pytest.fixture
-def desk() -> Desk:
+def desk(desk: Desk) -> Desk:
     """A pool with an adapter at its second generation, and another one."""
-    made = Desk()
-    made.change(creating())
-    made.change(applying(upsert(NAME), upsert("acme/b")))
-    made.change(applying(upsert(NAME, "v2")))
-    return made
+    desk.change(applying(upsert(NAME), upsert("acme/b")))
+    desk.change(applying(upsert(NAME, "v2")))
+    return desk
 
 
 def record_of(desk: Desk, name: str = NAME) -> AdapterRecord:

@@ -1,0 +1,25 @@
+"""A simulated engine, which can be told to fail, and a driver of it that does not wait for long."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sidecar.engines.simulated.server import serving
+from sidecar.engines.vllm import VllmEngine
+from tests.contract.engine.faults.hasty import SHORT
+
+
+@pytest.fixture
+async def url(simulated) -> AsyncIterator[str]:
+    async with serving(simulated) as url:
+        yield url
+
+
+@pytest.fixture
+async def hasty(url) -> AsyncIterator[VllmEngine]:
+    """A driver that does not wait long."""
+    engine = VllmEngine(url, deadlines=SHORT)
+    yield engine
+    await engine.aclose()

@@ -1,0 +1,194 @@
+"""What the driver says when a call does not end as it should. On the simulated engine, which can be told to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import httpx
+import pytest
+
+from registry.dev.ports import free_ports
+from sidecar.engines.driver import EngineUnreachable
+from sidecar.engines.simulated.engine import SimulatedVllm
+from sidecar.engines.simulated.faults import Answer, Cut, Die, Hang
+from sidecar.engines.simulated.options import Options
+from sidecar.engines.simulated.server import serving
+from sidecar.engines.vllm import VllmEngine
+from sidecar.observed import AlreadyThere, Done, Gone, Refused, Transient, Unknown
+from tests.contract.engine.faults.hasty import SHORT, listing_of
+from tests.support.engines import Asker
+from tests.support.waiting import eventually
+from tests.support.wire import wire_to
+
+
+async def test_a_load_that_times_out_is_unknown_and_may_complete(hasty, simulated, tiny):
+    """Fault 20: settled by listing; the repeated load finds it there."""
+    release = asyncio.Event()
+    simulated.faults.order("load", Hang(release))
+    assert isinstance(await hasty.load("x", tiny.adapter("a"), request_id="r"), Unknown)
+    assert dict((await hasty.observe()).adapters) == {}
+    release.set()
+    listed = await eventually(lambda: listing_of(hasty))
+    assert listed == {"x": tiny.adapter("a")}
+    assert await hasty.load("x", tiny.adapter("a"), request_id="r") == AlreadyThere()
+
+
+async def test_an_engine_that_hangs_in_a_load_is_seen_not_to_turn(hasty, simulated, asker, tiny):
+    """Fault 19: /health and the listing still answer; generation does not."""
+    assert await hasty.turns()
+    release = asyncio.Event()
+    simulated.faults.order("load", Hang(release))
+    assert isinstance(await hasty.load("x", tiny.adapter("a"), request_id="r"), Unknown)
+    assert (await asker.client.get("/health")).status_code == 200
+    await hasty.observe()
+    assert not await hasty.turns()
+    assert await eventually(hasty.is_busy)
+    release.set()
+    assert await eventually(hasty.turns)
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+async def test_a_connection_that_breaks_in_a_reply_is_unknown(hasty, simulated, tiny, is_done):
+    """Fault 21: the listing alone tells whether it was done."""
+    simulated.faults.order("load", Cut(is_done))
+    assert isinstance(await hasty.load("x", tiny.adapter("a"), request_id="r"), Unknown)
+    assert ("x" in await listing_of(hasty)) == is_done
+    simulated.faults.order("unload", Cut(is_done))
+    assert isinstance(await hasty.unload("x", request_id="r"), Unknown)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (429, Transient),
+        (401, Transient),
+        (404, Transient),  # not vLLM's form of an error: the route is missing
+        (400, Refused),  # nor is this
+        (422, Refused),
+        (500, Refused),
+        (502, Unknown),
+        (503, Unknown),
+        (204, Unknown),
+        (302, Unknown),
+    ],
+)
+async def test_replies_are_classified_by_status(hasty, simulated, tiny, status, kind):
+    """Fault 21: by a table, never by searching text."""
+    text = "" if status == 204 else "has already been loaded; cannot be found; No adapter found for"
+    simulated.faults.order("load", Answer(status, text))
+    simulated.faults.order("unload", Answer(status, text))
+    assert isinstance(await hasty.load("x", tiny.adapter("a"), request_id="r"), kind)
+    assert isinstance(await hasty.unload("x", request_id="r"), kind)
+    assert await listing_of(hasty) == {}
+
+
+@pytest.mark.parametrize("garbage", [b"\x00\x01\x02\x03" * 9, b"", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nSu"])
+async def test_bytes_that_are_no_reply_are_unknown(url, simulated, tiny, garbage):
+    """Fault 21: garbage in place of a reply says nothing of what was done."""
+    async with wire_to(url) as wire:
+        wire.reply = lambda _: garbage
+        engine = VllmEngine(wire.url, deadlines=SHORT)
+        assert isinstance(await engine.load("x", tiny.adapter("a"), request_id="r"), Unknown)
+        assert set(simulated.cards) == {"x"}
+        with pytest.raises(EngineUnreachable):
+            await engine.observe()
+        await engine.aclose()
+
+
+async def test_an_endless_reply_is_unknown(url, tiny):
+    """R16 bounded: a reply is not read without end."""
+    async with wire_to(url) as wire:
+        wire.reply = lambda _: b"HTTP/1.1 200 OK\r\nContent-Length: 999999999\r\n\r\n" + b"x" * 1_000_000
+        engine = VllmEngine(wire.url)
+        outcome = await engine.load("x", tiny.adapter("a"), request_id="r")
+        assert isinstance(outcome, Unknown)
+        assert "more than" in outcome.message
+        await engine.aclose()
+
+
+async def test_a_reset_in_mid_flight_is_unknown(url, simulated, tiny):
+    async with wire_to(url) as wire:
+        wire.reply = lambda _: None
+        engine = VllmEngine(wire.url)
+        assert isinstance(await engine.load("x", tiny.adapter("a"), request_id="r"), Unknown)
+        assert set(simulated.cards) == {"x"}
+        await engine.aclose()
+
+
+async def test_a_refused_connection_is_gone(tiny):
+    (port,) = free_ports(1)
+    engine = VllmEngine(f"http://127.0.0.1:{port}")
+    assert isinstance(await engine.load("x", tiny.adapter("a"), request_id="r"), Gone)
+    assert isinstance(await engine.swap("x", "/a", "/b", request_id="r"), Gone)
+    assert isinstance(await engine.unload("x", request_id="r"), Gone)
+    with pytest.raises(EngineUnreachable):
+        await engine.observe()
+    with pytest.raises(EngineUnreachable):
+        await engine.incarnation()
+    assert not await engine.is_busy()
+    assert not await engine.turns()
+    await engine.aclose()
+
+
+async def test_files_that_vanish_after_eviction_kill_the_engine(tiny, tmp_path):
+    """Why files stay (R7): the worker reads them again within a step, and its end is the engine's."""
+    engine = SimulatedVllm(Options(max_cpu_loras=1))
+    async with serving(engine) as url:
+        asker = Asker(url)
+        path = shutil.copytree(tiny.adapter("a"), tmp_path / "a")
+        await asker.load("a", str(path))
+        await asker.load("b", tiny.adapter("b"))  # evicts a
+        assert (await asker.complete("a", "x")).status_code == 200  # read again
+        await asker.text("b", "x")  # evicts a again
+        shutil.rmtree(path)
+        assert (await asker.complete("a", "x")).status_code == 500
+        assert (await asker.complete("b", "x")).status_code == 500
+        driver = VllmEngine(url)
+        await eventually(lambda: is_gone(driver))
+        await driver.aclose()
+        await asker.client.aclose()
+
+
+async def is_gone(engine: VllmEngine) -> bool:
+    return isinstance(await engine.unload("x", request_id="r"), Gone)
+
+
+async def test_an_engine_that_dies_in_a_load_is_gone_and_another_after_its_restart(simulated, tiny):
+    """Fault 18: all adapters are gone after a restart, and the incarnation says so."""
+    async with serving(simulated) as url:
+        driver = VllmEngine(url)
+        before = await driver.observe()
+        simulated.faults.order("load", Die())
+        assert isinstance(await driver.load("x", tiny.adapter("a"), request_id="r"), Refused)
+        await eventually(lambda: is_gone(driver))
+    port = httpx.URL(url).port
+    async with serving(SimulatedVllm(simulated.options), port=port or 0):
+        after = await driver.observe()
+        assert after.facts.incarnation != before.facts.incarnation
+        assert dict(after.adapters) == {}
+    await driver.aclose()
+
+
+async def test_calls_are_remembered_with_their_request_ids(hasty, simulated, tiny):
+    await hasty.load("x", tiny.adapter("a"), request_id="r1")
+    await hasty.unload("x", request_id="r2")
+    assert [(call.kind, call.name, call.request_id) for call in simulated.calls] == [
+        ("load", "x", "r1"),
+        ("unload", "x", "r2"),
+    ]
+
+
+def test_nothing_ever_asks_for_a_load_in_place():
+    """Loading in place mixes weights within a sequence: no source of ours may ask for it."""
+    sources = Path(__file__).parents[3].joinpath("sidecar").rglob("*.py")
+    assert not [path for path in sources if "load_inplace" in path.read_text()]
+
+
+async def test_names_and_paths_of_any_kind_reach_the_engine_whole(hasty, simulated, tmp_path, tiny):
+    path = shutil.copytree(tiny.adapter("a"), tmp_path / 'ünicode "quoted" \\ name')
+    assert await hasty.load("a/b.c-d_e", str(path), request_id="r") == Done()
+    assert {card.path for card in simulated.cards.values()} == {str(path)}
+    assert json.loads(json.dumps(await listing_of(hasty))) == {"a/b.c-d_e": str(path)}

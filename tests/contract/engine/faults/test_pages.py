@@ -1,0 +1,88 @@
+"""What is made of pages that fail, hang or cannot be read in full."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sidecar.engines.driver import EngineUnreachable
+from sidecar.engines.simulated.faults import Answer, Hang
+from tests.contract.engine.faults.hasty import listing_of
+from tests.support.waiting import eventually
+
+
+async def test_an_endless_page_is_unreachable(hasty, monkeypatch):
+    """R16 bounded: nor is a listing."""
+    await hasty.observe()
+    monkeypatch.setattr("sidecar.engines.vllm_http.MAX_ANSWER_BYTES", 100)
+    with pytest.raises(EngineUnreachable, match="more than 100 bytes"):
+        await hasty.incarnation()
+
+
+BASE_CARD = '{"id": "t", "parent": null, "root": "/m"}'
+
+
+def listing(*cards: str) -> str:
+    """The body of /v1/models with these cards."""
+    return f'{{"data": [{", ".join(cards)}]}}'
+
+
+async def test_a_listing_of_the_right_form_is_read(hasty, simulated):
+    simulated.faults.order("models", Answer(200, listing(BASE_CARD, '{"id": "x", "parent": "t", "root": "/a"}')))
+    assert await listing_of(hasty) == {"x": "/a"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "<html>",
+        "[]",
+        "{}",
+        '{"data": []}',
+        listing('{"id": "x", "parent": "t", "root": "/a"}'),
+        listing('{"id": "t"}'),
+        listing(BASE_CARD, '{"id": "x", "parent": "t"}'),
+        listing(BASE_CARD, '{"id": "x", "parent": "t", "root": null}'),
+        listing(BASE_CARD, '{"id": "x", "parent": "t", "root": ""}'),
+        listing(BASE_CARD, '{"id": 3, "parent": "t", "root": "/a"}'),
+        listing(BASE_CARD, '{"id": "t", "parent": "t", "root": "/a"}'),
+        listing(BASE_CARD, '{"id": "x", "parent": "t", "root": "/a"}', '{"id": "x", "parent": "t", "root": "/b"}'),
+        '{"data": [' * 100_000,
+    ],
+)
+async def test_a_listing_that_cannot_be_read_in_full_is_no_listing(hasty, simulated, tiny, body):
+    """R3 converge: no plan is made from a guess; unknown is not empty."""
+    await hasty.load("x", tiny.adapter("a"), request_id="r")
+    simulated.faults.order("models", Answer(200, body))
+    with pytest.raises(EngineUnreachable):
+        await hasty.observe()
+
+
+async def test_a_restart_within_a_look_is_noticed(hasty, simulated):
+    """R9 status-truth: a listing belongs to one process."""
+    release = asyncio.Event()
+    simulated.faults.order("models", Hang(release))
+    look = asyncio.create_task(hasty.observe())
+    await eventually(lambda: not simulated.faults._waiting["models"])  # the look hangs in its listing now
+    simulated.started_at += 1
+    release.set()
+    with pytest.raises(EngineUnreachable, match="restarted"):
+        await look
+
+
+@pytest.mark.parametrize("page", ["metrics", "version", "models"])
+async def test_a_page_that_hangs_is_unreachable(hasty, simulated, page):
+    release = asyncio.Event()
+    simulated.faults.order(page, Hang(release))
+    with pytest.raises(EngineUnreachable, match="no answer within"):
+        await hasty.observe()
+    release.set()
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 429])
+@pytest.mark.parametrize("page", ["metrics", "version", "models"])
+async def test_a_page_that_fails_is_unreachable(hasty, simulated, page, status):
+    simulated.faults.order(page, Answer(status, "no"))
+    with pytest.raises(EngineUnreachable, match=str(status)):
+        await hasty.observe()

@@ -1,0 +1,179 @@
+"""Calls over connections that break, hang or are closed, and what is known of a write then."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from contextlib import asynccontextmanager
+
+import pytest
+
+from registry.dev.ports import free_ports
+from registry.etcd3.client import Client
+from registry.etcd3.errors import (
+    Timeout,
+    Unavailable,
+)
+from registry.etcd3.ops import (
+    Range,
+    Txn,
+    absent,
+)
+from tests.contract.etcd3.mirror import FirstEndpoint, put
+from tests.support.waiting import eventually
+
+
+async def _count(client: Client, key: bytes) -> int:
+    return (await client.range(Range(key, count_only=True))).count
+
+
+async def _is_sent(etcd, key: bytes) -> bool:
+    """Whether a write has arrived, seen past the proxy."""
+    client = Client(etcd.options())
+    try:
+        return bool(await _count(client, key))
+    finally:
+        await client.aclose()
+
+
+@asynccontextmanager
+async def _running(coroutine):
+    """A task for the time of a block."""
+    task = asyncio.create_task(coroutine)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_another_member_is_found_when_one_is_not_there(etcd):
+    """A write is sent again only because "failed to connect" is certain: exactly one version results."""
+    (dead,) = free_ports(1)
+    client = Client(etcd.options(endpoints=(f"127.0.0.1:{dead}", *etcd.endpoints)), rng=FirstEndpoint())
+    try:
+        await client.txn(put((etcd.key("a"), b"1")))
+        assert (await client.range(Range(etcd.key("a")))).kvs[0].version == 1
+    finally:
+        await client.aclose()
+
+
+async def test_nobody_there_is_certainly_not_applied(etcd):
+    (dead,) = free_ports(1)
+    client = Client(etcd.options(endpoints=(f"127.0.0.1:{dead}",), call_timeout_seconds=0.5))
+    try:
+        with pytest.raises(Unavailable, match="Connection refused") as caught:
+            await client.txn(put((etcd.key("a"), b"1")))
+        assert caught.value.certainly_not_applied
+    finally:
+        await client.aclose()
+
+
+async def test_a_connection_that_breaks_after_the_commit_is_ambiguous_and_never_repeated(etcd, etcd_client, proxy):
+    """W8 no-false-fail: the write happened, its reply did not; sent again it would make a second version."""
+    client = Client(etcd.options(endpoints=(proxy.endpoint, *etcd.endpoints)), rng=FirstEndpoint())
+    try:
+        await client.range(Range(etcd.key("a")))
+        proxy.hold_replies()
+        async with _running(client.txn(put((etcd.key("a"), b"1")))) as write:
+            await eventually(lambda: _count(etcd_client, etcd.key("a")))
+            proxy.cut()
+            with pytest.raises(Unavailable) as caught:
+                await write
+        assert caught.value.maybe_applied
+        assert not caught.value.certainly_not_applied
+        assert (await etcd_client.range(Range(etcd.key("a")))).kvs[0].version == 1
+        assert (await client.range(Range(etcd.key("a")))).count == 1, "the client goes on with another member"
+    finally:
+        await client.aclose()
+
+
+async def test_a_write_without_an_answer_is_ambiguous_and_a_read_is_not(proxy, proxied_client, etcd, etcd_client):
+    """W8 no-false-fail; and the next call works, since the dead connection is not used again."""
+    await proxied_client.range(Range(etcd.key("a")))
+    proxy.hold_replies()
+    with pytest.raises(Timeout) as caught:
+        await proxied_client.txn(put((etcd.key("a"), b"1")), timeout_seconds=0.5)
+    assert caught.value.maybe_applied
+    assert await _count(etcd_client, etcd.key("a")) == 1
+    with pytest.raises((Timeout, Unavailable)) as caught:
+        await proxied_client.range(Range(etcd.key("a")), timeout_seconds=0.5)
+    assert caught.value.certainly_not_applied
+    proxy.pass_on()
+    assert (await proxied_client.range(Range(etcd.key("a")))).kvs[0].version == 1
+
+
+async def test_a_dead_connection_is_not_used_again(proxy, proxied_client, etcd):
+    """gRPC would send the next call over the same connection, and the next, until TCP gives up."""
+    await proxied_client.range(Range(etcd.key("a")))
+    proxy.strand()
+    with pytest.raises(Timeout):
+        await proxied_client.txn(put((etcd.key("a"), b"1")), timeout_seconds=0.5)
+    assert (await proxied_client.txn(put((etcd.key("a"), b"1")), timeout_seconds=2)).succeeded
+
+
+async def test_a_caller_that_is_cancelled_is_cancelled(proxy, proxied_client, etcd):
+    """Our own cancellation is no failure of etcd's."""
+    await proxied_client.range(Range(etcd.key("a")))
+    proxy.hold_replies()
+    async with _running(proxied_client.txn(put((etcd.key("a"), b"1")), timeout_seconds=60)) as write:
+        await eventually(lambda: _is_sent(etcd, etcd.key("a")))
+        write.cancel()
+        await asyncio.wait([write])
+        assert write.cancelled()
+
+
+async def test_a_client_that_is_closed_ends_its_calls_as_ambiguous(proxy, etcd):
+    """grpc.aio reports this as a cancellation, which would end the caller's task in silence."""
+    client = Client(etcd.options(endpoints=(proxy.endpoint,)))
+    await client.range(Range(etcd.key("a")))
+    proxy.hold_replies()
+    async with _running(client.txn(put((etcd.key("a"), b"1")), timeout_seconds=60)) as write:
+        await eventually(lambda: _is_sent(etcd, etcd.key("a")))
+        await client.aclose()
+        with pytest.raises(Unavailable) as caught:
+            await write
+    assert caught.value.maybe_applied
+
+
+async def test_a_client_that_is_closed_while_it_connects_has_sent_nothing(proxy, etcd):
+    proxy.hold()
+    client = Client(etcd.options(endpoints=(proxy.endpoint,)))
+    async with _running(client.txn(put((etcd.key("a"), b"1")))) as write:
+        await eventually(lambda: proxy.accepted)
+        await client.aclose()
+        with pytest.raises(Unavailable) as caught:
+            await write
+    assert caught.value.certainly_not_applied
+    with pytest.raises(Unavailable, match="closed"):
+        await client.range(Range(b"a"))
+
+
+async def test_a_transaction_that_only_reads_is_never_ambiguous(proxy, proxied_client, etcd):
+    await proxied_client.range(Range(etcd.key("a")))
+    proxy.hold_replies()
+    with pytest.raises((Timeout, Unavailable)) as caught:
+        await proxied_client.txn(Txn((absent(etcd.key("a")),), (Range(etcd.key("a")),)), timeout_seconds=0.5)
+    assert caught.value.certainly_not_applied
+
+
+async def test_a_slow_network_is_no_failure(proxy, proxied_client, etcd):
+    proxy.delay(0.05)
+    await proxied_client.txn(put((etcd.key("a"), b"1")))
+    assert (await proxied_client.range(Range(etcd.key("a")))).kvs[0].value == b"1"
+
+
+async def test_status_tells_of_each_endpoint_also_of_one_that_is_down(etcd):
+    (dead,) = free_ports(1)
+    options = dataclasses.replace(etcd.options(), endpoints=(*etcd.endpoints, f"127.0.0.1:{dead}"))
+    client = Client(options)
+    try:
+        up, down = await client.status(timeout_seconds=3)
+        assert up.leader_id == up.member_id
+        assert up.version.count(".") == 2
+        assert up.revision > 0
+        assert up.db_size_bytes > 0
+        assert isinstance(down.error, Unavailable)
+        assert down.endpoint == f"127.0.0.1:{dead}"
+    finally:
+        await client.aclose()

@@ -1,0 +1,20 @@
+"""What a page of metrics says."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import httpx
+
+
+async def read_metrics(url: str) -> dict[str, float]:
+    """Values as ``name{label="value"}``, and of each name those of all labels added up."""
+    async with httpx.AsyncClient(base_url=url, timeout=10) as client:
+        page = (await client.get("/metrics")).text
+    found: defaultdict[str, float] = defaultdict(float)
+    for line in page.splitlines():
+        if not line.startswith("#"):
+            sample, _, value = line.rpartition(" ")
+            for name in {sample, sample.partition("{")[0]}:
+                found[name] += float(value)
+    return dict(found)

@@ -1,0 +1,53 @@
+"""The command that checks an exported history."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.check.calls import Call
+from registry.check.export import decode, encode
+from registry.check.main import app
+from registry.check.steps import Base, Revision
+from registry.etcd3.ops import Event, KeyValue
+from tests.unit.check.conftest import steps_of
+
+
+def test_an_export_is_read_as_it_was_written(desk):
+    odd = Revision(7, (Event(b"/t/\xff", 7, KeyValue(b"/t/\xff", b"\x00\xfe", 7, 7, 1, 5)), Event(b"/t/x", 7, None)))
+    steps = [Base(1, tuple(desk.etcd.kvs.values())), *steps_of(desk), odd]
+    assert list(decode(encode(steps))) == steps
+    with pytest.raises(ValueError, match="line 2"):
+        list(decode([next(encode(steps)), "{}"]))
+
+
+def run(*arguments: str) -> int:
+    return app(args=arguments, standalone_mode=False) or 0
+
+
+def test_the_command_tells_a_counter_example_and_fails(desk, tmp_path, capsys):
+    history, calls = tmp_path / "h.jsonl", tmp_path / "calls.jsonl"
+    history.write_text("\n".join(encode(steps_of(desk))))
+    calls.write_text(Call(request_id="q2", outcome="ok", revision=2).model_dump_json())
+    arguments = ("verify", "--history", str(history), "--prefix", "/t", "--calls", str(calls))
+    assert run(*arguments) == 0
+    assert "6 changes, 1 calls ok: 0 findings" in capsys.readouterr().out
+    calls.write_text(Call(request_id="gone", outcome="ok", revision=2).model_dump_json())
+    assert run(*arguments) == 1
+    assert "W1 at revision 2, gone: acknowledged at revision 2, and is not there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--history", "absent"], "absent"),
+        (["--history", "bad"], "line 1"),
+        (["--history", "empty", "--calls", "bad"], "bad, line 1"),
+        (["--history", "empty", "--log", "bad"], "--pool"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(arguments, words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad").write_text("?")
+    (tmp_path / "empty").write_text("")
+    assert run("verify", *arguments) == 2
+    assert words in capsys.readouterr().err
