@@ -20,6 +20,7 @@ from registry.cli.report import check_applied
 from registry.cli.session import READ_SECONDS, Session, pool_or_only, request_id_or_new, session_of
 from registry.cli.sources import deletions, source_uri, upsert_of, upserts
 from registry.cli.wire import Plain, adapter_dict, outcome_name
+from registry.model.records import MAX_GENERATION
 from registry.v1 import registry_pb2 as pb
 
 _UNCONDITIONAL = ""
@@ -136,7 +137,10 @@ def rollback(
     *,
     pool: options.Pool = None,
     to: Annotated[
-        int, options.flag("--to", metavar="GENERATION", min=0, help="Generation to go back to; 0: the one before.")
+        int,
+        options.flag(
+            "--to", metavar="GENERATION", min=0, max=MAX_GENERATION, help="Generation to go back to; 0: the one before."
+        ),
     ] = 0,
     etag: options.Etag = _UNCONDITIONAL,
     dry_run: options.DryRun = False,

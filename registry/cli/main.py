@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -35,6 +36,8 @@ from registry.dev.stack_file import DEFAULT_FOLDER, admin_of_running_stack
 from registry.errors import Reason
 
 DEFAULT_ADMIN = "127.0.0.1:7600"
+# How Python tells bytes of the command line that are no UTF-8; no message takes them.
+_NO_TEXT = re.compile("[\ud800-\udfff]")
 
 _EXIT_CODES = (
     "Exit codes: 0 done, 1 internal error, 2 usage, 3 not found, 4 refused, 5 conflict, 6 unavailable or deadline, "
@@ -111,6 +114,9 @@ def _add(app: typer.Typer, *commands: Callable[..., None]) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Runs one command line and returns its exit code. Errors go to standard error in one line."""
     first, rest = hoist(arguments)
+    if _NO_TEXT.search("".join(arguments)):
+        message = "an argument is not text in UTF-8; names, URIs and files must be"
+        return _report(Failure(Exit.USAGE, Reason.USAGE, message), first)
     try:
         return make_app()(args=[*first, *rest], prog_name="loraplane", standalone_mode=False) or Exit.DONE
     except CliError as error:

@@ -22,10 +22,14 @@ BaseModels = Annotated[
         "--base-model", metavar="NAME", help="Name under which the engines serve the base model; may be repeated."
     ),
 ]
-MaxRank = Annotated[int | None, options.flag("--max-rank", metavar="N", min=0, help="Highest LoRA rank; 0: no limit.")]
+MaxRank = Annotated[
+    int | None, options.flag("--max-rank", metavar="N", min=0, max=512, help="Highest LoRA rank; 0: no limit.")
+]
 MaxAdapters = Annotated[
     int | None,
-    options.flag("--max-adapters", metavar="N", min=0, help="Adapters that one engine holds at once; 0: no limit."),
+    options.flag(
+        "--max-adapters", metavar="N", min=0, max=1_000_000, help="Adapters that one engine holds at once; 0: no limit."
+    ),
 ]
 TargetModules = Annotated[
     list[str] | None,
@@ -189,7 +193,13 @@ def confirm_removals(
     *,
     revision: Annotated[
         int,
-        options.flag("--revision", metavar="R", min=1, help="The revision that the replicas name; see get replicas."),
+        options.flag(
+            "--revision",
+            metavar="R",
+            min=1,
+            max=2**63 - 1,
+            help="The revision that the replicas name; see get replicas.",
+        ),
     ],
     etag: options.Etag = "",
     dry_run: options.DryRun = False,
@@ -246,7 +256,13 @@ def set_tenant(
     *,
     max_adapters: Annotated[
         int,
-        options.flag("--max-adapters", metavar="N", min=0, help="Adapters it may have over all pools; 0: no limit."),
+        options.flag(
+            "--max-adapters",
+            metavar="N",
+            min=0,
+            max=2**32 - 1,
+            help="Adapters it may have over all pools; 0: no limit.",
+        ),
     ],
     dry_run: options.DryRun = False,
     timeout: options.Timeout = None,

@@ -14,6 +14,7 @@ from registry.cli.progress import follow_shown
 from registry.cli.rollout import Target, check_served
 from registry.cli.session import READ_SECONDS, Session, pool_or_only, request_id_or_new, session_of
 from registry.cli.wire import rollout_dict
+from registry.model.records import MAX_GENERATION
 from registry.v1 import registry_pb2 as pb
 
 _UNCONDITIONAL = ""
@@ -28,7 +29,14 @@ def rollout(
     *,
     pool: options.Pool = None,
     generation: Annotated[
-        int, options.flag("--generation", metavar="G", min=0, help="Refuse unless this is its generation; 0: any.")
+        int,
+        options.flag(
+            "--generation",
+            metavar="G",
+            min=0,
+            max=MAX_GENERATION,
+            help="Refuse unless this is its generation; 0: any.",
+        ),
     ] = 0,
     etag: options.Etag = _UNCONDITIONAL,
     dry_run: options.DryRun = False,
