@@ -117,12 +117,12 @@ class Printer:
             case _:
                 self.event({"change": "put", "item": view.plain(item)})
 
-    def gone(self, name: str) -> None:
-        """Prints that an item of an endless stream is no more."""
+    def fate(self, name: str, change: str) -> None:
+        """Prints what else became of an item of an endless stream, e.g. ``deleted``."""
         if self.is_plain:
-            self.event({"change": "deleted", "name": name})
+            self.event({"change": change, "name": name})
         elif self.is_table:
-            self.lines([f"{name}  deleted"])
+            self.lines([f"{name}  {change}"])
 
     def lines(self, lines: Iterable[str]) -> None:
         """Prints lines as they are."""
