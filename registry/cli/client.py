@@ -126,11 +126,8 @@ class Client:
     def get_pool(self, name: str) -> pb.Pool:
         return self._unary("GetPool", pb.GetPoolRequest(name=name), pb.Pool)
 
-    def list_pools(self) -> list[pb.Pool]:
-        return [one for page in self.pool_pages() for one in page.pools]
-
     def pool_pages(self) -> Iterator[pb.ListPoolsResponse]:
-        """The same, with the names of records that cannot be read."""
+        """All pools, with the names of records that cannot be read."""
         return self._pages("ListPools", pb.ListPoolsRequest(page_size=_PAGE_SIZE), pb.ListPoolsResponse)
 
     def get_replica(self, pool: str, name: str) -> pb.Replica:
@@ -144,11 +141,8 @@ class Client:
     def set_tenant(self, request: pb.SetTenantRequest) -> pb.Tenant:
         return self._unary("SetTenant", request, pb.Tenant, request.request_id)
 
-    def list_tenants(self) -> list[pb.Tenant]:
-        return [one for page in self.tenant_pages() for one in page.tenants]
-
     def tenant_pages(self) -> Iterator[pb.ListTenantsResponse]:
-        """The same, with the names of records that cannot be read."""
+        """All tenants, with the names of records that cannot be read."""
         return self._pages("ListTenants", pb.ListTenantsRequest(page_size=_PAGE_SIZE), pb.ListTenantsResponse)
 
     def watch_adapters(self, pool: str, start_revision: int) -> Iterator[pb.WatchAdaptersResponse]:

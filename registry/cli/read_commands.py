@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -31,10 +32,15 @@ def get(
         if watch:
             watch_changes(client, query, printer)
         elif name is None:
-            printer.items(view_of(query), find(client, query))
+            printer.items(view_of(query), find(client, query, _note))
         else:
-            for item in find(client, query):
+            for item in find(client, query, _note):
                 printer.item(view_of(query), item)
+
+
+def _note(text: str) -> None:
+    """Standard output stays what programs read."""
+    sys.stderr.write(f"note: {text}\n")
 
 
 def describe(

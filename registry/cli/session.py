@@ -66,7 +66,9 @@ def pool_or_only(client: Client, given: str | None) -> str:
     """
     if given is not None:
         return given
-    names = [pool.name for pool in client.list_pools()]
+    pages = list(client.pool_pages())
+    names = [pool.name for page in pages for pool in page.pools]
+    names += [name for page in pages for name in page.unreadable]  # there all the same; what is asked of it says more
     match names:
         case [only]:
             return only

@@ -80,8 +80,12 @@ def _polled(client: Client, query: Query, pause: Callable[[float], None] = time.
     view = view_of(query)
     known: dict[str, Any] = {}
     while True:
-        now = {view.name(item): item for item in find(client, query)}
+        now = {view.name(item): item for item in find(client, query, _unnoted)}
         yield from (Put(item) for name, item in now.items() if known.get(name) != item)
         yield from (Gone(name) for name in known if name not in now)
         known = now
         pause(_POLL_SECONDS)
+
+
+def _unnoted(_text: str) -> None:
+    """Once a second would be too often."""

@@ -299,3 +299,25 @@ def test_changes_of_pools_and_tenants_tell_their_request_id(cli, admin):
         assert "request id q1" in cli(*arguments).out
         assert cli("-o", "name", *arguments).out in {"dev\n", "acme\n"}
     assert list(admin.asked("UpdatePool")[0].pool.base_models) == ["small"]
+
+
+def test_what_cannot_be_read_is_not_left_out_in_silence(cli, admin):
+    """A value that somebody wrote by hand hides nothing else, and does not hide itself."""
+    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="dev")], unreadable=["bad"])]
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[SQL], unreadable=[f"n{i}" for i in range(11)])]
+    admin.answers["ListTenants"] = [pb.ListTenantsResponse(unreadable=["acme"])]
+    ran = cli("-o", "name", "get", "adapters")
+    assert (ran.code, ran.out) == (0, "sql\n")
+    pools, adapters = ran.err.splitlines()
+    assert pools == "note: 1 pools cannot be read, and are left out: bad; see loraplane doctor"
+    assert adapters.startswith("note: 11 adapters of pool dev cannot be read, and are left out: n0, n1, ")
+    assert adapters.endswith("n9, …; see loraplane doctor")
+    assert cli("get", "pools").err.splitlines() == [pools]
+    assert "1 tenants cannot be read, and are left out: acme" in cli("get", "tenants").err
+
+
+def test_the_only_pool_is_there_although_it_cannot_be_read(cli, admin):
+    admin.answers["ListPools"] = [pb.ListPoolsResponse(unreadable=["dev"])]
+    admin.answers["ListAdapterHistory"] = [Refusal(grpc.StatusCode.FAILED_PRECONDITION, "UNREADABLE_RECORD", "why")]
+    ran = cli("history", "sql")
+    assert (ran.code, ran.err) == (4, "error: UNREADABLE_RECORD: why\n")
