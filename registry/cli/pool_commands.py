@@ -8,11 +8,13 @@ from typing import Annotated
 import typer
 
 from registry.cli import options
-from registry.cli.failure import usage
+from registry.cli.client import Client
+from registry.cli.failure import CliError, usage, with_remedy
 from registry.cli.local_adapters import base_here, base_message
 from registry.cli.output import Item, Printer, View
 from registry.cli.session import WRITE_SECONDS, request_id_or_new, session_of
 from registry.cli.views import POOLS, TENANTS
+from registry.errors import Reason
 from registry.v1 import registry_pb2 as pb
 
 PoolName = Annotated[str, typer.Argument(help="Name of the pool.")]
@@ -151,11 +153,12 @@ def update(
     timeout: options.Timeout = None,
     request_id: options.RequestId = None,
 ) -> None:
-    """Change what is given of a pool, and nothing else."""
+    """Change what is given of a pool, and nothing else; where its record cannot be read, replace it whole."""
     session, base = session_of(context), _base(base_from, base_name)
     with session.client(timeout or WRITE_SECONDS) as client:
-        pool = client.get_pool(name)
-        before = pb.Pool.FromString(pool.SerializeToString())
+        before = _before(client, name, is_whole=bool(base_model))
+        pool = pb.Pool(name=name)
+        pool.MergeFrom(before or pool)
         if base_model:
             pool.base_models[:] = base_model
         if target_module:
@@ -166,9 +169,27 @@ def update(
         _set(pool.limits, max_rank=max_rank, max_adapters=max_adapters)
         _set(pool.limits, require_signature=require_signature, require_digest=require_digest)
         request = pb.UpdatePoolRequest(pool=pool, request_id=request_id_or_new(request_id), validate_only=dry_run)
-        request.update_mask.paths.extend(_changed(before, pool))
+        if before is not None:
+            request.update_mask.paths.extend(_changed(before, pool))
         pool = client.update_pool(request)
     _print_with_request(session.printer(), POOLS, pool, request.request_id)
+
+
+def _before(client: Client, name: str, *, is_whole: bool) -> pb.Pool | None:
+    """The pool as it is; None: its record cannot be read, and all of it is given anew.
+
+    Raises:
+        CliError: it cannot be read, and not all of it is given; or there is none.
+    """
+    try:
+        return client.get_pool(name)
+    except CliError as error:
+        if error.failure.reason != Reason.UNREADABLE_RECORD:
+            raise
+        if is_whole:
+            return None
+        remedy = "give --base-model and every limit to replace it whole"
+        raise CliError(with_remedy(error.failure, remedy)) from error
 
 
 def _set(message: pb.Pool | pb.PoolLimits, **values: str | int | bool | None) -> None:

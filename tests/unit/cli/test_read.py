@@ -178,6 +178,20 @@ def test_pool_create_update_delete(cli, admin):
     assert cli("-o", "json", "pool", "delete", "dev").json["revision"] == 8
 
 
+def test_a_pool_that_cannot_be_read_is_replaced_whole_or_not_at_all(cli, admin):
+    admin.answers["GetPool"] = [Refusal(grpc.StatusCode.FAILED_PRECONDITION, "UNREADABLE_RECORD", "it is broken")]
+    admin.answers["UpdatePool"] = [pb.Pool(name="dev", base_models=["tiny"])]
+    ran = cli("pool", "update", "dev", "--max-rank", "16")
+    assert (ran.code, admin.asked("UpdatePool")) == (4, [])
+    assert "it is broken; give --base-model and every limit" in ran.err
+    assert cli("pool", "update", "dev", "--max-rank", "16", "--base-model", "tiny").code == 0
+    [sent] = admin.asked("UpdatePool")
+    assert sent.pool == pb.Pool(name="dev", base_models=["tiny"], limits=pb.PoolLimits(max_rank=16))
+    assert not sent.HasField("update_mask")
+    admin.answers["GetPool"] = [Refusal(grpc.StatusCode.FAILED_PRECONDITION, "FUTURE_SCHEMA", "upgrade")]
+    assert cli("pool", "update", "dev", "--base-model", "tiny").code == 4
+
+
 def test_removals_are_confirmed_for_a_pool_up_to_a_revision(cli, admin):
     admin.answers["ConfirmRemovals"] = [pb.Pool(name="dev", base_models=["tiny"], removals_confirmed_revision=7)]
     ran = cli("-o", "json", "pool", "confirm-removals", "dev", "--revision", "7", "--request-id", "q1")
