@@ -99,10 +99,10 @@ class Client:
         request = pb.ListAdaptersRequest(pool=pool, page_size=_PAGE_SIZE)
         return self._pages("ListAdapters", request, pb.ListAdaptersResponse)
 
-    def history(self, pool: str, name: str) -> list[pb.Adapter]:
+    def history(self, pool: str, name: str) -> pb.ListAdapterHistoryResponse:
         """An adapter's generations, the newest first."""
         request = pb.ListAdapterHistoryRequest(pool=pool, name=name)
-        return list(self._unary("ListAdapterHistory", request, pb.ListAdapterHistoryResponse).generations)
+        return self._unary("ListAdapterHistory", request, pb.ListAdapterHistoryResponse)
 
     def create_pool(self, request: pb.CreatePoolRequest) -> pb.Pool:
         return self._unary("CreatePool", request, pb.Pool, request.request_id)

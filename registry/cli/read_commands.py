@@ -75,5 +75,7 @@ def history(
     """List an adapter's generations, the newest first."""
     session = session_of(context)
     with session.client(timeout or READ_SECONDS) as client:
-        generations = client.history(pool_or_only(client, pool), name)
-        session.printer().items(GENERATIONS, generations)
+        found = client.history(pool_or_only(client, pool), name)
+    session.printer().items(GENERATIONS, found.generations)
+    if found.unreadable:
+        _note(f"generations that cannot be read, and are left out: {', '.join(map(str, found.unreadable))}")

@@ -62,6 +62,34 @@ async def test_the_generation_that_can_still_be_read_counts(ledger, admin):
     assert ([one.generation for one in history.generations], list(history.unreadable)) == ([42], [41])
 
 
+async def test_history_tells_what_to_go_back_to(ledger, admin):
+    """A present record that cannot be read does not hide the generations before it, to one of which one can go back."""
+    await admin.stub.ApplyAdapters(change_set(put("acme/a")))
+    await admin.stub.ApplyAdapters(change_set(put("acme/a", "file:///a/v2")))
+    await write(ledger, ledger.keys.adapter("p", "acme/a"), b"?")
+    history = await admin.stub.ListAdapterHistory(pb.ListAdapterHistoryRequest(pool="p", name="acme/a"))
+    assert ([one.generation for one in history.generations], list(history.unreadable)) == ([1], [2])
+    back = pb.RollbackAdapterRequest(pool="p", name="acme/a", to_generation=1)
+    (result,) = (await admin.stub.RollbackAdapter(back)).results
+    assert (result.adapter.generation, result.adapter.spec.source.uri) == (3, "file:///a/v1")
+
+
+async def test_the_error_says_what_to_do(ledger, admin):
+    await admin.stub.ApplyAdapters(change_set(put("acme/a")))
+    await admin.stub.ApplyAdapters(change_set(put("acme/a", "file:///a/v2")))
+    back = admin.stub.RollbackAdapter
+    cases = [
+        (ledger.keys.history("p", "acme/a", 1), back, pb.RollbackAdapterRequest(pool="p", name="acme/a"), "history"),
+        (ledger.keys.tenant("acme"), admin.stub.ApplyAdapters, change_set(put("acme/b")), '"name":"acme"'),
+        (ledger.keys.pool("p"), admin.stub.GetPool, pb.GetPoolRequest(name="p"), "--base-model"),
+    ]
+    for key, call, request, remedy in cases:
+        await write(ledger, key, b"?")
+        told = await refusal(call(request))
+        assert (told.reason, told.metadata) == ("UNREADABLE_RECORD", {"key": key.decode()})
+        assert remedy in told.message
+
+
 @pytest.mark.parametrize("change", [put("acme/a", "file:///a/v2"), drop("acme/a")])
 async def test_a_future_schema_is_never_overwritten(ledger, admin, change):
     """A record of a later release is refused by name and left as it is."""

@@ -146,6 +146,9 @@ def test_history_lists_generations(cli, admin):
     old = pb.Adapter(name="sql", pool="dev", generation=1, request_id="q0")
     admin.answers["ListAdapterHistory"] = [pb.ListAdapterHistoryResponse(generations=[SQL, old])]
     assert cli("-o", "name", "history", "sql").out == "2\n1\n"
+    admin.answers["ListAdapterHistory"][0].unreadable.extend([4, 3])
+    ran = cli("-o", "name", "history", "sql")
+    assert (ran.out, ran.err) == ("2\n1\n", "note: generations that cannot be read, and are left out: 4, 3\n")
 
 
 def test_tenants(cli, admin):
