@@ -5,11 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 from grpc import StatusCode
 
-from registry.etcd3.ops import Range, prefix_end
+from registry.admin import pool_conductor
+from registry.errors import FailedPrecondition, PermissionDenied, Reason, Unavailable
+from registry.etcd3.client import Client
+from registry.etcd3.ops import Put, Range, RangeResult, Txn, prefix_end
+from registry.store.budget import Budget
+from registry.store.pool_facts import Facts
+from registry.store.pool_sight import read_facts
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import admin_inside, change_set, put, refusal, wait_ready
 from tests.support.said import SaidReplicas
@@ -113,6 +120,26 @@ async def test_many_admin_services_promote_once(ledger, admin, etcd, replicas):
     told = [one["changes"][0]["name"] for one in await audits(ledger) if one["method"] == "PromoteRollout"]
     assert sorted(told) == names
     await ledger.check()
+
+
+@pytest.mark.parametrize("kind", [FailedPrecondition, PermissionDenied, Unavailable])
+async def test_a_look_that_fails_is_taken_again(ledger, admin, replicas, monkeypatch, kind):
+    """Whatever etcd answers, e.g. that it compacted the revision or that our token expired: the service goes on."""
+    failing = [kind(Reason.INTERNAL, "not now")] * 2
+
+    async def read(*arguments: Any) -> Facts:
+        if failing:
+            raise failing.pop()
+        return await read_facts(*arguments)
+
+    monkeypatch.setattr(pool_conductor, "read_facts", read)
+    await replicas.all_serve(await begun(admin))
+
+    async def promoted() -> bool:
+        return not (await adapter(admin)).HasField("rollout")
+
+    await eventually(promoted)
+    assert not failing
 
 
 async def test_what_canaries_refuse_is_halted(ledger, admin, replicas):
@@ -220,3 +247,32 @@ async def test_a_canary_that_goes_is_followed_by_another(ledger, admin, replicas
     assert second != first
     await replicas.say(second, revision)
     await eventually(lambda: _is_promoted(admin))
+
+
+class _Compacting:
+    """A client whose every first reading is followed by a compaction, so many times."""
+
+    def __init__(self, client: Client, times: int) -> None:
+        self._client = client
+        self.times = times
+
+    async def range(self, read: Range, *, timeout_seconds: float) -> RangeResult:
+        found = await self._client.range(read, timeout_seconds=timeout_seconds)
+        if not read.revision and self.times:
+            self.times -= 1
+            moved = await self._client.txn(Txn((), (Put(read.key + b"!", b""),)))
+            await self._client.compact(moved.revision)
+        return found
+
+
+async def test_a_compaction_in_the_middle_of_a_look(ledger, admin, replicas):
+    await begun(admin)
+    for times, kind in ((2, None), (3, FailedPrecondition)):
+        client = _Compacting(ledger.client, times)
+        looking = read_facts(client, ledger.keys, "p", NAME, None, Budget.of(10))
+        if kind is None:
+            assert set((await looking).members) == {"r1", "r2", "r3"}
+        else:
+            with pytest.raises(kind):
+                await looking
+        assert not client.times
