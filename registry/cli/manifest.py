@@ -66,6 +66,12 @@ def _check_soak(value: object) -> object:
     return value
 
 
+def _check_priority(value: int) -> int:
+    if not _is_whole(value, -_MOST_PRIORITY, _MOST_PRIORITY):
+        raise PydanticCustomError("priority", "must be a whole number from -1000 to 1000")
+    return value
+
+
 def _check_signature(signature: str) -> str:
     if not _SIGNATURE.fullmatch(signature):
         raise PydanticCustomError("signature", "must be what loraplane sign prints; leave it out to sign nothing")
@@ -119,7 +125,7 @@ class Spec(_Strict):
 
     source: Source
     load: Literal["eager", "lazy"] = "eager"
-    priority: Annotated[int, Field(ge=-_MOST_PRIORITY, le=_MOST_PRIORITY)] = 0
+    priority: Annotated[int, AfterValidator(_check_priority)] = 0
     placement: Placement = Placement()
     prepare: Prepare = Prepare()
     base_model: str | None = Field(default=None, alias="baseModel")
@@ -222,8 +228,6 @@ def _phrase(problem: ErrorDetails) -> str:
             return f"must be text, found {found}; put it in quotes"
         case "int_type":
             return f"must be a whole number, found {found}"
-        case "greater_than_equal" | "less_than_equal":
-            return f"must be a whole number from {-_MOST_PRIORITY} to {_MOST_PRIORITY}"
         case "literal_error":
             return f"must be {problem['ctx']['expected']}, found {reprlib.repr(problem['input'])}"
         case "model_type" | "dict_type":

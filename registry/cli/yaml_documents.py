@@ -39,7 +39,7 @@ class _Loader(_Base):  # type: ignore[misc, valid-type]
         for first, resolvers in _Base.yaml_implicit_resolvers.items()
     }
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:  # noqa: FBT001, FBT002 - PyYAML's own
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         """A value. What looks like a date or a number, and is none, is refused with its place."""
         try:
             value: object = super().construct_object(node, deep)

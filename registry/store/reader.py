@@ -38,8 +38,8 @@ _REPLICAS_AT_MOST = 100
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """An adapter's generations. `retired` is sorted, the newest first; `unreadable` are those that are kept, or stand in
-    the record, but cannot be read."""
+    """An adapter's generations. `retired` is sorted, the newest first; `unreadable` are generations that are kept, or
+    present, but cannot be read."""
 
     present: Present[AdapterRecord] | None
     retired: tuple[RetiredRecord, ...]
