@@ -166,9 +166,17 @@ def _send(client: Client, batch: Batch, *, dry_run: bool) -> Applied:
 
 def placed(failure: Failure, batch: Batch) -> Failure:
     """The failure with its field as the user wrote it: ``changes[1].upsert.spec.load`` is somebody's document."""
+    if failure.field == "pool" and batch.changes:
+        return with_pool_field(failure, batch.changes[0])
     match = _FIELD.fullmatch(failure.field or "")
     if match is None or int(match[1]) >= len(batch.changes):
         return failure
     place, path = batch.changes[int(match[1])].place, match[2]
     field = f"{place}: {_MANIFEST_FIELDS.get(path, path)}" if path else place
     return replace(failure, field=field)
+
+
+def with_pool_field(failure: Failure, change: Change) -> Failure:
+    """A failure that is about the pool of a change, with its field as the user wrote it."""
+    is_document = change.wire.WhichOneof("change") == "upsert"
+    return replace(failure, field=f"{change.place}: {_MANIFEST_FIELDS['pool'] if is_document else 'pool'}")
