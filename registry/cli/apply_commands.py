@@ -139,7 +139,11 @@ def rollback(
     to: Annotated[
         int,
         options.flag(
-            "--to", metavar="GENERATION", min=0, max=MAX_GENERATION, help="Generation to go back to; 0: the one before."
+            "--to",
+            metavar="GENERATION",
+            min=0,
+            max=MAX_GENERATION,
+            help="Generation to go back to; 0: the one before that was not for canaries alone.",
         ),
     ] = 0,
     etag: options.Etag = _UNCONDITIONAL,

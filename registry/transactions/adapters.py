@@ -179,18 +179,19 @@ def plan_rollback(change: RollbackAdapter, view: View, context: Context) -> Plan
 def _earlier_spec(
     change: RollbackAdapter, state: Present[AdapterRecord] | Damaged | Absent, view: View, keys: Keys
 ) -> AdapterSpec:
-    wanted = change.to_generation
-    if isinstance(state, Present) and state.record.generation == wanted:
-        return state.record.spec
-    history = keys.history_of(change.pool, change.name)
-    if wanted:
-        key = keys.history(change.pool, change.name, wanted)
-        kv = next((one for one in view.all_below(history) if one.key == key), None)
-    else:
-        kv = newest_of(view, history)
+    present = state.record if isinstance(state, Present) else None
+    wanted, history = change.to_generation, keys.history_of(change.pool, change.name)
+    if present is not None and present.generation == wanted:
+        return present.spec
+    if present is not None and present.rollout is not None and not wanted:
+        return present.rollout.stable_spec
+    key = keys.history(change.pool, change.name, wanted)
+    kv = next((one for one in view.all_below(history) if one.key == key), None) if wanted else newest_of(view, history)
     if kv is None:
         raise _no_generation(change)
-    return retired_record(kv).spec
+    earlier = retired_record(kv)
+    # What canaries alone have served, and perhaps refused, is given to all only by its number.
+    return earlier.rollout.stable_spec if earlier.rollout is not None and not wanted else earlier.spec
 
 
 def _no_generation(change: RollbackAdapter) -> NotFound:
