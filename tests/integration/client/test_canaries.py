@@ -41,9 +41,9 @@ async def replicas(admin, etcd, etcd_client) -> SaidReplicas:
     return said
 
 
-async def publish(registry, version: int, canaries: Canaries, wait_seconds: float | None = None):
+async def publish(registry, version: int, canaries: Canaries, wait: bool = False):
     return await registry.publish(
-        f"s3://acme/policy/{version}/", NAME, POOL, canaries=canaries, wait_seconds=wait_seconds
+        f"s3://acme/policy/{version}/", NAME, POOL, canaries=canaries, wait=wait
     )
 
 
