@@ -1,7 +1,9 @@
 """A training loop in the manner of GRPO: each step publishes a policy, samples from it on every replica, and learns.
 
     loraplane dev up
-    python docs/examples/training_loop.py --admin 127.0.0.1:PORT --engine http://127.0.0.1:PORT --folder policies
+    python docs/examples/training_loop.py --admin HOST:PORT --engine URL --folder .loraplane/adapters/policies
+
+`loraplane dev status` tells the addresses; the stack's sidecars read what is below `.loraplane/adapters`.
 
 Learning from a sample is only right if it is known which weights it came from. `publish` returns when every replica
 serves the new version, and an engine's listing names the files behind a model, so each sample is kept together with

@@ -11,6 +11,8 @@ import pytest
 
 from registry.client import AsyncRegistry, Published, Registry, State, Tls
 from registry.dev.ports import free_ports
+from registry.dev.stack_file import DEFAULT_FOLDER
+from registry.dev.stack_parts import Folder
 from registry.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -174,6 +176,13 @@ async def test_the_example_trains(admin: Admin, replicas, tmp_path, capsys):
     published = await asyncio.to_thread(train)
     assert [one.generation for one in published] == [1, 2, 3]
     assert "step 2: generation 3, 2 samples of one version" in capsys.readouterr().out
+
+
+def test_the_example_names_a_folder_that_the_stack_reads():
+    """As it is written it works: sidecars of the local stack refuse whatever lies elsewhere."""
+    command = next(line for line in EXAMPLE.read_text().splitlines() if "--folder" in line)
+    folder = Path(command.split("--folder ")[1])
+    assert folder.parent == Folder(DEFAULT_FOLDER).adapters
 
 
 async def test_a_router_follows_where_adapters_are(registry, replicas, tmp_path):
