@@ -338,3 +338,22 @@ def test_the_only_pool_is_there_although_it_cannot_be_read(cli, admin):
     admin.answers["ListAdapterHistory"] = [Refusal(grpc.StatusCode.FAILED_PRECONDITION, "UNREADABLE_RECORD", "why")]
     ran = cli("history", "sql")
     assert (ran.code, ran.err) == (4, "error: UNREADABLE_RECORD: why\n")
+
+
+def test_nothing_that_was_written_by_others_commands_the_terminal(cli, admin):
+    evil = pb.Adapter(name="a\n\x1b[31mb\u202e", pool="dev", updated_by="中 [red]")
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[evil], unreadable=["\x1b[2J"])]
+    ran = cli("get", "adapters")
+    assert len(ran.out.splitlines()) == 2
+    assert (ran.out + ran.err).replace("\n", "").isprintable()
+    assert r"a\n\x1b[31mb\u202e" in ran.out
+    assert "中 [red]" in ran.out
+    admin.answers["GetAdapter"] = [Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "no \x1b[2J")]
+    assert cli("get", "adapters", "a").err == "error: ADAPTER_NOT_FOUND: no \\x1b[2J\n"
+    assert cli("-o", "json", "get", "adapters").json["items"][0]["name"] == evil.name
+
+
+def test_a_pool_that_cannot_be_read_is_no_choice_beside_one_that_can(cli, admin):
+    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="dev")], unreadable=["bad"])]
+    admin.answers["ListAdapterHistory"] = [pb.ListAdapterHistoryResponse(generations=[SQL])]
+    assert cli("-o", "name", "history", "sql").out == "2\n"
