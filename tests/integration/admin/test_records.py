@@ -81,6 +81,7 @@ async def test_the_error_says_what_to_do(ledger, admin):
     cases = [
         (ledger.keys.history("p", "acme/a", 1), back, pb.RollbackAdapterRequest(pool="p", name="acme/a"), "history"),
         (ledger.keys.tenant("acme"), admin.stub.ApplyAdapters, change_set(put("acme/b")), '"name":"acme"'),
+        (ledger.keys.request("q"), admin.stub.ApplyAdapters, change_set(put("b"), request_id="q"), "a new request_id"),
         (ledger.keys.pool("p"), admin.stub.GetPool, pb.GetPoolRequest(name="p"), "--base-model"),
     ]
     for key, call, request, remedy in cases:
