@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from registry.errors import FailedPrecondition, NotFound, Reason
 from registry.etcd3.client import Client
-from registry.etcd3.errors import EtcdError
+from registry.etcd3.errors import EtcdError, ResponseTooLarge
 from registry.etcd3.ops import KeyValue, Range, RangeResult, prefix_end
 from registry.keys import Keys, last_part
 from registry.model.base import Stored
@@ -32,6 +32,7 @@ from registry.transactions.view import View
 
 _SCANNED_AT_MOST = 5000
 _SCAN_PAGE = 500
+_SHRINK = 16
 # A status may have 256 KiB, and a message 64 MiB.
 _REPLICAS_AT_MOST = 100
 
@@ -168,9 +169,20 @@ class Reader:
         """A page of the keys below a prefix."""
         start = token.after + b"\0" if token else prefix
         revision = token.revision if token else 0
-        result = await self._range(Range(start, prefix_end(prefix), limit=size, revision=revision), budget)
+        result = await self._in_one_message(Range(start, prefix_end(prefix), limit=size, revision=revision), budget)
         at = revision or result.revision
         return Page(at, result.kvs, PageToken(at, result.kvs[-1].key) if result.more else None)
+
+    async def _in_one_message(self, read: Range, budget: Budget) -> RangeResult:
+        """As many keys as one message takes: values that others than us wrote may have 1.5 MiB each."""
+        while read.limit > 1:
+            try:
+                return await self._client.range(read, timeout_seconds=budget.spend())
+            except ResponseTooLarge:
+                read = replace(read, limit=max(1, read.limit // _SHRINK))
+            except EtcdError as error:
+                raise refusal(error) from error
+        return await self._range(read, budget)
 
     async def _nothing(self, error: NotFound, pool: str, budget: Budget) -> NotFound:
         """The error to raise: that of the pool, if that is not there either."""

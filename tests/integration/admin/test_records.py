@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -152,3 +153,22 @@ async def test_a_future_store_is_not_written(etcd, ledger):
 
         await eventually(told)
         assert not (await admin.stub.ListPools(pb.ListPoolsRequest())).pools
+
+
+async def test_many_large_values_hide_nothing(ledger, admin):
+    """R14 nack: more than a message takes at once, written by hand."""
+    await admin.stub.ApplyAdapters(change_set(put("a"), put("z")))
+    keys = [ledger.keys.adapter("p", f"m{number:02}") for number in range(48)]
+    await asyncio.gather(*(write(ledger, key, b"?" * 1_450_000) for key in keys))
+    listed = await admin.stub.ListAdapters(pb.ListAdaptersRequest(pool="p", page_size=1000))
+    names, unreadable = [one.name for one in listed.adapters], list(listed.unreadable)
+    while listed.next_page_token:
+        request = pb.ListAdaptersRequest(pool="p", page_size=1000, page_token=listed.next_page_token)
+        listed = await admin.stub.ListAdapters(request)
+        names += [one.name for one in listed.adapters]
+        unreadable += listed.unreadable
+    assert (names, unreadable) == (["a", "z"], [f"m{number:02}" for number in range(48)])
+    call = admin.stub.WatchAdapters(pb.WatchAdaptersRequest(pool="p"))
+    response = await call.read()
+    assert (response.snapshot, len(response.events)) == (True, 50)
+    call.cancel()

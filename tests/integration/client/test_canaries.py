@@ -42,9 +42,7 @@ async def replicas(admin, etcd, etcd_client) -> SaidReplicas:
 
 
 async def publish(registry, version: int, canaries: Canaries, wait: bool = False):
-    return await registry.publish(
-        f"s3://acme/policy/{version}/", NAME, POOL, canaries=canaries, wait=wait
-    )
+    return await registry.publish(f"s3://acme/policy/{version}/", NAME, POOL, canaries=canaries, wait=wait)
 
 
 async def canary_of(admin) -> str:

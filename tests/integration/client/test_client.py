@@ -112,9 +112,7 @@ async def test_what_nobody_serves_in_time_is_said(registry, tmp_path):
         await registry.publish(tmp_path / "a", "x", POOL, wait=1)
     assert late.value.reason is Reason.DEADLINE_EXCEEDED
     assert "x generation 1 is not served in time" in late.value.message
-    again = await registry.publish(
-        tmp_path / "a", "x", POOL, wait=False, request_id=late.value.metadata["request_id"]
-    )
+    again = await registry.publish(tmp_path / "a", "x", POOL, wait=False, request_id=late.value.metadata["request_id"])
     assert again.generation == 1
 
 

@@ -49,9 +49,7 @@ def status(members: str = DIGEST, **fields) -> ReplicaStatus:
     )
 
 
-def derive(
-    of: AdapterRecord, others=None, rooms: Rooms | None = None, strangers=(), **statuses: ReplicaStatus | None
-):
+def derive(of: AdapterRecord, others=None, rooms: Rooms | None = None, strangers=(), **statuses: ReplicaStatus | None):
     """The rollout where the named replicas say what is given, and all others serve."""
     told = {name: statuses.get(name, others or status()) for name in REPLICAS}
     facts = Facts(
