@@ -20,7 +20,6 @@ from registry.cli.report import check_applied
 from registry.cli.session import READ_SECONDS, Session, pool_or_only, request_id_or_new, session_of
 from registry.cli.sources import deletions, source_uri, upsert_of, upserts
 from registry.cli.wire import Plain, adapter_dict, outcome_name
-from registry.model.records import MAX_GENERATION
 from registry.v1 import registry_pb2 as pb
 
 _UNCONDITIONAL = ""
@@ -142,7 +141,7 @@ def rollback(
             "--to",
             metavar="GENERATION",
             min=0,
-            max=MAX_GENERATION,
+            max=options.MOST_INT64,
             help="Generation to go back to; 0: the one before that was not for canaries alone.",
         ),
     ] = 0,

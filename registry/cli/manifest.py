@@ -25,7 +25,8 @@ _ABSOLUTE_FILE = re.compile(r"file:///[^/\s]\S*")
 _SHARE = re.compile(r"([1-9][0-9]?|100)%")
 _URI = re.compile(r"[a-z][a-z0-9+.-]*://\S+")
 _SIGNATURE = re.compile(SIGNATURE_PATTERN)
-_MOST_REPLICAS, _MOST_PRIORITY, _WEEK_SECONDS = 10_000, 1000, 7 * 86_400
+# What messages take; within that the admin service says what is too much.
+_MOST = 2**31 - 1
 
 
 def _check_uri(uri: str) -> str:
@@ -38,36 +39,36 @@ def _check_uri(uri: str) -> str:
     return uri
 
 
-def _is_whole(value: object, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST
 
 
 def _check_replicas(value: object) -> object:
-    if value != "all" and not _is_whole(value, 1, _MOST_REPLICAS):
+    if value != "all" and not _is_whole(value, 1):
         raise PydanticCustomError("replicas", "must be all, or a whole number from 1 to 10000")
     return value
 
 
 def _check_canaries(value: object) -> object:
-    if not _is_whole(value, 1, _MOST_REPLICAS) and not (isinstance(value, str) and _SHARE.fullmatch(value)):
+    if not _is_whole(value, 1) and not (isinstance(value, str) and _SHARE.fullmatch(value)):
         raise PydanticCustomError("canaries", 'must be a whole number from 1 to 10000, or a share from "1%" to "100%"')
     return value
 
 
 def _check_failures(value: object) -> object:
-    if not _is_whole(value, 0, _MOST_REPLICAS):
+    if not _is_whole(value, 0):
         raise PydanticCustomError("failures", "must be a whole number from 0 to 10000")
     return value
 
 
 def _check_soak(value: object) -> object:
-    if not _is_whole(value, 0, _WEEK_SECONDS):
+    if not _is_whole(value, 0):
         raise PydanticCustomError("soak", "must be a whole number of seconds from 0 to 604800, which is a week")
     return value
 
 
 def _check_priority(value: int) -> int:
-    if not _is_whole(value, -_MOST_PRIORITY, _MOST_PRIORITY):
+    if not _is_whole(value, -_MOST):
         raise PydanticCustomError("priority", "must be a whole number from -1000 to 1000")
     return value
 

@@ -25,12 +25,17 @@ BaseModels = Annotated[
     ),
 ]
 MaxRank = Annotated[
-    int | None, options.flag("--max-rank", metavar="N", min=0, max=512, help="Highest LoRA rank; 0: no limit.")
+    int | None,
+    options.flag("--max-rank", metavar="N", min=0, max=options.MOST_UINT32, help="Highest LoRA rank; 0: no limit."),
 ]
 MaxAdapters = Annotated[
     int | None,
     options.flag(
-        "--max-adapters", metavar="N", min=0, max=1_000_000, help="Adapters that one engine holds at once; 0: no limit."
+        "--max-adapters",
+        metavar="N",
+        min=0,
+        max=options.MOST_UINT32,
+        help="Adapters that one engine holds at once; 0: no limit.",
     ),
 ]
 TargetModules = Annotated[
@@ -218,7 +223,7 @@ def confirm_removals(
             "--revision",
             metavar="R",
             min=1,
-            max=2**63 - 1,
+            max=options.MOST_INT64,
             help="The revision that the replicas name; see get replicas.",
         ),
     ],
@@ -281,7 +286,7 @@ def set_tenant(
             "--max-adapters",
             metavar="N",
             min=0,
-            max=2**32 - 1,
+            max=options.MOST_UINT32,
             help="Adapters it may have over all pools; 0: no limit.",
         ),
     ],

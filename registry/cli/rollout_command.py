@@ -14,7 +14,6 @@ from registry.cli.progress import follow_shown
 from registry.cli.rollout import Target, check_served
 from registry.cli.session import READ_SECONDS, Session, pool_or_only, request_id_or_new, session_of
 from registry.cli.wire import rollout_dict
-from registry.model.records import MAX_GENERATION
 from registry.v1 import registry_pb2 as pb
 
 _UNCONDITIONAL = ""
@@ -34,7 +33,7 @@ def rollout(
             "--generation",
             metavar="G",
             min=0,
-            max=MAX_GENERATION,
+            max=options.MOST_INT64,
             help="Refuse unless this is its generation; 0: any.",
         ),
     ] = 0,

@@ -13,7 +13,7 @@ from tests.unit.cli.fake_admin import applied
         ("tenant set acme --max-adapters 99999999999999999999", "--max-adapters"),
         ("pool create p --base-model b --max-adapters 9999999999", "--max-adapters"),
         ("pool create p --base-model b --max-rank 9999999999", "--max-rank"),
-        ("pool update p --max-rank 513", "--max-rank"),
+        ("pool update p --max-rank 9999999999", "--max-rank"),
         ("pool confirm-removals dev --revision 99999999999999999999", "--revision"),
         ("rollback sql --to 99999999999999999999", "--to"),
         ("rollout promote sql --generation 99999999999999999999", "--generation"),
