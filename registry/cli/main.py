@@ -26,6 +26,7 @@ from registry.cli import (
     read_commands,
     rollout_command,
     sign_command,
+    tenant_commands,
 )
 from registry.cli.failure import CliError, Exit, Failure
 from registry.cli.hoist import hoist
@@ -92,7 +93,7 @@ def make_app() -> typer.Typer:
     pool = _group(app, "pool", "Create, change and delete pools.")
     _add(pool, pool_commands.create, pool_commands.update, pool_commands.confirm_removals, pool_commands.delete)
     tenant = _group(app, "tenant", "Set what tenants may have.")
-    tenant.command("set", epilog=_ANYWHERE)(pool_commands.set_tenant)
+    tenant.command("set", epilog=_ANYWHERE)(tenant_commands.set_tenant)
     glass = _group(app, "break-glass", "When etcd is out of space: delete an adapter, and settle it later.")
     _add(glass, glass_commands.delete, glass_commands.settle)
     dev = _group(app, "dev", "A local stack: etcd, admin service, engines, sidecars.")

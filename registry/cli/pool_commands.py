@@ -1,4 +1,4 @@
-"""Commands that change pools and tenants."""
+"""Commands that change pools."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from registry.cli.failure import CliError, usage, with_remedy
 from registry.cli.local_adapters import base_here, base_message
 from registry.cli.output import Item, Printer, View
 from registry.cli.session import WRITE_SECONDS, request_id_or_new, session_of
-from registry.cli.views import POOLS, TENANTS
+from registry.cli.views import POOLS
 from registry.errors import Reason
 from registry.v1 import registry_pb2 as pb
 
@@ -131,7 +131,7 @@ def create(
     )
     with session.client(timeout or WRITE_SECONDS) as client:
         pool = client.create_pool(request)
-    _print_with_request(session.printer(), POOLS, pool, request.request_id)
+    print_with_request(session.printer(), POOLS, pool, request.request_id)
 
 
 def _base(directory: Path | None, names: list[str] | None) -> pb.BaseShapes | None:
@@ -177,7 +177,7 @@ def update(
         if before is not None:
             request.update_mask.paths.extend(_changed(before, pool))
         pool = client.update_pool(request)
-    _print_with_request(session.printer(), POOLS, pool, request.request_id)
+    print_with_request(session.printer(), POOLS, pool, request.request_id)
 
 
 def _before(client: Client, name: str, *, is_whole: bool) -> pb.Pool | None:
@@ -239,10 +239,10 @@ def confirm_removals(
     )
     with session.client(timeout or WRITE_SECONDS) as client:
         pool = client.confirm_removals(request)
-    _print_with_request(session.printer(), POOLS, pool, request.request_id)
+    print_with_request(session.printer(), POOLS, pool, request.request_id)
 
 
-def _print_with_request(printer: Printer, view: View[Item], item: Item, request_id: str) -> None:
+def print_with_request(printer: Printer, view: View[Item], item: Item, request_id: str) -> None:
     """Prints an item and the id of the request that made it so."""
     if printer.is_plain:
         printer.plain({**view.plain(item), "request_id": request_id})
@@ -274,33 +274,3 @@ def delete(
         printer.lines([f"deleted pool {name}", f"revision {revision}, request id {request.request_id}"])
     else:
         printer.lines([name])
-
-
-def set_tenant(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of the tenant: the part of an adapter's name before the slash.")],
-    *,
-    max_adapters: Annotated[
-        int,
-        options.flag(
-            "--max-adapters",
-            metavar="N",
-            min=0,
-            max=options.MOST_UINT32,
-            help="Adapters it may have over all pools; 0: no limit.",
-        ),
-    ],
-    dry_run: options.DryRun = False,
-    timeout: options.Timeout = None,
-    request_id: options.RequestId = None,
-) -> None:
-    """Set how many adapters a tenant may have."""
-    session = session_of(context)
-    request = pb.SetTenantRequest(
-        tenant=pb.Tenant(name=name, max_adapters=max_adapters),
-        request_id=request_id_or_new(request_id),
-        validate_only=dry_run,
-    )
-    with session.client(timeout or WRITE_SECONDS) as client:
-        tenant = client.set_tenant(request)
-    _print_with_request(session.printer(), TENANTS, tenant, request.request_id)

@@ -13,9 +13,7 @@ from grpc import StatusCode
 
 from registry.admin import pool_conductor
 from registry.errors import FailedPrecondition, PermissionDenied, Reason, Unavailable
-from registry.etcd3.client import Client
-from registry.etcd3.ops import Put, Range, RangeResult, Txn, prefix_end
-from registry.store.budget import Budget
+from registry.etcd3.ops import Range, prefix_end
 from registry.store.pool_facts import Facts
 from registry.store.pool_sight import read_facts
 from registry.v1 import registry_pb2 as pb
@@ -275,32 +273,3 @@ async def test_a_canary_that_goes_is_followed_by_another(ledger, admin, replicas
     assert second != first
     await replicas.say(second, revision)
     await eventually(lambda: _is_promoted(admin))
-
-
-class _Compacting:
-    """A client whose every first reading is followed by a compaction, so many times."""
-
-    def __init__(self, client: Client, times: int) -> None:
-        self._client = client
-        self.times = times
-
-    async def range(self, read: Range, *, timeout_seconds: float) -> RangeResult:
-        found = await self._client.range(read, timeout_seconds=timeout_seconds)
-        if not read.revision and self.times:
-            self.times -= 1
-            moved = await self._client.txn(Txn((), (Put(read.key + b"!", b""),)))
-            await self._client.compact(moved.revision)
-        return found
-
-
-async def test_a_compaction_in_the_middle_of_a_look(ledger, admin, replicas):
-    await begun(admin)
-    for times, kind in ((2, None), (3, FailedPrecondition)):
-        client = _Compacting(ledger.client, times)
-        looking = read_facts(client, ledger.keys, "p", NAME, None, Budget.of(10))
-        if kind is None:
-            assert set((await looking).members) == {"r1", "r2", "r3"}
-        else:
-            with pytest.raises(kind):
-                await looking
-        assert not client.times

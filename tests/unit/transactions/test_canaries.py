@@ -178,45 +178,6 @@ def test_a_rollback_is_for_all_at_once(desk):
     check_history(KEYS, desk.etcd.history)
 
 
-def test_a_rollback_goes_to_what_all_have_served(desk):
-    """W6: what canaries alone have seen, or refused, is not put on all replicas unless its number is given."""
-    put(desk, "v2")
-    desk.change(HaltRollout(POOL, NAME, 2, etag(desk), "no"))
-    put(desk, "v3")
-    desk.change(RollbackAdapter(POOL, NAME))
-    assert (record(desk).spec.source.uri, record(desk).generation, record(desk).rollout) == ("file:///a/v1", 4, None)
-    put(desk, "v5")
-    desk.change(PROMOTE)
-    put(desk, "v6")
-    desk.change(ABORT)
-    put(desk, "v8", strategy=None)
-    desk.change(RollbackAdapter(POOL, NAME))
-    assert record(desk).spec.source.uri == "file:///a/v5"
-    desk.change(RollbackAdapter(POOL, NAME, 6))
-    assert (record(desk).spec.source.uri, record(desk).rollout) == ("file:///a/v6", None)
-
-
-def test_a_rollback_of_an_abortion_is_none(desk):
-    put(desk, "v2")
-    desk.change(ABORT)
-    assert desk.change(RollbackAdapter(POOL, NAME)).reply.adapters[0].outcome == "unchanged"
-    assert record(desk).spec.source.uri == "file:///a/v1"
-
-
-def test_a_rollback_of_canaries_whose_base_is_no_longer_in_history(desk):
-    for version in range(2, 16):
-        put(desk, f"v{version}")
-    desk.change(RollbackAdapter(POOL, NAME))
-    assert record(desk).spec.source.uri == "file:///a/v1"
-
-
-def test_a_name_that_was_deleted_comes_back_as_all_have_served_it(desk):
-    put(desk, "v2")
-    desk.change(applying(Remove(NAME)))
-    desk.change(RollbackAdapter(POOL, NAME))
-    assert (record(desk).spec.source.uri, record(desk).generation, record(desk).rollout) == ("file:///a/v1", 3, None)
-
-
 def test_a_name_that_comes_back_has_nothing_to_go_back_to(desk):
     put(desk, "v2")
     desk.change(applying(Remove(NAME)))
