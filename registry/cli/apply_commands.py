@@ -138,7 +138,14 @@ def rollback(
     *,
     pool: options.Pool = None,
     to: Annotated[
-        int, options.flag("--to", metavar="GENERATION", min=0, help="Generation to go back to; 0: the one before.")
+        int,
+        options.flag(
+            "--to",
+            metavar="GENERATION",
+            min=0,
+            max=options.MOST_INT64,
+            help="Generation to go back to; 0: the one before that was not for canaries alone.",
+        ),
     ] = 0,
     etag: options.Etag = _UNCONDITIONAL,
     dry_run: options.DryRun = False,

@@ -12,8 +12,9 @@ from registry.cli.failure import CliError, Exit, Failure, refused, with_remedy
 from registry.errors import Reason
 from registry.v1 import registry_pb2 as pb
 
-# About 1 MB of usual specs; the admin service takes 4.
+# The admin service takes messages of 4 MiB.
 _MAX_SENT = 2000
+_MAX_SENT_BYTES = 3 << 20
 _FIELD = re.compile(r"changes\[(\d+)\](?:\.(?:upsert|delete))?\.?(.*)")
 _MANIFEST_FIELDS = {
     "name": "metadata.name",
@@ -120,15 +121,26 @@ def by_pool(changes: Iterable[Change], request_id: str) -> list[Batch]:
 def split(batch: Batch, size: int) -> list[Batch]:
     """The batch in parts of at most `size` changes; their request ids follow from its own."""
     starts = range(0, len(batch.changes), size)
-    return [
-        Batch(batch.pool, batch.changes[start : start + size], f"{batch.request_id}:part{number}")
-        for number, start in enumerate(starts, start=1)
-    ]
+    return _numbered(batch, [batch.changes[start : start + size] for start in starts])
 
 
 def _sendable(batch: Batch) -> list[Batch]:
     """The batch, in parts if it may exceed what the admin service takes in one message."""
-    return split(batch, _MAX_SENT) if len(batch.changes) > _MAX_SENT else [batch]
+    parts: list[list[Change]] = [[]]
+    size_bytes = 0
+    for change in batch.changes:
+        size_bytes += change.wire.ByteSize()
+        if parts[-1] and (len(parts[-1]) == _MAX_SENT or size_bytes > _MAX_SENT_BYTES):
+            parts.append([])
+            size_bytes = change.wire.ByteSize()
+        parts[-1].append(change)
+    return _numbered(batch, parts) if len(parts) > 1 else [batch]
+
+
+def _numbered(batch: Batch, parts: Sequence[Sequence[Change]]) -> list[Batch]:
+    return [
+        Batch(batch.pool, tuple(part), f"{batch.request_id}:part{number}") for number, part in enumerate(parts, start=1)
+    ]
 
 
 def _parts(batch: Batch, failure: Failure) -> list[Batch]:
@@ -154,9 +166,17 @@ def _send(client: Client, batch: Batch, *, dry_run: bool) -> Applied:
 
 def placed(failure: Failure, batch: Batch) -> Failure:
     """The failure with its field as the user wrote it: ``changes[1].upsert.spec.load`` is somebody's document."""
+    if failure.field == "pool" and batch.changes:
+        return with_pool_field(failure, batch.changes[0])
     match = _FIELD.fullmatch(failure.field or "")
     if match is None or int(match[1]) >= len(batch.changes):
         return failure
     place, path = batch.changes[int(match[1])].place, match[2]
     field = f"{place}: {_MANIFEST_FIELDS.get(path, path)}" if path else place
     return replace(failure, field=field)
+
+
+def with_pool_field(failure: Failure, change: Change) -> Failure:
+    """A failure that is about the pool of a change, with its field as the user wrote it."""
+    is_document = change.wire.WhichOneof("change") == "upsert"
+    return replace(failure, field=f"{change.place}: {_MANIFEST_FIELDS['pool'] if is_document else 'pool'}")

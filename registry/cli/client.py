@@ -96,10 +96,10 @@ class Client:
         request = pb.ListAdaptersRequest(pool=pool, page_size=_PAGE_SIZE)
         return self._pages("ListAdapters", request, pb.ListAdaptersResponse)
 
-    def history(self, pool: str, name: str) -> list[pb.Adapter]:
+    def history(self, pool: str, name: str) -> pb.ListAdapterHistoryResponse:
         """An adapter's generations, the newest first."""
         request = pb.ListAdapterHistoryRequest(pool=pool, name=name)
-        return list(self._unary("ListAdapterHistory", request, pb.ListAdapterHistoryResponse).generations)
+        return self._unary("ListAdapterHistory", request, pb.ListAdapterHistoryResponse)
 
     def create_pool(self, request: pb.CreatePoolRequest) -> pb.Pool:
         return self._unary("CreatePool", request, pb.Pool, request.request_id)
@@ -123,11 +123,8 @@ class Client:
     def get_pool(self, name: str) -> pb.Pool:
         return self._unary("GetPool", pb.GetPoolRequest(name=name), pb.Pool)
 
-    def list_pools(self) -> list[pb.Pool]:
-        return [one for page in self.pool_pages() for one in page.pools]
-
     def pool_pages(self) -> Iterator[pb.ListPoolsResponse]:
-        """The same, with the names of records that cannot be read."""
+        """All pools, with the names of records that cannot be read."""
         return self._pages("ListPools", pb.ListPoolsRequest(page_size=_PAGE_SIZE), pb.ListPoolsResponse)
 
     def get_replica(self, pool: str, name: str) -> pb.Replica:
@@ -141,11 +138,8 @@ class Client:
     def set_tenant(self, request: pb.SetTenantRequest) -> pb.Tenant:
         return self._unary("SetTenant", request, pb.Tenant, request.request_id)
 
-    def list_tenants(self) -> list[pb.Tenant]:
-        return [one for page in self.tenant_pages() for one in page.tenants]
-
     def tenant_pages(self) -> Iterator[pb.ListTenantsResponse]:
-        """The same, with the names of records that cannot be read."""
+        """All tenants, with the names of records that cannot be read."""
         return self._pages("ListTenants", pb.ListTenantsRequest(page_size=_PAGE_SIZE), pb.ListTenantsResponse)
 
     def watch_adapters(self, pool: str, start_revision: int) -> Iterator[pb.WatchAdaptersResponse]:

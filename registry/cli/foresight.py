@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from registry.cli.change_set import Change
+from registry.cli.change_set import Change, with_pool_field
+from registry.cli.client import Client
 from registry.cli.desk import Desk, stopped_after
 from registry.cli.failure import CliError, Exit, Failure
 from registry.cli.local_adapters import base_of_pool, digest_here, folder_of, limits_of_pool, look, unfit
@@ -51,12 +52,20 @@ def foreseen(session: Session, changes: Sequence[Change], looking: Looking) -> l
     if not seen:
         return list(changes)
     with session.client(READ_SECONDS) as client:
-        pools = {name: client.get_pool(name) for name in sorted({one.pool for one in seen})}
+        pools = {name: _pool(client, change) for name, change in {one.pool: one for one in reversed(seen)}.items()}
     desk = Desk(looking.credentials, looking.hub)
     with stopped_after(looking.seconds) as stop, ThreadPoolExecutor(_AT_ONCE) as workers:
         found = list(workers.map(partial(_foreseen, pools, desk, stop), seen))
     by_place = {id(before): after for before, after in zip(seen, found, strict=True)}
     return [by_place.get(id(one), one) for one in changes]
+
+
+def _pool(client: Client, change: Change) -> pb.Pool:
+    try:
+        return client.get_pool(change.pool)
+    except CliError as error:
+        is_about_it = error.failure.field is not None
+        raise CliError(with_pool_field(error.failure, change) if is_about_it else error.failure) from error
 
 
 def _is_remote(change: Change) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -25,16 +26,19 @@ from registry.cli import (
     read_commands,
     rollout_command,
     sign_command,
+    tenant_commands,
 )
 from registry.cli.failure import CliError, Exit, Failure
 from registry.cli.hoist import hoist
-from registry.cli.output import Format
+from registry.cli.output import Format, visible
 from registry.cli.session import Session
 from registry.client.connection import Tls
 from registry.dev.stack_file import DEFAULT_FOLDER, admin_of_running_stack
 from registry.errors import Reason
 
 DEFAULT_ADMIN = "127.0.0.1:7600"
+# How Python tells bytes of the command line that are no UTF-8; no message takes them.
+_NO_TEXT = re.compile("[\ud800-\udfff]")
 
 _EXIT_CODES = (
     "Exit codes: 0 done, 1 internal error, 2 usage, 3 not found, 4 refused, 5 conflict, 6 unavailable or deadline, "
@@ -89,7 +93,7 @@ def make_app() -> typer.Typer:
     pool = _group(app, "pool", "Create, change and delete pools.")
     _add(pool, pool_commands.create, pool_commands.update, pool_commands.confirm_removals, pool_commands.delete)
     tenant = _group(app, "tenant", "Set what tenants may have.")
-    tenant.command("set", epilog=_ANYWHERE)(pool_commands.set_tenant)
+    tenant.command("set", epilog=_ANYWHERE)(tenant_commands.set_tenant)
     glass = _group(app, "break-glass", "When etcd is out of space: delete an adapter, and settle it later.")
     _add(glass, glass_commands.delete, glass_commands.settle)
     dev = _group(app, "dev", "A local stack: etcd, admin service, engines, sidecars.")
@@ -111,6 +115,9 @@ def _add(app: typer.Typer, *commands: Callable[..., None]) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Runs one command line and returns its exit code. Errors go to standard error in one line."""
     first, rest = hoist(arguments)
+    if _NO_TEXT.search("".join(arguments)):
+        message = "an argument is not text in UTF-8; names, URIs and files must be"
+        return _report(Failure(Exit.USAGE, Reason.USAGE, message), first)
     try:
         return make_app()(args=[*first, *rest], prog_name="loraplane", standalone_mode=False) or Exit.DONE
     except CliError as error:
@@ -126,7 +133,7 @@ def _report(failure: Failure, first: Sequence[str]) -> int:
     """Tells a failure in the form that the command line asks for, even if it could not be parsed."""
     asked = " ".join(first).replace("=", " ").split()
     as_json = "json" in asked or "-ojson" in asked or os.environ.get("LORAPLANE_OUTPUT") == Format.JSON
-    line = json.dumps({"error": failure.as_dict()}, ensure_ascii=False) if as_json else failure.line()
+    line = json.dumps({"error": failure.as_dict()}, ensure_ascii=False) if as_json else visible(failure.line())
     sys.stderr.write(line + "\n")
     return failure.exit
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -23,6 +24,9 @@ _SHOWN_PROBLEMS = 5
 _ABSOLUTE_FILE = re.compile(r"file:///[^/\s]\S*")
 _SHARE = re.compile(r"([1-9][0-9]?|100)%")
 _URI = re.compile(r"[a-z][a-z0-9+.-]*://\S+")
+_SIGNATURE = re.compile(SIGNATURE_PATTERN)
+# What messages take; within that the admin service says what is too much.
+_MOST = 2**31 - 1
 
 
 def _check_uri(uri: str) -> str:
@@ -35,24 +39,44 @@ def _check_uri(uri: str) -> str:
     return uri
 
 
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST
+
+
 def _check_replicas(value: object) -> object:
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    if value != "all" and not whole:
-        raise PydanticCustomError("replicas", "must be all, or a whole number from 1")
+    if value != "all" and not _is_whole(value, 1):
+        raise PydanticCustomError("replicas", "must be all, or a whole number from 1 to 10000")
     return value
 
 
 def _check_canaries(value: object) -> object:
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    if not whole and not (isinstance(value, str) and _SHARE.fullmatch(value)):
-        raise PydanticCustomError("canaries", 'must be a whole number from 1, or a share from "1%" to "100%"')
+    if not _is_whole(value, 1) and not (isinstance(value, str) and _SHARE.fullmatch(value)):
+        raise PydanticCustomError("canaries", 'must be a whole number from 1 to 10000, or a share from "1%" to "100%"')
     return value
 
 
-def _check_count(value: object) -> object:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise PydanticCustomError("count", "must be a whole number from 0")
+def _check_failures(value: object) -> object:
+    if not _is_whole(value, 0):
+        raise PydanticCustomError("failures", "must be a whole number from 0 to 10000")
     return value
+
+
+def _check_soak(value: object) -> object:
+    if not _is_whole(value, 0):
+        raise PydanticCustomError("soak", "must be a whole number of seconds from 0 to 604800, which is a week")
+    return value
+
+
+def _check_priority(value: int) -> int:
+    if not _is_whole(value, -_MOST):
+        raise PydanticCustomError("priority", "must be a whole number from -1000 to 1000")
+    return value
+
+
+def _check_signature(signature: str) -> str:
+    if not _SIGNATURE.fullmatch(signature):
+        raise PydanticCustomError("signature", "must be what loraplane sign prints; leave it out to sign nothing")
+    return signature
 
 
 class _Strict(BaseModel):
@@ -64,7 +88,7 @@ class Source(_Strict):
 
     uri: Annotated[str, AfterValidator(_check_uri)]
     digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
-    signature: Annotated[str, StringConstraints(pattern=SIGNATURE_PATTERN)] | None = None
+    signature: Annotated[str, AfterValidator(_check_signature)] | None = None
 
 
 class Placement(_Strict):
@@ -85,8 +109,8 @@ class Strategy(_Strict):
 
     canary: Canary
     promote: Literal["auto", "manual"] = "auto"
-    max_failures: Annotated[int, BeforeValidator(_check_count)] = Field(default=0, alias="maxFailures")
-    soak: Annotated[int, BeforeValidator(_check_count)] = 60
+    max_failures: Annotated[int, BeforeValidator(_check_failures)] = Field(default=0, alias="maxFailures")
+    soak: Annotated[int, BeforeValidator(_check_soak)] = 60
 
 
 class Prepare(_Strict):
@@ -102,7 +126,7 @@ class Spec(_Strict):
 
     source: Source
     load: Literal["eager", "lazy"] = "eager"
-    priority: int = 0
+    priority: Annotated[int, AfterValidator(_check_priority)] = 0
     placement: Placement = Placement()
     prepare: Prepare = Prepare()
     base_model: str | None = Field(default=None, alias="baseModel")
@@ -206,7 +230,7 @@ def _phrase(problem: ErrorDetails) -> str:
         case "int_type":
             return f"must be a whole number, found {found}"
         case "literal_error":
-            return f"must be {problem['ctx']['expected']}, found {problem['input']!r}"
+            return f"must be {problem['ctx']['expected']}, found {reprlib.repr(problem['input'])}"
         case "model_type" | "dict_type":
             return f"must be a mapping (key: value), found {found}"
         case "string_pattern_mismatch":

@@ -8,6 +8,9 @@ from typing import Annotated, Any
 import typer
 
 ENV_PREFIX = "LORAPLANE_"
+# The largest numbers that messages take; within them the admin service says what is too much.
+MOST_UINT32 = 2**32 - 1
+MOST_INT64 = 2**63 - 1
 
 
 def flag(*names: str, help: str, **more: Any) -> Any:  # noqa: A002, ANN401 - typer's own name and type

@@ -20,6 +20,13 @@ Item = TypeVar("Item")
 _UNBOUNDED_WIDTH = 100_000
 
 
+def visible(text: str) -> str:
+    """Text with what a terminal would obey, or not show, spelled out: names may be written by anybody."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 class Format(StrEnum):
     """Forms of output."""
 
@@ -99,8 +106,9 @@ class Printer:
         for title in titles:
             table.add_column(title, overflow="fold")
         for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
-        self.lines(self._rendered(table))
+            table.add_row(*(Text(visible(cell)) for cell in row))
+        for line in self._rendered(table):
+            self._write(line + "\n")
 
     def fields(self, fields: Mapping[str, str]) -> None:
         """Prints names and values below each other."""
@@ -117,17 +125,17 @@ class Printer:
             case _:
                 self.event({"change": "put", "item": view.plain(item)})
 
-    def gone(self, name: str) -> None:
-        """Prints that an item of an endless stream is no more."""
+    def fate(self, name: str, change: str) -> None:
+        """Prints what else became of an item of an endless stream, e.g. ``deleted``."""
         if self.is_plain:
-            self.event({"change": "deleted", "name": name})
+            self.event({"change": change, "name": name})
         elif self.is_table:
-            self.lines([f"{name}  deleted"])
+            self.lines([f"{name}  {change}"])
 
     def lines(self, lines: Iterable[str]) -> None:
-        """Prints lines as they are."""
+        """Prints lines."""
         for line in lines:
-            self._write(line + "\n")
+            self._write(visible(line) + "\n")
 
     def _rendered(self, table: Table) -> list[str]:
         with self.console.capture() as captured:

@@ -1,4 +1,4 @@
-"""Commands that change pools and tenants."""
+"""Commands that change pools."""
 
 from __future__ import annotations
 
@@ -8,21 +8,32 @@ from typing import Annotated
 import typer
 
 from registry.cli import options
-from registry.cli.failure import usage
+from registry.cli.client import Client
+from registry.cli.failure import CliError, usage, with_remedy
 from registry.cli.local_adapters import base_here, base_message
 from registry.cli.output import Item, Printer, View
 from registry.cli.session import WRITE_SECONDS, request_id_or_new, session_of
-from registry.cli.views import POOLS, TENANTS
+from registry.cli.views import POOLS
+from registry.errors import Reason
 from registry.v1 import registry_pb2 as pb
 
 PoolName = Annotated[str, typer.Argument(help="Name of the pool.")]
 _BASE_MODEL = options.flag(
     "--base-model", metavar="NAME", help="Name under which the engines serve the base model; may be repeated."
 )
-MaxRank = Annotated[int | None, options.flag("--max-rank", metavar="N", min=0, help="Highest LoRA rank; 0: no limit.")]
+MaxRank = Annotated[
+    int | None,
+    options.flag("--max-rank", metavar="N", min=0, max=options.MOST_UINT32, help="Highest LoRA rank; 0: no limit."),
+]
 MaxAdapters = Annotated[
     int | None,
-    options.flag("--max-adapters", metavar="N", min=0, help="Adapters that one engine holds at once; 0: no limit."),
+    options.flag(
+        "--max-adapters",
+        metavar="N",
+        min=0,
+        max=options.MOST_UINT32,
+        help="Adapters that one engine holds at once; 0: no limit.",
+    ),
 ]
 TargetModules = Annotated[
     list[str] | None,
@@ -104,7 +115,7 @@ def create(
     request = pb.CreatePoolRequest(pool=pool, request_id=request_id_or_new(request_id), validate_only=dry_run)
     with session.client(timeout or WRITE_SECONDS) as client:
         pool = client.create_pool(request)
-    _print_with_request(session.printer(), POOLS, pool, request.request_id)
+    print_with_request(session.printer(), POOLS, pool, request.request_id)
 
 
 def _base(directory: Path | None, names: list[str] | None) -> pb.BaseShapes | None:
@@ -131,11 +142,12 @@ def update(
     timeout: options.Timeout = None,
     request_id: options.RequestId = None,
 ) -> None:
-    """Change what is given of a pool, and nothing else."""
+    """Change what is given of a pool, and nothing else; where its record cannot be read, replace it whole."""
     session, base = session_of(context), _base(base_from, base_name)
     with session.client(timeout or WRITE_SECONDS) as client:
-        pool = client.get_pool(name)
-        before = pb.Pool.FromString(pool.SerializeToString())
+        before = _before(client, name, is_whole=bool(base_model))
+        pool = pb.Pool(name=name)
+        pool.MergeFrom(before or pool)
         if base_model:
             pool.base_models[:] = base_model
         if target_module:
@@ -146,9 +158,27 @@ def update(
         _set(pool.limits, max_rank=max_rank, max_adapters=max_adapters)
         _set(pool.limits, require_signature=require_signature, require_digest=require_digest)
         request = pb.UpdatePoolRequest(pool=pool, request_id=request_id_or_new(request_id), validate_only=dry_run)
-        request.update_mask.paths.extend(_changed(before, pool))
+        if before is not None:
+            request.update_mask.paths.extend(_changed(before, pool))
         pool = client.update_pool(request)
-    _print_with_request(session.printer(), POOLS, pool, request.request_id)
+    print_with_request(session.printer(), POOLS, pool, request.request_id)
+
+
+def _before(client: Client, name: str, *, is_whole: bool) -> pb.Pool | None:
+    """The pool as it is; None: its record cannot be read, and all of it is given anew.
+
+    Raises:
+        CliError: it cannot be read, and not all of it is given; or there is none.
+    """
+    try:
+        return client.get_pool(name)
+    except CliError as error:
+        if error.failure.reason != Reason.UNREADABLE_RECORD:
+            raise
+        if is_whole:
+            return None
+        remedy = "give --base-model and every limit to replace it whole"
+        raise CliError(with_remedy(error.failure, remedy)) from error
 
 
 def _set(message: pb.Pool | pb.PoolLimits, **values: str | int | bool | None) -> None:
@@ -173,7 +203,13 @@ def confirm_removals(
     *,
     revision: Annotated[
         int,
-        options.flag("--revision", metavar="R", min=1, help="The revision that the replicas name; see get replicas."),
+        options.flag(
+            "--revision",
+            metavar="R",
+            min=1,
+            max=options.MOST_INT64,
+            help="The revision that the replicas name; see get replicas.",
+        ),
     ],
     etag: options.Etag = "",
     dry_run: options.DryRun = False,
@@ -187,10 +223,10 @@ def confirm_removals(
     )
     with session.client(timeout or WRITE_SECONDS) as client:
         pool = client.confirm_removals(request)
-    _print_with_request(session.printer(), POOLS, pool, request.request_id)
+    print_with_request(session.printer(), POOLS, pool, request.request_id)
 
 
-def _print_with_request(printer: Printer, view: View[Item], item: Item, request_id: str) -> None:
+def print_with_request(printer: Printer, view: View[Item], item: Item, request_id: str) -> None:
     """Prints an item and the id of the request that made it so."""
     if printer.is_plain:
         printer.plain({**view.plain(item), "request_id": request_id})
@@ -222,27 +258,3 @@ def delete(
         printer.lines([f"deleted pool {name}", f"revision {revision}, request id {request.request_id}"])
     else:
         printer.lines([name])
-
-
-def set_tenant(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of the tenant: the part of an adapter's name before the slash.")],
-    *,
-    max_adapters: Annotated[
-        int,
-        options.flag("--max-adapters", metavar="N", min=0, help="Adapters it may have over all pools; 0: no limit."),
-    ],
-    dry_run: options.DryRun = False,
-    timeout: options.Timeout = None,
-    request_id: options.RequestId = None,
-) -> None:
-    """Set how many adapters a tenant may have."""
-    session = session_of(context)
-    request = pb.SetTenantRequest(
-        tenant=pb.Tenant(name=name, max_adapters=max_adapters),
-        request_id=request_id_or_new(request_id),
-        validate_only=dry_run,
-    )
-    with session.client(timeout or WRITE_SECONDS) as client:
-        tenant = client.set_tenant(request)
-    _print_with_request(session.printer(), TENANTS, tenant, request.request_id)

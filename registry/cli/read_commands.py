@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from registry.cli import options
 from registry.cli.describe import describe_adapter, describe_pool, describe_replica
 from registry.cli.failure import usage
 from registry.cli.get import Kind, Query, find, kind_of, view_of
+from registry.cli.output import visible
 from registry.cli.session import READ_SECONDS, pool_or_only, session_of
 from registry.cli.views import GENERATIONS
 from registry.cli.watching import watch as watch_changes
@@ -31,10 +33,15 @@ def get(
         if watch:
             watch_changes(client, query, printer)
         elif name is None:
-            printer.items(view_of(query), find(client, query))
+            printer.items(view_of(query), find(client, query, _note))
         else:
-            for item in find(client, query):
+            for item in find(client, query, _note):
                 printer.item(view_of(query), item)
+
+
+def _note(text: str) -> None:
+    """Standard output stays what programs read."""
+    sys.stderr.write(f"note: {visible(text)}\n")
 
 
 def describe(
@@ -69,5 +76,7 @@ def history(
     """List an adapter's generations, the newest first."""
     session = session_of(context)
     with session.client(timeout or READ_SECONDS) as client:
-        generations = client.history(pool_or_only(client, pool), name)
-        session.printer().items(GENERATIONS, generations)
+        found = client.history(pool_or_only(client, pool), name)
+    session.printer().items(GENERATIONS, found.generations)
+    if found.unreadable:
+        _note(f"generations that cannot be read, and are left out: {', '.join(map(str, found.unreadable))}")

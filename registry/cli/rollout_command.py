@@ -27,7 +27,14 @@ def rollout(
     *,
     pool: options.Pool = None,
     generation: Annotated[
-        int, options.flag("--generation", metavar="G", min=0, help="Refuse unless this is its generation; 0: any.")
+        int,
+        options.flag(
+            "--generation",
+            metavar="G",
+            min=0,
+            max=options.MOST_INT64,
+            help="Refuse unless this is its generation; 0: any.",
+        ),
     ] = 0,
     etag: options.Etag = _UNCONDITIONAL,
     dry_run: options.DryRun = False,

@@ -66,11 +66,13 @@ def pool_or_only(client: Client, given: str | None) -> str:
     """
     if given is not None:
         return given
-    names = [pool.name for pool in client.list_pools()]
-    match names:
+    pages = list(client.pool_pages())
+    names = [pool.name for page in pages for pool in page.pools]
+    # One that cannot be read is there all the same, and what is asked of it says why.
+    match names or [name for page in pages for name in page.unreadable]:
         case [only]:
             return only
         case []:
             raise not_found(Reason.POOL_NOT_FOUND, "there is no pool; make one with: loraplane pool create")
-        case _:
-            raise usage(f"there are several pools ({', '.join(names)}); choose one with --pool or LORAPLANE_POOL")
+        case several:
+            raise usage(f"there are several pools ({', '.join(several)}); choose one with --pool or LORAPLANE_POOL")

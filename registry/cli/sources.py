@@ -64,5 +64,11 @@ def _text(file: str) -> str:
 
 
 def source_uri(source: str) -> str:
-    """A URI as it is; a path of this machine as a file: URI, since replicas know no working directory of ours."""
+    """A URI as it is; a path of this machine as a file: URI, since replicas know no working directory of ours.
+
+    Raises:
+        CliError: there is none. An empty path would stand for the working directory.
+    """
+    if not source:
+        raise usage("--source is empty; give a URI or a folder")
     return source if _SCHEME.match(source) else Path(source).absolute().as_uri()

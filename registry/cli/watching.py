@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from registry.cli.client import Client
 from registry.cli.failure import CliError
+from registry.cli.feed import Feed, Gone, Put, Told, Unreadable
 from registry.cli.get import Kind, Query, find, view_of
 from registry.cli.lodging import Lodging
 from registry.cli.output import Printer
 from registry.cli.rpc_errors import rpc_failure
 from registry.cli.session import pool_or_only
-from registry.client.refusals import worth_repeating
-from registry.v1 import registry_pb2 as pb
+from registry.client.refusals import details_of, worth_repeating
+from registry.errors import Reason
 
 _POLL_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Put:
-    """An item is new or changed."""
-
-    item: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """The item of this name is no more."""
-
-    name: str
 
 
 def watch(client: Client, query: Query, printer: Printer) -> None:
@@ -47,10 +33,12 @@ def watch(client: Client, query: Query, printer: Printer) -> None:
             case Put(item):
                 printer.row(view, item)
             case Gone(name):
-                printer.gone(name)
+                printer.fate(name, "deleted")
+            case Unreadable(name):
+                printer.fate(name, "unreadable")
 
 
-def _streamed(client: Client, query: Query) -> Iterator[Put | Gone]:
+def _streamed(client: Client, query: Query) -> Iterator[Told]:
     """Changes of a pool's adapters, none lost while the connection is."""
     pool = pool_or_only(client, query.pool)
     changes = _residency_changes(client, pool, query.name) if query.wide else _adapter_changes(client, pool, query.name)
@@ -63,20 +51,24 @@ def _streamed(client: Client, query: Query) -> Iterator[Put | Gone]:
         time.sleep(_POLL_SECONDS)
 
 
-def _adapter_changes(client: Client, pool: str, name: str | None) -> Callable[[], Iterator[Put | Gone]]:
-    start = 0
+def _adapter_changes(client: Client, pool: str, name: str | None) -> Callable[[], Iterator[Told]]:
+    feed = Feed(name)
 
-    def changes() -> Iterator[Put | Gone]:
-        nonlocal start
-        for response in client.watch_adapters(pool, start):
-            start = response.revision + 1
-            yield from _wanted(response, name)
+    def changes() -> Iterator[Told]:
+        feed.begin()
+        try:
+            for response in client.watch_adapters(pool, feed.start):
+                yield from feed.take(response)
+        except grpc.RpcError as error:
+            if details_of(error).reason != Reason.REVISION_COMPACTED or not feed.start:
+                raise
+            feed.start = 0  # what happened meanwhile is found by comparing what there is now
 
     return changes
 
 
-def _residency_changes(client: Client, pool: str, name: str | None) -> Callable[[], Iterator[Put | Gone]]:
-    def changes() -> Iterator[Put | Gone]:
+def _residency_changes(client: Client, pool: str, name: str | None) -> Callable[[], Iterator[Told]]:
+    def changes() -> Iterator[Told]:
         for response in client.watch_residency(pool, name or ""):
             yield from (Put(Lodging(pool, one)) for one in response.adapters)
             yield from map(Gone, response.gone)
@@ -84,20 +76,16 @@ def _residency_changes(client: Client, pool: str, name: str | None) -> Callable[
     return changes
 
 
-def _wanted(response: pb.WatchAdaptersResponse, name: str | None) -> Iterator[Put | Gone]:
-    for event in response.events:
-        put = event.WhichOneof("event") == "put"
-        found = event.put.name if put else event.deleted
-        if name is None or found.lower() == name.lower():
-            yield Put(event.put) if put else Gone(found)
-
-
-def _polled(client: Client, query: Query, pause: Callable[[float], None] = time.sleep) -> Iterator[Put | Gone]:
+def _polled(client: Client, query: Query, pause: Callable[[float], None] = time.sleep) -> Iterator[Told]:
     view = view_of(query)
     known: dict[str, Any] = {}
     while True:
-        now = {view.name(item): item for item in find(client, query)}
+        now = {view.name(item): item for item in find(client, query, _unnoted)}
         yield from (Put(item) for name, item in now.items() if known.get(name) != item)
         yield from (Gone(name) for name in known if name not in now)
         known = now
         pause(_POLL_SECONDS)
+
+
+def _unnoted(_text: str) -> None:
+    """Once a second would be too often."""

@@ -39,6 +39,16 @@ class _Loader(_Base):  # type: ignore[misc, valid-type]
         for first, resolvers in _Base.yaml_implicit_resolvers.items()
     }
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
+        """A value. What looks like a date or a number, and is none, is refused with its place."""
+        try:
+            value: object = super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:
+            what = node.tag.rpartition(":")[2]
+            problem = f"this is written as a {what}, and is none; put text in quotes"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
+        return value
+
 
 def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Hashable, object]:
     _check_keys(node)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -57,12 +57,14 @@ class AsyncRegistry:
         labels: Mapping[str, str] | None = None,
         priority: int = 0,
         canaries: Canaries | None = None,
-        wait_seconds: float | None = WAIT_SECONDS,
+        wait: float | bool = True,
         request_id: str = "",
     ) -> Published:
         """Makes an adapter what `source` holds; returns once every replica that should serve it does.
 
-        With `canaries` that are promoted by hand, it returns once they serve it.
+        With `canaries` that are promoted by hand, it returns once they serve it. What cannot be given here has its
+        default afterwards: an adapter that was placed by number or is lazy comes to all replicas, as by a manifest
+        that does not say so.
 
         Args:
             source: a directory that the replicas see at the same path, whose digest is computed and pinned here; or a
@@ -74,28 +76,30 @@ class AsyncRegistry:
             labels: for people and filters.
             priority: higher is loaded first.
             canaries: who takes it first; None: all at once.
-            wait_seconds: for the replicas; None: do not wait.
+            wait: seconds for the replicas; True: `WAIT_SECONDS`; False: do not wait.
             request_id: to repeat a call whose outcome is not known; empty: a new one.
 
         Raises:
             InvalidArgument: the directory holds no adapter, or the registry refuses a field.
             FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it, or its rollout was halted; `metadata`
                 says which and why.
-            Unavailable: no answer, or not served in time. The change may have been made; repeat with the request id in
-                `metadata`, or look with `wait_served`.
+            Unavailable: no answer, or not served in time: the message says who is missing and why. The change may have
+                been made; repeat with the ``request_id`` in `metadata`, which goes on waiting.
             RegistryError: as the registry refused it otherwise.
         """
         uri, pinned = await asyncio.to_thread(_located, source, digest)
-        spec = pb.AdapterSpec(
-            source=pb.Source(uri=uri, digest=pinned),
-            labels=labels,
-            priority=priority,
-            strategy=strategy_of(canaries) if canaries else None,
-        )
-        change = pb.AdapterChange(upsert=pb.Adapter(name=name, spec=spec))
+        with _fitting("priority, labels or canaries"):
+            spec = pb.AdapterSpec(
+                source=pb.Source(uri=uri, digest=pinned),
+                labels=labels,
+                priority=priority,
+                strategy=strategy_of(canaries) if canaries else None,
+            )
+        with _fitting("name"):
+            change = pb.AdapterChange(upsert=pb.Adapter(name=name, spec=spec))
         published = published_of(await self._apply(pool, change, request_id))
-        if wait_seconds is not None:
-            await self.wait_served(published, wait_seconds)
+        if wait is not False:
+            await self.wait_served(published, WAIT_SECONDS if wait is True else wait)
         return published
 
     async def wait_served(self, published: Published, wait_seconds: float = WAIT_SECONDS) -> None:
@@ -149,6 +153,15 @@ class AsyncRegistry:
         request_id = request_id or str(uuid.uuid4())
         request = pb.ApplyAdaptersRequest(pool=pool, changes=[change], request_id=request_id)
         return await self._calls.unary("ApplyAdapters", request, pb.ApplyAdaptersResponse, request_id)
+
+
+@contextmanager
+def _fitting(field: str) -> Iterator[None]:
+    """Raises InvalidArgument where a message does not take a value: a number too large, or text with half a letter."""
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidArgument(Reason.INVALID_FIELD, str(error), field=field) from error
 
 
 def _located(source: str | os.PathLike[str], digest: str) -> tuple[str, str]:

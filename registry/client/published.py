@@ -76,8 +76,9 @@ def not_served(published: Published, last: pb.Rollout | None) -> RegistryError |
         last: the newest that was heard of it within the time; None: nothing.
     """
     what = f"{published.name} generation {published.generation}"
+    repeat = {"request_id": published.request_id}
     if last is None:
-        return Unavailable(Reason.DEADLINE_EXCEEDED, f"{what}: nothing was heard of it in time")
+        return Unavailable(Reason.DEADLINE_EXCEEDED, f"{what}: nothing was heard of it in time", metadata=repeat)
     if last.done and not last.failure:
         return None
     counted = [one for one in last.replicas if one.canary or not last.HasField("canary")]
@@ -87,7 +88,7 @@ def not_served(published: Published, last: pb.Rollout | None) -> RegistryError |
         message = " - ".join(part for part in (f"{what}: {last.failure}", last.canary.halted, told) if part)
         return FailedPrecondition(Reason.ROLLOUT_FAILED, message, metadata=behind)
     message = f"{what} is not served in time: {told or last.waiting}"
-    return Unavailable(Reason.DEADLINE_EXCEEDED, message, metadata=behind)
+    return Unavailable(Reason.DEADLINE_EXCEEDED, message, metadata=behind | repeat)
 
 
 def _why(replica: pb.RolloutReplica) -> str:

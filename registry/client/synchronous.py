@@ -56,7 +56,7 @@ class Registry:
         labels: Mapping[str, str] | None = None,
         priority: int = 0,
         canaries: Canaries | None = None,
-        wait_seconds: float | None = WAIT_SECONDS,
+        wait: float | bool = True,
         request_id: str = "",
     ) -> Published:
         """See `AsyncRegistry.publish`."""
@@ -68,7 +68,7 @@ class Registry:
             labels=labels,
             priority=priority,
             canaries=canaries,
-            wait_seconds=wait_seconds,
+            wait=wait,
             request_id=request_id,
         )
         return self._run(publishing)

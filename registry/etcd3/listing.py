@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from registry.etcd3 import codec
 from registry.etcd3 import rpc_pb2 as rpc
-from registry.etcd3.errors import Compacted, FutureRevision
+from registry.etcd3.errors import Compacted, FutureRevision, ResponseTooLarge
 from registry.etcd3.ops import KeyValue, Range
 
 _TRIES = 5
+_SHRINK = 16
 
 ReadPage = Callable[[Range], Awaitable[rpc.RangeResponse]]
 
@@ -32,6 +33,9 @@ class _OtherCluster(Exception):
 async def list_range(read: ReadPage, key: bytes, range_end: bytes, page_size: int) -> Listing:
     """Reads page after page, and starts over when the revision is lost on the way: a later one would mix two states.
 
+    It also starts over, with smaller pages, where one is larger than a message may be: values that others than us wrote
+    may have 1.5 MiB each.
+
     Raises:
         Compacted: that happened several times in a row.
         EtcdError: a page could not be read.
@@ -39,6 +43,8 @@ async def list_range(read: ReadPage, key: bytes, range_end: bytes, page_size: in
     for _ in range(_TRIES - 1):
         try:
             return await _list_once(read, key, range_end, page_size)
+        except ResponseTooLarge:
+            page_size = max(1, page_size // _SHRINK)
         except (Compacted, FutureRevision, _OtherCluster):
             continue
     return await _list_once(read, key, range_end, page_size)

@@ -21,14 +21,28 @@ _TWO_SPECS = b'"stable_spec"'
 _ANYWHERE: Selector = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class Stranger(Member):
+    """A replica that lives, though nobody can tell what its presence says.
+
+    Sidecars do not reckon with it when they find who serves what is placed by number, nor who the canaries are. It may
+    serve what all do all the same, as one of a later release does.
+    """
+
+
 def member_of(kv: KeyValue) -> Member:
-    """A live replica as its presence says; one that cannot be read lives all the same, without labels."""
+    """A live replica as its presence says; a `Stranger`, without labels, if it cannot be read."""
     replica = last_part(kv.key)
     try:
         presence = Presence.parse(kv.value)
     except RegistryError:
-        return Member(replica, {})
+        return Stranger(replica, {})
     return Member(replica, presence.labels, presence.capacity)
+
+
+def known(members: Iterable[Member]) -> tuple[Member, ...]:
+    """Those that sidecars reckon with."""
+    return tuple(one for one in members if not isinstance(one, Stranger))
 
 
 class Rooms:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from functools import partial
 
 from registry.etcd3.client import Client
-from registry.etcd3.errors import EtcdError
+from registry.etcd3.errors import Compacted, EtcdError
 from registry.etcd3.ops import KeyValue, Range, prefix_end
 from registry.keys import Keys, last_part
 from registry.model.placement import Member
@@ -18,6 +17,8 @@ from registry.store.failures import refusal
 from registry.store.judgement import Said, said
 from registry.store.mirror import Mirror, Mirrors, Values
 from registry.store.pool_facts import Facts, Rooms, facts_of, member_of
+
+_TRIES = 3
 
 
 class PoolSight:
@@ -85,17 +86,27 @@ async def watched(mirrors: Mirrors, keys: Keys, pool: str, wake: asyncio.Event) 
 
 
 async def read_facts(client: Client, keys: Keys, pool: str, name: str, rooms: Rooms | None, budget: Budget) -> Facts:
-    """Everything but `rooms` at one revision.
+    """Everything but `rooms` at one revision; at a later one if that is compacted meanwhile.
 
     Raises:
         RegistryError: etcd does not answer.
     """
-    reads = [Range(prefix, prefix_end(prefix)) for prefix in (keys.replicas(pool), keys.statuses(pool))]
     try:
-        first = await client.range(Range(keys.adapter(pool, name)), timeout_seconds=budget.spend())
-        rest = [
-            await client.range(replace(read, revision=first.revision), timeout_seconds=budget.spend()) for read in reads
-        ]
+        for _ in range(_TRIES - 1):
+            try:
+                return facts_of(await _read_once(client, keys, pool, name, budget), rooms)
+            except Compacted:
+                continue
+        return facts_of(await _read_once(client, keys, pool, name, budget), rooms)
     except EtcdError as error:
         raise refusal(error) from error
-    return facts_of([result.kvs for result in (first, *rest)], rooms)
+
+
+async def _read_once(client: Client, keys: Keys, pool: str, name: str, budget: Budget) -> list[Sequence[KeyValue]]:
+    first = await client.range(Range(keys.adapter(pool, name)), timeout_seconds=budget.spend())
+    reads = [
+        Range(prefix, prefix_end(prefix), revision=first.revision)
+        for prefix in (keys.replicas(pool), keys.statuses(pool))
+    ]
+    rest = [await client.range(read, timeout_seconds=budget.spend()) for read in reads]
+    return [result.kvs for result in (first, *rest)]

@@ -18,6 +18,7 @@ from registry.model.placement import Member, members_digest
 from registry.model.records import AdapterRecord, AdapterSpec, CanaryRollout, Source
 from registry.store.assignments import Assignments, Reckoning, Room
 from registry.store.judgement import Said, Told, said
+from registry.store.pool_facts import known as known_of
 from registry.store.pool_facts import member_of
 from registry.transactions.stored import read_adapter
 
@@ -90,7 +91,7 @@ class PoolView:
         records: by name key, those that cannot be read too.
         replicas: by name, sorted.
         rooms: what of the replicas' room is taken, recently and, last, now.
-        known: recent sets of live replicas by their digest, the present one last.
+        known: recent sets of live replicas, but for strangers, by their digest, the present one last.
         assignments: who serves what is not everywhere; handed on from view to view.
         by_revision: (revision, name key) of all records, the oldest first.
         source: what `records` were read from.
@@ -258,7 +259,7 @@ def _rooms(rooms: tuple[Room, ...], records: Mapping[str, Entry]) -> tuple[Room,
 
 
 def _known(known: dict[str, tuple[Member, ...]], replicas: Mapping[str, Replica]) -> dict[str, tuple[Member, ...]]:
-    members = tuple(one.member for one in replicas.values())
+    members = known_of(one.member for one in replicas.values())
     digest = members_digest(members)
     kept = [(one, of) for one, of in known.items() if one != digest][1 - _REMEMBERED :]
     return {**dict(kept), digest: members}

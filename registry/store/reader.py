@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from registry.errors import FailedPrecondition, NotFound, Reason
 from registry.etcd3.client import Client
-from registry.etcd3.errors import EtcdError
+from registry.etcd3.errors import EtcdError, ResponseTooLarge
 from registry.etcd3.ops import KeyValue, Range, RangeResult, prefix_end
 from registry.keys import Keys, last_part
 from registry.model.base import Stored
@@ -17,25 +17,30 @@ from registry.store.filters import Filter
 from registry.store.pages import Page, RecordPage, Sieve
 from registry.store.paging import PageToken
 from registry.transactions.stored import (
+    Damaged,
     Present,
     generation_of_key,
+    present_adapter,
     present_pool,
     read_adapter,
     read_pool,
     read_tenant,
+    stored_adapter,
 )
+from registry.transactions.target import AdapterState
 from registry.transactions.view import View
 
 _SCANNED_AT_MOST = 5000
 _SCAN_PAGE = 500
+_SHRINK = 16
 # A status may have 256 KiB, and a message 64 MiB.
 _REPLICAS_AT_MOST = 100
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """An adapter's generations. `retired` is sorted, the newest first; `unreadable` are generations that are kept,
-    but cannot be read."""
+    """An adapter's generations. `retired` is sorted, the newest first; `unreadable` are generations that are kept, or
+    present, but cannot be read."""
 
     present: Present[AdapterRecord] | None
     retired: tuple[RetiredRecord, ...]
@@ -70,7 +75,7 @@ class Reader:
         found = await self._range(Range(self._keys.adapter(pool, name)), budget)
         if not found.kvs:
             raise await self._nothing(_no_adapter(pool, name), pool, budget)
-        return Present(_readable_adapter(pool, found.kvs[0]), found.kvs[0].mod_revision)
+        return present_adapter(View(0, (), {kv.key: kv for kv in found.kvs}), self._keys, pool, name)
 
     async def adapters(
         self, pool: str, wanted: Filter, size: int, token: PageToken | None, budget: Budget
@@ -99,14 +104,15 @@ class Reader:
 
         Raises:
             NotFound: there is none of that name, and never was as far as history goes.
+            FailedPrecondition: its record is from a future schema.
         """
         prefix = self._keys.history_of(pool, name)
         found = await self._range(Range(self._keys.adapter(pool, name)), budget)
         past = await self._range(Range(prefix, prefix_end(prefix), revision=found.revision), budget)
         if not found.kvs and not past.kvs:
             raise await self._nothing(_no_adapter(pool, name), pool, budget)
-        present = [Present(_readable_adapter(pool, kv), kv.mod_revision) for kv in found.kvs]
-        return _history(next(iter(present), None), past.kvs)
+        view = View(found.revision, (), {kv.key: kv for kv in found.kvs}, {prefix: past.kvs})
+        return _history(stored_adapter(view, self._keys, pool, name), past.kvs)
 
     async def pool(self, pool: str, budget: Budget, *, field: str = "pool") -> Present[PoolSpec]:
         """One pool.
@@ -163,9 +169,20 @@ class Reader:
         """A page of the keys below a prefix."""
         start = token.after + b"\0" if token else prefix
         revision = token.revision if token else 0
-        result = await self._range(Range(start, prefix_end(prefix), limit=size, revision=revision), budget)
+        result = await self._in_one_message(Range(start, prefix_end(prefix), limit=size, revision=revision), budget)
         at = revision or result.revision
         return Page(at, result.kvs, PageToken(at, result.kvs[-1].key) if result.more else None)
+
+    async def _in_one_message(self, read: Range, budget: Budget) -> RangeResult:
+        """As many keys as one message takes: values that others than us wrote may have 1.5 MiB each."""
+        while read.limit > 1:
+            try:
+                return await self._client.range(read, timeout_seconds=budget.spend())
+            except ResponseTooLarge:
+                read = replace(read, limit=max(1, read.limit // _SHRINK))
+            except EtcdError as error:
+                raise refusal(error) from error
+        return await self._range(read, budget)
 
     async def _nothing(self, error: NotFound, pool: str, budget: Budget) -> NotFound:
         """The error to raise: that of the pool, if that is not there either."""
@@ -193,22 +210,14 @@ def _no_replica(pool: str, replica: str) -> NotFound:
     )
 
 
-def _readable_adapter(pool: str, kv: KeyValue) -> AdapterRecord:
-    try:
-        return read_adapter(pool, kv)
-    except FailedPrecondition as error:
-        key = kv.key.decode(errors="backslashreplace")
-        message = f"the record at {key} cannot be read; apply or delete the adapter to replace it: {error.message}"
-        raise FailedPrecondition(error.reason, message, metadata={"key": key}) from error
-
-
-def _history(present: Present[AdapterRecord] | None, kvs: tuple[KeyValue, ...]) -> History:
+def _history(state: AdapterState, kvs: tuple[KeyValue, ...]) -> History:
     retired: list[RetiredRecord] = []
-    unreadable: list[int] = []
+    unreadable = [state.generation] if isinstance(state, Damaged) else []
     for kv in kvs:
         try:
             retired.append(RetiredRecord.parse(kv.value))
         except FailedPrecondition:
             unreadable.append(generation_of_key(kv))
     newest_first = sorted(retired, key=lambda record: record.generation, reverse=True)
+    present = state if isinstance(state, Present) else None
     return History(present, tuple(newest_first), tuple(sorted(unreadable, reverse=True)))

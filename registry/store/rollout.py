@@ -13,7 +13,7 @@ from registry.model.names import name_key
 from registry.model.placement import members_digest, weights_digest
 from registry.model.records import AdapterRecord, CanaryRollout, Strategy
 from registry.store.judgement import Asked, ReplicaState, agreed, judge
-from registry.store.pool_facts import Facts
+from registry.store.pool_facts import Facts, known
 from registry.transactions.stored import read_adapter
 
 _BEHIND = {ReplicaState.PENDING, ReplicaState.UNKNOWN}
@@ -109,7 +109,8 @@ def derive_rollout(question: Question, facts: Facts) -> Rollout:
 
 
 def _present_rollout(record: AdapterRecord, revision: int, facts: Facts) -> Rollout:
-    assigned = assign(record.pool, name_key(record.name), record.spec, facts.members.values(), _everywhere(facts))
+    members = facts.members.values() if _is_for_all(record) else known(facts.members.values())
+    assigned = assign(record.pool, name_key(record.name), record.spec, members, _everywhere(facts))
     canaries = assigned.canaries if record.rollout else frozenset()
     found = [
         *_stand(canaries, _asked(record, revision, facts), facts, is_canary=True),
@@ -124,16 +125,21 @@ def _present_rollout(record: AdapterRecord, revision: int, facts: Facts) -> Roll
     return _for_canaries(rollout, record.rollout, record.spec.strategy, facts)
 
 
+def _is_for_all(record: AdapterRecord) -> bool:
+    """True if who serves which generation does not depend on who else lives."""
+    return record.rollout is None and not looks_at_room(record.spec)
+
+
 def _asked(record: AdapterRecord, revision: int, facts: Facts) -> Asked:
     """What canaries have to prove, or all if there is no rollout."""
-    weighed, members = looks_at_room(record.spec), facts.members.values()
+    weighed, members = looks_at_room(record.spec), known(facts.members.values())
     return Asked(
         key=name_key(record.name),
         generation=record.generation,
         revision=revision,
         lazy=record.spec.load == "lazy",
         pinned=record.spec.source.digest is not None,
-        members=members_digest(members) if weighed or record.rollout else None,
+        members=None if _is_for_all(record) else members_digest(members),
         weights=weights_digest(rate(members, _everywhere(facts))) if weighed else None,
     )
 

@@ -10,14 +10,22 @@ from registry.errors import InvalidArgument, NotFound, Reason
 from registry.etcd3.ops import Compare, Range, mod_is
 from registry.keys import Keys
 from registry.model.names import tenant_of
-from registry.model.records import AdapterRecord, AdapterSpec, ChangeReply, PoolSpec, RetiredRecord
+from registry.model.records import AdapterRecord, AdapterSpec, ChangeReply, PoolSpec
 from registry.transactions.alone import check_alone
 from registry.transactions.canaries import check_enough_replicas, looks_at_replicas
 from registry.transactions.changes import ApplyAdapters, Remove, RollbackAdapter, Upsert, tenants_of
 from registry.transactions.context import Context
 from registry.transactions.draft import Draft, Planned, finish, fits, request_read
 from registry.transactions.steps import Step, put_step, remove_step
-from registry.transactions.stored import Absent, Damaged, Present, present_pool, stored_adapter
+from registry.transactions.stored import (
+    Absent,
+    Damaged,
+    Present,
+    newest_of,
+    present_pool,
+    retired_record,
+    stored_adapter,
+)
 from registry.transactions.supported import check_supported
 from registry.transactions.target import Target, check_etag
 from registry.transactions.tenants import Count, count_all
@@ -31,17 +39,19 @@ def apply_reads(change: ApplyAdapters, keys: Keys, request_id: str) -> tuple[Ran
 
 
 def rollback_reads(change: RollbackAdapter, keys: Keys, request_id: str) -> tuple[Range, ...]:
-    """What a rollback is planned from."""
-    reads = _reads(change.pool, tenants_of(change), [change.name], keys, request_id)
-    if not change.to_generation:
-        return reads
-    return (*reads, Range(keys.history(change.pool, change.name, change.to_generation)))
+    """What a rollback is planned from: all of history, since what was put there last need not be the newest of it."""
+    name = change.name
+    shared = _shared_reads(change.pool, tenants_of(change), keys, request_id)
+    return (*shared, Range(keys.adapter(change.pool, name)), everything_in(keys.history_of(change.pool, name)))
 
 
 def _reads(pool: str, tenants: Iterable[str], names: Iterable[str], keys: Keys, request_id: str) -> tuple[Range, ...]:
-    shared = (request_read(keys, request_id), Range(keys.pool(pool)), *(Range(keys.tenant(one)) for one in tenants))
     each = [(Range(keys.adapter(pool, name)), newest_in(keys.history_of(pool, name))) for name in names]
-    return (*shared, *(read for pair in each for read in pair))
+    return (*_shared_reads(pool, tenants, keys, request_id), *(read for pair in each for read in pair))
+
+
+def _shared_reads(pool: str, tenants: Iterable[str], keys: Keys, request_id: str) -> tuple[Range, ...]:
+    return (request_read(keys, request_id), Range(keys.pool(pool)), *(Range(keys.tenant(one)) for one in tenants))
 
 
 def check_count(change: ApplyAdapters, context: Context) -> None:
@@ -183,16 +193,19 @@ def plan_rollback(change: RollbackAdapter, view: View, context: Context) -> Plan
 def _earlier_spec(
     change: RollbackAdapter, state: Present[AdapterRecord] | Damaged | Absent, view: View, keys: Keys
 ) -> AdapterSpec:
-    wanted = change.to_generation
-    if isinstance(state, Present) and state.record.generation == wanted:
-        return state.record.spec
-    if wanted:
-        kv = view.key(keys.history(change.pool, change.name, wanted))
-    else:
-        kv = view.below(keys.history_of(change.pool, change.name))
+    present = state.record if isinstance(state, Present) else None
+    wanted, history = change.to_generation, keys.history_of(change.pool, change.name)
+    if present is not None and present.generation == wanted:
+        return present.spec
+    if present is not None and present.rollout is not None and not wanted:
+        return present.rollout.stable_spec
+    key = keys.history(change.pool, change.name, wanted)
+    kv = next((one for one in view.all_below(history) if one.key == key), None) if wanted else newest_of(view, history)
     if kv is None:
         raise _no_generation(change)
-    return RetiredRecord.parse(kv.value).spec
+    earlier = retired_record(kv)
+    # What canaries alone have served, and perhaps refused, is given to all only by its number.
+    return earlier.rollout.stable_spec if earlier.rollout is not None and not wanted else earlier.spec
 
 
 def _no_generation(change: RollbackAdapter) -> NotFound:

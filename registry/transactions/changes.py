@@ -47,7 +47,7 @@ class ApplyAdapters:
 
 @dataclass(frozen=True, slots=True)
 class RollbackAdapter:
-    """A new generation with the spec of an earlier one; `to_generation` 0: of the one before."""
+    """A new generation with the spec of an earlier one; `to_generation` 0: what all but canaries served before."""
 
     pool: str
     name: str

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from registry.errors import InvalidArgument, Reason
+from registry.errors import FailedPrecondition, InvalidArgument, Reason
+from registry.etcd3.ops import KeyValue
 from registry.model.records import ChangeReply, RequestRecord
 from registry.transactions.context import Context
+from registry.transactions.stored import named
 from registry.transactions.view import View
 
 
@@ -28,7 +30,7 @@ def replay(view: View, context: Context) -> Settled | None:
     kv = view.key(context.keys.request(context.caller.request_id))
     if kv is None:
         return None
-    record = RequestRecord.parse(kv.value)
+    record = _record(kv)
     if record.payload_digest != context.payload_digest:
         raise InvalidArgument(
             Reason.REQUEST_ID_REUSED,
@@ -53,5 +55,12 @@ def is_fenced(view: View, context: Context) -> bool:
     kv = view.key(context.keys.request(context.caller.request_id))
     if kv is None:
         return False
-    record = RequestRecord.parse(kv.value)
+    record = _record(kv)
     return record.reply is None and record.payload_digest == context.payload_digest
+
+
+def _record(kv: KeyValue) -> RequestRecord:
+    try:
+        return RequestRecord.parse(kv.value)
+    except FailedPrecondition as error:
+        raise named(error, kv, "use a new request_id") from error

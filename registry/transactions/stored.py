@@ -90,7 +90,7 @@ def stored_adapter(view: View, keys: Keys, pool: str, name: str) -> Present[Adap
         FailedPrecondition: its record is from a future schema.
     """
     kv = view.key(keys.adapter(pool, name))
-    newest = view.below(keys.history_of(pool, name))
+    newest = newest_of(view, keys.history_of(pool, name))
     last = generation_of_key(newest)
     if kv is None:
         return Absent(last + _lost_generations(newest))
@@ -132,7 +132,7 @@ def present_pool(view: View, keys: Keys, pool: str, *, field: str = "pool") -> P
     try:
         return Present(read_pool(kv), kv.mod_revision)
     except FailedPrecondition as error:
-        raise _named(error, kv) from error
+        raise named(error, kv, "replace it whole, as loraplane pool update --base-model … does") from error
 
 
 def present_adapter(view: View, keys: Keys, pool: str, name: str) -> Present[AdapterRecord]:
@@ -148,7 +148,19 @@ def present_adapter(view: View, keys: Keys, pool: str, name: str) -> Present[Ada
     try:
         return Present(read_adapter(pool, kv), kv.mod_revision)
     except FailedPrecondition as error:
-        raise _named(error, kv) from error
+        raise named(error, kv, "apply or delete the adapter to replace it") from error
+
+
+def retired_record(kv: KeyValue) -> RetiredRecord:
+    """A generation that history keeps.
+
+    Raises:
+        FailedPrecondition: it cannot be read.
+    """
+    try:
+        return RetiredRecord.parse(kv.value)
+    except FailedPrecondition as error:
+        raise named(error, kv, "choose another generation of the adapter's history") from error
 
 
 def stored_tenant(view: View, keys: Keys, tenant: str) -> Present[TenantRecord] | Absent:
@@ -163,7 +175,8 @@ def stored_tenant(view: View, keys: Keys, tenant: str) -> Present[TenantRecord] 
     try:
         return Present(read_tenant(kv), kv.mod_revision)
     except FailedPrecondition as error:
-        raise _named(error, kv) from error
+        form = TenantRecord(name=tenant).to_bytes().decode()
+        raise named(error, kv, f"put {form} there by hand, with the number of its adapters") from error
 
 
 def snapshot_of(state: Present[RecordT] | Damaged | Absent) -> dict[str, object] | None:
@@ -186,12 +199,19 @@ def shown(record: Stored) -> dict[str, object]:
 
 def _pass_future(error: FailedPrecondition, kv: KeyValue) -> None:
     if error.reason is Reason.FUTURE_SCHEMA:
-        raise _named(error, kv) from error
+        raise named(error, kv, "") from error
 
 
-def _named(error: FailedPrecondition, kv: KeyValue) -> FailedPrecondition:
+def named(error: FailedPrecondition, kv: KeyValue, remedy: str) -> FailedPrecondition:
+    """The error with the key that it is about, and what to do, unless a later release wrote it."""
     key = kv.key.decode(errors="backslashreplace")
-    return FailedPrecondition(error.reason, f"the record at {key}: {error.message}", metadata={"key": key})
+    told = error.message if error.reason is Reason.FUTURE_SCHEMA else f"{error.message}; {remedy}"
+    return FailedPrecondition(error.reason, f"the record at {key} cannot be read: {told}", metadata={"key": key})
+
+
+def newest_of(view: View, history: bytes) -> KeyValue | None:
+    """Of what was read of an adapter's history, the newest generation."""
+    return max(view.all_below(history), key=generation_of_key, default=None)
 
 
 def generation_of_key(kv: KeyValue | None) -> int:

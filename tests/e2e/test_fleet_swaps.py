@@ -45,7 +45,7 @@ class ByRegistry:
 
     async def begin(self, name: str, version: str) -> None:
         """See `Swapper.begin`."""
-        published = await self.registry.publish(version, name, POOL, wait_seconds=SERVED_SECONDS)
+        published = await self.registry.publish(version, name, POOL, wait=SERVED_SECONDS)
         assert published.generation == 1
 
     async def swap(self, name: str, old: str, new: str) -> Outcome:
@@ -57,7 +57,7 @@ class ByRegistry:
             await self.registry.wait_served(published, SERVED_SECONDS)
             self.rollbacks += 1
         else:
-            published = await self.registry.publish(new, name, POOL, wait_seconds=SERVED_SECONDS)
+            published = await self.registry.publish(new, name, POOL, wait=SERVED_SECONDS)
         self.generations.append(published.generation)
         return Done()
 

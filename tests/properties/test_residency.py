@@ -16,7 +16,7 @@ from registry.model.placement import Member
 from registry.model.records import Canary, CanaryRollout, Placement, Strategy
 from registry.model.status import Failed, Found, Lazy, Leaving, Pending, ReplicaStatus, Resident
 from registry.store.judgement import ReplicaState, Told
-from registry.store.pool_facts import Rooms, facts_of, member_of
+from registry.store.pool_facts import Rooms, facts_of, known, member_of
 from registry.store.pool_view import Held, PoolView, Values, renewed
 from registry.store.residency import Residence, residency
 from registry.store.residency_changes import changed
@@ -43,7 +43,7 @@ def claims_about(record_kvs: Values, presence_kvs: Values) -> Sequence[Claim]:
     """What replicas may say: as often as not the truth."""
     rooms = Rooms()
     rooms.listed(record_kvs.values())
-    live = [member_of(kv) for kv in presence_kvs.values()]
+    live = known(member_of(kv) for kv in presence_kvs.values())
     return [*[(live, rooms.counts)] * 8, *((live, {frozenset(): count}) for count in range(4)), *FORMER]
 
 
@@ -74,7 +74,7 @@ def presences(draw: st.DrawFn) -> Kvs:
         labels = draw(st.sampled_from([{}, {"z": "1"}]))
         value = presence(name, labels=labels, capacity=draw(CAPACITIES)).to_bytes()
         key = KEYS.replica(POOL, name)
-        found[key] = KeyValue(key, value, 1, draw(REVISIONS), 1)
+        found[key] = KeyValue(key, draw(st.sampled_from([value] * 7 + [b"?"])), 1, draw(REVISIONS), 1)
     return found
 
 
@@ -140,7 +140,7 @@ def test_a_rollout_says_the_same(now: Held) -> None:
             continue
         facts = facts_of([[record_kv], list(now.presences.values()), _known(now)], rooms)
         told = {one.replica: one for one in derive_rollout(Question(POOL, found.name, 0), facts).replicas}
-        behind = _behind(view, record_kv, among([*facts.members.values()], rooms.counts))
+        behind = _behind(view, record_kv, among(known(facts.members.values()), rooms.counts))
         here = {one.replica: one for one in found.replicas}
         for name in {*told, *here}:
             if _say_the_same(told.get(name), here.get(name)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -60,6 +61,35 @@ async def test_the_generation_that_can_still_be_read_counts(ledger, admin):
     assert reply.results[0].adapter.generation == 42
     history = await admin.stub.ListAdapterHistory(pb.ListAdapterHistoryRequest(pool="p", name="acme/a"))
     assert ([one.generation for one in history.generations], list(history.unreadable)) == ([42], [41])
+
+
+async def test_history_tells_what_to_go_back_to(ledger, admin):
+    """A present record that cannot be read does not hide the generations before it, to one of which one can go back."""
+    await admin.stub.ApplyAdapters(change_set(put("acme/a")))
+    await admin.stub.ApplyAdapters(change_set(put("acme/a", "file:///a/v2")))
+    await write(ledger, ledger.keys.adapter("p", "acme/a"), b"?")
+    history = await admin.stub.ListAdapterHistory(pb.ListAdapterHistoryRequest(pool="p", name="acme/a"))
+    assert ([one.generation for one in history.generations], list(history.unreadable)) == ([1], [2])
+    back = pb.RollbackAdapterRequest(pool="p", name="acme/a", to_generation=1)
+    (result,) = (await admin.stub.RollbackAdapter(back)).results
+    assert (result.adapter.generation, result.adapter.spec.source.uri) == (3, "file:///a/v1")
+
+
+async def test_the_error_says_what_to_do(ledger, admin):
+    await admin.stub.ApplyAdapters(change_set(put("acme/a")))
+    await admin.stub.ApplyAdapters(change_set(put("acme/a", "file:///a/v2")))
+    back = admin.stub.RollbackAdapter
+    cases = [
+        (ledger.keys.history("p", "acme/a", 1), back, pb.RollbackAdapterRequest(pool="p", name="acme/a"), "history"),
+        (ledger.keys.tenant("acme"), admin.stub.ApplyAdapters, change_set(put("acme/b")), '"name":"acme"'),
+        (ledger.keys.request("q"), admin.stub.ApplyAdapters, change_set(put("b"), request_id="q"), "a new request_id"),
+        (ledger.keys.pool("p"), admin.stub.GetPool, pb.GetPoolRequest(name="p"), "--base-model"),
+    ]
+    for key, call, request, remedy in cases:
+        await write(ledger, key, b"?")
+        told = await refusal(call(request))
+        assert (told.reason, told.metadata) == ("UNREADABLE_RECORD", {"key": key.decode()})
+        assert remedy in told.message
 
 
 @pytest.mark.parametrize("change", [put("acme/a", "file:///a/v2"), drop("acme/a")])
@@ -123,3 +153,22 @@ async def test_a_future_store_is_not_written(etcd, ledger):
 
         await eventually(told)
         assert not (await admin.stub.ListPools(pb.ListPoolsRequest())).pools
+
+
+async def test_many_large_values_hide_nothing(ledger, admin):
+    """R14 nack: more than a message takes at once, written by hand."""
+    await admin.stub.ApplyAdapters(change_set(put("a"), put("z")))
+    keys = [ledger.keys.adapter("p", f"m{number:02}") for number in range(48)]
+    await asyncio.gather(*(write(ledger, key, b"?" * 1_450_000) for key in keys))
+    listed = await admin.stub.ListAdapters(pb.ListAdaptersRequest(pool="p", page_size=1000))
+    names, unreadable = [one.name for one in listed.adapters], list(listed.unreadable)
+    while listed.next_page_token:
+        request = pb.ListAdaptersRequest(pool="p", page_size=1000, page_token=listed.next_page_token)
+        listed = await admin.stub.ListAdapters(request)
+        names += [one.name for one in listed.adapters]
+        unreadable += listed.unreadable
+    assert (names, unreadable) == (["a", "z"], [f"m{number:02}" for number in range(48)])
+    call = admin.stub.WatchAdapters(pb.WatchAdaptersRequest(pool="p"))
+    response = await call.read()
+    assert (response.snapshot, len(response.events)) == (True, 50)
+    call.cancel()

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import AsyncExitStack
+from typing import Any
 
+import grpc
 import pytest
 from grpc import StatusCode
 
+from registry.admin import pool_conductor
+from registry.errors import FailedPrecondition, PermissionDenied, Reason, Unavailable
 from registry.etcd3.ops import Range, prefix_end
+from registry.store.pool_facts import Facts
+from registry.store.pool_sight import read_facts
 from registry.v1 import registry_pb2 as pb
-from tests.support.admin import admin_inside, change_set, put, refusal, wait_ready
+from tests.support.admin import admin_inside, change_set, put, refusal, refused, wait_ready
 from tests.support.metrics import read_metrics
 from tests.support.said import SaidReplicas
 from tests.support.waiting import eventually
@@ -114,6 +120,53 @@ async def test_many_admin_services_promote_once(ledger, admin, etcd, replicas):
         await eventually(all_promoted)
     told = [one["changes"][0]["name"] for one in await audits(ledger) if one["method"] == "PromoteRollout"]
     assert sorted(told) == names
+    await ledger.check()
+
+
+@pytest.mark.parametrize("kind", [FailedPrecondition, PermissionDenied, Unavailable])
+async def test_a_look_that_fails_is_taken_again(ledger, admin, replicas, monkeypatch, kind):
+    """Whatever etcd answers, e.g. that it compacted the revision or that our token expired: the service goes on."""
+    failing = [kind(Reason.INTERNAL, "not now")] * 2
+
+    async def read(*arguments: Any) -> Facts:
+        if failing:
+            raise failing.pop()
+        return await read_facts(*arguments)
+
+    monkeypatch.setattr(pool_conductor, "read_facts", read)
+    await replicas.all_serve(await begun(admin))
+
+    async def promoted() -> bool:
+        return not (await adapter(admin)).HasField("rollout")
+
+    await eventually(promoted)
+    assert not failing
+
+
+async def test_abortions_against_two_conductors(ledger, admin, etcd, replicas):
+    """W4, W6, W7: of promotion and abortion one wins, whole, and the other is told so."""
+    async with admin_inside(etcd.endpoints, etcd.prefix) as other:
+        await wait_ready(other)
+        names = [f"acme/n{number}" for number in range(6)]
+        for uri in ("file:///a/v1", "file:///a/v2"):
+            changed = await admin.stub.ApplyAdapters(
+                change_set(*(put(name, uri, strategy=canaries("34%")) for name in names))
+            )
+        pairs = [(one, name) for name in names for one in (admin, other)]
+        abort = [one.stub.AbortRollout(pb.AbortRolloutRequest(pool="p", name=name)) for one, name in pairs]
+        _, *ended = await asyncio.gather(replicas.all_serve(changed.revision), *abort, return_exceptions=True)
+
+        async def all_over() -> bool:
+            listed = await admin.stub.ListAdapters(pb.ListAdaptersRequest(pool="p"))
+            return not any(one.HasField("rollout") for one in listed.adapters)
+
+        await eventually(all_over)
+    aborted = [reply for reply in ended if not isinstance(reply, BaseException)]
+    listed = await admin.stub.ListAdapters(pb.ListAdaptersRequest(pool="p"))
+    back = {one.name for one in listed.adapters if one.spec.source.uri == "file:///a/v1"}
+    assert sorted(reply.results[0].adapter.name for reply in aborted) == sorted(back)
+    told = {refused(error).reason for error in ended if isinstance(error, grpc.RpcError)}
+    assert told <= {"NO_ROLLOUT", "LOST_RACE"}
     await ledger.check()
 
 

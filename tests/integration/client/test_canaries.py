@@ -41,10 +41,8 @@ async def replicas(admin, etcd, etcd_client) -> SaidReplicas:
     return said
 
 
-async def publish(registry, version: int, canaries: Canaries, wait_seconds: float | None = None):
-    return await registry.publish(
-        f"s3://acme/policy/{version}/", NAME, POOL, canaries=canaries, wait_seconds=wait_seconds
-    )
+async def publish(registry, version: int, canaries: Canaries, wait: bool = False):
+    return await registry.publish(f"s3://acme/policy/{version}/", NAME, POOL, canaries=canaries, wait=wait)
 
 
 async def canary_of(admin) -> str:

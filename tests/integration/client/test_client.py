@@ -11,6 +11,8 @@ import pytest
 
 from registry.client import AsyncRegistry, Published, Registry, State, Tls
 from registry.dev.ports import free_ports
+from registry.dev.stack_file import DEFAULT_FOLDER
+from registry.dev.stack_parts import Folder
 from registry.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -55,7 +57,7 @@ async def test_published_is_served_by_every_replica(registry, replicas, tmp_path
     for step in (1, 2):
         source = tmp_path / "sources" / f"step-{step}"
         write_adapter(source, seed=step)
-        published = await registry.publish(source, "acme/policy", POOL, labels={"step": str(step)}, wait_seconds=120)
+        published = await registry.publish(source, "acme/policy", POOL, labels={"step": str(step)}, wait=120)
         assert (published.name, published.pool, published.generation) == ("acme/policy", POOL, step)
         assert published.uri == source.as_uri()
         listings = [await engine.listing() for engine in replicas]
@@ -70,7 +72,7 @@ async def test_replicas_that_refuse_are_named(registry, replicas, tmp_path):
     outside = tmp_path / "elsewhere"
     write_adapter(outside, seed=1)
     with pytest.raises(FailedPrecondition) as refused:
-        await registry.publish(outside, "x", POOL, wait_seconds=120)
+        await registry.publish(outside, "x", POOL, wait=120)
     assert refused.value.reason is Reason.ROLLOUT_FAILED
     assert all("source_not_allowed" in why for why in refused.value.metadata.values())
     assert set(refused.value.metadata) <= {"r1", "r2"}
@@ -79,17 +81,19 @@ async def test_replicas_that_refuse_are_named(registry, replicas, tmp_path):
 async def test_the_same_again_changes_nothing(registry, tmp_path):
     """W3 idempotent, W6: neither the same content nor the same request id makes a second generation."""
     write_adapter(tmp_path / "a", seed=1)
-    first = await registry.publish(tmp_path / "a", "x", POOL, wait_seconds=None, request_id="step-1")
-    assert await registry.publish(tmp_path / "a", "x", POOL, wait_seconds=None, request_id="step-1") == first
-    assert (await registry.publish(tmp_path / "a", "x", POOL, wait_seconds=None)).generation == 1
+    first = await registry.publish(tmp_path / "a", "x", POOL, wait=False, request_id="step-1")
+    assert await registry.publish(tmp_path / "a", "x", POOL, wait=False, request_id="step-1") == first
+    assert (await registry.publish(tmp_path / "a", "x", POOL, wait=False)).generation == 1
 
 
 async def test_what_nobody_serves_in_time_is_said(registry, tmp_path):
     write_adapter(tmp_path / "a", seed=1)
     with pytest.raises(Unavailable) as late:
-        await registry.publish(tmp_path / "a", "x", POOL, wait_seconds=1)
+        await registry.publish(tmp_path / "a", "x", POOL, wait=1)
     assert late.value.reason is Reason.DEADLINE_EXCEEDED
     assert "x generation 1 is not served in time" in late.value.message
+    again = await registry.publish(tmp_path / "a", "x", POOL, wait=False, request_id=late.value.metadata["request_id"])
+    assert again.generation == 1
 
 
 async def test_bad_input_is_refused_before_anything_is_sent(admin: Admin, registry, tmp_path):
@@ -101,6 +105,8 @@ async def test_bad_input_is_refused_before_anything_is_sent(admin: Admin, regist
         (registry.publish(tmp_path / "none", "x", POOL), InvalidArgument, "source"),
         (registry.publish(tmp_path / "empty", "x", POOL), InvalidArgument, "source"),
         (registry.publish(tmp_path / "a", "x", POOL, digest=wrong), InvalidArgument, "digest"),
+        (registry.publish(tmp_path / "a", "x", POOL, priority=10**12), InvalidArgument, "priority, labels or canaries"),
+        (registry.publish(tmp_path / "a", "\udcff", POOL), InvalidArgument, "name"),
         (registry.publish(tmp_path / "a", "../x", POOL), InvalidArgument, "changes[0].upsert.name"),
         (registry.publish("ftp://a/b", "x", POOL), InvalidArgument, "changes[0].upsert.spec.source.uri"),
         (registry.publish(tmp_path / "a", "x", "nowhere"), NotFound, "pool"),
@@ -148,6 +154,13 @@ async def test_the_example_trains(admin: Admin, replicas, tmp_path, capsys):
     published = await asyncio.to_thread(train)
     assert [one.generation for one in published] == [1, 2, 3]
     assert "step 2: generation 3, 2 samples of one version" in capsys.readouterr().out
+
+
+def test_the_example_names_a_folder_that_the_stack_reads():
+    """As it is written it works: sidecars of the local stack refuse whatever lies elsewhere."""
+    command = next(line for line in EXAMPLE.read_text().splitlines() if "--folder" in line)
+    folder = Path(command.split("--folder ")[1])
+    assert folder.parent == Folder(DEFAULT_FOLDER).adapters
 
 
 async def test_a_router_follows_where_adapters_are(registry, replicas, tmp_path):

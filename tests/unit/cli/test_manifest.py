@@ -76,14 +76,17 @@ def test_a_strategy_may_be_short_or_left_out():
         ("{}", "canary", "is missing; add it"),
         ("{canary: {}}", "canary.replicas", "is missing; add it"),
         ("{canary: 2}", "canary", "must be a mapping"),
-        ("{canary: {replicas: 0}}", "canary.replicas", "a whole number from 1, or a share"),
-        ("{canary: {replicas: '0%'}}", "canary.replicas", "a whole number from 1, or a share"),
-        ("{canary: {replicas: true}}", "canary.replicas", "a whole number from 1, or a share"),
+        ("{canary: {replicas: 0}}", "canary.replicas", "from 1 to 10000, or a share"),
+        ("{canary: {replicas: '0%'}}", "canary.replicas", "from 1 to 10000, or a share"),
+        ("{canary: {replicas: true}}", "canary.replicas", "from 1 to 10000, or a share"),
         ("{canary: {replica: 1}}", "canary.replica", "did you mean replicas?"),
         ("{canary: {replicas: 1}, promote: soon}", "promote", "'auto' or 'manual'"),
         ("{canary: {replicas: 1}, maxFailure: 1}", "maxFailure", "did you mean maxFailures?"),
+        ("{canary: {replicas: 99999999999}}", "canary.replicas", "from 1 to 10000"),
         ("{canary: {replicas: 1}, maxFailures: -1}", "maxFailures", "a whole number from 0"),
-        ("{canary: {replicas: 1}, soak: 1m}", "soak", "a whole number from 0"),
+        ("{canary: {replicas: 1}, maxFailures: 99999999999}", "maxFailures", "to 10000"),
+        ("{canary: {replicas: 1}, soak: 1m}", "soak", "a whole number of seconds from 0"),
+        ("{canary: {replicas: 1}, soak: 99999999999}", "soak", "which is a week"),
         ("{bluegreen: true}", "bluegreen", "known here: canary, promote, maxFailures, soak"),
     ],
 )
@@ -147,6 +150,16 @@ def test_documents_are_counted_and_empty_ones_are_skipped():
         (GOOD.replace("file:///adapters", "file://adapters"), "spec.source.uri", "write file:///absolute/path"),
         (GOOD.replace("file:///adapters", "./adapters"), "spec.source.uri", "write file:///absolute/path"),
         (GOOD.replace("file:///adapters", "/adapters"), "spec.source.uri", "write file:///absolute/path"),
+        (GOOD.replace("name: sql", "name: 2026-13-45"), "a.yaml: document 1, line 3, column 18", "put text in quotes"),
+        (GOOD.replace("name: sql", "name: 0x_"), "a.yaml: document 1, line 3", "put text in quotes"),
+        (GOOD.replace("}}\n", f"}}, priority: {'1' * 5000}}}\n"), "a.yaml: document 1, line 4", "put text in quotes"),
+        (GOOD.replace("kind: Adapter", "kind: !!timestamp x"), "a.yaml: document 1, line 2", "put text in quotes"),
+        (GOOD.replace("kind: Adapter", "kind: !!int ''"), "a.yaml: document 1, line 2", "put text in quotes"),
+        (GOOD.replace("}}\n", "}, priority: 99999999999}\n"), "spec.priority", "from -1000 to 1000"),
+        (GOOD.replace("}}\n", "}, priority: -99999999999}\n"), "spec.priority", "from -1000 to 1000"),
+        (GOOD.replace("}}\n", "}, placement: {replicas: 99999999999}}\n"), "placement.replicas", "from 1 to 10000"),
+        (GOOD.replace("'}}", "', signature: abc}}"), "spec.source.signature", "what loraplane sign prints"),
+        (GOOD.replace("}}\n", f"}}, load: {'x' * 5000}}}\n"), "spec.load", "must be 'eager' or 'lazy', found 'xxx"),
         (
             GOOD + "---\n" + GOOD.replace("sql", "SQL"),
             "document 2 (line 6): metadata.name",
@@ -160,6 +173,7 @@ def test_complaints_name_place_and_remedy(text, where, what):
     assert where in (error.field or "")
     assert what in error.message
     assert "\n" not in str(error)
+    assert len(str(error)) < 500
 
 
 def test_several_mistakes_are_told_at_once_and_counted():

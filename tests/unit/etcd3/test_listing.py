@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from registry.etcd3 import rpc_pb2 as rpc
-from registry.etcd3.errors import Compacted, FutureRevision, Unavailable
+from registry.etcd3.errors import Compacted, FutureRevision, ResponseTooLarge, Unavailable
 from registry.etcd3.listing import list_range
 from registry.etcd3.ops import Range
 
@@ -49,6 +49,14 @@ async def test_a_revision_lost_on_the_way_means_to_start_over(trouble):
     assert [kv.key for kv in listing.kvs] == store.keys
     assert listing.revision == 53
     assert len(store.asked) == 2 + 4
+
+
+async def test_a_page_that_is_too_large_is_read_in_smaller_ones():
+    """R14 nack: a few values that somebody wrote by hand do not keep all others from being read."""
+    store = Store(5, [ResponseTooLarge("", maybe_applied=False)] * 2)
+    listing = await list_range(store.read, b"", b"\xff", 1000)
+    assert [kv.key for kv in listing.kvs] == store.keys
+    assert [op.limit for op in store.asked[:3]] == [1000, 62, 3]
 
 
 async def test_a_compaction_that_overtakes_the_last_page_means_to_start_over():

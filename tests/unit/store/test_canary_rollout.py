@@ -11,7 +11,7 @@ from registry.model.placement import Member, members_digest, weights_digest
 from registry.model.records import AdapterRecord, Canary, CanaryRollout, Placement, Strategy
 from registry.model.status import EngineStatus, Failed, Found, Lazy, Pending, Presence, ReplicaStatus, Served
 from registry.store.judgement import ReplicaState, said
-from registry.store.pool_facts import Facts, Rooms, facts_of, member_of
+from registry.store.pool_facts import Facts, Rooms, Stranger, facts_of, known, member_of
 from registry.store.rollout import Failure, Question, Stage, derive_rollout, needs_rooms
 from tests.support.records import KEYS, POOL, kv, put, record
 
@@ -49,12 +49,12 @@ def status(members: str = DIGEST, **fields) -> ReplicaStatus:
     )
 
 
-def derive(of: AdapterRecord, others=None, rooms: Rooms | None = None, **statuses: ReplicaStatus | None):
+def derive(of: AdapterRecord, others=None, rooms: Rooms | None = None, strangers=(), **statuses: ReplicaStatus | None):
     """The rollout where the named replicas say what is given, and all others serve."""
     told = {name: statuses.get(name, others or status()) for name in REPLICAS}
     facts = Facts(
         kv(NAME, 50, of.to_bytes()),
-        {one.replica: one for one in MEMBERS},
+        {one.replica: one for one in (*MEMBERS, *(Stranger(name, {}) for name in strangers))},
         {name: said(KeyValue(b"", one.to_bytes(), 1, 1, 1)) for name, one in told.items() if one is not None},
         rooms,
     )
@@ -115,6 +115,22 @@ def test_a_status_counts_once_the_replica_has_seen_who_lives():
     assert {(one.state, one.reason) for one in rollout.replicas} == {(ReplicaState.PENDING, "membership_not_seen")}
     promoted = canaried().model_copy(update={"rollout": None})
     assert derive(promoted, others=status(members="")).done
+
+
+def test_a_presence_that_cannot_be_read_holds_up_nothing_that_depends_on_who_lives():
+    """R14 nack: sidecars leave it out, so who waits for them to have seen it waits for ever."""
+    rollout = derive(canaried(), strangers=["ghost"])
+    assert (rollout.stage, {one.replica for one in rollout.replicas}) == (Stage.SERVED, {*REPLICAS})
+    numbered = record(NAME, 2, placement=Placement(replicas=2))
+    rooms = Rooms()
+    rooms.listed([kv(NAME, 50, numbered.to_bytes())])
+    assert derive(numbered, rooms=rooms, strangers=["ghost"]).done
+
+
+def test_what_all_serve_may_be_missing_on_one_that_nobody_knows():
+    """R9: it lives, and perhaps its sidecar is only of a later release."""
+    rollout = derive(record(NAME, 2), strangers=["ghost"])
+    assert (rollout.done, rollout.waiting) == (False, "1 of 5 replicas do not serve it yet")
 
 
 def test_nobody_lives():
@@ -214,7 +230,8 @@ def test_presences_and_statuses_that_cannot_be_read():
         pool=POOL, replica="r0", incarnation="i", owner="o", started_at="t", labels={"a": "b"}, capacity=3
     )
     assert member_of(KeyValue(b"/x/r0", presence.to_bytes(), 1, 1, 1)) == Member("r0", {"a": "b"}, 3)
-    assert member_of(KeyValue(b"/x/r1", b"?", 1, 1, 1)) == Member("r1", {})
+    stranger = member_of(KeyValue(b"/x/r1", b"?", 1, 1, 1))
+    assert (stranger.replica, stranger.labels, known([stranger, *MEMBERS])) == ("r1", {}, (*MEMBERS,))
     facts = facts_of([[], [], [KeyValue(b"/x/r1", b"?", 1, 1, 1)]])
     assert facts.statuses["r1"].message
     assert said(None) is None

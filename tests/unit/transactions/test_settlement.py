@@ -6,7 +6,7 @@ import pytest
 
 from registry.errors import FailedPrecondition, InvalidArgument, Reason
 from registry.model.records import AdapterRecord, Removed, TenantRecord
-from registry.transactions.changes import Remove, SetTenant, SettleRemoval
+from registry.transactions.changes import Remove, RollbackAdapter, SetTenant, SettleRemoval
 from registry.transactions.make import make_settle_removal
 from tests.support.changes import KEYS, POOL, Desk, applying, upsert
 from tests.support.history_check import check_history
@@ -147,3 +147,14 @@ def test_a_receipt_is_read_as_it_was_written(desk):
     record = record_of(desk)
     made = make_settle_removal(POOL, NAME, record.to_bytes(), {"revision": 3, "at": "now", "by": "alice"})
     assert made == SettleRemoval(record, Removed(revision=3, at="now", by="alice"))
+
+
+def test_a_late_settlement_does_not_lead_a_rollback_astray(desk):
+    """W6: the generation before is the one with the next lower number, whatever was written to history last."""
+    change = break_glass(desk)
+    desk.change(applying(upsert(NAME, "v3")))
+    desk.change(applying(upsert(NAME, "v4")))
+    desk.change(change)
+    desk.change(RollbackAdapter(POOL, NAME))
+    assert record_of(desk).spec.source.uri == "file:///a/v3"
+    check_history(KEYS, desk.etcd.history)
