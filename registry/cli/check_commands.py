@@ -64,6 +64,17 @@ def digest_of_source(source: str, desk: Desk, credential: str | None, timeout_se
     return desk.digest(source, credential, timeout_seconds or FETCH_SECONDS)
 
 
+def folder_at(source: str, desk: Desk, credential: str | None, timeout: float | None) -> AbstractContextManager[Path]:
+    """A folder of this machine with the adapter of a path or URI, for as long as it is looked at.
+
+    Raises:
+        CliError: it cannot be had.
+    """
+    if folder_of(source) is not None:
+        return nullcontext(readable_folder(source))
+    return desk.fetched(source, credential, timeout or FETCH_SECONDS)
+
+
 def digest(
     context: typer.Context,
     source: Source,
@@ -103,17 +114,11 @@ def check(
     session = session_of(context)
     base, limits = compared_with(session, pool, base_model, max_rank)
     policy = policy_of({"remap": remap.value, "vision": vision.value, "dora": dora.value})
-    with _folder(source, Desk(credentials, hf_endpoint), credential, timeout) as folder:
+    with folder_at(source, Desk(credentials, hf_endpoint), credential, timeout) as folder:
         looked = look(folder, base, limits, policy)
     _tell(session.printer(), source, looked, is_compared=base is not None)
     if looked.findings:
         raise unfit(source, looked.findings)
-
-
-def _folder(source: str, desk: Desk, credential: str | None, timeout: float | None) -> AbstractContextManager[Path]:
-    if folder_of(source) is not None:
-        return nullcontext(readable_folder(source))
-    return desk.fetched(source, credential, timeout or FETCH_SECONDS)
 
 
 def compared_with(

@@ -222,9 +222,7 @@ WRONG_SECRETS = {
 @pytest.mark.parametrize(
     ("scheme", "secret"), [(scheme, secret) for scheme, secrets in WRONG_SECRETS.items() for secret in secrets]
 )
-async def test_a_secret_of_the_wrong_form_is_never_sent(
-    site, open_store, tmp_path, scheme, secret
-):
+async def test_a_secret_of_the_wrong_form_is_never_sent(site, open_store, tmp_path, scheme, secret):
     """X1, R8: it is not shown; and the client, which would break off the whole process over some, never gets it."""
     (tmp_path / "secret").write_text(secret)
     mine = Cloud("any", scheme, str, bool).entry(site, BUCKET, tmp_path / "secret")
