@@ -19,7 +19,7 @@ DEFAULT_MAX_ERROR = 0.05
 # PEFT takes these out of the base's weights again when it loads the adapter; the same way each time.
 _REPEATABLE_INITS = {"pissa", "olora"}
 # These only if the adapter was kept as it was before its training.
-_KEPT_INITS = re.compile(r"pissa|olora|corda|pissa_niter_[0-9]{1,4}")
+_KEPT_INITS = re.compile(r"pissa|olora|corda|lora_ga|pissa_niter_[0-9]{1,4}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,18 @@ def test_the_first_adapter_may_be_given_instead_of_computed(trained, tmp_path):
     assert (refused.code, "no pair of rank" in refused.err) == (4, True)
 
 
+def test_what_changed_its_base_when_it_began_is_served_as_it_was_trained(trained, tmp_path):
+    """R4: of LoRA-GA only the first adapter tells the change; as it is, PEFT answers otherwise than it trained."""
+    refused = trained.publish("llama", "lora_ga", tmp_path / "ga")
+    assert (refused.code, "unsupported_init" in refused.err) == (4, True)
+    source, initial = trained.adapter("llama", "lora_ga"), str(trained.adapter("llama", "lora_ga_first"))
+    assert trained.publish("llama", "lora_ga", tmp_path / "ga", "--initial", initial).code == 0
+    wanted = trained.answers("lora_ga")[""]
+    answers = trained.answers("llama", as_it_is=source, made=tmp_path / "ga")
+    assert distance(wanted, answers["made"]) <= TOLERANCE
+    assert distance(wanted, answers["as_it_is"]) > TOLERANCE
+
+
 def test_what_cannot_be_converted_is_refused_by_name(trained, tmp_path):
     refused = trained.publish("llama", "pissa_dora", tmp_path / "out")
     assert (refused.code, "use_dora" in refused.err) == (4, True)

@@ -64,6 +64,8 @@ def test_dora_is_computed_and_no_finding(tmp_path):
         ("pissa_niter_4", False, False),
         ("pissa_niter_4", True, True),
         ("corda", True, True),
+        ("lora_ga", False, False),
+        ("lora_ga", True, True),
         ("loftq", True, False),
         ("gaussian", False, False),
         (True, False, False),
