@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from registry.lora.findings import printable
+
 Item = TypeVar("Item")
 
 # A file or a pipe has no width: nothing is cut or wrapped there.
@@ -99,19 +101,19 @@ class Printer:
         for title in titles:
             table.add_column(title, overflow="fold")
         for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
+            table.add_row(*(Text(_printable_lines(cell)) for cell in row))
         self.lines(self._rendered(table))
 
     def fields(self, fields: Mapping[str, str]) -> None:
         """Prints names and values below each other."""
         width = max(map(len, fields), default=0) + 1
-        self.lines(f"{name + ':':<{width}} {value}" for name, value in fields.items())
+        self.lines(f"{name + ':':<{width}} {_printable_lines(value)}" for name, value in fields.items())
 
     def row(self, view: View[Item], item: Item) -> None:
         """Prints one item of an endless stream: a row, a name, or a value."""
         match self.form:
             case Format.TABLE:
-                self.lines(["  ".join(cell(item) for cell in view.columns.values())])
+                self.lines([printable("  ".join(cell(item) for cell in view.columns.values()))])
             case Format.NAME:
                 self.lines([view.name(item)])
             case _:
@@ -137,3 +139,8 @@ class Printer:
     def _write(self, text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+def _printable_lines(text: str) -> str:
+    """What others wrote, such as an adapter's tensors or an engine's names, has no power over the terminal."""
+    return "\n".join(map(printable, text.split("\n")))
