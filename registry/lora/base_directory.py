@@ -65,8 +65,9 @@ def weights_files(directory: Path) -> list[Path]:
         ValueError, OSError: its index cannot be read.
     """
     if (directory / _INDEX).exists():
-        names = set(_json(directory / _INDEX).get("weight_map", {}).values())
-        if len(names) > _MAX_FILES or any(Path(str(name)).name != name for name in names):
+        files = _json(directory / _INDEX).get("weight_map")
+        names = {str(name) for name in files.values()} if isinstance(files, dict) else set()
+        if not names or len(names) > _MAX_FILES or any(Path(name).name != name for name in names):
             raise ValueError(f"{_INDEX} names other than files beside it")
         return [directory / name for name in sorted(names)]
     return sorted(directory.glob("*.safetensors"))[:_MAX_FILES]
