@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +27,7 @@ from registry.cli.local_adapters import (
 from registry.cli.output import Printer
 from registry.cli.session import READ_SECONDS, Session, session_of
 from registry.lora.base import BaseModules
+from registry.lora.findings import AdapterWarning
 from registry.lora.policy import Limits, policy_of
 
 Source = Annotated[str, typer.Argument(metavar="DIR|URI", help="The adapter's folder, or the URI of its source.")]
@@ -139,12 +141,18 @@ def compared_with(
     return base_of_pool(record), Limits(max_rank or limits.max_rank, limits.target_modules)
 
 
-def _tell(printer: Printer, source: str, looked: Looked, *, is_compared: bool) -> None:
-    findings = [finding.as_dict() for finding in looked.findings]
-    warnings = [{"reason": warning.reason, "message": warning.message} for warning in looked.warnings]
+def plain_warnings(warnings: Sequence[AdapterWarning], *, is_compared: bool) -> list[dict[str, str]]:
+    """Warnings as they are printed, with one where no base was at hand to compare with."""
+    found = [{"reason": warning.reason, "message": warning.message} for warning in warnings]
     if not is_compared:
         message = "names and shapes were not compared: the pool has no base; see pool update --from"
-        warnings.append({"reason": "base_unknown", "message": message})
+        found.append({"reason": "base_unknown", "message": message})
+    return found
+
+
+def _tell(printer: Printer, source: str, looked: Looked, *, is_compared: bool) -> None:
+    findings = [finding.as_dict() for finding in looked.findings]
+    warnings = plain_warnings(looked.warnings, is_compared=is_compared)
     if printer.is_plain:
         printer.plain({"source": source, "findings": findings, "warnings": warnings})
         return

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from registry.cli import options
-from registry.cli.check_commands import Remap, Vision, compared_with, folder_at
+from registry.cli.check_commands import Remap, Vision, compared_with, folder_at, plain_warnings
 from registry.cli.desk import Desk, known_credentials, unreadable
 from registry.cli.failure import CliError, Exit, Failure, refused, usage
 from registry.cli.local_adapters import unfit
@@ -92,7 +92,7 @@ def publish(
         with folder_at(source, Desk(credentials, hf_endpoint), source_credential, timeout) as folder:
             modules, limits = compared_with(session, pool, base_model, max_rank)
             published = publish_folder(folder, there, Compared(modules, base_model, limits), wish, initial, held)
-    _tell(session.printer(), there.uri, published)
+    _tell(session.printer(), there.uri, published, is_compared=modules is not None)
 
 
 def _held(there: Destination, credentials: Path | None, credential: str | None) -> Held | None:
@@ -120,8 +120,8 @@ def _failures(source: str, target: str) -> Iterator[None]:
         raise usage(f"cannot read or write {error.filename or source}: {error.strerror}") from error
 
 
-def _tell(printer: Printer, uri: str, published: Published) -> None:
-    warnings = [{"reason": one.reason, "message": one.message} for one in published.warnings]
+def _tell(printer: Printer, uri: str, published: Published, *, is_compared: bool) -> None:
+    warnings = plain_warnings(published.warnings, is_compared=is_compared)
     if printer.is_plain:
         modules = [one.as_dict() for one in published.outcomes]
         printer.plain({"uri": uri, "modules": modules, "warnings": warnings, "digest": published.digest})

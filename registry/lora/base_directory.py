@@ -41,6 +41,20 @@ def read_base(directory: Path, names: tuple[str, ...] = ()) -> BaseModules:
     return BaseModules(modules, names)
 
 
+def names_of(directory: Path) -> frozenset[str]:
+    """What the base model in `directory` may be called, in lower case: as it is there, and where it came from.
+
+    Raises:
+        OSError, ValueError, UnfitAdapter: its config.json cannot be read.
+    """
+    place = directory.resolve()
+    # A hub's cache has models--ORGANISATION--NAME/snapshots/COMMIT.
+    cached = [part.rpartition("--")[2] for part in place.parts if part.startswith("models--")]
+    config = _json(place / "config.json") if (place / "config.json").exists() else {}
+    origin = str(config.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
+    return frozenset(name.lower() for name in (place.name, origin, *cached) if name)
+
+
 def _from_weights(directory: Path) -> dict[str, Shape]:
     """The modules by the headers of the weights; empty where these are missing or packed."""
     modules: dict[str, Shape] = {}

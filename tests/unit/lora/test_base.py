@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from registry.lora.architectures import UnknownArchitecture, derive
 from registry.lora.base import MAX_MODULES, BaseModules, check_patterns, compress, expand
-from registry.lora.base_directory import BaseUnreadable, read_base
+from registry.lora.base_directory import BaseUnreadable, names_of, read_base
 from tests.corpus.drafts import LLAMA, Values, safetensors
 
 CONFIG = {
@@ -118,3 +118,10 @@ def test_a_directory_that_tells_nothing_is_said_to(tmp_path, files):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(BaseUnreadable, match="does not tell"):
         read_base(tmp_path)
+
+
+def test_a_base_is_called_as_its_place_or_its_origin(tmp_path):
+    cached = LLAMA.write_base(tmp_path / "models--org--Tiny-1B" / "snapshots" / "abc")
+    assert names_of(cached) == {"abc", "tiny-1b"}
+    (cached / "config.json").write_text('{"_name_or_path": "org/Older-1B/"}')
+    assert names_of(cached) == {"abc", "tiny-1b", "older-1b"}
