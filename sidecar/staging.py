@@ -15,6 +15,7 @@ from sidecar.plan import Stage
 
 _log = structlog.get_logger()
 MAX_CONCURRENT = 4
+_BROKEN = "the sidecar failed over it, which is a fault of the sidecar's: its log has the traceback; please report it"
 
 
 class Staging:
@@ -51,6 +52,9 @@ class Staging:
         except ArtifactError as error:
             self._on_failure(stage, error)
             _log.warning("artifact_failed", name=stage.name, reason=error.reason, request_id=stage.request_id)
+        except Exception:  # noqa: BLE001 - the supervisor of one staging: what somebody's files made us do ends no other
+            self._on_failure(stage, ArtifactError("internal_error", _BROKEN, permanent=False))
+            _log.exception("staging_broke", name=stage.name, request_id=stage.request_id)
         finally:
             STAGE_SECONDS.observe(perf_counter() - started)
             self.in_progress.discard(stage.ref)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +27,7 @@ from registry.cli.local_adapters import (
 from registry.cli.output import Printer
 from registry.cli.session import READ_SECONDS, Session, session_of
 from registry.lora.base import BaseModules
+from registry.lora.findings import AdapterWarning
 from registry.lora.policy import Limits, policy_of
 
 Source = Annotated[str, typer.Argument(metavar="DIR|URI", help="The adapter's folder, or the URI of its source.")]
@@ -62,6 +64,17 @@ def digest_of_source(source: str, desk: Desk, credential: str | None, timeout_se
     if folder_of(source) is not None:
         return digest_here(readable_folder(source))
     return desk.digest(source, credential, timeout_seconds or FETCH_SECONDS)
+
+
+def folder_at(source: str, desk: Desk, credential: str | None, timeout: float | None) -> AbstractContextManager[Path]:
+    """A folder of this machine with the adapter of a path or URI, for as long as it is looked at.
+
+    Raises:
+        CliError: it cannot be had.
+    """
+    if folder_of(source) is not None:
+        return nullcontext(readable_folder(source))
+    return desk.fetched(source, credential, timeout or FETCH_SECONDS)
 
 
 def digest(
@@ -103,17 +116,11 @@ def check(
     session = session_of(context)
     base, limits = compared_with(session, pool, base_model, max_rank)
     policy = policy_of({"remap": remap.value, "vision": vision.value, "dora": dora.value})
-    with _folder(source, Desk(credentials, hf_endpoint), credential, timeout) as folder:
+    with folder_at(source, Desk(credentials, hf_endpoint), credential, timeout) as folder:
         looked = look(folder, base, limits, policy)
     _tell(session.printer(), source, looked, is_compared=base is not None)
     if looked.findings:
         raise unfit(source, looked.findings)
-
-
-def _folder(source: str, desk: Desk, credential: str | None, timeout: float | None) -> AbstractContextManager[Path]:
-    if folder_of(source) is not None:
-        return nullcontext(readable_folder(source))
-    return desk.fetched(source, credential, timeout or FETCH_SECONDS)
 
 
 def compared_with(
@@ -134,12 +141,18 @@ def compared_with(
     return base_of_pool(record), Limits(max_rank or limits.max_rank, limits.target_modules)
 
 
-def _tell(printer: Printer, source: str, looked: Looked, *, is_compared: bool) -> None:
-    findings = [finding.as_dict() for finding in looked.findings]
-    warnings = [{"reason": warning.reason, "message": warning.message} for warning in looked.warnings]
+def plain_warnings(warnings: Sequence[AdapterWarning], *, is_compared: bool) -> list[dict[str, str]]:
+    """Warnings as they are printed, with one where no base was at hand to compare with."""
+    found = [{"reason": warning.reason, "message": warning.message} for warning in warnings]
     if not is_compared:
         message = "names and shapes were not compared: the pool has no base; see pool update --from"
-        warnings.append({"reason": "base_unknown", "message": message})
+        found.append({"reason": "base_unknown", "message": message})
+    return found
+
+
+def _tell(printer: Printer, source: str, looked: Looked, *, is_compared: bool) -> None:
+    findings = [finding.as_dict() for finding in looked.findings]
+    warnings = plain_warnings(looked.warnings, is_compared=is_compared)
     if printer.is_plain:
         printer.plain({"source": source, "findings": findings, "warnings": warnings})
         return

@@ -21,6 +21,7 @@ from registry.errors import (
     Unauthenticated,
     Unavailable,
 )
+from registry.lora.findings import printable
 
 
 class Exit(IntEnum):
@@ -66,7 +67,7 @@ class Failure:
         """The failure in one line, for people."""
         where = f"{self.field}: " if self.field else ""
         request = f" (request id {self.request_id})" if self.request_id else ""
-        return " ".join(f"error: {self.reason}: {where}{self.message}{request}".split())
+        return printable(" ".join(f"error: {self.reason}: {where}{self.message}{request}".split()))
 
     def as_dict(self) -> dict[str, object]:
         """The failure for programs."""

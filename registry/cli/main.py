@@ -30,7 +30,7 @@ from registry.cli import (
 )
 from registry.cli.failure import CliError, Exit, Failure
 from registry.cli.hoist import hoist
-from registry.cli.output import Format, visible
+from registry.cli.output import Format
 from registry.cli.session import Session
 from registry.client.connection import Tls
 from registry.dev.stack_file import DEFAULT_FOLDER, admin_of_running_stack
@@ -133,7 +133,7 @@ def _report(failure: Failure, first: Sequence[str]) -> int:
     """Tells a failure in the form that the command line asks for, even if it could not be parsed."""
     asked = " ".join(first).replace("=", " ").split()
     as_json = "json" in asked or "-ojson" in asked or os.environ.get("LORAPLANE_OUTPUT") == Format.JSON
-    line = json.dumps({"error": failure.as_dict()}, ensure_ascii=False) if as_json else visible(failure.line())
+    line = json.dumps({"error": failure.as_dict()}, ensure_ascii=False) if as_json else failure.line()
     sys.stderr.write(line + "\n")
     return failure.exit
 

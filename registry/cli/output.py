@@ -14,17 +14,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from registry.lora.findings import printable
+
 Item = TypeVar("Item")
 
 # A file or a pipe has no width: nothing is cut or wrapped there.
 _UNBOUNDED_WIDTH = 100_000
-
-
-def visible(text: str) -> str:
-    """Text with what a terminal would obey, or not show, spelled out: names may be written by anybody."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 class Format(StrEnum):
@@ -106,14 +101,15 @@ class Printer:
         for title in titles:
             table.add_column(title, overflow="fold")
         for row in rows:
-            table.add_row(*(Text(visible(cell)) for cell in row))
+            table.add_row(*(Text(_printable_lines(cell)) for cell in row))
         for line in self._rendered(table):
             self._write(line + "\n")
 
     def fields(self, fields: Mapping[str, str]) -> None:
         """Prints names and values below each other."""
         width = max(map(len, fields), default=0) + 1
-        self.lines(f"{name + ':':<{width}} {value}" for name, value in fields.items())
+        for name, value in fields.items():
+            self._write(f"{name + ':':<{width}} {_printable_lines(value)}\n")
 
     def row(self, view: View[Item], item: Item) -> None:
         """Prints one item of an endless stream: a row, a name, or a value."""
@@ -133,9 +129,9 @@ class Printer:
             self.lines([f"{name}  {change}"])
 
     def lines(self, lines: Iterable[str]) -> None:
-        """Prints lines."""
+        """Prints lines. What anybody wrote, such as a name or a tensor's, has no power over the terminal."""
         for line in lines:
-            self._write(visible(line) + "\n")
+            self._write(printable(line) + "\n")
 
     def _rendered(self, table: Table) -> list[str]:
         with self.console.capture() as captured:
@@ -145,3 +141,7 @@ class Printer:
     def _write(self, text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+def _printable_lines(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))

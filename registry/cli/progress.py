@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from registry.cli.client import Client
-from registry.cli.output import Printer, visible
+from registry.cli.output import Printer
 from registry.cli.rollout import Followed, Target, describe, follow_all
+from registry.lora.findings import printable
 from registry.v1 import registry_pb2 as pb
 
 _SHOWN = 20
@@ -41,7 +42,7 @@ class _Board:
         with self._lock:
             lines = list(self._lines.values())
         for line in lines[-_SHOWN:]:
-            table.add_row(Text(visible(line)))
+            table.add_row(Text(printable(line)))
         if len(lines) > _SHOWN:
             table.add_row(Text(f"and {len(lines) - _SHOWN} more"))
         return table

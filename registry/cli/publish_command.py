@@ -11,16 +11,16 @@ from typing import Annotated
 import typer
 
 from registry.cli import options
-from registry.cli.check_commands import Remap, Vision, compared_with
-from registry.cli.desk import known_credentials, unreadable
+from registry.cli.check_commands import Remap, Vision, compared_with, folder_at, plain_warnings
+from registry.cli.desk import Desk, known_credentials, unreadable
 from registry.cli.failure import CliError, Exit, Failure, refused, usage
-from registry.cli.local_adapters import readable_folder, unfit
+from registry.cli.local_adapters import unfit
 from registry.cli.output import Printer
 from registry.cli.session import session_of
 from registry.errors import Reason
 from registry.lora.findings import UnfitAdapter
 from registry.lora.policy import policy_of
-from registry.publish.destination import Destination, DestinationTaken, destination
+from registry.publish.destination import Destination, DestinationTaken, Unfinished, destination
 from registry.publish.outcome import CannotPublish
 from registry.publish.publishing import Compared, Published
 from registry.publish.publishing import publish as publish_folder
@@ -37,7 +37,10 @@ class Dtype(StrEnum):
     BF16 = "bfloat16"
 
 
-AdapterFolder = Annotated[str, typer.Argument(metavar="DIR", help="The adapter's folder, as it was trained.")]
+Trained = Annotated[str, typer.Argument(metavar="DIR|URI", help="The adapter as it was trained: a folder or a source.")]
+SourceCredential = Annotated[
+    str | None, options.flag("--source-credential", metavar="NAME", help="The one to read a source with.")
+]
 Target = Annotated[
     str, typer.Argument(metavar="DEST", help="Where it goes: a folder, or a file://, s3://, gs:// or az:// URI.")
 ]
@@ -54,11 +57,14 @@ MaxError = Annotated[float, options.flag("--max-error", metavar="E", min=0, help
 Initial = Annotated[
     Path | None, options.flag("--initial", metavar="DIR", help="The adapter as it was before its training.")
 ]
+Timeout = Annotated[
+    float | None, options.flag("--timeout", metavar="S", min=0.1, help="Seconds for reading a source (default: 600).")
+]
 
 
 def publish(
     context: typer.Context,
-    source: AdapterFolder,
+    source: Trained,
     target: Target,
     *,
     pool: options.Pool = None,
@@ -72,19 +78,21 @@ def publish(
     vision: Annotated[Vision, options.flag("--vision", help="As prepare.vision of a manifest.")] = Vision.REJECT,
     credentials: options.Credentials = None,
     credential: options.Credential = None,
+    source_credential: SourceCredential = None,
+    hf_endpoint: options.HfEndpoint = None,
+    timeout: Timeout = None,
 ) -> None:
     """Convert an adapter to plain LoRA where it is not, check it, upload it, and print the digest to pin."""
     session = session_of(context)
-    folder = readable_folder(source)
     policy = policy_of({"remap": remap.value, "vision": vision.value})
     wish = Wish(rank, dtype and dtype.name, max_error, policy, has_initial=initial is not None)  # type: ignore[arg-type]
-    modules, limits = compared_with(session, pool, base_model, max_rank)
-    with _failures(folder, target):
+    with _failures(source, target):
         there = destination(target)
         held = _held(there, credentials, credential)
-        compared = Compared(modules, base_model, limits)
-        published = publish_folder(folder, there, compared, wish, initial, held)
-    _tell(session.printer(), there.uri, published)
+        with folder_at(source, Desk(credentials, hf_endpoint), source_credential, timeout) as folder:
+            modules, limits = compared_with(session, pool, base_model, max_rank)
+            published = publish_folder(folder, there, Compared(modules, base_model, limits), wish, initial, held)
+    _tell(session.printer(), there.uri, published, is_compared=modules is not None)
 
 
 def _held(there: Destination, credentials: Path | None, credential: str | None) -> Held | None:
@@ -94,24 +102,26 @@ def _held(there: Destination, credentials: Path | None, credential: str | None) 
 
 
 @contextmanager
-def _failures(folder: Path, target: str) -> Iterator[None]:
+def _failures(source: str, target: str) -> Iterator[None]:
     try:
         yield
     except UnfitAdapter as error:
-        raise unfit(str(folder), error.findings) from error
+        raise unfit(source, error.findings) from error
     except CannotPublish as error:
         raise refused(Reason.CANNOT_PUBLISH, str(error)) from error
     except DestinationTaken as error:
         message = f"{error} is there with other content; what is published is never replaced: choose another place"
         raise CliError(Failure(Exit.CONFLICT, Reason.DESTINATION_TAKEN, message)) from error
+    except Unfinished as error:
+        raise CliError(Failure(Exit.UNAVAILABLE, Reason.UPLOAD_UNFINISHED, str(error))) from error
     except ArtifactError as error:
         raise unreadable(target, error) from error
     except OSError as error:
-        raise usage(f"cannot read or write {error.filename or folder}: {error.strerror}") from error
+        raise usage(f"cannot read or write {error.filename or source}: {error.strerror}") from error
 
 
-def _tell(printer: Printer, uri: str, published: Published) -> None:
-    warnings = [{"reason": one.reason, "message": one.message} for one in published.warnings]
+def _tell(printer: Printer, uri: str, published: Published, *, is_compared: bool) -> None:
+    warnings = plain_warnings(published.warnings, is_compared=is_compared)
     if printer.is_plain:
         modules = [one.as_dict() for one in published.outcomes]
         printer.plain({"uri": uri, "modules": modules, "warnings": warnings, "digest": published.digest})

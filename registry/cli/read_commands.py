@@ -11,10 +11,10 @@ from registry.cli import options
 from registry.cli.describe import describe_adapter, describe_pool, describe_replica
 from registry.cli.failure import usage
 from registry.cli.get import Kind, Query, find, kind_of, view_of
-from registry.cli.output import visible
 from registry.cli.session import READ_SECONDS, pool_or_only, session_of
 from registry.cli.views import GENERATIONS
 from registry.cli.watching import watch as watch_changes
+from registry.lora.findings import printable
 
 
 def get(
@@ -41,7 +41,7 @@ def get(
 
 def _note(text: str) -> None:
     """Standard output stays what programs read."""
-    sys.stderr.write(f"note: {visible(text)}\n")
+    sys.stderr.write(f"note: {printable(text)}\n")
 
 
 def describe(

@@ -6,6 +6,12 @@ import os
 import sys
 
 import structlog
+import structlog.tracebacks
+
+# With the places alone: what the variables of a broken function hold may be somebody's token.
+_TRACEBACKS = structlog.processors.ExceptionRenderer(
+    structlog.tracebacks.ExceptionDictTransformer(show_locals=False, use_rich=False)
+)
 
 
 def configure_logging() -> None:
@@ -18,7 +24,7 @@ def configure_logging() -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.dict_tracebacks,
+            _TRACEBACKS,
             renderer,
         ],
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),

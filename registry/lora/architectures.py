@@ -9,6 +9,8 @@ from registry.lora.base import Shape
 # Families whose checkpoints name their modules as Llama's does.
 _LIKE_LLAMA = frozenset("llama mistral qwen2 qwen3 gemma gemma2 gemma3_text granite smollm3 olmo2".split())
 _FUSED = frozenset({"phi3"})
+# Their heads are their embeddings unless config.json says otherwise, and transformers 4 leaves out what is usual.
+_TIED = frozenset({"gemma", "gemma2", "gemma3_text", "smollm3"})
 _MAX_LAYERS = 10_000
 
 
@@ -23,7 +25,7 @@ def derive(config: Mapping[str, object]) -> dict[str, Shape]:
         UnknownArchitecture: it is of a family that is not known here, or a size is missing.
     """
     family = config.get("model_type")
-    if family not in _LIKE_LLAMA | _FUSED:
+    if not isinstance(family, str) or family not in _LIKE_LLAMA | _FUSED:
         raise UnknownArchitecture(
             f"modules of a {family!r} model are read from its safetensors files, which are not there"
         )
@@ -31,8 +33,13 @@ def derive(config: Mapping[str, object]) -> dict[str, Shape]:
     layers = min(_number(config, "num_hidden_layers"), _MAX_LAYERS)
     modules = {f"model.layers.{i}.{name}": shape for i in range(layers) for name, shape in layer.items()}
     vocabulary = (_number(config, "vocab_size"), _number(config, "hidden_size"))
-    heads = {} if config.get("tie_word_embeddings") else {"lm_head": vocabulary}
+    heads = {} if _is_tied(config, family) else {"lm_head": vocabulary}
     return {"model.embed_tokens": vocabulary, **modules, **heads}
+
+
+def _is_tied(config: Mapping[str, object], family: str) -> bool:
+    said = config.get("tie_word_embeddings")
+    return family in _TIED if said is None else bool(said)
 
 
 def _llama_layer(config: Mapping[str, object]) -> dict[str, Shape]:

@@ -41,6 +41,20 @@ def read_base(directory: Path, names: tuple[str, ...] = ()) -> BaseModules:
     return BaseModules(modules, names)
 
 
+def names_of(directory: Path) -> frozenset[str]:
+    """What the base model in `directory` may be called, in lower case: as it is there, and where it came from.
+
+    Raises:
+        OSError, ValueError, UnfitAdapter: its config.json cannot be read.
+    """
+    place = directory.resolve()
+    # A hub's cache has models--ORGANISATION--NAME/snapshots/COMMIT.
+    cached = [part.rpartition("--")[2] for part in place.parts if part.startswith("models--")]
+    config = _json(place / "config.json") if (place / "config.json").exists() else {}
+    origin = str(config.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
+    return frozenset(name.lower() for name in (place.name, origin, *cached) if name)
+
+
 def _from_weights(directory: Path) -> dict[str, Shape]:
     """The modules by the headers of the weights; empty where these are missing or packed."""
     modules: dict[str, Shape] = {}
@@ -65,8 +79,9 @@ def weights_files(directory: Path) -> list[Path]:
         ValueError, OSError: its index cannot be read.
     """
     if (directory / _INDEX).exists():
-        names = set(_json(directory / _INDEX).get("weight_map", {}).values())
-        if len(names) > _MAX_FILES or any(Path(str(name)).name != name for name in names):
+        files = _json(directory / _INDEX).get("weight_map")
+        names = {str(name) for name in files.values()} if isinstance(files, dict) else set()
+        if not names or len(names) > _MAX_FILES or any(Path(name).name != name for name in names):
             raise ValueError(f"{_INDEX} names other than files beside it")
         return [directory / name for name in sorted(names)]
     return sorted(directory.glob("*.safetensors"))[:_MAX_FILES]

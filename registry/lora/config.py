@@ -26,8 +26,9 @@ UNAPPLIED = (
     "velora_config",
 )
 _MODULES_TO_SAVE = {"classifier", "score"}
-# These only say how the weights began; the others change the base's weights whenever PEFT loads the adapter.
-_PLAIN_INITS = {"gaussian", "eva", "orthogonal", "mica", "lora_ga"}
+# These only say how the weights began. The others changed the base's weights, at each load or, as LoRA-GA, once when
+# the training began: PEFT and engines load what that left as if it were plain, and answer otherwise than the training.
+_PLAIN_INITS = {"gaussian", "eva", "orthogonal", "mica"}
 
 Alpha = Annotated[float, Field(allow_inf_nan=False, ge=-1e9, le=1e9)]
 Rank = Annotated[int, Field(ge=1, le=1 << 20)]

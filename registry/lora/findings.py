@@ -62,11 +62,11 @@ class Finding:
 
     def sentence(self) -> str:
         """All of it in one line."""
-        return f"{self.key}: found {self.found}, expected {self.expected}; {self.remedy}"
+        return f"{printable(self.key)}: found {self.found}, expected {self.expected}; {self.remedy}"
 
     def as_dict(self) -> dict[str, object]:
         """The finding for programs."""
-        return asdict(self)
+        return {**asdict(self), "key": printable(self.key)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +95,8 @@ def shown(value: object) -> str:
     """A value from somebody's file, cut to a length that can be printed."""
     text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def printable(text: str) -> str:
+    """Somebody's text without what would move a terminal's cursor, or end a line: such characters as escapes."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from registry.lora.findings import Finding, UnfitAdapter
 
 LFS_POINTER = b"version https://git-lfs"
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 SAVE_AGAIN = "save it again with PEFT's save_pretrained (safetensors)"
 
 
@@ -21,11 +23,18 @@ def json_object(file: str, content: bytes) -> dict[str, Any]:
         raise lfs_pointer(file)
     try:
         value = json.loads(content.decode(), object_pairs_hook=_without_duplicates)
+        _check_encodable(content, value)
     except (ValueError, RecursionError) as error:
         raise not_an_adapter(file, f"what is not readable as JSON ({str(error)[:200]})", "JSON") from error
     if not isinstance(value, dict):
         raise not_an_adapter(file, f"a JSON {type(value).__name__}", "a JSON object")
     return value
+
+
+def _check_encodable(content: bytes, value: object) -> None:
+    """Raises ValueError if a string has half of a surrogate pair: it could be read, and never be written anywhere."""
+    if _SURROGATE.search(content):
+        json.dumps(value, ensure_ascii=False).encode()
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

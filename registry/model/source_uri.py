@@ -17,7 +17,8 @@ ARCHIVES = (".tar", ".tar.gz", ".tgz")
 DEFAULT_PORTS = {"https": 443, "http": 80}
 _OBJECTS = ("s3", "gs", "az")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_HOST = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?|\[[0-9a-f:.]+\]")
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*|\[[0-9a-f:.]+\]")
 _BUCKET = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,253}[a-z0-9])?")
 _REPOSITORY_PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 # What needs no escape anywhere, so that a key means the same to every client.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import ObjectStore
 
 from registry.lora.directory import check_files, digest_of
@@ -32,6 +32,10 @@ _OBJECTS = ("s3", "gs", "az")
 
 class DestinationTaken(Exception):
     """Something else is there already; the message names it."""
+
+
+class Unfinished(Exception):
+    """A store was not reached or broke off. What has arrived stays, and is no adapter before all of it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +74,23 @@ def put(folder: Path, there: Destination, held: Held | None) -> bool:
         DestinationTaken: something else is there.
         ArtifactError: ``credential_unavailable``.
         CannotPublish: the store refused it.
+        Unfinished: the store did not take all of it, or did not say so.
         OSError: the files cannot be read or written.
     """
     if isinstance(there.place, Path):
         return _put_folder(folder, there.place)
     try:
         return _put_objects(folder, there.place, held)
-    except BaseError as error:
-        raise CannotPublish(_refused(there, type(error).__name__.removesuffix("Error"))) from None
+    except (PermissionDeniedError, UnauthenticatedError):
+        remedy = "check the secret, and what it may do" if held is not None else "name a --credential"
+        raise CannotPublish(f"{_shown(there)} may not be written, or not read again; {remedy}") from None
+    except BaseError:  # whose text repeats addresses and signatures
+        remedy = "repeat it, and it goes on; if it stays so, look at the endpoint in the file of --credentials"
+        raise Unfinished(f"{_shown(there)} was not reached, or broke off; {remedy}") from None
 
 
-def _refused(there: Destination, kind: str) -> str:
-    return f"{without_secrets(there.uri)} cannot be written to ({kind}); check the bucket and its --credential"
+def _shown(there: Destination) -> str:
+    return without_secrets(there.uri)
 
 
 def _put_folder(folder: Path, target: Path) -> bool:

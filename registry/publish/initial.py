@@ -53,11 +53,12 @@ def kept(directory: Path) -> First:
         entry = entry_of(place.tensor)
         places[entry.module, entry.part] = place
 
-    def first(module: str, _: torch.Tensor, rank: int, scale: float) -> Pair:
+    def first(module: str, weight: torch.Tensor, rank: int, scale: float) -> Pair:
+        outputs, inputs = weight.shape
         with suppress(KeyError):
             up, down = (places[module, part].read().double() for part in (Part.B, Part.A))
-            if down.shape[0] == rank:
+            if (up.shape, down.shape) == ((outputs, rank), (rank, inputs)):
                 return Pair(scale * up, down)
-        raise KeyError(f"{directory} has no pair of rank {rank} for {module}")
+        raise KeyError(f"{directory} has no pair of rank {rank} for {module}, of {outputs} x {inputs} weights")
 
     return first

@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from registry.lora.base import BaseModules
+from registry.lora.base_directory import names_of
 from registry.lora.directory import Opened, check_files, digest_of, examine_directory, open_directory
 from registry.lora.findings import AdapterWarning, UnfitAdapter
 from registry.lora.finite import not_finite
@@ -17,7 +18,7 @@ from registry.lora.manifest import FILES, WEIGHTS_FILE
 from registry.lora.policy import Limits
 from registry.publish.destination import Destination, put
 from registry.publish.outcome import CannotPublish, ModuleOutcome
-from registry.publish.wish import Task, Wish, impossible, task_of
+from registry.publish.wish import Task, Wish, base_doubts, impossible, task_of
 from registry.sources.credentials import Held
 
 
@@ -69,8 +70,16 @@ def publish(
         else:
             outcomes = _copied(source, out)
         examined = examine_directory(out, compared.modules, compared.limits, wish.policy)
+        warnings = [*examined.verdict.warnings, *_base_doubts(task, opened, compared.directory)]
         is_new = put(out, there, held)
-        return Published(digest_of(out), outcomes, examined.verdict.warnings, not is_new)
+        return Published(digest_of(out), outcomes, warnings, not is_new)
+
+
+def _base_doubts(task: Task, opened: Opened, base: Path | None) -> list[AdapterWarning]:
+    if base is None or not task.needs_base:
+        return []
+    with _readable_base(base):
+        return base_doubts(task, opened, names_of(base))
 
 
 def _opened(source: Path) -> Opened:
@@ -101,11 +110,17 @@ def _converted(
         first = initials.kept(initial) if initial is not None else initials.computed(task.init.lower())
     numbers = None
     if task.needs_base and base is not None:
-        try:
+        with _readable_base(base):
             numbers = convert.Base(stored.places_of_base(base), first)
-        except (UnfitAdapter, ValueError) as error:
-            raise CannotPublish(f"{base} cannot be read as a base model: {error}; name one in safetensors") from error
     return convert.convert(source, out, opened, task, wish, numbers)
+
+
+@contextmanager
+def _readable_base(base: Path) -> Iterator[None]:
+    try:
+        yield
+    except (UnfitAdapter, ValueError) as error:
+        raise CannotPublish(f"{base} cannot be read as a base model: {error}; name one in safetensors") from error
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,8 +11,9 @@ from registry.lora.base import BaseModules
 from registry.lora.check import Verdict, examine
 from registry.lora.config import AdapterConfig
 from registry.lora.directory import Opened
-from registry.lora.findings import Finding
+from registry.lora.findings import AdapterWarning, Finding, shown
 from registry.lora.keys import Part, entry_of
+from registry.lora.modules import DTYPES
 from registry.lora.policy import Limits, Policy
 
 Dtype = Literal["F32", "F16", "BF16"]
@@ -19,7 +21,7 @@ DEFAULT_MAX_ERROR = 0.05
 # PEFT takes these out of the base's weights again when it loads the adapter; the same way each time.
 _REPEATABLE_INITS = {"pissa", "olora"}
 # These only if the adapter was kept as it was before its training.
-_KEPT_INITS = re.compile(r"pissa|olora|corda|pissa_niter_[0-9]{1,4}")
+_KEPT_INITS = re.compile(r"pissa|olora|corda|lora_ga|pissa_niter_[0-9]{1,4}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,21 @@ def _mendable_init(config: AdapterConfig, *, has_initial: bool) -> str | None:
     return init if known else None
 
 
+def base_doubts(task: Task, opened: Opened, names: Collection[str]) -> list[AdapterWarning]:
+    """What to say where an adapter is converted with the weights of a base that is not called as its own.
+
+    Only names tell two bases of the same shapes apart, and with the weights of another it is another adapter.
+    """
+    named = opened.config.base_model_name_or_path
+    if not task.needs_base or named is None or named.rstrip("/").rpartition("/")[2].lower() in names:
+        return []
+    message = (
+        f"the adapter's own configuration says base model {shown(named)}, the weights that it is converted with are of "
+        f"{' or '.join(sorted(names))}: only with those that it was trained on it answers as the training did"
+    )
+    return [AdapterWarning("base_name_differs", message)]
+
+
 def impossible(task: Task, opened: Opened) -> list[Finding]:
     """What speaks against computing it, beside what speaks against the adapter."""
     findings = []
@@ -106,7 +123,28 @@ def impossible(task: Task, opened: Opened) -> list[Finding]:
     embeddings = [one.name for one in opened.header.tensors if entry_of(one).part is Part.EMBEDDING_A]
     if task.needs_base and embeddings:
         findings.append(_not_converted(embeddings[0], "an embedding", "linear modules", "train it without embeddings"))
+    elif task.is_dora:
+        findings += _magnitudes(task, opened)
     return findings
+
+
+def _magnitudes(task: Task, opened: Opened) -> list[Finding]:
+    """Without one for each output of each module, or with some that the configuration denies, it was not trained so."""
+    dropped = set(task.verdict.changes.dropped)
+    entries = [entry_of(tensor) for tensor in opened.header.tensors]
+    magnitudes = [one for one in entries if one.part is Part.MAGNITUDE]
+    found = {one.module: one.tensor for one in magnitudes}
+    remedy = "save the adapter again as it was trained, both files"
+    if not opened.config.use_dora:
+        return [_not_converted("use_dora", f"not set, and {len(found)} magnitudes", "both or none", remedy)]
+    if len(found) < len(magnitudes):
+        return [_not_converted("lora_magnitude_vector", "two of one module", "one", remedy)]
+    for up in (one for one in entries if one.part is Part.B and one.tensor.name not in dropped):
+        tensor, outputs = found.get(up.module), up.tensor.shape[:1]
+        if tensor is None or tensor.shape != outputs or tensor.dtype not in DTYPES:
+            said = f"a magnitude of {tensor.dtype} {list(tensor.shape)}" if tensor else "no magnitude"
+            return [_not_converted(up.module, said, f"one of each of {outputs[0]} outputs", remedy)]
+    return []
 
 
 def _not_converted(key: str, found: str, expected: str, remedy: str) -> Finding:

@@ -100,6 +100,8 @@ def _exchanged(entry: ExchangedSecret) -> bytes:
                 return _token(answer)
     except httpx.HTTPError:
         raise SecretError("the token endpoint cannot be reached") from None
+    except OSError as error:  # httpx has its own of what happens on the way
+        raise SecretError(f"the authorities that SSL_CERT_FILE names cannot be read: {error.strerror}") from None
 
 
 def _token(answer: httpx.Response) -> bytes:

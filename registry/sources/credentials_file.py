@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from registry.model.base import first_error
 from registry.model.source_uri import SourcePrefix, parse_prefix
 from registry.sources.errors import StoreError
+from registry.sources.urls import parse_url
 
 MAX_FILE_BYTES = 1 << 20
 
@@ -21,6 +22,14 @@ def _prefix(value: object) -> object:
 def _token_url(value: str) -> str:
     if not value.startswith(("https://", "http://127.0.0.1:", "http://localhost:")):
         raise ValueError("a secret is sent there: write an https:// URL, or one of this host")
+    parse_url(value)
+    return value
+
+
+def _endpoint(value: object) -> object:
+    """What obstore itself would take for an address breaks off the whole process when it is none."""
+    if isinstance(value, str):
+        parse_url(value)
     return value
 
 
@@ -29,7 +38,7 @@ class StoreOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    endpoint: Annotated[str, Field(pattern=r"^https?://[^\s@?#]+$")] | None = None
+    endpoint: Annotated[str, BeforeValidator(_endpoint), Field(pattern=r"^https?://[^\s@?#]+$")] | None = None
     region: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")] | None = None
     account: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")] | None = None
 

@@ -17,6 +17,7 @@ SourceReason = Literal[
     "credential_unavailable",
     "digest_mismatch",
     "disk_full",
+    "internal_error",
     "invalid_source",
     "not_a_regular_file",
     "redirect_not_allowed",

@@ -112,3 +112,9 @@ def denied(found: str) -> ArtifactError:
 def _untrusted(place: str, error: ssl.SSLError) -> ArtifactError:
     message = f"{place} has a TLS certificate that is not trusted ({error.reason}); SSL_CERT_FILE names the authorities"
     return ArtifactError("source_untrusted", message, permanent=False)
+
+
+def no_authorities(error: OSError) -> ArtifactError:
+    """No certificate can be judged here, whatever the source."""
+    message = f"the authorities that SSL_CERT_FILE or SSL_CERT_DIR names cannot be read: {error.strerror}"
+    return ArtifactError("source_untrusted", message, permanent=False)

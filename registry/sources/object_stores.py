@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 
 from registry.model.source_uri import SourceUri
 from registry.sources.credentials import Held
 from registry.sources.credentials_file import StoreOptions
 from registry.sources.errors import ArtifactError
-from registry.sources.secrets import SecretError
+from registry.sources.secrets import SecretError, as_header
+from registry.sources.urls import parse_url
 
 if TYPE_CHECKING:
     from obstore.store import AzureConfig, ClientConfig, GCSConfig, RetryConfig, S3Config, S3Credential
@@ -43,6 +45,8 @@ def open_store(uri: SourceUri, held: Held | None, timeout: str = RANGE_TIMEOUT) 
         return _open(uri, options, secret.text, secret.fields(), _client(options, timeout))
     except SecretError as error:
         raise held.unavailable(str(error)) from None
+    except BaseError:  # whose text may repeat the secret
+        raise held.unavailable(f"it is not of a form that {uri.scheme}:// takes") from None
 
 
 def _open(uri: SourceUri, options: StoreOptions, text: str, fields: _Fields, client: ClientConfig) -> ObjectStore:
@@ -72,9 +76,9 @@ def _s3(bucket: str, options: StoreOptions, fields: _Fields, client: ClientConfi
     if fields is None:
         return S3Store(bucket, config=config, client_options=client, retry_config=_RETRY)
     credential: S3Credential = {
-        "access_key_id": _needed(fields, "accesskeyid", "access_key_id"),
+        "access_key_id": _in_header(fields, "accesskeyid", "access_key_id"),
         "secret_access_key": _needed(fields, "secretaccesskey", "secret_access_key"),
-        "token": fields.get("sessiontoken"),
+        "token": _in_header(fields, "sessiontoken", "session_token") if fields.get("sessiontoken") else None,
         "expires_at": None,
     }
     return S3Store(
@@ -91,10 +95,20 @@ def _gcs(bucket: str, options: StoreOptions, text: str, fields: _Fields, client:
     if options.endpoint is not None:
         config["base_url"] = options.endpoint
     if fields is not None and fields.get("type") == "service_account":
+        _check_base_url(fields.get("gcsbaseurl", ""))
         config["service_account_key"] = text
     elif fields is not None:
-        config["bearer_token"] = _needed(fields, "token", "token, nor a service account's key")
+        config["bearer_token"] = _in_header(fields, "token", "token", "token, nor a service account's key")
     return GCSStore(bucket, config=config, client_options=client, retry_config=_RETRY)
+
+
+def _check_base_url(url: str) -> None:
+    """A service account's key may say where its store is; what is no URL would break off the whole process."""
+    try:
+        if url:
+            parse_url(url)
+    except ValueError as error:
+        raise SecretError(f"its gcs_base_url cannot be used: {error}") from None
 
 
 def _azure(container: str, options: StoreOptions, fields: _Fields, client: ClientConfig) -> AzureStore:
@@ -109,7 +123,7 @@ def _azure(container: str, options: StoreOptions, fields: _Fields, client: Clien
     elif fields is not None and "sastoken" in fields:
         config["sas_key"] = fields["sastoken"]
     elif fields is not None:
-        config["token"] = _needed(fields, "token", "account_key, sas_token or token")
+        config["token"] = _in_header(fields, "token", "token", "account_key, sas_token or token")
     return AzureStore(container, config=config, client_options=client, retry_config=_RETRY)
 
 
@@ -117,3 +131,7 @@ def _needed(fields: dict[str, str], name: str, shown: str) -> str:
     if name not in fields:
         raise SecretError(f"it has no {shown}")
     return fields[name]
+
+
+def _in_header(fields: dict[str, str], name: str, shown: str, missing: str | None = None) -> str:
+    return as_header(_needed(fields, name, missing or shown), shown)

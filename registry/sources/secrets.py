@@ -48,6 +48,15 @@ class Secret:
         token = fields.get("token") or fields.get("accesstoken")
         if token is None:
             raise SecretError("it has neither a token nor a username and password")
-        if not _HEADER_VALUE.fullmatch(token):
-            raise SecretError("its token is empty, or has characters that cannot stand in a header")
-        return "Bearer " + token
+        return "Bearer " + as_header(token, "token")
+
+
+def as_header(value: str, shown: str) -> str:
+    """A part of a secret that is sent in a header; HTTP clients break in their own ways over what cannot stand there.
+
+    Raises:
+        SecretError: it cannot; the message says `shown`, and not the value.
+    """
+    if not _HEADER_VALUE.fullmatch(value):
+        raise SecretError(f"its {shown} is empty, or has characters that cannot stand in a header")
+    return value

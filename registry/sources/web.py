@@ -15,7 +15,7 @@ from registry.model.source_uri import SourcePrefix, SourceUri
 from registry.sources.archive import receive_archive
 from registry.sources.credentials import Held
 from registry.sources.download import Download, receive_file
-from registry.sources.failures import retries_from_start
+from registry.sources.failures import no_authorities, retries_from_start
 from registry.sources.getter import Getter
 from registry.sources.limits import Limits
 from registry.sources.network import Connections
@@ -34,8 +34,15 @@ class Web:
 
     @cached_property
     def tls(self) -> ssl.SSLContext:
-        """The authorities that are trusted; read when they are first needed, for it takes a while."""
-        return httpx.create_ssl_context()
+        """The authorities that are trusted; read when they are first needed, for it takes a while.
+
+        Raises:
+            ArtifactError: ``source_untrusted``: they cannot be read.
+        """
+        try:
+            return httpx.create_ssl_context()
+        except OSError as error:
+            raise no_authorities(error) from None
 
 
 @dataclass(frozen=True, slots=True)

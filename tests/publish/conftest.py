@@ -21,7 +21,7 @@ Answers = dict[str, dict[str, list[dict[str, float]]]]
 
 @dataclass(frozen=True)
 class Trained:
-    """Two models by name, and adapters of each."""
+    """Models by name, and adapters of the first two; the third is the first as its training by LoRA-GA left it."""
 
     models: dict[str, Path]
     adapters: Path
@@ -71,7 +71,8 @@ def trained(tmp_path_factory) -> Iterator[Trained]:
     llama, out = make_tiny(tmp_path_factory.mktemp("llama")).model, tmp_path_factory.mktemp("trained")
     _ran(_script("train.py", "--llama", str(llama), "--out", str(out)))
     with loraplane_with_torch() as cli:
-        yield Trained({"llama": llama, "qwen": out / "qwen"}, out / "adapters", cli)
+        models = {"llama": llama, "qwen": out / "qwen", "lora_ga": out / "lora_ga"}
+        yield Trained(models, out / "adapters", cli)
 
 
 def distance(one: dict[str, list[dict[str, float]]], other: dict[str, list[dict[str, float]]]) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from registry.lora.directory import digest_of, open_directory
@@ -19,6 +21,7 @@ def test_an_exact_conversion_answers_as_the_training_did(trained, tmp_path, mode
     for name, more in exact.items():
         found = trained.publish(model, name, tmp_path / name, *more).json
         assert all(one["error"] < 1e-5 for one in found["modules"]), found["modules"]
+        assert found["warnings"] == []
         assert found["digest"] == digest_of(tmp_path / name)
     made = {f"new_{name}": tmp_path / name for name in exact}
     answers = trained.answers(model, **{name: trained.adapter(model, name) for name in exact}, **made)
@@ -70,6 +73,18 @@ def test_the_first_adapter_may_be_given_instead_of_computed(trained, tmp_path):
     assert (refused.code, "no pair of rank" in refused.err) == (4, True)
 
 
+def test_what_changed_its_base_when_it_began_is_served_as_it_was_trained(trained, tmp_path):
+    """R4: of LoRA-GA only the first adapter tells the change; as it is, PEFT answers otherwise than it trained."""
+    refused = trained.publish("llama", "lora_ga", tmp_path / "ga")
+    assert (refused.code, "unsupported_init" in refused.err) == (4, True)
+    source, initial = trained.adapter("llama", "lora_ga"), str(trained.adapter("llama", "lora_ga_first"))
+    assert trained.publish("llama", "lora_ga", tmp_path / "ga", "--initial", initial).code == 0
+    wanted = trained.answers("lora_ga")[""]
+    answers = trained.answers("llama", as_it_is=source, made=tmp_path / "ga")
+    assert distance(wanted, answers["made"]) <= TOLERANCE
+    assert distance(wanted, answers["as_it_is"]) > TOLERANCE
+
+
 def test_what_cannot_be_converted_is_refused_by_name(trained, tmp_path):
     refused = trained.publish("llama", "pissa_dora", tmp_path / "out")
     assert (refused.code, "use_dora" in refused.err) == (4, True)
@@ -77,6 +92,14 @@ def test_what_cannot_be_converted_is_refused_by_name(trained, tmp_path):
     without = trained.cli.run("publish", source, str(tmp_path / "out"), "--base-model", str(tmp_path))
     assert without.code == 4
     assert not (tmp_path / "out").exists()
+
+
+def test_weights_of_a_base_of_another_name_are_told(trained, tmp_path):
+    """R4: nothing else tells them from those that the adapter was trained on."""
+    other = shutil.copytree(trained.models["llama"], tmp_path / "another")
+    source = str(trained.adapter("llama", "olora"))
+    found = trained.cli.run("-o", "json", "publish", source, str(tmp_path / "out"), "--base-model", str(other)).json
+    assert [one["reason"] for one in found["warnings"]] == ["base_name_differs"]
 
 
 def test_a_cast_has_the_bytes_of_the_engines_own(trained, tmp_path):

@@ -2,7 +2,8 @@
 
     python -P train.py --llama DIR --out DIR
 
-Below OUT come ``qwen/`` and, for each model, ``<model>/<adapter>/``. Imports nothing of ours.
+Below OUT come ``qwen/`` and, for each model, ``adapters/<model>/<adapter>/``; and ``lora_ga/``, the Llama model as its
+training by LoRA-GA left it, adapter included. Imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import shutil
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraGAConfig, preprocess_loraga
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 TARGETS = ["q_proj", "v_proj", "down_proj"]
 KINDS = {
@@ -42,16 +44,22 @@ def write_qwen(folder: Path, llama: Path) -> None:
             if name.endswith("bias"):
                 parameter.normal_(0, 0.1)
     model.save_pretrained(str(folder))
+    copy_tokenizer(llama, folder)
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(llama / name, folder / name)
+        shutil.copy(source / name, folder / name)
 
 
-def train(model: Path, out: Path, name: str, fields: dict[str, object]) -> None:
+def train(model: Path, out: Path, name: str, fields: dict[str, object]) -> PeftModel:
     """What a training leaves: the first weights a little moved, magnitudes too."""
     torch.manual_seed(sum(name.encode()))
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    config = {"r": 4, "lora_alpha": 8, "target_modules": TARGETS, "task_type": "CAUSAL_LM"} | fields
-    adapted = get_peft_model(base, LoraConfig(**config))
+    config = LoraConfig(**{"r": 4, "lora_alpha": 8, "target_modules": TARGETS, "task_type": "CAUSAL_LM"} | fields)
+    if config.lora_ga_config is not None:
+        preprocess_loraga(base, config, lambda: gradients(base))
+    adapted = get_peft_model(base, config)
     adapted.save_pretrained(str(out / f"{name}_first"))
     with torch.no_grad():
         for key, parameter in adapted.named_parameters():
@@ -60,6 +68,13 @@ def train(model: Path, out: Path, name: str, fields: dict[str, object]) -> None:
             elif "lora_" in key:
                 parameter.add_(0.05 * torch.randn_like(parameter))
     adapted.save_pretrained(str(out / name))
+    return adapted
+
+
+def gradients(base: PreTrainedModel) -> None:
+    """LoRA-GA begins with what one step of a training would do."""
+    tokens = torch.arange(64).reshape(2, 32)
+    base(input_ids=tokens, labels=tokens).loss.backward()
 
 
 def main() -> None:
@@ -73,6 +88,10 @@ def main() -> None:
         folder = arguments.out / "adapters" / ("llama" if model == arguments.llama else "qwen")
         for name, fields in KINDS.items():
             train(model, folder, name, fields)
+    ga = {"init_lora_weights": "lora_ga", "lora_ga_config": LoraGAConfig()}
+    adapted = train(arguments.llama, arguments.out / "adapters" / "llama", "lora_ga", ga)
+    adapted.merge_and_unload().save_pretrained(str(arguments.out / "lora_ga"))
+    copy_tokenizer(arguments.llama, arguments.out / "lora_ga")
 
 
 if __name__ == "__main__":

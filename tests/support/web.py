@@ -24,6 +24,9 @@ class Exchange(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.do_GET()
 
+    def do_PUT(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
         self.site.seen.append((self.path, dict(self.headers.items())))
         try:
@@ -33,6 +36,12 @@ class Exchange(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class has it
         """Says nothing."""
+
+    def body(self) -> bytes | None:
+        """What was sent with the request; None if it broke off."""
+        size_bytes = int(self.headers.get("Content-Length", 0))
+        content = self.rfile.read(size_bytes)
+        return content if len(content) == size_bytes else None
 
     def start(self, status: int, **headers: object) -> None:
         """Status and headers; underscores stand for dashes."""

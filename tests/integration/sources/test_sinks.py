@@ -21,6 +21,7 @@ CANARY = "CANARY"
 REFUSED = {
     "bad": "source_denied",
     "odd": "credential_unavailable",
+    "cloud": "credential_unavailable",
     "unknown": "unknown_credential",
     "elsewhere": "address_not_allowed",
 }
@@ -44,17 +45,25 @@ def arguments(pid: int) -> str:
 
 @pytest.fixture
 async def sidecar(etcd, tmp_path: Path, web: Site, certificate) -> AsyncIterator[Sidecar]:
-    """A sidecar that knows a good credential, one that is refused, and one that cannot be had."""
+    """A sidecar that knows a good credential, one that is refused, and two that cannot be sent."""
     engine = SimulatedEngine(tmp_path)
     await engine.start()
     credentials = {
         name: {"kind": "env", "variable": f"{name.upper()}_TOKEN", "prefixes": [f"{web.url}/team"]}
         for name in ("good", "bad", "odd")
     }
+    credentials["cloud"] = {"kind": "env", "variable": "CLOUD_KEY", "prefixes": ["s3://team"]}
     (tmp_path / "credentials.json").write_text(json.dumps(credentials))
-    flags = ["--allow-source", f"{web.url}/team", "--credentials", str(tmp_path / "credentials.json")]
+    flags = ["--allow-source", f"{web.url}/team", "--allow-source", "s3://team"]
+    flags += ["--credentials", str(tmp_path / "credentials.json")]
     sidecar = Sidecar(tmp_path, etcd.endpoints, etcd.prefix, engine.url, extra=flags)
-    tokens = {"GOOD_TOKEN": f"good{CANARY}", "BAD_TOKEN": f"bad{CANARY}", "ODD_TOKEN": f"odd{CANARY}\u00fc"}
+    key = {"access_key_id": f"id{CANARY}\n", "secret_access_key": f"key{CANARY}"}
+    tokens = {
+        "CLOUD_KEY": json.dumps(key),
+        "GOOD_TOKEN": f"good{CANARY}",
+        "BAD_TOKEN": f"bad{CANARY}",
+        "ODD_TOKEN": f"odd{CANARY}\u00fc",
+    }
     sidecar.program.environment = tokens | {"SSL_CERT_FILE": str(certificate.ca)}
     yield sidecar
     sidecar.program.kill()
@@ -62,7 +71,7 @@ async def sidecar(etcd, tmp_path: Path, web: Site, certificate) -> AsyncIterator
 
 
 async def test_no_secret_is_written_anywhere(etcd, etcd_client, tmp_path, web, sidecar):
-    """X1: etcd, status, metrics, logs, arguments and every file of the store, over successes and failures."""
+    """X1, R8: etcd, status, metrics, logs, arguments and every file of the store, over successes and failures."""
 
     def answer(exchange: Any) -> None:
         if exchange.headers.get("Authorization") == f"Bearer good{CANARY}":
@@ -83,6 +92,7 @@ async def test_no_secret_is_written_anywhere(etcd, etcd_client, tmp_path, web, s
                 record("good", f"{web.url}/team/a/", "good"),
                 record("bad", f"{web.url}/team/a/", "bad"),
                 record("odd", f"{web.url}/team/a/", "odd"),
+                record("cloud", "s3://team/a/", "cloud"),
                 record("unknown", f"{web.url}/team/a/", "nobody"),
                 record("elsewhere", f"{web.url}/team/r/", "good"),
             )

@@ -130,6 +130,8 @@ def redirecting(location: str):
         (redirecting("file:///etc/passwd"), "redirect_not_allowed", True),
         (redirecting("https://user:pass@example.com/"), "redirect_not_allowed", True),
         (redirecting("//[::1"), "redirect_not_allowed", True),
+        (redirecting("https://a..b/"), "redirect_not_allowed", True),
+        (redirecting(f"https://{'a' * 64}.example/"), "redirect_not_allowed", True),
         (redirecting("https://169.254.169.254/latest/meta-data/"), "address_not_allowed", True),
         (redirecting("https://[::ffff:169.254.169.254]/"), "address_not_allowed", True),
         (redirecting("https://10.0.0.1/"), "address_not_allowed", True),
@@ -152,6 +154,18 @@ async def test_what_passes_by_itself_is_asked_again_and_the_rest_is_not(web, ope
         web.answers[CONFIG_PATH] = lambda exchange, status=status: exchange.send(status)
         await refusal(store, f"{web.url}/team/a/")
         assert web.paths == [CONFIG_PATH] * times
+
+
+@pytest.mark.parametrize("content", [None, b"no certificate"])
+async def test_authorities_that_cannot_be_read_are_no_fault_of_the_store(
+    web, open_store, monkeypatch, tmp_path, content
+):
+    """R9: the disk is not what failed."""
+    if content is not None:
+        (tmp_path / "authorities").write_bytes(content)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authorities"))
+    error = await refusal(open_store(f"{web.url}/team"), f"{web.url}/team/a/")
+    assert (error.reason, error.permanent, "SSL_CERT_FILE" in error.message) == ("source_untrusted", False, True)
 
 
 async def test_a_certificate_that_nobody_vouches_for_is_refused(web, open_store, monkeypatch):

@@ -43,6 +43,8 @@ def is_clean(root: Path) -> bool:
         (b"{}", adapter_weights(), "wrong_peft_type", True),
         (adapter_config(rank=0), adapter_weights(), "invalid_config", True),
         (b" " * (1 << 20) + b"{}", adapter_weights(), "too_large", True),
+        (adapter_config().replace(b"tiny", rb"\ud800"), adapter_weights(), "not_an_adapter", True),
+        (adapter_config().replace(b"{", rb'{"\uDFFF": 1,'), adapter_weights(), "not_an_adapter", True),
     ],
 )
 @pytest.mark.parametrize("make_ref", [pinned, unpinned])

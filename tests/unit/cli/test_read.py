@@ -104,6 +104,17 @@ def test_describe_replica_shows_what_it_does_not_serve_and_why(cli, admin):
     assert "law   1           not_found  no files  2" in out
 
 
+def test_what_a_status_repeats_has_no_power_over_the_terminal(cli, admin):
+    """Adapters' files and engines say what they like; tables, rows and errors show it harmlessly."""
+    hostile = STATUS | {"failed": [{"name": "law", "generation": 1, "reason": "x", "message": "\x1b]0;mine\x07\rok"}]}
+    admin.answers["GetReplica"] = [pb.Replica(name="r1", pool="dev", status_json=json.dumps(hostile))]
+    out = cli("describe", "replica", "r1").out
+    assert r"\x1b]0;mine\x07\rok" in out
+    assert "\x1b" not in out
+    admin.answers["GetReplica"] = [Refusal(grpc.StatusCode.NOT_FOUND, "REPLICA_NOT_FOUND", "no \x1b[31mr1")]
+    assert r"no \x1b[31mr1" in cli("describe", "replica", "r1").err
+
+
 def test_describe_replica_says_what_is_loaded_lazily_and_when_it_was_used(cli, admin):
     used = {"name": "sql", "generation": 2, "last_used": "2026-01-01T12:34:00.000Z"}
     lazy = {"count": 20000, "servable": True, "reason": "", "resident": [used, {**used, "name": "law"}, "odd"]}

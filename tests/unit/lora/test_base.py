@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from registry.lora.architectures import UnknownArchitecture, derive
 from registry.lora.base import MAX_MODULES, BaseModules, check_patterns, compress, expand
-from registry.lora.base_directory import BaseUnreadable, read_base
+from registry.lora.base_directory import BaseUnreadable, names_of, read_base
 from tests.corpus.drafts import LLAMA, Values, safetensors
 
 CONFIG = {
@@ -61,6 +61,13 @@ def test_a_tied_model_has_no_head_of_its_own():
     assert "lm_head" not in derive(CONFIG | {"tie_word_embeddings": True})
 
 
+@pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3_text", "smollm3"])
+def test_a_family_whose_head_is_its_embedding_need_not_say_so(family):
+    """R5: an engine of a tied model leaves out what an adapter has for the head."""
+    assert "lm_head" not in derive(CONFIG | {"model_type": family, "head_dim": 8})
+    assert "lm_head" in derive(CONFIG | {"model_type": family, "tie_word_embeddings": False})
+
+
 def test_a_family_with_fused_modules():
     modules = derive(CONFIG | {"model_type": "phi3", "head_dim": 8})
     assert modules["model.layers.1.self_attn.qkv_proj"] == (64, 32)
@@ -68,7 +75,7 @@ def test_a_family_with_fused_modules():
 
 
 @pytest.mark.parametrize(
-    "config", [{}, {"model_type": "mamba"}, {"model_type": "llama"}, CONFIG | {"vocab_size": "64"}]
+    "config", [{}, {"model_type": "mamba"}, {"model_type": []}, {"model_type": "llama"}, CONFIG | {"vocab_size": "64"}]
 )
 def test_what_cannot_be_derived_is_said(config):
     with pytest.raises(UnknownArchitecture):
@@ -102,6 +109,8 @@ def test_packed_weights_are_not_believed(tmp_path):
         {"model.safetensors.index.json": b'{"weight_map": {"a": "../../etc/passwd"}}'},
         {"config.json": b" " * (64 << 20) + b"{}"},
         {"model.safetensors.index.json": b'{"weight_map": {"a": "gone.safetensors"}}'},
+        {"model.safetensors.index.json": b'{"weight_map": ["a.safetensors"]}'},
+        {"model.safetensors.index.json": b'{"weight_map": {"a": ["a.safetensors"]}}'},
     ],
 )
 def test_a_directory_that_tells_nothing_is_said_to(tmp_path, files):
@@ -109,3 +118,10 @@ def test_a_directory_that_tells_nothing_is_said_to(tmp_path, files):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(BaseUnreadable, match="does not tell"):
         read_base(tmp_path)
+
+
+def test_a_base_is_called_as_its_place_or_its_origin(tmp_path):
+    cached = LLAMA.write_base(tmp_path / "models--org--Tiny-1B" / "snapshots" / "abc")
+    assert names_of(cached) == {"abc", "tiny-1b"}
+    (cached / "config.json").write_text('{"_name_or_path": "org/Older-1B/"}')
+    assert names_of(cached) == {"abc", "tiny-1b", "older-1b"}

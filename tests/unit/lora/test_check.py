@@ -195,3 +195,12 @@ def test_a_finding_says_everything_in_one_line():
     found = findings(LLAMA.draft(), limits=Limits(max_rank=1))["rank_too_high"]
     assert found.sentence().startswith("r: found rank 4, expected at most 1; start the engines with --max-lora-rank 4")
     assert set(found.as_dict()) == {"reason", "key", "found", "expected", "remedy", "permanent"}
+
+
+def test_what_a_stranger_wrote_has_no_power_over_a_terminal():
+    """A file says how its tensors are called; a status, a log and a table repeat it."""
+    draft = LLAMA.draft()
+    draft.tensors["\x1b]0;mine\x07\nready\u202e"] = next(iter(draft.tensors.values()))
+    found = findings(draft)["unknown_tensor"]
+    assert found.sentence().startswith(r"\x1b]0;mine\x07\nready\u202e: found")
+    assert found.as_dict()["key"] == r"\x1b]0;mine\x07\nready\u202e"

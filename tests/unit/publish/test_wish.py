@@ -10,7 +10,7 @@ from registry.lora.base import BaseModules
 from registry.lora.directory import Opened, open_directory
 from registry.lora.policy import Policy
 from registry.publish.outcome import CannotPublish, ModuleOutcome, check_errors
-from registry.publish.wish import Task, Wish, impossible, task_of
+from registry.publish.wish import Task, Wish, base_doubts, impossible, task_of
 from tests.corpus.drafts import LLAMA, RANK, Draft, Values
 
 BASE = BaseModules({name: (shape[0], shape[1]) for name, shape in LLAMA.modules.items()})
@@ -26,10 +26,15 @@ def task(folder: Path, draft: Draft, **wish: object) -> Task:
 
 def with_magnitude(**config: object) -> Draft:
     draft = LLAMA.draft()
-    name = f"base_model.model.{LLAMA.targets[0]}.lora_magnitude_vector"
-    draft.tensors[name] = Values("F32", (32,), bytes(128))
+    for module in LLAMA.targets:
+        outputs = LLAMA.modules[module][0]
+        draft.tensors[magnitude_of(module)] = Values("F32", (outputs,), bytes(4 * outputs))
     draft.config |= {"use_dora": True} | config
     return draft
+
+
+def magnitude_of(module: str) -> str:
+    return f"base_model.model.{module}.lora_magnitude_vector"
 
 
 def test_nothing_is_computed_where_nothing_is_asked(tmp_path):
@@ -64,6 +69,8 @@ def test_dora_is_computed_and_no_finding(tmp_path):
         ("pissa_niter_4", False, False),
         ("pissa_niter_4", True, True),
         ("corda", True, True),
+        ("lora_ga", False, False),
+        ("lora_ga", True, True),
         ("loftq", True, False),
         ("gaussian", False, False),
         (True, False, False),
@@ -100,6 +107,41 @@ def test_what_cannot_be_computed_is_said(tmp_path, config, key):
     assert [one.key for one in found] == ([key] if key else [])
 
 
+@pytest.mark.parametrize(
+    ("values", "config", "key", "found"),
+    [
+        (None, {}, LLAMA.targets[0], "no magnitude"),
+        (Values("F32", (1,), bytes(4)), {}, LLAMA.targets[0], "a magnitude of F32 [1]"),
+        (Values("F64", LLAMA.modules[LLAMA.targets[0]][:1], b""), {}, LLAMA.targets[0], "a magnitude of F64"),
+        (Values("F32", (1,), bytes(4)), {"use_dora": False}, "use_dora", "not set, and 8 magnitudes"),
+    ],
+    ids=["none", "one_for_all", "of_another_type", "denied"],
+)
+def test_magnitudes_that_are_not_those_of_a_training_are_said(tmp_path, values, config, key, found):
+    """R4: a module without one would be published as plain LoRA, which it was not."""
+    draft = with_magnitude(**config)
+    del draft.tensors[magnitude_of(LLAMA.targets[0])]
+    if values is not None:
+        values.data = values.data or bytes(8 * values.shape[0])
+        draft.tensors[magnitude_of(LLAMA.targets[0])] = values
+    made = opened(tmp_path, draft)
+    said = impossible(task_of(made, BASE, Wish()), made)
+    assert [one.key for one in said] == [key]
+    assert said[0].found.startswith(found)
+
+
+def test_plain_lora_needs_nothing_that_is_impossible(tmp_path):
+    made = opened(tmp_path, LLAMA.draft())
+    assert impossible(task_of(made, BASE, Wish()), made) == []
+
+
+def test_two_magnitudes_of_one_module_are_said(tmp_path):
+    draft = with_magnitude()
+    draft.tensors[magnitude_of(LLAMA.targets[0]) + ".default.weight"] = Values("F32", (1,), bytes(4))
+    made = opened(tmp_path, draft)
+    assert [one.found for one in impossible(task_of(made, BASE, Wish()), made)] == ["two of one module"]
+
+
 def test_embeddings_are_not_converted_with_the_base(tmp_path):
     draft = with_magnitude()
     stem = "base_model.model.model.embed_tokens.lora_embedding"
@@ -121,3 +163,21 @@ def test_errors_are_bounded_and_the_remedy_is_named():
     with pytest.raises(CannotPublish, match="another --dtype"):
         check_errors([outcome(float("nan")), outcome(0.2)], 0.1)
     assert outcome(0.5).as_dict()["error"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("says", "names", "is_said"),
+    [
+        ("meta-llama/Llama-3.1-8B", {"llama-3.1-8b"}, False),
+        ("/models/Llama-3.1-8B/", {"snapshot", "llama-3.1-8b"}, False),
+        (None, {"llama-3.1-8b"}, False),
+        ("meta-llama/Llama-3.1-8B-Instruct", {"llama-3.1-8b"}, True),
+    ],
+)
+def test_another_bases_weights_are_told_by_its_name(tmp_path, says, names, is_said):
+    """R4: of the same shapes, they convert it to another adapter; what is not computed with them is not."""
+    for draft, is_converted in ((with_magnitude(), True), (LLAMA.draft(), False)):
+        draft.config["base_model_name_or_path"] = says
+        adapter = opened(tmp_path / f"{is_converted}", draft)
+        found = base_doubts(task_of(adapter, None, Wish()), adapter, names)
+        assert [one.reason for one in found] == (["base_name_differs"] if is_said and is_converted else [])
