@@ -33,7 +33,7 @@ from sidecar.plan import (
     WarnedAdapter,
 )
 from sidecar.rules import Rules, obstacle_of, rules_of
-from sidecar.unloads import decide_unload, still_leaving, still_served, superfluous
+from sidecar.unloads import decide_unload, ours_leaving, still_kept, still_served, superfluous
 
 MAX_WARNINGS_LISTED = 100
 
@@ -51,11 +51,12 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
     if blocked := _mismatch(pool, observed) or known.base_problem:
         return _nothing(desired, blocked)
     chosen = choose(desired, known.share, pool, observed)
-    leaving = still_leaving(chosen, observed, known)
+    leaving = ours_leaving(chosen, observed, known)
+    kept = still_kept(leaving, known)
     rules, lazy = rules_of(pool, observed), known.lazy
     wanted = (*chosen.adapters, *lazy.residents)
     handover = hand_over(wanted, rules.names, observed, known.staged, known.owns)
-    gone = superfluous(desired, chosen, leaving, handover, known)
+    gone = superfluous(desired, chosen, kept, handover, known)
     unloads = [decide_unload(one, observed, known, now) for one in gone]
     eager = [_decide(adapter, rules, observed, known, now) for adapter in chosen.adapters]
     residents = [_decide_resident(adapter, rules, observed, known, now) for adapter in lazy.residents]
@@ -72,11 +73,11 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
         pending=(*waiting, *not_now(desired, chosen)),
         failed=(*failures, *refusals, *troubles(lazy)),
         wake_at=min((f.retry_at for f in failures if f.retry_at is not None), default=None),
-        warnings=tuple(islice(warnings(desired, wanted, leaving, known), MAX_WARNINGS_LISTED)),
+        warnings=tuple(islice(warnings(desired, wanted, kept, known), MAX_WARNINGS_LISTED)),
         omitted=count_omitted(chosen),
         residents=_served(residents),
         leaving=leaving,
-        still_served=tuple(still_served(desired, leaving, observed, known)),
+        still_served=tuple(still_served(desired, kept, observed, known)),
         among=known.share.among if known.share else NOBODY,
     )
 
