@@ -6,7 +6,7 @@ time, so that a lost event, a failed call or somebody else's call to the engine 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -56,12 +56,13 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
     rules, lazy = rules_of(pool, observed), known.lazy
     wanted = (*chosen.adapters, *lazy.residents)
     handover = hand_over(wanted, rules.names, observed, known.staged, known.owns)
-    gone = superfluous(desired, chosen, kept, handover, known)
+    gone = tuple(superfluous(desired, chosen, kept, handover, known))
     unloads = [decide_unload(one, observed, known, now) for one in gone]
     eager = [_decide(adapter, rules, observed, known, now) for adapter in chosen.adapters]
     residents = [_decide_resident(adapter, rules, observed, known, now) for adapter in lazy.residents]
     decided = [*unloads, *eager, *residents]
-    actions = handover.within([action for _, action in decided if action is not None], capacity(pool, observed))
+    actions: Sequence[Action] = [action for _, action in decided if action is not None]
+    actions = handover.within(actions, capacity(pool, observed), going=len(gone))
     waiting = [condition for condition, _ in decided if isinstance(condition, PendingAdapter)]
     failures = [condition for condition, _ in decided if isinstance(condition, FailedAdapter)]
     refusals = [refusal(desired, refused) for refused in desired.refused.values()]
