@@ -64,6 +64,14 @@ def _attempt(call: Call, incarnation: str, outcome: Outcome) -> Attempt:
     assert_never(call)
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What became of a plan: the calls that were made, and whether the rest of it was left because it is old by now."""
+
+    attempts: tuple[Attempt, ...]
+    is_overtaken: bool
+
+
 class Executor:
     """Makes the calls of one plan after another."""
 
@@ -75,42 +83,43 @@ class Executor:
         self._may_call = may_call
         self._rest_until = 0.0
 
-    async def carry_out(self, plan: Plan, incarnation: str, *, is_serving: bool) -> list[Attempt]:
+    async def carry_out(self, plan: Plan, incarnation: str, *, is_serving: bool) -> Carried:
         """Makes calls until the plan is done or out of date, something has to be looked at first, or it may not.
+
+        After a rest nothing is called any more: a rest may take minutes, and the plan was made before it.
 
         Args:
             plan: what to do.
             incarnation: of the engine that the plan was made for.
             is_serving: True if requests may be running, so that loads have to be paced.
-
-        Returns:
-            The calls that were made.
         """
         attempts: list[Attempt] = []
         started = self._chance.monotonic()
         for count, call in enumerate(plan.calls):
             if count and (count >= MAX_CALLS or self._is_over(plan, started)):
                 break
+            if is_serving and not isinstance(call, Unload) and await self._has_rested():
+                return Carried(tuple(attempts), is_overtaken=True)
             if not self._may_call(key_of(call.name)):
                 continue
-            if is_serving and not isinstance(call, Unload):
-                await self._rest()
             outcome = await self._make(call)
             attempts.append(_attempt(call, incarnation, outcome))
             if isinstance(outcome, Gone | Unknown):
                 break
-        return attempts
+        return Carried(tuple(attempts), is_overtaken=False)
 
     def _is_over(self, plan: Plan, started: float) -> bool:
         desired = self._inputs.desired
         is_old = desired is not None and desired.revision != plan.revision
         return is_old or self._chance.monotonic() - started > MAX_SECONDS
 
-    async def _rest(self) -> None:
-        """Lets running requests have the engine for a while after the last load."""
+    async def _has_rested(self) -> bool:
+        """Lets running requests have the engine for a while after the last load; True if that took time."""
         rest_seconds = self._rest_until - self._chance.monotonic()
-        if rest_seconds > 0 and await self._engine.is_busy():
-            await asyncio.sleep(rest_seconds)
+        if rest_seconds <= 0 or not await self._engine.is_busy():
+            return False
+        await asyncio.sleep(rest_seconds)
+        return True
 
     async def _make(self, call: Call) -> Outcome:
         request_id = self._request_id(call)
