@@ -32,7 +32,7 @@ class Attempt:
     """A call that was made, and what the engine said of it.
 
     `key` is that of the adapter, and for an unload, which another adapter's load may replace, that of the engine's own
-    name. `ref` and `path` are None for an unload.
+    name. `ref` and `path` are None for an unload. `before` is the path that a swap was to replace.
     """
 
     key: str
@@ -41,6 +41,7 @@ class Attempt:
     ref: ArtifactRef | None
     incarnation: str
     outcome: Outcome
+    before: str | None = None
 
     @property
     def is_unsettled(self) -> bool:
@@ -48,17 +49,21 @@ class Attempt:
         return self.ref is not None and isinstance(self.outcome, Unknown)
 
     def is_borne_out(self, observed: Observed) -> bool:
-        """True if the listing shows what the call was for; a name that another got first is the planner's matter."""
+        """True if the listing shows what the call was for; a name that another got first is the planner's matter.
+
+        Not so where it is what it was before, as with an engine that loads by itself what a request asks for: the same
+        call would be made again at once.
+        """
         listed = observed.adapters.get(self.name)
-        return listed == self.path or (listed is not None and isinstance(self.outcome, AlreadyThere))
+        return listed == self.path or (listed not in (None, self.before) and isinstance(self.outcome, AlreadyThere))
 
 
 def _attempt(call: Call, incarnation: str, outcome: Outcome) -> Attempt:
     match call:
         case Load(name, path, ref):
             return Attempt(key_of(name), name, path, ref, incarnation, outcome)
-        case Swap(name, _, new, ref):
-            return Attempt(key_of(name), name, new, ref, incarnation, outcome)
+        case Swap(name, old, new, ref):
+            return Attempt(key_of(name), name, new, ref, incarnation, outcome, before=old)
         case Unload(name):
             return Attempt(name_key(name), name, None, None, incarnation, outcome)
     assert_never(call)

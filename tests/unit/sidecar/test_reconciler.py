@@ -150,6 +150,9 @@ def test_what_a_call_was_said_to_have_done_is_borne_out_by_the_listing_alone():
         assert load.is_borne_out(listing(a="/store/new"))
         assert not load.is_borne_out(listing())
         assert load.is_borne_out(listing(a="/elsewhere")) == isinstance(outcome, AlreadyThere)
+    swap = Attempt("a", "a", "/store/new", ref, "e1", AlreadyThere(), before="/store/old")
+    assert swap.is_borne_out(listing(a="/elsewhere"))
+    assert not swap.is_borne_out(listing(a="/store/old")), "it would be planned again at once, for ever"
     unload = Attempt("a", "a", None, None, "e1", Done())
     assert unload.is_borne_out(listing(b="/store/b"))
     assert not unload.is_borne_out(listing(a="/store/new"))
