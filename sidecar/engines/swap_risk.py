@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sidecar.observed import DrainEvidence
 
-# A request that waits for longer is not taken to be for a name that was unloaded before; one that runs tells its name.
+# Nothing that waits for longer is taken to be for a name that was unloaded before; what runs tells its name.
 QUEUE_SECONDS = 120.0
 # Of so many names is remembered when they were there; those that were there last.
 MAX_NAMES = 10_000
@@ -70,7 +70,7 @@ def swap_risk(name: str, evidence: DrainEvidence, *, listed: int, max_loras: int
     if max_loras is None or needed <= max_loras or evidence.is_clear_of({name}):
         return ""
     return (
-        f"requests for {name} may be under way, and the engine has {max_loras} slots for {listed} adapters: other weights "
-        "under this name could end it now. It is tried again when none is; to replace it at once, give vLLM LoraPlane's "
-        f"plugin or --max-loras {needed}"
+        f"requests for {name} may be under way, and the engine has {max_loras} slots for {listed} adapters: other "
+        "weights under this name could end it now. It is tried again when none is; to replace it at once, give vLLM "
+        f"LoraPlane's plugin or --max-loras {needed}"
     )
