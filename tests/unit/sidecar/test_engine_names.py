@@ -10,6 +10,7 @@ from registry.errors import InvalidArgument
 from registry.model.names import check_adapter_name
 from sidecar.engine_names import SEPARATOR, engine_name, key_of, names_of
 from sidecar.failures import Failure
+from sidecar.leaving import Stuck
 from sidecar.plan import Load, Plan, Unload
 from sidecar.planner import make_plan
 from sidecar.share import Sharing
@@ -132,6 +133,9 @@ def test_what_stays_for_others_takes_no_room_from_what_is_to_come():
     facts = replace(known(state, "v1", "v2"), share=Sharing(POOL, "r1", {}).find(state, None))
     made = make_plan(state, spec, observed(listed), facts, now=1000.0)
     assert [one.name for one in made.leaving] == ["x@1", "y@1", "z@1"]
+    stuck = replace(facts, handed=dict.fromkeys(made.leaving, Stuck("nobody is there")))
+    told = make_plan(state, spec, observed(listed), stuck, now=1000.0)
+    assert reasons(told.warnings) == dict.fromkeys("xyz", "not_handed_over"), "by the adapter's own name"
     assert called(made) == ["Load a@2"]
 
 
