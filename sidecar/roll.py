@@ -1,8 +1,8 @@
 """The roll of a pool's replicas: which of them are taken to be alive. Pure; time is an argument.
 
 Whoever lost its own lease has lost the way to etcd, and so may all others have: that their presences are gone then says
-nothing of them. So a replica believes in nobody's absence before its own presence has stood for a while. And while it is
-in doubt whether a store may be followed at all (guarantee R15), nothing that it says of replicas is believed.
+nothing of them. So a replica believes in nobody's absence before its own presence has stood for a while. And while it
+is in doubt whether a store may be followed at all (guarantee R15), nothing that it says of replicas is believed.
 """
 
 from __future__ import annotations
