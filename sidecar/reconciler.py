@@ -249,6 +249,8 @@ class Reconciler:
             return self._sight.problem
         if self._sight.hangs:
             return "the engine answers but generates nothing since a call that timed out; restart it"
+        if desired is None and self._inputs.pool_refusal:
+            return self._inputs.pool_refusal
         if desired is None:
             return "nothing is known yet of what should be served: etcd was not reached and there is no snapshot"
         if plan is not None and plan.blocked:

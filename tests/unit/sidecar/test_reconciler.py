@@ -10,16 +10,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from registry.etcd3.ops import KeyValue
-from registry.model.records import AdapterRecord, AdapterSpec, Source
+from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, Source
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.chance import Chance
 from sidecar.desired import DesiredState, Informer
 from sidecar.executor import Attempt
 from sidecar.inputs import Inputs
+from sidecar.journal import Journal
 from sidecar.lazy.catalogue import Catalogue
 from sidecar.lazy.demand import Demand
 from sidecar.observed import AlreadyThere, Done, EngineFacts, Observed, Outcome, Unknown
 from sidecar.ownership import Ownership
+from sidecar.pool_feed import PoolFeed
 from sidecar.reconciler import Reconciler, Report
 from tests.support.records import KEYS, POOL
 from tests.support.rig import Free
@@ -140,6 +142,21 @@ async def test_a_replica_is_ready_once_nothing_is_left_to_do_and_not_before():
         await eventually(lambda: reports and reports[-1].situation.ready)
     assert [bool(one.situation.plan and one.situation.plan.calls) for one in reports] == [True, False]
     assert [one.situation.ready for one in reports] == [False, True]
+
+
+async def test_a_pool_whose_record_cannot_be_read_is_told_as_that(tmp_path):
+    """R14 nack: etcd was reached, and says something that nobody here understands."""
+    inputs = Inputs()
+    inputs.desired = desired(1, "a")
+    feed = PoolFeed(None, KEYS, POOL, inputs, Journal(tmp_path), Chance())  # type: ignore[arg-type]
+    async with running(Engine(lambda: None), inputs) as reports:
+        inputs.pool_read = False
+        feed.take(b'{"schema": 99}')
+        inputs.wake()
+        await eventually(lambda: reports and "record cannot be followed" in reports[-1].situation.note)
+        feed.take(PoolSpec(name=POOL, base_models=["base"]).to_bytes())
+        inputs.wake()
+        await eventually(lambda: reports[-1].situation.ready)
 
 
 def test_what_a_call_was_said_to_have_done_is_borne_out_by_the_listing_alone():
