@@ -133,7 +133,7 @@ def _telling(reporter: Reporter, publisher: Publisher, successors: Successors) -
 
     def tell(report: Report) -> None:
         plan = report.situation.plan
-        if report.situation.observed is not None:
+        if plan is not None:  # before, what the pool allows is not known either
             publisher.hold(report.capacity)
         successors.follow(plan.leaving if plan else ())
         reporter.take(report)

@@ -81,7 +81,7 @@ def count_omitted(chosen: Chosen) -> int:
 def warnings(
     desired: DesiredState,
     served: Iterable[DesiredAdapter],
-    leaving: Iterable[Leaving],
+    kept: Iterable[Leaving],
     observed: Observed,
     known: Known,
 ) -> Iterator[WarnedAdapter]:
@@ -95,8 +95,9 @@ def warnings(
         staged = known.staged.get(adapter.ref)
         for warning in staged.warnings if staged else ():
             yield WarnedAdapter(adapter.name, adapter.generation, warning.reason, warning.message)
-    for one in leaving:
+    for one in kept:
         verdict = known.handed.get(one)
         if isinstance(verdict, Stuck):
             message = f"it is to be served elsewhere, and kept here until it is: {verdict.message}"
-            yield WarnedAdapter(one.name, desired.adapters[one.key].generation, "not_handed_over", message)
+            adapter = desired.adapters[one.key]
+            yield WarnedAdapter(adapter.name, adapter.generation, "not_handed_over", message)

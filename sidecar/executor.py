@@ -32,7 +32,7 @@ class Attempt:
     """A call that was made, and what the engine said of it.
 
     `key` is that of the adapter, and for an unload, which another adapter's load may replace, that of the engine's own
-    name. `ref` and `path` are None for an unload.
+    name. `ref` and `path` are None for an unload. `before` is the path that a swap was to replace.
     """
 
     key: str
@@ -41,6 +41,7 @@ class Attempt:
     ref: ArtifactRef | None
     incarnation: str
     outcome: Outcome
+    before: str | None = None
 
     @property
     def is_unsettled(self) -> bool:
@@ -48,20 +49,32 @@ class Attempt:
         return self.ref is not None and isinstance(self.outcome, Unknown)
 
     def is_borne_out(self, observed: Observed) -> bool:
-        """True if the listing shows what the call was for; a name that another got first is the planner's matter."""
+        """True if the listing shows what the call was for; a name that another got first is the planner's matter.
+
+        Not so where it is what it was before, as with an engine that loads by itself what a request asks for: the same
+        call would be made again at once.
+        """
         listed = observed.adapters.get(self.name)
-        return listed == self.path or (listed is not None and isinstance(self.outcome, AlreadyThere))
+        return listed == self.path or (listed not in (None, self.before) and isinstance(self.outcome, AlreadyThere))
 
 
 def _attempt(call: Call, incarnation: str, outcome: Outcome) -> Attempt:
     match call:
         case Load(name, path, ref):
             return Attempt(key_of(name), name, path, ref, incarnation, outcome)
-        case Swap(name, _, new, ref):
-            return Attempt(key_of(name), name, new, ref, incarnation, outcome)
+        case Swap(name, old, new, ref):
+            return Attempt(key_of(name), name, new, ref, incarnation, outcome, before=old)
         case Unload(name):
             return Attempt(name_key(name), name, None, None, incarnation, outcome)
     assert_never(call)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What became of a plan: the calls that were made, and whether the rest of it was left because it is old by now."""
+
+    attempts: tuple[Attempt, ...]
+    is_overtaken: bool
 
 
 class Executor:
@@ -75,42 +88,43 @@ class Executor:
         self._may_call = may_call
         self._rest_until = 0.0
 
-    async def carry_out(self, plan: Plan, incarnation: str, *, is_serving: bool) -> list[Attempt]:
+    async def carry_out(self, plan: Plan, incarnation: str, *, is_serving: bool) -> Carried:
         """Makes calls until the plan is done or out of date, something has to be looked at first, or it may not.
+
+        After a rest nothing is called any more: a rest may take minutes, and the plan was made before it.
 
         Args:
             plan: what to do.
             incarnation: of the engine that the plan was made for.
             is_serving: True if requests may be running, so that loads have to be paced.
-
-        Returns:
-            The calls that were made.
         """
         attempts: list[Attempt] = []
         started = self._chance.monotonic()
         for count, call in enumerate(plan.calls):
             if count and (count >= MAX_CALLS or self._is_over(plan, started)):
                 break
+            if is_serving and not isinstance(call, Unload) and await self._has_rested():
+                return Carried(tuple(attempts), is_overtaken=True)
             if not self._may_call(key_of(call.name)):
                 continue
-            if is_serving and not isinstance(call, Unload):
-                await self._rest()
             outcome = await self._make(call)
             attempts.append(_attempt(call, incarnation, outcome))
             if isinstance(outcome, Gone | Unknown):
                 break
-        return attempts
+        return Carried(tuple(attempts), is_overtaken=False)
 
     def _is_over(self, plan: Plan, started: float) -> bool:
         desired = self._inputs.desired
         is_old = desired is not None and desired.revision != plan.revision
         return is_old or self._chance.monotonic() - started > MAX_SECONDS
 
-    async def _rest(self) -> None:
-        """Lets running requests have the engine for a while after the last load."""
+    async def _has_rested(self) -> bool:
+        """Lets running requests have the engine for a while after the last load; True if that took time."""
         rest_seconds = self._rest_until - self._chance.monotonic()
-        if rest_seconds > 0 and await self._engine.is_busy():
-            await asyncio.sleep(rest_seconds)
+        if rest_seconds <= 0 or not await self._engine.is_busy():
+            return False
+        await asyncio.sleep(rest_seconds)
+        return True
 
     async def _make(self, call: Call) -> Outcome:
         request_id = self._request_id(call)

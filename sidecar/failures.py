@@ -84,7 +84,8 @@ def after_call(
         case Transient(message):
             return Failure(ref, incarnation, "engine_busy", message, attempts, retry_at)
         case Refused(message):
-            permanent = attempts >= REFUSALS_UNTIL_PERMANENT
+            # What is deleted has to go, however often it takes (guarantee R6).
+            permanent = ref is not None and attempts >= REFUSALS_UNTIL_PERMANENT
             return Failure(ref, incarnation, "engine_refused", message, attempts, None if permanent else retry_at)
     assert_never(outcome)
 

@@ -183,21 +183,21 @@ class Feed:
         if self._inputs.connected != connected:
             self._inputs.connected = connected
             self._inputs.wake()
+            self._members_feed.look_again()
 
     async def _connected(self, endpoint: str) -> None:
         """A watch stands. Before anything of it is followed, the store must be the one that the mark is of."""
         epoch = await epoch_of(self._client, self._keys, known=self._store.epoch)
         _log.info("etcd_connected", endpoint=endpoint)
-        self._set_connected(connected=True)
         self._heard.set()
-        if self._candidate is not None:
-            return
         store = StoreId(self._store.cluster_id, epoch)
-        if self._store.is_other(store):
+        if self._candidate is None and self._store.is_other(store):
             _log.error("store_replaced", epoch=epoch, known_epoch=self._store.epoch)
             self._is_doubted = self._must_list = True
-        else:
+            return
+        if self._candidate is None:
             self._store = store
+        self._set_connected(connected=True)
 
     async def _take_list(self, listed: Listed) -> None:
         RELISTS.inc()
@@ -247,6 +247,7 @@ class Feed:
         if is_confirmed:
             _log.warning("removals_confirmed", revision=candidate.revision, former_revision=before)
         self._pool_feed.settle()
+        self._members_feed.look_again()
         if acted_before:  # a kill during the rewrite must not bring back what was followed before this list
             await self._rewrite()
             self._post()

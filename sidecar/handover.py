@@ -28,15 +28,15 @@ class Handover:
     keep: AbstractSet[str]
     held: AbstractSet[str]
 
-    def within(self, actions: Sequence[Action], capacity: int | None) -> Sequence[Action]:
-        """Puts off loads for which there is no room beside what is held.
+    def within(self, actions: Sequence[Action], capacity: int | None, *, going: int) -> Sequence[Action]:
+        """Puts off loads for which there is no room beside what is held, and what is `going` but not gone yet.
 
         Where there is just none, as after a change of the way to name adapters, one is made all the same: what it
-        replaces goes next.
+        replaces goes next. What stays for another reason does not count: it may stay for ever.
         """
         if capacity is None or not self.held:
             return actions
-        room = capacity - len(self.ours)
+        room = capacity - going - len(self.ours.keys() & (self.keep | self.held))
         if room == 0 and not any(isinstance(action, Unload) for action in actions):
             room = 1
         loads = [action for action in actions if isinstance(action, Load)]

@@ -22,6 +22,7 @@ class Inputs:
         desired: None until there is something that may be acted upon.
         pool: the pool's record, None where it has none.
         pool_read: whether there is one is known. Before that nothing is served: adapters are compared with its base.
+        pool_refusal: why the pool's newest record cannot be followed; empty: it can, or there is none.
         connected: etcd answers at present.
         held: why the newest list is not followed; empty: it is.
         last_request_id: request of the newest change folded in.
@@ -34,6 +35,7 @@ class Inputs:
         self.desired: DesiredState | None = None
         self.pool: PoolSpec | None = None
         self.pool_read = False
+        self.pool_refusal = ""
         self.connected = False
         self.held = ""
         self.last_request_id = ""

@@ -64,6 +64,15 @@ class MembersFeed:
             self._is_wanted = wanted
             self._news.set()
 
+    def look_again(self) -> None:
+        """Says that the store came into doubt, or is in doubt no more."""
+        self._news.set()
+
+    @property
+    def _is_doubtful(self) -> bool:
+        """True while the adapters of this store are not followed."""
+        return bool(self._inputs.held) or not self._inputs.connected
+
     async def run(self) -> None:
         """Runs until it is cancelled."""
         while True:
@@ -78,7 +87,7 @@ class MembersFeed:
             while self._is_wanted:
                 await self._until(self._roll.due)
                 self._news.clear()
-                self._roll.look(self._chance.monotonic())
+                self._roll.look(self._chance.monotonic(), is_doubtful=self._is_doubtful)
                 self._take()
             following.cancel()
         self._roll, self._inputs.members = Roll(self._replica), None
@@ -106,7 +115,7 @@ class MembersFeed:
                         continue
                     case Progressed() | Connected():
                         continue
-                self._roll.call(dict(self._listed), self._chance.monotonic())
+                self._roll.call(dict(self._listed), self._chance.monotonic(), is_doubtful=self._is_doubtful)
                 self._news.set()
 
     def _note(self, replica: str, kv: KeyValue | None) -> None:

@@ -115,8 +115,8 @@ class Plan:
         warnings: what somebody should know; as many as can be listed.
         omitted: pending names that are too many to be listed.
         blocked: why nothing at all may be done with this engine; empty: it may.
-        leaving: what is kept until those who are to serve it do.
-        still_served: what of that is of a generation that is known.
+        leaving: what is listed and others are to serve, also what is let go of since they do.
+        still_served: what of that is kept until they do, and is of a generation that is known.
         among: the live replicas that this replica's share was found among.
     """
 

@@ -6,7 +6,7 @@ time, so that a lost event, a failed call or somebody else's call to the engine 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -33,7 +33,7 @@ from sidecar.plan import (
     WarnedAdapter,
 )
 from sidecar.rules import Rules, obstacle_of, rules_of
-from sidecar.unloads import decide_unload, still_leaving, still_served, superfluous
+from sidecar.unloads import decide_unload, ours_leaving, still_kept, still_served, superfluous
 
 MAX_WARNINGS_LISTED = 100
 
@@ -51,16 +51,18 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
     if blocked := _mismatch(pool, observed) or known.base_problem or _unchecked(observed, known):
         return _nothing(desired, blocked)
     chosen = choose(desired, known.share, pool, observed)
-    leaving = still_leaving(chosen, observed, known)
+    leaving = ours_leaving(chosen, observed, known)
+    kept = still_kept(leaving, known)
     rules, lazy = rules_of(pool, observed), known.lazy
     wanted = (*chosen.adapters, *lazy.residents)
     handover = hand_over(wanted, rules.names, observed, known.staged, known.owns)
-    gone = superfluous(desired, chosen, leaving, handover, known)
+    gone = tuple(superfluous(desired, chosen, kept, handover, known))
     unloads = [decide_unload(one, observed, known, now) for one in gone]
     eager = [_decide(adapter, rules, observed, known, now) for adapter in chosen.adapters]
     residents = [_decide_resident(adapter, rules, observed, known, now) for adapter in lazy.residents]
     decided = [*unloads, *eager, *residents]
-    actions = handover.within([action for _, action in decided if action is not None], capacity(pool, observed))
+    actions: Sequence[Action] = [action for _, action in decided if action is not None]
+    actions = handover.within(actions, capacity(pool, observed), going=len(gone))
     waiting = [condition for condition, _ in decided if isinstance(condition, PendingAdapter)]
     failures = [condition for condition, _ in decided if isinstance(condition, FailedAdapter)]
     refusals = [refusal(desired, refused) for refused in desired.refused.values()]
@@ -72,11 +74,11 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
         pending=(*waiting, *not_now(desired, chosen)),
         failed=(*failures, *refusals, *troubles(lazy)),
         wake_at=min((f.retry_at for f in failures if f.retry_at is not None), default=None),
-        warnings=tuple(islice(warnings(desired, wanted, leaving, observed, known), MAX_WARNINGS_LISTED)),
+        warnings=tuple(islice(warnings(desired, wanted, kept, observed, known), MAX_WARNINGS_LISTED)),
         omitted=count_omitted(chosen),
         residents=_served(residents),
         leaving=leaving,
-        still_served=tuple(still_served(desired, leaving, observed, known)),
+        still_served=tuple(still_served(desired, kept, observed, known)),
         among=known.share.among if known.share else NOBODY,
     )
 

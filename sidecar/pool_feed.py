@@ -64,10 +64,11 @@ class PoolFeed:
         try:
             self._inputs.pool = None if value is None else PoolSpec.parse(value)
             self.record = value
-            self._inputs.pool_read = True
+            self._inputs.pool_read, self._inputs.pool_refusal = True, ""
             if value is None:
                 _log.warning("pool_absent", key=self._key.decode(), remedy="loraplane pool create, or another --pool")
         except RegistryError as error:
+            self._inputs.pool_refusal = f"the pool's record cannot be followed: {error.message}"
             _log.error("pool_record_refused", reason=error.reason, error=error.message)
 
     def settle(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 import structlog
 
@@ -52,6 +53,7 @@ class Publisher:
         self._newest: Callable[[], ReplicaStatus] | None = None
         self._news = asyncio.Event()
         self._losses = 0
+        self._has_looked = False
         self.refusal = ""
 
     def offer(self, newest: Callable[[], ReplicaStatus]) -> None:
@@ -61,6 +63,7 @@ class Publisher:
 
     def hold(self, capacity: int | None) -> None:
         """Says how many adapters the engine can hold; None: nothing says how many."""
+        self._has_looked = True
         if capacity != self._presence.capacity:
             self._presence = self._presence.model_copy(update={"capacity": capacity})
             self._news.set()
@@ -89,9 +92,7 @@ class Publisher:
     async def _claim(self, lease: int) -> bool:
         """Writes presence under our lease unless a living twin has the id."""
         read = Range(self._presence_key)
-        self._claimed = self._presence
-        put = Put(self._presence_key, self._claimed.to_bytes(), lease)
-        result = await self._client.txn(Txn((absent(self._presence_key),), (put,), (read,)))
+        result = await self._client.txn(Txn((absent(self._presence_key),), (self._put(lease),), (read,)))
         while not result.succeeded:
             holder = _only(result)
             if holder is None:
@@ -100,9 +101,23 @@ class Publisher:
             if not self._is_ours(value):
                 self._lose(value)
                 return False
-            result = await self._client.txn(Txn((mod_is(self._presence_key, revision),), (put,), (read,)))
+            self._take_after(value)
+            unchanged = mod_is(self._presence_key, revision)
+            result = await self._client.txn(Txn((unchanged,), (self._put(lease),), (read,)))
         self._refuse("")
         return True
+
+    def _put(self, lease: int) -> Put:
+        self._claimed = self._presence
+        return Put(self._presence_key, self._claimed.to_bytes(), lease)
+
+    def _take_after(self, value: bytes) -> None:
+        """Until the engine was looked at, it can hold what it could before: others share adapters out by that."""
+        if self._has_looked:
+            return
+        with suppress(RegistryError):
+            capacity = Presence.parse(value).capacity
+            self._presence = self._presence.model_copy(update={"capacity": capacity})
 
     def _is_ours(self, value: bytes) -> bool:
         """True for our own presence, and for that of a dead process whose lock on this host we now hold."""

@@ -149,9 +149,10 @@ class Reconciler:
         self._propagation.follow(plan, desired.adapters, self._chance.wall())
         staging.start(plan.stage)
         incarnation = observed.facts.incarnation
-        attempts = await self._executor.carry_out(plan, incarnation, is_serving=self._ready_in == incarnation)
+        carried = await self._executor.carry_out(plan, incarnation, is_serving=self._ready_in == incarnation)
+        attempts = carried.attempts
         if not attempts:
-            return self._pause(plan)
+            return 0.0 if carried.is_overtaken else self._pause(plan)
         self._trials.take_up(attempts, incarnation)
         self._sight.distrust()
         is_calm = self._ready_in == incarnation and all(isinstance(one.outcome, Done) for one in attempts)
@@ -256,6 +257,8 @@ class Reconciler:
             return self._sight.problem
         if self._sight.hangs:
             return "the engine answers but generates nothing since a call that timed out; restart it"
+        if desired is None and self._inputs.pool_refusal:
+            return self._inputs.pool_refusal
         if desired is None:
             return "nothing is known yet of what should be served: etcd was not reached and there is no snapshot"
         if plan is not None and plan.blocked:

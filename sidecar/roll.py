@@ -1,7 +1,8 @@
 """The roll of a pool's replicas: which of them are taken to be alive. Pure; time is an argument.
 
 Whoever lost its own lease has lost the way to etcd, and so may all others have: that their presences are gone then says
-nothing of them. So a replica believes in nobody's absence before its own presence has stood for a while.
+nothing of them. So a replica believes in nobody's absence before its own presence has stood for a while. And while it
+is in doubt whether a store may be followed at all (guarantee R15), nothing that it says of replicas is believed.
 """
 
 from __future__ import annotations
@@ -33,19 +34,21 @@ class Roll:
         """Starts from those that were known before a restart, unless there were none."""
         self.members = members or None
 
-    def call(self, listed: Mapping[str, Member], now: float) -> None:
+    def call(self, listed: Mapping[str, Member], now: float, *, is_doubtful: bool = False) -> None:
         """Takes in whose presences stand in etcd."""
         self._listed = listed
-        self.look(now)
+        self.look(now, is_doubtful=is_doubtful)
 
-    def look(self, now: float) -> None:
-        """Takes in that time has passed."""
+    def look(self, now: float, *, is_doubtful: bool = False) -> None:
+        """Takes in that time has passed; `is_doubtful`: whether the store may be followed is not known now."""
         self.due = None
         if self._replica not in self._listed:
             self._present_since = None
             return
         if self._present_since is None:
             self._present_since = now
+        if is_doubtful:
+            return
         sure_at = self._present_since + BELIEVE_SECONDS
         if now >= sure_at:
             self._settle(self._listed)

@@ -35,8 +35,12 @@ class Successors:
         self._news = asyncio.Event()
 
     def follow(self, leaving: Iterable[Leaving]) -> None:
-        """Says what is being handed over now."""
+        """Says what the engine lists and others are to serve.
+
+        What was said of anything else is forgotten: when it comes to that again, those others may have gone and come.
+        """
         self._open = frozenset(leaving)
+        self._tell(self._inputs.handed)
         if self._open:
             self._news.set()
 
@@ -51,17 +55,20 @@ class Successors:
 
     async def _ask(self) -> None:
         """Nothing is let go of while what is followed may be old: it may be for us to serve by now."""
-        asked = self._open
-        if not self._inputs.connected or self._inputs.held:
-            return
-        try:
-            handed = await self._verdicts(asked)
-        except EtcdError as error:
-            _log.warning("not_handed_over", error=str(error))
-            return
-        if handed != self._inputs.handed:
-            self._inputs.handed = handed
+        handed: Mapping[Leaving, Verdict] = {}
+        if self._inputs.connected and not self._inputs.held:
+            try:
+                handed = await self._verdicts(self._open)
+            except EtcdError as error:
+                _log.warning("not_handed_over", error=str(error))
+        if self._tell(handed):
             self._inputs.wake()
+
+    def _tell(self, handed: Mapping[Leaving, Verdict]) -> bool:
+        """Puts in force what of these verdicts is still asked for; True if that makes a difference."""
+        before = self._inputs.handed
+        self._inputs.handed = {one: verdict for one, verdict in handed.items() if one in self._open}
+        return self._inputs.handed != before
 
     async def _verdicts(self, asked: frozenset[Leaving]) -> dict[Leaving, Verdict]:
         labels = await self._labels() if any(one.owners is None for one in asked) else {}

@@ -15,20 +15,21 @@ from sidecar.observed import Observed
 from sidecar.plan import FailedAdapter, ServedAdapter, Unload
 
 
-def still_leaving(chosen: Chosen, observed: Observed, known: Known) -> tuple[Leaving, ...]:
-    """What is ours, is to be served elsewhere, and is not taken over yet."""
-    return tuple(
-        one
-        for one in chosen.leaving
-        if known.owns(observed.adapters[one.name]) is not None and not isinstance(known.handed.get(one), Taken)
-    )
+def ours_leaving(chosen: Chosen, observed: Observed, known: Known) -> tuple[Leaving, ...]:
+    """What is ours and is to be served elsewhere."""
+    return tuple(one for one in chosen.leaving if known.owns(observed.adapters[one.name]) is not None)
+
+
+def still_kept(leaving: Iterable[Leaving], known: Known) -> tuple[Leaving, ...]:
+    """What of that is not taken over yet."""
+    return tuple(one for one in leaving if not isinstance(known.handed.get(one), Taken))
 
 
 def still_served(
-    desired: DesiredState, leaving: Iterable[Leaving], observed: Observed, known: Known
+    desired: DesiredState, kept: Iterable[Leaving], observed: Observed, known: Known
 ) -> Iterator[ServedAdapter]:
     """What of this the engine has as somebody is to serve it, and not as it was before."""
-    for one in leaving:
+    for one in kept:
         adapter = desired.adapters[one.key]
         for generation, ref in adapter.versions:
             staged, names = known.staged.get(ref), {adapter.name, f"{adapter.name}{SEPARATOR}{generation}"}
@@ -38,10 +39,10 @@ def still_served(
 
 
 def superfluous(
-    desired: DesiredState, chosen: Chosen, leaving: Iterable[Leaving], handover: Handover, known: Known
+    desired: DesiredState, chosen: Chosen, kept: Iterable[Leaving], handover: Handover, known: Known
 ) -> Iterator[Unload]:
     """What the engine has from us and is not to have."""
-    keep = handover.keep | handover.held | {one.name for one in leaving}
+    keep = handover.keep | handover.held | {one.name for one in kept}
     waiting = {key for _, key in chosen.undecided} | known.lazy.asked
     for name, path in handover.ours.items():
         key = key_of(name)

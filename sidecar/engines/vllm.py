@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from sidecar.engines import plugin_calls as plugin
 from sidecar.engines import vllm_answers as answers
@@ -15,7 +16,7 @@ from sidecar.engines.deadlines import USUAL, Deadlines
 from sidecar.engines.driver import CHECK_NAME_PREFIX, EngineError, EngineUnreachable, EngineUnusable
 from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply
 from sidecar.engines.loaded import LoadedNames
-from sidecar.engines.swap_risk import swap_risk
+from sidecar.engines.swap_risk import LastThere, reload_risk, swap_risk
 from sidecar.engines.vllm_http import VllmHttp
 from sidecar.engines.vllm_process import LOAD_PATH, UNLOAD_PATH, VllmProcess, examine
 from sidecar.observed import (
@@ -36,6 +37,12 @@ from sidecar.steps import OnStep, Step, ignore
 
 UNTOLD = EngineLimits()
 LULL_POLL_SECONDS = 0.1
+
+
+class Risk(Protocol):
+    """Why a name may not get weights while the engine is so; empty: it may."""
+
+    def __call__(self, evidence: DrainEvidence, /, *, listed: int, max_loras: int | None) -> str: ...
 
 
 class VllmEngine:
@@ -70,6 +77,7 @@ class VllmEngine:
         self._past = past or LoadedNames()
         self._process: VllmProcess | None = None
         self._base_model: str | None = None
+        self._there = LastThere()
 
     @property
     def url(self) -> str:
@@ -86,6 +94,7 @@ class VllmEngine:
         before, after = self._read_metrics(first), self._read_metrics(last)
         process = await self._examined(before)
         listing = answers.read_listing(cards)
+        self._there.note(before.incarnation, listing.adapters, asyncio.get_running_loop().time())
         if after.incarnation != before.incarnation:
             raise EngineUnreachable(f"{self.url} restarted while it was looked at")
         self._base_model = listing.base_models[0]
@@ -101,8 +110,12 @@ class VllmEngine:
         return (await self._metrics()).incarnation
 
     async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
-        """See `Engine.load`."""
-        process = self._process
+        """See `Engine.load`. What had the name before may still be in a batch with it, as after a swap."""
+        process, gone_seconds = self._process, self._there.seconds_since(name, asyncio.get_running_loop().time())
+        if not self._has_plugin and gone_seconds is not None:
+            danger = await self._danger(name, partial(reload_risk, name, gone_seconds=gone_seconds))
+            if danger is not None:
+                return danger
         if process is None or not process.remembers_names:
             return await self._load(name, path, request_id, Step.LOAD_SENT, Step.LOADED)
         load = partial(self._load, name, path, request_id, Step.LOAD_SENT, Step.LOADED)
@@ -110,6 +123,8 @@ class VllmEngine:
 
     async def unload(self, name: str, *, request_id: str) -> Outcome:
         """See `Engine.unload`. By the plugin, so that it knows for whom the old weights are kept."""
+        if self._process is not None:
+            self._there.note(self._process.incarnation, [name], asyncio.get_running_loop().time())
         by_plugin = self._has_plugin
         call = plugin.unload_call(name) if by_plugin else _unload(name)
         [answer] = await self._post([call], request_id, self._deadlines.unload_seconds, Step.UNLOAD_SENT, Step.UNLOADED)
@@ -135,14 +150,8 @@ class VllmEngine:
 
     async def _swap_pipelined(self, name: str, old: str, new: str, request_id: str) -> Outcome:
         """Between the unload and the load, which are sent together, the engine knows no `name`."""
-        try:
-            risk = await self._risk_after_a_lull(name)
-        except EngineUnreachable as error:
-            return Gone(f"{error}")
-        except EngineUnusable as error:
-            return Transient(f"{error}")
-        if risk:
-            return Transient(risk)
+        if (danger := await self._danger(name, partial(swap_risk, name))) is not None:
+            return danger
         check = check_name(new)
         proof = await self._load(check, new, request_id, Step.PROOF_SENT, Step.PROVEN)
         # The name says which path it was loaded from: one that is left over from an earlier swap proves the same.
@@ -153,15 +162,20 @@ class VllmEngine:
             await self.unload(check, request_id=request_id)  # the planner unloads it where this fails
         return outcome
 
-    async def _risk_after_a_lull(self, name: str) -> str:
-        """Waits a little for a moment at which a swap cannot end the engine; why there was none."""
+    async def _danger(self, name: str, risk: Risk) -> Outcome | None:
+        """Waits a little for a moment at which `name` may get weights; None: now. Else why there was none."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self._deadlines.lull_seconds
-        while (risk := await self._risk(name)) and loop.time() < end:  # noqa: ASYNC110 - another process is waited for
-            await asyncio.sleep(LULL_POLL_SECONDS)
-        return risk
+        try:
+            while (why := await self._why_not(name, risk)) and loop.time() < end:  # noqa: ASYNC110 - the engine's
+                await asyncio.sleep(LULL_POLL_SECONDS)
+        except EngineUnreachable as error:
+            return Gone(f"{error}")
+        except EngineUnusable as error:
+            return Transient(f"{error}")
+        return Transient(why) if why else None
 
-    async def _risk(self, name: str) -> str:
+    async def _why_not(self, name: str, risk: Risk) -> str:
         seconds = self._deadlines.probe_seconds + self._deadlines.list_seconds
         metrics, cards = await self._http.get(["/metrics", "/v1/models"], seconds)
         try:
@@ -169,7 +183,7 @@ class VllmEngine:
         except EngineUnreachable as error:
             return f"whether requests for {name} are under way cannot be told: {error}"
         max_loras = self._read_metrics(metrics).limits.max_loras
-        return swap_risk(name, evidence, listed=len(answers.read_listing(cards).adapters), max_loras=max_loras)
+        return risk(evidence, listed=len(answers.read_listing(cards).adapters), max_loras=max_loras)
 
     async def _load(self, name: str, path: str, request_id: str, sent: Step, answered: Step) -> Outcome:
         [answer] = await self._post([_load(name, path)], request_id, self._deadlines.load_seconds, sent, answered)
@@ -197,7 +211,7 @@ class VllmEngine:
         return await self._put_back(name, old, outcome, request_id)
 
     async def _put_back(self, name: str, old: str, failed: Outcome, request_id: str) -> Outcome:
-        outcome = await self.load(name, old, request_id=request_id)
+        outcome = await self._load(name, old, request_id, Step.LOAD_SENT, Step.LOADED)
         return failed if isinstance(outcome, Done | AlreadyThere) else Unknown(f"{failed}; and putting back: {outcome}")
 
     async def is_busy(self) -> bool:

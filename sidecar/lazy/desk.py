@@ -108,6 +108,7 @@ class Desk:
                 return await self._wait(name, answer)
         finally:
             self._waiting -= 1
+            self._means.inputs.wake()  # what was not called while the question was open may be now
 
     async def _wait(self, name: str, answer: Answer | _NotYet) -> Answer:
         until = self._chance.monotonic() + self._answer_seconds

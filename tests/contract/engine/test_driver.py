@@ -200,3 +200,26 @@ async def test_a_swap_that_might_end_the_engine_waits_for_a_lull(tiny):
         for one in (engine, patient):
             await one.aclose()
         await asker.client.aclose()
+
+
+async def test_a_name_that_was_unloaded_is_not_loaded_while_what_it_was_still_runs(tiny):
+    """R8: deleted and created again is no swap, and can end the engine all the same."""
+    a, b = tiny.adapter("a"), tiny.adapter("b")
+    crowded = SimulatedVllm(Options(served_model_name=BASE_MODEL, model=str(tiny.model), max_loras=2))
+    async with serving(crowded) as url:
+        asker, engine = Asker(url), VllmEngine(url, deadlines=Deadlines(lull_seconds=0.0))
+        await asker.load("x", a)
+        await asker.load("y", b)
+        await asker.complete("x", PROMPT)
+        await engine.observe()
+        async with crowded._turn:  # no step ends meanwhile
+            asking = asyncio.create_task(asker.complete("x", PROMPT))
+            await eventually(lambda: crowded.waiting)
+            assert await engine.unload("x", request_id="r") == Done()
+            assert await engine.observe()
+            assert isinstance(await engine.load("x", b, request_id="r"), Transient)
+            assert await asker.adapters() == {"y": b}
+        await asking
+        assert await engine.load("x", b, request_id="r") == Done()
+        await engine.aclose()
+        await asker.client.aclose()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from unittest import mock
 
 import structlog
@@ -11,10 +12,12 @@ from registry.etcd3.ops import Delete, Put
 from registry.keys import Keys
 from registry.model.assignment import assign
 from registry.model.placement import Member
-from registry.model.records import Placement
+from registry.model.records import Placement, PoolSpec
 from registry.model.status import Presence
 from sidecar.inputs import Inputs
+from sidecar.roll import Roll
 from tests.integration.sidecar.feeding import feeding
+from tests.support.etcd import compact
 from tests.support.fleet import POOL, Hand, Sidecar
 from tests.support.waiting import eventually
 
@@ -73,6 +76,38 @@ async def test_nobody_is_followed_any_more_once_no_place_depends_on_them(hand, t
             await hand.commit(presence(hand, "r2"))
             await hand.put(hand.record("b", "v1", placement=ONE))
             await eventually(lambda: knows(inputs, "r1", "r2"))
+
+
+async def test_a_store_whose_list_is_held_says_nothing_of_who_lives(own_etcd, tmp_path):
+    """R15 brake: a share that grows because others are missing too would push out what runs."""
+    client = Client(own_etcd.options())
+    hand = Hand(client, Keys("/x"), tmp_path)
+    (tmp_path / "sources").mkdir()
+    many = [f"m{number}" for number in range(20)]
+    try:
+        await hand.pool()
+        await hand.commit(presence(hand, "r1"), presence(hand, "r2"))
+        await hand.put(*(hand.record(name, "v1", placement=ONE) for name in many))
+        with mock.patch("sidecar.roll.BELIEVE_SECONDS", 0.0):
+            async with feeding(hand, tmp_path / "state", Inputs()) as inputs:
+                await eventually(lambda: knows(inputs, "r1", "r2"))
+            await hand.delete(*many)
+            await compact(client, await hand.commit(Delete(hand.keys.replica(POOL, "r2"))))
+            with mock.patch.object(Roll, "call", autospec=True, side_effect=Roll.call) as call:
+                async with feeding(hand, tmp_path / "state", Inputs()) as inputs:
+                    await eventually(lambda: inputs.held and inputs.desired is not None)
+                    await hand.commit(presence(hand, "r3"))
+                    await eventually(lambda: any("r3" in one.args[1] for one in call.mock_calls))
+                    await asyncio.sleep(0)
+                    assert knows(inputs, "r1", "r2")
+                    revision = int(inputs.held.rpartition("--revision ")[2])
+                    spec = PoolSpec(name=POOL, base_models=["base"], removals_confirmed_revision=revision)
+                    again = hand.record(many[0], "v1", placement=ONE)
+                    await hand.put(again)
+                    await hand.commit(Put(hand.keys.pool(POOL), spec.to_bytes()))
+                    await eventually(lambda: knows(inputs, "r1", "r3"))
+    finally:
+        await client.aclose()
 
 
 async def test_without_etcd_a_restart_comes_back_to_its_own_share(hand, engine, tmp_path, own_etcd):

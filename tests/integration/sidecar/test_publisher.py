@@ -120,3 +120,26 @@ async def test_presence_says_how_many_adapters_the_engine_can_hold(publisher, pu
     assert await published.owner() == "ours"
     publisher.offer(lambda: status(2))
     await eventually(lambda: says(published, 2))
+
+
+async def test_a_restart_says_what_the_process_before_said_until_it_has_looked_itself(etcd, etcd_client, published):
+    """R3 converge: others place adapters by it, and none of them is to move for a restart."""
+    before = presence("ours").model_copy(update={"capacity": 16, "incarnation": "before"})
+    await etcd_client.txn(Txn((), (Put(published.presence, before.to_bytes()),)))
+    publisher = Publisher(etcd_client, Keys(etcd.prefix), presence("ours"), Chance(), on_change=lambda: None)
+    running = asyncio.create_task(publisher.run())
+    publisher.offer(lambda: status(1))
+    try:
+        await eventually(lambda: says(published, 1))
+        (kv,) = (await etcd_client.range(Range(published.presence))).kvs
+        assert (Presence.parse(kv.value).incarnation, Presence.parse(kv.value).capacity) == ("ours", 16)
+        publisher.hold(None)
+
+        async def holds_none() -> bool:
+            return await published.capacity() is None
+
+        await eventually(holds_none)
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running

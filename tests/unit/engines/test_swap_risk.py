@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.engines.swap_risk import swap_risk
+from sidecar.engines.swap_risk import MAX_NAMES, QUEUE_SECONDS, LastThere, reload_risk, swap_risk
 from sidecar.observed import DrainEvidence
 
 
@@ -40,3 +40,31 @@ def test_a_swap_that_might_end_the_engine_says_why_and_what_to_do(seen, listed, 
     said = swap_risk("sql", seen, listed=listed, max_loras=max_loras)
     assert f"--max-loras {listed + 2}" in said
     assert "plugin" in said
+
+
+@pytest.mark.parametrize(
+    ("seen", "gone_seconds", "is_risky"),
+    [
+        (evidence(running=1, adapters=frozenset({"sql"})), 1e6, True),
+        (evidence(waiting=1), QUEUE_SECONDS - 1, True),
+        (evidence(running=1, adapters=None), QUEUE_SECONDS - 1, True),
+        (evidence(waiting=1, running=1, adapters=frozenset({"other"})), QUEUE_SECONDS, False),
+        (evidence(waiting=1, running=1, adapters=None), QUEUE_SECONDS, False),
+        (evidence(), 0.0, False),
+    ],
+    ids=["its own run", "whose waits", "whose runs", "nobody waits so long", "nor runs", "idle"],
+)
+def test_a_name_that_was_unloaded_is_not_loaded_beside_requests_of_what_it_was(seen, gone_seconds, is_risky):
+    """R8: and yet a busy engine does not keep it away for ever."""
+    assert bool(reload_risk("sql", seen, listed=8, max_loras=2, gone_seconds=gone_seconds)) == is_risky
+
+
+def test_what_an_engine_had_is_known_of_one_process_and_of_so_many_names():
+    there = LastThere()
+    there.note("1", ["a", "b"], 1.0)
+    there.note("1", ["a"], 3.0)
+    assert (there.seconds_since("a", 5.0), there.seconds_since("b", 5.0), there.seconds_since("c", 5.0)) == (2, 4, None)
+    there.note("1", (f"n{number}" for number in range(MAX_NAMES - 1)), 6.0)
+    assert (there.seconds_since("a", 7.0), there.seconds_since("b", 7.0)) == (4, None)
+    there.note("2", ["c"], 8.0)
+    assert (there.seconds_since("a", 9.0), there.seconds_since("c", 9.0)) == (None, 1)

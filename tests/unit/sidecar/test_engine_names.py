@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from registry.errors import InvalidArgument
 from registry.model.names import check_adapter_name
 from sidecar.engine_names import SEPARATOR, engine_name, key_of, names_of
 from sidecar.failures import Failure
+from sidecar.leaving import Stuck
 from sidecar.plan import Load, Plan, Unload
 from sidecar.planner import make_plan
-from tests.support.records import kv
+from sidecar.share import Sharing
+from tests.support.fleets import placed_at
+from tests.support.records import POOL, kv
 from tests.support.worlds import desired, forgetless, known, observed, path_of, pool, wants
 
 VERSIONED = pool(names="versioned")
@@ -117,6 +122,29 @@ def test_a_full_engine_changes_its_names_one_by_one():
     assert called(plan(state, over, "v1", spec=spec)) == ["Unload a@1"]
     stuck = Failure(None, "e1", "still_listed", "no", 1, 2000.0)
     assert called(plan(state, over, "v1", spec=spec, failures={"a@1": stuck})) == []
+
+
+def test_what_stays_for_others_takes_no_room_from_what_is_to_come():
+    """R3: a place that nobody can take over must not hold up the next generation of everything else for ever."""
+    spec = pool(names="versioned", max_adapters=2)
+    away = [kv(name, 1, placement=placed_at("all", zone="nowhere")) for name in ("x", "y", "z")]
+    state = desired(kv("a", 2, generation=2, source="v2"), *away)
+    listed = {"a@1": "v1", "x@1": "v1", "y@1": "v1", "z@1": "v1"}
+    facts = replace(known(state, "v1", "v2"), share=Sharing(POOL, "r1", {}).find(state, None))
+    made = make_plan(state, spec, observed(listed), facts, now=1000.0)
+    assert [one.name for one in made.leaving] == ["x@1", "y@1", "z@1"]
+    stuck = replace(facts, handed=dict.fromkeys(made.leaving, Stuck("nobody is there")))
+    told = make_plan(state, spec, observed(listed), stuck, now=1000.0)
+    assert reasons(told.warnings) == dict.fromkeys("xyz", "not_handed_over"), "by the adapter's own name"
+    assert called(made) == ["Load a@2"]
+
+
+def test_what_is_loaded_of_unreadable_records_takes_no_room_either():
+    """R14: all others proceed."""
+    spec = pool(names="versioned", max_adapters=2)
+    state = desired(kv("a", 2, generation=2, source="v2"), *(kv(name, 1, b"?") for name in ("x", "y", "z")))
+    listed = {"a@1": "v1", "x@1": "v1", "y@1": "v1", "z@1": "v1"}
+    assert called(plan(state, observed(listed), "v2", spec=spec)) == ["Load a@2"]
 
 
 def test_a_swap_is_refused_where_the_engine_remembers_the_old_weights():

@@ -50,6 +50,15 @@ def test_a_refusal_becomes_permanent_for_this_engine_and_artifact():
     assert after_call(Refused("m"), REF, "e2", failure, now=0.0, uniform=longest).attempts == 1
 
 
+def test_an_unload_is_tried_for_ever_and_not_waited_for():
+    """R6 unload-eventual: an engine that refuses it passes through a bad time, as far as anybody can tell."""
+    failure = None
+    for _ in range(TRIES_UNTIL_READY + REFUSALS_UNTIL_PERMANENT):
+        failure = after_call(Refused("m"), None, "e1", failure, now=0.0, uniform=longest)
+    assert failure.retry_at is not None
+    assert failure.is_settled()
+
+
 def test_staging_failures_hold_whatever_the_engine():
     permanent = after_staging(ArtifactError("r", "m", permanent=True), REF, None, now=0.0, uniform=longest)
     assert permanent.retry_at is None

@@ -14,16 +14,18 @@ from typing import Any
 import pytest
 
 from registry.etcd3.ops import KeyValue
-from registry.model.records import AdapterRecord, AdapterSpec, Placement, Source
+from registry.model.records import AdapterRecord, AdapterSpec, Placement, PoolSpec, Source
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.chance import Chance
 from sidecar.desired import DesiredState, Informer
 from sidecar.executor import Attempt
 from sidecar.inputs import Inputs
+from sidecar.journal import Journal
 from sidecar.lazy.catalogue import Catalogue
 from sidecar.lazy.demand import Demand
 from sidecar.observed import AlreadyThere, Done, EngineFacts, Observed, Outcome, Unknown
 from sidecar.ownership import Ownership
+from sidecar.pool_feed import PoolFeed
 from sidecar.reconciler import Reconciler, Report
 from sidecar.share import Sharing
 from tests.support.records import KEYS, POOL
@@ -169,6 +171,21 @@ async def test_what_is_wanted_of_a_replica_is_what_it_should_serve_by_itself(ter
     assert {report.desired_count for report in reports} == {count}
 
 
+async def test_a_pool_whose_record_cannot_be_read_is_told_as_that(tmp_path):
+    """R14 nack: etcd was reached, and says something that nobody here understands."""
+    inputs = Inputs()
+    inputs.desired = desired(1, "a")
+    feed = PoolFeed(None, KEYS, POOL, inputs, Journal(tmp_path), Chance())  # type: ignore[arg-type]
+    async with running(Engine(lambda: None), inputs) as reports:
+        inputs.pool_read = False
+        feed.take(b'{"schema": 99}')
+        inputs.wake()
+        await eventually(lambda: reports and "record cannot be followed" in reports[-1].situation.note)
+        feed.take(PoolSpec(name=POOL, base_models=["base"]).to_bytes())
+        inputs.wake()
+        await eventually(lambda: reports[-1].situation.ready)
+
+
 def test_what_a_call_was_said_to_have_done_is_borne_out_by_the_listing_alone():
     """R9: that a name is there already says nothing of where it was loaded from, and nothing at all a moment later."""
     ref = ArtifactRef("file:///a", "sha256:" + "0" * 64)
@@ -177,6 +194,9 @@ def test_what_a_call_was_said_to_have_done_is_borne_out_by_the_listing_alone():
         assert load.is_borne_out(listing(a="/store/new"))
         assert not load.is_borne_out(listing())
         assert load.is_borne_out(listing(a="/elsewhere")) == isinstance(outcome, AlreadyThere)
+    swap = Attempt("a", "a", "/store/new", ref, "e1", AlreadyThere(), before="/store/old")
+    assert swap.is_borne_out(listing(a="/elsewhere"))
+    assert not swap.is_borne_out(listing(a="/store/old")), "it would be planned again at once, for ever"
     unload = Attempt("a", "a", None, None, "e1", Done())
     assert unload.is_borne_out(listing(b="/store/b"))
     assert not unload.is_borne_out(listing(a="/store/new"))

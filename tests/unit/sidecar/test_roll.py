@@ -56,6 +56,16 @@ def test_a_replica_that_is_another_now_is_known_as_such():
     assert roll.members["b"].labels == {"zone": "x"}
 
 
+def test_a_store_in_doubt_says_nothing_of_who_lives():
+    """R15: what runs is untouched, also what runs because somebody else is alive."""
+    roll = called((0.0, ALL), (5.0, ALL))
+    roll.call(fleet("a", "d"), 10.0, is_doubtful=True)
+    roll.look(99.0, is_doubtful=True)
+    assert (roll.members, roll.due) == (ALL, None)
+    roll.look(100.0)
+    assert roll.members == fleet("a", "d")
+
+
 def test_nothing_changes_where_nothing_does():
     roll = called((0.0, ALL), (5.0, ALL))
     before = roll.members

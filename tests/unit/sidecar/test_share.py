@@ -80,7 +80,8 @@ def test_what_others_are_to_serve_is_kept_until_they_do():
     (warning,) = planned(ONE_EACH, found, listed, {leaving: Stuck("r2 cannot")}).warnings
     assert (warning.name, warning.reason) == (lost, "not_handed_over")
     taken = planned(ONE_EACH, found, listed, {leaving: Taken()})
-    assert (taken.calls, taken.leaving) == ((Unload(lost, "/store/adapters/sha256-v1"),), ())
+    assert taken.calls == (Unload(lost, "/store/adapters/sha256-v1"),)
+    assert (taken.leaving, taken.still_served) == ((leaving,), ()), "whoever is to serve it is asked until it is gone"
 
 
 def test_what_is_kept_of_a_generation_before_is_told_as_that():

@@ -53,9 +53,9 @@ async def test_a_name_that_comes_to_be_asked_about_after_the_plan_is_not_called(
     executor = Executor(engine, Inputs(), Chance(random.Random(0)), lambda key: key not in asked)  # type: ignore[arg-type]
     calls = (Unload("acme/a", "/p"), Swap("b", "/p", "/q", REF, ""), Load("c", "/p", REF, ""))
     plan = Plan(1, (), calls, (), (), (), None)
-    attempts = await executor.carry_out(plan, "e1", is_serving=False)
+    carried = await executor.carry_out(plan, "e1", is_serving=False)
     assert engine.called == ["c"]
-    assert [one.name for one in attempts] == ["c"]
+    assert [one.name for one in carried.attempts] == ["c"]
 
 
 async def test_an_engine_that_was_told_of_something_is_looked_at_often():

@@ -129,6 +129,21 @@ async def test_what_takes_too_long_is_told_so_and_is_there_the_next_time():
         assert scene.store.asked == 1
 
 
+async def test_what_could_not_be_called_while_a_name_was_asked_for_is_called_once_it_is_not():
+    """R3: an adapter that is eager now, and in the store, does not wait for the next look at the engine."""
+    scene = Scene()
+    scene.store.gates["of-a"] = asyncio.Event()
+    async with scene.open():
+        asking = asyncio.create_task(scene.desk.ask("a"))
+        await eventually(lambda: scene.demand.is_asked("a"))
+        scene.informer.apply(11, [put("a", 11, source="of-a", generation=2)])
+        scene.post()
+        assert await asking == No("not_lazy")
+        assert not scene.demand.is_asked("a")
+        async with asyncio.timeout(1.0):
+            await scene.inputs.wait(None)
+
+
 async def test_one_that_hangs_delays_no_other():
     """R8 isolation."""
     scene = Scene()
