@@ -9,6 +9,7 @@ from registry.etcd3.client import Client
 from registry.etcd3.ops import Put, Range, RangeResult, Txn
 from registry.store.budget import Budget
 from registry.store.pool_sight import read_facts
+from tests.support.etcd import compact
 from tests.support.said import SaidReplicas
 
 
@@ -24,7 +25,7 @@ class _Compacting:
         if not read.revision and self.times:
             self.times -= 1
             moved = await self._client.txn(Txn((), (Put(read.key + b"!", b""),)))
-            await self._client.compact(moved.revision)
+            await compact(self._client, moved.revision)
         return found
 
 
