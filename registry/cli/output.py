@@ -101,7 +101,7 @@ class Printer:
         for title in titles:
             table.add_column(title, overflow="fold")
         for row in rows:
-            table.add_row(*(Text(_printable_lines(cell)) for cell in row))
+            table.add_row(*(Text(printable(cell)) for cell in row))
         for line in self._rendered(table):
             self._write(line + "\n")
 
