@@ -2,7 +2,9 @@
 
 `ensure` of what is present opens its lock file, takes the lock and looks whether the directory is there; the floor does
 just that. Staging is compared with copying the same two files, as anybody would who wants to keep them: written,
-synced, and put in their place by a rename that is synced too.
+synced, and put in their place by a rename that is synced too, as many at once as the store takes. Nothing is hashed
+there, nothing looked at. Where other programs share the processors, waiting for them is a part of both; what each of
+the two took of a processor is told beside.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import uuid
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
-from bench.figures import Figure, check, of_times
+from bench.figures import Figure, check, of_times, percentile
 from registry.lora.manifest import FILES
 from registry.sources.stop import Stop
 from sidecar.artifacts.files import sync_directory
@@ -53,20 +55,23 @@ async def store_present(folder: Path) -> list[Figure]:
     adapters = [write_adapter(folder / "sources" / f"a{seed}", seed=seed) for seed in range(PRESENT)]
     first = LocalStore(folder / "store", "r1", [folder.as_uri()])
     staged = [await first.ensure(_ref(adapter)) for adapter in adapters]
-    floor, ours, known = list[float](), list[float](), list[float]()
+    floor, ours, known, spent = list[float](), list[float](), list[float](), list[float]()
     for number in range(LOOKS):
         second = LocalStore(folder / "store", f"r2-{number}", [folder.as_uri()])
         for adapter, one in zip(adapters, staged, strict=True):
             lock, directory = folder / "store" / "locks" / one.id, Path(one.path)
             floor.append(_time(partial(_look, lock, directory)))
+            before = process_time()
             ours.append(await _ensure(second, adapter))
+            spent.append(process_time() - before)
             known.append(await _ensure(second, adapter))
         second.close()
     first.close()
-    worst = sorted(ours)[int(len(ours) * 0.99)]
+    worst, busiest = percentile(ours, 0.99), percentile(spent, 0.99)
+    told = f"p99 {worst * 1000:.2f} ms; of processor time {busiest * 1000:.2f} ms"
     return [
         of_times("store_ensure_first", floor, ours, target="", note=f"target: {LIMIT_SECONDS * 1000:g} ms"),
-        Figure("store_ensure_first_p99", worst / LIMIT_SECONDS, "< 1 of 1 ms", f"p99 {worst * 1000:.2f} ms"),
+        Figure("store_ensure_first_p99", worst / LIMIT_SECONDS, "< 1 of 1 ms", told),
         of_times("store_ensure_again", floor, known, target="<= 1", note="from memory, while the lease stands"),
     ]
 
@@ -95,14 +100,21 @@ async def store_1000(folder: Path) -> list[Figure]:
     adapters = [write_adapter(folder / "sources" / f"a{seed}", seed=seed) for seed in range(STAGED)]
     (folder / "copies").mkdir()
     store = LocalStore(folder / "store", "r1", [folder.as_uri()], budget_bytes=1 << 40)
-    floor, ours = list[float](), list[float]()
+    floor, ours, processor = list[float](), list[float](), [0.0, 0.0]
     for begin in range(0, STAGED, TURN):
         turn = adapters[begin : begin + TURN]
+        begun = process_time()
         floor.append(await _all_at_once(turn, partial(_copy_in_thread, folder / "copies")))
+        between = process_time()
         ours.append(await _all_at_once(turn, partial(_ensure, store)))
+        processor = [processor[0] + between - begun, processor[1] + process_time() - between]
     upkeep = [_time(lambda: store.upkeep.round(Stop())) for _ in range(5)]
     store.close()
-    note = f"{TURN} adapters a turn; a round of upkeep over {STAGED}: {min(upkeep) * 1000:.1f} ms"
+    each = "floor {:.2f} ms, ours {:.2f} ms".format(*(one * 1000 / STAGED for one in processor))
+    note = (
+        f"{TURN} adapters a turn; processor time of each: {each}; "
+        f"a round of upkeep over {STAGED}: {min(upkeep) * 1000:.1f} ms"
+    )
     return [of_times("store_1000", floor, ours, target="", note=note)]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +19,8 @@ from registry.lora.manifest import CONFIG_FILE, FILES, WEIGHTS_FILE, FileEntry, 
 from registry.lora.policy import Limits, Policy
 from registry.lora.tensors import LENGTH_BYTES, Header, header_length, read_header
 
+# Opens one of an adapter's files by its name.
+OpenFile = Callable[[str], BufferedReader | BytesIO]
 _CHUNK_BYTES = 1 << 20
 _OTHER_WEIGHTS = ("adapter_model.bin", "adapter_model.pt")
 
@@ -58,13 +62,19 @@ def examine_directory(directory: Path, base: BaseModules | None, limits: Limits,
         UnfitAdapter: it cannot be served; `findings` says why, all of it.
         OSError: a file cannot be read.
     """
-    opened = open_directory(directory)
-    verdict = examine(opened.config, opened.header.tensors, base, limits, policy)
-    with (directory / WEIGHTS_FILE).open("rb") as file:
-        findings = [*verdict.findings, *not_finite(file, opened.start, opened.header.tensors)]
+    return examine_files(_files_of(directory), base, limits, policy)
+
+
+def examine_files(open_file: OpenFile, base: BaseModules | None, limits: Limits, policy: Policy) -> Examined:
+    """As `examine_directory`, wherever the files are."""
+    config = read_config(_config_bytes(open_file))
+    with open_file(WEIGHTS_FILE) as file:
+        header, start = read_header_of(file, WEIGHTS_FILE)
+        verdict = examine(config, header.tensors, base, limits, policy)
+        findings = [*verdict.findings, *not_finite(file, start, header.tensors)]
     if findings:
         raise UnfitAdapter(findings)
-    return Examined(opened, verdict)
+    return Examined(Opened(config, header, start), verdict)
 
 
 def open_directory(directory: Path) -> Opened:
@@ -74,14 +84,19 @@ def open_directory(directory: Path) -> Opened:
         UnfitAdapter: one of them is none.
         OSError: a file cannot be read.
     """
-    config = read_config(_config_bytes(directory))
-    with (directory / WEIGHTS_FILE).open("rb") as file:
+    open_file = _files_of(directory)
+    config = read_config(_config_bytes(open_file))
+    with open_file(WEIGHTS_FILE) as file:
         header, start = read_header_of(file, WEIGHTS_FILE)
     return Opened(config, header, start)
 
 
-def _config_bytes(directory: Path) -> bytes:
-    with (directory / CONFIG_FILE).open("rb") as file:
+def _files_of(directory: Path) -> OpenFile:
+    return lambda name: (directory / name).open("rb")
+
+
+def _config_bytes(open_file: OpenFile) -> bytes:
+    with open_file(CONFIG_FILE) as file:
         content = file.read(MAX_CONFIG_BYTES + 1)
     if len(content) > MAX_CONFIG_BYTES:
         raise not_an_adapter(CONFIG_FILE, f"more than {MAX_CONFIG_BYTES} bytes", "a configuration")

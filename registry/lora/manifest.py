@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -29,7 +29,8 @@ def canonical_json(value: object) -> bytes:
 
 def manifest_digest(entries: Iterable[FileEntry]) -> str:
     """``sha256:<hex>`` of the canonical manifest of the files, whatever their order."""
-    files = [asdict(entry) for entry in sorted(entries, key=lambda entry: entry.path)]
+    ordered = sorted(entries, key=lambda entry: entry.path)
+    files = [{"path": entry.path, "size": entry.size, "sha256": entry.sha256} for entry in ordered]
     return "sha256:" + sha256_of({"schema": "lora-manifest/1", "files": files})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 # Raised whenever the same policy would make other bytes, so that these get another id.
@@ -20,7 +20,8 @@ class Policy:
 
     def as_dict(self) -> dict[str, object]:
         """The policy and its version, as they go into the prepared id and the report."""
-        return {"name": "prepare", "version": VERSION, **asdict(self)}
+        choices = {"remap": self.remap, "vision": self.vision, "dora": self.dora}
+        return {"name": "prepare", "version": VERSION, **choices}
 
 
 def policy_of(values: dict[str, Any]) -> Policy:

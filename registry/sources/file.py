@@ -61,14 +61,14 @@ class FileSource:
             ArtifactError: ``source_not_allowed``.
         """
         try:
-            path = path_of(uri).resolve()
-            resolved = [root.resolve() for root in roots]
-        except (ValueError, OSError, RuntimeError) as error:
+            path = _resolved(path_of(uri))
+            resolved = [_resolved(root) for root in roots]
+        except (ValueError, OSError) as error:
             raise _not_allowed(f"{without_secrets(uri)!r} cannot be followed: {error}") from error
         for root in resolved:
-            if path.is_relative_to(root):
-                return cls(root, path.relative_to(root).parts)
-        allowed = ", ".join(map(str, resolved)) or "nothing"
+            if path == root or path.startswith(f"{root.rstrip('/')}/"):
+                return cls(Path(root), tuple(filter(None, path[len(root) :].split("/"))))
+        allowed = ", ".join(resolved) or "nothing"
         raise _not_allowed(f"{path} is not under an allowed directory; allowed: {allowed}; see --allow-source")
 
     @property
@@ -81,9 +81,9 @@ class FileSource:
         with ExitStack() as stack:
             directory = self._open_directory(stack)
             files = {name: self._open_file(directory, name, stack) for name in FILES}
-            before = {name: _state(os.fstat(file)) for name, file in files.items()}
-            for name, state in before.items():
-                receive(name, state.size_bytes, self._chunks(files[name], state.size_bytes))
+            before = {name: state for name, (_, state) in files.items()}
+            for name, (file, state) in files.items():
+                receive(name, state.size_bytes, self._chunks(file, state.size_bytes))
             if before != self._states(directory):
                 raise self._changed()
 
@@ -102,24 +102,25 @@ class FileSource:
             raise self._unreadable(error) from error
         return directory
 
-    def _open_file(self, directory: int, name: str, stack: ExitStack) -> int:
+    def _open_file(self, directory: int, name: str, stack: ExitStack) -> tuple[int, _State]:
         try:
             file = _opened(name, _FILE, directory, stack)
-            mode = os.fstat(file).st_mode
+            found = os.fstat(file)
         except FileNotFoundError as error:
             raise self._absent(directory, name) from error
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO):  # a symlink, a socket
                 raise self._not_regular(name) from error
             raise self._unreadable(error) from error
-        if not stat.S_ISREG(mode):
+        if not stat.S_ISREG(found.st_mode):
             raise self._not_regular(name)
-        return file
+        return file, _state(found)
 
     def _chunks(self, file: int, size_bytes: int) -> Iterator[bytes]:
         """The content, refused where it is not as long as it was said to be."""
         left_bytes = size_bytes
-        while chunk := self._read(file):
+        # One byte more is asked for than was promised, so that the end is seen with what comes last.
+        while left_bytes and (chunk := self._read(file, min(CHUNK_BYTES, left_bytes + 1))):
             left_bytes -= len(chunk)
             if left_bytes < 0:
                 raise self._changed()
@@ -127,9 +128,9 @@ class FileSource:
         if left_bytes:
             raise self._changed()
 
-    def _read(self, file: int) -> bytes:
+    def _read(self, file: int, most_bytes: int) -> bytes:
         try:
-            return os.read(file, CHUNK_BYTES)
+            return os.read(file, most_bytes)
         except OSError as error:
             raise self._unreadable(error) from error
 
@@ -159,6 +160,17 @@ class FileSource:
     def _unreadable(self, error: OSError) -> ArtifactError:
         message = f"{self.path} cannot be read: {error.strerror}; check its disk and that this user may read it"
         return ArtifactError("source_io", message, permanent=False)
+
+
+def _resolved(path: Path) -> str:
+    """Where an absolute path leads; whether there is anything is another question. Raises OSError: in circles."""
+    resolved = os.path.realpath(path)  # Path.resolve takes three times as long
+    try:
+        Path(resolved).stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise
+    return resolved
 
 
 class _State(NamedTuple):

@@ -59,7 +59,11 @@ def write_atomic(path: Path, content: bytes, *, temporary: Path) -> None:
 
     The caller alone uses `temporary`, which is on the same file system.
     """
-    temporary.write_bytes(content)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        _write_whole(descriptor, content, temporary)
+    finally:
+        os.close(descriptor)
     temporary.rename(path)
 
 
@@ -71,10 +75,15 @@ def append_line(path: Path, line: str) -> None:
     content = f"\n{line}\n".encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
-        if os.write(descriptor, content) != len(content):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        _write_whole(descriptor, content, path)
     finally:
         os.close(descriptor)
+
+
+def _write_whole(descriptor: int, content: bytes, path: Path) -> None:
+    """In one call, as regular files allow that have room."""
+    if os.write(descriptor, content) != len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def sync_directory(directory: Path) -> None:

@@ -6,12 +6,13 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from io import BufferedReader, BytesIO
 from pathlib import Path
 
 from registry.lora.base import BaseModules
 from registry.lora.config import MAX_CONFIG_BYTES
-from registry.lora.directory import Examined, examine_directory
+from registry.lora.directory import Examined, examine_files
 from registry.lora.findings import UnfitAdapter
 from registry.lora.manifest import CONFIG_FILE, WEIGHTS_FILE, FileEntry, manifest_digest
 from registry.lora.policy import Limits, Policy
@@ -40,6 +41,10 @@ class Incoming:
         self.directory = directory
         self._reservation = reservation
         self.entries: list[FileEntry] = []
+        self._begun: set[str] = set()
+        self.is_placed = False
+        # Small files as they were hashed, so that they need not be read again to be looked at.
+        self._contents: dict[str, bytes] = {}
         self._caps = {CONFIG_FILE: MAX_CONFIG_BYTES, WEIGHTS_FILE: max_weights_bytes}
         self._stop = stop
         self._on_receiving = on_receiving
@@ -55,12 +60,18 @@ class Incoming:
         self._check_size(name, size_bytes)
         self._drop(name)
         self._reservation.admit(size_bytes, name)
-        with os.fdopen(os.open(self.directory / name, _NEW_FILE, 0o644), "wb", buffering=0) as file:
-            os.fchmod(file.fileno(), 0o444)
-            writing = Writing(file.fileno())
+        descriptor = os.open(f"{self.directory}/{name}", _NEW_FILE, 0o644)
+        self._begun.add(name)
+        try:
+            os.fchmod(descriptor, 0o444)
+            writing = Writing(descriptor)
             sha256 = writing.take(self._watched(name, size_bytes, chunks))
-            os.fsync(file.fileno())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         self.entries.append(FileEntry(name, writing.size_bytes, sha256))
+        if writing.whole is not None:
+            self._contents[name] = writing.whole
 
     def _watched(self, name: str, size_bytes: int, chunks: Iterator[bytes]) -> Iterator[bytes]:
         """The chunks as they arrive, while this staging may go on and there is room for the rest."""
@@ -74,8 +85,11 @@ class Incoming:
                 self._reservation.check_disk(max(0, size_bytes - arrived_bytes), name)
 
     def _drop(self, name: str) -> None:
+        if name not in self._begun:
+            return
         (self.directory / name).unlink(missing_ok=True)
         self.entries = [entry for entry in self.entries if entry.path != name]
+        self._contents.pop(name, None)
 
     def _check_size(self, name: str, size_bytes: int) -> None:
         if size_bytes == 0:
@@ -94,19 +108,24 @@ class Incoming:
             ArtifactError: it is none.
         """
         try:
-            return examine_directory(self.directory, base, Limits(), policy)
+            return examine_files(self._open, base, Limits(), policy)
         except UnfitAdapter as error:
             raise unfit(error.findings) from error
+
+    def _open(self, name: str) -> BufferedReader | BytesIO:
+        content = self._contents.get(name)
+        return (self.directory / name).open("rb") if content is None else BytesIO(content)
 
     def digest(self) -> str:
         """The manifest digest of what arrived."""
         return manifest_digest(self.entries)
 
-    def place(self, final: Path) -> None:
-        """Gives the directory its name; it survives a power cut from here on."""
+    def place(self, final: Path, naming: AbstractContextManager[None]) -> None:
+        """Gives the directory its name, within `naming`; all that is in it survives a power cut, if the name does."""
         sync_directory(self.directory)
-        self.directory.rename(final)
-        sync_directory(final.parent)
+        with naming:
+            self.directory.rename(final)
+        self.is_placed = True
 
 
 @contextmanager
@@ -125,13 +144,15 @@ def incoming(
     directory.mkdir()
     # Whatever our umask is: the engine may run as another user.
     directory.chmod(0o755)
-    try:
-        with room.reservation() as reservation:
-            yield Incoming(directory, max_weights_bytes, reservation, stop, on_receiving)
-    finally:
-        # A directory that cannot be removed is left to the next holder of the lock.
-        with suppress(OSError):
-            _remove(directory)
+    with room.reservation() as reservation:
+        arriving = Incoming(directory, max_weights_bytes, reservation, stop, on_receiving)
+        try:
+            yield arriving
+        finally:
+            if not arriving.is_placed:
+                # A directory that cannot be removed is left to the next holder of the lock.
+                with suppress(OSError):
+                    _remove(directory)
 
 
 def _remove(path: Path) -> None:

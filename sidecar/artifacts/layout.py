@@ -22,14 +22,19 @@ class Layout:
 
     root: Path
 
+    @property
+    def adapters(self) -> Path:
+        """Where artifacts have their names."""
+        return self.root / "adapters"
+
     def adapter(self, artifact: str) -> Path:
-        return self.root / "adapters" / f"sha256-{artifact}"
+        return self.root / f"adapters/sha256-{artifact}"
 
     def temporary(self, key: str, suffix: str) -> Path:
-        return self.root / "tmp" / f"{key}.{suffix}"
+        return self.root / f"tmp/{key}.{suffix}"
 
     def lock(self, key: str) -> Path:
-        return self.root / "locks" / key
+        return self.root / f"locks/{key}"
 
     @property
     def leases(self) -> Path:
@@ -50,14 +55,14 @@ class Layout:
 
     def staged_ids(self) -> set[str]:
         """Every artifact in the store. Raises OSError."""
-        names = os.listdir(self.root / "adapters")  # noqa: PTH208 - paths of thousands would be made for nothing
+        names = os.listdir(self.adapters)  # noqa: PTH208 - paths of thousands would be made for nothing
         return {match[1] for name in names if (match := _ADAPTER.fullmatch(name))}
 
     def report(self, artifact: str) -> Path:
-        return self.root / "reports" / f"{artifact}.json"
+        return self.root / f"reports/{artifact}.json"
 
     def pin(self, key: str) -> Path:
-        return self.root / "pins" / f"{key}.json"
+        return self.root / f"pins/{key}.json"
 
     def owns(self, path: str) -> str | None:
         """The id, if `path` is exactly that of an adapter's directory here; else None."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 
 from registry.lora.base import BaseModules
 from registry.lora.manifest import prepared_id
 from registry.lora.policy import Policy, policy_of
 from registry.sources.errors import ArtifactError
 from sidecar.artifacts.types import ArtifactRef
+
+# Each is asked for several times while its artifact is staged.
+MAX_IDS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,12 @@ class Order:
 
     def artifact(self, digest: str) -> str:
         """The prepared id that the source `digest` gets by this order."""
-        return prepared_id(digest, self.policy.as_dict(), self.fingerprint)
+        return _prepared_id(digest, self.policy, self.fingerprint)
+
+
+@lru_cache(MAX_IDS)
+def _prepared_id(digest: str, policy: Policy, base: str | None) -> str:
+    return prepared_id(digest, policy.as_dict(), base)
 
 
 def order_of(ref: ArtifactRef, base: BaseModules | None) -> Order:

@@ -15,6 +15,7 @@ import structlog
 
 from registry.sources.stop import Stop
 from sidecar.artifacts.files import locked_at_once, sync_directory
+from sidecar.artifacts.inventory import Inventory
 from sidecar.artifacts.layout import Layout
 from sidecar.artifacts.leases import LeasesUnreadable, everybodys_leases, may_be_read
 from sidecar.artifacts.steps import OnStep, RemovalStep
@@ -26,9 +27,10 @@ _log = structlog.get_logger()
 class Removal:
     """The only one that takes artifacts out of a store. Used in worker threads."""
 
-    def __init__(self, layout: Layout, grace_seconds: float, on_step: OnStep) -> None:
+    def __init__(self, layout: Layout, inventory: Inventory, grace_seconds: float, on_step: OnStep) -> None:
         """What was used, or let go of, less than `grace_seconds` ago is kept."""
         self._layout = layout
+        self._inventory = inventory
         self._grace_seconds = grace_seconds
         self._on_step = on_step
 
@@ -85,7 +87,8 @@ class Removal:
         aside = self._layout.temporary(artifact, f"{uuid.uuid4().hex}.removed")
         directory = self._layout.adapter(artifact)
         try:
-            directory.rename(aside)
+            with self._inventory.removing(artifact):
+                directory.rename(aside)
         except FileNotFoundError:
             return 0  # somebody else of the host was first
         sync_directory(directory.parent)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from registry.lora.config import AdapterConfig
 from registry.lora.directory import Examined, open_directory
 from registry.lora.findings import AdapterWarning, UnfitAdapter
 from registry.lora.keys import entry_of
@@ -97,20 +99,24 @@ def look(layout: Layout, order: Order, digest: str) -> Staged:
         opened = open_directory(directory)
     except UnfitAdapter as error:
         raise damaged(directory) from error
-    own_name = opened.config.base_model_name_or_path
-    warnings = (*_kept_warnings(layout.report(artifact)), *_name_warnings(own_name, order.ref.base_model))
     names = (entry_of(tensor).module for tensor in opened.header.tensors)
     targets = frozenset(name.rpartition(".")[2] for name in names)
-    return Staged(artifact, str(directory), digest, opened.config.highest_rank, targets, warnings)
+    return staged_as(layout, order, digest, opened.config, targets, _warnings_of(layout.report(artifact)))
 
 
-def is_whole(directory: Path) -> bool:
-    """True if an adapter's directory can be read, as far as a look at its beginnings tells."""
-    try:
-        open_directory(directory)
-    except (OSError, UnfitAdapter):
-        return False
-    return True
+def staged_as(
+    layout: Layout,
+    order: Order,
+    digest: str,
+    config: AdapterConfig,
+    targets: frozenset[str],
+    reported: Iterable[AdapterWarning],
+) -> Staged:
+    """What stands in the store, of whose report these are the warnings; those about names depend on who asks."""
+    artifact = order.artifact(digest)
+    kept = (one for one in reported if one.reason != "base_name_differs")
+    warnings = (*kept, *_name_warnings(config.base_model_name_or_path, order.ref.base_model))
+    return Staged(artifact, str(layout.adapter(artifact)), digest, config.highest_rank, targets, warnings)
 
 
 def damaged(directory: Path) -> ArtifactError:
@@ -122,13 +128,12 @@ def damaged(directory: Path) -> ArtifactError:
     return ArtifactError("artifact_damaged", message, permanent=False)
 
 
-def _kept_warnings(path: Path) -> tuple[AdapterWarning, ...]:
-    """A report's warnings but for those about names, which depend on the record that asks."""
+def _warnings_of(path: Path) -> tuple[AdapterWarning, ...]:
     try:
         report = parse_report(path.read_bytes())
     except FileNotFoundError:
         report = None
-    return tuple(one for one in report.warnings if one.reason != "base_name_differs") if report else ()
+    return report.warnings if report else ()
 
 
 def _name_warnings(base_model: str | None, registry_base_model: str | None) -> tuple[AdapterWarning, ...]:

@@ -9,76 +9,39 @@ from pathlib import Path
 from threading import Lock
 
 from registry.sources.errors import ArtifactError
-from sidecar.artifacts.layout import Layout
+from sidecar.artifacts.inventory import Inventory
 
 # What downloads leave free, for whatever else writes to that disk: so much, or on a small disk this share of it.
 MAX_RESERVE_BYTES = 64 << 20
 RESERVE_DIVISOR = 50
 # While files arrive it is looked again this often, in bytes.
 CHECK_BYTES = 32 << 20
+# Where less than this share of the budget would be left, the store is listed before anything is let in or refused.
+NEAR_DIVISOR = 10
 
 # Tries to remove so many bytes of what nobody leases.
 Collect = Callable[[int], object]
 
 
-class Inventory:
-    """Sizes of what is in the store. A directory never changes, so each is measured once. Safe for threads."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self._mutex = Lock()
-        self._sizes: dict[str, int] = {}
-
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each artifact's files by id.
-
-        Raises:
-            OSError: the store cannot be read.
-        """
-        present = self._layout.staged_ids()
-        with self._mutex:
-            for gone in self._sizes.keys() - present:
-                del self._sizes[gone]
-            for new in present - self._sizes.keys():
-                self._sizes[new] = _size(self._layout.adapter(new))
-            return dict(self._sizes)
-
-
-def _size(directory: Path) -> int:
-    """0 where it vanished meanwhile."""
-    try:
-        return sum(path.stat().st_size for path in directory.iterdir())
-    except FileNotFoundError:
-        return 0
-
-
 class Room:
     """Admits what is about to arrive, within the budget and the disk. Safe for threads."""
 
-    def __init__(self, layout: Layout, budget_bytes: int | None, collect: Collect) -> None:
+    def __init__(self, root: Path, inventory: Inventory, budget_bytes: int | None, collect: Collect) -> None:
         """`budget_bytes` is for all artifacts of the store; None: as much as the disk has."""
-        self._root = layout.root
-        self._inventory = Inventory(layout)
+        self._root = root
+        self._inventory = inventory
         self._budget_bytes = budget_bytes
         self._collect = collect
         self._mutex = Lock()
         self._reserved_bytes = 0
 
-    def sizes(self) -> dict[str, int]:
-        """See `Inventory.sizes`."""
-        return self._inventory.sizes()
-
-    def used_bytes(self) -> int:
-        """Bytes of all artifacts.
+    def excess_bytes(self) -> int:
+        """How much has to go: over the budget, or of what should stay free on the disk; 0: nothing.
 
         Raises:
             OSError: the store cannot be read.
         """
-        return sum(self.sizes().values())
-
-    def excess_bytes(self) -> int:
-        """How much has to go: over the budget, or of what should stay free on the disk; 0: nothing."""
-        return self._lacking(0, self._reserved_bytes)
+        return max(self._over_budget_anew(), self._short_of_disk(0), 0)
 
     @contextmanager
     def reservation(self) -> Iterator[Reservation]:
@@ -98,7 +61,7 @@ class Room:
         """
         self.give_back(-size_bytes)
         try:
-            if (lacking := self._lacking(size_bytes, self._reserved_bytes)) > 0:
+            if (lacking := max(self._over_budget(), self._short_of_disk(size_bytes))) > 0:
                 self._collect(lacking)
                 self._check(size_bytes, name)
         except BaseException:  # whatever it was: what is not admitted holds no room
@@ -106,11 +69,11 @@ class Room:
             raise
 
     def _check(self, size_bytes: int, name: str) -> None:
-        if self._over_budget(self._reserved_bytes) > 0:
+        if self._over_budget_anew() > 0:
             raise ArtifactError(
                 "store_full",
-                f"{name} has {size_bytes} bytes, the store's {self.used_bytes()} are in use and its budget is "
-                f"{self._budget_bytes}; raise --store-budget, or serve fewer adapters",
+                f"{name} has {size_bytes} bytes, the store's {self._inventory.used_bytes()} are in use and its "
+                f"budget is {self._budget_bytes}; raise --store-budget, or serve fewer adapters",
                 permanent=False,
             )
         self.check_disk(size_bytes, name)
@@ -130,11 +93,17 @@ class Room:
                 permanent=False,
             )
 
-    def _lacking(self, size_bytes: int, reserved_bytes: int) -> int:
-        return max(self._over_budget(reserved_bytes), self._short_of_disk(size_bytes), 0)
+    def _over_budget(self) -> int:
+        """Negative: so much would be left. The store is listed anew only where that is not much."""
+        if self._budget_bytes is None:
+            return 0
+        over_bytes = self._inventory.used_bytes() + self._reserved_bytes - self._budget_bytes
+        return over_bytes if over_bytes < -(self._budget_bytes // NEAR_DIVISOR) else self._over_budget_anew()
 
-    def _over_budget(self, reserved_bytes: int) -> int:
-        return 0 if self._budget_bytes is None else self.used_bytes() + reserved_bytes - self._budget_bytes
+    def _over_budget_anew(self) -> int:
+        if self._budget_bytes is None:
+            return 0
+        return sum(self._inventory.sizes().values()) + self._reserved_bytes - self._budget_bytes
 
     def _short_of_disk(self, size_bytes: int) -> int:
         free_bytes, reserve_bytes = self._disk()

@@ -16,33 +16,33 @@ Why this is safe to share and to kill at any point:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
 from registry.lora.base import BaseModules
-from registry.lora.directory import Examined
 from registry.lora.signatures import PublicKeys
 from registry.model.records import PoolSpec
 from registry.sources.allowed import AllowedSources, RemoteOptions
 from registry.sources.errors import ArtifactError
 from registry.sources.source import Source
 from registry.sources.stop import Stop
+from sidecar.artifacts.arrivals import Arrivals
 from sidecar.artifacts.bases import Bases
-from sidecar.artifacts.files import locked, locked_at_once, store_failure, write_atomic
-from sidecar.artifacts.incoming import DEFAULT_MAX_WEIGHTS_BYTES, Incoming, incoming
+from sidecar.artifacts.files import locked, locked_at_once, store_failure
+from sidecar.artifacts.incoming import DEFAULT_MAX_WEIGHTS_BYTES
+from sidecar.artifacts.inventory import Inventory
 from sidecar.artifacts.layout import open_layout
 from sidecar.artifacts.leases import Leases, warn_of_strays
-from sidecar.artifacts.orders import Order, mismatch, order_of
+from sidecar.artifacts.orders import Order, order_of
 from sidecar.artifacts.pins import Pins, pin_name
-from sidecar.artifacts.preparing import prepare
 from sidecar.artifacts.remembered import Remembered
 from sidecar.artifacts.removal import Removal, mark_used
-from sidecar.artifacts.reports import damaged, is_whole, look, make_report
 from sidecar.artifacts.room import Room
 from sidecar.artifacts.scrub import Scrub
+from sidecar.artifacts.shelf import Shelf
 from sidecar.artifacts.signatures import Signatures
 from sidecar.artifacts.steps import OnStep, RemovalStep, Step, ignore
 from sidecar.artifacts.types import ArtifactRef, Staged
@@ -87,7 +87,7 @@ class LocalStore:
             grace_seconds: what was used so short a time ago is not removed.
             max_weights_bytes: cap on the weights of one adapter.
             timeout_seconds: how long one staging may take.
-            on_step: called in worker threads at each step, for tests.
+            on_step: called at each step, for tests; mostly in worker threads.
 
         Raises:
             StoreError: the directory cannot be used, or an argument is wrong.
@@ -97,18 +97,22 @@ class LocalStore:
         self._lease_file = self._layout.lease(replica, engine)
         self._leases = Leases(self._lease_file, self._layout.staged_ids)
         self._grace_seconds = grace_seconds
-        self._removal = Removal(self._layout, grace_seconds, on_step)
+        inventory = Inventory(self._layout)
+        self._removal = Removal(self._layout, inventory, grace_seconds, on_step)
         self._scrub = Scrub(self._layout, self._removal, on_damage=lambda artifact: self._seen.forget({artifact}))
-        self._room = Room(self._layout, budget_bytes, lambda wanted: self._removal.collect(wanted, Stop()))
+        self._room = Room(
+            self._layout.root, inventory, budget_bytes, lambda wanted: self._removal.collect(wanted, Stop())
+        )
         self._pins = Pins(self._layout)
         self._bases = Bases(base)
         self._signatures = Signatures(signature_keys)
-        self._max_weights_bytes = max_weights_bytes
+        self._shelf = Shelf(self._layout, self._signatures, self._scrub, self._removal, self._lease_file)
+        self._arrivals = Arrivals(self._layout, inventory, self._room, self._signatures, max_weights_bytes, on_step)
         self._timeout_seconds = timeout_seconds
         self._on_step = on_step
         self._seen = Remembered()
         self._workers = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="staging")
-        self.upkeep = Upkeep(self._layout, self._leases, self._room, self._removal, self._scrub, on_step)
+        self.upkeep = Upkeep(self._layout, self._leases, inventory, self._room, self._removal, self._scrub, on_step)
 
     def owns(self, path: str) -> str | None:
         """See `ArtifactStore.owns`."""
@@ -166,23 +170,57 @@ class LocalStore:
         return staged
 
     def _recall(self, order: Order) -> Staged | None:
-        """What an earlier process of this replica staged, seen anew under its lock if nobody holds that."""
+        """What an earlier process of this replica staged, seen anew."""
         digest = self._pins.digest(order.ref)
-        if digest is None or (artifact := order.artifact(digest)) not in self._leases:
+        if digest is None or order.artifact(digest) not in self._leases:
             return None
+        return self._see_at_once(order, digest)
+
+    def _see_at_once(self, order: Order, digest: str) -> Staged | None:
+        """What is there and leased, seen under its lock; None: it is not there, or somebody else holds the lock."""
         self._allowed.source(order.ref.uri, order.ref.credentials)
-        with locked_at_once(self._layout.lock(artifact)) as is_locked:
-            if not is_locked or not self._layout.adapter(artifact).is_dir():
-                return None
-            return self._see(order, digest)
+        with locked_at_once(self._layout.lock(order.artifact(digest))) as is_locked:
+            staged = self._shelf.find(order, digest, is_new=False) if is_locked else None
+            return self._remember(order, staged) if staged else None
 
     async def ensure(self, ref: ArtifactRef) -> Staged:
         """See `ArtifactStore.ensure`. When cancelled, the copying ends soon after and leaves nothing behind."""
         staged = self.lookup(ref)
         if staged is not None:
             return staged
-        order, stop = order_of(ref, self._bases.current), Stop()
-        loop = asyncio.get_running_loop()
+        order = order_of(ref, self._bases.current)
+        # Of what other replicas staged there may be hundreds: everybody else has his turn between two of them.
+        await asyncio.sleep(0)
+        return self._join(order) or await self._staged(order)
+
+    def _join(self, order: Order) -> Staged | None:
+        """Leases and sees what another replica of the host staged, which takes less time than the way to a worker.
+
+        None: a worker has to look, and say what there is to say.
+        """
+        try:
+            digest = self._pins.digest(order.ref)
+            # That it is there without being leased is but a guess, and is looked at again.
+            if digest is None or not self._layout.adapter(order.artifact(digest)).is_dir():
+                return None
+            return self._join_known(order, digest)
+        except (OSError, ArtifactError):
+            return None
+
+    def _join_known(self, order: Order, digest: str) -> Staged | None:
+        artifact, staged = order.artifact(digest), None
+        is_new = self._leases.add(artifact)
+        self._on_step(Step.LEASED)
+        try:
+            staged = self._see_at_once(order, digest)
+        finally:
+            if is_new and staged is None:  # so that it is a new one to the worker too
+                self._leases.let_go({artifact})
+        return staged
+
+    async def _staged(self, order: Order) -> Staged:
+        """What a worker thread finds or fetches."""
+        stop, loop = Stop(), asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 return await loop.run_in_executor(self._workers, self._stage, order, stop)
@@ -209,27 +247,23 @@ class LocalStore:
     def _obtain(self, source: Source, order: Order, digest: str, stop: Stop) -> Staged:
         """Stages what is known by its digest."""
         artifact = order.artifact(digest)
+        with self._claimed(artifact, stop) as is_new:
+            staged = self._shelf.find(order, digest, is_new=is_new)
+            if staged is None:
+                with self._arrivals.incoming(artifact, stop) as arriving:
+                    arrived = self._arrivals.receive(source, arriving, order, digest, stop)
+                    staged = self._arrivals.place(arriving, order, arrived, stop)
+                self._signatures.check(order.ref, digest)  # what is asked for may have changed in the meantime
+            return self._remember(order, staged)
+
+    @contextmanager
+    def _claimed(self, artifact: str, stop: Stop) -> Iterator[bool]:
+        """Leases an artifact and then holds its lock. Gives whether the lease is new: our engine does not read it."""
         with self._leases.held(artifact) as is_new:
             self._on_step(Step.LEASED)
             with locked(self._layout.lock(artifact), stop):
                 self._on_step(Step.LOCKED)
-                if not self._is_there(artifact, is_new=is_new):
-                    with self._incoming(artifact, stop) as arriving:
-                        examined = self._receive(source, arriving, order, digest, stop)
-                        self._place(arriving, order, examined, stop)
-                return self._see(order, digest)
-
-    def _is_there(self, artifact: str, *, is_new: bool) -> bool:
-        """Whether it need not be fetched. What is damaged and read by no engine makes room for a new copy.
-
-        `is_new`: the lease of this replica is, so that its engine does not read it.
-        """
-        directory = self._layout.adapter(artifact)
-        if not directory.is_dir():
-            return False
-        if not is_new or (is_whole(directory) and not self._scrub.is_damaged(artifact)):
-            return True
-        return not self._removal.make_way(artifact, but=self._lease_file)
+                yield is_new
 
     def _discover(self, source: Source, order: Order, stop: Stop) -> Staged:
         """Stages what has no digest yet, and pins what was found."""
@@ -238,63 +272,18 @@ class LocalStore:
             self._on_step(Step.PIN_LOCKED)
             digest = self._pins.digest(order.ref)
             if digest is None:
-                with self._incoming(name, stop) as arriving:
-                    examined = self._receive(source, arriving, order, None, stop)
-                    digest = arriving.digest()
-                    self._place_found(arriving, order, examined, stop)
+                with self._arrivals.incoming(name, stop) as arriving:
+                    arrived = self._arrivals.receive(source, arriving, order, None, stop)
+                    digest = arrived.digest
+                    with self._claimed(order.artifact(digest), stop) as is_new:
+                        if not self._shelf.has(order, digest, is_new=is_new):
+                            self._arrivals.place(arriving, order, arrived, stop)
                 self._pins.put(order.ref, digest)
                 self._on_step(Step.PINNED)
         return self._obtain(source, order, digest, stop)
 
-    def _place_found(self, arriving: Incoming, order: Order, examined: Examined, stop: Stop) -> None:
-        artifact = order.artifact(arriving.digest())
-        with self._leases.held(artifact) as is_new:
-            self._on_step(Step.LEASED)
-            with locked(self._layout.lock(artifact), stop):
-                self._on_step(Step.LOCKED)
-                if not self._is_there(artifact, is_new=is_new):
-                    self._place(arriving, order, examined, stop)
-
-    def _incoming(self, key: str, stop: Stop) -> AbstractContextManager[Incoming]:
-        return incoming(
-            self._layout,
-            key,
-            self._max_weights_bytes,
-            self._room,
-            stop,
-            on_receiving=lambda: self._on_step(Step.RECEIVING),
-        )
-
-    def _receive(self, source: Source, arriving: Incoming, order: Order, expected: str | None, stop: Stop) -> Examined:
-        """Fetches, and looks who vouches for it before anything of it is read."""
-        source.fetch(arriving.take, stop)
-        self._on_step(Step.RECEIVED)
-        found = arriving.digest()
-        if expected not in {None, found}:
-            raise mismatch(order.ref, found, str(expected))
-        self._signatures.check(order.ref, found)
-        examined = arriving.verify(order.base, order.policy)
-        self._on_step(Step.VERIFIED)
-        return examined
-
-    def _place(self, arriving: Incoming, order: Order, examined: Examined, stop: Stop) -> None:
-        """Prepares it and puts it in its place, its report first. The caller holds the artifact's lock."""
-        prepared = prepare(arriving.directory, examined, arriving.entries, stop)
-        self._on_step(Step.PREPARED)
-        report = make_report(order, arriving.digest(), examined, prepared)
-        temporary = self._layout.temporary(report.id, "report")
-        write_atomic(self._layout.report(report.id), report.to_bytes(), temporary=temporary)
-        self._on_step(Step.REPORTED)
-        arriving.place(self._layout.adapter(report.id))
-        self._on_step(Step.PLACED)
-
-    def _see(self, order: Order, digest: str) -> Staged:
-        """Looks at a directory that is leased. The caller holds its lock."""
-        self._signatures.check(order.ref, digest)
-        artifact = order.artifact(digest)
-        if self._scrub.is_damaged(artifact):
-            raise damaged(self._layout.adapter(artifact))
-        staged = look(self._layout, order, digest)
-        mark_used(self._layout, artifact)
+    def _remember(self, order: Order, staged: Staged) -> Staged:
+        """It was seen under its lock, and `lookup` answers from this while the lease stands."""
+        mark_used(self._layout, staged.id)
         self._seen.put((order.ref, order.fingerprint), staged)
         return staged

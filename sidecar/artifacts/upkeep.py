@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from registry.sources.stop import Stop
 from sidecar.artifacts.files import locked
+from sidecar.artifacts.inventory import Inventory
 from sidecar.artifacts.layout import Layout
 from sidecar.artifacts.leases import Leases
 from sidecar.artifacts.removal import Removal
@@ -29,10 +30,18 @@ class Upkeep:
     """The rounds of one replica's sidecar. Used in a worker thread."""
 
     def __init__(
-        self, layout: Layout, leases: Leases, room: Room, removal: Removal, scrub: Scrub, on_step: OnStep
+        self,
+        layout: Layout,
+        leases: Leases,
+        inventory: Inventory,
+        room: Room,
+        removal: Removal,
+        scrub: Scrub,
+        on_step: OnStep,
     ) -> None:
         self._layout = layout
         self._leases = leases
+        self._inventory = inventory
         self._room = room
         self._removal = removal
         self._scrub = scrub
@@ -48,7 +57,7 @@ class Upkeep:
         self.write_leases(stop)
         self._removal.tidy(stop)
         self._removal.collect(self._room.excess_bytes(), stop)
-        sizes = self._room.sizes()
+        sizes = self._inventory.sizes()
         return Holdings(sum(sizes.values()), len(sizes), len(self._leases.all()), self._scrub.count_damaged())
 
     def scrub(self, stop: Stop) -> None:

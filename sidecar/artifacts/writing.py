@@ -19,6 +19,8 @@ class Writing:
         self._descriptor = descriptor
         self._digest = hashlib.sha256()
         self.size_bytes = 0
+        # What was written, if it was no more than one piece.
+        self.whole: bytes | None = None
 
     def take(self, chunks: Iterable[bytes]) -> str:
         """Writes all of it. Returns its sha256 in hex digits.
@@ -31,10 +33,10 @@ class Writing:
         piece = next(pieces, [])
         following = next(pieces, None)
         if following is None:  # nothing to do beside it
-            self._write(piece)
+            self.whole = self._write(piece)
             return self._digest.hexdigest()
         with ThreadPoolExecutor(1, thread_name_prefix="writing") as thread:
-            pending: Future[None] = thread.submit(self._write, piece)
+            pending: Future[bytes] = thread.submit(self._write, piece)
             while following is not None:
                 pending.result()
                 pending = thread.submit(self._write, following)
@@ -42,12 +44,13 @@ class Writing:
             pending.result()
         return self._digest.hexdigest()
 
-    def _write(self, piece: Piece) -> None:
+    def _write(self, piece: Piece) -> bytes:
         # In one go: after each call of the system this thread waits for its turn, and longer than the call takes.
         content = b"".join(piece)
         self._digest.update(content)
         _write_all(self._descriptor, content)
         self.size_bytes += len(content)
+        return content
 
 
 def _pieces(chunks: Iterable[bytes]) -> Iterator[Piece]:

@@ -1,0 +1,119 @@
+"""Artifacts that another replica of the host staged: leased and seen at once, without a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from registry.sources.errors import ArtifactError
+from registry.sources.stop import Stop
+from sidecar.artifacts.files import locked
+from sidecar.artifacts.leases import read_leases
+from sidecar.artifacts.steps import Step
+from tests.support.adapters import digest_of, write_adapter
+from tests.support.waiting import eventually
+from tests.unit.artifacts.conftest import pinned, unpinned
+
+
+@pytest.mark.parametrize("make_ref", [pinned, unpinned])
+async def test_what_is_there_needs_no_worker(open_store, sources, monkeypatch, make_ref):
+    """R7: leased first, then seen under its lock, in one step of the event loop."""
+    adapter = write_adapter(sources / "a")
+    staged = await open_store("r1").ensure(make_ref(adapter))
+    seen: list[tuple[Step, set[str]]] = []
+    second = open_store("r2", on_step=lambda step: seen.append((step, read_leases(second._lease_file))))
+    monkeypatch.setattr(second, "_workers", None)
+    assert await second.ensure(make_ref(adapter)) == staged
+    assert seen == [(Step.LEASED, {staged.id})]
+    assert second.leased() == {staged.id}
+    assert second.lookup(make_ref(adapter)) == staged
+
+
+async def test_what_is_removed_between_the_guess_and_the_lease_is_fetched(open_store, sources):
+    """R7: that it is there counts only once it is leased and its lock is held."""
+    adapter = write_adapter(sources / "a")
+    staged = await open_store("r1").ensure(pinned(adapter))
+    steps: list[Step] = []
+
+    def on_step(step: Step) -> None:
+        if not steps:
+            shutil.rmtree(staged.path)
+        steps.append(step)
+
+    assert await open_store("r2", on_step=on_step).ensure(pinned(adapter)) == staged
+    assert steps[:3] == [Step.LEASED, Step.LEASED, Step.LOCKED]
+    assert Step.PLACED in steps
+    assert digest_of(Path(staged.path)) == adapter.digest
+
+
+async def test_where_its_lock_is_held_a_worker_waits_and_the_event_loop_does_not(open_store, sources):
+    """R7, R8: somebody may be about to remove it."""
+    adapter = write_adapter(sources / "a")
+    first, second = open_store("r1"), open_store("r2")
+    staged = await first.ensure(pinned(adapter))
+    with locked(first._layout.lock(staged.id), Stop()):
+        waiting = asyncio.create_task(second.ensure(pinned(adapter)))
+        await eventually(lambda: read_leases(second._lease_file) == {staged.id})
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    assert await waiting == staged
+    assert second.leased() == {staged.id}
+
+
+async def test_what_may_not_be_served_here_is_refused_although_it_is_there(open_store, sources, tmp_path):
+    """R4: another replica of the host may be allowed more."""
+    adapter = write_adapter(sources / "a")
+    await open_store("r1").ensure(pinned(adapter))
+    second = open_store("r2")
+    with pytest.raises(ArtifactError) as refused:
+        await second.ensure(pinned(write_adapter(tmp_path / "elsewhere")))
+    assert refused.value.reason == "source_not_allowed"
+    assert not second.leased()
+
+
+async def test_hundreds_that_are_there_leave_the_event_loop_to_others(open_store, sources):
+    """R8: between two of them everybody else has a turn."""
+    refs = [pinned(write_adapter(sources / f"a{seed}", seed=seed)) for seed in range(3)]
+    first, second = open_store("r1"), open_store("r2")
+    for ref in refs:
+        await first.ensure(ref)
+    turns: list[str] = []
+
+    async def others() -> None:
+        for _ in refs:
+            turns.append("other")
+            await asyncio.sleep(0)
+
+    async def ours() -> None:
+        for ref in refs:
+            await second.ensure(ref)
+            turns.append("ours")
+
+    await asyncio.gather(ours(), others())
+    assert turns == ["other", "ours"] * len(refs)
+
+
+async def test_what_gets_its_name_is_on_the_disk_before_and_the_name_before_anybody_hears_of_it(
+    store, sources, monkeypatch, tmp_path
+):
+    """R12, fault 17: files, their folder, the name, the folder of names, in this order."""
+    noted: list[str] = []
+    sync, rename = os.fsync, Path.rename
+
+    def noting_sync(descriptor: int) -> None:
+        sync(descriptor)
+        noted.append(Path(f"/proc/self/fd/{descriptor}").readlink().name.partition(".")[0])
+
+    def noting_rename(path: Path, target: Path) -> Path:
+        if target.parent.name == "adapters":
+            noted.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", noting_sync)
+    monkeypatch.setattr(Path, "rename", noting_rename)
+    staged = await store.ensure(pinned(write_adapter(sources / "a")))
+    assert noted == ["adapter_config", "adapter_model", staged.id, "rename", "adapters"]

@@ -1,0 +1,72 @@
+"""One sync of a directory for several who ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Semaphore
+
+import pytest
+
+from sidecar.artifacts import syncing
+from sidecar.artifacts.syncing import SharedSync
+from tests.support.waiting import eventually
+
+
+class Disk:
+    """Notes who begins to sync, and lets him end when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun: list[Path] = []
+        self.may_end = Semaphore(0)
+        self.fails = False
+
+    def sync(self, directory: Path) -> None:
+        self.begun.append(directory)
+        self.may_end.acquire()
+        if self.fails:
+            raise OSError("the disk is lost")
+
+
+@pytest.fixture
+def disk(monkeypatch) -> Iterator[Disk]:
+    disk = Disk()
+    monkeypatch.setattr(syncing, "sync_directory", disk.sync)
+    yield disk
+    disk.may_end.release(100)
+
+
+async def test_who_asks_while_a_sync_runs_waits_for_the_next_which_serves_all(tmp_path, disk):
+    """Fault 17: one that has begun may have missed the names that came since."""
+    shared = SharedSync(tmp_path)
+    with ThreadPoolExecutor(4) as threads:
+        first = threads.submit(shared.sync)
+        await eventually(lambda: len(disk.begun) == 1)
+        others = [threads.submit(shared.sync) for _ in range(3)]
+        disk.may_end.release()
+        await eventually(first.done)
+        await eventually(lambda: len(disk.begun) == 2)
+        assert not any(one.done() for one in others)
+        disk.may_end.release(2)
+        for one in others:
+            one.result()
+    assert len(disk.begun) <= 3  # a thread that began late had nobody to share with
+
+
+async def test_a_sync_that_fails_serves_nobody(tmp_path, disk):
+    """Fault 17: everybody hears of it, or syncs himself."""
+    shared = SharedSync(tmp_path)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(shared.sync)
+        await eventually(lambda: len(disk.begun) == 1)
+        second = threads.submit(shared.sync)
+        disk.fails = True
+        disk.may_end.release(2)
+        for one in (first, second):
+            with pytest.raises(OSError, match="lost"):
+                one.result()
+    disk.fails = False
+    disk.may_end.release()
+    shared.sync()
+    assert disk.begun == [tmp_path] * 3
