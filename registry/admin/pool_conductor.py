@@ -143,7 +143,7 @@ class PoolConductor:
                 self._shared.client, self._shared.keys, self.name, due[0].record.name, sight.rooms, budget
             )
             done = [await self._carry_out(one, replace(now, record=one.kv), sight.losses) for one in due]
-        except Unavailable as error:
+        except RegistryError as error:
             self._failures += 1
             _log.warning("rollout_not_conducted", pool=self.name, reason=error.reason, message=error.message)
             return False
