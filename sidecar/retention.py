@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from sidecar.engines.driver import check_name
 from sidecar.observed import DrainEvidence, Observed
 
 GRACE_SECONDS = 600.0
@@ -78,11 +79,14 @@ class Retention:
         return listed - leased
 
     def _note_names(self, uses: Iterable[Use]) -> set[str]:
-        """Remembers by which names our artifacts are known in the engine; gives the artifacts."""
-        found = [(name, artifact) for name, path in uses if (artifact := self._owns(path)) is not None]
-        for name, artifact in found:
-            self._names[artifact].add(name)
-        return {artifact for _, artifact in found}
+        """Remembers by which names our artifacts may be known in the engine; gives the artifacts.
+
+        Each may have been listed, while no look of ours saw it, under the name by which it was proven loadable.
+        """
+        found = [(name, path, artifact) for name, path in uses if (artifact := self._owns(path)) is not None]
+        for name, path, artifact in found:
+            self._names[artifact] |= {name, check_name(path)}
+        return {artifact for _, _, artifact in found}
 
     def _meet(self, incarnation: str, present: AbstractSet[str]) -> None:
         """A new process of the engine: what the last one was proven to have let go of says nothing of this one."""

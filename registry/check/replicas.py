@@ -85,7 +85,7 @@ def _check_digest(
 
     An artifact is named by its content as it was prepared, so its name tells of no digest by itself.
     """
-    written = [record for _, record in fold.adapters.get((pool, name_key(name)), []) if record]
+    written = _written(fold, pool, listing, name_key(name))
     records = [*written, *filter(None, map(_stable, written))]
     pinned = {digest for record in records if (digest := _pinned(record)) is not None}
     if not records or len(pinned) < len({repr(_source(record)) for record in records}):
@@ -94,8 +94,17 @@ def _check_digest(
     if left:
         possible[artifact] = left
         return []
-    message = f"{name!r} is served from sha256-{artifact}, which was made of another digest than its record ever had"
+    message = f"{name!r} is served from sha256-{artifact}, which was made of another digest than its records may have"
     return [Finding("R4", listing.revision, listing.replica, message)]
+
+
+def _written(fold: Fold, pool: str, listing: Listing, key: str) -> list[Document]:
+    """The records of which something may be listed: of a settled replica the one that stood then, else all."""
+    now = fold.adapter_at(pool, key, listing.revision)
+    is_kept = key in {name_key(name) for name in listing.unservable}
+    if listing.settled and now and not is_kept and _is_everywhere(now):
+        return [now]
+    return [record for _, record in fold.adapters.get((pool, key), []) if record]
 
 
 def _stable(record: Document) -> Document | None:

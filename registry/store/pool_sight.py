@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 from registry.etcd3.client import Client
-from registry.etcd3.errors import Compacted, EtcdError
+from registry.etcd3.errors import Compacted, EtcdError, FutureRevision
 from registry.etcd3.ops import KeyValue, Range, prefix_end
 from registry.keys import Keys, last_part
 from registry.model.placement import Member
@@ -18,6 +19,7 @@ from registry.store.judgement import Said, said
 from registry.store.mirror import Mirror, Mirrors, Values
 from registry.store.pool_facts import Facts, Rooms, facts_of, member_of
 
+# Compactions are minutes apart.
 _TRIES = 3
 
 
@@ -86,27 +88,25 @@ async def watched(mirrors: Mirrors, keys: Keys, pool: str, wake: asyncio.Event) 
 
 
 async def read_facts(client: Client, keys: Keys, pool: str, name: str, rooms: Rooms | None, budget: Budget) -> Facts:
-    """Everything but `rooms` at one revision; at a later one if that is compacted meanwhile.
+    """Everything but `rooms` at one revision; at a newer one if that is compacted, or set back, meanwhile.
 
     Raises:
-        RegistryError: etcd does not answer.
+        RegistryError: etcd does not answer, or refuses.
     """
-    try:
-        for _ in range(_TRIES - 1):
-            try:
-                return facts_of(await _read_once(client, keys, pool, name, budget), rooms)
-            except Compacted:
-                continue
-        return facts_of(await _read_once(client, keys, pool, name, budget), rooms)
-    except EtcdError as error:
-        raise refusal(error) from error
+    spans = [Range(prefix, prefix_end(prefix)) for prefix in (keys.replicas(pool), keys.statuses(pool))]
+    reads = [Range(keys.adapter(pool, name)), *spans]
+    tries_left = _TRIES
+    while True:
+        try:
+            return facts_of(await _read_together(client, reads, budget), rooms)
+        except EtcdError as error:
+            tries_left -= 1
+            if not tries_left or not isinstance(error, Compacted | FutureRevision):
+                raise refusal(error) from error
 
 
-async def _read_once(client: Client, keys: Keys, pool: str, name: str, budget: Budget) -> list[Sequence[KeyValue]]:
-    first = await client.range(Range(keys.adapter(pool, name)), timeout_seconds=budget.spend())
-    reads = [
-        Range(prefix, prefix_end(prefix), revision=first.revision)
-        for prefix in (keys.replicas(pool), keys.statuses(pool))
-    ]
-    rest = [await client.range(read, timeout_seconds=budget.spend()) for read in reads]
-    return [result.kvs for result in (first, *rest)]
+async def _read_together(client: Client, reads: Sequence[Range], budget: Budget) -> list[tuple[KeyValue, ...]]:
+    """The values of some ranges, all at the revision of the first. Raises EtcdError, Unavailable: no time is left."""
+    first = await client.range(reads[0], timeout_seconds=budget.spend())
+    pinned = [replace(read, revision=first.revision) for read in reads[1:]]
+    return [first.kvs, *[(await client.range(read, timeout_seconds=budget.spend())).kvs for read in pinned]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Protocol
 
 from sidecar.observed import DrainEvidence, Observed, Outcome
@@ -9,6 +10,11 @@ from sidecar.observed import DrainEvidence, Observed, Outcome
 # Names that a driver gives to weights while it proves them loadable. They are under our store but in no record, so
 # the planner unloads whatever is left of them.
 CHECK_NAME_PREFIX = "loraplane-check-"
+
+
+def check_name(path: str) -> str:
+    """The name under which the weights in `path` are proven loadable; another for each path."""
+    return CHECK_NAME_PREFIX + hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:12]
 
 
 class EngineError(Exception):

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from sidecar.engines.deadlines import USUAL, Deadlines
 from sidecar.engines.dialect import UNTOLD, Dialect, Requests, Seen, Statistics
-from sidecar.engines.driver import EngineError, EngineUnreachable, EngineUnusable
+from sidecar.engines.driver import EngineError, EngineUnreachable, EngineUnusable, check_name
 from sidecar.engines.exchange import Change, Lost, NotSent, Reply
 from sidecar.engines.listeners import Process
 from sidecar.engines.loaded import FILE, PAST_FILE, LoadedNames
-from sidecar.engines.vllm import check_name
 from sidecar.engines.vllm_http import VllmHttp
 from sidecar.observed import (
     AlreadyThere,

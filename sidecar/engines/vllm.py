@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Protocol
 from sidecar.engines import plugin_calls as plugin
 from sidecar.engines import vllm_answers as answers
 from sidecar.engines.deadlines import USUAL, Deadlines
-from sidecar.engines.driver import CHECK_NAME_PREFIX, EngineError, EngineUnreachable, EngineUnusable
+from sidecar.engines.driver import EngineError, EngineUnreachable, EngineUnusable, check_name
 from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply
 from sidecar.engines.loaded import LoadedNames
 from sidecar.engines.swap_risk import LastThere, reload_risk, swap_risk
@@ -263,11 +262,6 @@ class VllmEngine:
         if self._process is None or self._process.incarnation != metrics.incarnation:
             self._process = await examine(self._http, metrics, self._deadlines.probe_seconds)
         return self._process
-
-
-def check_name(path: str) -> str:
-    """The name under which the weights in `path` are proven loadable; another for each path."""
-    return CHECK_NAME_PREFIX + hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:12]
 
 
 def _load(name: str, path: str) -> JsonPost:

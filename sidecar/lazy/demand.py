@@ -159,7 +159,9 @@ class Demand:
         )
 
     def _changes(self, kept: frozenset[str], room: int) -> Iterator[float]:
-        """When those that stay may have to go, if nothing happens until then."""
+        """When those that stay may have to go, and what the engine was told of, if nothing happens until then."""
+        for told in self._told.values():
+            yield told.at + HOLD_SECONDS
         for key in kept:
             yield self._used_at[key] + self._idle_seconds
             if len(kept) > room and key in self._told:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest import mock
 
 import pytest
@@ -14,15 +17,19 @@ from hypothesis import strategies as st
 
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.engines.driver import CHECK_NAME_PREFIX
-from sidecar.engines.simulated.engine import SimulatedVllm
+from sidecar.engines.simulated.engine import Rejection, SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.simulated.server import serving
 from sidecar.engines.vllm import VllmEngine
+from sidecar.lazy.server import ResolverServer
+from sidecar.lazy.socket_file import SocketFile
+from sidecar.lazy.wire import Answer, Found
 from sidecar.observed import Outcome
 from tests.support.adapters import write_adapter
 from tests.support.sim.artifacts import REFUSED, ROOT, SimStore, source_of
 from tests.support.sim.engine_http import http_for
 from tests.support.sim.engines import BASE, EngineHost
+from tests.support.sim.plugin import Socket, playing
 
 REPLICA = "r"
 PLAYED = "http://played"
@@ -86,30 +93,97 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def _played(folder: Path) -> tuple[EngineHost, str]:
+async def _played(folder: Path, socket: Socket | None = None) -> tuple[EngineHost, str]:
+    """A host with an engine that has started, and its store with everything in it."""
     store = SimStore(REPLICA, random.Random(0), folder / "leases")
-    host = EngineHost(REPLICA, PLAYED, store, random.Random(0), lambda *_: None)
+    for source in (*GOOD, WRONG):
+        await store.ensure(ArtifactRef(f"{ROOT}{source}", None))
+    host = EngineHost(REPLICA, PLAYED, store, random.Random(0), lambda *_: None, socket=socket)
+    host.start()
     return host, f"/store/{REPLICA}"
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(steps, min_size=1, max_size=8))
-def test_same_outcomes_and_listings(folder, sequence):
+@asynccontextmanager
+async def _playing(host: EngineHost) -> AsyncIterator[None]:
+    with playing(lambda: [host]):
+        yield
+
+
+def _driver(host: EngineHost) -> VllmEngine:
+    with mock.patch("sidecar.engines.vllm.VllmHttp", http_for({PLAYED: host}, lambda *_: None)):
+        return VllmEngine(PLAYED)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(steps, min_size=1, max_size=8), st.booleans())
+def test_same_outcomes_and_listings(folder, sequence, has_plugin):
     """R11 and R9 rest on it: each call comes to the same, and the engine lists the same after it."""
 
     async def play() -> None:
-        host, root = _played(folder)
-        for source in (*GOOD, WRONG):
-            await host.store.ensure(ArtifactRef(f"{ROOT}{source}", None))
-        host.start()
-        with mock.patch("sidecar.engines.vllm.VllmHttp", http_for({PLAYED: host}, lambda *_: None)):
-            played = VllmEngine(PLAYED)
-        async with serving(SimulatedVllm(Options(served_model_name=BASE))) as url:
+        host, root = await _played(folder, Socket() if has_plugin else None)
+        played, options = _driver(host), Options(served_model_name=BASE, plugin=has_plugin)
+        async with _playing(host), serving(SimulatedVllm(options)) as url:
             over_http = VllmEngine(url)
+            facts, expected_facts = (await played.observe()).facts, (await over_http.observe()).facts
+            assert facts.swap == expected_facts.swap == ("plugin" if has_plugin else "pipelined")
             for step in sequence:
                 expected = await _do(over_http, str(folder), step)
                 assert type(await _do(played, root, step)) is type(expected), step
                 assert await _listing(played) == await _listing(over_http), step
+                assert await _evidence(played) == await _evidence(over_http), step
             await over_http.aclose()
 
     asyncio.run(play())
+
+
+async def _evidence(engine: VllmEngine) -> tuple[int, int, set[str] | None]:
+    """What is said of requests, and of files that may still be read; on two machines these have other paths."""
+    found = await engine.drain_evidence()
+    return found.waiting, found.running, None if found.paths is None else {source_of(path) for path in found.paths}
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(sources, min_size=1, max_size=4))
+def test_a_request_for_what_is_not_loaded_comes_to_the_same(folder, told):
+    """R5 no-silent-base: also where the sidecar tells of files that are wrong, or not there."""
+
+    async def play() -> None:
+        socket = Socket()
+        host, root = await _played(folder, socket)
+        socket.listen(Told(root))
+        with TemporaryDirectory(prefix="lp-") as short:
+            options = Options(served_model_name=BASE, plugin=True, resolver=f"{short}/r")
+            engine = SimulatedVllm(options)
+            listener = SocketFile(Path(short, "r"))
+            async with _playing(host), serving(engine) as url, asyncio.TaskGroup() as tasks:
+                answering = tasks.create_task(ResolverServer(listener.listener, Told(str(folder))).run())
+                over_http, played = VllmEngine(url), _driver(host)
+                for number, source in enumerate(told):
+                    name = f"{source}-{number}"
+                    assert host.engine is not None
+                    assert await _bound(host.engine, name) == await _bound(engine, name), name
+                    assert await _listing(played) == await _listing(over_http), name
+                answering.cancel()
+                await over_http.aclose()
+            listener.close()
+
+    asyncio.run(play())
+
+
+class Told:
+    """A sidecar that tells of a name that begins as the source does."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    async def ask(self, name: str) -> Answer:
+        return Found(f"{self._root}/{name.rpartition('-')[0]}")
+
+
+async def _bound(engine: SimulatedVllm, name: str) -> str:
+    """The source that a request for a name is bound to, or how it is refused."""
+    try:
+        card = await engine.card_of(name)
+    except Rejection as rejection:
+        return f"{rejection.status}"
+    return "" if card is None else source_of(card.path)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeVar
 
+from registry.admin.conductor import Conductor
+from registry.admin.metrics import Metrics
+from registry.admin.pool_conductor import Shared
 from registry.errors import InvalidArgument, RegistryError, Unavailable
 from registry.etcd3.client import Client
 from registry.etcd3.options import ClientOptions
@@ -16,14 +18,15 @@ from registry.keys import Keys
 from registry.store.break_glass import BreakGlass, Removal
 from registry.store.budget import Budget
 from registry.store.gate import Gate
+from registry.store.mirror import Mirrors
 from registry.store.writer import Writer
 from registry.transactions.changes import Change
 from registry.transactions.context import Caller, Limits
 from registry.transactions.replay import Settled
-from tests.support.sim.loop import Process, State
+from tests.support.sim.calls import ask
+from tests.support.sim.loop import Process
 
 CALL_SECONDS = 5.0
-Reply = TypeVar("Reply")
 
 
 @dataclass(frozen=True)
@@ -38,14 +41,20 @@ class Answer:
 
 @dataclass(eq=False)
 class Admin:
-    """One admin service; `restart` after a kill."""
+    """One admin service, with its conductor; `start` it anew after a kill.
+
+    Attributes:
+        on_end: is told of a conductor that ends, which none does by itself.
+    """
 
     name: str
     endpoints: tuple[str, ...]
     keys: Keys
     wall: Callable[[], datetime]
     rng: random.Random
+    on_end: Callable[[str], None]
     process: Process = field(init=False)
+    _metrics: Metrics = field(default_factory=Metrics)
     _starts: int = 0
 
     def start(self) -> None:
@@ -61,6 +70,13 @@ class Admin:
         rng = random.Random(self.rng.random())
         self._glass = BreakGlass(client, self.keys, gate, now=self.wall)
         self._writer = Writer(client, self.keys, Limits(), gate, rng=rng, now=self.wall)
+        shared = Shared(client, self.keys, self._writer, Mirrors(client, rng=rng), self._metrics, rng)
+        conductor = asyncio.get_running_loop().create_task(Conductor(shared).run())
+        conductor.add_done_callback(self._conductor_ended)
+
+    def _conductor_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self.on_end(f"the conductor of {self.name} ended: {task.exception()!r}")
 
     async def change(self, change: Change, request_id: str) -> Settled:
         """One try.
@@ -69,47 +85,19 @@ class Admin:
             ConnectionResetError: the process died.
             RegistryError: as the writer raises it.
         """
-        return await self._ask(self._change(change, request_id))
+        return await ask(self.process, self._change(change, request_id))
 
     async def break_glass(self, pool: str, name: str, request_id: str) -> Removal:
         """One try; raises as `change`."""
         caller = Caller("op", "operator", request_id, request_id_given=True)
-        return await self._ask(self._remove(pool, name, caller))
+        return await ask(self.process, self._remove(pool, name, caller))
 
     async def _remove(self, pool: str, name: str, caller: Caller) -> Removal:
         return await self._glass.delete(pool, name, None, caller, Budget.of(CALL_SECONDS))
 
-    async def _ask(self, work: Coroutine[Any, Any, Reply]) -> Reply:
-        loop = asyncio.get_running_loop()
-        if self.process.state is State.DEAD:
-            work.close()
-            raise ConnectionResetError("nobody listens")
-        reply: asyncio.Future[Reply] = loop.create_future()
-        task = loop.create_task(work, context=self.process.context())
-        task.add_done_callback(lambda done: _hand_over(done, reply))
-        self.process.on_death.append(lambda: _reset(reply))
-        return await reply
-
     async def _change(self, change: Change, request_id: str) -> Settled:
         caller = Caller("op", "operator", request_id, request_id_given=True)
         return await self._writer.change(change, caller, Budget.of(CALL_SECONDS), validate_only=False)
-
-
-def _hand_over(task: asyncio.Task[Reply], reply: asyncio.Future[Reply]) -> None:
-    if task.cancelled():
-        return
-    error = task.exception()
-    if reply.done():
-        return
-    if error is None:
-        reply.set_result(task.result())
-    else:
-        reply.set_exception(error)
-
-
-def _reset(reply: asyncio.Future[Reply]) -> None:
-    if not reply.done():
-        reply.set_exception(ConnectionResetError("the admin died"))
 
 
 async def settle(admins: list[Admin], change: Change, request_id: str, rng: random.Random) -> Answer:

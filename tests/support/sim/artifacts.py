@@ -17,8 +17,11 @@ from sidecar.artifacts.types import ArtifactRef, Staged
 from sidecar.artifacts.upkeep import Holdings
 
 ROOT = "file:///a/"
-# What a source is good for stands in its name.
-MISSING, REFUSED, HIGH_RANK = "missing", "refused", "high"
+# Under this are the stores of all replicas; nothing of it is on a disk.
+STORES = "/store/"
+# What a source is good for stands in its name. What is picky is refused by the engine of one replica alone.
+GOOD, MISSING, REFUSED, HIGH_RANK, PICKY = "good", "missing", "refused", "high", "picky"
+_CHOOSY = "r0"
 MAX_RANK = 16
 
 
@@ -29,7 +32,17 @@ def source_of(path: str) -> str:
 
 def path_of(replica: str, source: str) -> str:
     """Where a replica's store keeps a source."""
-    return f"/store/{replica}/{source}"
+    return f"{STORES}{replica}/{source}"
+
+
+def is_good(source: str, replica: str) -> bool:
+    """Whether that replica can serve a source."""
+    return source.startswith(GOOD) or (source.startswith(PICKY) and not replica.startswith(_CHOOSY))
+
+
+def is_refused(source: str, replica: str) -> bool:
+    """Whether the engine of that replica, or of a clone of it, refuses a source."""
+    return source.startswith(REFUSED) or (source.startswith(PICKY) and replica.startswith(_CHOOSY))
 
 
 def digest_of(source: str) -> str:
@@ -79,7 +92,7 @@ class SimStore:
         return staged if staged is not None and staged.id in self.leases else None
 
     def owns(self, path: str) -> str | None:
-        return id_of(source_of(path)) if path.startswith(f"/store/{self.replica}/") else None
+        return id_of(source_of(path)) if path.startswith(f"{STORES}{self.replica}/") else None
 
     def has(self, path: str) -> bool:
         """Whether the engine finds files at that path."""

@@ -13,11 +13,12 @@ from registry.model.status import Presence, ReplicaStatus
 from sidecar.engines.driver import CHECK_NAME_PREFIX
 from sidecar.engines.exchange import JsonPost
 from sidecar.inputs import Inputs
+from sidecar.lazy.wire import Answer, Found, No
 from sidecar.reconciler import Report
 from tests.support.sim.artifacts import source_of
 from tests.support.sim.engines import BASE, EngineHost
-from tests.support.sim.history import Moment, Oracle, served_hashes
-from tests.support.sim.sidecars import GRACE_SECONDS
+from tests.support.sim.history import Members, Moment, Oracle, served_hashes
+from tests.support.sim.sidecars import GRACE_SECONDS, IDLE_SECONDS
 
 # A status may be as old as the longest call of the loop that writes it, and its way to etcd.
 TRUTH_SECONDS = 120.0
@@ -25,6 +26,8 @@ TRUTH_SECONDS = 120.0
 PUT_BACK_SECONDS = 60.0
 # The call that is made while the replica id is lost.
 OWNER_SECONDS = 1.0
+# What an engine says of its adapters' last use is so old when a call is made.
+LOOK_SECONDS = 1.0
 # What is said of a record that cannot be followed, whose last good one may be served all the same.
 REFUSED_RECORD = {"unreadable_record", "future_schema", "key_mismatch"}
 
@@ -50,6 +53,7 @@ class Checks:
     applied: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     followed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     planned: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    live: dict[str, Members | None] = field(default_factory=dict)
     samples: dict[str, list[Sample]] = field(default_factory=lambda: defaultdict(list))
     calls: int = 0
     removals_confirmed: bool = False
@@ -107,6 +111,19 @@ class Checks:
             self.violated(f"R9 {replica} speaks of {report.situation.revision} by a plan made from {plan.revision}")
         if plan is not None:
             self.planned[replica] = plan.revision
+            self.live[replica] = inputs.members
+
+    def on_answer(self, replica: str, inputs: Inputs, name: str, answer: Answer) -> None:
+        """Each answer to an engine's question, as it is given: R4, R6, by the state that the replica follows."""
+        path = answer.path if isinstance(answer, Found) else ""
+        self.log(f"{replica} asked for {name}: {source_of(path) or answer}")
+        if inputs.desired is None:
+            return
+        lazy = [moment.lazy().get(name) for moment in self.oracle.at(inputs.desired.revision)]
+        if path and all(version is None or version.source != source_of(path) for version in lazy):
+            self.violated(f"R4 {replica} tells that {name} is {source_of(path)}, at {inputs.desired.revision} {lazy}")
+        elif answer in {No("unknown_adapter"), No("not_lazy")} and all(version is not None for version in lazy):
+            self.violated(f"R3 {replica} tells {answer} of {name}, which is lazy at {inputs.desired.revision}")
 
     def on_call(self, host: EngineHost, request: JsonPost) -> None:
         """Each request to an engine as it is sent: R5, R6, no wrong unload, no second load while one is unsettled."""
@@ -135,10 +152,12 @@ class Checks:
     def _check_load(self, host: EngineHost, name: str, path: str, moments: list[Moment]) -> None:
         """A load is of what is desired under that name, of its proof before a swap, or puts back what a swap took."""
         source = source_of(path)
-        names = {name for moment in moments for name in moment.may_load(source)}
+        live = self.live[host.replica]
+        names = {name for moment in moments for name in moment.may_load(source, host.replica, live)}
         is_fit = bool(names) if name.startswith(CHECK_NAME_PREFIX) else name in names
         if not is_fit and not self._is_put_back(host, name, source):
-            self.violated(f"R6 {host.replica} loads {name} from {source}, not desired at {self.planned[host.replica]}")
+            told = f"not its share at {self.planned[host.replica]} among {sorted(live or ())}"
+            self.violated(f"R6 {host.replica} loads {name} from {source}, {told}")
 
     def _is_put_back(self, host: EngineHost, name: str, source: str) -> bool:
         if name in host.listing:
@@ -152,8 +171,26 @@ class Checks:
             return
         if host.store.owns(path) is None:
             self.violated(f"R11 {host.replica} unloads {name}, which it did not load")
-        elif all(moment.eager().get(name) == source_of(path) and not moment.is_placed(name) for moment in moments):
+        elif all(self._is_due(moment, host.replica, name, path) for moment in moments):
             self.violated(f"R6 {host.replica} unloads {name} though it is desired at {self.planned[host.replica]}")
+        elif (idle_seconds := self._idle_seconds(host, name, path, moments)) < IDLE_SECONDS - LOOK_SECONDS:
+            self.violated(f"R6 {host.replica} unloads {name}, which is lazy and was used {idle_seconds:.3f} s ago")
+
+    def _idle_seconds(self, host: EngineHost, name: str, path: str, moments: list[Moment]) -> float:
+        """How long nobody has used a lazy adapter that is desired as it is loaded, where anybody can tell and cares."""
+        lazy = [moment.lazy().get(name) for moment in moments]
+        if (
+            host.engine is None
+            or host.engine.plugin is None
+            or any(one is None or one.source != source_of(path) for one in lazy)
+        ):
+            return float("inf")
+        return host.engine.cards.ages().get(name, float("inf"))
+
+    def _is_due(self, moment: Moment, replica: str, name: str, path: str) -> bool:
+        """Whether the replica is to serve under that name what the path holds."""
+        version = moment.share(replica, self.live[replica]).get(name)
+        return version is not None and version.source == source_of(path)
 
     def on_engine(self, host: EngineHost, what: str, name: str, path: str) -> None:
         """Each change of an engine as it takes effect."""

@@ -13,6 +13,7 @@ from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply, unheard
 from sidecar.engines.simulated import pages
 from sidecar.engines.simulated.engine import EngineDead, Rejection
 from tests.support.sim.engines import EngineHost, SimEngine
+from tests.support.sim.plugin import is_plugins
 
 
 class SimHttp:
@@ -25,6 +26,10 @@ class SimHttp:
 
     async def get(self, paths: Sequence[str], timeout_seconds: float, *, optional: str = "") -> list[bytes]:
         """See `VllmHttp.get`."""
+        return [body or b"" for body in await self._get(paths, timeout_seconds)]
+
+    async def _get(self, paths: Sequence[str], timeout_seconds: float) -> list[bytes | None]:
+        """The pages; None for one that there is not."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await asyncio.sleep(self._host.rng.uniform(0.0002, 0.002))
@@ -34,10 +39,10 @@ class SimHttp:
         except (TimeoutError, ConnectionResetError) as error:
             raise EngineUnreachable(f"{self.url}: {error}") from error
 
-    async def find(self, _path: str, timeout_seconds: float) -> bytes | None:
-        """See `VllmHttp.find`; there is no plugin."""
-        await self.get(["/health"], timeout_seconds)
-        return None
+    async def find(self, path: str, timeout_seconds: float) -> bytes | None:
+        """See `VllmHttp.find`."""
+        [body] = await self._get([path], timeout_seconds)
+        return body
 
     async def has_route(self, _path: str, timeout_seconds: float) -> bool:
         """See `VllmHttp.has_route`."""
@@ -105,6 +110,8 @@ class _Conversation:
 
     async def _answer(self, request: JsonPost) -> Reply:
         name, path = str(request.body["lora_name"]), request.body.get("lora_path")
+        if is_plugins(request.path):
+            return await self.host.call_plugin(request.path, request.body)
         try:
             if path is not None:
                 await self.host.load(name, str(path))
@@ -115,13 +122,17 @@ class _Conversation:
         return Reply(200, b"Success")
 
 
-async def _pages(engine: SimEngine, paths: Sequence[str]) -> list[bytes]:
-    """The bodies, with room for other requests between them."""
+async def _pages(engine: SimEngine, paths: Sequence[str]) -> list[bytes | None]:
+    """The bodies, with room for other requests between them; None: there is no such page."""
     bodies = []
     for path in paths:
-        bodies.append(_page(engine, path))
+        bodies.append(await _plugins_page(engine, path) if is_plugins(path) else _page(engine, path))
         await asyncio.sleep(0.0)
     return bodies
+
+
+async def _plugins_page(engine: SimEngine, path: str) -> bytes | None:
+    return None if engine.plugin is None else (await engine.plugin.call(path)).body
 
 
 def _page(engine: SimEngine, path: str) -> bytes:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, TypeVar
 
+from sidecar.engines.exchange import Reply
 from sidecar.engines.simulated.card import Card
 from sidecar.engines.simulated.engine import Rejection, SimulatedVllm
 from sidecar.engines.simulated.options import Options
-from tests.support.sim.artifacts import REFUSED, SimStore, source_of
+from sidecar.vllm_plugin.registered import Registered
+from tests.support.sim.artifacts import SimStore, is_refused, source_of
+from tests.support.sim.calls import ask
 from tests.support.sim.loop import Process
+from tests.support.sim.plugin import PlayedPlugin, Socket
 
 Value = TypeVar("Value")
 Change = Callable[["EngineHost", str, str, str], None]
@@ -29,19 +33,48 @@ class SimEngine(SimulatedVllm):
 
     Attributes:
         coming: adapters of requests that are on their way to the queue.
+        resolved: what the plugin was told, by name, until it is registered or refused.
+        unbound: requests of which it is not known yet what they are bound to.
+        plugin: ours; None: it has none.
     """
 
     def __init__(self, store: SimStore, started_at: float, max_loras: int) -> None:
         super().__init__(replace(OPTIONS, max_loras=max_loras))
         self.started_at = started_at
         self.coming: list[Card] = []
+        self.resolved: dict[str, Card] = {}
+        self.unbound = 0
+        self.plugin: PlayedPlugin | None = None
+        self._on_resolved: Callable[[str, str], None] = lambda _name, _path: None
         self._store = store
         self._ticks = count(1)
+
+    def ask_by(self, socket: Socket, on_resolved: Callable[[str, str], None]) -> None:
+        """Gives it our plugin; `on_resolved` is told (name, path) of what is registered by a request."""
+        self.cards = Registered(now=asyncio.get_running_loop().time)
+        self.plugin = PlayedPlugin(self, socket, self._store)
+        self.resolve = self._ask_plugin
+        self._on_resolved = on_resolved
+
+    async def _ask_plugin(self, name: str) -> Card | None:
+        assert self.plugin is not None
+        card = await self.plugin.resolve(name, self.options.model)
+        if card is not None:
+            self.resolved[name] = card
+        return card
+
+    async def _resolve(self, name: str) -> None:
+        try:
+            await super()._resolve(name)
+        finally:
+            card = self.resolved.pop(name, None)
+        if card is not None:
+            self._on_resolved(name, card.path)
 
     @property
     def needed(self) -> set[str]:
         """Paths whose files it may read at any moment."""
-        return {card.path for card in (*self.cards.values(), *self.coming, *self.bound)}
+        return {card.path for card in (*self.cards.values(), *self.coming, *self.resolved.values(), *self.bound)}
 
     @property
     def request_count(self) -> int:
@@ -55,7 +88,11 @@ class SimEngine(SimulatedVllm):
             Rejection: there is no such adapter.
             EngineDead: its files are gone.
         """
-        card = await self.card_of(name)
+        self.unbound += 1
+        try:
+            card = await self.card_of(name)
+        finally:
+            self.unbound -= 1
         if card is None:
             return
         self.coming.append(card)
@@ -78,7 +115,7 @@ class SimEngine(SimulatedVllm):
     async def _bring_in(self, card: Card) -> None:
         if self._store.owns(card.path) and not self._store.has(card.path):
             raise MISSING_FILES
-        if source_of(card.path).startswith(REFUSED):
+        if is_refused(source_of(card.path), self._store.replica):
             raise Rejection(500, "InternalServerError", "Call to add_lora method failed: wrong shapes")
         self._resident[card.number] = card.path
 
@@ -91,6 +128,7 @@ class EngineHost:
         on_change: is told (host, what, name, path) of each change of the adapters as it takes effect.
         hang: the next load waits for this event inside the engine.
         odd: what befalls the next posts, one each.
+        socket: on which our plugin in it asks the sidecar; None: it has no plugin.
     """
 
     replica: str
@@ -105,6 +143,7 @@ class EngineHost:
     odd: list[str] = field(default_factory=list)
     busy: set[str] = field(default_factory=set)
     processes: list[Process] = field(default_factory=list)
+    socket: Socket | None = None
     _starts: int = 0
 
     def start(self) -> None:
@@ -113,6 +152,8 @@ class EngineHost:
         self.process = Process(f"{self.replica}/engine{self._starts}")
         self.processes.append(self.process)
         self.engine = SimEngine(self.store, 1000.0 + self._starts, self.rng.choice(SLOTS))
+        if self.socket is not None:
+            self.engine.ask_by(self.socket, lambda name, path: self.on_change(self, "load", name, path))
         self.busy.clear()
         self.on_change(self, "start", "", "")
 
@@ -125,6 +166,11 @@ class EngineHost:
     @property
     def incarnation(self) -> str:
         return "" if self.engine is None else repr(self.engine.started_at)
+
+    @property
+    def coming(self) -> list[Card]:
+        """Adapters that requests on their way to the queue refer to."""
+        return [] if self.engine is None else [*self.engine.coming, *self.engine.resolved.values()]
 
     @property
     def listing(self) -> dict[str, str]:
@@ -146,17 +192,8 @@ class EngineHost:
         self.hang = None
 
     async def ask(self, work: Coroutine[Any, Any, Value]) -> Value:
-        """Runs `work` in the engine's process and waits for it.
-
-        Raises:
-            ConnectionResetError: the engine died.
-        """
-        loop = asyncio.get_running_loop()
-        reply: asyncio.Future[Value] = loop.create_future()
-        task = loop.create_task(work, context=self.process.context())
-        task.add_done_callback(lambda done: _hand_over(done, reply))
-        self.process.on_death.append(lambda: _reset(reply))
-        return await reply
+        """Runs `work` in the engine's process and waits for it. Raises ConnectionResetError: the engine died."""
+        return await ask(self.process, work)
 
     async def load(self, name: str, path: str) -> None:
         """Loads as a request does. Raises Rejection."""
@@ -178,18 +215,18 @@ class EngineHost:
         await engine.unload(name)
         self.on_change(self, "unload", name, path)
 
-
-def _hand_over(task: asyncio.Task[Value], reply: asyncio.Future[Value]) -> None:
-    if task.cancelled() or reply.done():
-        _ = task.cancelled() or task.exception()
-        return
-    error = task.exception()
-    if error is not None:
-        reply.set_exception(error)
-    else:
-        reply.set_result(task.result())
-
-
-def _reset(reply: asyncio.Future[Any]) -> None:
-    if not reply.done():
-        reply.set_exception(ConnectionResetError("the engine died"))
+    async def call_plugin(self, path: str, body: Mapping[str, object]) -> Reply:
+        """Swaps or unloads as the plugin does."""
+        engine, before = self.engine, self.listing
+        assert engine is not None
+        assert engine.plugin is not None
+        name = str(body["lora_name"])
+        self.busy.add(name)
+        try:
+            reply = await engine.plugin.call(path, body)
+        finally:
+            self.busy.discard(name)
+        if self.listing != before:
+            new = self.listing.get(name)
+            self.on_change(self, "unload" if new is None else "load", name, new or before.get(name, ""))
+        return reply

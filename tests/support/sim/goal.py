@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from registry.model.placement import Member
 from registry.model.status import ReplicaStatus
-from tests.support.sim.artifacts import path_of, source_of
-from tests.support.sim.history import POOL
+from tests.support.sim.artifacts import is_good, path_of, source_of
+from tests.support.sim.history import POOL, Members, Version, Wanted
 from tests.support.sim.world import KEYS, ReplicaHost, World
 
 # A load that hangs is given up after 60 s, and a retry is at most 60 s away.
@@ -34,25 +35,46 @@ async def converge(world: World, confirm: Callable[[], Awaitable[None]]) -> None
 
 def _difference(world: World, replica: ReplicaHost) -> str:
     """How a replica is not yet what it should be; empty: it is."""
+    if replica.engine.engine is not None and replica.engine.engine.unbound:
+        return "a request may yet load something"
     moment = world.checks.oracle.newest
     listing = {name: path for name, path in replica.engine.listing.items() if replica.place.store.owns(path)}
-    live = [one.name for one in world.replicas]
-    for name, source in moment.eager().items():
-        is_good = source.startswith("good")
-        is_there = listing.get(name) == path_of(replica.name, source)
-        if replica.name not in moment.owners(name, live):
-            if is_good and name in listing:
-                return f"{name} should be on {moment.owners(name, live)} alone"
-            continue  # what its owners cannot serve may be kept
-        if is_good and not is_there:
-            return f"{name} should be {source}, is {listing.get(name)}"
-        if not is_good and is_there and not source.startswith("good"):
-            return f"{name} has {source}, which is no good"
+    share = moment.share(replica.name, _live(world))
+    for one in moment.wanted.values():
+        if one.is_conducted:
+            return f"the rollout of {one.name} is neither promoted nor halted"
+        path = listing.get(one.name)
+        if one.is_eager and (difference := _misplaced(world, replica.name, one, share.get(one.name), path)):
+            return difference
     known = {one.name for one in moment.wanted.values() if one.is_eager} | moment.unreadable.keys()
     superfluous = [name for name in listing if name not in known]
     if superfluous:
         return f"superfluous: {superfluous}"
     return _status_difference(world, replica, {*moment.unreadable})
+
+
+def _misplaced(world: World, replica: str, one: Wanted, version: Version | None, path: str | None) -> str:
+    """How what is listed under a name differs from the version that is the replica's; None: it is not to serve it."""
+    if version is None:
+        # What one of its owners cannot serve may be kept.
+        is_taken = all(is_good(source, owner) for owner, source in _served_by(world, one))
+        return f"{one.name} is {path}, and should be on others alone" if is_taken and path else ""
+    is_there, can_serve = path == path_of(replica, version.source), is_good(version.source, replica)
+    if is_there == can_serve:
+        return ""
+    return f"{one.name} is {path}, and should be {version.source}" if can_serve else f"{one.name} is no good: {path}"
+
+
+def _served_by(world: World, one: Wanted) -> list[tuple[str, str]]:
+    """Who is to serve an adapter, and which source."""
+    moment, live = world.checks.oracle.newest, _live(world)
+    shares = {replica: moment.share(replica, live).get(one.name) for replica in live}
+    return [(replica, version.source) for replica, version in shares.items() if version is not None]
+
+
+def _live(world: World) -> Members:
+    """All replicas, which have no labels, and room alike."""
+    return {replica.name: Member(replica.name, {}) for replica in world.replicas}
 
 
 def _status_difference(world: World, replica: ReplicaHost, unreadable: set[str]) -> str:
@@ -61,17 +83,14 @@ def _status_difference(world: World, replica: ReplicaHost, unreadable: set[str])
         return "it has no status"
     status = ReplicaStatus.parse(kv.value)
     moment = world.checks.oracle.newest
-    live = [one.name for one in world.replicas]
-    bad = {
-        one.name
-        for one in moment.wanted.values()
-        if one.is_eager and not one.source.startswith("good") and replica.name in moment.owners(one.name, live)
-    }
+    share = moment.share(replica.name, _live(world))
+    bad = {name for name, version in share.items() if not is_good(version.source, replica.name)}
     failed = {entry.name for entry in status.failed}
     newest = world.checks.oracle.moments[-1][0]
     if not status.ready or status.stale or status.observed_revision < newest or status.pending:
         return f"its status says {kv.value!r}"
-    if failed != bad | unreadable:
+    asked = {name for name, version in moment.lazy().items() if not is_good(version.source, replica.name)}
+    if failed - asked != bad | unreadable:
         return f"failed are {failed}, expected {bad | unreadable}"
     return ""
 
@@ -102,5 +121,5 @@ async def let_go(world: World) -> None:
 def _kept_in_vain(world: World, replica: ReplicaHost) -> set[str]:
     """Sources in the store that are neither desired nor listed."""
     staged = {source_of(staged.path) for staged in replica.place.store.staged.values()}
-    desired = {one.source for one in world.checks.oracle.newest.wanted.values()}
+    desired = {version.source for one in world.checks.oracle.newest.wanted.values() for version in one.versions}
     return staged - desired - {source_of(path) for path in replica.engine.listing.values()}

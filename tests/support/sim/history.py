@@ -6,27 +6,56 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from registry.etcd3.ops import Event
-from registry.model.assignment import assign
+from registry.model.assignment import Assignment, Selector, assign
 from registry.model.names import name_key
 from registry.model.placement import Member
-from registry.model.records import AdapterSpec, Placement, Source
+from registry.model.records import AdapterSpec, Canary, Placement, Source, Strategy
 from sidecar.raw_records import record_hash
 from tests.support.sim.artifacts import ROOT, digest_of, path_of
 
 POOL = "p"
+Members = Mapping[str, Member]
+
+
+@dataclass(frozen=True)
+class Version:
+    """One generation of an adapter, and what it is made of."""
+
+    generation: int
+    source: str
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """One adapter as its record asks for it. `replicas`: on how many it is placed; None: on all."""
+    """One adapter as its record asks for it.
+
+    Attributes:
+        replicas: on how many it is placed; None: on all.
+        canary: how many of them take new weights first; None: it has no strategy.
+        stable: what all the others keep meanwhile; None: there is no rollout.
+        is_conducted: its rollout has to come to an end by itself.
+    """
 
     name: str
-    generation: int
-    source: str
+    newest: Version
     is_eager: bool
     replicas: int | None = None
+    canary: int | str | None = None
+    stable: Version | None = None
+    is_conducted: bool = False
+
+    @property
+    def versions(self) -> tuple[Version, ...]:
+        """What one replica or another is to serve."""
+        return (self.newest,) if self.stable is None else (self.newest, self.stable)
+
+    @property
+    def is_alike(self) -> bool:
+        """True if all replicas serve the same of it, whoever lives."""
+        return self.replicas is None and self.stable is None
 
 
 @dataclass(frozen=True)
@@ -44,24 +73,47 @@ class Moment:
     wanted: Mapping[str, Wanted]
     unreadable: Mapping[str, tuple[Wanted, ...]]
 
-    def eager(self) -> dict[str, str]:
-        """Name to source of what should be loaded."""
-        return {one.name: one.source for one in self.wanted.values() if one.is_eager}
+    def share(self, replica: str, live: Members | None) -> dict[str, Version]:
+        """Name to what a replica is to have loaded, whoever asks for it. `live` None: it does not know who lives."""
+        eager = [one for one in self.wanted.values() if one.is_eager]
+        shares = {one.name: _share(one, replica, live or {}, self._everywhere()) for one in eager}
+        return {name: version for name, version in shares.items() if version is not None}
 
-    def is_placed(self, name: str) -> bool:
-        """True if not all replicas are to serve it."""
-        return any(one.name == name and one.replicas is not None for one in self.wanted.values())
+    def lazy(self) -> dict[str, Version]:
+        """Name to what is loaded at the first request."""
+        return {one.name: one.newest for one in self.wanted.values() if not one.is_eager}
 
-    def owners(self, name: str, replicas: Iterable[str]) -> set[str]:
-        """Those of the live replicas that are to serve an adapter; they have no labels, and room alike."""
-        one = next(one for one in self.wanted.values() if one.name == name)
-        spec = AdapterSpec(source=Source(uri=ROOT), placement=Placement(replicas=one.replicas or "all"))
-        return set(assign(POOL, name_key(name), spec, [Member(replica, {}) for replica in replicas], {}).serving)
+    def may_load(self, source: str, replica: str, live: Members | None) -> set[str]:
+        """Names under which a replica may load that source; that of a lazy one, where it is loaded already."""
+        kept = {one.name for before in self.unreadable.values() for one in before if _has(one, source)}
+        due = self.share(replica, live) | self.lazy()
+        return kept | {name for name, version in due.items() if version.source == source}
 
-    def may_load(self, source: str) -> set[str]:
-        """Names under which that source may be loaded."""
-        kept = [one for before in self.unreadable.values() for one in before]
-        return {one.name for one in (*self.wanted.values(), *kept) if one.is_eager and one.source == source}
+    def _everywhere(self) -> dict[Selector, int]:
+        """How many adapters take room on every replica."""
+        kept = sum(bool(before) for before in self.unreadable.values())
+        return {frozenset(): kept + sum(one.is_eager and one.replicas is None for one in self.wanted.values())}
+
+
+def _has(one: Wanted, source: str) -> bool:
+    return one.is_eager and any(version.source == source for version in one.versions)
+
+
+def assigned(one: Wanted, live: Iterable[Member], everywhere: Mapping[Selector, int]) -> Assignment:
+    """Who of the live replicas serves an adapter, and who are its canaries."""
+    strategy = None if one.canary is None else Strategy(canary=Canary(replicas=one.canary))
+    spec = AdapterSpec(source=Source(uri=ROOT), placement=Placement(replicas=one.replicas or "all"), strategy=strategy)
+    return assign(POOL, name_key(one.name), spec, live, everywhere)
+
+
+def _share(one: Wanted, replica: str, live: Members, everywhere: Mapping[Selector, int]) -> Version | None:
+    """What a replica is to serve of an adapter; None: nothing, or it cannot know."""
+    if one.is_alike:
+        return one.newest
+    found = assigned(one, live.values(), everywhere)
+    if replica not in found.serving:
+        return None
+    return one.newest if one.stable is None or replica in found.canaries else one.stable
 
 
 @dataclass
@@ -89,7 +141,7 @@ class Oracle:
                 self._good.pop(key, None)
                 continue
             self._hashes[key] = record_hash(key, revision, event.kv.value)
-            one = _read(event.kv.value)
+            one = read_wanted(event.kv.value)
             if one is None:
                 unreadable[key] = self._good.get(key, ())
             else:
@@ -118,35 +170,47 @@ def _at(moments: list[tuple[int, Moment]], revision: int) -> Moment:
     return next(moment for number, moment in reversed(moments) if number <= revision)
 
 
-def _read(value: bytes) -> Wanted | None:
+def read_wanted(value: bytes) -> Wanted | None:
+    """A record as far as it matters; None: it cannot be followed."""
     try:
         record = json.loads(value)
-        source = record["spec"]["source"]["uri"].removeprefix(ROOT)
-        replicas = (record["spec"].get("placement") or {}).get("replicas", "all")
-        is_eager = record["spec"].get("load", "eager") == "eager"
-        return Wanted(record["name"], record["generation"], source, is_eager, None if replicas == "all" else replicas)
+        spec, rollout = record["spec"], record.get("rollout")
+        replicas = (spec.get("placement") or {}).get("replicas", "all")
+        strategy = spec.get("strategy") or {}
+        return Wanted(
+            record["name"],
+            Version(record["generation"], _source(spec)),
+            spec.get("load", "eager") == "eager",
+            None if replicas == "all" else replicas,
+            strategy["canary"]["replicas"] if strategy else None,
+            Version(rollout["stable_generation"], _source(rollout["stable_spec"])) if rollout else None,
+            is_conducted=bool(rollout) and strategy["promote"] == "auto" and not rollout["halted"],
+        )
     except (ValueError, KeyError, TypeError):
         return None
 
 
+def _source(spec: Mapping[str, Any]) -> str:
+    return str(spec["source"]["uri"]).removeprefix(ROOT)
+
+
 def served_hashes(moment: Moment, replica: str, listing: Mapping[str, str]) -> set[tuple[int, str]]:
     """Count and hash that a true status may tell of such a listing; more than one if one is unreadable, or placed."""
-    listed = [one for one in moment.wanted.values() if _is_served(one, replica, listing)]
-    sets = [[_line(one) for one in listed if one.replicas is None]]
-    for line in (_line(one) for one in listed if one.replicas is not None):
+    listed = {one: line for one in moment.wanted.values() for line in _lines(one, replica, listing)}
+    sets = [[line for one, line in listed.items() if one.replicas is None]]
+    for line in (line for one, line in listed.items() if one.replicas is not None):
         sets += [[*lines, line] for lines in sets]  # or it is only kept until others serve it
     for before in moment.unreadable.values():
-        kept = [_line(one) for one in before if _is_served(one, replica, listing)]
+        kept = [line for one in before for line in _lines(one, replica, listing)]
         sets += [[*lines, line] for lines in sets for line in kept]
     return {_hash(lines) for lines in sets}
 
 
-def _is_served(one: Wanted, replica: str, listing: Mapping[str, str]) -> bool:
-    return one.is_eager and listing.get(one.name) == path_of(replica, one.source)
-
-
-def _line(one: Wanted) -> str:
-    return f"{one.name}\0{one.generation}\0{digest_of(one.source)}\n"
+def _lines(one: Wanted, replica: str, listing: Mapping[str, str]) -> list[str]:
+    """What a status says of the version of an adapter that is listed, if it is one that some replica is to serve."""
+    path = listing.get(one.name) if one.is_eager else None
+    listed = [version for version in one.versions if path == path_of(replica, version.source)]
+    return [f"{one.name}\0{version.generation}\0{digest_of(version.source)}\n" for version in listed]
 
 
 def _hash(lines: list[str]) -> tuple[int, str]:

@@ -62,9 +62,14 @@ class Process:
 _PROCESS: ContextVar[Process] = ContextVar("process")
 
 
+def current_process() -> Process:
+    """The process whose code runs."""
+    return _PROCESS.get(_WORLD)
+
+
 def current_process_name() -> str:
-    """Name of the process whose code runs."""
-    return _PROCESS.get(_WORLD).name
+    """Its name."""
+    return current_process().name
 
 
 _WORLD = Process("world")

@@ -8,13 +8,25 @@ import re
 
 from registry.errors import Reason, RegistryError
 from registry.etcd3.ops import Event
-from registry.model.records import AdapterRecord, AdapterSpec, Placement, PoolLimits, Removed, RetiredRecord, Source
+from registry.model.records import (
+    AdapterRecord,
+    AdapterSpec,
+    Canary,
+    Placement,
+    PoolLimits,
+    Removed,
+    RetiredRecord,
+    Source,
+    Strategy,
+)
 from registry.model.status import ReplicaStatus
 from registry.transactions.changes import (
+    AbortRollout,
     ApplyAdapters,
     Change,
     ConfirmRemovals,
     CreatePool,
+    PromoteRollout,
     Remove,
     RollbackAdapter,
     SetTenant,
@@ -22,7 +34,7 @@ from registry.transactions.changes import (
     Upsert,
 )
 from tests.support.sim.admins import settle
-from tests.support.sim.artifacts import HIGH_RANK, MAX_RANK, MISSING, REFUSED, ROOT
+from tests.support.sim.artifacts import GOOD, HIGH_RANK, MAX_RANK, MISSING, PICKY, REFUSED, ROOT
 from tests.support.sim.engines import BASE
 from tests.support.sim.history import POOL
 from tests.support.sim.world import KEYS, World
@@ -38,6 +50,7 @@ class Operator:
         self._world = world
         self._rng = random.Random(f"operator {world.seed}")
         self._places = random.Random(f"places {world.seed}")
+        self._canaries = random.Random(f"canaries {world.seed}")
         self._made = 0
         self._sources = 0
 
@@ -118,6 +131,9 @@ class Operator:
             return SetTenant("acme", rng.choice((1, 2, None)))
         if rng.random() < 0.1:
             return RollbackAdapter(POOL, rng.choice(NAMES))
+        special = self._canaries.choices((_nothing, self._roll, self._end_rollout), (60, 28, 12))[0]
+        if (change := special()) is not None:
+            return change
         names = rng.sample(NAMES, rng.randint(1, 3))
         return ApplyAdapters(POOL, tuple(self._one(name) for name in names))
 
@@ -130,14 +146,54 @@ class Operator:
 
     def _spec(self) -> AdapterSpec:
         self._sources += 1
-        kind = self._rng.choices(("good", MISSING, REFUSED, HIGH_RANK), (12, 1, 1, 1))[0]
-        load = self._rng.choices(("eager", "lazy"), (8, 1))[0]
+        kind = self._rng.choices((GOOD, MISSING, REFUSED, HIGH_RANK, PICKY), (12, 1, 1, 1, 1))[0]
+        load = self._rng.choices(("eager", "lazy"), (3 if self._world.has_plugin else 8, 1))[0]
         source = Source(uri=f"{ROOT}{kind}{self._sources}")
         spec = AdapterSpec.model_validate({"source": source, "load": load, "priority": self._rng.randint(0, 2)})
-        replicas = self._places.choices((None, 1, 2), (4, 1, 1))[0]
-        if load == "lazy" or replicas is None:
+        replicas, strategy = self._places.choices((None, 1, 2), (4, 1, 1))[0], self._strategy()
+        if load == "lazy":
             return spec
-        return spec.model_copy(update={"placement": Placement(replicas=replicas)})
+        placement = Placement(replicas=replicas or "all")
+        return spec.model_copy(update={"placement": placement, "strategy": strategy})
+
+    def _strategy(self) -> Strategy | None:
+        """How new weights come to the replicas, if not to all at once."""
+        rng = self._canaries
+        if rng.random() < 0.4:
+            return None
+        return self._canary_first()
+
+    def _canary_first(self) -> Strategy:
+        rng = self._canaries
+        return Strategy(
+            canary=Canary(replicas=rng.choice((1, 2, "34%", "50%"))),
+            promote=rng.choices(("auto", "manual"), (4, 1))[0],
+            max_failures=rng.choice((0, 0, 1)),
+            soak_seconds=rng.choice((0, 1, 3, 8)),
+        )
+
+    def _roll(self) -> Change | None:
+        """New weights, of which canaries come first; None: there is nothing that others could keep."""
+        names = [name for name, record in self._records().items() if record.spec.load == "eager"]
+        if not names:
+            return None
+        spec = self._spec().model_copy(update={"load": "eager", "strategy": self._canary_first()})
+        return ApplyAdapters(POOL, (Upsert(self._canaries.choice(names), spec),))
+
+    def _end_rollout(self) -> Change | None:
+        """Somebody promotes or aborts a rollout as it is, or as they saw it once; None: there is none."""
+        rng, records = self._canaries, self._records()
+        names = [name for name, record in records.items() if record.rollout]
+        if not names:
+            return None
+        name, seen = rng.choice(names), rng.randint(1, self._world.store.revision)
+        etag = rng.choice((None, self._world.store.kvs[KEYS.adapter(POOL, name)].mod_revision, seen))
+        return rng.choice((PromoteRollout, AbortRollout))(POOL, name, 0, etag)
+
+    def _records(self) -> dict[str, AdapterRecord]:
+        """What stands under the names of adapters."""
+        found = {name: self._world.store.kvs.get(KEYS.adapter(POOL, name)) for name in NAMES}
+        return {name: AdapterRecord.parse(kv.value) for name, kv in found.items() if kv is not None}
 
     def _write_by_hand(self) -> None:
         """A record that somebody writes past the admin service: readable or not, or the base model's name."""
@@ -156,6 +212,10 @@ class Operator:
             f'{{"schema":1,"name":"{ODD_NAME}","pool":"{POOL}","tenant":"default","generation":{self._sources},'
             f'"spec":{{"source":{{"uri":"{source}"}}}},"updated_at":"2026-01-01T00:00:00Z","updated_by":"hand"}}'
         ).encode()
+
+
+def _nothing() -> None:
+    return
 
 
 def is_alone(events: tuple[Event, ...]) -> bool:

@@ -22,6 +22,8 @@ from sidecar.journal import Journal
 from sidecar.keeper import Keeper
 from sidecar.lazy.catalogue import Catalogue
 from sidecar.lazy.demand import Demand
+from sidecar.lazy.desk import Desk, Means
+from sidecar.lazy.wire import Answer
 from sidecar.publisher import Publisher
 from sidecar.reconciler import Reconciler, Report
 from sidecar.reporter import Reporter
@@ -30,11 +32,15 @@ from sidecar.share import Sharing
 from sidecar.status import Replica, rfc3339
 from sidecar.successors import Successors
 from tests.support.sim.artifacts import SimStore
+from tests.support.sim.plugin import Socket
 
 # So short that much is let go of while faults last; longer than a request is on its way into an engine.
 GRACE_SECONDS = 6.0
 KEEP_SECONDS = 2.0
+# What is lazy goes so soon after its last use.
+IDLE_SECONDS = 8.0
 OnReport = Callable[[str, Inputs, Report], None]
+OnAnswer = Callable[[str, Inputs, str, Answer], None]
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,23 @@ class Place:
     keys: Keys
     wall: Callable[[], datetime]
     on_report: OnReport
+    on_answer: OnAnswer
     owner: str
+    socket: Socket | None
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """A desk whose answers are looked at, each at the moment at which it is given."""
+
+    desk: Desk
+    place: Place
+    inputs: Inputs
+
+    async def ask(self, name: str) -> Answer:
+        answer = await self.desk.ask(name)
+        self.place.on_answer(self.place.replica, self.inputs, name, answer)
+        return answer
 
 
 async def run_sidecar(place: Place, incarnation: int, rng: random.Random, journals: list[Journal]) -> None:
@@ -67,16 +89,19 @@ async def run_sidecar(place: Place, incarnation: int, rng: random.Random, journa
         started_at=rfc3339(chance.wall()),
     )
     publisher = Publisher(client, place.keys, presence, chance, on_change=inputs.wake)
-    reporter = Reporter(Replica(place.replica, place.pool, "vllm", engine.url), chance, publisher.offer)
+    about = Replica(place.replica, place.pool, "vllm", engine.url, answers=place.socket is not None)
+    reporter = Reporter(about, chance, publisher.offer)
 
     successors = Successors(client, place.keys, place.pool, inputs)
 
     def report(report: Report) -> None:
         place.on_report(place.replica, inputs, report)
+        if report.situation.observed is not None:
+            publisher.hold(report.capacity)
         successors.follow(report.situation.plan.leaving if report.situation.plan else ())
         reporter.take(report)
 
-    demand = Demand(Catalogue(place.pool, inputs.record_of), idle_seconds=0.0)  # no engine asks here
+    demand = Demand(Catalogue(place.pool, inputs.record_of), idle_seconds=IDLE_SECONDS)
     retention = Retention(GRACE_SECONDS, place.store.owns)
     keeper = Keeper(
         *(engine, place.store, retention, place.store), monotonic=chance.monotonic, pause_seconds=KEEP_SECONDS
@@ -98,5 +123,9 @@ async def run_sidecar(place: Place, incarnation: int, rng: random.Random, journa
             tasks.create_task(publisher.run(), name="publisher")
             tasks.create_task(keeper.run(), name="keeper")
             tasks.create_task(successors.run(), name="successors")
+            if place.socket is not None:
+                desk = Desk(Means(inputs, place.store, publisher), demand, chance, keeper.expect)
+                tasks.create_task(desk.run(), name="desk")
+                place.socket.listen(_Heard(desk, place, inputs))
     finally:
         await client.aclose()

@@ -17,13 +17,17 @@ import structlog
 from tests.support.sim.engine_http import http_for
 from tests.support.sim.faults import FAULTS, OWN_FAULTS, Fault, rage
 from tests.support.sim.goal import converge, let_go, stay
+from tests.support.sim.lazy import ask_for_lazy
 from tests.support.sim.loop import Deadlock, Livelock, VirtualLoop, current_process_name
 from tests.support.sim.operator import Operator
+from tests.support.sim.plugin import playing
 from tests.support.sim.traffic import send
 from tests.support.sim.world import World
 from tests.support.sim.writes import check_writes
 
 CHAOS_SECONDS = 30.0
+# So short that what an engine was told of is let go of soon; the engine's own word keeps it for longer.
+HOLD_SECONDS = 15.0
 # Files that are synced to memory cost no time; nothing here is about power cuts.
 _MEMORY = Path("/dev/shm")  # noqa: S108 - only as the place of a temporary directory
 
@@ -101,6 +105,8 @@ def _patched(world: World) -> Iterator[None]:
         with (
             mock.patch("registry.etcd3.channel._open", world.open_channel),
             mock.patch("sidecar.engines.vllm.VllmHttp", http_for(world.engines, world.checks.on_call)),
+            mock.patch("sidecar.lazy.demand.HOLD_SECONDS", HOLD_SECONDS),
+            playing(world.engines.values),
         ):
             yield
     finally:
@@ -142,6 +148,7 @@ async def _play(world: World, faults: Sequence[Fault]) -> float:
     converged = loop.time() - healed_at
     await stay(world)
     await let_go(world)
+    await ask_for_lazy(world, operator)
     check_writes(world)
     expiry.cancel()
     await world.bury()

@@ -7,12 +7,18 @@ import random
 
 from sidecar.engines.simulated.engine import EngineDead, Rejection
 from tests.support.sim.engines import EngineHost
+from tests.support.sim.lazy import UNKNOWN
+from tests.support.sim.operator import NAMES
 from tests.support.sim.world import World
 
 # More would still be under way long after everything has healed.
 MOST_AT_ONCE = 2
 # The longest outlive the grace, and all evidence that would do for shorter ones.
 TOKENS = (1, 5, 70)
+
+
+# Whatever may be desired, and what nobody ever heard of.
+ASKED = (*NAMES, UNKNOWN)
 
 
 async def send(world: World, seconds: float) -> None:
@@ -27,7 +33,7 @@ async def send(world: World, seconds: float) -> None:
 
 def _ask(world: World, host: EngineHost, rng: random.Random) -> None:
     """One request for whatever the engine lists, in the engine's own process."""
-    names = sorted(host.listing)
+    names = sorted({*host.listing, *(ASKED if world.has_plugin else ())})
     if host.engine is None or not names or host.engine.request_count >= MOST_AT_ONCE:
         return
     work = host.engine.serve(rng.choice(names), rng.choice((0.0, 0.1, 4.0)), rng.choice(TOKENS))

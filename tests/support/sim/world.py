@@ -19,17 +19,21 @@ from tests.support.sim.admins import Admin, Answer
 from tests.support.sim.artifacts import SimStore
 from tests.support.sim.channels import SimChannel
 from tests.support.sim.checks import Checks
+from tests.support.sim.conduct import Conduct
 from tests.support.sim.engines import EngineHost
 from tests.support.sim.history import POOL
 from tests.support.sim.links import Link
 from tests.support.sim.loop import Process, State, current_process_name
 from tests.support.sim.members import Cluster, Habits, Member
+from tests.support.sim.plugin import Socket
 from tests.support.sim.sidecars import Place, run_sidecar
 from tests.support.sim.store import EtcdStore
 
 KEYS = Keys("/sim")
 # After this a sidecar that gave up its replica id is started anew.
 SUPERVISOR_SECONDS = 5.0
+# So many fleets have our plugin in their engines, and serve lazy adapters.
+PLUGIN_SHARE = 0.5
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -63,6 +67,7 @@ class World:
         self.rng = random.Random(f"world {seed}")
         self.trace: list[str] = []
         self.skew_seconds = 0.0
+        self.has_plugin = self._rng("plugin").random() < PLUGIN_SHARE
         self.answers: list[Answer] = []
         self.checks = Checks(KEYS, POOL, self.log)
         self.journals: list[Journal] = []
@@ -75,7 +80,8 @@ class World:
         self._dead: list[Process] = []
         self._channels = 0
         self.store = EtcdStore()
-        self.store.on_commit.append(self.checks.on_commit)
+        self.conduct = Conduct(self.store, KEYS, POOL, self.checks.violated)
+        self.store.on_commit += [self.checks.on_commit, self.conduct.on_commit]
         self.cluster = Cluster(self.store, self._rng("cluster"), _habits(self.rng))
         for number in range(self.rng.choice((1, 3))):
             Member(f"m{number}", number + 1, self.cluster)
@@ -119,18 +125,28 @@ class World:
         return [link for name, link in self.links.items() if name.startswith(f"{client}|")]
 
     def _admin(self, name: str) -> Admin:
-        return Admin(name, self._endpoints(name), KEYS, self.wall, self._rng(name))
+        return Admin(
+            name,
+            self._endpoints(name),
+            KEYS,
+            self.wall,
+            self._rng(name),
+            lambda why: self.checks.violated(f"R12 {why}"),
+        )
 
     def _replica(self, name: str) -> ReplicaHost:
         store = self._store_of(name)
         url = f"http://{name}"
-        engine = EngineHost(name, url, store, self._rng(f"engine {name}"), self.checks.on_engine)
+        engine = EngineHost(name, url, store, self._rng(f"engine {name}"), self.checks.on_engine, socket=self._socket())
         store.on_removal = lambda path: self.checks.on_removal(engine, path)
         place = Place(
             *(POOL, name, url, self._endpoints(name), self._folder / name, store, KEYS, self.wall),
-            *(self.checks.on_report, f"host of {name}"),
+            *(self.checks.on_report, self.checks.on_answer, f"host of {name}", engine.socket),
         )
         return ReplicaHost(place, engine)
+
+    def _socket(self) -> Socket | None:
+        return Socket() if self.has_plugin else None
 
     def _store_of(self, name: str) -> SimStore:
         return SimStore(name, self._rng(f"store {name}"), self._folder / f"{name}.leases")
@@ -151,6 +167,7 @@ class World:
         self.hand_written = {number for number in self.hand_written if number <= revision}
         self.answers = [answer for answer in self.answers if answer.revision <= revision]
         self.checks.oracle.restore(self.store.history)
+        self.conduct.restore()
         for link in self.links.values():
             link.cut()
         if not revision:
@@ -163,7 +180,8 @@ class World:
         twin = ReplicaHost(host.place, host.engine, starts=0)
         name = f"{host.name}twin{len(self.rivals)}"
         store = self._store_of(name)
-        engine = EngineHost(name, f"http://{name}", store, self._rng(f"engine {name}"), _nothing)
+        rng = self._rng(f"engine {name}")
+        engine = EngineHost(name, f"http://{name}", store, rng, _nothing, socket=self._socket())
         self.engines[engine.url] = engine
         twin.engine = engine
         twin.place = replace(
@@ -173,6 +191,8 @@ class World:
             state=self._folder / name,
             store=store,
             on_report=lambda _replica, _inputs, _report: None,
+            on_answer=lambda _replica, _inputs, _name, _answer: None,
+            socket=engine.socket,
             owner=f"host of {name}",
         )
         self.rivals.append(twin)

@@ -147,6 +147,30 @@ def test_what_all_others_serve_may_be_older_than_the_history():
     assert check_listings(fold, POOL, looks) == []
 
 
+def test_a_generation_that_neither_the_record_nor_its_rollout_allows_is_found():
+    """R4: while a rollout is on a replica serves new weights or stable ones, and afterwards only those of all."""
+    specs = [AdapterSpec(source=Source(uri=f"file:///{n}", digest="sha256:" + str(n) * 64)) for n in (1, 2, 3)]
+    desk, strategy = Desk(MemoryEtcd(revision=0)), Strategy(canary=Canary(replicas=1))
+    desk.change(creating())
+    for spec in specs:
+        desk.change(applying(Upsert("acme/a", spec)))
+    desk.change(applying(Upsert("acme/a", specs[0].model_copy(update={"strategy": strategy}))))
+    desk.change(PromoteRollout(POOL, "acme/a"))
+    fold = replay(KEYS, steps_of(desk))
+
+    def of(*looks: tuple[int, int], unservable: tuple[str, ...] = ()) -> list[str]:
+        """What is found if each artifact was listed at a revision, by a replica with which nothing was pending."""
+        paths = [(at, f"/s/adapters/sha256-{str(number) * 64}") for at, number in looks]
+        told = {"replica": "r1", "settled": True, "unservable": list(unservable)}
+        listings = [Listing(revision=at, adapters={"acme/a": path}, **told) for at, path in paths]
+        return [one.guarantee for one in check_listings(fold, POOL, listings)]
+
+    assert of((2, 1), (3, 2), (4, 3), (5, 3), (5, 1), (6, 1)) == []
+    assert of((3, 2), (5, 2)) == ["R4"]
+    assert of((4, 3), (6, 3)) == ["R4"]
+    assert of((3, 2), (5, 2), unservable=("acme/a",)) == []
+
+
 def test_a_request_that_is_settled_twice_is_found(desk):
     """W3 idempotent."""
     (request,) = [event for event in steps_of(desk)[1].events if b"/requests/" in event.key]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sidecar.engines.driver import check_name
 from sidecar.observed import DrainEvidence, EngineFacts, Observed
 from sidecar.retention import EVIDENCE_GAP_SECONDS, Retention
 
@@ -68,6 +69,15 @@ def test_let_go_after_the_grace_and_two_proofs(unloaded):
     unloaded.now += GAP
     unloaded.ask()
     assert unloaded.released() == {"X"}
+
+
+def test_a_request_under_the_name_of_a_proof_counts(unloaded):
+    """R7: a client may have found that name in the one listing which had it, and no look of ours did."""
+    unloaded.pass_grace()
+    for _ in range(2):
+        unloaded.now += GAP
+        unloaded.ask(running=1, adapters=frozenset({check_name("/s/X")}))
+    assert not unloaded.released()
 
 
 def test_proofs_within_the_grace_count_for_nothing(unloaded):

@@ -80,10 +80,12 @@ def test_an_answer_is_expected_to_be_listed_and_holds_its_files():
     assert world.demand.rest_seconds(1.0) == LOOK_SECONDS
     world.review(now=1.0 + EXPECT_SECONDS)
     assert not world.demand.is_expecting
+    assert world.demand.rest_seconds(1.0 + EXPECT_SECONDS) == HOLD_SECONDS - EXPECT_SECONDS, "so that it is let go of"
     assert world.demand.uses(HOLD_SECONDS) == use
     assert world.demand.uses(1.0 + HOLD_SECONDS) == set()
     world.review(now=1.0 + HOLD_SECONDS)
     assert world.demand._told == {}
+    assert world.demand.rest_seconds(1.0 + HOLD_SECONDS) == math.inf
 
 
 def test_what_is_listed_is_expected_no_more():
