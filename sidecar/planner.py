@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import TypeVar
 
 from registry.model.records import PoolSpec
 from sidecar.chosen import capacity, choose
@@ -36,6 +37,7 @@ from sidecar.rules import Rules, obstacle_of, rules_of
 from sidecar.unloads import decide_unload, ours_leaving, still_kept, still_served, superfluous
 
 MAX_WARNINGS_LISTED = 100
+Told = TypeVar("Told", ServedAdapter, PendingAdapter, FailedAdapter)
 
 
 def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, known: Known, *, now: float) -> Plan:
@@ -63,20 +65,19 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
     decided = [*unloads, *eager, *residents]
     actions: Sequence[Action] = [action for _, action in decided if action is not None]
     actions = handover.within(actions, capacity(pool, observed), going=len(gone))
-    waiting = [condition for condition, _ in decided if isinstance(condition, PendingAdapter)]
-    failures = [condition for condition, _ in decided if isinstance(condition, FailedAdapter)]
+    failures = _told(decided, FailedAdapter)
     refusals = [refusal(desired, refused) for refused in desired.refused.values()]
     return Plan(
         revision=desired.revision,
         stage=tuple(action for action in actions if isinstance(action, Stage)),
         calls=tuple(action for action in actions if not isinstance(action, Stage)),
-        served=_served(eager),
-        pending=(*waiting, *not_now(desired, chosen)),
+        served=_told(eager, ServedAdapter),
+        pending=(*_told(decided, PendingAdapter), *not_now(desired, chosen)),
         failed=(*failures, *refusals, *troubles(lazy)),
         wake_at=min((f.retry_at for f in failures if f.retry_at is not None), default=None),
         warnings=tuple(islice(warnings(desired, wanted, kept, observed, known), MAX_WARNINGS_LISTED)),
         omitted=count_omitted(chosen),
-        residents=_served(residents),
+        residents=_told(residents, ServedAdapter),
         leaving=leaving,
         still_served=tuple(still_served(desired, kept, observed, known)),
         among=known.share.among if known.share else NOBODY,
@@ -88,8 +89,8 @@ def _nothing(desired: DesiredState, blocked: str) -> Plan:
     return Plan(desired.revision, (), (), (), (), (), None, (told,), blocked=blocked)
 
 
-def _served(decided: Iterable[tuple[Condition, Action | None]]) -> tuple[ServedAdapter, ...]:
-    return tuple(condition for condition, _ in decided if isinstance(condition, ServedAdapter))
+def _told(decided: Iterable[tuple[Condition | None, Action | None]], kind: type[Told]) -> tuple[Told, ...]:
+    return tuple(condition for condition, _ in decided if isinstance(condition, kind))
 
 
 def _mismatch(pool: PoolSpec | None, observed: Observed) -> str:

@@ -6,31 +6,16 @@ import asyncio
 
 import pytest
 
-from registry.client import AsyncRegistry, Canaries
+from registry.client import Canaries
 from registry.errors import FailedPrecondition, Reason
 from registry.etcd3.ops import Range
 from registry.keys import Keys
 from registry.v1 import registry_pb2 as pb
-from tests.support.admin import admin_inside, make_pool, wait_ready
 from tests.support.said import POOL, SaidReplicas
 from tests.support.waiting import eventually
 
 NAME = "acme/policy"
 BY_HAND = Canaries(1, promote="manual")
-
-
-@pytest.fixture
-async def admin(etcd):
-    async with admin_inside(etcd.endpoints, etcd.prefix) as admin:
-        await wait_ready(admin)
-        await make_pool(admin)
-        yield admin
-
-
-@pytest.fixture
-async def registry(admin):
-    async with AsyncRegistry(admin.address, timeout_seconds=20) as registry:
-        yield registry
 
 
 @pytest.fixture

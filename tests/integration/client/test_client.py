@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.client import AsyncRegistry, Published, Registry, State, Tls
+from registry.client import Published, Registry, State, Tls
 from registry.dev.ports import free_ports
 from registry.dev.stack_file import DEFAULT_FOLDER
 from registry.dev.stack_parts import Folder
@@ -24,25 +24,11 @@ from registry.errors import (
 )
 from registry.v1 import registry_pb2 as pb
 from tests.support.adapters import write_adapter
-from tests.support.admin import Admin, admin_inside, change_set, make_pool, put, wait_ready
-from tests.support.fleet import BASE, POOL
+from tests.support.admin import Admin, change_set, put
+from tests.support.fleet import POOL
 from tests.support.known_replicas import known_replicas
 
 EXAMPLE = Path(__file__).parents[3] / "docs/examples/training_loop.py"
-
-
-@pytest.fixture
-async def admin(etcd):
-    async with admin_inside(etcd.endpoints, etcd.prefix) as admin:
-        await wait_ready(admin)
-        await make_pool(admin, POOL, BASE)
-        yield admin
-
-
-@pytest.fixture
-async def registry(admin):
-    async with AsyncRegistry(admin.address, timeout_seconds=20) as registry:
-        yield registry
 
 
 @pytest.fixture

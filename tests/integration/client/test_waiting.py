@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from registry.client import AsyncRegistry, Published
+from registry.client import Published
 from registry.client.published import published_of
 from registry.errors import FailedPrecondition, Reason, Unavailable
 from registry.keys import Keys
@@ -16,25 +16,11 @@ from registry.model.placement import placed, weights_digest
 from registry.model.records import Placement
 from registry.model.status import Found, Lazy
 from registry.v1 import registry_pb2 as pb
-from tests.support.admin import Admin, admin_inside, change_set, make_pool, put, wait_ready
+from tests.support.admin import Admin, change_set, put
 from tests.support.said import POOL, SaidReplicas
 
 NAMES = ("r1", "r2", "r3")
 Apply = Callable[..., Awaitable[Published]]
-
-
-@pytest.fixture
-async def admin(etcd):
-    async with admin_inside(etcd.endpoints, etcd.prefix) as admin:
-        await wait_ready(admin)
-        await make_pool(admin)
-        yield admin
-
-
-@pytest.fixture
-async def registry(admin):
-    async with AsyncRegistry(admin.address, timeout_seconds=20) as registry:
-        yield registry
 
 
 @pytest.fixture

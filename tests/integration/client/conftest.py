@@ -1,0 +1,24 @@
+"""The real admin service on a real etcd, with a pool, and the client for programs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from registry.client import AsyncRegistry
+from tests.support.admin import Admin, admin_inside, make_pool, wait_ready
+
+
+@pytest.fixture
+async def admin(etcd) -> AsyncIterator[Admin]:
+    async with admin_inside(etcd.endpoints, etcd.prefix) as admin:
+        await wait_ready(admin)
+        await make_pool(admin)
+        yield admin
+
+
+@pytest.fixture
+async def registry(admin) -> AsyncIterator[AsyncRegistry]:
+    async with AsyncRegistry(admin.address, timeout_seconds=20) as registry:
+        yield registry
