@@ -25,6 +25,9 @@ RESERVED_NAMES = frozenset(
     "tool_use tool_result tool_call tool_reference function_call reasoning summary_text search_result".split()
 )
 
+# Sidecars prove weights loadable under such names before they take the place of others.
+PROOF_PREFIX = "loraplane-check-"
+
 
 def check_adapter_name(name: str, *, field: str = "name") -> None:
     """Raises InvalidArgument unless `name` may name an adapter."""
@@ -39,6 +42,12 @@ def check_adapter_name(name: str, *, field: str = "name") -> None:
         raise InvalidArgument(
             Reason.RESERVED_NAME,
             f"{name!r} is reserved: vLLM reads it as a type of content; choose another",
+            field=field,
+        )
+    if name.lower().startswith(PROOF_PREFIX):
+        raise InvalidArgument(
+            Reason.RESERVED_NAME,
+            f"{name!r} is reserved: sidecars try weights under names that start with {PROOF_PREFIX}; choose another",
             field=field,
         )
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 from typing import Protocol
 
+from registry.model.names import PROOF_PREFIX
 from sidecar.observed import DrainEvidence, Observed, Outcome
-
-# Names that a driver gives to weights while it proves them loadable. They are under our store but in no record, so
-# the planner unloads whatever is left of them.
-CHECK_NAME_PREFIX = "loraplane-check-"
 
 
 def check_name(path: str) -> str:
-    """The name under which the weights in `path` are proven loadable; another for each path."""
-    return CHECK_NAME_PREFIX + hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:12]
+    """The name under which the weights in `path` are proven loadable; another for each path.
+
+    It is in no record, though its weights are of our store, so the planner unloads whatever is left of them.
+    """
+    return PROOF_PREFIX + hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:12]
 
 
 class EngineError(Exception):

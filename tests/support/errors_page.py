@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "errors.md"
 
 MEANING: Mapping[Reason, str] = {
     Reason.INVALID_NAME: "A name of an adapter, pool or tenant that cannot be one. The message says which letters may stand where.",
-    Reason.RESERVED_NAME: "vLLM reads this name as a type of content in chat requests. Choose another.",
+    Reason.RESERVED_NAME: "vLLM reads this name as a type of content in chat requests, or sidecars try weights under it. Choose another.",
     Reason.NAME_IS_BASE_MODEL: "An adapter and a base model of its pool would have the same name. Choose another, or delete the adapter first.",
     Reason.INVALID_FIELD: "A field has a value that it cannot have. The field's path and what to write stand beside it.",
     Reason.INVALID_MANIFEST: "A manifest cannot be read. File, document and field are named.",

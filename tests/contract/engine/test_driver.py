@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
+from registry.model.names import PROOF_PREFIX
 from sidecar.engines.deadlines import Deadlines
-from sidecar.engines.driver import CHECK_NAME_PREFIX
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.simulated.server import serving
@@ -137,8 +137,8 @@ async def test_swap_sends_unload_and_load_in_one_piece(url, tiny):
         await engine.swap("x", a, b, request_id="r")
         await engine.aclose()
     _, _look, check, both, tidy = wire.connections
-    assert CHECK_NAME_PREFIX.encode() in check[0][1]
-    assert CHECK_NAME_PREFIX.encode() in tidy[0][1]
+    assert PROOF_PREFIX.encode() in check[0][1]
+    assert PROOF_PREFIX.encode() in tidy[0][1]
     sent = [way for way, _ in both].index("from")
     before_first_reply = b"".join(chunk for _, chunk in both[:sent])
     unload, load = before_first_reply.index(b"/v1/unload_lora"), before_first_reply.index(b"/v1/load_lora")

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from registry.model.names import PROOF_PREFIX
 from sidecar.artifacts.types import ArtifactRef
-from sidecar.engines.driver import CHECK_NAME_PREFIX
 from sidecar.engines.simulated.engine import Rejection, SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.simulated.server import serving
@@ -77,7 +77,7 @@ async def _listing(engine: VllmEngine) -> dict[str, str]:
     """Sources by name; names that stand for a proof depend on paths, and are told by their number alone."""
     adapters = (await engine.observe()).adapters
     return {
-        name if not name.startswith(CHECK_NAME_PREFIX) else f"proof of {source_of(path)}": source_of(path)
+        name if not name.startswith(PROOF_PREFIX) else f"proof of {source_of(path)}": source_of(path)
         for name, path in adapters.items()
     }
 

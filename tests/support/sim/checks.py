@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from registry.etcd3.ops import Event
 from registry.keys import Keys
+from registry.model.names import PROOF_PREFIX
 from registry.model.status import Presence, ReplicaStatus
-from sidecar.engines.driver import CHECK_NAME_PREFIX
 from sidecar.engines.exchange import JsonPost
 from sidecar.inputs import Inputs
 from sidecar.lazy.wire import Answer, Found, No
@@ -154,7 +154,7 @@ class Checks:
         source = source_of(path)
         live = self.live[host.replica]
         names = {name for moment in moments for name in moment.may_load(source, host.replica, live)}
-        is_fit = bool(names) if name.startswith(CHECK_NAME_PREFIX) else name in names
+        is_fit = bool(names) if name.startswith(PROOF_PREFIX) else name in names
         if not is_fit and not self._is_put_back(host, name, source):
             told = f"not its share at {self.planned[host.replica]} among {sorted(live or ())}"
             self.violated(f"R6 {host.replica} loads {name} from {source}, {told}")
@@ -167,7 +167,7 @@ class Checks:
 
     def _check_unload(self, host: EngineHost, name: str, moments: list[Moment]) -> None:
         path = host.listing.get(name)
-        if path is None or name.startswith(CHECK_NAME_PREFIX):
+        if path is None or name.startswith(PROOF_PREFIX):
             return
         if host.store.owns(path) is None:
             self.violated(f"R11 {host.replica} unloads {name}, which it did not load")

@@ -53,8 +53,11 @@ def test_bad_names(name):
     assert (told.value.reason, told.value.field) == (Reason.INVALID_NAME, "f")
 
 
-@pytest.mark.parametrize("name", sorted(RESERVED_NAMES | {"IMAGE_URL", "Text"}))
+@pytest.mark.parametrize(
+    "name", sorted(RESERVED_NAMES | {"IMAGE_URL", "Text", "LoraPlane-check-1", "loraplane-check-a/b"})
+)
 def test_reserved_names(name):
+    """R4: nothing stands in for what a sidecar proves loadable."""
     with pytest.raises(InvalidArgument):
         check_adapter_name(name)
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from registry.model.names import PROOF_PREFIX
 from sidecar.conditions import MAX_OVER_CAPACITY_LISTED
-from sidecar.engines.driver import CHECK_NAME_PREFIX
 from sidecar.failures import Failure
 from sidecar.lazy.wanted import Wanted
 from sidecar.plan import FailedAdapter, Load, PendingAdapter, Plan, ServedAdapter, Stage, Swap, Unload
@@ -101,7 +101,7 @@ def test_foreign_adapters_are_left_alone():
 
 def test_what_a_driver_left_behind_from_a_check_is_unloaded():
     state = wants({"a": "v1"})
-    name = CHECK_NAME_PREFIX + "0123456789ab"
+    name = PROOF_PREFIX + "0123456789ab"
     assert plan(state, observed({"a": "v1", name: "v2"}), known(state, "v1")).calls == (Unload(name, path_of("v2")),)
 
 
