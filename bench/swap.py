@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from bench.figures import Figure, check, of_times
@@ -16,7 +16,7 @@ from registry.dev.engine_python import EngineNotFound, find_engine_python
 from sidecar.engines.vllm import VllmEngine
 from sidecar.observed import Done
 from tests.support.engines import Asker, RealVllm, VllmFlags
-from tests.support.swap_load import ByHand, SwapLoad, Swapper, by_driver, versions_of
+from tests.support.swap_load import SwapLoad, Swapper, by_driver, by_hand, versions_of
 from tests.support.swap_verdict import Verdict
 from tests.support.tiny import Tiny, make_tiny
 
@@ -25,6 +25,8 @@ REQUESTS_PER_SECOND = 50.0
 SWAPS_PER_SECOND = 3.0
 ROUNDS = 20
 MAX_LORAS = 8
+
+Swapping = Callable[[str], contextlib.AbstractAsyncContextManager[Swapper]]
 
 
 async def swap(folder: Path) -> list[Figure]:
@@ -36,14 +38,14 @@ async def swap(folder: Path) -> list[Figure]:
     tiny = make_tiny(folder)
     async with _started(tiny, folder / "with", VllmFlags(plugin=True, max_loras=MAX_LORAS)) as url:
         floor, ours = await _alternately(url, tiny)
-        by_plugin, _ = await _under_load(url, tiny)
+        by_plugin, _ = await _under_load(url, tiny, by_driver)
     async with _started(tiny, folder / "without", VllmFlags(max_loras=MAX_LORAS)) as url:
-        pipelined, swaps = await _under_load(url, tiny)
+        pipelined, swaps = await _under_load(url, tiny, by_driver)
     async with _started(tiny, folder / "by-hand", VllmFlags(max_loras=MAX_LORAS)) as url:
-        by_hand, reloads = await _judged(url, tiny, ByHand(Asker(url)))
+        plain, reloads = await _under_load(url, tiny, by_hand)
     check(by_plugin.failed + by_plugin.mixed + by_plugin.stale == 0, f"by the plugin: {by_plugin.line()}")
     told = f"by the plugin {by_plugin.line()}; pipelined {pipelined.line()}, the engine lived for {swaps} swaps; "
-    told += f"unload and load {by_hand.line()}, the engine lived for {reloads}"
+    told += f"unload and load {plain.line()}, the engine lived for {reloads}"
     return [of_times("swap", floor, ours, target="<= 1.5", note=told)]
 
 
@@ -79,15 +81,11 @@ async def _alternately(url: str, tiny: Tiny) -> tuple[list[float], list[float]]:
     return floor, ours
 
 
-async def _under_load(url: str, tiny: Tiny) -> tuple[Verdict, int]:
+async def _under_load(url: str, tiny: Tiny, swapping: Swapping) -> tuple[Verdict, int]:
     """What came of the requests, and how many swaps were done until the engine ended, if it did."""
-    async with by_driver(url) as driver:
-        return await _judged(url, tiny, driver)
-
-
-async def _judged(url: str, tiny: Tiny, swapper: Swapper) -> tuple[Verdict, int]:
     load = SwapLoad([url], versions_of(tiny))
-    verdict = await load.run(
-        swapper, swaps=SWAPS, requests_per_second=REQUESTS_PER_SECOND, swaps_per_second=SWAPS_PER_SECOND
-    )
+    async with swapping(url) as swapper:
+        verdict = await load.run(
+            swapper, swaps=SWAPS, requests_per_second=REQUESTS_PER_SECOND, swaps_per_second=SWAPS_PER_SECOND
+        )
     return verdict, len(load.swap_seconds)

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.engines import Asker, RealVllm, VllmFlags
-from tests.support.swap_load import ByHand, SwapLoad, Swapper, by_driver, versions_of
+from tests.support.engines import RealVllm, VllmFlags
+from tests.support.swap_load import SwapLoad, Swapper, by_driver, by_hand, versions_of
 from tests.support.swap_verdict import Verdict
 from tests.support.tiny import Tiny, make_tiny
 
@@ -61,12 +61,12 @@ async def test_without_the_plugin_failures_are_counted_and_nothing_is_mixed(vllm
 
     Beside it what an unload and a load by hand come to.
     """
-    for kind in ("pipelined", "by hand"):
+    for kind, swapping in (("pipelined", by_driver), ("by hand", by_hand)):
         vllm.stop()
         await vllm.ensure(VllmFlags(max_loras=MANY_SLOTS))
         load = SwapLoad([vllm.url], versions_of(tiny))
-        async with by_driver(vllm.url) as driver:
-            verdict = await swapped(load, driver if kind == "pipelined" else ByHand(Asker(vllm.url)))
+        async with swapping(vllm.url) as swapper:
+            verdict = await swapped(load, swapper)
         ended = "the engine ended" if load.ended_by is not None else "the engine lives"
         print(f"{kind}: {verdict.line()}, {len(load.swap_seconds)} of {SWAPS} swaps, {ended}")
         assert (verdict.mixed, verdict.stale) == (0, 0)

@@ -63,9 +63,11 @@ class ByDriver:
 async def by_driver(url: str) -> AsyncIterator[ByDriver]:
     """A driver that has looked at its engine."""
     driver = VllmEngine(url)
-    await driver.observe()
-    yield ByDriver(driver)
-    await driver.aclose()
+    try:
+        await driver.observe()
+        yield ByDriver(driver)
+    finally:
+        await driver.aclose()
 
 
 @dataclass
@@ -86,6 +88,16 @@ class ByHand:
         except httpx.TransportError as error:
             return Gone(f"{error!r}")
         return Done()
+
+
+@asynccontextmanager
+async def by_hand(url: str) -> AsyncIterator[ByHand]:
+    """See `ByHand`."""
+    asker = Asker(url)
+    try:
+        yield ByHand(asker)
+    finally:
+        await asker.client.aclose()
 
 
 @dataclass

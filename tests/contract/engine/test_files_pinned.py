@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -132,8 +132,17 @@ async def test_the_engine_outlives_clean_up_and_answers_rightly(url, asker, tiny
     assert (await asker.client.get("/health")).status_code == 200
 
 
-async def unload_under_a_queued_request(rig: Rig, asker: Asker) -> httpx.Response:
-    """The answer to a request that queued, behind as many adapters as a batch mixes, when its own was unloaded."""
+async def nothing() -> None:
+    """Nothing happens."""
+
+
+async def unload_under_a_queued_request(
+    rig: Rig, asker: Asker, meanwhile: Callable[[], Awaitable[None]] = nothing
+) -> httpx.Response:
+    """The answer to a request that queued, behind as many adapters as a batch mixes, when its own was unloaded.
+
+    `meanwhile` happens once it is, and before the request's turn comes.
+    """
     await serve(rig, asker, 1, NAMES)  # the first ones are in the engine's memory no more
     running = [asyncio.create_task(asker.complete(name, PROMPT, tokens=LONG)) for name in NAMES[1 : 1 + MAX_LORAS]]
     await eventually(lambda: counts(asker, "running", MAX_LORAS))
@@ -141,6 +150,7 @@ async def unload_under_a_queued_request(rig: Rig, asker: Asker) -> httpx.Respons
     await eventually(lambda: counts(asker, "waiting", 1))
     await serve(rig, asker, 2, NAMES[1:])
     assert not any(task.done() for task in running), "the requests in front were too short"
+    await meanwhile()
     await asyncio.gather(*running)
     return await queued
 
@@ -175,8 +185,13 @@ async def test_clean_up_that_does_not_wait_kills_the_engine(simulated, tiny, tmp
     """R7: the check above can fail. The simulated engine dies as vLLM does when a step misses an adapter's files."""
     async with serving(simulated) as url:
         asker, rig = Asker(url), await rig_of(tmp_path, tiny, url, Keeping(0.0, 0.02, Impatient))
+
+        async def files_go() -> None:
+            async with simulated._turn:
+                await eventually(lambda: staged(rig) == len(NAMES) - 1)
+
         async with running(rig):
-            reply = await unload_under_a_queued_request(rig, asker)
+            reply = await unload_under_a_queued_request(rig, asker, files_go)
         assert reply.status_code == 500
         assert simulated.dead.is_set()
         await asker.client.aclose()
