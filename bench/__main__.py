@@ -20,6 +20,7 @@ from bench.idle import idle_20000
 from bench.lazy import lazy
 from bench.one_change import one_change_20000_vs_100
 from bench.propagation import propagation_fresh_2, propagation_staged_2, propagation_staged_50
+from bench.small import small_1000
 from bench.store import store_1000, store_present
 from bench.swap import swap
 
@@ -37,6 +38,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     check_200mb,
     store_present,
     store_1000,
+    small_1000,
     herd,
     swap,
     lazy,

@@ -15,12 +15,13 @@ from bench.weights import write_large_adapter
 SIZE_BYTES = 200_000_000
 ROUNDS = 5
 MEMORY_LIMIT_BYTES = 100_000_000
-_SERVER = """
+SERVER = """
 import sys
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 class Quiet(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     def log_message(self, *_):
         pass
 server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=sys.argv[1]))
@@ -74,7 +75,7 @@ async def fetch_200mb(folder: Path) -> list[Figure]:
     check(written.directory.is_dir(), "there is nothing to serve")
     for name in ("floor", "ours"):
         (folder / name).mkdir()
-    async with child(_SERVER, str(folder / "served")) as server:
+    async with child(SERVER, str(folder / "served")) as server:
         port = (await server.line()).strip()
         async with (
             child(_FLOOR, port, str(folder / "floor"), str(ROUNDS)) as floor,
