@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -26,7 +27,8 @@ from sidecar.lazy.demand import Demand
 from sidecar.observed import AlreadyThere, Done, EngineFacts, Observed, Outcome, Unknown
 from sidecar.ownership import Ownership
 from sidecar.pool_feed import PoolFeed
-from sidecar.reconciler import Reconciler, Report
+from sidecar.reconciler import Notice, Reconciler, Report
+from sidecar.retention import Use
 from sidecar.share import Sharing
 from tests.support.records import KEYS, POOL
 from tests.support.rig import Free
@@ -83,18 +85,25 @@ class Taken:
 
 @asynccontextmanager
 async def running(
-    engine: Engine, inputs: Inputs, ownership: Ownership | None = None, labels: Mapping[str, str] = MappingProxyType({})
+    engine: Engine,
+    inputs: Inputs,
+    ownership: Ownership | None = None,
+    labels: Mapping[str, str] = MappingProxyType({}),
+    *,
+    notice: Notice = lambda _observed, _uses: None,
+    lease_file: Path = Path(os.devnull),  # nothing is leased here
 ) -> AsyncIterator[list[Report]]:
     """A reconciler that runs within the body; gives its reports."""
     inputs.connected = inputs.pool_read = True
     reports: list[Report] = []
     reconciler = Reconciler(
         engine,
-        SimStore("r1", random.Random(0), Path(os.devnull)),  # nothing is leased here
+        SimStore("r1", random.Random(0), lease_file),
         inputs,
         ownership or Free(),
         Chance(),
         reports.append,
+        notice,
         sharing=Sharing(POOL, "r1", labels),
         demand=Demand(Catalogue(POOL, inputs.record_of)),
     )
@@ -219,3 +228,31 @@ async def test_a_status_speaks_of_the_revision_that_its_plan_was_made_from():
     said = [(report.situation.revision, report.situation.plan.revision) for report in reports if report.situation.plan]
     assert said
     assert all(revision == planned for revision, planned in said), said
+
+
+class Loading(Engine):
+    """Has nothing, and takes what it is told to load. Notes of each load whether the keeper knew of its files."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+        self.adapters = {}
+        self.uses: AbstractSet[Use] = set()
+        self.were_known: list[bool] = []
+
+    async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
+        self.were_known.append((name, path) in self.uses)
+        self.adapters[name] = path
+        return Done()
+
+
+async def test_who_keeps_the_files_knows_what_a_plan_will_load_before_it_is_made(tmp_path):
+    """R7 files-pinned: what is staged and not listed yet would be let go of, and gone when the engine reads it."""
+    engine, inputs = Loading(), Inputs()
+
+    def notice(_observed: Observed, uses: AbstractSet[Use]) -> None:
+        engine.uses = uses
+
+    inputs.desired = desired(1, "good-a", "good-b", load="eager")
+    async with running(engine, inputs, notice=notice, lease_file=tmp_path / "leases"):
+        await eventually(lambda: len(engine.were_known) == 2)
+    assert engine.were_known == [True, True]
