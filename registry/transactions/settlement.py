@@ -34,8 +34,8 @@ def plan_settle(change: SettleRemoval, view: View, context: Context) -> Planned:
 
     Raises:
         InvalidArgument: the removal lies at a revision that is still to come.
-        FailedPrecondition: the record was not removed, its generation was given again since, or the tenant's record
-            cannot be read.
+        FailedPrecondition: the record was not removed, its generation was given again since or is too old to tell, or
+            the tenant's record cannot be read.
     """
     if change.removed.revision > view.revision:
         message = f"etcd is at revision {view.revision}; this is no receipt of this store"
@@ -84,11 +84,13 @@ def _is_settled(record: AdapterRecord, view: View, keys: Keys) -> bool:
         return False
     if kept is not None and _is_same(record, kept):
         return True
-    raise FailedPrecondition(
-        Reason.GENERATION_REUSED,
-        f"generation {record.generation} of {record.name!r} was given again before its removal was settled, so history "
-        "has no place for it; the tenant's counter may be too high by one",
+    why = (
+        "was given again before its removal was settled, so history has no place for it"
+        if kept is not None
+        else f"is too old: history keeps {HISTORY_KEPT} and has {newest}, so nobody can tell whether it was settled"
     )
+    message = f"generation {record.generation} of {record.name!r} {why}; the tenant's counter may be too high by one"
+    raise FailedPrecondition(Reason.GENERATION_REUSED, message)
 
 
 def _is_same(record: AdapterRecord, kept: KeyValue) -> bool:

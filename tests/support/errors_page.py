@@ -42,7 +42,7 @@ MEANING: Mapping[Reason, str] = {
     Reason.POOL_FULL: "The pool's engines have one adapter at a time, and that is `name`. Delete it first, or use another pool.",
     Reason.SPACE_LEFT: "etcd takes changes, so there is no glass to break. Use `loraplane delete`.",
     Reason.NOT_REMOVED: "What a receipt says was removed is still there. Was it put back by hand?",
-    Reason.GENERATION_REUSED: "A name was applied again at the generation that was removed, before the removal was settled.",
+    Reason.GENERATION_REUSED: "A name was applied again at the generation that was removed, or so often that history has none of that time, before the removal was settled. Compare the tenant's counter.",
     Reason.GENERATION_MISMATCH: "The rollout that was meant is of another generation than the adapter's present one; `generation` tells that. Look at it and decide anew.",
     Reason.NO_ROLLOUT: "All replicas serve the adapter's generation, or come to: there is nothing to promote or to abort.",
     Reason.CANARY_TOO_LARGE: "A strategy asks for more canaries (`canaries`) than live replicas of the pool match (`replicas`). Ask for fewer, or for a share such as 25%.",

@@ -33,7 +33,9 @@ from registry.transactions.changes import (
     SettleRemoval,
     Upsert,
 )
-from tests.support.sim.admins import settle
+from registry.transactions.history import HISTORY_KEPT
+from registry.transactions.stored import generation_of_key
+from tests.support.sim.admins import Answer, settle
 from tests.support.sim.artifacts import GOOD, HIGH_RANK, MAX_RANK, MISSING, PICKY, REFUSED, ROOT
 from tests.support.sim.engines import BASE
 from tests.support.sim.history import POOL
@@ -67,7 +69,7 @@ class Operator:
                 else:
                     tasks.create_task(self.change(self._next()))
 
-    async def change(self, change: Change) -> None:
+    async def change(self, change: Change) -> Answer:
         """Settles one change; one that a restored store may have lost is made again."""
         self._made += 1
         request_id, restores = f"req-{self._made}", -1
@@ -78,6 +80,7 @@ class Operator:
         self._world.answers.append(answer)
         if answer.reason == Reason.ETCD_NO_SPACE and self._rng.random() < 0.5:
             await self._break_glass(f"glass-{self._made}")
+        return answer
 
     async def prepare(self) -> None:
         """Makes the pool."""
@@ -104,7 +107,10 @@ class Operator:
         return before is not None and not RetiredRecord.parse(before.value).deleted
 
     async def settle_removals(self) -> None:
-        """Settles each removal that history shows, from what admins logged before they made it."""
+        """Settles each removal that history shows, from what admins logged before they made it.
+
+        Once a name had ten generations more, nobody can tell whether it is settled, and it is refused.
+        """
         world = self._world
         logged = {told["record"] for told in world.broken_glass}
         stood: dict[bytes, bytes] = {}
@@ -112,8 +118,18 @@ class Operator:
             before = stood.get(events[0].key, b"")
             stood |= {event.key: event.kv.value for event in events if event.kv is not None}
             if is_alone(events) and before.decode() in logged:
-                removed = Removed(revision=revision, at="then", by="op")
-                await self.change(SettleRemoval(AdapterRecord.parse(before), removed))
+                record, removed = AdapterRecord.parse(before), Removed(revision=revision, at="then", by="op")
+                answer = await self.change(SettleRemoval(record, removed))
+                if (
+                    answer.reason == Reason.GENERATION_REUSED
+                    and self._newest(record.name) >= record.generation + HISTORY_KEPT
+                ):
+                    world.unaccounted.add(revision)
+
+    def _newest(self, name: str) -> int:
+        """The highest generation that history has of a name; 0: none."""
+        prefix, kvs = KEYS.history_of(POOL, name), self._world.store.kvs
+        return max((generation_of_key(kv) for key, kv in kvs.items() if key.startswith(prefix)), default=0)
 
     async def confirm(self) -> None:
         """Confirms every list that a replica says it holds, in a pool that is there again."""

@@ -73,6 +73,8 @@ class World:
         self.journals: list[Journal] = []
         self.hand_written: set[int] = set()
         self.broken_glass: list[dict[str, Any]] = []
+        # Revisions of removals that were settled too late.
+        self.unaccounted: set[int] = set()
         self.rivals: list[ReplicaHost] = []
         self.restores = 0
         self.on_restore: Callable[[], None] = lambda: None

@@ -20,7 +20,7 @@ def check_writes(world: World) -> None:
         if revision not in world.hand_written and any(event.key.startswith(_OF_ADMINS) for event in events)
     ]
     try:
-        check_history(KEYS, history)
+        check_history(KEYS, history, world.unaccounted)
     except AssertionError as error:
         world.checks.violated(str(error))
     applied = _applied(history)
