@@ -43,7 +43,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     swap,
     lazy,
 )
-MAX_SECONDS = 180.0
+MAX_SECONDS = 300.0
 
 
 async def _measure(measurement: Measurement) -> list[Figure]:
