@@ -144,13 +144,14 @@ async def unload_under_a_queued_request(
 
     `meanwhile` happens once it is, and before the request's turn comes; it is told where that adapter's files were.
     """
-    await serve(rig, asker, 1, NAMES)  # the first ones are in the engine's memory no more
+    await serve(rig, asker, 1, NAMES[:1])
+    await serve(rig, asker, 2, NAMES)  # the first one is in the engine's memory no more
     path = Path((await asker.adapters())[NAMES[0]])
     running = [asyncio.create_task(asker.complete(name, PROMPT, tokens=LONG)) for name in NAMES[1 : 1 + MAX_LORAS]]
     await eventually(lambda: counts(asker, "running", MAX_LORAS))
     queued = asyncio.create_task(asker.complete(NAMES[0], PROMPT))
     await eventually(lambda: counts(asker, "waiting", 1))
-    await serve(rig, asker, 2, NAMES[1:])
+    await serve(rig, asker, 3, NAMES[1:])
     assert not any(task.done() for task in running), "the requests in front were too short"
     await meanwhile(path)
     await asyncio.gather(*running)
