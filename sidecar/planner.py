@@ -66,14 +66,13 @@ def make_plan(desired: DesiredState, pool: PoolSpec | None, observed: Observed, 
     actions: Sequence[Action] = [action for _, action in decided if action is not None]
     actions = handover.within(actions, capacity(pool, observed), going=len(gone))
     failures = _told(decided, FailedAdapter)
-    refusals = [refusal(desired, refused) for refused in desired.refused.values()]
     return Plan(
         revision=desired.revision,
         stage=tuple(action for action in actions if isinstance(action, Stage)),
         calls=tuple(action for action in actions if not isinstance(action, Stage)),
         served=_told(eager, ServedAdapter),
         pending=(*_told(decided, PendingAdapter), *not_now(desired, chosen)),
-        failed=(*failures, *refusals, *troubles(lazy)),
+        failed=(*failures, *(refusal(desired, one) for one in desired.refused.values()), *troubles(lazy)),
         wake_at=min((f.retry_at for f in failures if f.retry_at is not None), default=None),
         warnings=tuple(islice(warnings(desired, wanted, kept, observed, known), MAX_WARNINGS_LISTED)),
         omitted=count_omitted(chosen),

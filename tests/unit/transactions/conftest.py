@@ -18,8 +18,12 @@ def desk() -> Desk:
     return desk
 
 
-def record(desk: Desk, name: str) -> AdapterRecord:
+def record(desk: Desk, name: str = "acme/a") -> AdapterRecord:
     return AdapterRecord.parse(desk.etcd.kvs[KEYS.adapter(POOL, name)].value)
+
+
+def etag(desk: Desk, name: str = "acme/a") -> int:
+    return desk.etcd.kvs[KEYS.adapter(POOL, name)].mod_revision
 
 
 def refused(desk: Desk, change: Change, request_id: str = "") -> RegistryError:

@@ -21,7 +21,7 @@ from registry.transactions.make import make_rollout_change, make_upsert
 from registry.transactions.plan import may_be_guessed
 from tests.support.changes import KEYS, POOL, Desk, applying, upsert
 from tests.support.history_check import check_history
-from tests.unit.transactions.conftest import refused
+from tests.unit.transactions.conftest import etag, record, refused
 
 NAME = "acme/a"
 QUARTER = Strategy(canary=Canary(replicas="25%"))
@@ -34,14 +34,6 @@ def desk(desk: Desk) -> Desk:
     """An adapter at generation 1, which all serve."""
     desk.change(applying(upsert(NAME, "v1", strategy=QUARTER)))
     return desk
-
-
-def record(desk: Desk) -> AdapterRecord:
-    return AdapterRecord.parse(desk.etcd.kvs[KEYS.adapter(POOL, NAME)].value)
-
-
-def etag(desk: Desk) -> int:
-    return desk.etcd.kvs[KEYS.adapter(POOL, NAME)].mod_revision
 
 
 def put(desk: Desk, source: str, **spec) -> AdapterRecord:

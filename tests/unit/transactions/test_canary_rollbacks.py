@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from registry.model.records import AdapterRecord, Canary, Strategy
+from registry.model.records import Canary, Strategy
 from registry.transactions.changes import AbortRollout, HaltRollout, PromoteRollout, Remove, RollbackAdapter
-from tests.support.changes import KEYS, POOL, Desk, applying, creating, upsert
+from tests.support.changes import POOL, Desk, applying, upsert
+from tests.unit.transactions.conftest import etag, record
 
 NAME = "acme/a"
 QUARTER = Strategy(canary=Canary(replicas="25%"))
@@ -14,20 +15,10 @@ PROMOTE, ABORT = PromoteRollout(POOL, NAME), AbortRollout(POOL, NAME)
 
 
 @pytest.fixture
-def desk() -> Desk:
+def desk(desk: Desk) -> Desk:
     """An adapter at generation 1, which all serve."""
-    desk = Desk()
-    desk.change(creating())
     desk.change(applying(upsert(NAME, "v1", strategy=QUARTER)))
     return desk
-
-
-def record(desk: Desk) -> AdapterRecord:
-    return AdapterRecord.parse(desk.etcd.kvs[KEYS.adapter(POOL, NAME)].value)
-
-
-def etag(desk: Desk) -> int:
-    return desk.etcd.kvs[KEYS.adapter(POOL, NAME)].mod_revision
 
 
 def put(desk: Desk, source: str, **spec) -> None:

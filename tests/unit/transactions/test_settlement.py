@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from registry.errors import FailedPrecondition, InvalidArgument, Reason
-from registry.model.records import AdapterRecord, Removed, TenantRecord
+from registry.model.records import Removed, TenantRecord
 from registry.transactions.changes import Remove, RollbackAdapter, SetTenant, SettleRemoval
 from registry.transactions.make import make_settle_removal
 from tests.support.changes import KEYS, POOL, Desk, applying, upsert
 from tests.support.history_check import check_history
+from tests.unit.transactions.conftest import record as record_of
 
 NAME = "acme/a"
 
@@ -20,10 +21,6 @@ def desk(desk: Desk) -> Desk:
     desk.change(applying(upsert(NAME), upsert("acme/b")))
     desk.change(applying(upsert(NAME, "v2")))
     return desk
-
-
-def record_of(desk: Desk, name: str = NAME) -> AdapterRecord:
-    return AdapterRecord.parse(desk.etcd.kvs[KEYS.adapter(POOL, name)].value)
 
 
 def break_glass(desk: Desk, name: str = NAME) -> SettleRemoval:
