@@ -43,7 +43,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     swap,
     lazy,
 )
-MAX_SECONDS = 300.0
+MAX_SECONDS = 600.0
 
 
 async def _measure(measurement: Measurement) -> list[Figure]:
@@ -61,7 +61,7 @@ def _run(names: list[str]) -> int:
         try:
             new = asyncio.run(_measure(measurement))
         except (NotMeasured, AssertionError, TimeoutError) as error:
-            print(f"{name}: not measured: {error or type(error).__name__}", file=sys.stderr, flush=True)
+            print(f"{name}: not measured: {str(error) or type(error).__name__}", file=sys.stderr, flush=True)
             missing.append(name)
         else:
             figures += new
