@@ -21,6 +21,11 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PATIENT = Limits()
 
 
+@pytest.fixture(autouse=True)
+def _kept_however_slow_the_machine(monkeypatch) -> None:
+    monkeypatch.setattr(connections, "KEPT_SECONDS", 600.0)
+
+
 @pytest.fixture
 def folders(web) -> list[str]:
     """Adapters at /team/0/ … /team/7/."""
@@ -45,7 +50,7 @@ def pauses(monkeypatch) -> list[float]:
 
 
 async def test_stagings_in_a_row_share_a_connection(web, open_store, folders):
-    store = open_store(f"{web.url}/team")
+    store = open_store(f"{web.url}/team", limits=PATIENT)
     for folder in folders:
         assert content((await store.ensure(ref(web.url + folder))).path) == (CONFIG, WEIGHTS)
     assert len(web.paths) == 16
@@ -103,7 +108,7 @@ async def test_a_staging_that_is_stopped_takes_its_half_read_connection_with_it(
 
 async def test_a_server_that_closes_what_is_idle_costs_nothing(web, open_store, folders, pauses):
     """Whether its end arrives before the next request or crosses it."""
-    store = open_store(f"{web.url}/team")
+    store = open_store(f"{web.url}/team", limits=PATIENT)
 
     def last(exchange: Exchange) -> None:
         web.serve(exchange)
@@ -118,7 +123,7 @@ async def test_a_server_that_closes_what_is_idle_costs_nothing(web, open_store, 
 
 async def test_a_request_that_nobody_reads_is_sent_again_on_a_new_connection(web, open_store, folders, pauses):
     """Once, and at once, as long as not one byte has come."""
-    store = open_store(f"{web.url}/team")
+    store = open_store(f"{web.url}/team", limits=PATIENT)
 
     def unless_new(exchange: Exchange) -> None:
         exchange.cut() if exchange.asked > 1 else web.serve(exchange)
@@ -133,13 +138,13 @@ async def test_a_request_that_nobody_reads_is_sent_again_on_a_new_connection(web
 async def test_a_new_connection_that_breaks_off_is_a_failure_as_ever(web, open_store, folders, pauses):
     web.answers[f"{folders[0]}{CONFIG_FILE}"] = lambda exchange: exchange.cut()
     with pytest.raises(ArtifactError) as refused:
-        await open_store(f"{web.url}/team").ensure(ref(web.url + folders[0]))
+        await open_store(f"{web.url}/team", limits=PATIENT).ensure(ref(web.url + folders[0]))
     assert refused.value.reason == "source_io"
     assert len(web.paths) == len(pauses) + 1 == 4
 
 
 async def test_an_answer_that_breaks_off_on_a_kept_connection_is_no_unread_request(web, open_store, folders, pauses):
-    store = open_store(f"{web.url}/team")
+    store = open_store(f"{web.url}/team", limits=PATIENT)
 
     def broken(exchange: Exchange) -> None:
         del web.answers[exchange.path]
@@ -173,7 +178,7 @@ async def test_limits_hold_on_a_kept_connection(web, open_store, folders, is_tri
 
 async def test_what_comes_after_an_answer_is_never_taken_for_the_next_one(web, open_store, folders):
     """Fault 28: whoever can smuggle bytes into his own answer does not answer for his neighbour."""
-    store = open_store(f"{web.url}/team")
+    store = open_store(f"{web.url}/team", limits=PATIENT)
 
     def smuggle(exchange: Exchange) -> None:
         forged = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(CONFIG), b"x" * len(CONFIG))
@@ -187,7 +192,7 @@ async def test_what_comes_after_an_answer_is_never_taken_for_the_next_one(web, o
 
 
 async def test_a_redirect_costs_no_connection(web, other, open_store, folders):
-    store = open_store(f"{web.url}/team", f"{other.url}/blobs")
+    store = open_store(f"{web.url}/team", f"{other.url}/blobs", limits=PATIENT)
     for folder in folders:
         location = f"/blobs{folder}{WEIGHTS_FILE}"
         other.files[location] = WEIGHTS
@@ -203,7 +208,7 @@ async def test_a_credential_is_not_remembered_by_a_connection(web, open_store, f
     """X1: one staging's secret is not another's."""
     monkeypatch.setenv("TOKEN", "tokenCANARY")
     mine = {"mine": {"kind": "env", "variable": "TOKEN", "prefixes": [web.url]}}
-    store = open_store(f"{web.url}/team", credentials=mine)
+    store = open_store(f"{web.url}/team", credentials=mine, limits=PATIENT)
     await store.ensure(ref(web.url + folders[0], "mine"))
     await store.ensure(ref(web.url + folders[1]))
     assert ["Authorization" in headers for _, headers in web.seen] == [True, True, False, False]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from registry.model.source_uri import parse_source
-from registry.sources import kept_stores
+from registry.sources import kept_stores, object_stores
 from registry.sources.credentials import Credentials, Held
 from registry.sources.credentials_file import read_credentials
 from registry.sources.errors import ArtifactError
@@ -29,8 +29,9 @@ def site() -> Iterator[Site]:
 
 
 @pytest.mark.parametrize("cloud", CLOUDS, ids=lambda one: one.name)
-async def test_stagings_in_a_row_share_a_connection(site, open_store, tmp_path, cloud):
+async def test_stagings_in_a_row_share_a_connection(site, open_store, tmp_path, monkeypatch, cloud):
     """X1: every request is signed as ever, and nothing that is kept shows with what."""
+    monkeypatch.setattr(object_stores, "KEPT_TIMEOUT", "600s")
     secret = tmp_path / "secret"
     secret.write_text(cloud.secret)
     site.answers |= dict.fromkeys(site.files, guarded(cloud, blob))
