@@ -20,7 +20,7 @@ from bench.idle import idle_20000
 from bench.lazy import lazy
 from bench.one_change import one_change_20000_vs_100
 from bench.propagation import propagation_fresh_2, propagation_staged_2, propagation_staged_50
-from bench.small import small_1000
+from bench.small import small_1000, small_1000_10ms
 from bench.store import store_1000, store_present
 from bench.swap import swap
 
@@ -39,6 +39,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     store_present,
     store_1000,
     small_1000,
+    small_1000_10ms,
     herd,
     swap,
     lazy,
@@ -82,7 +83,7 @@ def main() -> int:
 
 def _name(asked: str, known: list[str], parser: argparse.ArgumentParser) -> str:
     """A measurement by its name, or by the beginning of it that no other has: check for check_200mb."""
-    found = [one for one in known if one == asked or one.startswith(f"{asked}_")]
+    found = [asked] if asked in known else [one for one in known if one.startswith(f"{asked}_")]
     if len(found) != 1:
         parser.error(f"--only {asked}: name one of {', '.join(known)}")
     return found[0]

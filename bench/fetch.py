@@ -16,12 +16,15 @@ SIZE_BYTES = 200_000_000
 ROUNDS = 5
 MEMORY_LIMIT_BYTES = 100_000_000
 SERVER = """
-import sys
+import sys, time
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 class Quiet(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
+    def do_GET(self):
+        time.sleep(float(sys.argv[2]))
+        super().do_GET()
     def log_message(self, *_):
         pass
 server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=sys.argv[1]))
@@ -75,7 +78,7 @@ async def fetch_200mb(folder: Path) -> list[Figure]:
     check(written.directory.is_dir(), "there is nothing to serve")
     for name in ("floor", "ours"):
         (folder / name).mkdir()
-    async with child(SERVER, str(folder / "served")) as server:
+    async with child(SERVER, str(folder / "served"), "0") as server:
         port = (await server.line()).strip()
         async with (
             child(_FLOOR, port, str(folder / "floor"), str(ROUNDS)) as floor,

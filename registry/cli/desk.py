@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
@@ -22,7 +22,6 @@ from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
 from registry.sources.errors import ArtifactError, StoreError
 from registry.sources.limits import Limits
-from registry.sources.source import Source
 from registry.sources.stop import Stop
 
 # Somebody waits for it; a fleet waits longer.
@@ -90,7 +89,8 @@ class Desk:
             OSError: the folder cannot be written.
         """
         arrival = Arrival(stop, folder)
-        self._source(uri, credential).fetch(arrival.take, stop)
+        with closing(self._allowed(uri)) as allowed:
+            allowed.source(uri, credential).fetch(arrival.take, stop)
         return arrival.digest
 
     @contextmanager
@@ -114,10 +114,10 @@ class Desk:
         with stopped_after(seconds) as stop, _told(uri):
             return self.fetch(uri, credential, None, stop)
 
-    def _source(self, uri: str, credential: str | None) -> Source:
+    def _allowed(self, uri: str) -> AllowedSources:
         """Whoever names a source at his own desk allows it by that."""
         try:
-            return AllowedSources([_prefix(uri)], self._remote).source(uri, credential)
+            return AllowedSources([_prefix(uri)], self._remote)
         except StoreError as error:
             raise refused(Reason.INVALID_FIELD, str(error)) from error
 

@@ -7,6 +7,7 @@ servers take megabytes that a sidecar has no use for whose artifacts lie in a di
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +30,7 @@ from registry.sources.source import Source
 from registry.sources.urls import WebUrl, parse_url
 
 if TYPE_CHECKING:
+    from registry.sources.kept_stores import Stores
     from registry.sources.web import Web
 
 DEFAULT_HUB = "https://huggingface.co"
@@ -50,7 +52,10 @@ class RemoteOptions:
 
 
 class AllowedSources:
-    """Makes sources from URIs, which is where they are allowed or refused. Nothing is connected to here."""
+    """Makes sources from URIs, which is where they are allowed or refused. Nothing is connected to here.
+
+    What the stagings of a host share in reaching other hosts is kept here; close it when they have ended.
+    """
 
     def __init__(self, prefixes: Sequence[str], remote: RemoteOptions | None = None) -> None:
         """Allows what is below these URIs.
@@ -64,6 +69,11 @@ class AllowedSources:
         self._credentials = remote.credentials
         self._hub = _hub(remote.hub)
         self._limits = remote.limits
+        self._opened = ExitStack()
+
+    def close(self) -> None:
+        """Closes the connections that are kept."""
+        self._opened.close()
 
     def source(self, uri: str, credentials: str | None = None) -> Source:
         """The source at `uri`, to be read with the credential of that name.
@@ -97,7 +107,7 @@ class AllowedSources:
             return self._on_the_web(source, held)
         from registry.sources.objects import object_source  # noqa: PLC0415 - see above
 
-        return object_source(source, held)
+        return object_source(self._stores, source, held)
 
     def _on_the_web(self, source: SourceUri, held: Held | None) -> Source:
         from registry.sources.web import hub_source, web_source  # noqa: PLC0415 - see above
@@ -110,7 +120,13 @@ class AllowedSources:
     def _web(self) -> Web:
         from registry.sources.web import Web  # noqa: PLC0415 - see above
 
-        return Web(self._limits)
+        return self._opened.enter_context(closing(Web(self._limits)))
+
+    @cached_property
+    def _stores(self) -> Stores:
+        from registry.sources.kept_stores import Stores  # noqa: PLC0415 - see above
+
+        return self._opened.enter_context(closing(Stores()))
 
 
 def _root(prefix: str) -> Path:

@@ -20,7 +20,7 @@ class Held:
     """A credential during one staging. Its secret is fetched when it is first needed, and once more if refused."""
 
     def __init__(self, name: str, entry: Entry) -> None:
-        self._name = name
+        self.name = name
         self._entry = entry
         self._secret: Secret | None = None
         self._fetched = 0
@@ -72,7 +72,7 @@ class Held:
 
     def unavailable(self, why: str) -> ArtifactError:
         """The error that says why the secret cannot be used; `why` is nothing secret."""
-        message = f"the credential {self._name!r} cannot be used: {why}; see --credentials"
+        message = f"the credential {self.name!r} cannot be used: {why}; see --credentials"
         return ArtifactError("credential_unavailable", message, permanent=False)
 
     def _fetch(self) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import httpcore
 
 from registry.model.source_uri import SourcePrefix
+from registry.sources.connections import Requests
 from registry.sources.credentials import Held
 from registry.sources.errors import ArtifactError
-from registry.sources.failures import DENIED_STATUSES, connecting, receiving
-from registry.sources.network import Connections
+from registry.sources.failures import DENIED_STATUSES, Passing, connecting, receiving
 from registry.sources.urls import WebUrl, check_redirect
 
 MAX_REDIRECTS = 5
+MAX_SKIPPED_DIGITS = 4  # of the length of a redirect's own body
 Headers = tuple[tuple[str, str], ...]
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 # Compressed on the way, a small answer could become a large file, and a range would mean something else.
@@ -48,6 +50,15 @@ class Answer:
             finally:
                 self.response.close()
 
+    def skip(self) -> None:
+        """Ends it. A short body is read all the same, since else the connection could not serve again."""
+        length = self.header("content-length")
+        if length.isdecimal() and len(length) <= MAX_SKIPPED_DIGITS:
+            with suppress(Passing):
+                for _ in self.chunks():
+                    pass
+        self.close()
+
     def close(self) -> None:
         self.response.close()
 
@@ -57,13 +68,13 @@ class Getter:
 
     def __init__(
         self,
-        connections: Connections,
+        requests: Requests,
         named: Sequence[SourcePrefix],
         held: Held | None,
         may_see: Sequence[SourcePrefix],
     ) -> None:
         """Takes the URLs that the operator named, and a credential with the URLs that may see it."""
-        self._connections = connections
+        self._requests = requests
         self._named = named
         self._held = held
         self._may_see = may_see
@@ -87,7 +98,7 @@ class Getter:
             location = answer.header("location")
             if answer.status not in _REDIRECTS or not location:
                 return answer
-            answer.close()
+            answer.skip()
             url = url.redirected(location)
             check_redirect(url, self._named)
         message = f"{start.place} redirects more than {MAX_REDIRECTS} times"
@@ -96,7 +107,7 @@ class Getter:
     def _send(self, url: WebUrl, start: WebUrl, headers: Headers) -> Answer:
         fields = (("Host", url.authority), *_PLAIN, *headers, *self._authorization(url, start))
         with connecting(url.place):
-            return Answer(url, self._connections.get(str(url), url.reach(self._named), fields))
+            return Answer(url, self._requests.get(str(url), url.reach(self._named), fields))
 
     def _authorization(self, url: WebUrl, start: WebUrl) -> Headers:
         """The credential, if this is where the source is, and not where a redirect leads."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = "10s"
 IDLE_TIMEOUT = "30s"
+KEPT_TIMEOUT = "5s"  # of a connection without a request
 # Of one range: a store that is slower than this is as good as not there.
 RANGE_TIMEOUT = "60s"
 DEFAULT_REGION = "us-east-1"
@@ -64,6 +65,7 @@ def _client(options: StoreOptions, timeout: str) -> ClientConfig:
         "connect_timeout": CONNECT_TIMEOUT,
         "read_timeout": IDLE_TIMEOUT,
         "timeout": timeout,
+        "pool_idle_timeout": KEPT_TIMEOUT,
         "allow_http": (options.endpoint or "").startswith("http://"),
         "user_agent": "loraplane",
     }

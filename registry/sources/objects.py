@@ -24,7 +24,7 @@ from registry.model.source_uri import SourceUri
 from registry.sources.credentials import Held
 from registry.sources.errors import ArtifactError
 from registry.sources.failures import Passing, StartOver, denied, retries, retries_from_start
-from registry.sources.object_stores import open_store
+from registry.sources.kept_stores import Stores
 from registry.sources.source import Receive
 from registry.sources.stop import Stop
 
@@ -38,21 +38,22 @@ RANGE_BYTES = 8 << 20
 class ObjectSource:
     """A prefix in a bucket."""
 
+    stores: Stores
     uri: SourceUri
     held: Held | None
     range_bytes: int = RANGE_BYTES
 
     def fetch(self, receive: Receive, stop: Stop) -> None:
         """See `Source.fetch`."""
-        bucket = _Bucket(self.uri, self.held, stop)
+        bucket = _Bucket(self.stores, self.uri, self.held, stop)
         for name in FILES:
             key = "/".join((*self.uri.path, name))
             retries_from_start(stop)(_receive, bucket, key, name, receive, self.range_bytes)
 
 
-def object_source(uri: SourceUri, held: Held | None) -> ObjectSource:
+def object_source(stores: Stores, uri: SourceUri, held: Held | None) -> ObjectSource:
     """The source at an s3://, gs:// or az:// URI."""
-    return ObjectSource(uri, held)
+    return ObjectSource(stores, uri, held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +68,12 @@ class _Range:
 class _Bucket:
     """Reads ranges; opens the store again where its credential is refused."""
 
-    def __init__(self, uri: SourceUri, held: Held | None, stop: Stop) -> None:
+    def __init__(self, stores: Stores, uri: SourceUri, held: Held | None, stop: Stop) -> None:
+        self._stores = stores
         self._uri = uri
         self._held = held
         self._stop = stop
-        self._store = open_store(uri, held)
+        self._store = stores.store(uri, held)
 
     def read(self, key: str, start: int, end: int, tag: str | None) -> _Range:
         """Bytes from `start` to before `end`, of the version with that tag.
@@ -85,7 +87,7 @@ class _Bucket:
         except (PermissionDeniedError, UnauthenticatedError):
             if self._held is None or not self._held.renew():
                 raise denied(f"{self._shown(key)} may not be read") from None
-        self._store = open_store(self._uri, self._held)
+        self._store = self._stores.reopened(self._uri, self._held)
         try:
             return retries(self._stop)(self._get, key, start, end, tag)
         except (PermissionDeniedError, UnauthenticatedError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,12 +13,12 @@ import httpx
 from registry.lora.manifest import FILES
 from registry.model.source_uri import SourcePrefix, SourceUri
 from registry.sources.archive import receive_archive
+from registry.sources.connections import Connections, Requests
 from registry.sources.credentials import Held
 from registry.sources.download import Download, receive_file
 from registry.sources.failures import no_authorities, retries_from_start
 from registry.sources.getter import Getter
 from registry.sources.limits import Limits
-from registry.sources.network import Connections
 from registry.sources.source import Receive
 from registry.sources.stop import Stop
 from registry.sources.urls import WebUrl, parse_url
@@ -26,11 +26,15 @@ from registry.sources.urls import WebUrl, parse_url
 GZIPPED = (".tar.gz", ".tgz")
 
 
-@dataclass(frozen=True)
 class Web:
-    """How this host goes to web servers."""
+    """How this host goes to web servers. Close it at the end."""
 
-    limits: Limits
+    def __init__(self, limits: Limits) -> None:
+        self.connections = Connections(lambda: self.tls, limits)
+
+    def close(self) -> None:
+        """Closes the connections that no staging has."""
+        self.connections.close()
 
     @cached_property
     def tls(self) -> ssl.SSLContext:
@@ -40,9 +44,11 @@ class Web:
             ArtifactError: ``source_untrusted``: they cannot be read.
         """
         try:
-            return httpx.create_ssl_context()
+            context = httpx.create_ssl_context()
         except OSError as error:
             raise no_authorities(error) from None
+        context.set_alpn_protocols(["http/1.1"])
+        return context
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +110,5 @@ def hub_prefix(hub: WebUrl) -> SourcePrefix:
 def _getter(
     web: Web, stop: Stop, named: Sequence[SourcePrefix], held: Held | None, may_see: Sequence[SourcePrefix]
 ) -> Iterator[Getter]:
-    connections = Connections(lambda: web.tls, web.limits, stop)
-    try:
-        yield Getter(connections, named, held, may_see)
-    finally:
-        connections.close()
+    with closing(Requests(web.connections, stop)) as requests:
+        yield Getter(requests, named, held, may_see)

@@ -233,6 +233,7 @@ class LocalStore:
     def close(self) -> None:
         """Waits for the worker threads, whose stagings were cancelled before."""
         self._workers.shutdown(cancel_futures=True)
+        self._allowed.close()
 
     def _stage(self, order: Order, stop: Stop) -> Staged:
         source = self._allowed.source(order.ref.uri, order.ref.credentials)

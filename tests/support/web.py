@@ -20,6 +20,15 @@ class Exchange(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     site: Site
+    asked = 0  # requests on this connection, with the one that is being answered
+
+    def setup(self) -> None:
+        super().setup()
+        self.site.accepted.append(self.client_address)
+
+    def finish(self) -> None:
+        super().finish()
+        self.site.ended.append(self.client_address)
 
     def do_POST(self) -> None:
         self.do_GET()
@@ -28,6 +37,7 @@ class Exchange(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
+        self.asked += 1
         self.site.seen.append((self.path, dict(self.headers.items())))
         try:
             self.site.answer(self)
@@ -66,12 +76,14 @@ Answer = Callable[[Exchange], None]
 
 @dataclass
 class Site:
-    """What is served, and what was asked for: paths with their headers."""
+    """What is served, and what was asked for: paths with their headers; and the connections, as their other ends."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     answers: dict[str, Answer] = field(default_factory=dict)
     has_tags: bool = True
     seen: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    accepted: list[tuple[str, int]] = field(default_factory=list)
+    ended: list[tuple[str, int]] = field(default_factory=list)
     closing: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 

@@ -14,6 +14,7 @@ from registry.model.source_uri import parse_source
 from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
 from registry.sources.errors import ArtifactError
+from registry.sources.kept_stores import Stores
 from registry.sources.object_stores import open_store as open_object_store
 from registry.sources.objects import ObjectSource
 from registry.sources.stop import Stop
@@ -66,7 +67,9 @@ def test_ranges_of_any_size_make_the_whole(signed, tmp_path, range_bytes):
     source = parse_source(f"s3://{BUCKET}/sql/v7")
     (tmp_path / "c.json").write_text(json.dumps(signed))
     held = Credentials(read_credentials(tmp_path / "c.json")).hold("acme", source)
-    ObjectSource(source, held, range_bytes).fetch(lambda name, _, chunks: got.update({name: list(chunks)}), Stop())
+    ObjectSource(Stores(), source, held, range_bytes).fetch(
+        lambda name, _, chunks: got.update({name: list(chunks)}), Stop()
+    )
     assert {name: b"".join(chunks) for name, chunks in got.items()} == {
         "adapter_config.json": CONFIG,
         "adapter_model.safetensors": WEIGHTS,
@@ -178,7 +181,9 @@ async def test_an_object_that_changes_between_two_ranges_starts_over(s3, tmp_pat
     (tmp_path / "c.json").write_text(json.dumps(credential(s3.url)))
     held = Credentials(read_credentials(tmp_path / "c.json")).hold("acme", source)
     got: dict[str, bytes] = {}
-    ObjectSource(source, held, 50_000).fetch(lambda name, _, chunks: got.update({name: b"".join(chunks)}), Stop())
+    ObjectSource(Stores(), source, held, 50_000).fetch(
+        lambda name, _, chunks: got.update({name: b"".join(chunks)}), Stop()
+    )
     assert got["adapter_model.safetensors"] == newer
 
 

@@ -14,6 +14,7 @@ from registry.model.source_uri import parse_source
 from registry.sources import object_stores
 from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
+from registry.sources.kept_stores import Stores
 from registry.sources.objects import ObjectSource
 from registry.sources.stop import Stop
 from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, ref, refusal
@@ -119,7 +120,9 @@ def got_by_ranges(cloud: Cloud, entry: dict[str, Any], folder: Path, range_bytes
     (folder / "c.json").write_text(json.dumps(entry))
     held = Credentials(read_credentials(folder / "c.json")).hold("acme", source)
     got: dict[str, bytes] = {}
-    ObjectSource(source, held, range_bytes).fetch(lambda name, _, chunks: got.update({name: b"".join(chunks)}), Stop())
+    ObjectSource(Stores(), source, held, range_bytes).fetch(
+        lambda name, _, chunks: got.update({name: b"".join(chunks)}), Stop()
+    )
     return got["adapter_model.safetensors"]
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from registry.model.source_uri import parse_prefix
 from registry.sources.addresses import Reach
+from registry.sources.connections import Connections, Requests
 from registry.sources.errors import ArtifactError
 from registry.sources.limits import Limits
-from registry.sources.network import Connections
 from registry.sources.stop import Stop
 from registry.sources.urls import parse_url
 
@@ -75,11 +75,8 @@ class Names:
 
 
 def ask(reach: Reach) -> None:
-    connections = Connections(httpx.create_ssl_context, Limits(), Stop())
-    try:
-        connections.get("https://rebind.test/", reach, [("Host", "rebind.test")])
-    finally:
-        connections.close()
+    requests = Requests(Connections(httpx.create_ssl_context, Limits()), Stop())
+    requests.get("https://rebind.test/", reach, [("Host", "rebind.test")])
 
 
 def test_a_name_is_resolved_once_and_the_judged_address_is_used(monkeypatch):

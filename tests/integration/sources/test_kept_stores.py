@@ -1,0 +1,106 @@
+"""Object stores that one staging leaves to the next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from registry.model.source_uri import parse_source
+from registry.sources import kept_stores, object_stores
+from registry.sources.credentials import Credentials, Held
+from registry.sources.credentials_file import read_credentials
+from registry.sources.errors import ArtifactError
+from registry.sources.kept_stores import Stores
+from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, ref
+from tests.support.clouds import CLOUDS, KEY, ByPath, blob, guarded, plain
+from tests.support.web import Site, serving
+
+BUCKET = "acme-loras"
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with serving(Site(answers=ByPath())) as site:
+        for version in range(6):
+            site.put(f"/{BUCKET}/v{version}/", CONFIG, WEIGHTS)
+        yield site
+
+
+@pytest.mark.parametrize("cloud", CLOUDS, ids=lambda one: one.name)
+async def test_stagings_in_a_row_share_a_connection(site, open_store, tmp_path, monkeypatch, cloud):
+    """X1: every request is signed as ever, and nothing that is kept shows with what."""
+    monkeypatch.setattr(object_stores, "KEPT_TIMEOUT", "600s")
+    secret = tmp_path / "secret"
+    secret.write_text(cloud.secret)
+    site.answers |= dict.fromkeys(site.files, guarded(cloud, blob))
+    store = open_store(f"{cloud.scheme}://{BUCKET}", credentials={"acme": cloud.entry(site, BUCKET, secret)})
+    for version in range(6):
+        staged = await store.ensure(ref(f"{cloud.scheme}://{BUCKET}/v{version}/", "acme"))
+        assert content(staged.path) == (CONFIG, WEIGHTS)
+    assert len([path for path in site.paths if plain(path) in site.files]) == 12
+    assert len(site.accepted) == 1
+    shown = str(vars(store._allowed._stores))
+    assert [secret for secret in ("CANARY", KEY) if secret in shown] == []
+
+
+@pytest.fixture
+def held(tmp_path) -> Callable[[str, str], Held]:
+    """Holds a credential by its name, as a staging that begins now does."""
+
+    def hold(name: str, key: str = "k") -> Held:
+        secret, file = tmp_path / name, tmp_path / "credentials.json"
+        secret.write_text(json.dumps({"access_key_id": f"idCANARY{key}", "secret_access_key": "keyCANARY"}))
+        file.write_text(json.dumps({name: {"kind": "file", "path": str(secret), "prefixes": ["s3://b0"]}}))
+        found = Credentials(read_credentials(file)).hold(name, parse_source("s3://b0/x"))
+        assert found is not None
+        return found
+
+    return hold
+
+
+def test_a_secret_that_changed_has_a_store_of_its_own_and_the_old_one_goes(held):
+    stores, uri = Stores(), parse_source("s3://b0/x")
+    first = stores.store(uri, held("mine", "old"))
+    assert stores.store(parse_source("s3://b0/y"), held("mine", "old")) is first
+    assert stores.store(uri, held("mine", "new")) is not first
+    assert len(stores._open) == 1
+
+
+def test_a_refused_secret_has_a_new_store_even_if_it_stayed_the_same(held):
+    stores, uri = Stores(), parse_source("s3://b0/x")
+    first, again = stores.store(uri, held("mine")), stores.reopened(uri, held("mine"))
+    assert first is not again
+    assert stores.store(uri, held("mine")) is again
+
+
+def test_other_buckets_and_other_credentials_have_other_stores(held):
+    """X1: whoever names no credential, or another, never reads with this one."""
+    stores = Stores()
+    places = [("b0", held("mine")), ("b1", held("mine")), ("b0", held("other")), ("b0", None)]
+    opened = [stores.store(parse_source(f"s3://{bucket}/x"), one) for bucket, one in places]
+    assert len({id(one) for one in opened}) == 4
+
+
+def test_no_more_than_some_are_kept_and_those_that_were_used_last(held):
+    stores, mine = Stores(), held("mine")
+    uris = [parse_source(f"s3://b{number}/x") for number in range(kept_stores.MAX_OPEN + 1)]
+    opened = [stores.store(uri, mine) for uri in uris[:-1]]
+    assert stores.store(uris[0], mine) is opened[0]
+    stores.store(uris[-1], mine)
+    assert len(stores._open) == kept_stores.MAX_OPEN
+    assert stores.store(uris[0], mine) is opened[0]
+    assert stores.store(uris[1], mine) is not opened[1]
+
+
+def test_no_secret_is_shown(held):
+    """X1: not by what keeps a store, by the store, or by what is raised where one cannot be opened."""
+    stores, uri = Stores(), parse_source("s3://b0/x")
+    opened = stores.store(uri, held("mine"))
+    assert "CANARY" not in f"{stores!r} {vars(stores)} {opened!r}"
+    with pytest.raises(ArtifactError) as refused:
+        stores.store(uri, held("mine", "\n"))
+    assert "CANARY" not in f"{refused.value!r} {refused.value.__cause__!r}"
+    stores.close()
+    assert not stores._open
