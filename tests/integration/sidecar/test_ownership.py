@@ -56,9 +56,12 @@ async def test_a_second_sidecar_with_the_same_replica_id_stays_passive(hand, eng
             return code == 503 and "held by another sidecar" in body["note"]
 
         await eventually(says_so)
+        await settled(sidecar, await hand.put(hand.record("b", "v2")))
+        assert await other_engine.listing() == {}
+        assert not [line for line in twin.program.logged() if line["event"] == "engine_call"]
         sidecar.program.kill()
         await eventually(twin.is_ready, timeout_seconds=60)
-        assert set(await other_engine.listing()) == {"a"}
+        assert set(await other_engine.listing()) == {"a", "b"}
     finally:
         twin.program.kill()
         other_engine.program.kill()
