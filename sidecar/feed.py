@@ -241,19 +241,23 @@ class Feed:
         acted_before = self._restored or self._inputs.desired is not None
         before = self._informer.state.revision
         changed = self._informer.replace(candidate.revision, candidate.kvs.values())
-        self._store, self._candidate, self._is_doubted, self._inputs.held = candidate.store, None, False, ""
+        self._store, self._candidate, self._is_doubted = candidate.store, None, False
+        if acted_before:  # a kill during the rewrite must not bring back what was followed before this list
+            await self._rewrite()
         named = cause.name if cause else "HELD"
         _log.info("listed", revision=candidate.revision, cause=named, changed=len(changed), former_revision=before)
         if is_confirmed:
             _log.warning("removals_confirmed", revision=candidate.revision, former_revision=before)
+        self._put_in_force()
+        if not acted_before:
+            await self._rewrite()
+
+    def _put_in_force(self) -> None:
+        """What was followed, with the pool's record and the replicas of the same store, and all of it at once."""
+        self._inputs.held = ""
         self._pool_feed.settle()
         self._members_feed.look_again()
-        if acted_before:  # a kill during the rewrite must not bring back what was followed before this list
-            await self._rewrite()
-            self._post()
-        else:
-            self._post()
-            await self._rewrite()
+        self._post()
 
     async def _take_events(self, revision: int, events: tuple[Event, ...]) -> None:
         if self._candidate is not None:

@@ -11,26 +11,34 @@ from typing import Any
 
 from registry.check.steps import Base, Revision, Step
 from registry.etcd3.client import Client
-from registry.etcd3.ops import Event, KeyValue, prefix_end
+from registry.etcd3.errors import Compacted
+from registry.etcd3.ops import Event, KeyValue, Range, prefix_end
 from registry.etcd3.reflections import Changed, Listed, Reflection, Resume
 from registry.etcd3.reflector import Reflector
 
+_PAGE = 1000
+
 
 async def read_history(client: Client, prefix: str, *, from_revision: int, seconds: float = 60.0) -> list[Step]:
-    """Everything below a prefix from a revision on until now; from a `Base` where that is compacted.
+    """Everything below a prefix from a revision on until now; from a `Base` if anything stood there before.
+
+    Where that revision is compacted, it begins with a later one.
 
     Raises:
         TimeoutError: it takes longer than `seconds`.
+        ValueError: there is no such revision yet.
         EtcdError: etcd does not answer.
     """
     key = f"{prefix}/".encode()
     now = await client.list_prefix(key)
+    if from_revision > now.revision + 1:
+        raise ValueError(f"there is no revision {from_revision} yet; the newest is {now.revision}")
     wanted = {kv.key: kv.mod_revision for kv in now.kvs if kv.mod_revision >= from_revision}
     resume = Resume(from_revision - 1, 0)
     reflector = Reflector(client, key, prefix_end(key), resume=resume, rng=random.Random(0))  # noqa: S311 - jitter
-    steps: list[Step] = []
     seen: dict[bytes, int] = {}
     async with asyncio.timeout(seconds), aclosing(reflector.stream()) as reflections:
+        steps = await _stood_before(client, key, from_revision)
         # Nothing says that a watch has told all, so it is read until what it told is what stands.
         while seen != wanted:
             step = _step_of(await anext(reflections))
@@ -40,8 +48,23 @@ async def read_history(client: Client, prefix: str, *, from_revision: int, secon
                 steps.clear()
             if step is not None:
                 steps.append(step)
-                seen = _seen(step, seen)
+                seen = _seen(step, seen, from_revision)
     return steps
+
+
+async def _stood_before(client: Client, prefix: bytes, revision: int) -> list[Step]:
+    """A `Base` of what stood below a prefix before a revision; empty: nothing did, or etcd does not know any more."""
+    kvs: list[KeyValue] = []
+    start, more = prefix, revision > 1
+    try:
+        while more:
+            page = Range(start, prefix_end(prefix), limit=_PAGE, revision=revision - 1)
+            found = await client.range(page)
+            kvs += found.kvs
+            more, start = found.more, (found.kvs[-1].key + b"\0" if found.kvs else b"")
+    except Compacted:
+        return []
+    return [Base(revision - 1, tuple(kvs))] if kvs else []
 
 
 def _step_of(reflection: Reflection) -> Step | None:
@@ -54,10 +77,10 @@ def _step_of(reflection: Reflection) -> Step | None:
             return None
 
 
-def _seen(step: Step, seen: dict[bytes, int]) -> dict[bytes, int]:
-    """Keys and their revisions after a step; changes `seen`."""
+def _seen(step: Step, seen: dict[bytes, int], from_revision: int) -> dict[bytes, int]:
+    """Keys that were written since a revision, and when, after a step; changes `seen`."""
     if isinstance(step, Base):
-        return {kv.key: kv.mod_revision for kv in step.kvs}
+        return {kv.key: kv.mod_revision for kv in step.kvs if kv.mod_revision >= from_revision}
     for event in step.events:
         seen.pop(event.key, None)
         if event.kv is not None:

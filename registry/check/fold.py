@@ -1,4 +1,4 @@
-"""Folds a history of etcd, revision by revision, and checks W2, W3, W5, W6 and W7. Pure.
+"""Folds a history of etcd, revision by revision, and checks W2, W3, W5, W6, W7 and R10. Pure.
 
 It knows nothing of how transactions are built, and reads values as plain JSON: it only looks at what stands in etcd.
 Each revision costs in proportion to its change.
@@ -15,13 +15,16 @@ from typing import Any
 
 from registry.check.findings import Finding
 from registry.check.generations import generation_faults, same_generation
+from registry.check.owners import presence_faults, status_faults
 from registry.check.removals import Removal, Removals, claim_of
 from registry.check.values import Document, document, tenant_of_key
 from registry.etcd3.ops import Event, KeyValue
 from registry.keys import Keys
+from registry.model.names import name_key
 
 Values = dict[bytes, tuple[bytes | None, bytes | None]]
 Told = tuple[str, Document | None, Document | None]
+Story = list[tuple[int, Document | None]]
 _HASH_SPACE = 1 << 256
 
 
@@ -35,6 +38,7 @@ class Fold:
         hashes: pool to (revision, hash of its records), a pair for each revision that changed it.
         replaced: (revision, key) to the revision of what was replaced or deleted there.
         adapters: (pool, name key) to (revision, record or None), a pair for each revision that changed it.
+        pools: the same of pools, by name.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -46,7 +50,8 @@ class Fold:
         self.changing: dict[int, str] = {}
         self.requests: dict[str, tuple[int, Document]] = {}
         self.hashes: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        self.adapters: dict[tuple[str, str], list[tuple[int, Document | None]]] = defaultdict(list)
+        self.adapters: dict[tuple[str, str], Story] = defaultdict(list)
+        self.pools: dict[str, Story] = defaultdict(list)
         self.replaced: dict[tuple[int, str], int] = {}
         self._generations: dict[tuple[str, str], int] = defaultdict(int)
         self._settled: dict[bytes, Removal] = {}
@@ -75,6 +80,8 @@ class Fold:
             kind, rest = self._kind(kv.key)
             if kind == "adapters":
                 self._note_adapter(kv.mod_revision, rest, None, kv)
+            if kind == "pools":
+                self.pools[rest[0]].append((kv.mod_revision, document(kv.value)))
             if kind in {"adapters", "history"} and (record := document(kv.value)):
                 known = self._generations[rest[0], rest[1]]
                 self._generations[rest[0], rest[1]] = max(known, record.get("generation", 0))
@@ -95,6 +102,7 @@ class Fold:
         self._note_removals(revision, changed)
         self._check_counters(revision, changed)
         self._check_generations(revision, changed)
+        self._check_owners(revision, changed)
         self._check_set(revision, changed)
 
     def hash_at(self, pool: str, revision: int) -> int:
@@ -108,9 +116,12 @@ class Fold:
 
     def adapter_at(self, pool: str, key: str, revision: int) -> Document | None:
         """An adapter's record as it stood at a revision."""
-        history = self.adapters.get((pool, key), [])
-        at = bisect_right(history, revision, key=itemgetter(0))
-        return history[at - 1][1] if at else None
+        return _at(self.adapters.get((pool, key), []), revision)
+
+    def base_models_at(self, pool: str, revision: int) -> set[str]:
+        """Name keys of the base models that a pool had at a revision."""
+        names = (_at(self.pools.get(pool, []), revision) or {}).get("base_models") or []
+        return {name_key(name) for name in names if isinstance(name, str)}
 
     def before(self, key: str, revision: int) -> int | None:
         """The etag that a key had when `revision` changed it, 0 if it was absent; None: that did not change it."""
@@ -128,6 +139,8 @@ class Fold:
         kind, rest = self._kind(event.key)
         if kind == "adapters":
             self._note_adapter(revision, rest, old, event.kv)
+        elif kind == "pools":
+            self.pools[rest[0]].append((revision, document(event.kv.value if event.kv else None)))
         elif kind == "requests" and event.kv is not None:
             if rest[0] in self.requests:
                 self._find("W3", revision, rest[0], f"this request was settled before, at {self.requests[rest[0]][0]}")
@@ -187,6 +200,17 @@ class Fold:
             for message in generation_faults(before, document(old), record):
                 self._find("W6", revision, key, message)
 
+    def _check_owners(self, revision: int, changed: Values) -> None:
+        """R10: who writes a replica's keys is the one who has its id."""
+        for key, (old, new) in changed.items():
+            kind, rest = self._kind(key)
+            if new is None or kind not in {"replicas", "status"}:
+                continue
+            presence = self._stored.get("/".join((f"{self._prefix}replicas", *rest)).encode())
+            faults = status_faults(self._stored[key], presence) if kind == "status" else presence_faults(old, new)
+            for message in faults:
+                self._find("R10", revision, key, message)
+
     def _check_set(self, revision: int, changed: Values) -> None:
         """W2 and W7: a change, its history, its request record and its audit record share the revision."""
         by_kind: dict[str, Values] = defaultdict(dict)
@@ -234,6 +258,11 @@ class Fold:
         for key in retired.keys() & expected.keys():
             if not expected[key].items() <= retired[key].items():
                 self._find("W2", revision, key, "history has another record than the one that was replaced")
+
+
+def _at(story: Story, revision: int) -> Document | None:
+    at = bisect_right(story, revision, key=itemgetter(0))
+    return story[at - 1][1] if at else None
 
 
 def _audited(by_kind: Mapping[str, Values], late: Sequence[Removal]) -> list[Told]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -19,6 +19,7 @@ from registry.check.fold import Fold
 from registry.check.replay import replay
 from registry.check.replicas import Listing, check_listings, check_log
 from registry.check.steps import Step
+from registry.check.values import Document
 from registry.daemon.flags import complaint_of
 from registry.daemon.settings import DaemonSettings
 from registry.etcd3.client import Client
@@ -65,7 +66,12 @@ def export(
         steps = asyncio.run(_read(settings, from_revision))
     except (EtcdError, TimeoutError, ValueError) as error:
         _fail(EXIT_UNAVAILABLE, f"etcd at {etcd} cannot be read: {str(error) or 'it takes too long'}")
-    out.write_text("".join(f"{line}\n" for line in encode(steps)))
+    if not steps:
+        _fail(EXIT_USAGE, f"etcd at {etcd} holds nothing below {prefix!r}; --prefix is the services' own")
+    try:
+        out.write_text("".join(f"{line}\n" for line in encode(steps)))
+    except OSError as error:
+        _fail(EXIT_USAGE, f"--out: cannot write {out}: {error.strerror}")
     sys.stdout.write(f"{len(steps)} revisions in {out}\n")
 
 
@@ -91,16 +97,32 @@ def verify(
         _fail(EXIT_USAGE, "--log and --listings need --pool")
     try:
         fold = replay(Keys(prefix), decode(_lines(history)))
-        findings = [*fold.findings, *_replica_findings(fold, pool, log or [], listings)]
+        _check_there(fold, prefix, pool)
+        logs = [(path.name, list(_documents(path))) for path in log or []]
+        looks = list(_parsed(Listing, listings)) if listings else []
+        findings = [*fold.findings, *_replica_findings(fold, pool, logs, looks)]
         told, counts = check_calls(fold, _parsed(Call, calls)) if calls else ([], {})
     except (_Unusable, ValueError) as error:
         _fail(EXIT_USAGE, str(error))
-    _report(fold, [*findings, *told], {**counts})
+    compared = {f"calls {name}": count for name, count in sorted(counts.items())}
+    if logs:
+        compared["plans"] = sum(line.get("event") == "plan_made" for _, lines in logs for line in lines)
+    _report(fold, [*findings, *told], compared | ({"looks": len(looks)} if listings else {}))
 
 
-def _replica_findings(fold: Fold, pool: str, logs: Iterable[Path], listings: Path | None) -> list[Finding]:
-    findings = [one for path in logs for one in check_log(fold, pool, path.name, _documents(path))]
-    return findings + (check_listings(fold, pool, _parsed(Listing, listings)) if listings else [])
+def _check_there(fold: Fold, prefix: str, pool: str) -> None:
+    """Of what is not in the history everything would hold, or nothing. Raises _Unusable: it is not."""
+    if not fold.pools:
+        raise _Unusable(f"the history holds no pool below {prefix!r}; --prefix is the one that was exported")
+    if pool and pool not in fold.pools:
+        raise _Unusable(f"--pool: the history holds no pool {pool!r}, but {', '.join(sorted(fold.pools))}")
+
+
+def _replica_findings(
+    fold: Fold, pool: str, logs: Iterable[tuple[str, list[Document]]], looks: Iterable[Listing]
+) -> list[Finding]:
+    findings = [one for name, lines in logs for one in check_log(fold, pool, name, lines)]
+    return findings + check_listings(fold, pool, looks)
 
 
 def _parsed(kind: Any, path: Path) -> Iterator[Any]:  # noqa: ANN401 - a model's class, and its instances
@@ -111,7 +133,7 @@ def _parsed(kind: Any, path: Path) -> Iterator[Any]:  # noqa: ANN401 - a model's
             raise _Unusable(f"{path}, line {number}: {first_error(error)}") from error
 
 
-def _documents(path: Path) -> Iterator[dict[str, Any]]:
+def _documents(path: Path) -> Iterator[Document]:
     """The JSON lines of a log; others, such as a traceback, are passed over."""
     for line in _lines(path):
         try:
@@ -129,14 +151,15 @@ def _lines(path: Path) -> list[str]:
         raise _Unusable(f"cannot read {path}: {error}") from error
 
 
-def _report(fold: Fold, findings: list[Finding], counts: dict[str, int]) -> None:
+def _report(fold: Fold, findings: list[Finding], compared: Mapping[str, int]) -> None:
+    """`compared`: how much of what was given besides was held against the history; 0 says that a file is no use."""
     for finding in findings[:MAX_SHOWN]:
         sys.stdout.write(f"{finding}\n")
     if len(findings) > MAX_SHOWN:
         sys.stdout.write(f"… and {len(findings) - MAX_SHOWN} more\n")
-    calls = "".join(f", {count} calls {name}" for name, count in sorted(counts.items()))
+    besides = "".join(f", {count} {what}" for what, count in compared.items())
     span = f"revisions {fold.first_revision} to {fold.revision}"
-    sys.stdout.write(f"{span}, {len(fold.changing)} changes{calls}: {len(findings)} findings\n")
+    sys.stdout.write(f"{span}, {len(fold.changing)} changes{besides}: {len(findings)} findings\n")
     if findings:
         raise typer.Exit(EXIT_FOUND)
 

@@ -1,4 +1,4 @@
-"""Holds sidecar logs and engine listings against the history: R1, R2, R4, R6 and R11. Pure."""
+"""Holds sidecar logs and engine listings against the history: R1 to R6 and R11. Pure."""
 
 from __future__ import annotations
 
@@ -72,6 +72,7 @@ def check_listings(fold: Fold, pool: str, listings: Iterable[Listing]) -> list[F
         for name, digest in ours.items():
             findings += _check_digest(fold, pool, listing, name, digest, possible)
             findings += _check_return(fold, pool, listing, name, absent)
+        findings += _check_bases(fold, pool, listing, ours)
         _note_absent(fold, pool, listing, ours, absent)
         if listing.settled:
             findings += _check_settled(fold, pool, listing, ours)
@@ -122,6 +123,16 @@ def _pinned(record: Document) -> str | None:
     spec: dict[str, Any] = record.get("spec") or {}
     digest = (spec.get("source") or {}).get("digest")
     return digest if isinstance(digest, str) else None
+
+
+def _check_bases(fold: Fold, pool: str, listing: Listing, ours: Iterable[str]) -> list[Finding]:
+    """R5: no adapter of ours answers for the base model."""
+    bases = fold.base_models_at(pool, listing.revision)
+    return [
+        Finding("R5", listing.revision, listing.replica, f"{name!r} is an adapter, and the name of the base model")
+        for name in ours
+        if name_key(name) in bases
+    ]
 
 
 def _check_return(

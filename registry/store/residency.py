@@ -13,6 +13,8 @@ from registry.store.pool_view import Adapter, PoolView, Replica
 
 # Said of a replica that serves an adapter until those who are to serve it do.
 LEAVING = "leaving"
+# What is said where nobody is to serve an adapter.
+_NOBODY, _NOBODY_ALIVE = "no live replica matches its selector", "no replica is alive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +120,19 @@ class _Shares:
         return self._judged(name, self._view.replicas[name], generation, self._reckonings.now)
 
     def note(self) -> str:
-        """That fewer replicas live than the placement asks for; empty: as many do."""
-        wanted = self._adapter.spec.placement.replicas
-        if self._now is None or wanted == "all" or len(self._now.serving) >= wanted:
+        """That fewer replicas live than the placement asks for, or none that it selects; empty: as many do."""
+        placement = self._adapter.spec.placement
+        if placement.replicas == "all":
+            return "" if self._has_somebody() else _NOBODY if placement.selector else _NOBODY_ALIVE
+        if self._now is None or len(self._now.serving) >= placement.replicas:
             return ""
-        return f"placed on {wanted}, {len(self._now.serving)} alive"
+        return f"placed on {placement.replicas}, {len(self._now.serving)} alive"
+
+    def _has_somebody(self) -> bool:
+        if self._now is not None:
+            return bool(self._now.serving)
+        selector = self._adapter.spec.placement.selector
+        return any(matches(selector, one.member.labels) for one in self._view.replicas.values())
 
     def _judged(self, name: str, replica: Replica, generation: int, by: Reckoning | None = None) -> _Part:
         """Where a replica is with a generation. `by`: what it must have reckoned with; None: that is known."""

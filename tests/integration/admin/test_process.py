@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 
 import grpc
 import httpx
@@ -14,6 +15,7 @@ from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
 from tests.support.admin import AdminProgram, admin_program, change_set, put
 from tests.support.etcd import make_cluster
+from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
 
@@ -69,6 +71,35 @@ async def test_a_call_in_flight_is_finished(etcd, tmp_path):
         service.program.kill()
     assert codes.count(grpc.StatusCode.OK) >= 20, codes
     assert set(codes) <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+
+
+async def test_killed_between_commit_and_reply(etcd, ledger, admin, tmp_path):
+    """Fault 36, W1, W3, W8: whoever is asked again with the same id gives the reply that was never sent."""
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(Proxy(etcd.cluster.members[0].client_port))
+        service = admin_program(tmp_path, [proxy.endpoint], etcd.prefix)
+        stack.callback(service.program.kill)
+        service.program.start()
+        await eventually(lambda: ready(service))
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(service.address))
+        stub = registry_pb2_grpc.AdapterRegistryStub(channel)
+        await stub.ApplyAdapters(change_set(put("acme/a")))
+        before = await ledger.revision()
+        proxy.hold_replies()
+        request = change_set(put("acme/a", "file:///a/v2"), request_id="once")
+        call = stub.ApplyAdapters(request, timeout=60)
+
+        async def is_committed() -> bool:
+            return await ledger.revision() > before
+
+        await eventually(is_committed)
+        service.program.kill()
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+    committed = await ledger.revision()
+    reply = await admin.stub.ApplyAdapters(request)
+    assert (reply.revision, reply.results[0].outcome) == (committed, pb.AdapterResult.UPDATED)
+    assert await ledger.revision() == committed
+    await ledger.check()
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,10 @@ async def test_generations_go_on(ledger, admin):
     assert reply.results[0].adapter.generation == 14
     history = await admin.stub.ListAdapterHistory(pb.ListAdapterHistoryRequest(pool="p", name="acme/a"))
     assert [one.generation for one in history.generations] == list(range(14, 3, -1))
+    gone = pb.RollbackAdapterRequest(pool="p", name="acme/a", to_generation=3)
+    told = await refusal(admin.stub.RollbackAdapter(gone))
+    assert (told.code, told.reason, told.field) == (StatusCode.NOT_FOUND, "GENERATION_NOT_FOUND", "to_generation")
+    assert "history holds no generation 3" in told.message
     await ledger.check()
 
 

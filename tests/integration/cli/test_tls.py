@@ -8,6 +8,10 @@ import sys
 
 import pytest
 
+from registry.check.export import decode
+from registry.etcd3.client import Client
+from registry.etcd3.ops import Put, Txn
+from registry.keys import Keys
 from tests.integration.cli.conftest import Cli, make_admin
 from tests.support.etcd import make_cluster
 from tests.support.tls import Authority, server_flags
@@ -53,13 +57,16 @@ async def test_a_history_is_exported_from_an_etcd_that_asks_for_certificates(tmp
     cluster.start()
     try:
         await cluster.ready()
+        client = Client(cluster.options())
+        await client.txn(Txn((), (Put(Keys().meta(), b"{}"),)))
+        await client.aclose()
         given = ["--etcd", ",".join(cluster.endpoints), "--out", str(out), "--etcd-tls-ca", str(files.ca)]
         given += ["--etcd-tls-cert", str(files.certificate), "--etcd-tls-key", str(files.key)]
         ran = await asyncio.to_thread(export, *given)
     finally:
         cluster.stop()
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert out.exists()
+    assert [step.revision for step in decode(out.read_text().splitlines())] == [2]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from registry.keys import Keys
 from registry.model.records import Meta, PoolSpec
 from tests.support.etcd import Cluster, compact
 from tests.support.etcd_backup import restore, save
-from tests.support.fleet import BASE, POOL, Hand, Sidecar, SimulatedEngine
+from tests.support.fleet import BASE, POOL, Hand, Sidecar, SimulatedEngine, settled
 from tests.support.waiting import eventually
 
 MANY = [f"n{i}" for i in range(20)]
@@ -155,16 +155,16 @@ async def test_a_restored_store_is_followed_back_in_time_only_when_confirmed(pla
     backup = await save(place.cluster)
     place.sidecar.program.start()
     await place.serves("a", lazy=20)
+    former = await place.engine.listing()
     later = await place.hand.put(place.hand.record("a", "v2", 2))
     assert later > revision
-
-    async def is_swapped() -> bool:
-        return (await place.sidecar.status()).get("observed_revision") == later
-
-    await eventually(is_swapped)
+    await settled(place.sidecar, later)
+    newer = await place.engine.listing()
+    assert newer != former
     await restore(place.cluster, backup)
     status = await place.held(f"below {later}")
     assert status["observed_revision"] == later
+    assert await place.engine.listing() == newer
     await place.confirm(place.revision_to_confirm(status))
 
     async def is_back() -> bool:
@@ -174,4 +174,8 @@ async def test_a_restored_store_is_followed_back_in_time_only_when_confirmed(pla
     await eventually(is_back)
     (line,) = [line for line in place.sidecar.program.logged() if line["event"] == "removals_confirmed"]
     assert (line["revision"], line["former_revision"]) == (revision, later)
-    await place.serves("a", lazy=20)
+
+    async def is_as_it_was() -> bool:
+        return await place.engine.listing() == former
+
+    await eventually(is_as_it_was)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
+from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.faults import Answer, Cut, Hang
+from sidecar.engines.simulated.options import Options
+from sidecar.executor import REST_FACTOR
 from tests.support.rig import running_rig
 from tests.support.waiting import eventually
 
@@ -124,11 +128,14 @@ async def test_what_somebody_else_loads_under_our_name_in_between_is_not_taken_a
 
 
 async def test_while_requests_run_loads_are_paced(tmp_path):
-    """After a load the engine rests four times as long while requests run; one load at a time, always."""
-    async with running_rig(tmp_path) as rig:
+    """After a load the engine rests four times as long, while requests run."""
+    engine = SimulatedVllm(Options(load_seconds=0.1))
+    async with running_rig(tmp_path, engine) as rig:
         rig.desire(1, a="v1")
         await rig.served(1, "a")
-        rig.engine.running.append("tiny")
-        rig.desire(2, a="v1", b="v2", c="v3")
-        await rig.served(2, "a", "b", "c")
-        rig.engine.running.clear()
+        engine.running.append("tiny")
+        rig.desire(2, a="v1", b="v2", c="v3", d="v4")
+        await rig.served(2, "a", "b", "c", "d")
+        engine.running.clear()
+    loads = [call.received_at for call in engine.calls if call.kind == "load"][1:]
+    assert all(later - earlier >= 0.1 * (1 + REST_FACTOR) for earlier, later in pairwise(loads)), loads

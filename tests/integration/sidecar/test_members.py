@@ -15,7 +15,9 @@ from registry.model.placement import Member
 from registry.model.records import Placement, PoolSpec
 from registry.model.status import Presence
 from sidecar.inputs import Inputs
+from sidecar.journal import Journal
 from sidecar.roll import Roll
+from sidecar.snapshot import Base
 from tests.integration.sidecar.feeding import feeding
 from tests.support.etcd import compact
 from tests.support.fleet import POOL, Hand, Sidecar
@@ -106,6 +108,55 @@ async def test_a_store_whose_list_is_held_says_nothing_of_who_lives(own_etcd, tm
                     await hand.put(again)
                     await hand.commit(Put(hand.keys.pool(POOL), spec.to_bytes()))
                     await eventually(lambda: knows(inputs, "r1", "r3"))
+    finally:
+        await client.aclose()
+
+
+class Gate:
+    """Holds up whoever writes a snapshot."""
+
+    def __init__(self) -> None:
+        self.is_reached, self.is_open = asyncio.Event(), asyncio.Event()
+        self._rewrite = Journal.rewrite
+
+    async def rewrite(self, journal: Journal, base: Base) -> None:
+        self.is_reached.set()
+        await self.is_open.wait()
+        await self._rewrite(journal, base)
+
+
+async def test_a_list_that_is_confirmed_comes_into_force_with_its_pool_and_its_replicas(own_etcd, tmp_path):
+    """R1, R15: not a moment before, also while the snapshot is written; two stores at once would be a third."""
+    client = Client(own_etcd.options())
+    hand = Hand(client, Keys("/x"), tmp_path)
+    (tmp_path / "sources").mkdir()
+    many, gate = [f"m{number}" for number in range(20)], Gate()
+    try:
+        await hand.pool()
+        await hand.commit(presence(hand, "r1"), presence(hand, "r2"))
+        await hand.put(*(hand.record(name, "v1", placement=ONE) for name in many))
+        with mock.patch("sidecar.roll.BELIEVE_SECONDS", 0.0), structlog.testing.capture_logs() as logs:
+            async with feeding(hand, tmp_path / "state", Inputs()) as inputs:
+                await eventually(lambda: knows(inputs, "r1", "r2"))
+            await hand.delete(*many)
+            await compact(client, await hand.commit(Delete(hand.keys.replica(POOL, "r2"))))
+            async with feeding(hand, tmp_path / "state", Inputs()) as inputs:
+                await eventually(lambda: inputs.held and inputs.desired is not None)
+                with mock.patch.object(Journal, "rewrite", autospec=True, side_effect=gate.rewrite):
+                    revision = int(inputs.held.rpartition("--revision ")[2])
+                    spec = PoolSpec(name=POOL, base_models=["other"], removals_confirmed_revision=revision)
+                    await hand.commit(Put(hand.keys.pool(POOL), spec.to_bytes()))
+                    await gate.is_reached.wait()
+                    for _ in range(100):  # whoever waits for no more than news has its turn
+                        await asyncio.sleep(0)
+                    assert knows(inputs, "r1", "r2")
+                    assert inputs.pool is not None
+                    assert (inputs.pool.base_models, inputs.desired.count) == (["base"], len(many))
+                    assert inputs.held
+                    assert not [line for line in logs if line["event"] == "removals_confirmed"]
+                    gate.is_open.set()
+                    await eventually(lambda: not inputs.held)
+                    assert (inputs.pool.base_models, inputs.desired.count) == (["other"], 0)
     finally:
         await client.aclose()
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import signal
 
-from registry.etcd3.ops import Range
+from registry.etcd3.ops import Delete, Put, Range
+from registry.model.status import Presence
+from sidecar.main import EXIT_REPLICA_TAKEN
 from tests.support.fleet import POOL, Sidecar, SimulatedEngine, serves, settled
 from tests.support.waiting import eventually
 
@@ -56,12 +58,42 @@ async def test_a_second_sidecar_with_the_same_replica_id_stays_passive(hand, eng
             return code == 503 and "held by another sidecar" in body["note"]
 
         await eventually(says_so)
+        await settled(sidecar, await hand.put(hand.record("b", "v2")))
+        assert await other_engine.listing() == {}
+        assert not [line for line in twin.program.logged() if line["event"] == "engine_call"]
         sidecar.program.kill()
         await eventually(twin.is_ready, timeout_seconds=60)
-        assert set(await other_engine.listing()) == {"a"}
+        assert set(await other_engine.listing()) == {"a", "b"}
     finally:
         twin.program.kill()
         other_engine.program.kill()
+
+
+async def test_who_loses_its_id_twice_ends(hand, engine, sidecar):
+    """R10 one-owner, fail stop: the first time it stays and comes back; then somebody has to give each its own id."""
+    key = hand.keys.replica(POOL, "r1")
+    twin = Presence(pool=POOL, replica="r1", incarnation="twin", owner="twin", started_at="2026-01-01T00:00:00.000Z")
+    await hand.pool()
+    sidecar.program.start()
+    await settled(sidecar, await hand.put(hand.record("a", "v1")))
+
+    async def is_ours() -> bool:
+        found = (await hand.client.range(Range(key))).kvs
+        return bool(found) and Presence.parse(found[0].value).owner != "twin"
+
+    async def is_lost() -> bool:
+        code, body = await sidecar.get("/readyz")
+        return code == 503 and "held by another sidecar (twin)" in body["note"]
+
+    await eventually(is_ours)
+    await hand.commit(Put(key, twin.to_bytes()), Put(hand.keys.adapter(POOL, "b"), hand.record("b", "v2").to_bytes()))
+    await eventually(is_lost)
+    await hand.commit(Delete(key))
+    await eventually(is_ours)
+    await settled(sidecar, 0)
+    await hand.commit(Put(key, twin.to_bytes()), Put(hand.keys.adapter(POOL, "c"), hand.record("c", "v3").to_bytes()))
+    assert sidecar.program.wait() == EXIT_REPLICA_TAKEN == 3, "as docs/operations.md says"
+    assert "was lost to another sidecar twice; give each its own" in sidecar.program.log.read_text()
 
 
 async def test_a_frozen_sidecar_whose_lease_expired_publishes_everything_again(hand, engine, sidecar):

@@ -1,4 +1,4 @@
-"""W1 to W8: what callers were told, against etcd's history."""
+"""W1 to W8: what callers were told, against etcd's history; and R10: who wrote there for which replica."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from tests.support.sim.admins import Answer
 from tests.support.sim.world import KEYS, World
 
 _REQUESTS = f"{KEYS.prefix}/requests/".encode()
-_OF_ADMINS = tuple(f"{KEYS.prefix}/{kind}/".encode() for kind in ("adapters", "pools", "tenants", "requests"))
+_KINDS = ("adapters", "pools", "tenants", "requests", "replicas", "status")
+_FOLDED = tuple(f"{KEYS.prefix}/{kind}/".encode() for kind in _KINDS)
 
 
 def check_writes(world: World) -> None:
@@ -17,7 +18,7 @@ def check_writes(world: World) -> None:
     history = [
         (revision, events)
         for revision, events in world.store.history
-        if revision not in world.hand_written and any(event.key.startswith(_OF_ADMINS) for event in events)
+        if revision not in world.hand_written and any(event.key.startswith(_FOLDED) for event in events)
     ]
     try:
         check_history(KEYS, history, world.unaccounted)

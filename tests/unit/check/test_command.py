@@ -36,17 +36,36 @@ def test_the_command_tells_a_counter_example_and_fails(desk, tmp_path, capsys):
     assert "W1 at revision 2, gone: acknowledged at revision 2, and is not there" in capsys.readouterr().out
 
 
+def test_the_command_tells_how_much_it_compared(desk, tmp_path, capsys):
+    """A log that is not one of JSON lines holds no plan, and nothing of it was checked."""
+    history, log, looks = tmp_path / "h.jsonl", tmp_path / "r1.log", tmp_path / "looks.jsonl"
+    history.write_text("\n".join(encode(steps_of(desk))))
+    log.write_text("12:00 [info] plan_made revision=2\n")
+    looks.write_text('{"replica": "r1", "revision": 3, "adapters": {}}\n')
+    arguments = ("verify", "--history", str(history), "--prefix", "/t", "--pool", "p")
+    assert run(*arguments, "--log", str(log), "--listings", str(looks)) == 0
+    assert "6 changes, 0 plans, 1 looks: 0 findings" in capsys.readouterr().out
+    log.write_text('{"event": "plan_made", "revision": 2, "state_hash": "x"}\n')
+    assert run(*arguments, "--log", str(log)) == 1
+    assert "6 changes, 1 plans: 1 findings" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--history", "absent"], "absent"),
         (["--history", "bad"], "line 1"),
-        (["--history", "empty", "--calls", "bad"], "bad, line 1"),
+        (["--history", "good", "--calls", "bad", "--prefix", "/t"], "bad, line 1"),
+        (["--history", "empty"], "no pool below '/loraplane/v1'"),
+        (["--history", "good", "--prefix", "/u"], "no pool below '/u'; --prefix"),
+        (["--history", "good", "--prefix", "/t", "--pool", "dve", "--log", "good"], "no pool 'dve', but p"),
         (["--history", "empty", "--log", "bad"], "--pool"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(arguments, words, tmp_path, capsys, monkeypatch):
+def test_what_cannot_be_checked_is_named(arguments, words, desk, tmp_path, capsys, monkeypatch):
+    """A file, or a name that the history does not have: of nothing everything would hold."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "good").write_text("\n".join(encode(steps_of(desk))))
     (tmp_path / "bad").write_text("?")
     (tmp_path / "empty").write_text("")
     assert run("verify", *arguments) == 2

@@ -111,6 +111,16 @@ def test_listings_are_held_against_the_history(desk):
     assert of(listing(9, "one", digest="a" * 64), listing(9, "other", digest="a" * 64)) == ["R4"]
 
 
+def test_an_adapter_by_the_name_of_the_base_model_is_found(desk):
+    """R5 no-silent-base: whatever somebody wrote into the store; what others loaded is not ours to name."""
+    fold = replay(KEYS, steps_of(desk))
+    base = Listing(replica="r1", revision=6, adapters={"Base": "/elsewhere"})
+    assert check_listings(fold, POOL, [listing(6, "acme/a"), base]) == []
+    assert [one.guarantee for one in check_listings(fold, POOL, [listing(6, "Base")])] == ["R5"]
+    compacted = replay(KEYS, [Base(desk.etcd.revision, tuple(desk.etcd.kvs.values()))])
+    assert [one.guarantee for one in check_listings(compacted, POOL, [listing(6, "base")])] == ["R5"]
+
+
 def test_what_is_placed_need_not_be_everywhere(desk):
     """R3 converge: on which replicas it had to be is not in the history."""
     for name, placement in (("some", Placement(replicas=1)), ("labelled", Placement(selector={"zone": "a"}))):

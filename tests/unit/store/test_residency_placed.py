@@ -44,6 +44,26 @@ def test_fewer_live_than_are_asked_for(world):
     assert (where.note, len(where.replicas)) == ("placed on 3, 2 alive", 2)
 
 
+@pytest.mark.parametrize("strategy", [None, Strategy(canary=Canary(replicas=1))])
+def test_nobody_is_there(world, strategy):
+    """What no replica is to serve has no row, so somebody has to say why; it is told anew when that changes."""
+    world.put("plain", strategy=strategy)
+    world.put("zoned", placement=Placement(selector={"zone": "a"}), strategy=strategy)
+
+    def notes() -> dict[str, str]:
+        return {name: world.where(name).note for name in ("plain", "zoned")}
+
+    nobody = "no live replica matches its selector"
+    assert notes() == {"plain": "no replica is alive", "zoned": nobody}
+    world.alive("r1", labels={"zone": "b"})
+    assert notes() == {"plain": "", "zoned": nobody}
+    world.alive("r2", labels={"zone": "a"})
+    assert notes() == {"plain": "", "zoned": ""}
+    world.dead("r2")
+    assert world.look() >= {"zoned"}
+    assert notes() == {"plain": "", "zoned": nobody}
+
+
 def test_a_replica_that_looks_at_others_proves_nothing(world):
     """R9: a replica that found its share among other replicas may have found another share."""
     world.alive("r1", "r2")
