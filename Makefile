@@ -98,6 +98,11 @@ soak: install ## Play thousands of simulations, restart 1,000 sidecars, hurt a r
 	SIDECARS=1000 $(BIN)/pytest --timeout=900 tests/faults/test_herd.py
 	SEED=$(or $(SEED),7) SECONDS=$(or $(SECONDS),600) $(BIN)/pytest -s --timeout=3600 tests/faults/test_schedule.py
 
+.PHONY: proof
+proof: install engine ## Swap 100 versions on two real vLLM under 50 requests a second, and ask for 500 of 20,000 lazy adapters
+	SWAPS=100 RATE=50 $(BIN)/pytest -s --timeout=1800 tests/e2e/test_fleet_swaps.py
+	REQUESTS=500 $(BIN)/pytest -s --timeout=1800 tests/e2e/test_lazy.py
+
 .PHONY: mutants
 mutants: install ## Put deliberate bugs into copies of the code, show which test catches each (ONLY=name,name)
 	$(BIN)/python -m tests.support.mutants $(if $(ONLY),--only $(ONLY))
