@@ -13,7 +13,11 @@ from pydantic.fields import FieldInfo
 from registry.daemon.process import EXIT_USAGE
 
 S = TypeVar("S", bound=BaseModel)
-VARIABLE_PREFIX = "LORAPLANE_"
+
+
+def variable_of(flag: str) -> str:
+    """E.g. ``LORAPLANE_TLS_CA`` for ``--tls-ca``."""
+    return "LORAPLANE_" + flag.removeprefix("--").replace("-", "_").upper()
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class _Option:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        ours = VARIABLE_PREFIX + self.field.upper()
+        ours = variable_of(self.name)
         return (ours, self.flag.also) if self.flag.also else (ours,)
 
     def add_to(self, parser: ArgumentParser) -> None:
@@ -109,5 +113,5 @@ def complaint_of(error: ValidationError) -> str:
         return said
     flag = "--" + str(first["loc"][0]).replace("_", "-")
     if first["type"] == "missing":
-        return f"{flag} is missing: give it, or set {VARIABLE_PREFIX}{str(first['loc'][0]).upper()}"
+        return f"{flag} is missing: give it, or set {variable_of(flag)}"
     return f"{flag}: {said}"

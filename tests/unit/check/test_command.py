@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import pytest
+import typer.main
 
 from registry.check.calls import Call
 from registry.check.export import decode, encode
 from registry.check.main import app
 from registry.check.steps import Base, Revision
+from registry.daemon.flags import variable_of
 from registry.etcd3.ops import Event, KeyValue
 from tests.unit.check.conftest import steps_of
+
+FLAGS = [
+    pytest.param(flag, id=f"{name} {flag.opts[0]}")
+    for name, command in typer.main.get_command(app).commands.items()
+    for flag in command.params
+]
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_every_flag_has_its_variable_and_help(flag):
+    assert flag.envvar == variable_of(flag.opts[0])
+    assert flag.help
 
 
 def test_an_export_is_read_as_it_was_written(desk):
@@ -51,3 +65,22 @@ def test_a_file_that_cannot_be_used_is_named(arguments, words, tmp_path, capsys,
     (tmp_path / "empty").write_text("")
     assert run("verify", *arguments) == 2
     assert words in capsys.readouterr().err
+
+
+def test_the_variables_are_read(desk, tmp_path, monkeypatch, capsys):
+    history = tmp_path / "h.jsonl"
+    history.write_text("\n".join(encode(steps_of(desk))))
+    monkeypatch.setenv("LORAPLANE_HISTORY", str(history))
+    monkeypatch.setenv("LORAPLANE_PREFIX", "/t")
+    assert run("verify") == 0
+    assert "6 changes: 0 findings" in capsys.readouterr().out
+
+
+def test_an_export_that_cannot_be_written(tmp_path, monkeypatch, capsys):
+    async def nothing(*_arguments):
+        return []
+
+    monkeypatch.setattr("registry.check.main._read", nothing)
+    out = tmp_path / "absent" / "h.jsonl"
+    assert run("export", "--etcd", "127.0.0.1:1", "--out", str(out)) == 2
+    assert capsys.readouterr().err == f"loraplane-check: --out {out}: No such file or directory\n"
