@@ -17,7 +17,7 @@ from registry.cli.foresight import LOOK_SECONDS, Looking, foreseen
 from registry.cli.manifest import API_VERSION
 from registry.cli.output import Format, Printer
 from registry.cli.report import check_applied
-from registry.cli.session import READ_SECONDS, Session, pool_or_only, request_id_or_new, session_of
+from registry.cli.session import READ_SECONDS, Session, is_typed, pool_or_only, request_id_or_new, session_of
 from registry.cli.sources import deletions, source_uri, upsert_of, upserts
 from registry.cli.wire import Plain, adapter_dict, outcome_name
 from registry.v1 import registry_pb2 as pb
@@ -120,6 +120,9 @@ def delete(
     session, order = session_of(context), Order(request_id, timeout, dry_run, no_atomic)
     if bool(file) == bool(kind):
         raise usage("say what to delete: adapter NAME, or -f FILE, not both")
+    for parameter in ("etag", "pool"):
+        if file and is_typed(context, parameter):
+            raise usage(f"--{parameter} goes with adapter NAME; documents name their pools, and no etags")
     changes = deletions(file) if file else [_deletion(session, kind, name, pool, etag)]
     carry_out(session, changes, order)
 
