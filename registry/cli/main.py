@@ -29,7 +29,7 @@ from registry.cli import (
     tenant_commands,
 )
 from registry.cli.failure import CliError, Exit, Failure
-from registry.cli.hoist import hoist
+from registry.cli.hoist import form_asked, hoist
 from registry.cli.output import Format
 from registry.cli.session import Session
 from registry.client.connection import Tls
@@ -131,8 +131,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _report(failure: Failure, first: Sequence[str]) -> int:
     """Tells a failure in the form that the command line asks for, even if it could not be parsed."""
-    asked = " ".join(first).replace("=", " ").split()
-    as_json = "json" in asked or "-ojson" in asked or os.environ.get("LORAPLANE_OUTPUT") == Format.JSON
+    as_json = form_asked(first, os.environ.get("LORAPLANE_OUTPUT", "")) == Format.JSON
     line = json.dumps({"error": failure.as_dict()}, ensure_ascii=False) if as_json else failure.line()
     sys.stderr.write(line + "\n")
     return failure.exit

@@ -44,6 +44,12 @@ def test_a_wrong_command_line_is_told_as_json(cli):
     assert cli("get", "foos", "-o", "json").error["reason"] == "USAGE"
 
 
+def test_a_form_that_is_typed_goes_before_the_variable_for_errors_too(cli, monkeypatch):
+    monkeypatch.setenv("LORAPLANE_OUTPUT", "json")
+    assert cli("get", "foos").error["reason"] == "USAGE"
+    assert cli("get", "foos", "-o", "table").err.startswith("error: USAGE: ")
+
+
 def test_the_address_comes_from_the_environment(address, admin, monkeypatch, capsys):
     monkeypatch.setenv("LORAPLANE_ADMIN", address)
     monkeypatch.setenv("LORAPLANE_OUTPUT", "name")
