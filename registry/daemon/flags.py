@@ -59,7 +59,8 @@ class _Option:
 
     def _help(self) -> str:
         default = "required" if self.required else f"default: {self.default}" if self.default else ""
-        remarks = "; ".join(part for part in (", ".join(self.variables), default) if part)
+        values = "several values with blanks between" if self.flag.repeatable else ""
+        remarks = "; ".join(part for part in (", ".join(self.variables), values, default) if part)
         return f"{self.flag.help} [{remarks}]".replace("%", "%%")
 
     def value(self, given: Mapping[str, Any], environment: Mapping[str, str]) -> Any:  # noqa: ANN401 - as typed
