@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 
 import pytest
 
+from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.faults import Answer, Cut, Hang
+from sidecar.engines.simulated.options import Options
+from sidecar.executor import REST_FACTOR
 from tests.support.rig import running_rig
 from tests.support.waiting import eventually
+
+LOAD_SECONDS = 0.05
 
 
 async def test_adapters_are_loaded_swapped_and_unloaded(tmp_path):
@@ -125,10 +131,13 @@ async def test_what_somebody_else_loads_under_our_name_in_between_is_not_taken_a
 
 async def test_while_requests_run_loads_are_paced(tmp_path):
     """After a load the engine rests four times as long while requests run; one load at a time, always."""
-    async with running_rig(tmp_path) as rig:
+    came_at: dict[str, float] = {}
+    engine = SimulatedVllm(Options(load_seconds=LOAD_SECONDS), lambda call: came_at.update({call.name: monotonic()}))
+    async with running_rig(tmp_path, engine) as rig:
         rig.desire(1, a="v1")
         await rig.served(1, "a")
         rig.engine.running.append("tiny")
         rig.desire(2, a="v1", b="v2", c="v3")
         await rig.served(2, "a", "b", "c")
+        assert abs(came_at["b"] - came_at["c"]) >= LOAD_SECONDS * (1 + REST_FACTOR)
         rig.engine.running.clear()
