@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -123,7 +124,8 @@ def run(arguments: Sequence[str]) -> int:
     except CliError as error:
         return _report(error.failure, first)
     except typer.TyperException as error:
-        message = f"{error.format_message().rstrip('.')}; see loraplane --help"
+        said = error.format_message().replace("Value error, ", "").rstrip(".")
+        message = f"{said}; see loraplane --help"
         return _report(Failure(Exit.USAGE, Reason.USAGE, message), first)
     except (typer.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
@@ -141,7 +143,17 @@ def main() -> None:
     """Entry point of the console script."""
     # Whoever reads our output may leave: end as other programs do, without a word.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    sys.exit(run(sys.argv[1:]))
+    try:
+        code = run(sys.argv[1:])
+    except Exception as error:  # noqa: BLE001 - the supervisor: what nobody foresaw is told in one line, too
+        code = _report(_unforeseen(error), hoist(sys.argv[1:])[0])
+    sys.exit(code)
+
+
+def _unforeseen(error: Exception) -> Failure:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    message = f"{type(error).__name__}: {error} (at {last.filename}:{last.lineno}); please report it"
+    return Failure(Exit.INTERNAL, Reason.INTERNAL, message)
 
 
 if __name__ == "__main__":
