@@ -113,7 +113,7 @@ def check(
     timeout: options.Timeout = None,
 ) -> None:
     """Say whether an adapter is right for a base model: exit 0 if it is, 4 with all findings if not."""
-    base, limits = compared_with(context, pool, base_model, max_rank)
+    base, limits = compared_with(context, pool, base_model, max_rank, timeout or READ_SECONDS)
     policy = policy_of({"remap": remap.value, "vision": vision.value, "dora": dora.value})
     with folder_at(source, Desk(credentials, hf_endpoint), credential, timeout) as folder:
         looked = look(folder, base, limits, policy)
@@ -123,7 +123,11 @@ def check(
 
 
 def compared_with(
-    context: typer.Context, pool: str | None, base_model: Path | None, max_rank: int | None
+    context: typer.Context,
+    pool: str | None,
+    base_model: Path | None,
+    max_rank: int | None,
+    read_seconds: float = READ_SECONDS,
 ) -> tuple[BaseModules | None, Limits]:
     """What an adapter must be right for: a pool, or a base model and a rank; a flag goes before the other's variable.
 
@@ -138,7 +142,7 @@ def compared_with(
         raise usage("say what to compare it with: --pool P, or --base-model DIR --max-rank N")
     if base_model is not None:
         return base_here(base_model), Limits(max_rank)
-    with session_of(context).client(READ_SECONDS) as client:
+    with session_of(context).client(read_seconds) as client:
         record = client.get_pool(pool or "")
     limits = limits_of_pool(record)
     return base_of_pool(record), Limits(max_rank or limits.max_rank, limits.target_modules)
