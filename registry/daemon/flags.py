@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -35,6 +35,14 @@ class Flag:
     help: str
     repeatable: bool = False
     also: str | None = None
+
+
+class _Parser(ArgumentParser):
+    """Tells a mistake in one line, without all flags there are."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process."""
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 @dataclass(frozen=True)
@@ -81,9 +89,7 @@ def read_settings(
             after ``--help``.
     """
     options = list(_options(model))
-    parser = ArgumentParser(
-        prog=program, description=summary, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = _Parser(prog=program, description=summary, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     for option in options:
         option.add_to(parser)
     given = vars(parser.parse_args(arguments))

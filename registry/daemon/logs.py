@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 
 import structlog
@@ -36,7 +35,6 @@ def configure_logging() -> None:
     """Sets structlog up for this process. Event names are constant, everything else is a key."""
     logging.basicConfig(handlers=[_Libraries(logging.WARNING)], force=True)
     logging.captureWarnings(capture=True)
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # or gRPC's own notes stand between the lines of JSON
     on_terminal = sys.stderr.isatty()
     renderer = structlog.dev.ConsoleRenderer() if on_terminal else structlog.processors.JSONRenderer()
     structlog.configure(
