@@ -158,7 +158,12 @@ def _fail(code: int, message: str) -> NoReturn:
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    try:
+        sys.exit(app(standalone_mode=False) or 0)
+    except typer.TyperException as error:
+        message = error.format_message().rstrip(".") or "name a command"
+        sys.stderr.write(f"loraplane-check: {message}; see loraplane-check --help\n")
+        sys.exit(EXIT_USAGE)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def run(arguments: Sequence[str]) -> int:
         return _report(error.failure, first)
     except typer.TyperException as error:
         said = error.format_message().replace("Value error, ", "").rstrip(".")
-        message = f"{said}; see loraplane --help"
+        message = f"{said or 'name a command'}; see loraplane --help"
         return _report(Failure(Exit.USAGE, Reason.USAGE, message), first)
     except (typer.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED

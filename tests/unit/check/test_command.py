@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import typer.main
 
 from registry.check.calls import Call
 from registry.check.export import decode, encode
-from registry.check.main import app
+from registry.check.main import app, main
 from registry.check.steps import Base, Revision
 from registry.daemon.flags import variable_of
 from registry.etcd3.ops import Event, KeyValue
@@ -84,3 +86,20 @@ def test_an_export_that_cannot_be_written(tmp_path, monkeypatch, capsys):
     out = tmp_path / "absent" / "h.jsonl"
     assert run("export", "--etcd", "127.0.0.1:1", "--out", str(out)) == 2
     assert capsys.readouterr().err == f"loraplane-check: --out {out}: No such file or directory\n"
+
+
+@pytest.mark.parametrize("line", ["", "verify", "frob", "verify --frob", "export --etcd a:1 --out x --from-revision 0"])
+def test_a_wrong_command_line_is_told_in_one_line(line, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["loraplane-check", *line.split()])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    told = capsys.readouterr().err
+    assert (stopped.value.code, told.count("\n")) == (2, 1)
+    assert re.fullmatch("loraplane-check: .{10,}; see loraplane-check --help\n", told)
+
+
+def test_what_is_found_is_in_the_exit_code(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["loraplane-check", "verify", "--history", str(tmp_path / "absent")])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
