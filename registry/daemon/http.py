@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.applications import Starlette
 
-from registry.daemon.settings import Address
+if TYPE_CHECKING:  # the simulated engine starts without pydantic
+    from registry.daemon.settings import Address
 
 
 class CannotListen(Exception):
