@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from registry.daemon.http import HttpServer, listen
+from registry.daemon.http import HttpServer, listen_as_told
 from registry.etcd3.client import Client
 from registry.keys import Keys
 from registry.lora.base_directory import BaseUnreadable, read_base
@@ -75,6 +75,7 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
 
     Raises:
         StoreUnusable: at start.
+        CannotListen: see `registry.daemon.http`.
         SocketUnusable: see `sidecar.lazy.socket_file`.
         ReplicaTaken: see `sidecar.publisher`.
     """
@@ -146,7 +147,7 @@ def _open(settings: Settings, state: Path, on_step: OnStep) -> tuple[LocalStore,
     if settings.resolver_socket is not None:
         check_directory(settings.resolver_socket)
     try:
-        return _store(settings, on_step), HostLock(state / "lock"), listen(settings.http.host, settings.http.port)
+        return _store(settings, on_step), HostLock(state / "lock"), listen_as_told("--http", settings.http)
     except (OSError, StoreError, BaseUnreadable) as error:
         raise StoreUnusable(f"{error}") from error
 

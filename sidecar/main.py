@@ -10,6 +10,7 @@ import sys
 import structlog
 
 from registry.daemon.flags import read_settings
+from registry.daemon.http import CannotListen
 from registry.daemon.logs import configure_logging
 from registry.daemon.process import EXIT_USAGE, on_stop_signal, supervise
 from sidecar.app import StoreUnusable, run
@@ -22,7 +23,12 @@ PROGRAM = "loraplane-sidecar"
 SUMMARY = "Makes one engine serve what the registry says, and reports what it serves."
 GC_THRESHOLDS = (10_000, 20, 50)
 EXIT_REPLICA_TAKEN = 3
-EXITS = {StoreUnusable: EXIT_USAGE, SocketUnusable: EXIT_USAGE, ReplicaTaken: EXIT_REPLICA_TAKEN}
+EXITS = {
+    StoreUnusable: EXIT_USAGE,
+    CannotListen: EXIT_USAGE,
+    SocketUnusable: EXIT_USAGE,
+    ReplicaTaken: EXIT_REPLICA_TAKEN,
+}
 
 
 def spare_collector() -> None:

@@ -8,9 +8,10 @@ import sys
 
 import structlog
 
-from registry.admin.server import CannotListen, running
+from registry.admin.server import running
 from registry.admin.settings import Settings
 from registry.daemon.flags import read_settings
+from registry.daemon.http import CannotListen
 from registry.daemon.logs import configure_logging
 from registry.daemon.process import EXIT_USAGE, on_stop_signal, supervise
 from registry.etcd3.errors import TlsFailed, Unauthenticated

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -28,8 +27,7 @@ from registry.admin.settings import Settings
 from registry.admin.streams import Streams
 from registry.admin.tls import server_credentials
 from registry.admin.writes import Writes
-from registry.daemon.http import HttpServer, listen
-from registry.daemon.settings import Address
+from registry.daemon.http import CannotListen, HttpServer, listen_as_told
 from registry.etcd3.client import Client
 from registry.keys import Keys
 from registry.store.break_glass import BreakGlass
@@ -50,10 +48,6 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),  # a taken port is an error, not a second server that gets half of the calls
 )
 _log = structlog.get_logger()
-
-
-class CannotListen(Exception):
-    """An address or a certificate cannot be used; the message says which and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +82,7 @@ async def running(settings: Settings, *, drain_seconds: float = DRAIN_SECONDS) -
     """
     parts = _assembled(settings)
     server, port = _grpc_server(settings, parts)
-    listener = _http_listener(settings.http)
+    listener = listen_as_told("--http", settings.http)
     http = HttpServer(parts.app, listener)
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -140,29 +134,24 @@ async def _drain(server: grpc.aio.Server, servicer: health.aio.HealthServicer, d
     await server.stop(GRACE_SECONDS)
 
 
-def _http_listener(address: Address) -> socket.socket:
-    try:
-        return listen(address.host, address.port)
-    except OSError as error:
-        raise CannotListen(f"--http {address.host}:{address.port}: {error.strerror}") from error
-
-
 def _grpc_server(settings: Settings, parts: _Parts) -> tuple[grpc.aio.Server, int]:
     server = grpc.aio.server(options=_OPTIONS)
     server.add_generic_rpc_handlers((parts.handlers,))
     health_pb2_grpc.add_HealthServicer_to_server(parts.health, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    address = settings.listen
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    return server, _bind(server, f"{host}:{address.port}", settings)
+    return server, _bind(server, settings)
 
 
-def _bind(server: grpc.aio.Server, address: str, settings: Settings) -> int:
+def _bind(server: grpc.aio.Server, settings: Settings) -> int:
+    address = str(settings.listen)
     try:
         if settings.tls_cert is None or settings.tls_key is None:
             return server.add_insecure_port(address)
         return server.add_secure_port(address, server_credentials(settings.tls_ca, settings.tls_cert, settings.tls_key))
     except RuntimeError as error:
+        listen_as_told("--listen", settings.listen).close()  # says why, which gRPC does not
         raise CannotListen(f"--listen {address}: {error}") from error
     except OSError as error:
-        raise CannotListen(f"{error.filename}: {error.strerror}") from error
+        files = {str(settings.tls_ca): "--tls-ca", str(settings.tls_cert): "--tls-cert"}
+        flag = files.get(str(error.filename), "--tls-key")
+        raise CannotListen(f"{flag} {error.filename}: {error.strerror}") from error

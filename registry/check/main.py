@@ -20,7 +20,7 @@ from registry.check.replay import replay
 from registry.check.replicas import Listing, check_listings, check_log
 from registry.check.steps import Step
 from registry.check.values import Document
-from registry.daemon.flags import complaint_of
+from registry.daemon.flags import complaint_of, variable_of
 from registry.daemon.settings import DaemonSettings
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError
@@ -36,7 +36,14 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-Prefix = Annotated[str, typer.Option("--prefix", help="Prefix of all keys in etcd.")]
+
+
+def _flag(name: str, help: str, **more: Any) -> Any:  # noqa: A002, ANN401 - typer's own name and type
+    """An option with its environment variable."""
+    return typer.Option(name, help=help, envvar=variable_of(name), **more)
+
+
+Prefix = Annotated[str, _flag("--prefix", "Prefix of all keys in etcd.")]
 
 
 class _Unusable(Exception):
@@ -45,15 +52,15 @@ class _Unusable(Exception):
 
 @app.command()
 def export(
-    etcd: Annotated[str, typer.Option("--etcd", help="etcd's members, HOST:PORT[,HOST:PORT…].")],
-    out: Annotated[Path, typer.Option("--out", help="File to write, one JSON line a revision.")],
+    etcd: Annotated[str, _flag("--etcd", "etcd's members, HOST:PORT[,HOST:PORT…].")],
+    out: Annotated[Path, _flag("--out", "File to write, one JSON line a revision.")],
     prefix: Prefix = DEFAULT_PREFIX,
-    from_revision: Annotated[int, typer.Option("--from-revision", min=1, help="First revision.")] = 1,
-    etcd_tls_ca: Annotated[Path | None, typer.Option("--etcd-tls-ca", help="CA of etcd.")] = None,
-    etcd_tls_cert: Annotated[Path | None, typer.Option("--etcd-tls-cert", help="Our certificate.")] = None,
-    etcd_tls_key: Annotated[Path | None, typer.Option("--etcd-tls-key", help="Its key.")] = None,
-    etcd_user: Annotated[str | None, typer.Option("--etcd-user", help="User of etcd.")] = None,
-    etcd_password_file: Annotated[Path | None, typer.Option("--etcd-password-file", help="Its password.")] = None,
+    from_revision: Annotated[int, _flag("--from-revision", "First revision.", min=1)] = 1,
+    etcd_tls_ca: Annotated[Path | None, _flag("--etcd-tls-ca", "CA of etcd.")] = None,
+    etcd_tls_cert: Annotated[Path | None, _flag("--etcd-tls-cert", "Our certificate.")] = None,
+    etcd_tls_key: Annotated[Path | None, _flag("--etcd-tls-key", "Its key.")] = None,
+    etcd_user: Annotated[str | None, _flag("--etcd-user", "User of etcd.")] = None,
+    etcd_password_file: Annotated[Path | None, _flag("--etcd-password-file", "Its password.")] = None,
 ) -> None:
     """Write what happened in etcd since a revision, or since the last compaction, to a file."""
     files = {"etcd_tls_ca": etcd_tls_ca, "etcd_tls_cert": etcd_tls_cert, "etcd_tls_key": etcd_tls_key}
@@ -71,7 +78,7 @@ def export(
     try:
         out.write_text("".join(f"{line}\n" for line in encode(steps)))
     except OSError as error:
-        _fail(EXIT_USAGE, f"--out: cannot write {out}: {error.strerror}")
+        _fail(EXIT_USAGE, f"--out {out}: {error.strerror}")
     sys.stdout.write(f"{len(steps)} revisions in {out}\n")
 
 
@@ -85,12 +92,12 @@ async def _read(settings: DaemonSettings, from_revision: int) -> list[Step]:
 
 @app.command()
 def verify(
-    history: Annotated[Path, typer.Option("--history", help="A file that export wrote.")],
+    history: Annotated[Path, _flag("--history", "A file that export wrote.")],
     prefix: Prefix = DEFAULT_PREFIX,
-    calls: Annotated[Path | None, typer.Option("--calls", help="What callers were told, one JSON line a call.")] = None,
-    pool: Annotated[str, typer.Option("--pool", help="Pool of the sidecars whose logs and listings are given.")] = "",
-    log: Annotated[list[Path] | None, typer.Option("--log", help="Log of a sidecar; may be repeated.")] = None,
-    listings: Annotated[Path | None, typer.Option("--listings", help="Looks at engines, one JSON line each.")] = None,
+    calls: Annotated[Path | None, _flag("--calls", "What callers were told, one JSON line a call.")] = None,
+    pool: Annotated[str, _flag("--pool", "Pool of the sidecars whose logs and listings are given.")] = "",
+    log: Annotated[list[Path] | None, _flag("--log", "Log of a sidecar; may be repeated.")] = None,
+    listings: Annotated[Path | None, _flag("--listings", "Looks at engines, one JSON line each.")] = None,
 ) -> None:
     """Check every revision, and what is given besides."""
     if (log or listings) and not pool:
@@ -171,7 +178,12 @@ def _fail(code: int, message: str) -> NoReturn:
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    try:
+        sys.exit(app(standalone_mode=False) or 0)
+    except typer.TyperException as error:
+        message = error.format_message().rstrip(".") or "name a command"
+        sys.stderr.write(f"loraplane-check: {message}; see loraplane-check --help\n")
+        sys.exit(EXIT_USAGE)
 
 
 if __name__ == "__main__":

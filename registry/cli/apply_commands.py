@@ -17,7 +17,7 @@ from registry.cli.foresight import LOOK_SECONDS, Looking, foreseen
 from registry.cli.manifest import API_VERSION
 from registry.cli.output import Format, Printer
 from registry.cli.report import check_applied
-from registry.cli.session import READ_SECONDS, Session, pool_or_only, request_id_or_new, session_of
+from registry.cli.session import Session, is_typed, pool_or_only, request_id_or_new, session_of
 from registry.cli.sources import deletions, source_uri, upsert_of, upserts
 from registry.cli.wire import Plain, adapter_dict, outcome_name
 from registry.v1 import registry_pb2 as pb
@@ -51,7 +51,7 @@ def apply(
     """Create or change adapters as manifests say, all in one transaction."""
     order = Order(request_id, timeout, dry_run, no_atomic, wait)
     session = session_of(context)
-    looking = Looking(credentials, hf_endpoint, look_seconds)
+    looking = Looking(credentials, hf_endpoint, look_seconds, order.read_seconds)
     carry_out(session, foreseen(session, upserts(file), looking), order)
 
 
@@ -78,7 +78,7 @@ def add(
 ) -> None:
     """Create one adapter, or change it to exactly this, without a file."""
     session, order = session_of(context), Order(request_id, timeout, dry_run, wait=wait)
-    with session.client(READ_SECONDS) as client:
+    with session.client(order.read_seconds) as client:
         where = pool_or_only(client, pool)
     content: Plain = {
         "apiVersion": API_VERSION,
@@ -92,7 +92,7 @@ def add(
             "credentials": credential,
         },
     }
-    looking = Looking(credentials, hf_endpoint, look_seconds)
+    looking = Looking(credentials, hf_endpoint, look_seconds, order.read_seconds)
     carry_out(session, foreseen(session, [upsert_of(content, "add")], looking), order)
 
 
@@ -120,14 +120,20 @@ def delete(
     session, order = session_of(context), Order(request_id, timeout, dry_run, no_atomic)
     if bool(file) == bool(kind):
         raise usage("say what to delete: adapter NAME, or -f FILE, not both")
-    changes = deletions(file) if file else [_deletion(session, kind, name, pool, etag)]
+    for parameter in ("etag", "pool"):
+        if file and is_typed(context, parameter):
+            raise usage(f"--{parameter} goes with adapter NAME; documents name their pools, and no etags")
+    changes = deletions(file) if file else [_deletion(session, order, (kind, name), pool, etag)]
     carry_out(session, changes, order)
 
 
-def _deletion(session: Session, kind: str | None, name: str | None, pool: str | None, etag: str) -> Change:
+def _deletion(
+    session: Session, order: Order, what: tuple[str | None, str | None], pool: str | None, etag: str
+) -> Change:
+    kind, name = what
     if kind not in {"adapter", "adapters"} or not name:
         raise usage("say which: loraplane delete adapter NAME (pools: loraplane pool delete NAME)")
-    with session.client(READ_SECONDS) as client:
+    with session.client(order.read_seconds) as client:
         where = pool_or_only(client, pool)
     return Change(where, pb.AdapterChange(delete=name, etag=etag), name)
 
@@ -169,7 +175,7 @@ def diff(
 ) -> None:
     """Show what apply would change, checked as apply would check it."""
     session, order = session_of(context), Order(None, timeout, dry_run=True, no_atomic=True)
-    changes = foreseen(session, upserts(file), Looking(credentials, hf_endpoint, look_seconds))
+    changes = foreseen(session, upserts(file), Looking(credentials, hf_endpoint, look_seconds, order.read_seconds))
     with session.client(order.write_seconds) as client:
         outcomes = send(client, changes, request_id_or_new(None), order)
         check_applied(outcomes)

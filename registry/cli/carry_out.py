@@ -11,7 +11,7 @@ from registry.cli.output import Printer
 from registry.cli.progress import follow_shown
 from registry.cli.report import check_applied, print_plain, print_table
 from registry.cli.rollout import Followed, Target, check_served
-from registry.cli.session import ROLLOUT_SECONDS, WRITE_SECONDS, Session, pool_or_only, request_id_or_new
+from registry.cli.session import READ_SECONDS, ROLLOUT_SECONDS, WRITE_SECONDS, Session, pool_or_only, request_id_or_new
 from registry.v1 import registry_pb2 as pb
 
 
@@ -24,6 +24,10 @@ class Order:
     dry_run: bool = False
     no_atomic: bool = False
     wait: bool = False
+
+    @property
+    def read_seconds(self) -> float:
+        return self.timeout_seconds or READ_SECONDS
 
     @property
     def write_seconds(self) -> float:

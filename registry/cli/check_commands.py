@@ -25,7 +25,7 @@ from registry.cli.local_adapters import (
     unfit,
 )
 from registry.cli.output import Printer
-from registry.cli.session import READ_SECONDS, Session, session_of
+from registry.cli.session import READ_SECONDS, is_typed, session_of
 from registry.lora.base import BaseModules
 from registry.lora.findings import AdapterWarning
 from registry.lora.policy import Limits, policy_of
@@ -113,29 +113,36 @@ def check(
     timeout: options.Timeout = None,
 ) -> None:
     """Say whether an adapter is right for a base model: exit 0 if it is, 4 with all findings if not."""
-    session = session_of(context)
-    base, limits = compared_with(session, pool, base_model, max_rank)
+    base, limits = compared_with(context, pool, base_model, max_rank, timeout or READ_SECONDS)
     policy = policy_of({"remap": remap.value, "vision": vision.value, "dora": dora.value})
     with folder_at(source, Desk(credentials, hf_endpoint), credential, timeout) as folder:
         looked = look(folder, base, limits, policy)
-    _tell(session.printer(), source, looked, is_compared=base is not None)
+    _tell(session_of(context).printer(), source, looked, is_compared=base is not None)
     if looked.findings:
         raise unfit(source, looked.findings)
 
 
 def compared_with(
-    session: Session, pool: str | None, base_model: Path | None, max_rank: int | None
+    context: typer.Context,
+    pool: str | None,
+    base_model: Path | None,
+    max_rank: int | None,
+    read_seconds: float = READ_SECONDS,
 ) -> tuple[BaseModules | None, Limits]:
-    """What an adapter must be right for: a pool, or a base model and a rank.
+    """What an adapter must be right for: a pool, or a base model and a rank; a flag goes before the other's variable.
 
     Raises:
         CliError: neither or both are given, or cannot be read.
     """
+    if is_typed(context, "base_model") and not is_typed(context, "pool"):
+        pool = None
+    elif is_typed(context, "pool") and not is_typed(context, "base_model"):
+        base_model = None
     if (pool is None) == (base_model is None):
         raise usage("say what to compare it with: --pool P, or --base-model DIR --max-rank N")
     if base_model is not None:
         return base_here(base_model), Limits(max_rank)
-    with session.client(READ_SECONDS) as client:
+    with session_of(context).client(read_seconds) as client:
         record = client.get_pool(pool or "")
     limits = limits_of_pool(record)
     return base_of_pool(record), Limits(max_rank or limits.max_rank, limits.target_modules)

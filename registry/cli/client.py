@@ -13,7 +13,7 @@ from tenacity import Retrying, retry_if_exception, retry_never, stop_before_dela
 
 from registry.cli.failure import CliError, usage
 from registry.cli.rpc_errors import rpc_failure
-from registry.client.connection import CHANNEL_OPTIONS, SERVICE, TRY_SECONDS, Tls, serialized
+from registry.client.connection import CHANNEL_OPTIONS, SERVICE, TRY_SECONDS, Tls, check_address, serialized
 from registry.client.refusals import worth_repeating
 from registry.errors import InvalidArgument
 from registry.v1 import registry_pb2 as pb
@@ -31,8 +31,12 @@ def open_channel(address: str, tls: Tls) -> grpc.Channel:
     """A channel to `address`, secured if any file of `tls` is given.
 
     Raises:
-        CliError: a file cannot be read, or a certificate is without its key.
+        CliError: that is no address, a file cannot be read, or a certificate is without its key.
     """
+    try:
+        check_address(address)
+    except InvalidArgument as error:
+        raise usage(f"--admin: {error.message}") from error
     if not tls:
         return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
     try:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from registry.cli import options
-from registry.cli.failure import CliError, Exit, Failure, not_found
+from registry.cli.failure import CliError, Exit, Failure, not_found, usage
 from registry.cli.output import Printer, View
 from registry.cli.session import session_of
 from registry.dev.stack import PartStatus, Stack, StackError
@@ -55,6 +55,9 @@ def up(
         stack = bring_up(folder, replicas, engine, _telling(printer))
     except StackError as error:
         raise CliError(Failure(Exit.UNAVAILABLE, Reason.STACK_NOT_READY, str(error))) from error
+    except OSError as error:
+        message = f"cannot use {error.filename or folder}: {error.strerror}; choose another folder with --dir"
+        raise usage(message) from error
     _print_status(printer, stack)
     if printer.is_table:
         printer.lines(["", *_what_next(stack, folder)])

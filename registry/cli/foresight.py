@@ -16,7 +16,7 @@ from registry.cli.client import Client
 from registry.cli.desk import Desk, stopped_after
 from registry.cli.failure import CliError, Exit, Failure
 from registry.cli.local_adapters import base_of_pool, digest_here, folder_of, limits_of_pool, look, unfit
-from registry.cli.session import READ_SECONDS, Session
+from registry.cli.session import Session
 from registry.errors import Reason
 from registry.lora.manifest import FILES
 from registry.lora.policy import Policy, policy_of
@@ -32,11 +32,15 @@ _SAME_FOR_ALL = {"bad_archive", "weights_not_safetensors"}
 
 @dataclass(frozen=True, slots=True)
 class Looking:
-    """How sources of other hosts are looked at: all of them within `seconds`; 0: not at all."""
+    """How sources of other hosts are looked at: all of them within `seconds`; 0: not at all.
+
+    `read_seconds`: until the admin service must have said what the pools are.
+    """
 
     credentials: Path | None
     hub: str | None
     seconds: float
+    read_seconds: float
 
 
 def foreseen(session: Session, changes: Sequence[Change], looking: Looking) -> list[Change]:
@@ -51,7 +55,7 @@ def foreseen(session: Session, changes: Sequence[Change], looking: Looking) -> l
     seen = [one for one in changes if _readable(one) or (looking.seconds and _is_remote(one))]
     if not seen:
         return list(changes)
-    with session.client(READ_SECONDS) as client:
+    with session.client(looking.read_seconds) as client:
         pools = {name: _pool(client, change) for name, change in {one.pool: one for one in reversed(seen)}.items()}
     desk = Desk(looking.credentials, looking.hub)
     with stopped_after(looking.seconds) as stop, ThreadPoolExecutor(_AT_ONCE) as workers:

@@ -42,7 +42,7 @@ def delete(
         raise usage("this deletes without history and audit record until it is settled; if you mean it, add --yes")
     session, printer = session_of(context), session_of(context).printer()
     request = pb.BreakGlassDeleteRequest(name=name, etag=etag, request_id=request_id_or_new(request_id))
-    with session.client(READ_SECONDS) as client:
+    with session.client(timeout or READ_SECONDS) as client:
         request.pool = pool_or_only(client, pool)
         path = receipt or Path(f"removal-{request.pool}-{name_key(name)}-{request.request_id}.json")
         # Before anything is deleted: afterwards nobody could tell how the record stood.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 GLOBAL_OPTIONS = frozenset({"--admin", "--output", "-o", "--tls-ca", "--tls-cert", "--tls-key"})
 
@@ -22,6 +23,16 @@ def hoist(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             rest.append(argument)
     return first, rest
+
+
+def form_asked(first: Sequence[str], otherwise: str) -> str:
+    """The form of output that the global options ask for, also where they could not be parsed."""
+    for argument, value in pairwise([*first, ""]):
+        if argument in {"-o", "--output"}:
+            otherwise = value
+        elif argument.startswith("--output=") or _is_short_output(argument):
+            otherwise = argument.removeprefix("--output").removeprefix("-o").removeprefix("=")
+    return otherwise
 
 
 def _value(waiting: Iterator[str]) -> list[str]:

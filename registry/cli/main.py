@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -29,7 +30,7 @@ from registry.cli import (
     tenant_commands,
 )
 from registry.cli.failure import CliError, Exit, Failure
-from registry.cli.hoist import hoist
+from registry.cli.hoist import form_asked, hoist
 from registry.cli.output import Format
 from registry.cli.session import Session
 from registry.client.connection import Tls
@@ -123,7 +124,8 @@ def run(arguments: Sequence[str]) -> int:
     except CliError as error:
         return _report(error.failure, first)
     except typer.TyperException as error:
-        message = f"{error.format_message().rstrip('.')}; see loraplane --help"
+        said = error.format_message().replace("Value error, ", "").rstrip(".")
+        message = f"{said or 'name a command'}; see loraplane --help"
         return _report(Failure(Exit.USAGE, Reason.USAGE, message), first)
     except (typer.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
@@ -131,8 +133,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _report(failure: Failure, first: Sequence[str]) -> int:
     """Tells a failure in the form that the command line asks for, even if it could not be parsed."""
-    asked = " ".join(first).replace("=", " ").split()
-    as_json = "json" in asked or "-ojson" in asked or os.environ.get("LORAPLANE_OUTPUT") == Format.JSON
+    as_json = form_asked(first, os.environ.get("LORAPLANE_OUTPUT", "")) == Format.JSON
     line = json.dumps({"error": failure.as_dict()}, ensure_ascii=False) if as_json else failure.line()
     sys.stderr.write(line + "\n")
     return failure.exit
@@ -142,7 +143,17 @@ def main() -> None:
     """Entry point of the console script."""
     # Whoever reads our output may leave: end as other programs do, without a word.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    sys.exit(run(sys.argv[1:]))
+    try:
+        code = run(sys.argv[1:])
+    except Exception as error:  # noqa: BLE001 - the supervisor: what nobody foresaw is told in one line, too
+        code = _report(_unforeseen(error), hoist(sys.argv[1:])[0])
+    sys.exit(code)
+
+
+def _unforeseen(error: Exception) -> Failure:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    message = f"{type(error).__name__}: {error} (at {last.filename}:{last.lineno}); please report it"
+    return Failure(Exit.INTERNAL, Reason.INTERNAL, message)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-ENV_PREFIX = "LORAPLANE_"
+from registry.daemon.flags import variable_of
+
 # The largest numbers that messages take; within them the admin service says what is too much.
 MOST_UINT32 = 2**32 - 1
 MOST_INT64 = 2**63 - 1
@@ -15,17 +16,12 @@ MOST_INT64 = 2**63 - 1
 
 def flag(*names: str, help: str, **more: Any) -> Any:  # noqa: A002, ANN401 - typer's own name and type
     """An option whose environment variable follows from its long name."""
-    return typer.Option(*names, help=help, envvar=env_name(long_name(names)), **more)
+    return typer.Option(*names, help=help, envvar=variable_of(long_name(names)), **more)
 
 
 def long_name(names: tuple[str, ...]) -> str:
     """The first name with two dashes, of a flag that has a contrary the one that is not it."""
     return next(name for name in names if name.startswith("--")).partition("/")[0]
-
-
-def env_name(option: str) -> str:
-    """E.g. ``LORAPLANE_TLS_CA`` for ``--tls-ca``."""
-    return ENV_PREFIX + option.removeprefix("--").replace("-", "_").upper()
 
 
 Pool = Annotated[str | None, flag("--pool", metavar="POOL", help="Pool; may be left out while there is only one.")]

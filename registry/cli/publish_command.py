@@ -90,7 +90,7 @@ def publish(
         there = destination(target)
         held = _held(there, credentials, credential)
         with folder_at(source, Desk(credentials, hf_endpoint), source_credential, timeout) as folder:
-            modules, limits = compared_with(session, pool, base_model, max_rank)
+            modules, limits = compared_with(context, pool, base_model, max_rank)
             published = publish_folder(folder, there, Compared(modules, base_model, limits), wish, initial, held)
     _tell(session.printer(), there.uri, published, is_compared=modules is not None)
 

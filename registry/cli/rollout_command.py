@@ -11,7 +11,7 @@ from registry.cli.carry_out import Order, carry_out_one
 from registry.cli.failure import usage
 from registry.cli.progress import follow_shown
 from registry.cli.rollout import Target, check_served
-from registry.cli.session import READ_SECONDS, Session, pool_or_only, session_of
+from registry.cli.session import Session, pool_or_only, session_of
 from registry.cli.wire import rollout_dict
 from registry.v1 import registry_pb2 as pb
 
@@ -63,7 +63,7 @@ def rollout(
 
 def _follow(session: Session, name: str, pool: str | None, order: Order) -> None:
     printer = session.printer()
-    with session.client(READ_SECONDS) as client:
+    with session.client(order.read_seconds) as client:
         target = Target(pool_or_only(client, pool), name, 0)
         followed = follow_shown(client, [target], order.rollout_seconds, printer)
     if not printer.is_table:

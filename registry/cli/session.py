@@ -43,6 +43,12 @@ def session_of(context: typer.Context) -> Session:
     return session
 
 
+def is_typed(context: typer.Context, parameter: str) -> bool:
+    """True for what stands on the command line itself: a variable may have been set for other commands."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def request_id_or_new(given: str | None) -> str:
     """The request id that the user gave, or a new one.
 

@@ -33,7 +33,7 @@ class AsyncRegistry:
         timeout_seconds: how long one call may take, repetitions included; waiting for replicas has its own.
 
     Raises:
-        InvalidArgument: a file of `tls` cannot be used.
+        InvalidArgument: `address` is none, or a file of `tls` cannot be used.
     """
 
     def __init__(self, address: str, *, tls: Tls | None = None, timeout_seconds: float = CALL_SECONDS) -> None:

@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import Message
 from tenacity import AsyncRetrying, retry_if_exception, stop_before_delay, wait_random_exponential
 
-from registry.client.connection import CHANNEL_OPTIONS, SERVICE, TRY_SECONDS, Tls, serialized
+from registry.client.connection import CHANNEL_OPTIONS, SERVICE, TRY_SECONDS, Tls, check_address, serialized
 from registry.client.refusals import error_of, worth_repeating
 
 Reply = TypeVar("Reply", bound=Message)
@@ -20,8 +20,9 @@ def open_channel(address: str, tls: Tls | None) -> grpc.aio.Channel:
     """A channel to HOST:PORT, secured if `tls` is given.
 
     Raises:
-        InvalidArgument: a certificate is without its key, or a file cannot be read.
+        InvalidArgument: that is no address, a certificate is without its key, or a file cannot be read.
     """
+    check_address(address)
     if tls is None:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
     return grpc.aio.secure_channel(address, tls.credentials(), options=CHANNEL_OPTIONS)

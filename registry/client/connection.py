@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,22 @@ CHANNEL_OPTIONS = (
     # A proxy from the environment would be asked for 127.0.0.1.
     ("grpc.enable_http_proxy", 0),
 )
+
+
+_ADDRESS = re.compile(r"[^/\s]+:[0-9]{1,5}")
+# Ways to name a server that gRPC knows besides.
+_RESOLVED = ("dns:", "unix:", "ipv4:", "ipv6:", "xds:")
+
+
+def check_address(address: str) -> None:
+    """Refuses at once what gRPC would look for until the time is up.
+
+    Raises:
+        InvalidArgument: it is not HOST:PORT.
+    """
+    if not _ADDRESS.fullmatch(address) and not address.startswith(_RESOLVED):
+        message = f"{address!r} is not HOST:PORT, such as 127.0.0.1:7600"
+        raise InvalidArgument(Reason.INVALID_FIELD, message, field="address")
 
 
 @dataclass(frozen=True, slots=True)

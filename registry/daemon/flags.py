@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -13,7 +13,11 @@ from pydantic.fields import FieldInfo
 from registry.daemon.process import EXIT_USAGE
 
 S = TypeVar("S", bound=BaseModel)
-VARIABLE_PREFIX = "LORAPLANE_"
+
+
+def variable_of(flag: str) -> str:
+    """E.g. ``LORAPLANE_TLS_CA`` for ``--tls-ca``."""
+    return "LORAPLANE_" + flag.removeprefix("--").replace("-", "_").upper()
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,14 @@ class Flag:
     also: str | None = None
 
 
+class _Parser(ArgumentParser):
+    """Tells a mistake in one line, without all flags there are."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process."""
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 @dataclass(frozen=True)
 class _Option:
     field: str
@@ -46,7 +58,7 @@ class _Option:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        ours = VARIABLE_PREFIX + self.field.upper()
+        ours = variable_of(self.name)
         return (ours, self.flag.also) if self.flag.also else (ours,)
 
     def add_to(self, parser: ArgumentParser) -> None:
@@ -55,7 +67,8 @@ class _Option:
 
     def _help(self) -> str:
         default = "required" if self.required else f"default: {self.default}" if self.default else ""
-        remarks = "; ".join(part for part in (", ".join(self.variables), default) if part)
+        values = "several values with blanks between" if self.flag.repeatable else ""
+        remarks = "; ".join(part for part in (", ".join(self.variables), values, default) if part)
         return f"{self.flag.help} [{remarks}]".replace("%", "%%")
 
     def value(self, given: Mapping[str, Any], environment: Mapping[str, str]) -> Any:  # noqa: ANN401 - as typed
@@ -76,9 +89,7 @@ def read_settings(
             after ``--help``.
     """
     options = list(_options(model))
-    parser = ArgumentParser(
-        prog=program, description=summary, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = _Parser(prog=program, description=summary, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     for option in options:
         option.add_to(parser)
     given = vars(parser.parse_args(arguments))
@@ -109,5 +120,5 @@ def complaint_of(error: ValidationError) -> str:
         return said
     flag = "--" + str(first["loc"][0]).replace("_", "-")
     if first["type"] == "missing":
-        return f"{flag} is missing: give it, or set {VARIABLE_PREFIX}{str(first['loc'][0]).upper()}"
+        return f"{flag} is missing: give it, or set {variable_of(flag)}"
     return f"{flag}: {said}"

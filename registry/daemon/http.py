@@ -5,9 +5,17 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.applications import Starlette
+
+if TYPE_CHECKING:  # the simulated engine starts without pydantic
+    from registry.daemon.settings import Address
+
+
+class CannotListen(Exception):
+    """An address or a certificate cannot be used; the message says which flag named it, and why."""
 
 
 class Server(uvicorn.Server):
@@ -29,6 +37,20 @@ def listen(host: str, port: int) -> socket.socket:
     # asyncio sees to this only for sockets made with an explicit protocol; without it a kept-alive reply waits 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+def listen_as_told(flag: str, address: Address) -> socket.socket:
+    """Binds the port that a flag names.
+
+    Raises:
+        CannotListen: it cannot be bound.
+    """
+    try:
+        return listen(address.host, address.port)
+    except OSError as error:
+        # Python adds the address to the reason.
+        reason = str(error.strerror).partition(" (while")[0]
+        raise CannotListen(f"{flag} {address}: {reason}") from error
 
 
 class HttpServer:

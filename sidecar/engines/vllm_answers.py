@@ -229,6 +229,11 @@ def _error(body: bytes) -> dict[str, object] | None:
     return error if isinstance(error, dict) else None
 
 
+def is_vllms_error(body: bytes) -> bool:
+    """True for an error in vLLM's own form; where it has no route, its framework answers in another."""
+    return _error(body) is not None
+
+
 def _is_failed_load(body: bytes) -> bool:
     """True if the worker refused the files, as it is answered before 0.23; since then with 500."""
     error = _error(body)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
 from sidecar.engines.exchange import Change, Exchange, Get, JsonPost, Lost, NotSent, Reply, unheard
-from sidecar.engines.vllm_answers import not_an_engine, said, unauthorized
+from sidecar.engines.vllm_answers import is_vllms_error, not_an_engine, said, unauthorized
 
 # Only a ceiling: whoever waits for a completion has a shorter deadline.
 SILENCE_SECONDS = 120.0
@@ -66,7 +66,21 @@ class VllmHttp:
         [reply] = await self._ask([path], timeout_seconds)
         if reply.status not in {404, 405}:
             raise EngineUnreachable(f"{self.url}{path} answers HTTP {reply.status}: {said(reply.body)}")
-        return reply.status == 405
+        return reply.status == 405 or await self._takes_post(path, timeout_seconds)
+
+    async def _takes_post(self, path: str, timeout_seconds: float) -> bool:
+        """For what stands between and answers 404 to GET. A request that names no adapter does nothing either."""
+        [answer] = await self.post([JsonPost(path, {})], "", timeout_seconds)
+        if isinstance(answer, NotSent):
+            raise EngineUnreachable(f"{self.url}: {answer.message}")
+        reply = self._reply(path, answer)
+        match reply.status:
+            case 400 | 422 | 500:
+                return True
+            case 404 | 405 | 501:
+                return is_vllms_error(reply.body)
+            case status:
+                raise EngineUnreachable(f"{self.url}{path} answers HTTP {status}: {said(reply.body)}")
 
     async def completes(self, model: str) -> bool:
         """True if the shortest completion of a model succeeds. It has no deadline of its own."""

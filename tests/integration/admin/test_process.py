@@ -108,11 +108,12 @@ async def test_killed_between_commit_and_reply(etcd, ledger, admin, tmp_path):
         (["--listen", "nowhere"], "--listen: 'nowhere' is not HOST:PORT"),
         (["--prefix", "loraplane/"], "a prefix starts with /"),
         (["--tls-cert", "x.pem"], "--tls-cert and --tls-key go together"),
-        (["--tls-cert", "x.pem", "--tls-key", "x.key"], "x.pem"),
+        (["--tls-cert", "x.pem", "--tls-key", "x.key"], "--tls-cert x.pem: No such file"),
         (["--etcd-tls-ca", "none.pem"], "none.pem"),
         (["--etcd-user", "u"], "--etcd-user and --etcd-password-file go together"),
         (["--max-txn-ops", "1"], "--max-txn-ops"),
         (["--etcd", ","], "etcd"),
+        (["--frob", "x"], "unrecognized arguments: --frob x; see loraplane-admin --help"),
     ],
 )
 def test_wrong_flags(arguments, says):
@@ -123,18 +124,19 @@ def test_wrong_flags(arguments, says):
     done = subprocess.run(
         [sys.executable, "-m", "registry.admin.main", *command], capture_output=True, text=True, timeout=60, check=False
     )
-    last = done.stderr.strip().splitlines()[-1]
-    assert (done.returncode, last.startswith("loraplane-admin: ")) == (2, True), done.stderr
-    assert says in last
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, line.startswith("loraplane-admin: ")) == (2, True), done.stderr
+    assert says in line
 
 
-def test_a_taken_port(etcd, tmp_path):
+@pytest.mark.parametrize("flag", ["--listen", "--http"])
+def test_a_taken_port(etcd, tmp_path, flag):
     """A port that is taken is one clear line and exit code 2."""
     endpoint = etcd.endpoints[0]
-    service = admin_program(tmp_path, etcd.endpoints, etcd.prefix, "--listen", endpoint)
+    service = admin_program(tmp_path, etcd.endpoints, etcd.prefix, flag, endpoint)
     service.program.start()
     assert service.program.wait() == 2
-    assert endpoint in service.program.log.read_text()
+    assert service.program.log.read_text() == f"loraplane-admin: {flag} {endpoint}: Address already in use\n"
 
 
 def test_environment(etcd, tmp_path):

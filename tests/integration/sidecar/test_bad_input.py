@@ -47,6 +47,7 @@ async def note(sidecar: Sidecar, *words: str) -> None:
         ({"--resolver-socket": "/run/" + "s" * 103}, ["--resolver-socket", "108 bytes"]),
         ({"--resolver-socket": "/nowhere/s"}, ["--resolver-socket", "/nowhere"]),
         ({"--lazy-idle": "-1"}, ["--lazy-idle"]),
+        ({"--frob": "x"}, ["unrecognized arguments: --frob x", "--help"]),
     ],
 )
 def test_a_wrong_flag_is_one_line_that_names_it(tmp_path, changes, words):
@@ -59,11 +60,12 @@ def test_a_wrong_flag_is_one_line_that_names_it(tmp_path, changes, words):
 
 
 async def test_a_taken_port_is_a_clear_error(tmp_path, engine):
-    flags = REQUIRED | {"--store": str(tmp_path / "store"), "--http": engine.url.removeprefix("http://")}
+    address = engine.url.removeprefix("http://")
+    flags = REQUIRED | {"--store": str(tmp_path / "store"), "--http": address}
     program = Program("sidecar.main", [part for pair in flags.items() for part in pair], tmp_path / "log")
     program.start()
     assert program.wait() == 2
-    assert "in use" in program.log.read_text()
+    assert program.log.read_text() == f"loraplane-sidecar: --http {address}: Address already in use\n"
 
 
 async def test_etcd_down_at_start_is_waited_for(hand, engine, tmp_path):

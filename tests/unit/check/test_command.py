@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+import typer.main
 
 from registry.check.calls import Call
 from registry.check.export import decode, encode
-from registry.check.main import app
+from registry.check.main import app, main
 from registry.check.steps import Base, Revision
+from registry.daemon.flags import variable_of
 from registry.etcd3.ops import Event, KeyValue
 from tests.unit.check.conftest import steps_of
+
+FLAGS = [
+    pytest.param(flag, id=f"{name} {flag.opts[0]}")
+    for name, command in typer.main.get_command(app).commands.items()
+    for flag in command.params
+]
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_every_flag_has_its_variable_and_help(flag):
+    assert flag.envvar == variable_of(flag.opts[0])
+    assert flag.help
 
 
 def test_an_export_is_read_as_it_was_written(desk):
@@ -70,3 +86,39 @@ def test_what_cannot_be_checked_is_named(arguments, words, desk, tmp_path, capsy
     (tmp_path / "empty").write_text("")
     assert run("verify", *arguments) == 2
     assert words in capsys.readouterr().err
+
+
+def test_the_variables_are_read(desk, tmp_path, monkeypatch, capsys):
+    history = tmp_path / "h.jsonl"
+    history.write_text("\n".join(encode(steps_of(desk))))
+    monkeypatch.setenv("LORAPLANE_HISTORY", str(history))
+    monkeypatch.setenv("LORAPLANE_PREFIX", "/t")
+    assert run("verify") == 0
+    assert "6 changes: 0 findings" in capsys.readouterr().out
+
+
+def test_an_export_that_cannot_be_written(tmp_path, monkeypatch, capsys):
+    async def nothing(*_arguments):
+        return []
+
+    monkeypatch.setattr("registry.check.main._read", nothing)
+    out = tmp_path / "absent" / "h.jsonl"
+    assert run("export", "--etcd", "127.0.0.1:1", "--out", str(out)) == 2
+    assert capsys.readouterr().err == f"loraplane-check: --out {out}: No such file or directory\n"
+
+
+@pytest.mark.parametrize("line", ["", "verify", "frob", "verify --frob", "export --etcd a:1 --out x --from-revision 0"])
+def test_a_wrong_command_line_is_told_in_one_line(line, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["loraplane-check", *line.split()])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    told = capsys.readouterr().err
+    assert (stopped.value.code, told.count("\n")) == (2, 1)
+    assert re.fullmatch("loraplane-check: .{10,}; see loraplane-check --help\n", told)
+
+
+def test_what_is_found_is_in_the_exit_code(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["loraplane-check", "verify", "--history", str(tmp_path / "absent")])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2

@@ -255,6 +255,21 @@ def test_delete_must_be_told_exactly_what(cli, admin, line):
     assert admin.asked("ApplyAdapters") == []
 
 
+@pytest.mark.parametrize(("flags", "named"), [(["--etag", "12"], "--etag"), (["--pool", "other"], "--pool")])
+def test_delete_by_file_passes_over_no_condition(cli, admin, manifest, flags, named):
+    """W4 etag: a condition that cannot be kept is refused, not forgotten."""
+    ran = cli("delete", "-f", manifest("a"), *flags)
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert f"{named} goes with adapter NAME" in ran.err
+    assert admin.asked("ApplyAdapters") == []
+
+
+def test_the_pool_of_other_commands_does_not_hinder_a_deletion_by_file(cli, admin, manifest, monkeypatch):
+    monkeypatch.setenv("LORAPLANE_POOL", "other")
+    admin.answers["ApplyAdapters"] = [applied]
+    assert cli("delete", "-f", manifest("a")).code == 0
+
+
 def test_rollback_sends_where_to(cli, admin):
     result = pb.AdapterResult(
         outcome=pb.AdapterResult.UPDATED, adapter=pb.Adapter(name="sql", pool="dev", generation=4)

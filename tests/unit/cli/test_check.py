@@ -11,6 +11,7 @@ from registry.cli.local_adapters import base_message, base_of_pool
 from registry.cli.main import run
 from registry.lora.base_directory import read_base
 from registry.lora.directory import digest_of
+from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA
 
 
@@ -57,6 +58,16 @@ def test_a_policy_may_be_tried_out(capsys, base, tmp_path):
     assert run(arguments) == 4
     assert run([*arguments, "--dora", "strip"]) == 0
     assert "warning: dora_stripped" in capsys.readouterr().out
+
+
+def test_what_is_typed_goes_before_a_variable_for_other_commands(cli, admin, monkeypatch, base, adapter):
+    monkeypatch.setenv("LORAPLANE_POOL", "some")
+    assert cli("check", str(adapter), "--base-model", str(base)).code == 0
+    monkeypatch.setenv("LORAPLANE_BASE_MODEL", str(base))
+    assert cli("check", str(adapter)).code == 2
+    admin.answers["GetPool"] = [pb.Pool(name="other")]
+    assert cli("check", str(adapter), "--pool", "other").code == 0
+    assert [one.name for one in admin.asked("GetPool")] == ["other"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.cli.hoist import hoist
+from registry.cli.hoist import form_asked, hoist
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,20 @@ def test_global_options_come_first(line, first, rest):
 def test_nothing_is_lost_or_made_up(arguments):
     first, rest = hoist(arguments)
     assert sorted([*first, *rest]) == sorted(arguments)
+
+
+@pytest.mark.parametrize(
+    ("first", "form"),
+    [
+        ([], "yaml"),
+        (["-o", "json"], "json"),
+        (["-ojson"], "json"),
+        (["-o=json"], "json"),
+        (["--output=json", "--admin", "a:1"], "json"),
+        (["--output", "json", "-o", "table"], "table"),
+        (["--admin", "json"], "yaml"),
+        (["-o"], ""),
+    ],
+)
+def test_the_form_of_an_error_is_that_of_the_last_word_about_it(first, form):
+    assert form_asked(first, "yaml") == form

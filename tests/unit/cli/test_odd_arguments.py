@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from registry.cli.session import Session
+from registry.v1 import registry_pb2 as pb
 from tests.unit.cli.fake_admin import applied
 
 
@@ -50,3 +52,24 @@ def test_an_empty_source_is_not_the_working_directory(cli, admin):
     assert ran.code == 2
     assert "--source is empty" in ran.err
     assert admin.asked("ApplyAdapters") == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "add sql --source s3://b/sql",
+        "delete adapter sql",
+        "rollout sql",
+        "rollback sql",
+        "history sql",
+        "check . --pool dev",
+        "break-glass delete adapter sql --yes",
+    ],
+)
+def test_a_timeout_is_kept_by_what_is_read_before_too(cli, admin, monkeypatch, line):
+    given = []
+    client = Session.client
+    monkeypatch.setattr(Session, "client", lambda self, seconds: given.append(seconds) or client(self, seconds))
+    admin.answers["ListPools"] = [pb.ListPoolsResponse()]
+    cli(*line.split(), "--timeout", "0.5")
+    assert given == [0.5]

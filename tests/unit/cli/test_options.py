@@ -10,7 +10,7 @@ import typer.main
 
 from registry.cli.hoist import GLOBAL_OPTIONS
 from registry.cli.main import make_app, run
-from registry.cli.options import env_name
+from registry.daemon.flags import variable_of
 
 ROOT = typer.main.get_command(make_app())
 
@@ -34,7 +34,7 @@ FLAGS = [
 @pytest.mark.parametrize("flag", FLAGS)
 def test_every_flag_has_its_variable_and_help(flag):
     long = next(name for name in flag.opts if name.startswith("--"))
-    assert flag.envvar == env_name(long)
+    assert flag.envvar == variable_of(long)
     assert flag.help
 
 

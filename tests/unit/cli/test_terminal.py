@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -89,3 +90,11 @@ def test_a_reader_that_leaves_ends_it_without_a_traceback(address, admin):
         assert process.wait(timeout=60) == -signal.SIGPIPE
         assert process.stderr is not None
         assert process.stderr.read() == ""
+
+
+def test_what_nobody_foresaw_is_told_in_one_line_too(address):
+    get = command(address, "get", "pools")
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(get, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+    assert ended.stderr.startswith("error: INTERNAL: OSError: [Errno 28] No space left on device (at ")

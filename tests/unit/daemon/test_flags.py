@@ -113,6 +113,13 @@ def test_help_names_each_flag_with_its_variable(capsys: pytest.CaptureFixture[st
         assert f"LORAPLANE_{name.upper()}" in said
 
 
+def test_help_says_how_a_variable_holds_several_values(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _read("--help")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "[LORAPLANE_ALLOW_SOURCE; several values with blanks between]" in said
+
+
 def test_a_setting_without_a_flag_is_a_defect_of_ours() -> None:
     class Broken(BaseModel):
         silent: str = ""

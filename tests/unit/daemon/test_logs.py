@@ -30,3 +30,30 @@ def test_a_traceback_names_places_and_no_values():
     assert "sending" in str(told["exception"])
     assert "it broke" in str(told["exception"])
     assert "secretCANARY" not in ran.stderr
+
+
+_LIBRARIES = """
+import logging, warnings
+from registry.daemon.logs import configure_logging
+
+configure_logging()
+logging.getLogger("uvicorn.error").warning("Invalid %s received.", "HTTP request")
+logging.getLogger("uvicorn.error").info("not worth a line")
+logging.getLogger("grpc").warning("%s of %s", "one")
+try:
+    1 / 0
+except ZeroDivisionError:
+    logging.getLogger("asyncio").exception("Task exception was never retrieved")
+warnings.warn("an old way", stacklevel=1)
+"""
+
+
+def test_what_libraries_log_is_json_too():
+    ran = subprocess.run([sys.executable, "-c", _LIBRARIES], capture_output=True, text=True, check=True)
+    request, odd, task, warning = map(json.loads, ran.stderr.splitlines())
+    assert (request["event"], request["level"]) == ("library_log", "warning")
+    assert (request["logger"], request["message"]) == ("uvicorn.error", "Invalid HTTP request received.")
+    assert odd["message"] == "%s of %s"
+    assert (task["level"], task["logger"]) == ("error", "asyncio")
+    assert "division by zero" in str(task["exception"])
+    assert "an old way" in warning["message"]
