@@ -79,4 +79,4 @@ async def test_what_cannot_be_exported_is_one_line(store, tmp_path, capsys):
     assert await exported(cluster, tmp_path / "h", "--prefix", "/nothing") == 2
     assert "nothing below '/nothing'" in capsys.readouterr().err
     assert await exported(cluster, tmp_path / "no" / "h") == 2
-    assert "--out " in capsys.readouterr().err
+    assert f"--out {tmp_path / 'no' / 'h'}: No such file or directory\n" in capsys.readouterr().err

@@ -97,16 +97,6 @@ def test_the_variables_are_read(desk, tmp_path, monkeypatch, capsys):
     assert "6 changes: 0 findings" in capsys.readouterr().out
 
 
-def test_an_export_that_cannot_be_written(tmp_path, monkeypatch, capsys):
-    async def nothing(*_arguments):
-        return []
-
-    monkeypatch.setattr("registry.check.main._read", nothing)
-    out = tmp_path / "absent" / "h.jsonl"
-    assert run("export", "--etcd", "127.0.0.1:1", "--out", str(out)) == 2
-    assert capsys.readouterr().err == f"loraplane-check: --out {out}: No such file or directory\n"
-
-
 @pytest.mark.parametrize("line", ["", "verify", "frob", "verify --frob", "export --etcd a:1 --out x --from-revision 0"])
 def test_a_wrong_command_line_is_told_in_one_line(line, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["loraplane-check", *line.split()])
