@@ -47,7 +47,7 @@ def foreseen(session: Session, changes: Sequence[Change], looking: Looking) -> l
     """The changes with the digests of those sources that can be read here.
 
     A source that cannot be read here is left to the replicas, and so is a folder with another digest than the pinned:
-    what lies here is not what is meant. One of another host is read if it is not pinned; why it was not is noted.
+    what lies here is not what is meant. One of another host is read if it is not pinned. What was left is noted.
 
     Raises:
         CliError: an adapter is not right for its pool; or the pool cannot be read.
@@ -95,9 +95,10 @@ def _foreseen(pools: Mapping[str, pb.Pool], desk: Desk, stop: Stop, change: Chan
 
 
 def _seen_here(change: Change, folder: Path, pool: pb.Pool) -> Change:
-    digest = _digest(folder)
-    if change.wire.upsert.spec.source.digest not in {"", digest}:
-        return change
+    digest, asked = _digest(folder), change.wire.upsert.spec.source.digest
+    if asked not in {"", digest}:
+        found = f"the files here have {digest}" if digest else "what lies here is not whole"
+        return _noted(change, f"digest is left to the replicas, which serve what has {asked}: {found}")
     is_whole = _is_whole(change, folder, pool)
     return _pinned(change, digest) if is_whole and digest is not None else change
 
@@ -110,7 +111,7 @@ def _seen_there(change: Change, pool: pb.Pool, desk: Desk, stop: Stop) -> Change
         except ArtifactError as error:
             return _unseen(change, error)
         except OSError as error:
-            return _noted(change, f"it cannot be kept here: {error.strerror}; see TMPDIR")
+            return _unpinned(change, f"it cannot be kept here: {error.strerror}; see TMPDIR")
         return _pinned(change, digest) if _is_whole(change, Path(folder), pool) else change
 
 
@@ -120,13 +121,17 @@ def _unseen(change: Change, error: ArtifactError) -> Change:
         metadata = {"finding": error.reason, "findings": "1"}
         raise CliError(Failure(Exit.REFUSED, Reason.ADAPTER_UNFIT, message, place, metadata)) from error
     if error.reason == "staging_stopped":
-        return _noted(change, "there was no time to read it; see --look-seconds")
-    return _noted(change, f"{error.reason}: {error.message}")
+        return _unpinned(change, "there was no time to read it; see --look-seconds")
+    return _unpinned(change, f"{error.reason}: {error.message}")
 
 
-def _noted(change: Change, why: str) -> Change:
-    """The change as it is; standard error says why no digest was pinned."""
-    sys.stderr.write(" ".join(f"note: {change.place}: its digest is not pinned: {why}".split()) + "\n")
+def _unpinned(change: Change, why: str) -> Change:
+    return _noted(change, f"digest is not pinned: {why}")
+
+
+def _noted(change: Change, what: str) -> Change:
+    """The change as it is; standard error says what of it could not be foreseen."""
+    sys.stderr.write(" ".join(f"note: {change.place}: its {what}".split()) + "\n")
     return change
 
 

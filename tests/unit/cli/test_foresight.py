@@ -50,8 +50,9 @@ def test_what_is_not_meant_or_not_there_yet_is_left_to_the_replicas(cli, admin, 
     digest = "sha256:" + "0" * 64 if kind == "pinned_to_another" else ""
     if kind == "half_written":
         (Path(folder) / "adapter_model.safetensors").unlink()
-    assert cli("add", "sql", "--source", str(folder), *(["--digest", digest] if digest else [])).code == 0
-    assert sent(admin) == [digest]
+    ran = cli("add", "sql", "--source", str(folder), *(["--digest", digest] if digest else []))
+    assert (ran.code, sent(admin)) == (0, [digest])
+    assert (f"serve what has {digest}: the files here have sha256:" in ran.err) is bool(digest)
 
 
 def test_a_policy_of_the_manifest_is_that_of_the_look(cli, admin, pool, manifest, tmp_path):
