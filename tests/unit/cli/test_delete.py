@@ -1,0 +1,45 @@
+"""delete: by name and by file."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.cli.fake_admin import applied
+
+
+def test_delete_by_name_with_an_etag(cli, admin):
+    """W4 etag: the condition reaches the service."""
+    admin.answers["ApplyAdapters"] = [applied]
+    ran = cli("delete", "adapter", "sql", "--etag", "12")
+    assert ran.code == 0
+    [change] = admin.asked("ApplyAdapters")[0].changes
+    assert (change.delete, change.etag) == ("sql", "12")
+    assert "deleted  sql" in ran.out
+
+
+def test_delete_by_file(cli, admin, manifest):
+    admin.answers["ApplyAdapters"] = [applied]
+    assert cli("delete", "-f", manifest("a", "b")).code == 0
+    assert [change.delete for change in admin.asked("ApplyAdapters")[0].changes] == ["a", "b"]
+
+
+@pytest.mark.parametrize("line", ["delete", "delete adapter", "delete pool dev", "delete adapter a -f x"])
+def test_delete_must_be_told_exactly_what(cli, admin, line):
+    ran = cli(*line.split())
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert admin.asked("ApplyAdapters") == []
+
+
+@pytest.mark.parametrize(("flags", "named"), [(["--etag", "12"], "--etag"), (["--pool", "other"], "--pool")])
+def test_delete_by_file_passes_over_no_condition(cli, admin, manifest, flags, named):
+    """W4 etag: a condition that cannot be kept is refused, not forgotten."""
+    ran = cli("delete", "-f", manifest("a"), *flags)
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert f"{named} goes with adapter NAME" in ran.err
+    assert admin.asked("ApplyAdapters") == []
+
+
+def test_the_pool_of_other_commands_does_not_hinder_a_deletion_by_file(cli, admin, manifest, monkeypatch):
+    monkeypatch.setenv("LORAPLANE_POOL", "other")
+    admin.answers["ApplyAdapters"] = [applied]
+    assert cli("delete", "-f", manifest("a")).code == 0
