@@ -28,14 +28,21 @@ def check_replicas(
         logs: each sidecar's, named, from its first line to its last, over any number of restarts.
         listings: each replica's in the order in which they were taken.
     """
-    findings, counts = check_waits(fold), Counter({"looks": len(listings)})
+    findings, counts = check_seen(fold, pool, logs, listings)
+    findings += check_waits(fold)
     for where, lines in logs:
         counts["plans"] += sum(line.get("event") == "plan_made" for line in lines)
         refused, loads = check_retries(fold, pool, where, lines)
         findings += [*check_log(fold, pool, where, lines), *refused]
         counts += loads
+    return findings + check_listings(fold, pool, listings), counts + Counter({"looks": len(listings)})
+
+
+def check_seen(
+    fold: Fold, pool: str, logs: Sequence[Log], listings: Sequence[Listing]
+) -> tuple[list[Finding], Counter[str]]:
+    """Of that what holds of stores that were replaced too: R7 and R9."""
     known = [process for where, lines in logs for process in processes(where, lines)]
-    for found, compared in (check_truth(fold, pool, known), check_files(known, listings)):
-        findings += found
-        counts += compared
-    return findings + check_listings(fold, pool, listings), counts
+    untrue, statuses = check_truth(fold, pool, known)
+    gone, removals = check_files(known, listings)
+    return untrue + gone, statuses + removals

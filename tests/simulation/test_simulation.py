@@ -40,7 +40,7 @@ def traces(outcomes) -> str:
 
 
 def test_converges_through_everything():
-    """R1, R2, R3, R4, R5, R6, R7, R8, R9, R10, R11, R12, R14, R16, W1, W2, W3, W4, W5, W6, W7, W8: no seed finds any."""
+    """R1, R2, R3, R4, R5, R6, R7, R8, R9, R10, R11, R12, R14, R16, W1, W2, W3, W4, W5, W6, W7, W8: none found."""
     assert list(failures(SEEDS)) == []
 
 

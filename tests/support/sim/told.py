@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 from unittest import mock
 
-from registry.check.joined import check_replicas
+from registry.check.joined import check_replicas, check_seen
 from registry.check.replay import replay
 from registry.check.replicas import Listing
 from registry.check.steps import Revision
@@ -39,15 +39,16 @@ class Logs:
         self._lines[current_process_name().rpartition(".")[0]].append(line)
 
     def check(self, world: World) -> None:
-        """Holds everything against everything. What a replaced store had is in no history."""
-        if world.restores:
-            return
+        """Holds everything against everything. Of what a replaced store had, looks and files alone can be judged."""
         steps = (Revision(at, events) for at, events in world.store.history if _is_folded(events))
         fold = replay(KEYS, steps)
         hosts = {host.engine.replica for host in (*world.replicas, *world.rivals)}
         logs = [(host, lines) for host, lines in self._lines.items() if host in hosts]
         with mock.patch("registry.check.files.CLOCK_SECONDS", 0.0):
-            findings, self.compared = check_replicas(fold, POOL, logs, _listings(world))
+            if world.restores:
+                findings, self.compared = check_seen(fold, POOL, logs, _listings(world))
+            else:
+                findings, self.compared = check_replicas(fold, POOL, logs, _listings(world))
         for finding in findings:
             world.checks.violated(f"{finding}")
 
