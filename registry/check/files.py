@@ -74,12 +74,14 @@ def _too_early(store: _Store, taken: Taken) -> Iterator[str]:
             continue
         idle_seconds = taken.at - process.looks.times[last]
         if idle_seconds < process.grace_seconds - CLOCK_SECONDS:
-            yield told + f"{process.replica}'s engine had listed it {idle_seconds:.0f} s before"
+            grace = f"the grace is {process.grace_seconds:g} s"
+            yield told + f"{process.replica}'s engine had listed it {idle_seconds:.1f} s before; {grace}"
         elif _is_seen_after(process, span, last, taken):
             yield told + f"{process.replica}'s engine listed it before and after"
     for at, grace_seconds, replica in store.sampled.get(taken.artifact, ()):
         if 0.0 <= taken.at - at < grace_seconds - CLOCK_SECONDS:
-            yield told + f"{replica}'s engine was seen to list it {taken.at - at:.0f} s before"
+            grace = f"the grace is {grace_seconds:g} s"
+            yield told + f"{replica}'s engine was seen to list it {taken.at - at:.1f} s before; {grace}"
 
 
 def _is_seen_after(process: Process, span: range, last: int, taken: Taken) -> bool:

@@ -40,7 +40,8 @@ class Process:
         where: its log, for people.
         is_begun: its log has its start. If not, something that it did may be unknown.
         store: names its store among those of all hosts; empty: it is not known.
-        is_steady: its clock was not set back, as far as its lines tell.
+        is_steady: its clock was not set back, as far as its lines and those before them tell.
+        newest: unix seconds of its last line, by a clock that is not set back.
         made_of: artifact to the digest of what it was made of.
     """
 
@@ -50,12 +51,12 @@ class Process:
     store: str = ""
     grace_seconds: float = 0.0
     is_steady: bool = True
+    newest: float = 0.0
     looks: Looks = field(default_factory=Looks)
     writes: list[Write] = field(default_factory=list)
     removals: list[Taken] = field(default_factory=list)
     made_of: dict[str, str] = field(default_factory=dict)
     _is_whole: bool = False
-    _newest: float = 0.0
     _at_last_write: int = 0
 
     def take(self, line: Document) -> None:
@@ -85,9 +86,9 @@ class Process:
 
     def _time(self, line: Document) -> float:
         at = _seconds(line.get("timestamp"))
-        if at is None or at < self._newest - _DISORDER_SECONDS:
+        if at is None or at < self.newest - _DISORDER_SECONDS:
             self.is_steady = False
-        self._newest = max(self._newest, at or 0.0)
+        self.newest = max(self.newest, at or 0.0)
         return at or 0.0
 
 
@@ -98,6 +99,7 @@ def processes(where: str, lines: Iterable[Document]) -> list[Process]:
         if line.get("event") == "started" and "store" in line:
             begun = Process(where, is_begun=True, replica=line["replica"], store=line["store"])
             begun.grace_seconds = line["grace_seconds"]
+            begun.newest = found[-1].newest  # a clock that was set back meanwhile is that of all of them
             found.append(begun)
         if "event" in line:
             found[-1].take(line)
