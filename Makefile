@@ -69,7 +69,11 @@ docs: install ## Write the pages of docs/ that are made from the code
 	$(BIN)/python -m tests.support.errors_page
 	$(BIN)/python -m tests.support.corpus_page
 
-PURE := registry.errors registry.etcd3.errors registry.etcd3.ops registry.keys registry.lora registry.model \
+PURE := registry.check.calls registry.check.claims registry.check.files registry.check.findings \
+  registry.check.generations registry.check.joined registry.check.listed registry.check.logs registry.check.looks \
+  registry.check.owners registry.check.removals registry.check.replicas registry.check.retries registry.check.steps \
+  registry.check.truth registry.errors registry.etcd3.errors registry.etcd3.ops registry.keys registry.lora \
+  registry.model \
   registry.publish.outcome registry.publish.wish registry.store.assignments registry.store.conducting \
   registry.store.judgement registry.store.pool_facts registry.store.pool_view registry.store.residency \
   registry.store.residency_changes registry.store.rollout registry.store.running registry.transactions \
@@ -77,7 +81,7 @@ PURE := registry.errors registry.etcd3.errors registry.etcd3.ops registry.keys r
   sidecar.engines.axolotl sidecar.engines.bodies sidecar.engines.dynamo sidecar.engines.slot sidecar.failures sidecar.handover sidecar.known sidecar.lazy.answers sidecar.lazy.catalogue sidecar.lazy.demand \
   sidecar.lazy.residents sidecar.lazy.wanted sidecar.lazy.wire sidecar.leaving sidecar.observed sidecar.ordering \
   sidecar.placings sidecar.plan sidecar.planner sidecar.raw_records sidecar.retention sidecar.roll sidecar.rounds \
-  sidecar.rules sidecar.share sidecar.snapshot sidecar.status sidecar.terms sidecar.unloads \
+  sidecar.rules sidecar.seen sidecar.share sidecar.snapshot sidecar.status sidecar.terms sidecar.unloads \
   sidecar.vllm_plugin.question sidecar.vllm_plugin.recently
 
 # Two at once: most tests wait for other processes. WORKERS=0 runs one after another. Files keep the order of

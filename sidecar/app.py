@@ -36,7 +36,7 @@ from sidecar.lazy.demand import Demand
 from sidecar.lazy.desk import Desk, Means
 from sidecar.lazy.service import answer_questions
 from sidecar.lazy.socket_file import check_directory
-from sidecar.ownership import HostLock
+from sidecar.ownership import HostLock, place_of
 from sidecar.publisher import Publisher
 from sidecar.reconciler import Reconciler, Report
 from sidecar.reporter import Reporter
@@ -87,6 +87,7 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
             tasks.create_task(HttpServer(make_app(parts.reporter), listener).run(), name="http")
             await _acquire(lock, settings.replica)
             store.take_over()
+            _say_started(settings)
             parts.feed.restore()
             tasks.create_task(parts.feed.run(), name="feed")
             tasks.create_task(watch_engine(parts.engine, parts.reconciler.distrust), name="engine watch")
@@ -102,6 +103,13 @@ async def run(settings: Settings, on_step: OnStep = ignore) -> None:
         await parts.engine.aclose()
         await parts.client.aclose()
         lock.close()
+
+
+def _say_started(settings: Settings) -> None:
+    """What tells a log apart from those of other replicas, of other stores, and of the process before."""
+    store = place_of(settings.store.stat())
+    about = {"pool": settings.pool, "replica": settings.replica, "store": store}
+    _log.info("started", **about, grace_seconds=settings.unload_grace)
 
 
 def _assembled(settings: Settings, store: LocalStore, owner: str, state: Path, on_step: OnStep) -> _Parts:

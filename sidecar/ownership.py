@@ -27,6 +27,12 @@ class Ownership(Protocol):
         ...
 
 
+def place_of(stat: os.stat_result) -> str:
+    """Names a file or directory of a running host, whatever it is called there, and no other of any host."""
+    boot_id = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else "unknown-boot"
+    return f"{boot_id}:{stat.st_dev:x}:{stat.st_ino:x}"
+
+
 class HostLock:
     """A lock that the kernel drops with the process that holds it."""
 
@@ -38,10 +44,8 @@ class HostLock:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        stat = os.fstat(self._descriptor)
-        boot_id = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else "unknown-boot"
         # Equal for every process that contends for the same file of the same running host, and for no other.
-        self.owner = f"{boot_id}:{stat.st_dev:x}:{stat.st_ino:x}"
+        self.owner = place_of(os.fstat(self._descriptor))
 
     def try_acquire(self) -> bool:
         """True if this process holds the lock now."""

@@ -151,8 +151,10 @@ class Publisher:
             puts = [Put(self._status_key, written.to_bytes(), lease)]
             if presence is not self._claimed:
                 puts.append(Put(self._presence_key, presence.to_bytes(), lease))
-            if not (await self._client.txn(Txn((guard,), tuple(puts)))).succeeded:
+            result = await self._client.txn(Txn((guard,), tuple(puts)))
+            if not result.succeeded:
                 return
+            _log.info("status_written", revision=result.revision, updated_at=written.updated_at)
             self._claimed = presence
             self._on_step(Step.STATUS_WRITTEN)
 

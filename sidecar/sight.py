@@ -7,6 +7,7 @@ import structlog
 from sidecar.chance import Chance
 from sidecar.engines.driver import Engine, EngineError
 from sidecar.observed import Observed
+from sidecar.seen import seen_since
 
 _log = structlog.get_logger()
 # A look at the engine is at most this old when the next plan is made, so that drift is found.
@@ -28,6 +29,7 @@ class Sight:
         self._chance = chance
         self._observed: Observed | None = None
         self._observed_at = 0.0
+        self._told: Observed | None = None
         self.problem = "the engine was not looked at yet"
         self.hangs = False
 
@@ -62,4 +64,11 @@ class Sight:
             return None
         self.problem = ""
         self._observed, self._observed_at = observed, now
+        self._tell(observed)
         return observed
+
+    def _tell(self, observed: Observed) -> None:
+        """Logs what changed, before anybody acts upon it or says so: a status can be held against what was seen."""
+        for fields in seen_since(self._told, observed):
+            _log.info("engine_listed", **fields)
+        self._told = observed

@@ -48,7 +48,8 @@ class Staging:
         try:
             async with self._slots:
                 staged = await self._store.ensure(stage.ref)
-            _log.info("artifact_staged", name=stage.name, digest=staged.digest, request_id=stage.request_id)
+            about = {"name": stage.name, "artifact": staged.id, "digest": staged.digest}
+            _log.info("artifact_staged", **about, request_id=stage.request_id)
         except ArtifactError as error:
             self._on_failure(stage, error)
             _log.warning("artifact_failed", name=stage.name, reason=error.reason, request_id=stage.request_id)

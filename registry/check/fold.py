@@ -39,6 +39,7 @@ class Fold:
         replaced: (revision, key) to the revision of what was replaced or deleted there.
         adapters: (pool, name key) to (revision, record or None), a pair for each revision that changed it.
         pools: the same of pools, by name.
+        statuses: revision to the status that a replica wrote there.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -52,6 +53,7 @@ class Fold:
         self.hashes: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.adapters: dict[tuple[str, str], Story] = defaultdict(list)
         self.pools: dict[str, Story] = defaultdict(list)
+        self.statuses: dict[int, bytes] = {}
         self.replaced: dict[tuple[int, str], int] = {}
         self._generations: dict[tuple[str, str], int] = defaultdict(int)
         self._settled: dict[bytes, Removal] = {}
@@ -141,6 +143,8 @@ class Fold:
             self._note_adapter(revision, rest, old, event.kv)
         elif kind == "pools":
             self.pools[rest[0]].append((revision, document(event.kv.value if event.kv else None)))
+        elif kind == "status" and event.kv is not None:
+            self.statuses[revision] = event.kv.value
         elif kind == "requests" and event.kv is not None:
             if rest[0] in self.requests:
                 self._find("W3", revision, rest[0], f"this request was settled before, at {self.requests[rest[0]][0]}")

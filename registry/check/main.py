@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -16,8 +17,9 @@ from registry.check.calls import Call, check_calls
 from registry.check.export import decode, encode, read_history
 from registry.check.findings import Finding
 from registry.check.fold import Fold
+from registry.check.joined import Log, check_replicas
 from registry.check.replay import replay
-from registry.check.replicas import Listing, check_listings, check_log
+from registry.check.replicas import Listing
 from registry.check.steps import Step
 from registry.check.values import Document
 from registry.daemon.flags import complaint_of, variable_of
@@ -107,14 +109,12 @@ def verify(
         _check_there(fold, prefix, pool)
         logs = [(path.name, list(_documents(path))) for path in log or []]
         looks = list(_parsed(Listing, listings)) if listings else []
-        findings = [*fold.findings, *_replica_findings(fold, pool, logs, looks)]
+        found, joined = check_replicas(fold, pool, logs, looks)
         told, counts = check_calls(fold, _parsed(Call, calls)) if calls else ([], {})
     except (_Unusable, ValueError) as error:
         _fail(EXIT_USAGE, str(error))
-    compared = {f"calls {name}": count for name, count in sorted(counts.items())}
-    if logs:
-        compared["plans"] = sum(line.get("event") == "plan_made" for _, lines in logs for line in lines)
-    _report(fold, [*findings, *told], compared | ({"looks": len(looks)} if listings else {}))
+    compared = {f"calls {name}": count for name, count in sorted(counts.items())} | _compared(logs, listings, joined)
+    _report(fold, [*fold.findings, *found, *told], compared)
 
 
 def _check_there(fold: Fold, prefix: str, pool: str) -> None:
@@ -125,11 +125,11 @@ def _check_there(fold: Fold, prefix: str, pool: str) -> None:
         raise _Unusable(f"--pool: the history holds no pool {pool!r}, but {', '.join(sorted(fold.pools))}")
 
 
-def _replica_findings(
-    fold: Fold, pool: str, logs: Iterable[tuple[str, list[Document]]], looks: Iterable[Listing]
-) -> list[Finding]:
-    findings = [one for name, lines in logs for one in check_log(fold, pool, name, lines)]
-    return findings + check_listings(fold, pool, looks)
+def _compared(logs: Sequence[Log], listings: Path | None, joined: Counter[str]) -> dict[str, int]:
+    """How much of what was given was held against something, and of what might have been nothing at all."""
+    of_logs = ("plans", "loads", "statuses", "removals") if logs else ()
+    of_looks = ("looks", *(("of them at a known time",) if logs else ())) if listings else ()
+    return {what: joined[what] for what in (*of_logs, *of_looks)}
 
 
 def _parsed(kind: Any, path: Path) -> Iterator[Any]:  # noqa: ANN401 - a model's class, and its instances

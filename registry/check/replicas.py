@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from registry.check.findings import Finding
 from registry.check.fold import Fold
+from registry.check.listed import artifact_of, key_of
 from registry.check.values import Document
 from registry.model.base import Part
-from registry.model.names import name_key
-
-_STORED = re.compile(r".*/adapters/sha256-([0-9a-f]{64})")
+from registry.model.names import PROOF_PREFIX, name_key
 
 
 class Listing(Part):
@@ -21,6 +19,8 @@ class Listing(Part):
     Attributes:
         settled: nothing was pending then: what is listed under the store is what was desired at that revision.
         unservable: names that the status said to have failed.
+        at: unix seconds when it was asked for; None: it is not known, and nothing that depends on time is judged by it.
+        incarnation: of the engine, as the status said before and after.
     """
 
     replica: str
@@ -28,6 +28,8 @@ class Listing(Part):
     adapters: Mapping[str, str]
     settled: bool = False
     unservable: list[str] = []
+    at: float | None = None
+    incarnation: str = ""
 
 
 def check_log(fold: Fold, pool: str, where: str, lines: Iterable[Document]) -> list[Finding]:
@@ -42,10 +44,15 @@ def check_log(fold: Fold, pool: str, where: str, lines: Iterable[Document]) -> l
             case "plan_made":
                 findings += _check_plan(fold, pool, where, line, mark)
                 mark = max(mark, revision)
-            case "engine_call" if line.get("call") == "unload" and not fold.knows(pool, name_key(line["name"])):
+            case "engine_call" if line.get("call") == "unload" and not _is_ours(fold, pool, line["name"]):
                 message = f"{line['name']!r} was unloaded, and was never in pool {pool!r}"
                 findings.append(Finding("R11", mark, where, message))
     return findings
+
+
+def _is_ours(fold: Fold, pool: str, name: str) -> bool:
+    """Also of what is loaded for a moment, under a name that no adapter has, to see whether it can be."""
+    return name.startswith(PROOF_PREFIX) or fold.knows(pool, key_of(name))
 
 
 def _check_plan(fold: Fold, pool: str, where: str, line: Document, mark: int) -> list[Finding]:
@@ -68,7 +75,7 @@ def check_listings(fold: Fold, pool: str, listings: Iterable[Listing]) -> list[F
     absent: dict[tuple[str, str], int] = {}
     possible: dict[str, set[str]] = {}
     for listing in listings:
-        ours = {name: match[1] for name, path in listing.adapters.items() if (match := _STORED.fullmatch(path))}
+        ours = {name: artifact for name, path in listing.adapters.items() if (artifact := artifact_of(path))}
         for name, digest in ours.items():
             findings += _check_digest(fold, pool, listing, name, digest, possible)
             findings += _check_return(fold, pool, listing, name, absent)
@@ -86,9 +93,9 @@ def _check_digest(
 
     An artifact is named by its content as it was prepared, so its name tells of no digest by itself.
     """
-    written = _written(fold, pool, listing, name_key(name))
+    written = _written(fold, pool, listing, key_of(name))
     records = [*written, *filter(None, map(_stable, written))]
-    pinned = {digest for record in records if (digest := _pinned(record)) is not None}
+    pinned = {digest for record in records if (digest := pinned_digest(record)) is not None}
     if not records or len(pinned) < len({repr(_source(record)) for record in records}):
         return []  # it may be of a record that is not pinned, or that went before the history begins
     left = possible.get(artifact, pinned) & pinned
@@ -102,8 +109,8 @@ def _check_digest(
 def _written(fold: Fold, pool: str, listing: Listing, key: str) -> list[Document]:
     """The records of which something may be listed: of a settled replica the one that stood then, else all."""
     now = fold.adapter_at(pool, key, listing.revision)
-    is_kept = key in {name_key(name) for name in listing.unservable}
-    if listing.settled and now and not is_kept and _is_everywhere(now):
+    is_kept = key in {key_of(name) for name in listing.unservable}
+    if listing.settled and now and not is_kept and is_everywhere(now):
         return [now]
     return [record for _, record in fold.adapters.get((pool, key), []) if record]
 
@@ -118,7 +125,7 @@ def _source(record: Document) -> object:
     return (record.get("spec") or {}).get("source")
 
 
-def _pinned(record: Document) -> str | None:
+def pinned_digest(record: Document) -> str | None:
     """The digest as the engine sees it; None: not pinned, or to be made from what is pinned."""
     spec: dict[str, Any] = record.get("spec") or {}
     digest = (spec.get("source") or {}).get("digest")
@@ -139,8 +146,8 @@ def _check_return(
     fold: Fold, pool: str, listing: Listing, name: str, absent: Mapping[tuple[str, str], int]
 ) -> list[Finding]:
     """R6: what was gone after its deletion is not there again unless it was made again."""
-    since = absent.get((listing.replica, name_key(name)))
-    if since is None or any(record and at > since for at, record in fold.adapters.get((pool, name_key(name)), [])):
+    since = absent.get((listing.replica, key_of(name)))
+    if since is None or any(record and at > since for at, record in fold.adapters.get((pool, key_of(name)), [])):
         return []
     return [Finding("R6", listing.revision, listing.replica, f"{name!r} was deleted, gone at {since}, and is back")]
 
@@ -148,7 +155,7 @@ def _check_return(
 def _note_absent(
     fold: Fold, pool: str, listing: Listing, ours: Mapping[str, str], absent: dict[tuple[str, str], int]
 ) -> None:
-    listed = {name_key(name) for name in ours}
+    listed = {key_of(name) for name in ours}
     for of_pool, key in fold.adapters:
         if of_pool == pool and key not in listed and fold.adapter_at(pool, key, listing.revision) is None:
             absent.setdefault((listing.replica, key), listing.revision)
@@ -164,9 +171,9 @@ def _check_settled(fold: Fold, pool: str, listing: Listing, ours: Mapping[str, s
         and (record := fold.adapter_at(pool, key, listing.revision))
         and (record.get("spec") or {}).get("load") != "lazy"
     }
-    everywhere = {key for key, record in wanted.items() if _is_everywhere(record)}
-    refused = {name_key(name) for name in listing.unservable}
-    listed = {name_key(name) for name in ours}
+    everywhere = {key for key, record in wanted.items() if is_everywhere(record)}
+    refused = {key_of(name) for name in listing.unservable}
+    listed = {key_of(name) for name in ours}
     gone = [
         Finding("R6", listing.revision, listing.replica, f"{key!r} is listed and not desired")
         for key in sorted(listed - wanted.keys() - refused)
@@ -178,7 +185,7 @@ def _check_settled(fold: Fold, pool: str, listing: Listing, ours: Mapping[str, s
     return gone + missing
 
 
-def _is_everywhere(record: Document) -> bool:
+def is_everywhere(record: Document) -> bool:
     """False for what is placed on some replicas: which these were is not in the history of desired state."""
     placement = (record.get("spec") or {}).get("placement") or {}
     return placement.get("replicas", "all") == "all" and not placement.get("selector")

@@ -17,8 +17,9 @@ import pytest
 
 from registry.check.calls import Call, check_calls
 from registry.check.export import read_history
+from registry.check.joined import check_replicas
 from registry.check.replay import replay
-from registry.check.replicas import Listing, check_listings, check_log
+from registry.check.replicas import Listing
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError
 from registry.etcd3.ops import Range
@@ -237,13 +238,15 @@ async def _converged(
         status = await sidecar.status()
         assert status["observed_revision"] >= last, (status["observed_revision"], last)
         assert not status["pending"], status["pending"]
-        failed = [entry["name"] for entry in status["failed"]]
+        failed, asked_at = [entry["name"] for entry in status["failed"]], time.time()
         return Listing(
             replica="r1",
             revision=status["observed_revision"],
             adapters=await engine.listing(),
             settled=True,
             unservable=failed,
+            at=asked_at,
+            incarnation=status["engine"]["incarnation"],
         )
 
     listing = await eventually(is_settled, timeout_seconds=60)
@@ -256,7 +259,9 @@ async def _converged(
         await client.aclose()
     fold = replay(Keys(PREFIX), steps)
     findings = [*fold.findings, *check_calls(fold, story.calls)[0]]
-    findings += check_log(fold, POOL, "r1", sidecar.program.logged()) + check_listings(fold, POOL, [listing])
+    found, compared = check_replicas(fold, POOL, [("r1", sidecar.program.logged())], [listing])
+    findings += found
+    assert compared["statuses"], f"seed {story.seed}: no status could be held against a look"
     story.found = len(findings)
     told = [f"{finding} ({story.refusals.get(finding.where, 'no refusal')})" for finding in findings[:5]]
     assert not findings, "\n".join([f"seed {story.seed}, {story.faults}", *told])

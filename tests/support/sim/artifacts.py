@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import structlog
+
 from registry.model.records import PoolSpec
 from registry.sources.errors import ArtifactError
 from registry.sources.stop import Stop
@@ -16,6 +18,7 @@ from sidecar.artifacts.leases import Leases, read_leases
 from sidecar.artifacts.types import ArtifactRef, Staged
 from sidecar.artifacts.upkeep import Holdings
 
+_log = structlog.get_logger()
 ROOT = "file:///a/"
 # Under this are the stores of all replicas; nothing of it is on a disk.
 STORES = "/store/"
@@ -129,6 +132,7 @@ class SimStore:
             if staged.id not in leased:
                 del self.staged[ref]
                 self.on_removal(staged.path)
+                _log.info("artifact_removed", artifact=staged.id, size_bytes=0)
         return Holdings(0, len(self.staged), len(leased), 0)
 
     def scrub(self, _stop: Stop) -> None:

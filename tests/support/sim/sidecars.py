@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import structlog
+
 from registry.etcd3.client import Client
 from registry.etcd3.options import ClientOptions
 from registry.keys import Keys
@@ -34,6 +36,7 @@ from sidecar.successors import Successors
 from tests.support.sim.artifacts import SimStore
 from tests.support.sim.plugin import Socket
 
+_log = structlog.get_logger()
 # So short that much is let go of while faults last; longer than a request is on its way into an engine.
 GRACE_SECONDS = 6.0
 KEEP_SECONDS = 2.0
@@ -116,6 +119,8 @@ async def run_sidecar(place: Place, incarnation: int, rng: random.Random, journa
     try:
         async with asyncio.TaskGroup() as tasks:
             place.store.take_over()
+            name = {"pool": place.pool, "replica": place.replica, "store": place.store.replica}
+            _log.info("started", **name, grace_seconds=GRACE_SECONDS)
             feed.restore()
             tasks.create_task(feed.run(), name="feed")
             tasks.create_task(watch_engine(engine, reconciler.distrust), name="engine watch")

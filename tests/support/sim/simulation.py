@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from tests.support.sim.lazy import ask_for_lazy
 from tests.support.sim.loop import Deadlock, Livelock, VirtualLoop, current_process_name
 from tests.support.sim.operator import Operator
 from tests.support.sim.plugin import playing
+from tests.support.sim.told import Logs
 from tests.support.sim.traffic import send
 from tests.support.sim.world import World
 from tests.support.sim.writes import check_writes
@@ -38,11 +40,12 @@ class SimulationFailed(AssertionError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a simulation that went well leaves."""
+    """What a simulation that went well leaves; `compared`: how much the replay checker held against something."""
 
     trace: list[str]
     digest: str
     converged_after_seconds: float
+    compared: Counter[str]
 
 
 def simulate(seed: int, *, has_nets: bool = True) -> Outcome:
@@ -56,19 +59,20 @@ def simulate(seed: int, *, has_nets: bool = True) -> Outcome:
     """
     with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as root, _loop() as loop:
         world = loop.run_until_complete(_made(seed, Path(root)))
-        with _patched(world), nullcontext() if has_nets else _without_nets():
-            converged = _played(loop, world, FAULTS if has_nets else OWN_FAULTS)
+        logs = Logs()
+        with _patched(world, logs), nullcontext() if has_nets else _without_nets():
+            converged = _played(loop, world, logs, FAULTS if has_nets else OWN_FAULTS)
     if world.checks.violations:
         tail = "\n".join(world.trace[-60:])
         found = "\n".join(world.checks.violations[:10])
         nets = "" if has_nets else " NETS=no"
         raise SimulationFailed(f"seed {seed}; replay with: make sim SEED={seed}{nets}\n{tail}\n\n{found}")
-    return Outcome(world.trace, world.digest, converged)
+    return Outcome(world.trace, world.digest, converged, logs.compared)
 
 
-def _played(loop: VirtualLoop, world: World, faults: Sequence[Fault]) -> float:
+def _played(loop: VirtualLoop, world: World, logs: Logs, faults: Sequence[Fault]) -> float:
     try:
-        return loop.run_until_complete(_play(world, faults))
+        return loop.run_until_complete(_play(world, logs, faults))
     except (Deadlock, Livelock) as error:
         world.checks.violations.append(f"R3 {type(error).__name__}: {error}")
         return 0.0
@@ -88,7 +92,7 @@ def _loop() -> Iterator[VirtualLoop]:
 
 
 @contextmanager
-def _patched(world: World) -> Iterator[None]:
+def _patched(world: World, logs: Logs) -> Iterator[None]:
     """Puts the world in place of sockets, and its trace in place of the log."""
 
     def note(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:
@@ -96,6 +100,7 @@ def _patched(world: World) -> Iterator[None]:
         if name == "breaking_glass":
             world.broken_glass.append(dict(event))
         world.log(f"{name} {event}")
+        logs.note(name, event)
         world.checks.on_log(current_process_name(), name)
         raise structlog.DropEvent
 
@@ -123,7 +128,7 @@ def _without_nets() -> Iterator[None]:
         yield
 
 
-async def _play(world: World, faults: Sequence[Fault]) -> float:
+async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
     loop = asyncio.get_running_loop()
     expiry = loop.create_task(_expire_leases(world))
     for admin in world.admins:
@@ -150,6 +155,7 @@ async def _play(world: World, faults: Sequence[Fault]) -> float:
     await let_go(world)
     await ask_for_lazy(world, operator)
     check_writes(world)
+    logs.check(world)
     expiry.cancel()
     await world.bury()
     return converged

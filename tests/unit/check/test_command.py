@@ -60,10 +60,13 @@ def test_the_command_tells_how_much_it_compared(desk, tmp_path, capsys):
     looks.write_text('{"replica": "r1", "revision": 3, "adapters": {}}\n')
     arguments = ("verify", "--history", str(history), "--prefix", "/t", "--pool", "p")
     assert run(*arguments, "--log", str(log), "--listings", str(looks)) == 0
-    assert "6 changes, 0 plans, 1 looks: 0 findings" in capsys.readouterr().out
+    assert (
+        "6 changes, 0 plans, 0 loads, 0 statuses, 0 removals, 1 looks, 0 of them at a known time: 0 f"
+        in capsys.readouterr().out
+    )
     log.write_text('{"event": "plan_made", "revision": 2, "state_hash": "x"}\n')
     assert run(*arguments, "--log", str(log)) == 1
-    assert "6 changes, 1 plans: 1 findings" in capsys.readouterr().out
+    assert "6 changes, 1 plans, 0 loads, 0 statuses, 0 removals: 1 findings" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ def test_a_sidecars_log_is_held_against_the_history(desk):
     assert of(plan(fold, 2, fold.hash_at(POOL, 3))) == ["R2"]
     assert of(plan(fold, 99, 1)) == []
     assert of({"event": "engine_call", "call": "unload", "name": "theirs"}) == ["R11"]
+    assert of({"event": "engine_call", "call": "unload", "name": "loraplane-check-a1b2"}) == []
 
 
 def test_an_adapter_that_went_before_the_history_begins_is_known(desk):
@@ -103,6 +104,8 @@ def test_listings_are_held_against_the_history(desk):
     assert of(listing(5, "acme/a"), listing(6, "acme/a", "acme/b")) == ["R6"]
     assert of(listing(5, "acme/a", "acme/b", settled=True)) == ["R6"]
     assert of(listing(5, settled=True)) == ["R3"]
+    assert of(listing(5, "acme/a@2", settled=True)) == []
+    assert of(listing(5, "acme/a@2", "acme/b@1", settled=True)) == ["R6"]
     for name, digit in (("one", "1"), ("same", "1"), ("other", "2")):
         source = Source(uri="file:///a/v1", digest="sha256:" + digit * 64)
         desk.change(applying(Upsert(name, AdapterSpec(source=source))))

@@ -1,0 +1,113 @@
+"""Reads sidecars' logs: one `Process` for each start, and what it saw, wrote and removed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from registry.check.looks import Looks
+from registry.check.values import Document
+
+# A status is derived from the last report, and before the next report at most two looks are told.
+LOOKS_BETWEEN_REPORTS = 2
+# Lines of worker threads may be written a little later than they are dated.
+_DISORDER_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A status that was written at `revision`; of `looks` it must have been derived from one."""
+
+    revision: int
+    updated_at: str
+    looks: range
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """An artifact that was removed from the store, at unix seconds."""
+
+    at: float
+    artifact: str
+
+
+@dataclass
+class Process:
+    """One sidecar, from its start to its end.
+
+    Attributes:
+        where: its log, for people.
+        is_begun: its log has its start. If not, something that it did may be unknown.
+        store: names its store among those of all hosts; empty: it is not known.
+        is_steady: its clock was not set back, as far as its lines and those before them tell.
+        newest: unix seconds of its last line, by a clock that is not set back.
+        made_of: artifact to the digest of what it was made of.
+    """
+
+    where: str
+    is_begun: bool = False
+    replica: str = ""
+    store: str = ""
+    grace_seconds: float = 0.0
+    is_steady: bool = True
+    newest: float = 0.0
+    looks: Looks = field(default_factory=Looks)
+    writes: list[Write] = field(default_factory=list)
+    removals: list[Taken] = field(default_factory=list)
+    made_of: dict[str, str] = field(default_factory=dict)
+    _is_whole: bool = False
+    _at_last_write: int = 0
+
+    def take(self, line: Document) -> None:
+        """The next line."""
+        at = self._time(line)
+        match line.get("event"):
+            case "engine_listed":
+                self._look(line, at)
+            case "status_written":
+                first = max(0, self._at_last_write - 1 - LOOKS_BETWEEN_REPORTS)
+                self.writes.append(Write(line["revision"], line["updated_at"], range(first, self.looks.count)))
+                self._at_last_write = self.looks.count
+            case "artifact_removed":
+                self.removals.append(Taken(at, line["artifact"]))
+            case "artifact_staged" if "artifact" in line:
+                self.made_of[line["artifact"]] = line["digest"]
+
+    def _look(self, line: Document, at: float) -> None:
+        self._is_whole = self._is_whole or line["whole"]
+        if not self._is_whole:
+            return  # what was listed before is not known
+        if line["whole"]:
+            self.looks.forget()
+        self.looks.change(line["adapters"])
+        if not line["more"]:
+            self.looks.close(at, line["incarnation"])
+
+    def _time(self, line: Document) -> float:
+        at = _seconds(line.get("timestamp"))
+        if at is None or at < self.newest - _DISORDER_SECONDS:
+            self.is_steady = False
+        self.newest = max(self.newest, at or 0.0)
+        return at or 0.0
+
+
+def processes(where: str, lines: Iterable[Document]) -> list[Process]:
+    """The processes whose lines one log has, one after another."""
+    found = [Process(where)]
+    for line in lines:
+        if line.get("event") == "started" and "store" in line:
+            begun = Process(where, is_begun=True, replica=line["replica"], store=line["store"])
+            begun.grace_seconds = line["grace_seconds"]
+            begun.newest = found[-1].newest  # a clock that was set back meanwhile is that of all of them
+            found.append(begun)
+        if "event" in line:
+            found[-1].take(line)
+    return found
+
+
+def _seconds(timestamp: object) -> float | None:
+    try:
+        return datetime.fromisoformat(str(timestamp)).timestamp()
+    except ValueError:
+        return None
