@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.simulated.server import serving
 from sidecar.engines.vllm import VllmEngine
+from tests.support.engine_steps import write_sources
 from tests.support.engines import BASE_MODEL, Asker, RealVllm
 from tests.support.tiny import Tiny, make_tiny
 
@@ -26,6 +28,12 @@ def real_vllm(tmp_path_factory, tiny) -> Iterator[RealVllm]:
     vllm = RealVllm(tiny.model, tmp_path_factory.mktemp("vllm"))
     yield vllm
     vllm.stop()
+
+
+@pytest.fixture(scope="session")
+def sources(tiny) -> Path:
+    """The folder of all that is loaded where several engines are compared."""
+    return write_sources(tiny)
 
 
 @pytest.fixture

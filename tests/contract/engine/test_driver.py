@@ -15,6 +15,7 @@ from sidecar.engines.simulated.server import serving
 from sidecar.engines.vllm import VllmEngine
 from sidecar.observed import AlreadyThere, Done, NotThere, PathMissing, Refused, Transient
 from tests.support.engines import BASE_MODEL, Asker
+from tests.support.real_and_models import RealAndModels
 from tests.support.waiting import eventually
 from tests.support.wire import wire_to
 
@@ -223,3 +224,16 @@ async def test_a_name_that_was_unloaded_is_not_loaded_while_what_it_was_still_ru
         assert await engine.load("x", b, request_id="r") == Done()
         await engine.aclose()
         await asker.client.aclose()
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(900)  # a difference is made small, which takes up to five minutes more
+def test_real_vllm_and_what_stands_for_it_say_the_same(real_vllm, tiny, sources, tmp_path):
+    """R5, R9, R11: what is proven on simulated engines, over HTTP and in the simulation, is so on real vLLM.
+
+    One step comes after another, so two things are never drawn: files that go while an engine may read them, and
+    weights that change beside requests for their name (decision 15). Either may end the real engine, and so every
+    test after this one; they are played by themselves, in test_files_pinned.py and e2e/test_swaps.py. Nor is a load in
+    place, which the driver never asks for.
+    """
+    RealAndModels(real_vllm, tiny.model, sources, tmp_path / "leases", plugin=False).play_many()

@@ -73,10 +73,25 @@ async def test_missing_files_are_404(asker, tiny, tmp_path):
         ("dora", {"use_dora": True}),
         ("bias", {"bias": "all"}),
         ("saved", {"modules_to_save": ["lm_head"]}),
+        ("init", {"init_lora_weights": "pissa"}),
+        ("none", {"r": 0}),
+        ("one", {"rank_pattern": {"q_proj": 32}}),
+        ("alpha", {"lora_alpha": "16"}),
+        ("modules", {"alpha_pattern": {"q_proj": "16"}}),
     ],
 )
 async def test_adapters_that_vllm_does_not_take_are_500(asker, tiny, name, changes):
     assert fault(await asker.load(name, tiny.changed(name, **changes))) == (500, "InternalServerError")
+    assert await asker.adapters() == {}
+
+
+async def test_what_is_there_and_cannot_be_read_is_500(asker, tiny, tmp_path):
+    """Only a file that is not there is a missing one."""
+    shutil.copytree(tiny.adapter("a"), tmp_path / "folder")
+    (tmp_path / "folder/adapter_config.json").rename(tmp_path / "file")
+    (tmp_path / "folder/adapter_config.json").mkdir()
+    for path in (tmp_path / "folder", tmp_path / "file", "/\0", f"/{'long' * 100}"):
+        assert fault(await asker.load("a", str(path))) == (500, "InternalServerError")
     assert await asker.adapters() == {}
 
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from registry.model.names import PROOF_PREFIX
-from sidecar.artifacts.types import ArtifactRef
 from sidecar.engines.simulated.engine import Rejection, SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.simulated.server import serving
@@ -26,33 +22,14 @@ from sidecar.lazy.socket_file import SocketFile
 from sidecar.lazy.wire import Answer, Found
 from sidecar.observed import Outcome
 from tests.support.adapters import write_adapter
-from tests.support.sim.artifacts import REFUSED, ROOT, SimStore, source_of
-from tests.support.sim.engine_http import http_for
+from tests.support.engine_steps import Load, Swap, Unload
+from tests.support.sim.artifacts import REFUSED, source_of
 from tests.support.sim.engines import BASE, EngineHost
+from tests.support.sim.played import STORE, driver_of, started
 from tests.support.sim.plugin import Socket, playing
 
-REPLICA = "r"
-PLAYED = "http://played"
 GOOD, WRONG, NOWHERE = ("good1", "good2"), f"{REFUSED}1", "nowhere"
 names, sources = st.sampled_from(["a", "b", BASE]), st.sampled_from([*GOOD, WRONG, NOWHERE])
-
-
-@dataclass(frozen=True)
-class Load:
-    name: str
-    source: str
-
-
-@dataclass(frozen=True)
-class Unload:
-    name: str
-
-
-@dataclass(frozen=True)
-class Swap:
-    name: str
-    old: str
-    new: str
 
 
 Step = Load | Unload | Swap
@@ -93,25 +70,10 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-async def _played(folder: Path, socket: Socket | None = None) -> tuple[EngineHost, str]:
-    """A host with an engine that has started, and its store with everything in it."""
-    store = SimStore(REPLICA, random.Random(0), folder / "leases")
-    for source in (*GOOD, WRONG):
-        await store.ensure(ArtifactRef(f"{ROOT}{source}", None))
-    host = EngineHost(REPLICA, PLAYED, store, random.Random(0), lambda *_: None, socket=socket)
-    host.start()
-    return host, f"/store/{REPLICA}"
-
-
 @asynccontextmanager
 async def _playing(host: EngineHost) -> AsyncIterator[None]:
     with playing(lambda: [host]):
         yield
-
-
-def _driver(host: EngineHost) -> VllmEngine:
-    with mock.patch("sidecar.engines.vllm.VllmHttp", http_for({PLAYED: host}, lambda *_: None)):
-        return VllmEngine(PLAYED)
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -120,15 +82,15 @@ def test_same_outcomes_and_listings(folder, sequence, has_plugin):
     """R11 and R9 rest on it: each call comes to the same, and the engine lists the same after it."""
 
     async def play() -> None:
-        host, root = await _played(folder, Socket() if has_plugin else None)
-        played, options = _driver(host), Options(served_model_name=BASE, plugin=has_plugin)
+        host = started((*GOOD, WRONG), folder / "leases", Socket() if has_plugin else None)
+        played, options = driver_of(host), Options(served_model_name=BASE, plugin=has_plugin)
         async with _playing(host), serving(SimulatedVllm(options)) as url:
             over_http = VllmEngine(url)
             facts, expected_facts = (await played.observe()).facts, (await over_http.observe()).facts
             assert facts.swap == expected_facts.swap == ("plugin" if has_plugin else "pipelined")
             for step in sequence:
                 expected = await _do(over_http, str(folder), step)
-                assert type(await _do(played, root, step)) is type(expected), step
+                assert type(await _do(played, STORE, step)) is type(expected), step
                 assert await _listing(played) == await _listing(over_http), step
                 assert await _evidence(played) == await _evidence(over_http), step
             await over_http.aclose()
@@ -149,15 +111,15 @@ def test_a_request_for_what_is_not_loaded_comes_to_the_same(folder, told):
 
     async def play() -> None:
         socket = Socket()
-        host, root = await _played(folder, socket)
-        socket.listen(Told(root))
+        host = started((*GOOD, WRONG), folder / "leases", socket)
+        socket.listen(Told(STORE))
         with TemporaryDirectory(prefix="lp-") as short:
             options = Options(served_model_name=BASE, plugin=True, resolver=f"{short}/r")
             engine = SimulatedVllm(options)
             listener = SocketFile(Path(short, "r"))
             async with _playing(host), serving(engine) as url, asyncio.TaskGroup() as tasks:
                 answering = tasks.create_task(ResolverServer(listener.listener, Told(str(folder))).run())
-                over_http, played = VllmEngine(url), _driver(host)
+                over_http, played = VllmEngine(url), driver_of(host)
                 for number, source in enumerate(told):
                     name = f"{source}-{number}"
                     assert host.engine is not None

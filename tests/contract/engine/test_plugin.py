@@ -13,6 +13,7 @@ from sidecar.engines.simulated.server import serving
 from sidecar.engines.vllm import VllmEngine
 from sidecar.observed import Done, NotThere, PathMissing, Refused, Transient
 from tests.support.engines import BASE_MODEL, Asker, VllmFlags
+from tests.support.real_and_models import RealAndModels
 from tests.support.waiting import eventually
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 6
@@ -251,3 +252,10 @@ async def test_malformed_swaps_are_400_and_name_the_field(asker, body, field):
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert (error["type"], error["param"], error["code"]) == ("invalid_argument", field, 400)
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(900)  # a difference is made small, which takes up to five minutes more
+def test_real_vllm_and_what_stands_for_it_say_the_same(real_vllm, tiny, sources, tmp_path):
+    """R5, R9, R11, with the plugin; what is not drawn, and why, says the test of the same name in test_driver.py."""
+    RealAndModels(real_vllm, tiny.model, sources, tmp_path / "leases", plugin=True).play_many()

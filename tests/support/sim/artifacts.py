@@ -108,12 +108,19 @@ class SimStore:
             raise ArtifactError("source_missing", "there is nothing", permanent=True)
         if self.is_out:
             raise ArtifactError("source_io", "the source is out of reach", permanent=False)
-        rank = 64 if source.startswith(HIGH_RANK) else 8
-        staged = Staged(id_of(source), path_of(self.replica, source), digest_of(source), rank)
+        staged = self._staged(source)
         with self.leases.held(staged.id):
             await asyncio.sleep(self.rng.choice((0.0, 0.02)))
             self.staged[ref] = staged
         return staged
+
+    def put(self, source: str) -> None:
+        """Has a source at once; no lease protects it."""
+        self.staged[ArtifactRef(f"{ROOT}{source}", None)] = self._staged(source)
+
+    def _staged(self, source: str) -> Staged:
+        rank = 64 if source.startswith(HIGH_RANK) else 8
+        return Staged(id_of(source), path_of(self.replica, source), digest_of(source), rank)
 
     def leased(self) -> frozenset[str]:
         return self.leases.all()

@@ -29,7 +29,7 @@ MISSING_FILES = Rejection(404, "NotFoundError", "Loading lora failed: No adapter
 
 
 class SimEngine(SimulatedVllm):
-    """Reads adapters from the replica's store in memory, each time anew; foreign paths are always there.
+    """Reads adapters from the replica's store in memory, each time anew; other absolute paths are always there.
 
     Attributes:
         coming: adapters of requests that are on their way to the queue.
@@ -113,7 +113,8 @@ class SimEngine(SimulatedVllm):
         return await super()._weights_for(card)
 
     async def _bring_in(self, card: Card) -> None:
-        if self._store.owns(card.path) and not self._store.has(card.path):
+        is_hub_id = not card.path.startswith("/")  # to vLLM, and there is no hub
+        if is_hub_id or (self._store.owns(card.path) and not self._store.has(card.path)):
             raise MISSING_FILES
         if is_refused(source_of(card.path), self._store.replica):
             raise Rejection(500, "InternalServerError", "Call to add_lora method failed: wrong shapes")
