@@ -22,7 +22,7 @@ _PAGE = 1000
 async def read_history(client: Client, prefix: str, *, from_revision: int, seconds: float = 60.0) -> list[Step]:
     """Everything below a prefix from a revision on until now; from a `Base` if anything stood there before.
 
-    Where that revision is compacted, it begins with a later one.
+    Where that revision is compacted, it begins with the first one that is not.
 
     Raises:
         TimeoutError: it takes longer than `seconds`.
@@ -33,6 +33,7 @@ async def read_history(client: Client, prefix: str, *, from_revision: int, secon
     now = await client.list_prefix(key)
     if from_revision > now.revision + 1:
         raise ValueError(f"there is no revision {from_revision} yet; the newest is {now.revision}")
+    from_revision = max(from_revision, 1 + await _first_kept(client, key, max(1, from_revision - 1), now.revision))
     wanted = {kv.key: kv.mod_revision for kv in now.kvs if kv.mod_revision >= from_revision}
     resume = Resume(from_revision - 1, 0)
     reflector = Reflector(client, key, prefix_end(key), resume=resume, rng=random.Random(0))  # noqa: S311 - jitter
@@ -41,7 +42,7 @@ async def read_history(client: Client, prefix: str, *, from_revision: int, secon
         steps = await _stood_before(client, key, from_revision)
         # Nothing says that a watch has told all, so it is read until what it told is what stands.
         while seen != wanted:
-            step = _step_of(await anext(reflections))
+            step = step_of(await anext(reflections))
             if isinstance(step, Revision) and step.revision > now.revision:
                 break
             if isinstance(step, Base):
@@ -50,6 +51,19 @@ async def read_history(client: Client, prefix: str, *, from_revision: int, secon
                 steps.append(step)
                 seen = _seen(step, seen, from_revision)
     return steps
+
+
+async def _first_kept(client: Client, prefix: bytes, low: int, high: int) -> int:
+    """The first revision from `low` on of which etcd knows what stood then; that of `high` is known."""
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            await client.range(Range(prefix, prefix_end(prefix), limit=1, revision=middle))
+        except Compacted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 async def _stood_before(client: Client, prefix: bytes, revision: int) -> list[Step]:
@@ -67,7 +81,8 @@ async def _stood_before(client: Client, prefix: bytes, revision: int) -> list[St
     return [Base(revision - 1, tuple(kvs))] if kvs else []
 
 
-def _step_of(reflection: Reflection) -> Step | None:
+def step_of(reflection: Reflection) -> Step | None:
+    """What a reflection tells of the history; None: nothing."""
     match reflection:
         case Listed(revision=revision, kvs=kvs):
             return Base(revision, kvs)

@@ -16,19 +16,17 @@ import httpx
 import pytest
 
 from registry.check.calls import Call, check_calls
-from registry.check.export import read_history
 from registry.check.joined import check_replicas
 from registry.check.replay import replay
 from registry.check.replicas import Listing
 from registry.etcd3.client import Client
-from registry.etcd3.errors import EtcdError
-from registry.etcd3.ops import Range
 from registry.keys import Keys
 from registry.v1 import registry_pb2 as pb
 from tests.faults.etcd_link import EtcdLink
+from tests.faults.told import History, compact_seen, told_all, watched
 from tests.support.adapters import digest_of, write_adapter
 from tests.support.admin import Admin, admin_inside, change_set, drop, make_pool, put, refused, wait_ready
-from tests.support.etcd import Cluster, Member, compact
+from tests.support.etcd import Cluster, Member
 from tests.support.fleet import POOL, Sidecar, SimulatedEngine
 from tests.support.waiting import eventually
 
@@ -86,16 +84,19 @@ async def play(folder: Path, cluster: Cluster, *, seed: int, faults: int, second
     await engine.start()
     sidecar = Sidecar(folder, cluster.endpoints, PREFIX, engine.url, sources=sources)
     try:
-        async with admin_inside(cluster.endpoints, PREFIX) as admin:
+        async with (
+            watched(cluster.options(), PREFIX) as history,
+            admin_inside(cluster.endpoints, PREFIX) as admin,
+        ):
             await wait_ready(admin)
             await make_pool(admin)
             sidecar.program.start()
             await eventually(sidecar.is_ready, timeout_seconds=60)
             before, began = resident_bytes(sidecar), time.monotonic()
-            await _under_faults(admin, cluster, sources, chance, story, sidecar, faults, began + seconds)
+            await _under_faults(admin, cluster, sources, chance, story, sidecar, history, faults, began + seconds)
             healed = time.monotonic()
             story.seconds = healed - began
-            await _converged(cluster, admin, sidecar, engine, story, healed)
+            await _converged(cluster, admin, sidecar, engine, story, history, healed)
             story.grown_bytes = resident_bytes(sidecar) - before
             assert story.grown_bytes < MOST_GROWTH_BYTES, story.report()
     finally:
@@ -117,6 +118,7 @@ async def _under_faults(
     chance: random.Random,
     story: Story,
     sidecar: Sidecar,
+    history: History,
     faults: int,
     end: float,
 ) -> None:
@@ -125,7 +127,7 @@ async def _under_faults(
     tasks = [asyncio.create_task(writer) for writer in writers]
     link = EtcdLink(sidecar.program.log)
     while len(story.faults) < faults or time.monotonic() < end:
-        await _one_fault(cluster, chance, story, link)
+        await _one_fault(cluster, chance, story, link, history)
     stop.set()
     await asyncio.gather(*tasks)
 
@@ -168,13 +170,13 @@ async def _pause(seconds: float, stop: asyncio.Event) -> None:
         return
 
 
-async def _one_fault(cluster: Cluster, chance: random.Random, story: Story, link: EtcdLink) -> None:
+async def _one_fault(cluster: Cluster, chance: random.Random, story: Story, link: EtcdLink, history: History) -> None:
     """Something happens to one member, lasts, and is healed; the cluster keeps its majority."""
     kind = chance.choice(["kill leader", "kill one", "freeze leader", "freeze one", "freeze watched", "compact"])
     story.faults.append(kind)
     never = asyncio.Event()
     if kind == "compact":
-        await _compact(cluster)
+        await compact_seen(cluster, PREFIX, history)
         await _pause(FAULT_SECONDS[0], never)
         return
     if kind == "freeze watched":
@@ -216,20 +218,14 @@ def _harm(kind: str, member: Member) -> tuple[Callable[[], None], Callable[[], N
     return (member.kill, member.start) if kind.startswith("kill") else (member.freeze, member.thaw)
 
 
-async def _compact(cluster: Cluster) -> None:
-    """Forgets the past up to a little ago. What the checker reads afterwards begins there."""
-    client = Client(cluster.options())
-    try:
-        now = (await client.range(Range(Keys(PREFIX).meta()))).revision
-        await compact(client, max(1, now - 50))
-    except EtcdError:
-        return  # compacted already, or a member that is still coming up was asked
-    finally:
-        await client.aclose()
-
-
 async def _converged(
-    cluster: Cluster, admin: Admin, sidecar: Sidecar, engine: SimulatedEngine, story: Story, healed: float
+    cluster: Cluster,
+    admin: Admin,
+    sidecar: Sidecar,
+    engine: SimulatedEngine,
+    story: Story,
+    history: History,
+    healed: float,
 ) -> None:
     """R3 converge, and then the replay of everything."""
     last = await eventually(lambda: _last_write(admin), timeout_seconds=60)
@@ -252,12 +248,13 @@ async def _converged(
     listing = await eventually(is_settled, timeout_seconds=60)
     story.converged_seconds = time.monotonic() - healed
     await _check_etcd_itself(cluster, last)
-    client = Client(cluster.options())
+    keys, client = Keys(PREFIX), Client(cluster.options())
     try:
-        steps = await read_history(client, PREFIX, from_revision=1)
+        told_at = await told_all(client, keys, sidecar, "r1", last)
     finally:
         await client.aclose()
-    fold = replay(Keys(PREFIX), steps)
+    await eventually(lambda: history.revision >= told_at)
+    fold = replay(keys, history.steps)
     findings = [*fold.findings, *check_calls(fold, story.calls)[0]]
     found, compared = check_replicas(fold, POOL, [("r1", sidecar.program.logged())], [listing])
     findings += found
