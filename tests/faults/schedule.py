@@ -245,7 +245,11 @@ async def _converged(
             incarnation=status["engine"]["incarnation"],
         )
 
-    listing = await eventually(is_settled, timeout_seconds=60)
+    try:
+        listing = await eventually(is_settled, timeout_seconds=60)
+    except AssertionError:
+        await _check_etcd_itself(cluster, last)  # a member that went back is not followed
+        raise
     story.converged_seconds = time.monotonic() - healed
     await _check_etcd_itself(cluster, last)
     keys, client = Keys(PREFIX), Client(cluster.options())
