@@ -9,6 +9,16 @@ from datetime import datetime
 from registry.check.looks import Looks
 from registry.check.values import Document
 
+# What is read of a line, by its event. Some of it earlier releases did not write: see where it is read.
+_FIELDS = {
+    "engine_call": ("call", "name", "outcome"),
+    "engine_listed": ("incarnation", "whole", "adapters", "more"),
+    "plan_made": ("revision", "state_hash"),
+    "status_written": ("revision", "updated_at"),
+    "artifact_removed": ("artifact",),
+    "artifact_failed": ("name",),
+    "staging_broke": ("name",),
+}
 # A status is derived from the last report, and before the next report at most two looks are told.
 LOOKS_BETWEEN_REPORTS = 2
 # Lines of worker threads may be written a little later than they are dated.
@@ -104,6 +114,11 @@ def processes(where: str, lines: Iterable[Document]) -> list[Process]:
         if "event" in line:
             found[-1].take(line)
     return found
+
+
+def lacking(line: Document) -> list[str]:
+    """The fields that a line of its event should have and has not."""
+    return [name for name in _FIELDS.get(str(line.get("event")), ()) if name not in line]
 
 
 def _seconds(timestamp: object) -> float | None:

@@ -18,6 +18,7 @@ from registry.check.export import decode, encode, read_history
 from registry.check.findings import Finding
 from registry.check.fold import Fold
 from registry.check.joined import Log, check_replicas
+from registry.check.logs import lacking
 from registry.check.replay import replay
 from registry.check.replicas import Listing
 from registry.check.steps import Step
@@ -142,13 +143,16 @@ def _parsed(kind: Any, path: Path) -> Iterator[Any]:  # noqa: ANN401 - a model's
 
 def _documents(path: Path) -> Iterator[Document]:
     """The JSON lines of a log; others, such as a traceback, are passed over."""
-    for line in _lines(path):
+    for number, line in enumerate(_lines(path), start=1):
         try:
             found = json.loads(line)
         except ValueError:
             continue
-        if isinstance(found, dict):
-            yield found
+        if not isinstance(found, dict):
+            continue
+        if missing := lacking(found):
+            raise _Unusable(f"{path}, line {number}: {found['event']} has no {missing[0]}; give it as it was written")
+        yield found
 
 
 def _lines(path: Path) -> list[str]:

@@ -79,6 +79,7 @@ def test_the_command_tells_how_much_it_compared(desk, tmp_path, capsys):
         (["--history", "good", "--prefix", "/u"], "no pool below '/u'; --prefix"),
         (["--history", "good", "--prefix", "/t", "--pool", "dve", "--log", "good"], "no pool 'dve', but p"),
         (["--history", "empty", "--log", "bad"], "--pool"),
+        (["--history", "good", "--prefix", "/t", "--pool", "p", "--log", "torn"], "torn, line 2: plan_made has no"),
     ],
 )
 def test_what_cannot_be_checked_is_named(arguments, words, desk, tmp_path, capsys, monkeypatch):
@@ -86,6 +87,7 @@ def test_what_cannot_be_checked_is_named(arguments, words, desk, tmp_path, capsy
     monkeypatch.chdir(tmp_path)
     (tmp_path / "good").write_text("\n".join(encode(steps_of(desk))))
     (tmp_path / "bad").write_text("?")
+    (tmp_path / "torn").write_text('Traceback\n{"event": "plan_made", "revision": 2}\n')
     (tmp_path / "empty").write_text("")
     assert run("verify", *arguments) == 2
     assert words in capsys.readouterr().err
