@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import settings
 
-from registry.dev import ports
 from registry.etcd3.client import Client
 from registry.etcd3.options import ClientOptions
 from tests.support.etcd import Cluster, make_cluster
@@ -30,12 +29,6 @@ _FOLLOWED = {"ALL_PROXY", "COLUMNS", "FORCE_COLOR", "HF_ENDPOINT", "HTTP_PROXY",
 for _name in [*os.environ]:
     if _name.upper() in _FOLLOWED or (_name.startswith("LORAPLANE_") and _name not in _KEPT):
         del os.environ[_name]
-
-# A server takes a while to listen where it was told to; meanwhile nobody else of this run may be told the same.
-_worker, _workers = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
-_share = (ports.LAST - ports.FIRST) // int(_workers)
-ports.FIRST += int(_worker.removeprefix("gw")) * _share
-ports.LAST = ports.FIRST + _share - 1
 
 # A run in the background of a shell may start with interrupts ignored, and programs under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

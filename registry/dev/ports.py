@@ -10,13 +10,10 @@ from contextlib import ExitStack
 # Below those that systems give to whoever asks for any port: one of these would often be somebody's before we listen.
 FIRST, LAST = 10_000, 32_000
 _TRIES = 1_000
-_given: set[int] = set()
 
 
 def free_ports(count: int, taken: Collection[int] = ()) -> list[int]:
-    """Ports of the loopback that were free a moment ago, all different, and none that this process was given before.
-
-    Who got one of those may still be about to listen there.
+    """Ports of the loopback that were free a moment ago, all different.
 
     Raises:
         OSError: too few are free.
@@ -26,11 +23,10 @@ def free_ports(count: int, taken: Collection[int] = ()) -> list[int]:
         found: list[int] = []
         for _ in range(_TRIES):
             if len(found) == count:
-                _given.update(found)
                 return found
             port = chance.randint(FIRST, LAST)
             one = stack.enter_context(socket.socket())
-            if port not in taken and port not in _given and _binds(one, port):
+            if port not in taken and _binds(one, port):
                 found.append(port)
     raise OSError(f"no {count} ports from {FIRST} to {LAST} are free")
 

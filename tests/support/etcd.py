@@ -20,7 +20,6 @@ from registry.etcd3.methods import Method
 from registry.etcd3.options import ClientOptions, TlsFiles
 from tests.support.waiting import eventually
 
-END_SECONDS = 60
 _COMPACT = Method("/etcdserverpb.KV/Compact", rpc.CompactionRequest, rpc.CompactionResponse)
 
 
@@ -72,14 +71,14 @@ class Member:
         """Ends it as an operator would; SIGKILL if it does not end."""
         self.signal(signal.SIGTERM)
         try:
-            self._reap(END_SECONDS)
+            self._reap(20)
         except subprocess.TimeoutExpired:
             self.kill()
 
     def kill(self) -> None:
         """kill -9, and waits for the end."""
         self.signal(signal.SIGKILL)
-        self._reap(END_SECONDS)
+        self._reap(20)
 
     def freeze(self) -> None:
         """SIGSTOP: the connections stay up, and nothing is answered."""
