@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from sidecar.artifacts.steps import RemovalStep, Step
 from sidecar.observed import DrainEvidence
 from sidecar.retention import Retention
 from tests.support.kept import GRACE, HostWorld, MakeRetention, Request
+from tests.support.memory_folder import memory_folder
 
 REPLICAS = 2
 names, replicas = st.sampled_from(["a", "b"]), st.integers(0, REPLICAS - 1)
@@ -28,7 +28,7 @@ class Keeping(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = tempfile.TemporaryDirectory(dir="/dev/shm")
+        self.folder = memory_folder()
         self.world = HostWorld(Path(self.folder.name), REPLICAS, type(self).make_retention)
 
     def _converge(self, number: int) -> None:
