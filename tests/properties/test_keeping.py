@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
@@ -120,7 +120,7 @@ class Keeping(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-search = settings(max_examples=100, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+search = settings(max_examples=100, stateful_step_count=25, deadline=None)
 
 
 def test_nothing_that_an_engine_may_read_disappears():
