@@ -7,7 +7,6 @@ import json
 import struct
 import typing
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +15,7 @@ from registry.sources.errors import ArtifactError, ArtifactReason
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef, Staged
 from tests.support.adapters import adapter_config, adapter_weights, digest_of, write_files
+from tests.support.memory_folder import memory_folder
 
 REASONS = {reason for part in typing.get_args(ArtifactReason) for reason in typing.get_args(part)}
 # Halves of surrogate pairs too: JSON can say them, and nothing can write them down again.
@@ -89,7 +89,7 @@ def outcome(folder: Path, config: bytes, content: bytes, *, is_pinned: bool) -> 
 @given(config=configs, content=weights, is_pinned=st.booleans())
 def test_any_two_files_are_refused_by_name_or_served_as_they_are(config: bytes, content: bytes, is_pinned: bool):
     """R4 digest-true, R14 nack: a typed refusal, or a directory that hashes to its digest."""
-    with TemporaryDirectory() as name:
+    with memory_folder() as name:
         folder = Path(name)
         staged = outcome(folder, config, content, is_pinned=is_pinned)
         directories = list((folder / "store" / "adapters").iterdir())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
@@ -16,6 +15,7 @@ from sidecar.artifacts.steps import RemovalStep, Step
 from sidecar.observed import DrainEvidence
 from sidecar.retention import Retention
 from tests.support.kept import GRACE, HostWorld, MakeRetention, Request
+from tests.support.memory_folder import memory_folder
 
 REPLICAS = 2
 names, replicas = st.sampled_from(["a", "b"]), st.integers(0, REPLICAS - 1)
@@ -28,7 +28,7 @@ class Keeping(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = tempfile.TemporaryDirectory(dir="/dev/shm")
+        self.folder = memory_folder()
         self.world = HostWorld(Path(self.folder.name), REPLICAS, type(self).make_retention)
 
     def _converge(self, number: int) -> None:
@@ -120,7 +120,7 @@ class Keeping(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-search = settings(max_examples=100, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+search = settings(max_examples=100, stateful_step_count=25, deadline=None)
 
 
 def test_nothing_that_an_engine_may_read_disappears():

@@ -30,6 +30,13 @@ REPLICAS = st.sampled_from(["r1", "r2", "r3"])
 REVISIONS = st.integers(1, 6)
 CAPACITIES = st.sampled_from([None, 2, 3])
 Kvs = dict[bytes, KeyValue]
+
+
+def several(names: st.SearchStrategy[str], max_size: int | None = None) -> st.SearchStrategy[list[str]]:
+    """Some names in order: that of a set is another one in each process, and what is drawn for each would be, too."""
+    return st.sets(names, max_size=max_size).map(sorted)
+
+
 # Among whom a replica found its share, and what it knew to take their room.
 Claim = tuple[Sequence[Member], Mapping[Selector, int]]
 FORMER: Sequence[Claim] = [
@@ -50,7 +57,7 @@ def claims_about(record_kvs: Values, presence_kvs: Values) -> Sequence[Claim]:
 @st.composite
 def records(draw: st.DrawFn) -> Kvs:
     found = {}
-    for name in draw(st.sets(NAMES)):
+    for name in draw(several(NAMES)):
         revision = draw(REVISIONS)
         placement = Placement(
             replicas=draw(st.sampled_from(["all", 1, 2])), selector=draw(st.sampled_from([{}, {}, {"z": "1"}]))
@@ -70,7 +77,7 @@ def records(draw: st.DrawFn) -> Kvs:
 @st.composite
 def presences(draw: st.DrawFn) -> Kvs:
     found = {}
-    for name in draw(st.sets(REPLICAS)):
+    for name in draw(several(REPLICAS)):
         labels = draw(st.sampled_from([{}, {"z": "1"}]))
         value = presence(name, labels=labels, capacity=draw(CAPACITIES)).to_bytes()
         key = KEYS.replica(POOL, name)
@@ -81,7 +88,7 @@ def presences(draw: st.DrawFn) -> Kvs:
 @st.composite
 def statuses(draw: st.DrawFn, claims: Sequence[Claim]) -> Kvs:
     found = {}
-    for name in draw(st.sets(REPLICAS)):
+    for name in draw(several(REPLICAS)):
         claim = among(*draw(st.sampled_from(claims)))
         value = replica_status(name, draw(REVISIONS), **draw(complaints()), **claim).to_bytes()
         key = KEYS.status(POOL, name)
@@ -93,17 +100,17 @@ def statuses(draw: st.DrawFn, claims: Sequence[Claim]) -> Kvs:
 def complaints(draw: st.DrawFn) -> dict[str, Any]:
     failed = [
         Failed(name=name, generation=2, reason="BAD", message="", attempts=1, retry_at=None)
-        for name in draw(st.sets(NAMES))
+        for name in draw(several(NAMES))
     ]
-    used = [Resident(name=name, generation=2, last_used="t") for name in draw(st.sets(NAMES))]
+    used = [Resident(name=name, generation=2, last_used="t") for name in draw(several(NAMES))]
     digests = st.sampled_from(["sha256:1", "sha256:2"])
     return {
         "stale": draw(st.sampled_from([False, False, False, True])),
         "failed": failed if draw(st.booleans()) else [],
-        "pending": [Pending(name=name, generation=2, reason="staging") for name in draw(st.sets(NAMES, max_size=1))],
-        "found": [Found(name=name, generation=2, digest=draw(digests)) for name in draw(st.sets(NAMES))],
+        "pending": [Pending(name=name, generation=2, reason="staging") for name in draw(several(NAMES, 1))],
+        "found": [Found(name=name, generation=2, digest=draw(digests)) for name in draw(several(NAMES))],
         "lazy": Lazy(count=1, servable=draw(st.booleans()), resident=used),
-        "leaving": [Leaving(name=name, generation=2) for name in draw(st.sets(NAMES, max_size=1))],
+        "leaving": [Leaving(name=name, generation=2) for name in draw(several(NAMES, 1))],
         "omitted": draw(st.sampled_from([0, 0, 0, 1])),
         "engine": engine_status(names=draw(st.sampled_from(["plain", "versioned"]))),
     }

@@ -112,7 +112,7 @@ class PlayedReplica:
         uses = {(n, staged.path) for n, ref in self.desired.items() if (staged := self.store.lookup(ref))}
         self.keeper.notice(observed, uses)
         self.calls = [("unload", n, p) for n, p in observed.adapters.items() if n not in self.desired]
-        self.calls += [("load", n, p) for n, p in uses if observed.adapters.get(n) != p]
+        self.calls += [("load", n, p) for n, p in sorted(uses) if observed.adapters.get(n) != p]
 
     async def _stage(self, ref: ArtifactRef) -> None:
         with contextlib.suppress(ArtifactError):  # tried again at the next plan

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,6 +14,7 @@ from unittest import mock
 
 import structlog
 
+from tests.support.memory_folder import memory_folder
 from tests.support.sim.engine_http import http_for
 from tests.support.sim.faults import FAULTS, OWN_FAULTS, Fault, rage
 from tests.support.sim.goal import converge, let_go, stay
@@ -30,8 +30,6 @@ from tests.support.sim.writes import check_writes
 CHAOS_SECONDS = 30.0
 # So short that what an engine was told of is let go of soon; the engine's own word keeps it for longer.
 HOLD_SECONDS = 15.0
-# Files that are synced to memory cost no time; nothing here is about power cuts.
-_MEMORY = Path("/dev/shm")  # noqa: S108 - only as the place of a temporary directory
 
 
 class SimulationFailed(AssertionError):
@@ -57,7 +55,7 @@ def simulate(seed: int, *, has_nets: bool = True) -> Outcome:
     Raises:
         SimulationFailed: with what was violated, the end of the trace, and the command that replays it.
     """
-    with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as root, _loop() as loop:
+    with memory_folder() as root, _loop() as loop:
         world = loop.run_until_complete(_made(seed, Path(root)))
         logs = Logs()
         with _patched(world, logs), nullcontext() if has_nets else _without_nets():

@@ -5,13 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Semaphore
+from threading import Lock, Semaphore, get_ident
 
 import pytest
 
 from sidecar.artifacts import syncing
 from sidecar.artifacts.syncing import SharedSync
 from tests.support.waiting import eventually
+
+
+class Queue:
+    """A lock that knows how many came to it. Each has noted before what he waits for."""
+
+    def __init__(self) -> None:
+        self.came: list[int] = []
+        self._lock = Lock()
+
+    def __enter__(self) -> None:
+        self.came.append(get_ident())
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class Disk:
@@ -40,18 +55,20 @@ def disk(monkeypatch) -> Iterator[Disk]:
 async def test_who_asks_while_a_sync_runs_waits_for_the_next_which_serves_all(tmp_path, disk):
     """Fault 17: one that has begun may have missed the names that came since."""
     shared = SharedSync(tmp_path)
+    shared._running = queue = Queue()
     with ThreadPoolExecutor(4) as threads:
         first = threads.submit(shared.sync)
         await eventually(lambda: len(disk.begun) == 1)
         others = [threads.submit(shared.sync) for _ in range(3)]
+        await eventually(lambda: len(queue.came) == 4)
         disk.may_end.release()
         await eventually(first.done)
         await eventually(lambda: len(disk.begun) == 2)
         assert not any(one.done() for one in others)
-        disk.may_end.release(2)
+        disk.may_end.release()
         for one in others:
             one.result()
-    assert len(disk.begun) <= 3  # a thread that began late had nobody to share with
+    assert len(disk.begun) == 2
 
 
 async def test_a_sync_that_fails_serves_nobody(tmp_path, disk):

@@ -34,6 +34,40 @@ class Ran:
 Cli = Callable[..., Ran]
 
 
+@dataclass
+class Clock:
+    """Seconds that pass when told."""
+
+    seconds: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def late(self, answer: object) -> Callable[[object], object]:
+        """In a list of answers: one that comes an hour later."""
+
+        def give(_request: object) -> object:
+            self.seconds += 3600.0
+            return answer
+
+        return give
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch) -> None:
+    """Commands give up on nothing that comes, however late, unless a test says so."""
+    monkeypatch.setenv("LORAPLANE_TIMEOUT", "120")
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    """What the CLI takes for the time while it repeats a call. What a single call may take is real."""
+    clock = Clock()
+    for module in ("registry.cli.client", "tenacity"):
+        monkeypatch.setattr(f"{module}.time", clock)
+    return clock
+
+
 @pytest.fixture
 def admin() -> FakeAdmin:
     return FakeAdmin()

@@ -101,7 +101,7 @@ def _stream(method: str) -> Callable[..., Any]:
 def _wait_for_the_end(context: grpc.ServicerContext) -> None:
     ended = threading.Event()
     if context.add_callback(ended.set):
-        ended.wait(60)
+        ended.wait()
 
 
 for _method in pb.DESCRIPTOR.services_by_name["AdapterRegistry"].methods:

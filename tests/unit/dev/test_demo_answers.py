@@ -14,8 +14,8 @@ import pytest
 from registry.dev.demo_answers import PROMPTS, TOLERANCE, Answer, Refused, ask, indistinct, reference_of
 from registry.dev.demo_traffic import Stream, Version, traffic
 from registry.dev.demo_world import text_of
-from registry.dev.ports import free_ports
 from registry.dev.processes import wait_until
+from tests.support.deaf import nobody_listens
 
 ONE = Answer((1, 2), (-0.5, -1.0))
 
@@ -67,8 +67,8 @@ def test_an_old_answer_after_a_new_one_is_noticed(seen, back):
 
 
 def test_no_engine_is_refused_with_status_0():
-    with httpx.Client() as client:
-        answer = ask(client, f"http://127.0.0.1:{free_ports(1)[0]}", "a", "Hello")
+    with httpx.Client() as client, nobody_listens() as address:
+        answer = ask(client, f"http://{address}", "a", "Hello")
     assert isinstance(answer, Refused)
     assert answer.status == 0
 
@@ -105,14 +105,16 @@ def engine(*answers: Answer | int) -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_traffic_tells_old_new_neither_and_failed_apart():
     old, new, other = ONE, Answer((5, 6), (-0.1, -0.1)), Answer((1, 2), (-0.7, -1.0))
     with engine(old, other, 404, new) as url, traffic([url], "a", "Hello", old, new) as [stream]:
-        assert wait_until(lambda: stream.count(Version.NEW) > 1, 30)
+        assert wait_until(lambda: stream.count(Version.NEW) > 1, 60)
     assert stream.seen[:4] == [Version.OLD, Version.NEITHER, Version.FAILED, Version.NEW]
     assert "status=404" in stream.strange[1]

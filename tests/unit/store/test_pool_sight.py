@@ -35,7 +35,7 @@ class Forgetful:
 
 
 async def read(client: Forgetful):
-    return await read_facts(client, KEYS, POOL, NAME, None, Budget.of(5.0))
+    return await read_facts(client, KEYS, POOL, NAME, None, Budget.of(60.0))
 
 
 @pytest.mark.parametrize("error", [COMPACTED, GONE_BACK])

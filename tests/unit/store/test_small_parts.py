@@ -162,11 +162,15 @@ async def test_who_cannot_have_a_lock_gives_up_and_leaves_nothing_behind():
     assert not locks._locks
 
 
+@pytest.mark.parametrize(
+    ("left", "share"), [(100.0, 50.0), (2.0, 1.0), (0.6, 0.5), (0.2, 0.2), (0.0, 0.01), (-1.0, 0.01)]
+)
+def test_what_one_try_may_take_of_a_budget(left, share):
+    assert Budget(left, lambda: 0.0).share() == share
+
+
 async def test_budgets():
-    assert Budget.of(100).share() <= 50
-    assert 0.5 < Budget.of(2).share() <= 1
-    assert 0 < Budget.of(0.2).share() <= 0.2
-    assert 0 < Budget.of(-1).share() <= 0.01
+    assert 0 < Budget.of(100).spend() <= 100
     with pytest.raises(Unavailable):
         Budget.of(-1).spend()
 

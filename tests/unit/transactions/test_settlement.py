@@ -6,7 +6,7 @@ import pytest
 
 from registry.errors import FailedPrecondition, InvalidArgument, Reason
 from registry.model.records import Removed, TenantRecord
-from registry.transactions.changes import Remove, RollbackAdapter, SetTenant, SettleRemoval
+from registry.transactions.changes import Remove, RollbackAdapter, SetTenant, SettleRemoval, tenants_of
 from registry.transactions.make import make_settle_removal
 from tests.support.changes import KEYS, POOL, Desk, applying, upsert
 from tests.support.history_check import check_history
@@ -45,6 +45,11 @@ def test_counter_history_and_audit_are_made_good(desk):
     assert counter(desk) == 1
     assert KEYS.history(POOL, NAME, 2) in desk.etcd.kvs
     check_history(KEYS, desk.etcd.history)
+
+
+def test_it_is_of_the_tenant_whose_counter_it_touches(desk):
+    """W5: no other change of that tenant is made meanwhile."""
+    assert tenants_of(break_glass(desk)) == ("acme",)
 
 
 def test_a_removal_is_settled_once(desk):
