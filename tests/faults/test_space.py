@@ -43,7 +43,7 @@ async def small(tmp_path) -> AsyncIterator[Cluster]:
 
 @pytest.fixture
 async def client(small) -> AsyncIterator[Client]:
-    client = Client(small.options())
+    client = small.patient()
     yield client
     await client.aclose()
 
