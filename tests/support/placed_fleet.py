@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from registry.etcd3.ops import Range, prefix_end
+from registry.keys import last_part
 from registry.model.assignment import assign
 from registry.model.placement import Member
 from registry.model.records import AdapterRecord
@@ -67,6 +69,12 @@ class PlacedFleet:
             sidecar.program.start()
             self.engines[replica], self.sidecars[replica] = engine, sidecar
             self.members[replica] = Member(replica, labels, capacity)
+
+    async def are_known(self) -> bool:
+        """Whether the presences in etcd are those of all members."""
+        prefix = self._hand.keys.replicas(POOL)
+        found = await self._hand.client.range(Range(prefix, prefix_end(prefix)))
+        return {last_part(kv.key) for kv in found.kvs} == self.members.keys()
 
     def kill(self, replica: str) -> None:
         """Kills its sidecar; its engine goes on, and nobody counts on it."""

@@ -16,6 +16,7 @@ from tests.support.adapters import MODULES
 from tests.support.fleet import BASE, Hand, Sidecar
 from tests.support.other_engines.axolotl import SimulatedAxolotl
 from tests.support.other_engines.server import serving
+from tests.support.ports import free_ports
 from tests.support.waiting import eventually
 
 BASE_MODULES = BaseModules({f"model.layers.0.self_attn.{module}": (16, 16) for module in MODULES})
@@ -26,13 +27,13 @@ class Server:
     """A simulated server within the test, on a port that survives restarts; `simulated` is its present process."""
 
     def __init__(self) -> None:
+        (self._port,) = free_ports(1)
         self.url, self.simulated = "", SimulatedAxolotl(BASE)
         self._stack = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
         self.simulated = SimulatedAxolotl(BASE)
-        port = httpx.URL(self.url).port or 0 if self.url else 0
-        self.url = await self._stack.enter_async_context(serving(self.simulated.app(), port=port))
+        self.url = await self._stack.enter_async_context(serving(self.simulated.app(), port=self._port))
 
     async def stop(self) -> None:
         await self._stack.aclose()
