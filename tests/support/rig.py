@@ -91,7 +91,8 @@ class Rig:
     ) -> None:
         """An engine that has a resolver finds this rig at the socket that it asks."""
         self.engine = engine
-        self.client = httpx.AsyncClient(base_url=url, timeout=60)
+        # No connection is kept: the server ends one that rests for five seconds, also under a request that just came.
+        self.client = httpx.AsyncClient(base_url=url, timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
         self.socket = None if engine.options.resolver is None else Path(engine.options.resolver)
         self.sources = folder / "sources"
         self.store = LocalStore(
