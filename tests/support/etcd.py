@@ -15,7 +15,9 @@ from typing import IO
 from registry.dev.etcd_binary import child_environment, find_etcd
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.client import Client, MemberStatus
+from registry.etcd3.errors import Timeout, Unavailable
 from registry.etcd3.methods import Method
+from registry.etcd3.ops import Op, Txn
 from registry.etcd3.options import ClientOptions, TlsFiles
 from tests.support.ports import free_ports
 from tests.support.waiting import eventually
@@ -29,6 +31,18 @@ _COMPACT = Method("/etcdserverpb.KV/Compact", rpc.CompactionRequest, rpc.Compact
 async def compact(client: Client, revision: int) -> None:
     """Makes etcd forget what keys were before `revision`, as its operators do."""
     await client._calls.call(_COMPACT, rpc.CompactionRequest(revision=revision, physical=True), None)
+
+
+async def commit(client: Client, *ops: Op) -> int:
+    """Writes unconditionally; gives the revision. What nobody knows to be written is written again, to the same end."""
+
+    async def is_done() -> int:
+        try:
+            return (await client.txn(Txn((), ops))).revision
+        except (Timeout, Unavailable) as error:
+            raise AssertionError(f"not known to be written: {error}") from error
+
+    return await eventually(is_done)
 
 
 @dataclass

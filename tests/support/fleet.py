@@ -10,11 +10,12 @@ from typing import Any
 import httpx
 
 from registry.etcd3.client import Client
-from registry.etcd3.ops import Delete, Put, Range, Txn
+from registry.etcd3.ops import Delete, Put, Range
 from registry.keys import Keys
 from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, Source
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import write_adapter
+from tests.support.etcd import commit
 from tests.support.metrics import read_metrics
 from tests.support.ports import free_ports
 from tests.support.processes import Program
@@ -168,7 +169,7 @@ class Hand:
         return await self.commit(Put(self.keys.pool(POOL), spec.to_bytes()))
 
     async def commit(self, *ops: Put | Delete) -> int:
-        return (await self.client.txn(Txn((), ops))).revision
+        return await commit(self.client, *ops)
 
     async def revision_of(self, name: str) -> int:
         """etcd's of an adapter's record."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -104,9 +105,11 @@ class PlacedFleet:
             assert self.owners(name) == self.expected(name), f"{name}: {self.owners(name)}, not {self.expected(name)}"
         return True
 
-    def calls(self) -> set[tuple[str, str, str]]:
-        """Every call so far: replica, kind, name."""
-        return {(replica, call.kind, call.name) for replica, engine in self.engines.items() for call in engine.calls}
+    def calls(self) -> Counter[tuple[str, str, str]]:
+        """How often there was each call so far: replica, kind, name."""
+        return Counter(
+            (replica, one.kind, one.name) for replica, engine in self.engines.items() for one in engine.calls
+        )
 
     def _note(self, replica: str, call: Call) -> None:
         left = self.owners(call.name) - {replica}

@@ -57,7 +57,7 @@ async def taken_over_after(fleet: PlacedFleet) -> float:
     fleet.kill(dead)
     await eventually(fleet.is_placed)
     seconds = time.monotonic() - killed_at
-    moved = [(kind, name) for _, kind, name in fleet.calls() - before]
+    moved = [(kind, name) for _, kind, name in (fleet.calls() - before).elements()]
     assert sorted(moved) == sorted(("load", name) for name in share)
     return seconds
 
