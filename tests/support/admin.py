@@ -15,9 +15,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from registry.admin.server import running
 from registry.admin.settings import Settings
 from registry.daemon.settings import Address
+from registry.dev.ports import free_ports
 from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
-from tests.support.ports import free_ports
 from tests.support.processes import Program
 from tests.support.waiting import eventually
 

@@ -13,8 +13,8 @@ import httpx
 
 from registry.dev.engine_plugin import RESOLVER_VARIABLE, plugin_folder
 from registry.dev.engine_python import find_engine_python
+from registry.dev.ports import free_ports
 from registry.dev.vllm_process import MAX_LORAS, vllm_command, vllm_environment
-from tests.support.ports import free_ports
 from tests.support.waiting import eventually
 
 BASE_MODEL = "tiny"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from registry.dev.ports import free_ports
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.simulated.server import serving
 from sidecar.engines.vllm import VllmEngine
 from tests.support.engines import RealVllm, VllmFlags
-from tests.support.ports import free_ports
 
 KEY = "canary-key"
 

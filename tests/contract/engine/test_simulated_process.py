@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from registry.dev.ports import free_ports
 from tests.support.engines import Asker
-from tests.support.ports import free_ports
 from tests.support.processes import Program
 from tests.support.waiting import eventually
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from registry.dev.ports import free_ports
 from registry.etcd3.client import Client
 from registry.etcd3.errors import (
     Timeout,
@@ -19,7 +20,6 @@ from registry.etcd3.ops import (
     absent,
 )
 from tests.contract.etcd3.mirror import FirstEndpoint, put
-from tests.support.ports import free_ports
 from tests.support.waiting import eventually
 
 

@@ -19,11 +19,11 @@ import httpx
 import pytest
 
 from registry.cli.main import run
+from registry.dev.ports import free_ports
 from registry.etcd3.client import Client
 from registry.etcd3.ops import Range, prefix_end
 from tests.conftest import EtcdForTest
 from tests.support.etcd import make_cluster
-from tests.support.ports import free_ports
 from tests.support.processes import Program
 from tests.support.waiting import eventually
 

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
+from registry.dev.ports import free_ports
 from registry.etcd3.client import Client
 from registry.keys import Keys
 from registry.model.status import Failed
 from tests.integration.cli.conftest import Cli, make_admin, with_pool
 from tests.support.fleet import Sidecar, SimulatedEngine
-from tests.support.ports import free_ports
 from tests.support.replicas import Replicas, engine_status
 from tests.support.waiting import eventually
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from registry.client import Published, Registry, State, Tls
+from registry.dev.ports import free_ports
 from registry.dev.stack_file import DEFAULT_FOLDER
 from registry.dev.stack_parts import Folder
 from registry.errors import (
@@ -26,7 +27,6 @@ from tests.support.adapters import write_adapter
 from tests.support.admin import Admin, change_set, put
 from tests.support.fleet import POOL
 from tests.support.known_replicas import known_replicas
-from tests.support.ports import free_ports
 
 EXAMPLE = Path(__file__).parents[3] / "docs/examples/training_loop.py"
 

@@ -18,10 +18,10 @@ import httpx
 import pytest
 
 from registry.dev.engine_plugin import PLUGIN_VARIABLES
+from registry.dev.ports import free_ports
 from tests.integration.compose.compose_file import Service, alert_metrics, services, targets
 from tests.support.adapters import write_adapter
 from tests.support.etcd import Cluster, make_cluster
-from tests.support.ports import free_ports
 from tests.support.waiting import eventually
 
 SERVICES = services()

@@ -7,7 +7,7 @@ import pytest
 
 from registry.cli.main import run
 from registry.client.connection import check_address
-from tests.support.ports import free_ports
+from registry.dev.ports import free_ports
 from tests.unit.cli.fake_admin import Refusal
 
 

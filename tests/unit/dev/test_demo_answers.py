@@ -14,8 +14,8 @@ import pytest
 from registry.dev.demo_answers import PROMPTS, TOLERANCE, Answer, Refused, ask, indistinct, reference_of
 from registry.dev.demo_traffic import Stream, Version, traffic
 from registry.dev.demo_world import text_of
+from registry.dev.ports import free_ports
 from registry.dev.processes import wait_until
-from tests.support.ports import free_ports
 
 ONE = Answer((1, 2), (-0.5, -1.0))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from registry.dev.ports import free_ports
 from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.faults import Answer, Cut, Die, Hang
@@ -19,7 +20,6 @@ from sidecar.engines.vllm import VllmEngine
 from sidecar.observed import AlreadyThere, Done, Gone, Refused, Transient, Unknown
 from tests.contract.engine.faults.hasty import SHORT, listing_of
 from tests.support.engines import Asker
-from tests.support.ports import free_ports
 from tests.support.waiting import eventually
 from tests.support.wire import wire_to
 
