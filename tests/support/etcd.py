@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import IO
 
 from registry.dev.etcd_binary import child_environment, find_etcd
+from registry.dev.ports import free_ports
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.client import Client, MemberStatus
 from registry.etcd3.errors import Timeout, Unavailable
 from registry.etcd3.methods import Method
 from registry.etcd3.ops import Op, Txn
 from registry.etcd3.options import ClientOptions, TlsFiles
-from tests.support.ports import free_ports
 from tests.support.waiting import eventually
 
 # For a call of a test's own, which is about something else than how long etcd takes.

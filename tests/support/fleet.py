@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from registry.dev.ports import free_ports
 from registry.etcd3.client import Client
 from registry.etcd3.ops import Delete, Put, Range
 from registry.keys import Keys
@@ -17,7 +18,6 @@ from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import write_adapter
 from tests.support.etcd import commit
 from tests.support.metrics import read_metrics
-from tests.support.ports import free_ports
 from tests.support.processes import Program
 from tests.support.waiting import eventually
 

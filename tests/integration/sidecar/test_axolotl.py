@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from registry.dev.ports import free_ports
 from registry.lora.base import BaseModules, compress
 from registry.model.records import BaseShapes
 from tests.integration.sidecar.test_reconcile import settled
@@ -16,7 +17,6 @@ from tests.support.adapters import MODULES
 from tests.support.fleet import BASE, Hand, Sidecar
 from tests.support.other_engines.axolotl import SimulatedAxolotl
 from tests.support.other_engines.server import serving
-from tests.support.ports import free_ports
 from tests.support.waiting import eventually
 
 BASE_MODULES = BaseModules({f"model.layers.0.self_attn.{module}": (16, 16) for module in MODULES})

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from registry.dev.ports import free_ports
 from tests.support.fleet import BASE, Sidecar, settled
-from tests.support.ports import free_ports
 from tests.support.processes import Program
 from tests.support.waiting import eventually
 
