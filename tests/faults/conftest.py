@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from registry.etcd3.client import Client
 from registry.keys import Keys
 from tests.support.etcd import Cluster, make_cluster
 from tests.support.fleet import Hand, SimulatedEngine
@@ -28,7 +27,7 @@ async def three(tmp_path: Path) -> AsyncIterator[Cluster]:
 @pytest.fixture
 async def one(tmp_path: Path) -> AsyncIterator[Cluster]:
     """One member of this test's own."""
-    cluster = make_cluster(tmp_path / "etcd")
+    cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
     cluster.start()
     try:
         await cluster.ready()
@@ -40,7 +39,7 @@ async def one(tmp_path: Path) -> AsyncIterator[Cluster]:
 @pytest.fixture
 async def hand(one: Cluster, tmp_path: Path) -> AsyncIterator[Hand]:
     (tmp_path / "sources").mkdir()
-    client = Client(one.options())
+    client = one.patient()
     yield Hand(client, Keys("/x"), tmp_path / "sources")
     await client.aclose()
 

@@ -19,7 +19,6 @@ from registry.check.calls import Call, check_calls
 from registry.check.joined import check_replicas
 from registry.check.replay import replay
 from registry.check.replicas import Listing
-from registry.etcd3.client import Client
 from registry.keys import Keys
 from registry.v1 import registry_pb2 as pb
 from tests.faults.etcd_link import EtcdLink
@@ -252,7 +251,7 @@ async def _converged(
         raise
     story.converged_seconds = time.monotonic() - healed
     await _check_etcd_itself(cluster, last)
-    keys, client = Keys(PREFIX), Client(cluster.options())
+    keys, client = Keys(PREFIX), cluster.patient()
     try:
         told_at = await told_all(client, keys, sidecar, "r1", last)
     finally:
@@ -273,12 +272,15 @@ async def _check_etcd_itself(cluster: Cluster, revision: int) -> None:
     urls = [f"{member.client_url}/v3/maintenance/hash" for member in cluster.members]
 
     async def members_agree() -> bool:
-        async with httpx.AsyncClient(timeout=10) as client:
-            told = [(await client.post(url, json={"revision": revision})).json().get("hash") for url in urls]
+        try:
+            async with httpx.AsyncClient(timeout=60) as client:
+                told = [(await client.post(url, json={"revision": revision})).json().get("hash") for url in urls]
+        except httpx.TransportError as error:
+            raise AssertionError(f"a member does not answer: {error!r}") from error
         return None not in told and len(set(told)) == 1
 
     try:
-        await eventually(members_agree, timeout_seconds=20)
+        await eventually(members_agree)
     except AssertionError:
         pytest.skip(f"etcd's members differ at revision {revision}, by a flaw of its own: let ETCD_BIN name another")
 
@@ -286,7 +288,7 @@ async def _check_etcd_itself(cluster: Cluster, revision: int) -> None:
 async def _last_write(admin: Admin) -> int | None:
     """One more write, after all is healed; None while it fails."""
     try:
-        reply = await admin.stub.ApplyAdapters(change_set(drop_or_put()), timeout=10)
+        reply = await admin.stub.ApplyAdapters(change_set(drop_or_put()), timeout=30)
     except grpc.RpcError:
         return None
     return int(reply.revision)

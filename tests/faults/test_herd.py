@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Iterator
 
 import pytest
 import structlog
@@ -14,6 +16,18 @@ from tests.support.herd import Herd, lists_read, patient
 SIDECARS = int(os.environ.get("SIDECARS", "300"))
 RECORDS = 300
 MOST_LISTS = 5
+# Each sidecar has a connection, a journal and a lock, and many machines give 1,024 unless somebody asks for more.
+DESCRIPTORS = 16 * SIDECARS
+
+
+@pytest.fixture(autouse=True)
+def descriptors() -> Iterator[None]:
+    """As many open files as this takes, if the machine allows them."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before, allowed), most))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from registry.etcd3.client import Client
 from registry.keys import Keys
 from tests.faults.test_links import events, is_stale, serves
 from tests.support.etcd import Cluster, make_cluster
@@ -43,7 +42,7 @@ async def one(namespace: Namespace, tmp_path) -> AsyncIterator[Cluster]:
 @pytest.fixture
 async def hand(one: Cluster, tmp_path) -> AsyncIterator[Hand]:
     (tmp_path / "sources").mkdir()
-    client = Client(one.options())
+    client = one.patient()
     yield Hand(client, Keys("/x"), tmp_path / "sources")
     await client.aclose()
 

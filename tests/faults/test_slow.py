@@ -6,7 +6,6 @@ import asyncio
 import signal
 from pathlib import Path
 
-from registry.etcd3.client import Client
 from registry.model.records import AdapterRecord
 from tests.faults.test_links import events, serves
 from tests.support.adapters import digest_of
@@ -72,7 +71,7 @@ async def test_a_frozen_sidecar_lists_what_was_compacted_meanwhile(
         sidecar.program.signal(signal.SIGSTOP)
         await flood(hand)
         revision = await hand.delete("n0")
-        client = Client(one.options())
+        client = one.patient()
         await compact(client, revision)
         await client.aclose()
         one.members[0].stop()  # its buffers for the watch end with it

@@ -13,12 +13,12 @@ from grpc import StatusCode
 from registry.cli.main import run
 from registry.etcd3.client import Client
 from registry.etcd3.errors import NoSpace
-from registry.etcd3.ops import Put, Range, Txn
+from registry.etcd3.ops import Put, Range
 from registry.keys import Keys
 from registry.v1 import registry_pb2 as pb
 from tests.support.adapters import write_adapter
 from tests.support.admin import Admin, admin_inside, change_set, drop, make_pool, put, refusal, wait_ready
-from tests.support.etcd import Cluster, etcdctl, make_cluster
+from tests.support.etcd import Cluster, commit, etcdctl, make_cluster
 from tests.support.fleet import POOL, Sidecar, SimulatedEngine
 from tests.support.history_check import check_history, read_history
 from tests.support.waiting import eventually
@@ -43,7 +43,7 @@ async def small(tmp_path) -> AsyncIterator[Cluster]:
 
 @pytest.fixture
 async def client(small) -> AsyncIterator[Client]:
-    client = Client(small.options())
+    client = small.patient()
     yield client
     await client.aclose()
 
@@ -67,7 +67,7 @@ async def fill(client: Client) -> None:
     """Somebody else's data, until etcd takes no more."""
     while True:
         try:
-            await client.txn(Txn((), (Put(b"fill", b"x" * 500_000),)))
+            await commit(client, Put(b"fill", b"x" * 500_000))
         except NoSpace:
             return
 

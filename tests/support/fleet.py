@@ -11,17 +11,20 @@ import httpx
 
 from registry.dev.ports import free_ports
 from registry.etcd3.client import Client
-from registry.etcd3.ops import Delete, Put, Range, Txn
+from registry.etcd3.ops import Delete, Put, Range
 from registry.keys import Keys
 from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, Source
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import write_adapter
+from tests.support.etcd import commit
 from tests.support.metrics import read_metrics
 from tests.support.processes import Program
 from tests.support.waiting import eventually
 
 POOL = "p"
 BASE = "base"
+# For an answer of a process, which may stand still for a while.
+PATIENCE_SECONDS = 60.0
 
 
 class SimulatedEngine:
@@ -46,8 +49,11 @@ class SimulatedEngine:
             return False
 
     async def listing(self) -> dict[str, str]:
-        """Adapter names with their paths, as the engine lists them."""
-        cards = (await self._request("GET", "/v1/models")).json()["data"]
+        """Adapter names with their paths, as the engine lists them. AssertionError: it does not answer."""
+        try:
+            cards = (await self._request("GET", "/v1/models")).json()["data"]
+        except httpx.TransportError as error:
+            raise AssertionError(f"the engine does not answer: {error!r}") from error
         return {card["id"]: card["root"] for card in cards if card.get("parent")}
 
     async def load(self, name: str, path: str) -> int:
@@ -59,7 +65,7 @@ class SimulatedEngine:
         return (await self._request("POST", "/v1/unload_lora_adapter", json={"lora_name": name})).status_code
 
     async def _request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
-        async with httpx.AsyncClient(base_url=self.url, timeout=10) as client:
+        async with httpx.AsyncClient(base_url=self.url, timeout=PATIENCE_SECONDS) as client:
             return await client.request(method, path, **kwargs)
 
 
@@ -93,7 +99,7 @@ class Sidecar:
     async def get(self, path: str) -> tuple[int, dict[str, Any]]:
         """Status and JSON of one of its pages; status 0 while it does not answer."""
         try:
-            async with httpx.AsyncClient(base_url=self.http, timeout=10) as client:
+            async with httpx.AsyncClient(base_url=self.http, timeout=PATIENCE_SECONDS) as client:
                 reply = await client.get(path)
         except httpx.TransportError:
             return 0, {}
@@ -104,14 +110,22 @@ class Sidecar:
         return await read_metrics(self.http)
 
     async def status(self) -> dict[str, Any]:
-        return (await self.get("/status"))[1]
+        """What it says of itself. AssertionError: it does not answer."""
+        code, said = await self.get("/status")
+        assert code == 200, f"{self.http}/status: {code}"
+        return said
 
     async def is_ready(self) -> bool:
         return (await self.get("/readyz"))[0] == 200
 
     async def failed(self) -> dict[str, str]:
         """Failed names with their reasons."""
-        return {entry["name"]: entry["reason"] for entry in (await self.status()).get("failed", [])}
+        return {entry["name"]: entry["reason"] for entry in (await self.status())["failed"]}
+
+    async def kept(self) -> None:
+        """Waits until a snapshot is on the disk: a kill right after the first list would leave none."""
+        state = self.store / "state" / self.replica
+        await eventually(lambda: any(state.glob("snapshot-*")))
 
 
 @dataclass
@@ -155,7 +169,7 @@ class Hand:
         return await self.commit(Put(self.keys.pool(POOL), spec.to_bytes()))
 
     async def commit(self, *ops: Put | Delete) -> int:
-        return (await self.client.txn(Txn((), ops))).revision
+        return await commit(self.client, *ops)
 
     async def revision_of(self, name: str) -> int:
         """etcd's of an adapter's record."""

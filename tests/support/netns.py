@@ -8,7 +8,7 @@ import subprocess
 from types import TracebackType
 from typing import Self
 
-_TIMEOUT_SECONDS = 20
+_TIMEOUT_SECONDS = 60
 
 
 def why_not() -> str:
@@ -31,8 +31,8 @@ class Namespace:
     def __init__(self, number: int = 0) -> None:
         self._name = f"lp{os.getpid()}n{number}"
         self._outer, self._inner = f"lp{os.getpid() % 100000}o{number}", f"lp{os.getpid() % 100000}i{number}"
-        third = os.getpid() % 200 + 20
-        self.here, self.there = f"10.213.{third}.{4 * number + 1}", f"10.213.{third}.{4 * number + 2}"
+        subnet = f"10.{os.getpid() // 200 % 40 + 213}.{os.getpid() % 200 + 20}"
+        self.here, self.there = f"{subnet}.{4 * number + 1}", f"{subnet}.{4 * number + 2}"
 
     @property
     def command(self) -> tuple[str, ...]:

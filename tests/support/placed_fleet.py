@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from registry.etcd3.ops import Range, prefix_end
+from registry.keys import last_part
 from registry.model.assignment import assign
 from registry.model.placement import Member
 from registry.model.records import AdapterRecord
@@ -68,6 +71,12 @@ class PlacedFleet:
             self.engines[replica], self.sidecars[replica] = engine, sidecar
             self.members[replica] = Member(replica, labels, capacity)
 
+    async def are_known(self) -> bool:
+        """Whether the presences in etcd are those of all members."""
+        prefix = self._hand.keys.replicas(POOL)
+        found = await self._hand.client.range(Range(prefix, prefix_end(prefix)))
+        return {last_part(kv.key) for kv in found.kvs} == self.members.keys()
+
     def kill(self, replica: str) -> None:
         """Kills its sidecar; its engine goes on, and nobody counts on it."""
         self.sidecars[replica].program.kill()
@@ -96,9 +105,11 @@ class PlacedFleet:
             assert self.owners(name) == self.expected(name), f"{name}: {self.owners(name)}, not {self.expected(name)}"
         return True
 
-    def calls(self) -> set[tuple[str, str, str]]:
-        """Every call so far: replica, kind, name."""
-        return {(replica, call.kind, call.name) for replica, engine in self.engines.items() for call in engine.calls}
+    def calls(self) -> Counter[tuple[str, str, str]]:
+        """How often there was each call so far: replica, kind, name."""
+        return Counter(
+            (replica, one.kind, one.name) for replica, engine in self.engines.items() for one in engine.calls
+        )
 
     def _note(self, replica: str, call: Call) -> None:
         left = self.owners(call.name) - {replica}

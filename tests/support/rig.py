@@ -36,7 +36,9 @@ from tests.support.adapters import write_adapter
 from tests.support.records import KEYS, POOL
 from tests.support.waiting import eventually
 
+# For tests of what a sidecar does once time is up; all others must not depend on how long anything takes.
 QUICK = Deadlines(probe_seconds=2, list_seconds=2, load_seconds=0.5, unload_seconds=0.5, turn_seconds=0.5)
+PATIENT = Deadlines(probe_seconds=60, list_seconds=60, load_seconds=60, unload_seconds=60, turn_seconds=60)
 
 
 class Free:
@@ -85,11 +87,12 @@ class Rig:
         url: str,
         keeping: Keeping = Keeping(),
         *,
-        lazy_idle_seconds: float = IDLE_SECONDS,
+        deadlines: Deadlines = PATIENT,
     ) -> None:
         """An engine that has a resolver finds this rig at the socket that it asks."""
         self.engine = engine
-        self.client = httpx.AsyncClient(base_url=url, timeout=30)
+        # No connection is kept: the server ends one that rests for five seconds, also under a request that just came.
+        self.client = httpx.AsyncClient(base_url=url, timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
         self.socket = None if engine.options.resolver is None else Path(engine.options.resolver)
         self.sources = folder / "sources"
         self.store = LocalStore(
@@ -99,7 +102,7 @@ class Rig:
         self.inputs.connected = True
         self.inputs.pool = PoolSpec(name=POOL, base_models=["tiny"])
         self.inputs.pool_read = True
-        self.driver = VllmEngine(url, deadlines=QUICK)
+        self.driver = VllmEngine(url, deadlines=deadlines)
         self.statuses: list[ReplicaStatus] = []
         self.records: dict[bytes, bytes] = {}
         self._chance = Chance()
@@ -114,7 +117,7 @@ class Rig:
             pause_seconds=keeping.pause_seconds,
         )
         self.inputs.record = self._informer.record
-        self.demand = Demand(Catalogue(POOL, self.inputs.record_of), idle_seconds=lazy_idle_seconds)
+        self.demand = Demand(Catalogue(POOL, self.inputs.record_of))
         self.desk = Desk(Means(self.inputs, self.store, Free()), self.demand, self._chance, self.keeper.expect)
         self.reconciler = Reconciler(
             self.driver,
@@ -154,6 +157,11 @@ class Rig:
         self.inputs.desired = self._informer.state
         self.inputs.wake()
 
+    def let_idle(self, seconds: float = IDLE_SECONDS) -> None:
+        """From now on lazy adapters that nobody uses for longer are unloaded."""
+        self.demand._idle_seconds = seconds
+        self.inputs.wake()
+
     async def request(self, name: str) -> int:
         """Asks the engine for a completion of a model; gives the HTTP status."""
         body = {"model": name, "prompt": "x", "max_tokens": 1}
@@ -190,10 +198,12 @@ class Rig:
 
 
 @asynccontextmanager
-async def running_rig(folder: Path, engine: SimulatedVllm | None = None) -> AsyncIterator[Rig]:
+async def running_rig(
+    folder: Path, engine: SimulatedVllm | None = None, deadlines: Deadlines = PATIENT
+) -> AsyncIterator[Rig]:
     """A rig whose loop runs within the body; the engine is watched for restarts too."""
     engine = engine or SimulatedVllm()
-    async with serving(engine) as url, running(Rig(folder, engine, url)) as rig:
+    async with serving(engine) as url, running(Rig(folder, engine, url, deadlines=deadlines)) as rig:
         yield rig
 
 

@@ -7,9 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from registry.etcd3.client import Client
 from registry.keys import Keys
 from tests.support.etcd import Cluster, make_cluster
 from tests.support.fleet import Hand, Sidecar, SimulatedEngine
+
+
+@pytest.fixture
+async def etcd_client(etcd_member) -> AsyncIterator[Client]:
+    """Of the session's etcd, and patient."""
+    client = etcd_member.patient()
+    yield client
+    await client.aclose()
 
 
 @pytest.fixture
@@ -37,7 +46,7 @@ async def sidecar(etcd, engine, tmp_path: Path) -> AsyncIterator[Sidecar]:
 @pytest.fixture
 async def own_etcd(tmp_path: Path) -> AsyncIterator[Cluster]:
     """One member of this test's own, to be stopped and started."""
-    cluster = make_cluster(tmp_path / "etcd")
+    cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
     cluster.start()
     try:
         await cluster.ready()

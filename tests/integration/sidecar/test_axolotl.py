@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from registry.dev.ports import free_ports
 from registry.lora.base import BaseModules, compress
 from registry.model.records import BaseShapes
 from tests.integration.sidecar.test_reconcile import settled
@@ -26,13 +27,13 @@ class Server:
     """A simulated server within the test, on a port that survives restarts; `simulated` is its present process."""
 
     def __init__(self) -> None:
+        (self._port,) = free_ports(1)
         self.url, self.simulated = "", SimulatedAxolotl(BASE)
         self._stack = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
         self.simulated = SimulatedAxolotl(BASE)
-        port = httpx.URL(self.url).port or 0 if self.url else 0
-        self.url = await self._stack.enter_async_context(serving(self.simulated.app(), port=port))
+        self.url = await self._stack.enter_async_context(serving(self.simulated.app(), port=self._port))
 
     async def stop(self) -> None:
         await self._stack.aclose()

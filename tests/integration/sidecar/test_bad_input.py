@@ -70,7 +70,6 @@ async def test_a_taken_port_is_a_clear_error(tmp_path, engine):
 
 async def test_etcd_down_at_start_is_waited_for(hand, engine, tmp_path):
     """It waits, says so, and comes up when etcd does."""
-    from registry.etcd3.client import Client
     from registry.keys import Keys
     from tests.support.fleet import Hand
 
@@ -82,7 +81,7 @@ async def test_etcd_down_at_start_is_waited_for(hand, engine, tmp_path):
         await note(sidecar, "etcd was not reached", "no snapshot")
         cluster.start()
         await cluster.ready()
-        client = Client(cluster.options())
+        client = cluster.patient()
         own = Hand(client, Keys("/x"), hand.sources)
         await own.pool()
         await own.put(own.record("a", "v1"))

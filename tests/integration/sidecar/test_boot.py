@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from registry.etcd3.client import Client
 from registry.keys import Keys
 from tests.support.fleet import Hand, Sidecar, serves, settled
 from tests.support.waiting import eventually
@@ -33,7 +32,7 @@ async def test_without_etcd_a_restarted_sidecar_and_engine_come_back_from_the_sn
 ):
     """R13 static-stable, R12: etcd is down, sidecar and engine restart, adapters are back, the status says stale."""
     cluster = own_etcd
-    client = Client(cluster.options())
+    client = cluster.patient()
     hand = Hand(client, Keys("/x"), hand.sources)
     sidecar = Sidecar(tmp_path, cluster.endpoints, "/x", engine.url)
     try:
@@ -50,6 +49,7 @@ async def test_without_etcd_a_restarted_sidecar_and_engine_come_back_from_the_sn
 
         await eventually(is_stale)
         assert set(await engine.listing()) == {"a"}
+        await sidecar.kept()
         sidecar.program.kill()
         engine.program.kill()
         await engine.start()
@@ -75,6 +75,7 @@ async def test_no_local_file_can_prevent_the_boot(hand, engine, sidecar, damage)
     await hand.put(hand.record("a", "v1"))
     sidecar.program.start()
     await serves(engine, sidecar, "a")
+    await sidecar.kept()
     sidecar.program.kill()
     for path in (sidecar.store / "state" / "r1").iterdir():
         if path.is_file() and path.name != "lock":

@@ -48,6 +48,7 @@ class Place:
             return status["lazy"]["count"] == lazy
 
         await eventually(is_so, timeout_seconds=60)
+        await self.sidecar.kept()
 
     async def held(self, *words: str) -> dict[str, Any]:
         """Waits until the list is held, and checks that everybody can see it and nothing was touched."""
@@ -75,7 +76,7 @@ class Place:
 @pytest.fixture
 async def place(own_etcd, engine, tmp_path) -> AsyncIterator[Place]:
     (tmp_path / "sources").mkdir()
-    client = Client(own_etcd.options())
+    client = own_etcd.patient()
     hand = Hand(client, Keys("/x"), tmp_path / "sources")
     sidecar = Sidecar(tmp_path, own_etcd.endpoints, "/x", engine.url)
     yield Place(own_etcd, client, hand, engine, sidecar)

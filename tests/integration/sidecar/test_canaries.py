@@ -15,7 +15,8 @@ from tests.support.known_replicas import known_replicas
 
 NAME = "acme/a"
 REPLICAS = ("r1", "r2", "r3")
-ONE = pb.Strategy(canary_replicas="1", soak_seconds=1)
+# So long that whoever watches sees it, also if the machine stands still for a moment.
+ONE = pb.Strategy(canary_replicas="1", soak_seconds=10)
 
 
 @pytest.fixture

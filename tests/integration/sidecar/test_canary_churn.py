@@ -63,7 +63,9 @@ class Rolling:
 
         async def is_so() -> str:
             rollout = await self.told()
-            (canary,) = [one.replica for one in rollout.replicas if one.canary]
+            canaries = [one.replica for one in rollout.replicas if one.canary]
+            assert len(canaries) == 1, canaries
+            (canary,) = canaries
             assert not among or canary in among
             assert {one.state for one in rollout.replicas} == {pb.RolloutReplica.SERVING}, rollout
             assert {one.replica for one in rollout.replicas} == self._fleet.members.keys()

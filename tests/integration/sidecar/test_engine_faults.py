@@ -11,7 +11,7 @@ from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.faults import Answer, Cut, Hang
 from sidecar.engines.simulated.options import Options
 from sidecar.executor import REST_FACTOR
-from tests.support.rig import running_rig
+from tests.support.rig import QUICK, running_rig
 from tests.support.waiting import eventually
 
 
@@ -27,7 +27,7 @@ async def test_adapters_are_loaded_swapped_and_unloaded(tmp_path):
 
 async def test_a_load_that_times_out_and_completes_later_is_not_made_twice(tmp_path):
     """Faults 19 and 20: the engine hangs in a load; unknown, no second load of that name, not ready; then settled."""
-    async with running_rig(tmp_path) as rig:
+    async with running_rig(tmp_path, deadlines=QUICK) as rig:
         rig.desire(1, a="v1")
         await rig.served(1, "a")
         release = asyncio.Event()

@@ -18,6 +18,12 @@ from tests.support.rig import Keeping, Rig, running, running_rig
 from tests.support.waiting import eventually
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch) -> None:
+    """Engine and sidecar are one process here, and whoever stands still for two seconds has still asked a question."""
+    monkeypatch.setattr("sidecar.lazy.server.TRANSFER_SECONDS", 60.0)
+
+
 @pytest.fixture
 def options() -> Iterator[Options]:
     """Of an engine with the plugin; its socket has a short path, as the kernel wants it."""
@@ -137,11 +143,12 @@ async def test_an_engine_full_of_eager_adapters_says_no_room(tmp_path, options):
 async def test_what_is_idle_is_unloaded_and_its_files_stay_for_the_grace(tmp_path, options):
     """R7 files-pinned."""
     engine = SimulatedVllm(options)
-    async with serving(engine) as url, running(Rig(tmp_path, engine, url, lazy_idle_seconds=0.1)) as rig:
+    async with running_rig(tmp_path, engine) as rig:
         rig.desire(1, lazy="a", a="v1")
         await rig.served(1)
         assert await rig.request("a") == 200
         path = engine.cards["a"].path
+        rig.let_idle(0.1)
         await eventually(lambda: not engine.cards)
         assert is_there(path)
         assert rig.status.lazy.resident == []
@@ -158,13 +165,15 @@ async def test_no_file_goes_between_the_answer_and_the_listing(tmp_path, options
     """R7 files-pinned: a keeper that removes whatever may go runs all the time, while the engine is slow to load."""
     slow = SimulatedVllm(Options(plugin=True, resolver=options.resolver, load_seconds=1.0))
     hasty = Keeping(grace_seconds=0, pause_seconds=0.01, retention=Hasty)
-    async with serving(slow) as url, running(Rig(tmp_path, slow, url, hasty, lazy_idle_seconds=3.0)) as rig:
+    async with serving(slow) as url, running(Rig(tmp_path, slow, url, hasty)) as rig:
         rig.desire(1, lazy="a", a="v1")
         await rig.served(1)
         for _ in range(2):
             assert await rig.request("a") == 200
             assert is_there(slow.cards["a"].path)
+            rig.let_idle(0.0)
             await eventually(lambda: not slow.cards)
+            rig.let_idle()
         assert not slow.dead.is_set()
 
 
@@ -214,7 +223,6 @@ async def test_an_adapter_above_the_rank_is_refused_and_served_once_the_pool_all
             update={"limits": rig.inputs.pool.limits.model_copy(update={"max_rank": 8})}
         )
         rig.inputs.wake()
-        await eventually(lambda: rig.request("a"), timeout_seconds=10)
 
         async def is_served() -> bool:
             return await rig.request("a") == 200

@@ -82,7 +82,7 @@ async def test_nobody_is_followed_any_more_once_no_place_depends_on_them(hand, t
 
 async def test_a_store_whose_list_is_held_says_nothing_of_who_lives(own_etcd, tmp_path):
     """R15 brake: a share that grows because others are missing too would push out what runs."""
-    client = Client(own_etcd.options())
+    client = own_etcd.patient()
     hand = Hand(client, Keys("/x"), tmp_path)
     (tmp_path / "sources").mkdir()
     many = [f"m{number}" for number in range(20)]
@@ -127,7 +127,7 @@ class Gate:
 
 async def test_a_list_that_is_confirmed_comes_into_force_with_its_pool_and_its_replicas(own_etcd, tmp_path):
     """R1, R15: not a moment before, also while the snapshot is written; two stores at once would be a third."""
-    client = Client(own_etcd.options())
+    client = own_etcd.patient()
     hand = Hand(client, Keys("/x"), tmp_path)
     (tmp_path / "sources").mkdir()
     many, gate = [f"m{number}" for number in range(20)], Gate()
@@ -163,7 +163,7 @@ async def test_a_list_that_is_confirmed_comes_into_force_with_its_pool_and_its_r
 
 async def test_without_etcd_a_restart_comes_back_to_its_own_share(hand, engine, tmp_path, own_etcd):
     """R13 static-stable, R12: neither a share of others is taken nor the own one dropped."""
-    client = Client(own_etcd.options())
+    client = own_etcd.patient()
     hand = Hand(client, Keys("/x"), hand.sources)
     sidecar = Sidecar(tmp_path, own_etcd.endpoints, "/x", engine.url, extra=["--engine-max-cpu-loras", "8"])
     records = [hand.record(name, "v1", placement=ONE) for name in NAMES]
@@ -182,6 +182,7 @@ async def test_without_etcd_a_restart_comes_back_to_its_own_share(hand, engine, 
         await hand.put(*records)
         sidecar.program.start()
         await eventually(serves_its_share, timeout_seconds=60)
+        await sidecar.kept()
         own_etcd.stop()
         sidecar.program.kill()
         engine.program.kill()

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 
 import pytest
 
-from registry.etcd3.client import Client
 from registry.keys import Keys
 from registry.model.records import AdapterRecord
 from tests.support.fleet import Hand, Sidecar, SimulatedEngine
@@ -20,7 +19,7 @@ TIMED = ("reconcile", "stage", "engine_call", "propagation")
 @pytest.fixture
 async def hand(own_etcd, tmp_path) -> AsyncIterator[Hand]:
     (tmp_path / "sources").mkdir()
-    client = Client(own_etcd.options())
+    client = own_etcd.patient()
     yield Hand(client, Keys(PREFIX), tmp_path / "sources")
     await client.aclose()
 
@@ -79,7 +78,7 @@ async def test_what_is_served_and_what_is_not(hand: Hand, sidecar: Sidecar):
 
 async def test_what_had_to_be_done_again(hand: Hand, sidecar: Sidecar, engine: SimulatedEngine, own_etcd):
     """A connection to etcd that broke, an engine that is another process, a list that was read."""
-    await shows(sidecar, {f"loraplane_{name}_total": 0 for name in ("etcd_reconnects", "engine_restarts")})
+    before = await shows(sidecar, {"loraplane_engine_restarts_total": 0})
     engine.program.kill()
     await engine.start()
     await shows(sidecar, {"loraplane_engine_restarts_total": 1})
@@ -87,5 +86,5 @@ async def test_what_had_to_be_done_again(hand: Hand, sidecar: Sidecar, engine: S
     await shows(sidecar, {"loraplane_stale": 1, "loraplane_ready": 1})
     own_etcd.start()
     found = await shows(sidecar, {"loraplane_stale": 0})
-    assert found["loraplane_etcd_reconnects_total"] >= 1
+    assert found["loraplane_etcd_reconnects_total"] > before["loraplane_etcd_reconnects_total"]
     assert found["loraplane_relists_total"] >= 1

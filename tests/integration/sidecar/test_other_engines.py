@@ -46,13 +46,14 @@ class OtherEngine:
         assert reply.status_code == 200
 
     async def ask(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
-        async with httpx.AsyncClient(base_url=self.url, timeout=10) as client:
+        async with httpx.AsyncClient(base_url=self.url, timeout=60) as client:
             return await client.request(method, path, **kwargs)
 
     async def text(self, name: str) -> str:
         """The answer to a request for an adapter."""
         model = f"{BASE}:{name}" if self.kind == "sglang" else name
         reply = await self.ask("POST", "/v1/completions", json={"model": model, "prompt": "x", "max_tokens": 8})
+        assert reply.status_code == 200, reply.text  # while it is swapped
         return str(reply.json()["choices"][0]["text"])
 
 

@@ -7,7 +7,7 @@ import asyncio
 from sidecar.engines.simulated.card import Card
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
-from tests.support.rig import running_rig
+from tests.support.rig import QUICK, running_rig
 from tests.support.waiting import eventually
 
 PLUGIN = Options(plugin=True)
@@ -56,7 +56,7 @@ async def test_without_the_plugin_the_status_says_so(tmp_path):
 async def test_a_swap_that_times_out_leaves_the_old_version_and_is_settled_by_looking(tmp_path):
     """Faults 19 and 20: it may complete later, and is not made twice meanwhile; the name is there all the time."""
     engine = Held()
-    async with running_rig(tmp_path, engine) as rig:
+    async with running_rig(tmp_path, engine, QUICK) as rig:
         rig.desire(1, a="v1")
         await rig.served(1, "a")
         old = engine.cards["a"]

@@ -8,13 +8,14 @@ import contextlib
 import pytest
 
 from registry.etcd3.client import Client
-from registry.etcd3.ops import Put, Range, Txn
+from registry.etcd3.ops import Put, Range
 from registry.keys import Keys
 from registry.model.status import Presence, ReplicaStatus
 from sidecar.chance import Chance
 from sidecar.lazy.wanted import LazySituation
 from sidecar.publisher import Publisher
 from sidecar.status import Replica, Situation, derive_status
+from tests.support.etcd import commit
 from tests.support.fleet import POOL
 from tests.support.waiting import eventually
 
@@ -83,7 +84,7 @@ async def publisher(etcd, etcd_client, monkeypatch):
 async def test_a_status_is_never_written_once_the_id_is_another_s(publisher, published):
     """R10 one-owner: whoever lost the id writes nothing any more, although its own lease still lives."""
     await eventually(lambda: says(published, 1))
-    await published.client.txn(Txn((), (Put(published.presence, presence("twin").to_bytes()),)))
+    await commit(published.client, Put(published.presence, presence("twin").to_bytes()))
     publisher.offer(lambda: status(2))
     await eventually(lambda: bool(publisher.refusal))
     assert await published.revision() == 1
@@ -94,9 +95,14 @@ async def test_a_lost_lease_is_had_anew_and_everything_is_written_again(publishe
     """R9 status-truth, R10: also while nothing else changes."""
     await eventually(lambda: says(published, 1))
     (kv,) = (await published.client.range(Range(published.status))).kvs
-    await published.client.lease_revoke(kv.lease, timeout_seconds=5)
-    assert await published.revision() == 0
-    await eventually(lambda: says(published, 1))
+    await published.client.lease_revoke(kv.lease)
+
+    async def is_anew() -> bool:
+        found = (await published.client.range(Range(published.status))).kvs
+        return bool(found) and found[0].create_revision > kv.create_revision and found[0].lease != kv.lease
+
+    await eventually(is_anew)
+    assert await published.revision() == 1
     assert await published.owner() == "ours"
 
 
@@ -125,7 +131,7 @@ async def test_presence_says_how_many_adapters_the_engine_can_hold(publisher, pu
 async def test_a_restart_says_what_the_process_before_said_until_it_has_looked_itself(etcd, etcd_client, published):
     """R3 converge: others place adapters by it, and none of them is to move for a restart."""
     before = presence("ours").model_copy(update={"capacity": 16, "incarnation": "before"})
-    await etcd_client.txn(Txn((), (Put(published.presence, before.to_bytes()),)))
+    await commit(etcd_client, Put(published.presence, before.to_bytes()))
     publisher = Publisher(etcd_client, Keys(etcd.prefix), presence("ours"), Chance(), on_change=lambda: None)
     running = asyncio.create_task(publisher.run())
     publisher.offer(lambda: status(1))

@@ -163,7 +163,11 @@ async def test_one_bad_adapter_delays_no_other(hand, engine, sidecar):
     await hand.put(*records, hand.record("bad", "bad", priority=100))
     sidecar.program.start()
     await serves(engine, sidecar, *(record.name for record in records))
-    assert await sidecar.failed() == {"bad": "wrong_peft_type"}
+
+    async def is_refused() -> bool:
+        return await sidecar.failed() == {"bad": "wrong_peft_type"}
+
+    await eventually(is_refused)
 
 
 async def test_a_request_can_be_followed_to_the_engine_calls(hand, engine, sidecar):

@@ -180,7 +180,7 @@ async def test_a_sync_that_fails_closes_the_journal_that_it_was_of_and_no_later_
     loop = asyncio.get_running_loop()
 
     def failing(_: int) -> None:
-        asyncio.run_coroutine_threadsafe(_replace(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(_replace(), loop).result(60)
         raise OSError(errno.EIO, "the disk failed")
 
     async def _replace() -> None:

@@ -50,7 +50,8 @@ class Asker:
 
 
 @pytest.fixture
-async def asker() -> AsyncIterator[Asker]:
+async def asker(monkeypatch) -> AsyncIterator[Asker]:
+    monkeypatch.setattr(module, "TRANSFER_SECONDS", 60.0)
     folder = Path(tempfile.mkdtemp(prefix="lp-"))
     socket_file, answers = SocketFile(folder / "s"), Answers()
     task = asyncio.create_task(ResolverServer(socket_file.listener, answers).run())
@@ -78,9 +79,12 @@ async def test_what_is_no_question_is_told_so(asker, line):
 
 
 async def test_who_says_nothing_is_cut_off_and_holds_nobody_up(asker, monkeypatch):
-    monkeypatch.setattr(module, "TRANSFER_SECONDS", 0.05)
-    silent = await asyncio.gather(*(asyncio.open_unix_connection(asker.path) for _ in range(20)))
+    patient = [await asyncio.open_unix_connection(asker.path) for _ in range(20)]
     assert await asker.ask(QUESTION) == {"schema": 1, "path": "/store/a"}
+    for _, writer in patient:
+        writer.close()
+    monkeypatch.setattr(module, "TRANSFER_SECONDS", 0.05)
+    silent = [await asyncio.open_unix_connection(asker.path) for _ in range(20)]
     for reader, writer in silent:
         assert await reader.read() == b""
         writer.close()
