@@ -71,14 +71,14 @@ class Member:
         """Ends it as an operator would; SIGKILL if it does not end."""
         self.signal(signal.SIGTERM)
         try:
-            self._reap(20)
+            self._reap(60)
         except subprocess.TimeoutExpired:
             self.kill()
 
     def kill(self) -> None:
         """kill -9, and waits for the end."""
         self.signal(signal.SIGKILL)
-        self._reap(20)
+        self._reap(60)
 
     def freeze(self) -> None:
         """SIGSTOP: the connections stay up, and nothing is answered."""

@@ -59,7 +59,7 @@ class SimulatedEngine:
         return (await self._request("POST", "/v1/unload_lora_adapter", json={"lora_name": name})).status_code
 
     async def _request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
-        async with httpx.AsyncClient(base_url=self.url, timeout=10) as client:
+        async with httpx.AsyncClient(base_url=self.url, timeout=60) as client:
             return await client.request(method, path, **kwargs)
 
 
@@ -93,7 +93,7 @@ class Sidecar:
     async def get(self, path: str) -> tuple[int, dict[str, Any]]:
         """Status and JSON of one of its pages; status 0 while it does not answer."""
         try:
-            async with httpx.AsyncClient(base_url=self.http, timeout=10) as client:
+            async with httpx.AsyncClient(base_url=self.http, timeout=60) as client:
                 reply = await client.get(path)
         except httpx.TransportError:
             return 0, {}

@@ -9,7 +9,7 @@ import httpx
 
 async def read_metrics(url: str) -> dict[str, float]:
     """Values as ``name{label="value"}``, and of each name those of all labels added up."""
-    async with httpx.AsyncClient(base_url=url, timeout=10) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         page = (await client.get("/metrics")).text
     found: defaultdict[str, float] = defaultdict(float)
     for line in page.splitlines():
