@@ -110,10 +110,10 @@ async def machine(tmp_path) -> AsyncIterator[Machine]:
     shared = {name: value for name, value in shared.items() if not name.startswith(("listen", "initial-cluster"))}
     assert {"max-txn-ops", "quota-backend-bytes", "auto-compaction-retention"} <= shared.keys()
     cluster = make_cluster(tmp_path / "etcd", 3, flags={**shared, "unsafe-no-fsync": "true"})
-    cluster.start()
     sockets = tempfile.mkdtemp(prefix="lp-")  # a socket's path must be short
     machine = Machine(tmp_path, cluster, sockets)
     try:
+        cluster.start()
         await cluster.ready()
         yield machine
     finally:
