@@ -22,10 +22,6 @@ settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None, print_blob=True)
 settings.load_profile("search" if os.environ.get("LORAPLANE_TEST_SEARCH") else "same")
 
-# Everything is on the loopback, for which a proxy that the environment names must not be asked.
-for _name in [name for name in os.environ if name.lower() in {"http_proxy", "https_proxy", "all_proxy", "grpc_proxy"}]:
-    del os.environ[_name]
-
 # A run in the background of a shell may start with interrupts ignored, and programs under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
