@@ -83,8 +83,8 @@ def etcd(etcd_member) -> EtcdForTest:
 
 @pytest.fixture
 async def etcd_client(etcd) -> AsyncIterator[Client]:
-    """A client of the session's etcd."""
-    client = Client(etcd.options())
+    """A client of the session's etcd, which waits for it however slow the machine is."""
+    client = Client(etcd.options(call_timeout_seconds=60))
     yield client
     await client.aclose()
 

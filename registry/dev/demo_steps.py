@@ -114,6 +114,8 @@ def _await_all(world: World) -> None:
 
 def outage(world: World) -> None:
     replica = world.replicas[0]
+    # What an engine lists, its sidecar may be about to say.
+    await_(lambda: world.status(replica)["served"]["count"] == len(world.served), f"{replica} says what it serves")
     before = world.status(replica)["observed_revision"]
     world.stack.stop(["etcd"])
     world.say("   etcd stopped")

@@ -40,9 +40,10 @@ class Proxy:
         assert self._server is not None
         self._server.close()
         self.cut()
-        for task in self._tasks:
+        tasks = tuple(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def endpoint(self) -> str:
@@ -93,10 +94,19 @@ class Proxy:
         if self._refusing:
             _reset(writer)
             return
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            await self._between(reader, writer)
+        finally:
+            _reset(writer)
+            self._tasks.discard(task)
+
+    async def _between(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             onward_reader, onward = await asyncio.open_connection("127.0.0.1", self.target_port)
         except OSError:
-            _reset(writer)
             return
         limit = next(self._byte_limits, None) if self._byte_limits else None
         self._writers |= {writer, onward}
@@ -105,13 +115,15 @@ class Proxy:
             self._pump(onward_reader, writer, self._replies, limit),
         )
         tasks = [asyncio.create_task(pump) for pump in pumps]
-        self._tasks.update(tasks)
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for one in (writer, onward):
-            _reset(one)
-            self._writers.discard(one)
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._tasks.difference_update(tasks)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in (writer, onward):
+                _reset(one)
+                self._writers.discard(one)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event, limit: int | None

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any
 
 from registry.etcd3.options import TlsFiles
@@ -146,6 +147,11 @@ def _start(exchange: Exchange, tag: str) -> int:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
+
+    def server_bind(self) -> None:
+        """Only binds: the base class asks a name server for our name, which some machines wait long for."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = "127.0.0.1", self.socket.getsockname()[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away is what many tests are about."""

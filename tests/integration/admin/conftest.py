@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from registry.admin import supervision
 from registry.etcd3.client import Client
 from registry.etcd3.ops import Range
 from registry.keys import Keys
@@ -22,6 +23,18 @@ async def admin(etcd) -> AsyncIterator[Admin]:
         await wait_ready(running)
         await make_pool(running)
         yield running
+
+
+@pytest.fixture
+def unhurried(monkeypatch) -> None:
+    """Calls may take a minute: how long they wait for etcd, or for each other, is not what is asked."""
+    monkeypatch.setattr(supervision, "MAX_UNARY_SECONDS", 60.0)
+
+
+@pytest.fixture
+def answers_early(monkeypatch) -> None:
+    """Of the time that a client gives, the service takes a tenth: so its answer comes in time on any machine."""
+    monkeypatch.setattr(supervision, "_FOR_THE_ANSWER", 0.9)
 
 
 @dataclass

@@ -28,7 +28,7 @@ async def store(tmp_path) -> AsyncIterator[tuple[Cluster, Client, list[int]]]:
     cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
     cluster.start()
     await cluster.ready()
-    client = Client(cluster.options())
+    client = Client(cluster.options(call_timeout_seconds=60))
     try:
         async with admin_inside(cluster.endpoints, PREFIX) as admin:
             await wait_ready(admin)
@@ -64,11 +64,11 @@ async def test_where_it_is_compacted_it_begins_right_behind(store):
     _, client, revisions = store
     await compact(client, revisions[3])
     for first in (1, revisions[1], revisions[3]):
-        steps = await read_history(client, PREFIX, from_revision=first, seconds=20)
+        steps = await read_history(client, PREFIX, from_revision=first, seconds=60)
         assert isinstance(steps[0], Base)
         assert [step.revision for step in steps] == revisions[3:]
         assert replay(Keys(PREFIX), steps).findings == []
-    later = await read_history(client, PREFIX, from_revision=revisions[5], seconds=20)
+    later = await read_history(client, PREFIX, from_revision=revisions[5], seconds=60)
     assert [step.revision for step in later] == [revisions[5] - 1, revisions[5]]
 
 

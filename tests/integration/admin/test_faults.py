@@ -39,12 +39,12 @@ async def proxied(etcd, ledger, proxy) -> AsyncIterator[Admin]:
         yield admin
 
 
-async def test_a_lost_reply_is_settled(ledger, proxied, proxy):
+async def test_a_lost_reply_is_settled(ledger, proxied, proxy, unhurried):
     """W3 idempotent, W8 no-false-fail: the reply of etcd is lost, the same transaction settles it, once."""
     await proxied.stub.ApplyAdapters(change_set(put("acme/a")))
     before = await ledger.revision()
     proxy.hold_replies()
-    call = proxied.stub.ApplyAdapters(change_set(put("acme/a", "file:///a/v2")), timeout=30)
+    call = proxied.stub.ApplyAdapters(change_set(put("acme/a", "file:///a/v2")), timeout=60)
 
     async def applied() -> bool:
         return await ledger.revision() > before
@@ -58,24 +58,24 @@ async def test_a_lost_reply_is_settled(ledger, proxied, proxy):
     await ledger.check()
 
 
-async def test_an_unknown_outcome_says_so(ledger, proxied, proxy):
+async def test_an_unknown_outcome_says_so(ledger, proxied, proxy, answers_early):
     """W8 no-false-fail: with no time left to settle it, UNAVAILABLE with the request_id; the retry gets the reply."""
     await proxied.stub.ApplyAdapters(change_set(put("acme/a")))
     before = await ledger.revision()
     request = change_set(put("acme/a", "file:///a/v2"), request_id="unclear")
     proxy.hold_replies()
-    told = await refusal(proxied.stub.ApplyAdapters(request, timeout=3))
+    told = await refusal(proxied.stub.ApplyAdapters(request, timeout=60))
     assert (told.code, told.reason) == (StatusCode.UNAVAILABLE, "OUTCOME_UNKNOWN")
     assert told.metadata == {"request_id": "unclear"}
     assert "retry with the same request_id" in told.message
     proxy.cut()
     proxy.pass_on()
-    reply = await proxied.stub.ApplyAdapters(request, timeout=30)
+    reply = await proxied.stub.ApplyAdapters(request)
     assert before < reply.revision == await ledger.revision()
     await ledger.check()
 
 
-async def test_cut_connections(ledger, proxied, proxy):
+async def test_cut_connections(ledger, proxied, proxy, unhurried):
     """W1, W3, W5, W8: connections are cut after any number of bytes; every reply and every refusal is true."""
     await proxied.stub.SetTenant(pb.SetTenantRequest(tenant=pb.Tenant(name="acme", max_adapters=12)))
     proxy.cut_after(itertools.cycle([40, 90, 200, 500, 1300, 2500]))
@@ -85,7 +85,7 @@ async def test_cut_connections(ledger, proxied, proxy):
     proxy.cut_after(None)
     proxy.cut()
     await _check_truth(ledger, outcomes)
-    settled = dict(await asyncio.gather(*(_tell(proxied, name, one, 30) for name, one in requests.items())))
+    settled = dict(await asyncio.gather(*(_tell(proxied, name, one, 60) for name, one in requests.items())))
     await _check_truth(ledger, settled)
     assert sum(isinstance(one, int) for one in settled.values()) == 12, settled
 
@@ -155,7 +155,7 @@ async def test_kill_nine_of_every_member(mortal):
         for writer in writers:
             writer.cancel()
         await asyncio.wait(writers)
-    client = Client(mortal.options())
+    client = Client(mortal.options(call_timeout_seconds=60))
     try:
         history = await read_history(client, PREFIX, 1)
     finally:
@@ -175,10 +175,10 @@ async def _write(admin: Admin, writer: int, outcomes: dict[str, int | str]) -> N
     for number in itertools.count():
         name = f"w{writer}.{number}"
         request = change_set(put(f"t{writer}/a{number % 5}", f"file:///a/{number}"), request_id=name)
-        _, outcomes[name] = await _tell(admin, name, request, 20)
+        _, outcomes[name] = await _tell(admin, name, request, 120)
 
 
-async def test_no_quorum(etcd_cluster):
+async def test_no_quorum(etcd_cluster, answers_early):
     """W8 no-false-fail: without a quorum nothing is acknowledged, and the reply says what is known."""
     async with admin_inside(etcd_cluster.endpoints, PREFIX) as admin:
         await wait_ready(admin)
@@ -188,7 +188,7 @@ async def test_no_quorum(etcd_cluster):
         for member in etcd_cluster.members:
             if member is not leader:
                 member.kill()
-        told = await refusal(admin.stub.ApplyAdapters(change_set(put("acme/b"), request_id="r"), timeout=4))
+        told = await refusal(admin.stub.ApplyAdapters(change_set(put("acme/b"), request_id="r"), timeout=60))
         assert told.code is StatusCode.UNAVAILABLE
         assert told.reason in {"OUTCOME_UNKNOWN", "ETCD_UNAVAILABLE"}
         for member in etcd_cluster.members:
@@ -196,8 +196,8 @@ async def test_no_quorum(etcd_cluster):
                 member.start()
         await etcd_cluster.ready()
         await wait_ready(admin)
-        reply = await admin.stub.ApplyAdapters(change_set(put("acme/b"), request_id="r"), timeout=30)
-        client = Client(etcd_cluster.options())
+        reply = await admin.stub.ApplyAdapters(change_set(put("acme/b"), request_id="r"))
+        client = Client(etcd_cluster.options(call_timeout_seconds=60))
         try:
             kept = await client.range(Range(Keys(PREFIX).request("r")))
         finally:

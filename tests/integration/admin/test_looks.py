@@ -34,7 +34,7 @@ async def test_a_compaction_in_the_middle_of_a_look(ledger, admin):
     await replicas.alive("r1", "r2")
     for times, kind in ((2, None), (3, FailedPrecondition)):
         client = _Compacting(ledger.client, times)
-        looking = read_facts(client, ledger.keys, "p", "acme/a", None, Budget.of(10))
+        looking = read_facts(client, ledger.keys, "p", "acme/a", None, Budget.of(60))
         if kind is None:
             assert set((await looking).members) == {"r1", "r2"}
         else:

@@ -61,7 +61,7 @@ class Router:
         return {name: {part.replica: state(part.state) for part in one.replicas} for name, one in self.adapters.items()}
 
     async def until(self, wanted: Where) -> pb.WatchResidencyResponse:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while True:
                 response = await self.hear()
                 if self.where == wanted:
@@ -248,7 +248,7 @@ async def test_etcd_away_and_back(etcd, ledger, admin, replicas):
         await replicas.says("r1", later)
 
         async def is_away() -> bool:
-            async with httpx.AsyncClient(timeout=30) as client:
+            async with httpx.AsyncClient(timeout=60) as client:
                 return (await client.get(f"{one.http}/v1/residency?pool=p")).status_code == 503
 
         await eventually(is_away)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from registry.admin import wire_residency
+from registry.admin import residency, wire_residency
 from registry.cli.lodging import residency_dict
 from registry.model.status import Failed, Lazy, Leaving, Pending, Resident
 from registry.v1 import registry_pb2 as pb
@@ -19,9 +19,14 @@ def replicas(ledger) -> Replicas:
     return Replicas(ledger.client, ledger.keys)
 
 
+@pytest.fixture(autouse=True)
+def _in_time_however_slow_the_machine(monkeypatch) -> None:
+    monkeypatch.setattr(residency, "_PAGE_SECONDS", 60.0)
+
+
 async def page(admin, etag: str = "", **query: str) -> httpx.Response:
     headers = {"If-None-Match": etag} if etag else {}
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with httpx.AsyncClient(timeout=120) as client:
         return await client.get(f"{admin.http}/v1/residency", params=query or {"pool": "p"}, headers=headers)
 
 

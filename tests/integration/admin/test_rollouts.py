@@ -61,7 +61,7 @@ def watch(admin, generation: int = 0):
 
 async def heard(call, wanted) -> pb.Rollout:
     """The first rollout of a stream for which `wanted` holds."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             rollout = await call.read()
             assert isinstance(rollout, pb.Rollout), "the stream ended before"

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 import grpc
 from grpc import StatusCode
 
+from registry.admin import server
 from registry.etcd3.ops import Delete, Put, Txn
 from registry.model.status import EngineStatus, Failed, Pending, Presence, ReplicaStatus, Served
 from registry.v1 import registry_pb2 as pb
@@ -132,7 +133,7 @@ def states(rollout: pb.Rollout) -> dict[str, str]:
 
 async def until(call, wanted: dict[str, str]) -> pb.Rollout:
     """The first rollout with these states."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             rollout = await call.read()
             assert isinstance(rollout, pb.Rollout), f"the stream ended before {wanted}"
@@ -232,8 +233,9 @@ async def test_many_rollouts_share_what_they_watch(ledger, admin):
     assert all(end.done for end in ends)
 
 
-async def test_streams_end_when_the_service_stops(etcd):
+async def test_streams_end_when_the_service_stops(etcd, monkeypatch):
     """Graceful stop: open streams are told to go elsewhere at once, not after the grace."""
+    monkeypatch.setattr(server, "GRACE_SECONDS", 600.0)
     async with AsyncExitStack() as service:
         admin = await service.enter_async_context(admin_inside(etcd.endpoints, etcd.prefix))
         await wait_ready(admin)

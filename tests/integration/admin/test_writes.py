@@ -23,7 +23,7 @@ async def test_a_reply_is_in_history(ledger, admin):
     assert second.results[0].adapter.generation == 2
 
 
-async def test_replays(ledger, admin):
+async def test_replays(ledger, admin, unhurried):
     """W3 idempotent: concurrent and later calls with one request_id make one revision and get one reply."""
     request = change_set(put("acme/a"), request_id="same")
     replies = await asyncio.gather(*(admin.stub.ApplyAdapters(request) for _ in range(20)))
@@ -35,7 +35,7 @@ async def test_replays(ledger, admin):
     assert len(made) == 2
 
 
-async def test_replays_through_two_servers(etcd, ledger, admin):
+async def test_replays_through_two_servers(etcd, ledger, admin, unhurried):
     """W3 idempotent: it does not matter which admin service is asked."""
     request = change_set(put("acme/a"), request_id="same")
     async with admin_inside(etcd.endpoints, etcd.prefix) as other:
@@ -87,7 +87,7 @@ async def test_a_stale_etag(ledger, admin, change):
     assert await ledger.revision() == before
 
 
-async def test_racers_with_one_etag(ledger, admin):
+async def test_racers_with_one_etag(ledger, admin, unhurried):
     """W4 etag: of many who read the same etag, one wins."""
     made = await admin.stub.ApplyAdapters(change_set(put("acme/a")))
     etag = made.results[0].adapter.etag
@@ -97,12 +97,12 @@ async def test_racers_with_one_etag(ledger, admin):
     await ledger.check()
 
 
-async def test_fifty_racers_for_ten_places(etcd, ledger, admin):
+async def test_fifty_racers_for_ten_places(etcd, ledger, admin, unhurried):
     """W5 quota-never: 50 racers for 10 places, through two servers, give exactly 10."""
     await admin.stub.SetTenant(pb.SetTenantRequest(tenant=pb.Tenant(name="acme", max_adapters=10)))
     async with admin_inside(etcd.endpoints, etcd.prefix) as other:
         await wait_ready(other)
-        calls = [(admin, other)[i % 2].stub.ApplyAdapters(change_set(put(f"acme/n{i}")), timeout=30) for i in range(50)]
+        calls = [(admin, other)[i % 2].stub.ApplyAdapters(change_set(put(f"acme/n{i}"))) for i in range(50)]
         outcomes = await asyncio.gather(*(_outcome(call) for call in calls))
     assert outcomes.count("OK") == 10, outcomes
     assert outcomes.count("QUOTA_EXCEEDED") == 40, outcomes
@@ -118,14 +118,14 @@ async def _outcome(call) -> str:
         return refused(error).reason
 
 
-async def test_of_many_who_want_the_only_place_one_gets_it(etcd, ledger, admin):
+async def test_of_many_who_want_the_only_place_one_gets_it(etcd, ledger, admin, unhurried):
     """20 racers in a pool whose engines have one adapter at a time, through two servers; all others are told why."""
     pool = pb.Pool(name="one", base_models=["base"], engine="axolotl")
     await admin.stub.CreatePool(pb.CreatePoolRequest(pool=pool))
     async with admin_inside(etcd.endpoints, etcd.prefix) as other:
         await wait_ready(other)
         sets = [change_set(put(f"acme/n{i}"), pool="one") for i in range(20)]
-        calls = [(admin, other)[i % 2].stub.ApplyAdapters(one, timeout=30) for i, one in enumerate(sets)]
+        calls = [(admin, other)[i % 2].stub.ApplyAdapters(one) for i, one in enumerate(sets)]
         told = await asyncio.gather(*calls, return_exceptions=True)
     (won,) = [one for one in told if isinstance(one, pb.ApplyAdaptersResponse)]
     name = won.results[0].adapter.name

@@ -57,7 +57,7 @@ class Admin:
 
     def is_ready(self) -> bool:
         try:
-            return httpx.get(f"{self.http}/readyz", timeout=5).status_code == 200
+            return httpx.get(f"{self.http}/readyz", timeout=60).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -156,7 +156,7 @@ def revision(etcd) -> Callable[[], int]:
 
 
 async def _newest(etcd: EtcdForTest) -> int:
-    client = Client(etcd.options())
+    client = Client(etcd.options(call_timeout_seconds=60))
     try:
         start = etcd.key("")
         found = await client.range(Range(start, prefix_end(start)))
@@ -170,6 +170,8 @@ def own_etcd(tmp_path) -> Iterator[EtcdForTest]:
     """A member that the test may stop."""
     cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
     cluster.start()
-    asyncio.run(cluster.ready())
-    yield EtcdForTest(cluster, "/test/own")
-    cluster.stop()
+    try:
+        asyncio.run(cluster.ready())
+        yield EtcdForTest(cluster, "/test/own")
+    finally:
+        cluster.stop()

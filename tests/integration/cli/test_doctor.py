@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from registry.cli import survey
 from registry.dev.ports import free_ports
 from registry.etcd3.client import Client
 from registry.keys import Keys
@@ -14,6 +15,12 @@ from tests.integration.cli.conftest import Cli, make_admin, with_pool
 from tests.support.fleet import Sidecar, SimulatedEngine
 from tests.support.replicas import Replicas, engine_status
 from tests.support.waiting import eventually
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch) -> None:
+    """What answers late on a slow machine is well all the same."""
+    monkeypatch.setattr(survey, "_CALL_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -31,7 +38,7 @@ def write(etcd, *statuses: tuple[str, dict]) -> None:
     """Has replicas live and say something."""
 
     async def carry_out() -> None:
-        client = Client(etcd.options())
+        client = Client(etcd.options(call_timeout_seconds=60))
         try:
             replicas = Replicas(client, Keys(etcd.prefix), "dev")
             for name, fields in statuses:

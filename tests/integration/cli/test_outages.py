@@ -29,11 +29,11 @@ def test_a_change_waits_for_etcd_and_is_made_once(lonely):
     cli, member = lonely
     member.kill()
     asyncio.run(eventually(lambda: away(cli)))
-    with cli.start("-o", "json", "apply", "-f", cli.manifest("a"), "--timeout", "90") as waiting:
+    with cli.start("-o", "json", "apply", "-f", cli.manifest("a"), "--timeout", "200") as waiting:
         assert cli("get", "pools", "--timeout", "1").code == 6
         assert waiting.poll() is None
         member.start()
-        out, err = waiting.communicate(timeout=90)
+        out, err = waiting.communicate(timeout=200)
     assert (waiting.returncode, err) == (0, "")
     told = json.loads(out)
     [adapter] = cli.json("get", "adapters")["items"]
@@ -56,11 +56,11 @@ def test_when_etcd_stays_away_the_error_tells_how_to_repeat(lonely):
 def test_a_change_waits_for_the_admin_service(lonely):
     cli, _ = lonely
     cli.admin.program.kill()
-    with cli.start("apply", "-f", cli.manifest("a"), "--timeout", "60") as waiting:
+    with cli.start("apply", "-f", cli.manifest("a"), "--timeout", "200") as waiting:
         assert away(cli)
         assert waiting.poll() is None
         cli.admin.start()
-        _, err = waiting.communicate(timeout=60)
+        _, err = waiting.communicate(timeout=200)
     assert (waiting.returncode, err) == (0, "")
     assert [one["name"] for one in cli.json("get", "adapters")["items"]] == ["a"]
 

@@ -57,7 +57,7 @@ async def test_a_history_is_exported_from_an_etcd_that_asks_for_certificates(tmp
     cluster.start()
     try:
         await cluster.ready()
-        client = Client(cluster.options())
+        client = Client(cluster.options(call_timeout_seconds=60))
         await client.txn(Txn((), (Put(Keys().meta(), b"{}"),)))
         await client.aclose()
         given = ["--etcd", ",".join(cluster.endpoints), "--out", str(out), "--etcd-tls-ca", str(files.ca)]

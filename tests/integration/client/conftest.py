@@ -20,5 +20,5 @@ async def admin(etcd) -> AsyncIterator[Admin]:
 
 @pytest.fixture
 async def registry(admin) -> AsyncIterator[AsyncRegistry]:
-    async with AsyncRegistry(admin.address, timeout_seconds=20) as registry:
+    async with AsyncRegistry(admin.address, timeout_seconds=60) as registry:
         yield registry

@@ -27,6 +27,7 @@ from tests.support.adapters import write_adapter
 from tests.support.admin import Admin, change_set, put
 from tests.support.fleet import POOL
 from tests.support.known_replicas import known_replicas
+from tests.support.waiting import eventually
 
 EXAMPLE = Path(__file__).parents[3] / "docs/examples/training_loop.py"
 
@@ -74,11 +75,16 @@ async def test_the_same_again_changes_nothing(registry, tmp_path):
 
 async def test_what_nobody_serves_in_time_is_said(registry, tmp_path):
     write_adapter(tmp_path / "a", seed=1)
-    with pytest.raises(Unavailable) as late:
-        await registry.publish(tmp_path / "a", "x", POOL, wait=1)
-    assert late.value.reason is Reason.DEADLINE_EXCEEDED
-    assert "x generation 1 is not served in time" in late.value.message
-    again = await registry.publish(tmp_path / "a", "x", POOL, wait=False, request_id=late.value.metadata["request_id"])
+
+    async def told() -> str | None:
+        """On a slow machine nothing may have been heard in time."""
+        with pytest.raises(Unavailable) as late:
+            await registry.publish(tmp_path / "a", "x", POOL, wait=1)
+        assert late.value.reason is Reason.DEADLINE_EXCEEDED
+        is_heard = "x generation 1 is not served in time" in late.value.message
+        return late.value.metadata["request_id"] if is_heard else None
+
+    again = await registry.publish(tmp_path / "a", "x", POOL, wait=False, request_id=await eventually(told))
     assert again.generation == 1
 
 
@@ -155,7 +161,7 @@ async def test_a_router_follows_where_adapters_are(registry, replicas, tmp_path)
     async with aclosing(registry.residency(POOL)) as states:
         assert (await anext(states)).adapters == {}
         published = await registry.publish(folder, "acme/Policy", POOL)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             async for state in states:
                 found = state.adapters.get("acme/policy")
                 if found is not None and len(found.serving) == 2:

@@ -93,14 +93,14 @@ class Machine:
         """Runs the CLI as `docker compose exec` would, in the container of a service."""
         admin = f"127.0.0.1:{self.port(service.host, '7600')}"
         words = [str(BIN / "loraplane"), "--admin", admin, *(self.translate(service, word) for word in arguments)]
-        done = subprocess.run(words, env={"PATH": os.environ["PATH"]}, capture_output=True, check=False, timeout=60)
+        done = subprocess.run(words, env={"PATH": os.environ["PATH"]}, capture_output=True, check=False, timeout=200)
         assert done.returncode == 0, done.stderr.decode()
 
     def stop(self) -> None:
         for process in self.running:
             process.terminate()
         for process in self.running:
-            process.wait(30)
+            process.wait(60)
 
 
 @pytest.fixture
@@ -110,10 +110,10 @@ async def machine(tmp_path) -> AsyncIterator[Machine]:
     shared = {name: value for name, value in shared.items() if not name.startswith(("listen", "initial-cluster"))}
     assert {"max-txn-ops", "quota-backend-bytes", "auto-compaction-retention"} <= shared.keys()
     cluster = make_cluster(tmp_path / "etcd", 3, flags={**shared, "unsafe-no-fsync": "true"})
-    cluster.start()
     sockets = tempfile.mkdtemp(prefix="lp-")  # a socket's path must be short
     machine = Machine(tmp_path, cluster, sockets)
     try:
+        cluster.start()
         await cluster.ready()
         yield machine
     finally:
@@ -165,4 +165,4 @@ async def exported(machine: Machine) -> set[str]:
 
 async def fetch(port: int, path: str) -> httpx.Response:
     async with httpx.AsyncClient() as client:
-        return await client.get(f"http://127.0.0.1:{port}{path}", timeout=10)
+        return await client.get(f"http://127.0.0.1:{port}{path}", timeout=60)

@@ -9,8 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.timeout(1500)
 COMMAND = [sys.executable, "-m", "registry.dev.demo", "--engine", "sim"]
 
 
@@ -35,7 +38,7 @@ def _read(path: Path) -> bytes:
 
 def test_every_step_holds_and_nothing_is_left(tmp_path):
     """R3 converge, R5 no-silent-base, R6 unload-eventual, R13 static-stable: on the whole stack, from outside."""
-    done = subprocess.run(COMMAND, capture_output=True, text=True, check=False, env=environment(tmp_path), timeout=280)
+    done = subprocess.run(COMMAND, capture_output=True, text=True, check=False, env=environment(tmp_path), timeout=1000)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "All 7 steps held" in done.stdout
     assert list(tmp_path.iterdir()) == []
@@ -46,7 +49,7 @@ def test_an_interrupt_cleans_up(tmp_path):
     with subprocess.Popen(COMMAND, stdout=subprocess.PIPE, text=True, env=environment(tmp_path)) as demo:
         asyncio.run(eventually(lambda: any("etcd" in line for line in processes_of(tmp_path))))
         demo.send_signal(signal.SIGINT)
-        demo.communicate(timeout=120)
+        demo.communicate(timeout=400)
     assert demo.returncode != 0
     assert list(tmp_path.iterdir()) == []
     assert processes_of(tmp_path) == []
@@ -58,7 +61,7 @@ def test_a_step_that_does_not_hold_fails_the_demonstration(tmp_path):
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
     environ = {**environment(tmp_path), "ETCD_BIN": str(broken)}
-    done = subprocess.run(COMMAND, capture_output=True, text=True, check=False, env=environ, timeout=280)
+    done = subprocess.run(COMMAND, capture_output=True, text=True, check=False, env=environ, timeout=1000)
     assert done.returncode == 1
     assert "FAILED: etcd ended" in done.stdout
     assert "the logs are in" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -17,6 +18,9 @@ from typing import Any
 import pytest
 
 from registry.dev.processes import wait_until
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.timeout(1500)  # a dozen commands, each of which starts a few programs
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class DevStack:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LORAPLANE_")} | extra
         command = [sys.executable, "-m", "registry.cli.main", *arguments]
         return subprocess.run(
-            command, capture_output=True, text=True, check=False, cwd=self.folder, env=environment, timeout=250
+            command, capture_output=True, text=True, check=False, cwd=self.folder, env=environment, timeout=400
         )
 
     def json(self, *arguments: str) -> Any:
@@ -69,7 +73,7 @@ def test_up_serves_adapters_and_is_safe_to_run_twice(dev):
     source = dev.folder / ".loraplane" / "adapters" / "sql"
     added = dev.json("add", "sql", "--source", str(source), "--wait")
     assert [one["state"] for one in added["rollouts"][0]["replicas"]] == ["serving", "serving"]
-    assert dev.json("doctor") == {"findings": []}
+    asyncio.run(eventually(lambda: dev.json("doctor") == {"findings": []}))
     assert dev("dev", "up").returncode == 0
     assert dev.pids() == pids
 

@@ -103,7 +103,7 @@ async def test_a_credential_that_stays_refused_is_asked_for_twice_and_no_more(we
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"kind": "exec", "command": [sys.executable, "-c", "print('tCANARY')"]}, "tCANARY"),
+        ({"kind": "exec", "command": [sys.executable, "-c", "print('tCANARY')"], "timeout_seconds": 60}, "tCANARY"),
         ({"kind": "env", "variable": "ONE"}, "from env"),
         ({"kind": "none"}, None),
     ],
@@ -124,7 +124,7 @@ def test_a_token_is_exchanged(tmp_path):
 
     with serving(Site(answers={"/token": answer})) as site:
         fields = {"url": f"{site.url}/token", "subject_token_file": str(tmp_path / "subject"), "audience": "s3"}
-        secret = fetch_secret(one(tmp_path, kind="token_exchange", **fields))
+        secret = fetch_secret(one(tmp_path, kind="token_exchange", timeout_seconds=60, **fields))
     assert secret == Secret("tCANARY")
     assert asked[0]["subject_token"] == ["subject token"]
     assert asked[0]["audience"] == ["s3"]

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from registry.cli import desk
 from registry.cli.local_adapters import base_here, base_message
 from registry.cli.main import run
 from registry.lora.directory import digest_of
 from registry.lora.manifest import CONFIG_FILE, WEIGHTS_FILE
 from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA, Draft
+from tests.integration.sources.conftest import PATIENT
 from tests.support.web import Exchange, Site
 from tests.unit.cli.fake_admin import FakeAdmin, applied, served
 
@@ -24,6 +26,11 @@ GONE = "sha256:" + "0" * 64
 @pytest.fixture
 def base(tmp_path) -> Path:
     return LLAMA.write_base(tmp_path / "base")
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch) -> None:
+    monkeypatch.setattr(desk, "_LIMITS", PATIENT)
 
 
 def host(site: Site, draft: Draft, path: str = "/team/good/") -> str:

@@ -7,16 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from registry.cli import desk
 from registry.cli.main import run
 from registry.lora.directory import digest_of
 from registry.lora.manifest import CONFIG_FILE, FILES, WEIGHTS_FILE
 from tests.corpus.drafts import LLAMA, Draft
+from tests.integration.sources.conftest import PATIENT
 from tests.support.web import Exchange, Site
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FOLDER = f"/acme/sql/resolve/{COMMIT}/v7/"
 URI = f"hf://acme/sql/v7@{COMMIT}"
 TOKEN = "hf_CANARY"  # noqa: S105 - what is looked for
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch) -> None:
+    monkeypatch.setattr(desk, "_LIMITS", PATIENT)
 
 
 @pytest.fixture

@@ -113,12 +113,14 @@ async def test_no_secret_is_written_anywhere(etcd, etcd_client, tmp_path, web, s
 
 
 async def told_by(sidecar: Sidecar) -> dict[str, str]:
-    """All that a sidecar says and keeps on this host."""
-    async with httpx.AsyncClient(base_url=sidecar.http) as client:
+    """All that a sidecar says and keeps on this host; it is ended, since files of one that runs come and go."""
+    async with httpx.AsyncClient(base_url=sidecar.http, timeout=60) as client:
         pages = [(await client.get(path)).text for path in ("/status", "/readyz", "/metrics", "/livez")]
+    argv = arguments(sidecar.program.pid)
+    sidecar.program.kill()
     return {
         "http": str(pages),
         "log": sidecar.program.log.read_text(),
-        "argv": arguments(sidecar.program.pid),
+        "argv": argv,
         "store": "".join(path.read_text(errors="replace") for path in sidecar.store.rglob("*") if path.is_file()),
     }

@@ -6,14 +6,14 @@ import asyncio
 import gzip
 import io
 import tarfile
+from dataclasses import replace
 
 import pytest
 
 from registry.sources.errors import ArtifactError
-from registry.sources.limits import Limits
 from sidecar.artifacts.store import MAX_WORKERS
 from sidecar.artifacts.types import ArtifactRef
-from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, left_behind, ref, refusal
+from tests.integration.sources.conftest import CONFIG, PATIENT, QUICK, WEIGHTS, content, left_behind, ref, refusal
 from tests.support.waiting import eventually
 from tests.support.web import Exchange, Site, serving
 
@@ -142,7 +142,8 @@ def redirecting(location: str):
 async def test_a_bad_answer_is_refused_with_its_reason(web, open_store, answer, reason, permanent):
     """Faults 26 and 28, R16 bounded: it ends, it says why, and it leaves no file behind."""
     web.answers[WEIGHTS_PATH] = answer
-    error = await refusal(open_store(f"{web.url}/team"), f"{web.url}/team/a/")
+    limits = QUICK if reason == "source_timeout" else PATIENT
+    error = await refusal(open_store(f"{web.url}/team", limits=limits), f"{web.url}/team/a/")
     assert (error.reason, error.permanent) == (reason, permanent), error.message
 
 
@@ -260,7 +261,7 @@ async def test_one_download_serves_all_replicas_of_a_host(web, open_store):
 
 async def test_several_downloads_run_at_once_and_no_more_than_the_cap(web, open_store):
     """R16 bounded: concurrent downloads have a cap."""
-    store = open_store(f"{web.url}/team", limits=Limits())
+    store = open_store(f"{web.url}/team")
     names = [f"/team/{number}/" for number in range(MAX_WORKERS + 2)]
     for name in names:
         web.put(name, CONFIG, WEIGHTS)
@@ -274,7 +275,7 @@ async def test_several_downloads_run_at_once_and_no_more_than_the_cap(web, open_
 
 
 async def test_a_staging_that_nobody_waits_for_ends_soon(web, open_store):
-    store = open_store(f"{web.url}/team")
+    store = open_store(f"{web.url}/team", limits=replace(PATIENT, idle_seconds=5))
     web.answers[WEIGHTS_PATH] = web.hang
     task = asyncio.create_task(store.ensure(ref(f"{web.url}/team/a/")))
     await eventually(lambda: WEIGHTS_PATH in web.paths)
