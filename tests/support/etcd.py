@@ -20,6 +20,9 @@ from registry.etcd3.methods import Method
 from registry.etcd3.options import ClientOptions, TlsFiles
 from tests.support.waiting import eventually
 
+END_SECONDS = 60
+# For calls of tests that are not about deadlines: no machine stands still for so long.
+PATIENT_SECONDS = 60.0
 _COMPACT = Method("/etcdserverpb.KV/Compact", rpc.CompactionRequest, rpc.CompactionResponse)
 
 
@@ -71,14 +74,14 @@ class Member:
         """Ends it as an operator would; SIGKILL if it does not end."""
         self.signal(signal.SIGTERM)
         try:
-            self._reap(20)
+            self._reap(END_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
 
     def kill(self) -> None:
         """kill -9, and waits for the end."""
         self.signal(signal.SIGKILL)
-        self._reap(20)
+        self._reap(END_SECONDS)
 
     def freeze(self) -> None:
         """SIGSTOP: the connections stay up, and nothing is answered."""
@@ -196,11 +199,15 @@ def find_etcdctl() -> Path:
     return next(place / "etcdctl" for place in places if (place / "etcdctl").exists())
 
 
+# Its flags, as variables: by itself it gives up after a few seconds.
+ETCDCTL = {"ETCDCTL_API": "3", "ETCDCTL_DIAL_TIMEOUT": "60s", "ETCDCTL_COMMAND_TIMEOUT": "60s"}
+
+
 async def etcdctl(cluster: Cluster, *arguments: str) -> str:
     """Runs etcdctl, for what our own client has no business with: users, roles, alarms."""
     process = await asyncio.create_subprocess_exec(
         *(str(find_etcdctl()), "--endpoints", ",".join(cluster.endpoints), *arguments),
-        env={**child_environment(), "ETCDCTL_API": "3"},
+        env={**child_environment(), **ETCDCTL},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-END_SECONDS = 20
+END_SECONDS = 60
 
 
 @dataclass

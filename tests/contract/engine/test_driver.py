@@ -229,7 +229,7 @@ async def test_a_name_that_was_unloaded_is_not_loaded_while_what_it_was_still_ru
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(900)  # a difference is made small, which takes up to five minutes more
+@pytest.mark.timeout(1200)  # a difference is made small, which takes up to five minutes more
 def test_real_vllm_and_what_stands_for_it_say_the_same(real_vllm, tiny, sources, tmp_path):
     """R5, R9, R11: what is proven on simulated engines, over HTTP and in the simulation, is so on real vLLM.
 

@@ -291,7 +291,7 @@ async def test_malformed_swaps_are_400_and_name_the_field(asker, body, field):
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(900)  # a difference is made small, which takes up to five minutes more
+@pytest.mark.timeout(1200)  # a difference is made small, which takes up to five minutes more
 def test_real_vllm_and_what_stands_for_it_say_the_same(real_vllm, tiny, sources, tmp_path):
     """R5, R9, R11, with the plugin; what is not drawn, and why, says the test of the same name in test_driver.py."""
     RealAndModels(real_vllm, tiny.model, sources, tmp_path / "leases", plugin=True).play_many()

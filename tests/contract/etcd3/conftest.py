@@ -8,10 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from registry.etcd3 import session, watch
 from registry.etcd3.client import Client
 from tests.contract.etcd3.mirror import FirstEndpoint
-from tests.support.etcd import Cluster, make_cluster
+from tests.support.etcd import PATIENT_SECONDS, Cluster, make_cluster
 from tests.support.proxy import Proxy
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch) -> None:
+    """Members that stand are soon found; what hangs is found by the silence of its watch, which stays as it is."""
+    monkeypatch.setattr(watch, "_CALL_SECONDS", PATIENT_SECONDS)
+    monkeypatch.setattr(session, "_REVOKE_SECONDS", PATIENT_SECONDS)
 
 
 @pytest.fixture
@@ -29,7 +37,7 @@ async def proxy(etcd) -> AsyncIterator[Proxy]:
 @pytest.fixture
 async def proxied_client(etcd, proxy) -> AsyncIterator[Client]:
     """A client that sees etcd through the proxy only."""
-    client = Client(etcd.options(endpoints=(proxy.endpoint,)))
+    client = Client(etcd.options(endpoints=(proxy.endpoint,), call_timeout_seconds=PATIENT_SECONDS))
     yield client
     await client.aclose()
 
@@ -48,7 +56,7 @@ async def own_etcd(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 @pytest.fixture
 async def own_client(own_etcd) -> AsyncIterator[Client]:
-    client = Client(own_etcd.options())
+    client = Client(own_etcd.options(call_timeout_seconds=PATIENT_SECONDS))
     yield client
     await client.aclose()
 
@@ -56,6 +64,6 @@ async def own_client(own_etcd) -> AsyncIterator[Client]:
 @pytest.fixture
 async def cluster_client(etcd_cluster) -> AsyncIterator[Client]:
     """A client of three members that starts at the first."""
-    client = Client(etcd_cluster.options(), rng=FirstEndpoint())
+    client = Client(etcd_cluster.options(call_timeout_seconds=PATIENT_SECONDS), rng=FirstEndpoint())
     yield client
     await client.aclose()
