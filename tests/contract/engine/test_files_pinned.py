@@ -8,7 +8,6 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -145,10 +144,10 @@ async def answer_to_a_queued_request(
     `meanwhile` happens once it is, and before the request's turn comes; it is told where that adapter's files were.
     How long those in front of it take is up to the machine: where they were too short, others are sent.
     """
-    for revision in count(1, 3):
+    for revision in range(1, 60, 3):
         if (reply := await unload_under_a_queued_request(rig, asker, revision, meanwhile)) is not None:
             return reply
-    raise AssertionError
+    raise AssertionError("the requests in front were too short")
 
 
 async def unload_under_a_queued_request(

@@ -127,7 +127,7 @@ async def counted(asker: Asker, path: str) -> bool:
 
 async def while_it_runs(attempt: Callable[[str], Awaitable[bool]]) -> None:
     """Makes an attempt, each time with a name of its own, until it says that a request ran for so long."""
-    for number in range(60):
+    for number in range(20):
         if await attempt(f"x{number}"):
             return
     raise AssertionError("no request was seen to run")
