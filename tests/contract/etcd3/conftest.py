@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.etcd3 import session, watch
+from registry.etcd3 import channel, session, watch
 from registry.etcd3.client import Client
 from tests.contract.etcd3.mirror import FirstEndpoint
 from tests.support.etcd import PATIENT_SECONDS, Cluster, make_cluster
@@ -18,6 +18,9 @@ from tests.support.proxy import Proxy
 @pytest.fixture(autouse=True)
 def patience(monkeypatch) -> None:
     """Members that stand are soon found; what hangs is found by the silence of its watch, which stays as it is."""
+    pings = {"grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"}
+    options = [(name, 60_000 if name in pings else value) for name, value in channel._OPTIONS]
+    monkeypatch.setattr(channel, "_OPTIONS", options)
     monkeypatch.setattr(watch, "_CALL_SECONDS", PATIENT_SECONDS)
     monkeypatch.setattr(session, "_REVOKE_SECONDS", PATIENT_SECONDS)
 

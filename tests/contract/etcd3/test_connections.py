@@ -20,7 +20,7 @@ from registry.etcd3.ops import (
     Txn,
     absent,
 )
-from tests.contract.etcd3.mirror import FirstEndpoint, put
+from tests.contract.etcd3.mirror import NOT_REACHED, FirstEndpoint, put
 from tests.support.etcd import PATIENT_SECONDS
 from tests.support.waiting import eventually
 
@@ -65,8 +65,7 @@ async def test_nobody_there_is_certainly_not_applied(etcd):
     (dead,) = free_ports(1)
     client = Client(etcd.options(endpoints=(f"127.0.0.1:{dead}",), call_timeout_seconds=0.5))
     try:
-        late = "no time left to send"  # where the machine stands still between two tries
-        with pytest.raises((Unavailable, Timeout), match=f"Connection refused|no connection within|{late}") as caught:
+        with pytest.raises((Unavailable, Timeout), match=NOT_REACHED) as caught:
             await client.txn(put((etcd.key("a"), b"1")))
         assert caught.value.certainly_not_applied
     finally:
@@ -121,7 +120,7 @@ async def test_a_dead_connection_is_not_used_again(proxy, proxied_client, etcd):
     """gRPC would send the next call over the same connection, and the next, until TCP gives up."""
     await proxied_client.range(Range(etcd.key("a")))
     proxy.strand()
-    with pytest.raises(Timeout):
+    with pytest.raises((Timeout, Unavailable)):
         await proxied_client.txn(put((etcd.key("a"), b"1")), timeout_seconds=0.5)
     assert (await proxied_client.txn(put((etcd.key("a"), b"1")))).succeeded
 
