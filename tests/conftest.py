@@ -11,35 +11,30 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-from registry.dev import ports
 from registry.etcd3.client import Client
 from registry.etcd3.options import ClientOptions
-from tests.support.etcd import PATIENT_SECONDS, Cluster, make_cluster
+from tests.support.etcd import Cluster, make_cluster
 
-# The same examples at every run, so that what passes once passes again; LORAPLANE_TEST_SEARCH=1 looks for new ones.
-settings.register_profile("same", derandomize=True, deadline=None)
-settings.register_profile("search", deadline=None, print_blob=True)
+# The same examples at every run, so that what passes once passes again: no strategy may ask a set for its order, which
+# is another one in each process. LORAPLANE_TEST_SEARCH=1 looks for new ones. How fast a machine draws is no matter.
+_SLOW = [HealthCheck.too_slow]
+settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=_SLOW)
+settings.register_profile("search", derandomize=False, deadline=None, suppress_health_check=_SLOW, print_blob=True)
 settings.load_profile("search" if os.environ.get("LORAPLANE_TEST_SEARCH") else "same")
+
+# What a shell or a machine may have set, and we or a library of ours would follow: settings of ours, another hub, how
+# wide and how colourful a terminal is, and proxies, which would be asked for 127.0.0.1.
+_KEPT = {"LORAPLANE_ENGINE_PYTHON", "LORAPLANE_TEST_SEARCH"}
+_PROXIES = {"ALL_PROXY", "GRPC_PROXY", "HTTP_PROXY", "HTTPS_PROXY"}
+_FOLLOWED = {*_PROXIES, "COLUMNS", "FORCE_COLOR", "HF_ENDPOINT", "NO_COLOR"}
+for _name in [*os.environ]:
+    if _name.upper() in _FOLLOWED or (_name.startswith("LORAPLANE_") and _name not in _KEPT):
+        del os.environ[_name]
 
 # For a test that may have to end one engine and to start two.
 ENGINE_SECONDS = 900
-
-
-def _ports_of(worker: str | None) -> tuple[int, int]:
-    """Of all ports that servers are given, those of one worker of pytest-xdist.
-
-    What is free when somebody chooses it is another's by the time of listening if both choose among the same.
-    """
-    if worker is None:
-        return ports.FIRST, ports.LAST
-    share = (ports.LAST - ports.FIRST) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-    first = ports.FIRST + int(worker.removeprefix("gw")) * share
-    return first, first + share - 1
-
-
-ports.FIRST, ports.LAST = _ports_of(os.environ.get("PYTEST_XDIST_WORKER"))
 
 # A run in the background of a shell may start with interrupts ignored, and programs under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -94,8 +89,8 @@ def etcd(etcd_member) -> EtcdForTest:
 
 @pytest.fixture
 async def etcd_client(etcd) -> AsyncIterator[Client]:
-    """A patient client of the session's etcd."""
-    client = Client(etcd.options(call_timeout_seconds=PATIENT_SECONDS))
+    """A client of the session's etcd, which waits for it however slow the machine is."""
+    client = Client(etcd.options(call_timeout_seconds=60))
     yield client
     await client.aclose()
 

@@ -28,7 +28,7 @@ from registry.etcd3.ops import (
     prefix_end,
     unwritten_since,
 )
-from tests.support.etcd import PATIENT_SECONDS, Cluster, make_cluster
+from tests.support.etcd import PATIENCE_SECONDS, Cluster, make_cluster
 from tests.support.memory_etcd import MemoryEtcd
 
 KEYS = [b"a", b"b", b"d/1", b"d/2"]
@@ -119,7 +119,7 @@ def test_same_replies(alone, sequence):
     prefix = f"/{uuid.uuid4().hex}/".encode()
 
     async def play() -> None:
-        client = Client(alone.options(call_timeout_seconds=PATIENT_SECONDS))
+        client = Client(alone.options(call_timeout_seconds=PATIENCE_SECONDS))
         try:
             memory, base = MemoryEtcd(), (await client.range(Range(prefix))).revision - 1
             for txn in sequence:

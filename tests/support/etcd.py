@@ -16,19 +16,33 @@ from registry.dev.etcd_binary import child_environment, find_etcd
 from registry.dev.ports import free_ports
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.client import Client, MemberStatus
+from registry.etcd3.errors import Timeout, Unavailable
 from registry.etcd3.methods import Method
+from registry.etcd3.ops import Op, Txn
 from registry.etcd3.options import ClientOptions, TlsFiles
 from tests.support.waiting import eventually
 
+# For a call of a test's own, which is about something else than how long etcd takes.
+PATIENCE_SECONDS = 60.0
 END_SECONDS = 60
-# For calls of tests that are not about deadlines: no machine stands still for so long.
-PATIENT_SECONDS = 60.0
 _COMPACT = Method("/etcdserverpb.KV/Compact", rpc.CompactionRequest, rpc.CompactionResponse)
 
 
 async def compact(client: Client, revision: int) -> None:
     """Makes etcd forget what keys were before `revision`, as its operators do."""
     await client._calls.call(_COMPACT, rpc.CompactionRequest(revision=revision, physical=True), None)
+
+
+async def commit(client: Client, *ops: Op) -> int:
+    """Writes unconditionally; gives the revision. What nobody knows to be written is written again, to the same end."""
+
+    async def is_done() -> int:
+        try:
+            return (await client.txn(Txn((), ops))).revision
+        except (Timeout, Unavailable) as error:
+            raise AssertionError(f"not known to be written: {error}") from error
+
+    return await eventually(is_done)
 
 
 @dataclass
@@ -139,6 +153,10 @@ class Cluster:
         """Options of a client of the whole cluster."""
         return ClientOptions(**{"endpoints": self.endpoints, "tls": self.tls, **changes})  # type: ignore[arg-type]
 
+    def patient(self) -> Client:
+        """A client for what a test does itself, on a machine that may stand still for a while."""
+        return Client(self.options(call_timeout_seconds=PATIENCE_SECONDS))
+
     def start(self) -> None:
         for member in self.members:
             member.start()
@@ -199,15 +217,14 @@ def find_etcdctl() -> Path:
     return next(place / "etcdctl" for place in places if (place / "etcdctl").exists())
 
 
-# Its flags, as variables: by itself it gives up after a few seconds.
-ETCDCTL = {"ETCDCTL_API": "3", "ETCDCTL_DIAL_TIMEOUT": "60s", "ETCDCTL_COMMAND_TIMEOUT": "60s"}
+_PATIENT = (f"--dial-timeout={PATIENCE_SECONDS:g}s", f"--command-timeout={PATIENCE_SECONDS:g}s")
 
 
 async def etcdctl(cluster: Cluster, *arguments: str) -> str:
     """Runs etcdctl, for what our own client has no business with: users, roles, alarms."""
     process = await asyncio.create_subprocess_exec(
-        *(str(find_etcdctl()), "--endpoints", ",".join(cluster.endpoints), *arguments),
-        env={**child_environment(), **ETCDCTL},
+        *(str(find_etcdctl()), "--endpoints", ",".join(cluster.endpoints), *_PATIENT, *arguments),
+        env={**child_environment(), "ETCDCTL_API": "3"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

@@ -11,7 +11,7 @@ import pytest
 from registry.etcd3 import channel, session, watch
 from registry.etcd3.client import Client
 from tests.contract.etcd3.mirror import FirstEndpoint
-from tests.support.etcd import PATIENT_SECONDS, Cluster, make_cluster
+from tests.support.etcd import PATIENCE_SECONDS, Cluster, make_cluster
 from tests.support.proxy import Proxy
 
 
@@ -21,8 +21,8 @@ def patience(monkeypatch) -> None:
     pings = {"grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"}
     options = [(name, 60_000 if name in pings else value) for name, value in channel._OPTIONS]
     monkeypatch.setattr(channel, "_OPTIONS", options)
-    monkeypatch.setattr(watch, "_CALL_SECONDS", PATIENT_SECONDS)
-    monkeypatch.setattr(session, "_REVOKE_SECONDS", PATIENT_SECONDS)
+    monkeypatch.setattr(watch, "_CALL_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(session, "_REVOKE_SECONDS", PATIENCE_SECONDS)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ async def proxy(etcd) -> AsyncIterator[Proxy]:
 @pytest.fixture
 async def proxied_client(etcd, proxy) -> AsyncIterator[Client]:
     """A client that sees etcd through the proxy only."""
-    client = Client(etcd.options(endpoints=(proxy.endpoint,), call_timeout_seconds=PATIENT_SECONDS))
+    client = Client(etcd.options(endpoints=(proxy.endpoint,), call_timeout_seconds=PATIENCE_SECONDS))
     yield client
     await client.aclose()
 
@@ -59,7 +59,7 @@ async def own_etcd(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 @pytest.fixture
 async def own_client(own_etcd) -> AsyncIterator[Client]:
-    client = Client(own_etcd.options(call_timeout_seconds=PATIENT_SECONDS))
+    client = Client(own_etcd.options(call_timeout_seconds=PATIENCE_SECONDS))
     yield client
     await client.aclose()
 
@@ -67,6 +67,6 @@ async def own_client(own_etcd) -> AsyncIterator[Client]:
 @pytest.fixture
 async def cluster_client(etcd_cluster) -> AsyncIterator[Client]:
     """A client of three members that starts at the first."""
-    client = Client(etcd_cluster.options(call_timeout_seconds=PATIENT_SECONDS), rng=FirstEndpoint())
+    client = Client(etcd_cluster.options(call_timeout_seconds=PATIENCE_SECONDS), rng=FirstEndpoint())
     yield client
     await client.aclose()

@@ -15,7 +15,7 @@ from registry.etcd3.ops import Range
 from registry.etcd3.reflector import Changed, Connected, Disconnected, Listed, Reflector
 from registry.etcd3.stream import Mark, WatchProtocol
 from tests.contract.etcd3.mirror import FirstEndpoint, mirroring, put
-from tests.support.etcd import PATIENT_SECONDS, Cluster, Member
+from tests.support.etcd import PATIENCE_SECONDS, Cluster, Member
 from tests.support.waiting import eventually
 
 PREFIX, END = b"/a/", b"/a0"
@@ -121,10 +121,10 @@ async def test_writes_through_the_death_of_the_leader(etcd_cluster, rng):
                 deaths += 1
             stop.set()
         whole = Range(PREFIX, END)
-        last = (await clients[0].range(whole, timeout_seconds=PATIENT_SECONDS)).revision
+        last = (await clients[0].range(whole, timeout_seconds=PATIENCE_SECONDS)).revision
         await eventually(lambda: mirror.revision >= last)
     # As of then: what was in mid-flight may still come.
-    kvs = (await clients[0].range(replace(whole, revision=last), timeout_seconds=PATIENT_SECONDS)).kvs
+    kvs = (await clients[0].range(replace(whole, revision=last), timeout_seconds=PATIENCE_SECONDS)).kvs
     found = {kv.key: kv for kv in kvs}
     for key, outcome in outcomes.items():
         if isinstance(outcome, int):

@@ -21,7 +21,7 @@ from registry.etcd3.ops import (
     absent,
 )
 from tests.contract.etcd3.mirror import NOT_REACHED, FirstEndpoint, put
-from tests.support.etcd import PATIENT_SECONDS
+from tests.support.etcd import PATIENCE_SECONDS
 from tests.support.waiting import eventually
 
 
@@ -53,7 +53,7 @@ async def test_another_member_is_found_when_one_is_not_there(etcd):
     """A write is sent again only because "failed to connect" is certain: exactly one version results."""
     (dead,) = free_ports(1)
     endpoints = (f"127.0.0.1:{dead}", *etcd.endpoints)
-    client = Client(etcd.options(endpoints=endpoints, call_timeout_seconds=PATIENT_SECONDS), rng=FirstEndpoint())
+    client = Client(etcd.options(endpoints=endpoints, call_timeout_seconds=PATIENCE_SECONDS), rng=FirstEndpoint())
     try:
         await client.txn(put((etcd.key("a"), b"1")))
         assert (await client.range(Range(etcd.key("a")))).kvs[0].version == 1
@@ -75,7 +75,7 @@ async def test_nobody_there_is_certainly_not_applied(etcd):
 async def test_a_connection_that_breaks_after_the_commit_is_ambiguous_and_never_repeated(etcd, etcd_client, proxy):
     """W8 no-false-fail: the write happened, its reply did not; sent again it would make a second version."""
     endpoints = (proxy.endpoint, *etcd.endpoints)
-    client = Client(etcd.options(endpoints=endpoints, call_timeout_seconds=PATIENT_SECONDS), rng=FirstEndpoint())
+    client = Client(etcd.options(endpoints=endpoints, call_timeout_seconds=PATIENCE_SECONDS), rng=FirstEndpoint())
     try:
         await client.range(Range(etcd.key("a")))
         proxy.hold_replies()
@@ -181,7 +181,7 @@ async def test_status_tells_of_each_endpoint_also_of_one_that_is_down(etcd):
     options = dataclasses.replace(etcd.options(), endpoints=(*etcd.endpoints, f"127.0.0.1:{dead}"))
     client = Client(options)
     try:
-        up, down = await client.status(timeout_seconds=PATIENT_SECONDS)
+        up, down = await client.status(timeout_seconds=PATIENCE_SECONDS)
         assert up.leader_id == up.member_id
         assert up.version.count(".") == 2
         assert up.revision > 0

@@ -16,7 +16,7 @@ from registry.etcd3.ops import Put, Range, Txn
 from registry.etcd3.options import ClientOptions
 from registry.etcd3.watch import WatchStream
 from tests.contract.etcd3.mirror import NOT_REACHED
-from tests.support.etcd import PATIENT_SECONDS
+from tests.support.etcd import PATIENCE_SECONDS
 from tests.support.waiting import eventually
 
 RANGE, TXN = "/etcdserverpb.KV/Range", "/etcdserverpb.KV/Txn"
@@ -65,7 +65,7 @@ async def odd_server(answers: dict[str, object], **options) -> AsyncIterator[tup
     server.add_generic_rpc_handlers((odd,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    client = Client(ClientOptions((f"127.0.0.1:{port}",), call_timeout_seconds=PATIENT_SECONDS, **options))
+    client = Client(ClientOptions((f"127.0.0.1:{port}",), call_timeout_seconds=PATIENCE_SECONDS, **options))
     try:
         yield client, odd
     finally:

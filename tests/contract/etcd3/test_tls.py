@@ -12,7 +12,7 @@ from registry.etcd3.ops import Range
 from registry.etcd3.options import ClientOptions, TlsFiles
 from registry.etcd3.reflector import Connected, Disconnected, Reflector
 from tests.contract.etcd3.mirror import mirroring, put
-from tests.support.etcd import PATIENT_SECONDS, make_cluster
+from tests.support.etcd import PATIENCE_SECONDS, make_cluster
 from tests.support.tls import Authority, server_flags
 from tests.support.waiting import eventually
 
@@ -49,7 +49,7 @@ async def ask(options: ClientOptions) -> int:
 
 
 async def test_calls_and_watches_over_tls(secured, rng):
-    client = Client(secured.options(call_timeout_seconds=PATIENT_SECONDS))
+    client = Client(secured.options(call_timeout_seconds=PATIENCE_SECONDS))
     try:
         async with mirroring(Reflector(client, b"/a/", b"/a0", rng=rng)) as mirror:
             await mirror.first(Connected)
@@ -115,7 +115,7 @@ async def test_rotated_files_are_read_at_the_next_connection(secured, authority,
     """A client with useless files does not give up, and comes up when right ones are put in their place."""
     files = TlsFiles(ca=tmp_path / "ca.pem", certificate=tmp_path / "client.pem", key=tmp_path / "client.key")
     _install(stranger, stranger.issue("client"), files)
-    client = Client(secured.options(tls=files, call_timeout_seconds=PATIENT_SECONDS))
+    client = Client(secured.options(tls=files, call_timeout_seconds=PATIENCE_SECONDS))
     try:
         async with mirroring(Reflector(client, b"/a/", b"/a0", rng=rng)) as mirror:
             await eventually(lambda: [one for one in mirror.of(Disconnected) if "ertificate" in one.message])

@@ -23,7 +23,7 @@ from registry.etcd3.reflector import (
 from registry.etcd3.stream import progress_is_safe
 from registry.etcd3.watch import WatchStream
 from tests.contract.etcd3.mirror import delete, mirroring, put, reflect, values
-from tests.support.etcd import PATIENT_SECONDS, compact
+from tests.support.etcd import PATIENCE_SECONDS, compact
 from tests.support.waiting import eventually
 
 
@@ -224,7 +224,7 @@ async def test_a_stream_that_is_closed_leaves_no_task_and_no_connection(etcd, et
 @pytest.fixture
 def long_silence(monkeypatch) -> None:
     """Progress is asked for as soon as ever, and the answer is waited for much longer."""
-    monkeypatch.setattr(watch, "SILENCE_SECONDS", (2.0, PATIENT_SECONDS))
+    monkeypatch.setattr(watch, "SILENCE_SECONDS", (2.0, PATIENCE_SECONDS))
 
 
 @pytest.fixture

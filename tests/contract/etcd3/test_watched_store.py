@@ -17,7 +17,7 @@ from registry.etcd3.reflector import (
     Resume,
 )
 from tests.contract.etcd3.mirror import NOT_REACHED, FirstEndpoint, mirroring, put, reflect
-from tests.support.etcd import PATIENT_SECONDS, make_cluster
+from tests.support.etcd import PATIENCE_SECONDS, make_cluster
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
@@ -48,7 +48,7 @@ async def test_a_server_that_restarts_is_resumed_from(own_etcd, own_client, rng)
         member.start()
         await own_etcd.ready()
         # By a client of its own: what becomes of a write on the old connection is nobody's to say.
-        async with aclosing(Client(own_etcd.options(call_timeout_seconds=PATIENT_SECONDS))) as client:
+        async with aclosing(Client(own_etcd.options(call_timeout_seconds=PATIENCE_SECONDS))) as client:
             written = await client.txn(put((b"/a/1", b"x")))
         await eventually(lambda: mirror.revision >= written.revision)
     assert len(mirror.of(Listed)) == 1
@@ -76,7 +76,7 @@ async def test_another_cluster_behind_the_address_is_told(own_etcd, rng, tmp_pat
     """R15 brake: its revision is higher than the mark, only its identity differs."""
     other = make_cluster(tmp_path, flags={"unsafe-no-fsync": "true", "initial-cluster-token": "other"})
     other.start()
-    other_client = Client(other.options(call_timeout_seconds=PATIENT_SECONDS))
+    other_client = Client(other.options(call_timeout_seconds=PATIENCE_SECONDS))
     try:
         await other.ready()
         async with (
@@ -157,7 +157,7 @@ async def test_a_member_of_another_cluster_among_the_endpoints_is_left(etcd, etc
 
 
 def _client_of(proxy: Proxy) -> Client:
-    return Client(ClientOptions((proxy.endpoint,), call_timeout_seconds=PATIENT_SECONDS))
+    return Client(ClientOptions((proxy.endpoint,), call_timeout_seconds=PATIENCE_SECONDS))
 
 
 async def _overtake(client: Client, revision: int) -> None:
