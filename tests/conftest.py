@@ -33,12 +33,13 @@ for _name in [*os.environ]:
     if _name.upper() in _FOLLOWED or (_name.startswith("LORAPLANE_") and _name not in _KEPT):
         del os.environ[_name]
 
-# For a test that may have to end one engine and to start two.
-ENGINE_SECONDS = 900
-
 # A run in the background of a shell may start with interrupts ignored, and programs under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# For a test that may have to end one engine and to start two.
+ENGINE_SECONDS = 900
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
