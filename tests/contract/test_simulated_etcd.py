@@ -21,7 +21,7 @@ from registry.etcd3.errors import EtcdError
 from registry.etcd3.ops import Compare, Delete, Event, Put, Range, Relation, Target, Txn, prefix_end
 from registry.etcd3.options import ClientOptions
 from registry.etcd3.stream import Mark, WatchProtocol
-from tests.support.etcd import compact, make_cluster
+from tests.support.etcd import PATIENCE_SECONDS, compact, make_cluster
 from tests.support.sim.channels import SimChannel
 from tests.support.sim.links import Link
 from tests.support.sim.members import CLUSTER_ID, Cluster, Habits, Member
@@ -30,6 +30,8 @@ from tests.support.sim.store import EtcdStore
 MODEL = "model"
 NAMES = ("a", "b", "c/1", "c/2")
 END = "~end"
+# So many times as long as usual may a stream be silent.
+PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
@@ -161,10 +163,10 @@ class Side:
         create = rpc.WatchCreateRequest(key=prefix, range_end=prefix_end(prefix), start_revision=max(1, start))
         protocol = WatchProtocol(Mark(0, 0, 0), endpoint=endpoint, server_version="3.5.30")
         found: list[Event] = []
-        async with asyncio.timeout(20), self.client.watch(endpoint) as stream:
+        async with asyncio.timeout(PATIENCE_SECONDS), self.client.watch(endpoint) as stream:
             await stream.send(rpc.WatchRequest(create_request=create))
             while not any(event.key == self.key(END) for event in found[-1:]):
-                response = await stream.receive()
+                response = await stream.receive(PATIENCE)
                 protocol.receive(response)  # raises what a cancelled watch stands for
                 found += map(codec.event, response.events)
         await self.client.txn(Txn((), (Delete(self.key(END)),)))
@@ -186,7 +188,7 @@ def alone(tmp_path_factory):
 
 async def _both(endpoint: str, compacted: int, body: Callable[[Side, Side], Awaitable[int]]) -> int:
     """Runs the body with a real and a modelled store that stand at the same revision."""
-    real = Client(ClientOptions((endpoint,)))
+    real = Client(ClientOptions((endpoint,), call_timeout_seconds=PATIENCE_SECONDS))
     revision = (await real.range(Range(b"-"))).revision
     prefix = f"/{revision}"
     cluster = Cluster(EtcdStore(revision=revision, compacted=compacted), random.Random(0), Habits())
@@ -196,7 +198,7 @@ async def _both(endpoint: str, compacted: int, body: Callable[[Side, Side], Awai
         return SimChannel(link, 1) if endpoint == MODEL else _open(endpoint, tls)
 
     with mock.patch("registry.etcd3.channel._open", open_one):
-        modelled = Client(ClientOptions((MODEL,)))
+        modelled = Client(ClientOptions((MODEL,), call_timeout_seconds=PATIENCE_SECONDS))
         try:
             return await body(Side(real, prefix), Side(modelled, prefix))
         finally:

@@ -20,7 +20,7 @@ from tests.corpus.goods import SPELLINGS
 from tests.support.engines import Asker, RealVllm
 from tests.support.tiny import Tiny, make_tiny
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 SCRIPT = Path(__file__).with_name("peft_adapters.py")
 PROMPT = "The quick brown"
 TOLERANCE = 1e-4

@@ -15,6 +15,7 @@ from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
 from tests.corpus.drafts import ARCHITECTURES, LLAMA, Architecture
 from tests.corpus.hostile import ARCHIVES, FOLDERS, NAMES, HostileArchive, HostileFolder, archive, files, twice
+from tests.support.engines import PATIENT
 from tests.support.rig import running_rig
 from tests.support.waiting import eventually
 from tests.support.web import Site, serving
@@ -90,6 +91,7 @@ async def test_of_a_name_that_comes_twice_the_first_counts(tmp_path, bases, site
 async def test_no_engine_hears_of_any_hostile_folder_and_the_good_one_is_served(tmp_path):
     """R8 isolation: pipes and devices among them keep nobody."""
     async with running_rig(tmp_path) as rig:
+        rig.driver._deadlines = PATIENT
         expected = {}
         for number, hostile in enumerate(one for one in FOLDERS if one.name not in {"loop", "nothing"}):
             hostile.write(rig.sources / hostile.name, LLAMA.draft())
@@ -102,7 +104,7 @@ async def test_no_engine_hears_of_any_hostile_folder_and_the_good_one_is_served(
             assert {name: hostile.reason for name, hostile in expected.items()} == rig.reasons()
             return rig.status.ready and rig.status.served.count == 1
 
-        await eventually(all_settled)
+        await eventually(all_settled, timeout_seconds=240)
         assert rig.calls("load") == ["good"]
 
 

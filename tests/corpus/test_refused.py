@@ -15,6 +15,7 @@ from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
 from tests.corpus.defects import DEFECTS, Defect
 from tests.corpus.drafts import ARCHITECTURES, LLAMA, QWEN2, Architecture
+from tests.support.engines import PATIENT
 from tests.support.rig import Rig, running_rig
 from tests.support.waiting import eventually
 
@@ -58,6 +59,7 @@ async def test_a_defect_is_refused_by_name_and_leaves_nothing(
 async def test_no_engine_hears_of_any_defect_and_the_good_one_is_served(tmp_path):
     """R8 isolation, R5: all defects desired at once, among them one good adapter."""
     async with running_rig(tmp_path) as rig:
+        rig.driver._deadlines = PATIENT
         _use(rig, tmp_path, LLAMA)
         expected = {}
         for defect in DEFECTS:
@@ -74,7 +76,7 @@ async def test_no_engine_hears_of_any_defect_and_the_good_one_is_served(tmp_path
             assert {name: expected[name][1] for name in usual} == rig.reasons()
             return rig.status.ready and rig.status.served.count == 1
 
-        await eventually(all_settled)
+        await eventually(all_settled, timeout_seconds=240)
         assert rig.calls("load") == ["good"]
         assert set(rig.engine.cards) == {"good"}
 
@@ -91,6 +93,7 @@ def test_a_base_survives_its_description(bases, architecture: Architecture):
 async def test_what_was_refused_for_another_base_is_served_once_the_pools_base_is_right(tmp_path):
     """R3, R8: the pool's record is followed as it changes, and a refusal for good ends with what it was about."""
     async with running_rig(tmp_path) as rig:
+        rig.driver._deadlines = PATIENT
         _use(rig, tmp_path, QWEN2)
         LLAMA.draft().write(rig.sources / "a")
         rig.desire(1, a="a")
@@ -105,6 +108,7 @@ async def test_what_was_refused_for_another_base_is_served_once_the_pools_base_i
 async def test_nothing_is_planned_before_the_pool_was_read(tmp_path):
     """R5: its base is in its record; an adapter must not slip through because the adapters came first."""
     async with running_rig(tmp_path) as rig:
+        rig.driver._deadlines = PATIENT
         rig.inputs.pool, pool, rig.inputs.pool_read = None, rig.inputs.pool, False
         LLAMA.draft().write(rig.sources / "a")
         rig.desire(1, a="a")

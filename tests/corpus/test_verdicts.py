@@ -168,7 +168,7 @@ async def test_a_pipe_in_the_place_of_a_configuration_holds_the_engine(model, vl
         pytest.skip("once is enough: it costs an engine")
     hostile = next(one for one in FOLDERS if one.name == "fifo_adapter_config.json")
     hostile.write(tmp_path / "a", drafted(model))
-    async with httpx.AsyncClient(base_url=vllm.url, timeout=10) as client:
+    async with httpx.AsyncClient(base_url=vllm.url, timeout=httpx.Timeout(60, read=10)) as client:
         with pytest.raises(httpx.ReadTimeout):
             await client.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": str(tmp_path / "a")})
         with pytest.raises(httpx.ReadTimeout):

@@ -45,13 +45,13 @@ async def swapped(load: SwapLoad, swapper: Swapper) -> Verdict:
 async def test_with_the_plugin_no_request_fails_and_none_is_of_two_versions(vllm, tiny, max_loras):
     """R5, R7, fault 23: also for streams that run across a swap, and after each rollback; with few slots and many."""
     await vllm.ensure(VllmFlags(plugin=True, max_loras=max_loras))
-    load = SwapLoad([vllm.url], versions_of(tiny))
+    load = SwapLoad([vllm.url], versions_of(tiny), aimed=3)
     async with by_driver(vllm.url) as driver:
         verdict = await swapped(load, driver)
     print(f"plugin: {verdict.line()}, swap p50 {statistics.median(load.swap_seconds) * 1000:.0f} ms")
     assert load.ended_by is None
     assert (verdict.failed, verdict.mixed, verdict.stale) == (0, 0, 0), [one.failure for one in load.answers]
-    assert verdict.spanning >= 1  # on a fast machine few are
+    assert verdict.spanning >= 3
     assert verdict.streams >= 3
 
 

@@ -9,7 +9,7 @@ import pytest
 from registry.lora.directory import digest_of, open_directory
 from tests.publish.conftest import distance
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 TOLERANCE = 1e-4
 MODELS = ("llama", "qwen")
 

@@ -10,7 +10,7 @@ from sidecar.artifacts.types import ArtifactRef
 from tests.publish.conftest import PROMPTS
 from tests.support.engines import Asker, RealVllm
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 
 async def test_a_converted_adapter_is_served_as_peft_computed_the_training(trained, tmp_path):

@@ -7,7 +7,7 @@ import signal
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
@@ -15,11 +15,16 @@ from registry.dev.engine_plugin import RESOLVER_VARIABLE, plugin_folder
 from registry.dev.engine_python import find_engine_python
 from registry.dev.ports import free_ports
 from registry.dev.vllm_process import MAX_LORAS, vllm_command, vllm_environment
+from sidecar.engines.deadlines import Deadlines
 from tests.support.waiting import eventually
 
 BASE_MODEL = "tiny"
 START_SECONDS = 240
 END_SECONDS = 60
+# For drivers in tests that are not about deadlines: no machine stands still for so long.
+PATIENT = Deadlines(probe_seconds=60, list_seconds=60, load_seconds=60, unload_seconds=60, turn_seconds=60)
+# A server may close a connection that is kept just as the next request is sent on it.
+FRESH_CONNECTIONS = httpx.Limits(max_keepalive_connections=0)
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ class RealVllm:
         if self._process.poll() is not None:
             raise RuntimeError(f"vLLM ended at its start:\n{self.log()[-4000:]}")
         try:
-            async with httpx.AsyncClient(timeout=5) as client:
+            async with httpx.AsyncClient(timeout=30) as client:
                 return (await client.get(f"{self.url}/health")).status_code == 200
         except httpx.TransportError:
             return False
@@ -120,7 +125,7 @@ class Asker:
     client: httpx.AsyncClient = field(init=False)
 
     def __post_init__(self) -> None:
-        self.client = httpx.AsyncClient(base_url=self.url, timeout=120)
+        self.client = httpx.AsyncClient(base_url=self.url, timeout=120, limits=FRESH_CONNECTIONS)
 
     async def load(self, name: object, path: object) -> httpx.Response:
         return await self.client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path})
@@ -134,9 +139,21 @@ class Asker:
         return {card["id"]: card["root"] for card in cards if card["parent"]}
 
     async def clear(self) -> None:
-        """Unloads everything."""
+        """Unloads everything, and waits for the end of requests that others gave up."""
         for name in await self.adapters():
             await self.unload(name)
+        await eventually(self._is_idle)
+
+    async def _is_idle(self) -> bool:
+        """What is counted is counted at the end of a step, so there has to be one."""
+        await self.text(BASE_MODEL, "x", tokens=1)
+        return await self.requests("running") == await self.requests("waiting") == 0
+
+    async def requests(self, kind: Literal["running", "waiting"]) -> float:
+        """How many requests there are, as the metrics count."""
+        lines = (await self.client.get("/metrics")).text.splitlines()
+        (line,) = (line for line in lines if line.startswith(f"vllm:num_requests_{kind}{{"))
+        return float(line.rpartition(" ")[2])
 
     async def complete(self, model: str, prompt: str, *, tokens: int = 8) -> httpx.Response:
         body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "logprobs": 1}

@@ -18,7 +18,7 @@ from sidecar.engines.pegainfer import Pegainfer
 from sidecar.engines.sglang import Sglang
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.vllm import VllmEngine
-from tests.support.engines import BASE_MODEL
+from tests.support.engines import BASE_MODEL, PATIENT
 from tests.support.other_engines.axolotl import SimulatedAxolotl
 from tests.support.other_engines.dynamo import SimulatedDynamo
 from tests.support.other_engines.pegainfer import SimulatedPegainfer
@@ -48,15 +48,15 @@ def drive(kind: str, url: str, state: Path | None = None) -> Engine:
     """The driver of an engine of that kind."""
     match kind:
         case "sglang":
-            return HttpEngine(Sglang(), url, state=state)
+            return HttpEngine(Sglang(), url, deadlines=PATIENT, state=state)
         case "pegainfer":
-            return HttpEngine(Pegainfer(), url, state=state)
+            return HttpEngine(Pegainfer(), url, deadlines=PATIENT, state=state)
         case "dynamo":
-            return HttpEngine(Dynamo([BASE_MODEL]), url, state=state)
+            return HttpEngine(Dynamo([BASE_MODEL]), url, deadlines=PATIENT, state=state)
         case "axolotl":
-            return AxolotlEngine(url, state=state)
+            return AxolotlEngine(url, deadlines=PATIENT, state=state)
         case _:
-            return VllmEngine(url)
+            return VllmEngine(url, deadlines=PATIENT)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,13 +19,13 @@ from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, Source
 from tests.support.engines import BASE_MODEL, Asker, RealVllm, VllmFlags
 from tests.support.etcd import make_cluster
 from tests.support.fleet import POOL, Sidecar
+from tests.support.swap_verdict import Sequenced
 from tests.support.tiny import Tiny
 from tests.support.waiting import eventually
 
 ARTIFACTS = 20
 PUTS_AT_ONCE = 1000
 PROMPT = "The quick brown fox jumps over the lazy dog. "
-Answer = tuple[tuple[str, float], ...]
 
 
 @dataclass
@@ -48,15 +49,15 @@ class LazyFleet:
     client: Client
     names: Sequence[str]
     paths: Sequence[str]
-    expected: Sequence[Answer]
+    expected: Sequence[Sequenced]
     socket: str
 
-    def sample(self, count: int, seed: int) -> list[tuple[str, Answer]]:
+    def sample(self, count: int, seed: int) -> list[tuple[str, Sequenced]]:
         """So many different names with the right answers, by chance."""
         numbers = random.Random(seed).sample(range(len(self.names)), count)
         return [(self.names[number], self.expected[number % ARTIFACTS]) for number in numbers]
 
-    async def answer(self, name: str) -> Answer:
+    async def answer(self, name: str) -> Sequenced:
         """What a request for `name` is answered; it has to succeed."""
         return await _answer(self.asker, name)
 
@@ -79,7 +80,7 @@ async def lazy_fleet(folder: Path, tiny: Tiny, records: int, *extra: str) -> Asy
         stack.push_async_callback(asker.client.aclose)
         paths = [tiny.adapter(f"lazy{number}") for number in range(ARTIFACTS)]
         expected = [await _reference(asker, path) for path in paths]
-        assert len(set(expected)) == ARTIFACTS
+        assert not any(one.is_like(other) for one, other in itertools.combinations(expected, 2))
         cluster = make_cluster(folder / "etcd", flags={"unsafe-no-fsync": "true"})
         stack.callback(cluster.stop)
         cluster.start()
@@ -98,19 +99,18 @@ async def lazy_fleet(folder: Path, tiny: Tiny, records: int, *extra: str) -> Asy
         yield LazyFleet(vllm, sidecar, asker, client, names, paths, expected, socket)
 
 
-async def _reference(asker: Asker, path: str) -> Answer:
+async def _reference(asker: Asker, path: str) -> Sequenced:
     assert (await asker.load("reference", path)).status_code == 200
     answer = await _answer(asker, "reference")
     assert (await asker.unload("reference")).status_code == 200
     return answer
 
 
-async def _answer(asker: Asker, name: str) -> Answer:
+async def _answer(asker: Asker, name: str) -> Sequenced:
     reply = await asker.complete(name, PROMPT)
     assert reply.status_code == 200, (name, reply.text)
     logprobs = reply.json()["choices"][0]["logprobs"]
-    both = zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True)
-    return tuple((token, round(value, 2)) for token, value in both)
+    return Sequenced(tuple(logprobs["tokens"]), tuple(logprobs["token_logprobs"]))
 
 
 async def _write(client: Client, keys: Keys, names: Sequence[str], paths: Sequence[str]) -> None:
@@ -120,7 +120,7 @@ async def _write(client: Client, keys: Keys, names: Sequence[str], paths: Sequen
         record = _record(name, Path(paths[number % len(paths)]))
         puts.append(Put(keys.adapter(POOL, name), record.to_bytes()))
     for begin in range(0, len(puts), PUTS_AT_ONCE):
-        await client.txn(Txn((), tuple(puts[begin : begin + PUTS_AT_ONCE])), timeout_seconds=30)
+        await client.txn(Txn((), tuple(puts[begin : begin + PUTS_AT_ONCE])), timeout_seconds=120)
 
 
 def _record(name: str, folder: Path) -> AdapterRecord:

@@ -107,16 +107,20 @@ class SwapLoad:
     Attributes:
         urls: of the engines; each next request goes to the next of them.
         versions: paths of the versions of each name; the first is loaded.
+        aimed: so many swaps, the first ones, begin as a request for the name is sent, and so while it is under way: of
+            a fast engine's answers none might be across a swap otherwise.
         ended_by: what a swap came to that found the engine gone; there was none after it.
     """
 
     urls: Sequence[str]
     versions: Mapping[str, tuple[str, str]]
+    aimed: int = 0
     answers: list[Answer] = field(default_factory=list)
     eras: list[Era] = field(default_factory=list)
     swap_seconds: list[float] = field(default_factory=list)
     ended_by: Outcome | None = None
     references: dict[tuple[str, str], Sequenced] = field(default_factory=dict)
+    _begun: dict[str, asyncio.Event] = field(default_factory=dict)
 
     async def run(
         self, swapper: Swapper, *, swaps: int, requests_per_second: float, swaps_per_second: float
@@ -154,6 +158,8 @@ class SwapLoad:
         current = {name: (paths[0], float("-inf")) for name, paths in self.versions.items()}
         for number, name in zip(range(swaps), itertools.cycle(self.versions), strict=False):
             await asyncio.sleep(pause_seconds)
+            if number < self.aimed:
+                await self._sending(name)
             first, second = self.versions[name]
             old, new = (first, second) if number // len(self.versions) % 2 == 0 else (second, first)
             started = time.monotonic()
@@ -170,6 +176,11 @@ class SwapLoad:
         await asyncio.sleep(pause_seconds)
         self.eras += [Era(name, version, began, float("inf")) for name, (version, began) in current.items()]
 
+    async def _sending(self, name: str) -> None:
+        """Waits for the moment at which the next request for it is sent."""
+        begun = self._begun[name] = asyncio.Event()
+        await begun.wait()
+
     async def _ask_on(self, clients: Sequence[httpx.AsyncClient], rate: float, is_over: asyncio.Event) -> None:
         """Sends at a fixed rate, whether or not earlier requests were answered."""
         started = time.monotonic()
@@ -178,6 +189,8 @@ class SwapLoad:
             for number, name in enumerate(itertools.cycle(self.versions)):
                 prompt = PROMPTS[number // len(self.versions) % len(PROMPTS)]
                 tasks.create_task(self._ask(next(engines), name, prompt, is_stream=number % STREAM_EACH == 0))
+                if (begun := self._begun.pop(name, None)) is not None:
+                    begun.set()
                 await asyncio.sleep(max(0.0, started + (number + 1) / rate - time.monotonic()))
                 if is_over.is_set():
                     return

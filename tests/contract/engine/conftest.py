@@ -7,13 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.engines import exchange
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.simulated.server import serving
 from sidecar.engines.vllm import VllmEngine
 from tests.support.engine_steps import write_sources
-from tests.support.engines import BASE_MODEL, Asker, RealVllm
+from tests.support.engines import BASE_MODEL, PATIENT, Asker, RealVllm
 from tests.support.tiny import Tiny, make_tiny
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch) -> None:
+    """A connection on the loopback stands at once, unless the machine stands still."""
+    monkeypatch.setattr(exchange, "CONNECT_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="session")
@@ -72,6 +79,6 @@ async def asker(url) -> AsyncIterator[Asker]:
 @pytest.fixture
 async def engine(url) -> AsyncIterator[VllmEngine]:
     """The driver of the engine."""
-    engine = VllmEngine(url)
+    engine = VllmEngine(url, deadlines=PATIENT)
     yield engine
     await engine.aclose()

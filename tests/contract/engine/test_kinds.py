@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 
-import httpx
 import pytest
 
+from registry.dev.ports import free_ports
 from sidecar.engines.driver import Engine, EngineUnreachable, EngineUnusable
 from sidecar.engines.simulated.card import Card
-from sidecar.engines.simulated.engine import SimulatedVllm
+from sidecar.engines.simulated.engine import SimulatedVllm, Token
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.simulated.server import serving as serving_vllm
 from sidecar.observed import AlreadyThere, Done, Gone, NotThere, PathMissing, Refused, Unknown
@@ -110,9 +110,9 @@ async def test_what_somebody_else_loaded_is_not_taken_for_ours(played, tiny):
 
 async def test_another_process_is_another_incarnation_and_has_nothing(played, tiny, tmp_path):
     """R9: what one process had says nothing of the next, also to a sidecar that starts meanwhile."""
-    _, first = play(played.kind)
+    (port,) = free_ports(1)
+    _, first = play(played.kind, port)
     async with first as url:
-        port = httpx.URL(url).port
         engine = drive(played.kind, url, tmp_path)
         await engine.observe()
         await engine.load("x", tiny.adapter("a"), request_id="r")
@@ -122,7 +122,6 @@ async def test_another_process_is_another_incarnation_and_has_nothing(played, ti
     with pytest.raises(EngineUnreachable):
         await engine.observe()
     assert isinstance(await engine.load("y", tiny.adapter("a"), request_id="r"), Gone)
-    assert port is not None
     _, second = play(played.kind, port)
     async with second:
         after = await again.observe()
@@ -160,17 +159,29 @@ async def test_something_else_is_no_engine_of_this_kind(played):
                 await drive(kind, played.url).observe()
 
 
-async def test_sglang_waits_for_requests_before_it_drops_weights_and_tells_that_they_run(tiny):
+async def test_sglang_waits_for_requests_before_it_drops_weights_and_tells_that_they_run(tiny, monkeypatch):
     """R7: its unload ends after them; which adapter they are of is not said."""
-    sglang = SimulatedSglang(BASE_MODEL, token_seconds=0.01)
+    sglang, go_on = SimulatedSglang(BASE_MODEL), asyncio.Event()
+    steps = sglang.core._steps
+
+    async def held(card: Card | None, prompt: str, tokens: int) -> list[Token]:
+        if card is not None:
+            await go_on.wait()
+        return await steps(card, prompt, tokens)
+
+    monkeypatch.setattr(sglang.core, "_steps", held)
     async with serving(sglang.app()) as url:
         played = Played("sglang", sglang, url, drive("sglang", url))
         await played.engine.load("x", tiny.adapter("a"), request_id="r")
         asking = asyncio.create_task(played.text("x"))
         await eventually(lambda: sglang.core.running)
-        assert not (await played.engine.drain_evidence()).is_clear_of({"y"}) or asking.done()
-        assert await played.engine.is_busy() or asking.done()
-        assert await played.engine.unload("x", request_id="r") == Done()
+        assert not (await played.engine.drain_evidence()).is_clear_of({"y"})
+        assert await played.engine.is_busy()
+        unloading = asyncio.create_task(played.engine.unload("x", request_id="r"))
+        await eventually(lambda: "x" not in sglang.core.cards)
+        assert not unloading.done()
+        go_on.set()
+        assert await unloading == Done()
         assert not sglang.core.bound
         await asking
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,6 +22,7 @@ from sidecar.lazy.server import ResolverServer
 from sidecar.lazy.socket_file import SocketFile
 from sidecar.lazy.wire import Answer, Found
 from sidecar.observed import Outcome
+from sidecar.vllm_plugin.draining import Drain
 from tests.support.adapters import write_adapter
 from tests.support.engine_steps import Load, Swap, Unload
 from tests.support.sim.artifacts import REFUSED, source_of
@@ -72,8 +74,13 @@ def folder(tmp_path_factory) -> Path:
 
 @asynccontextmanager
 async def _playing(host: EngineHost) -> AsyncIterator[None]:
-    with playing(lambda: [host]):
+    """What drains stays, on both sides: when it goes is a matter of seconds."""
+    with playing(lambda: [host]), mock.patch.object(Drain, "_sweep_until_empty", _never):
         yield
+
+
+async def _never(_: Drain) -> None:
+    """Removes nothing."""
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -8,10 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from registry.etcd3 import channel, session, watch
 from registry.etcd3.client import Client
 from tests.contract.etcd3.mirror import FirstEndpoint
-from tests.support.etcd import Cluster, make_cluster
+from tests.support.etcd import PATIENCE_SECONDS, Cluster, make_cluster
 from tests.support.proxy import Proxy
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch) -> None:
+    """Members that stand are soon found; what hangs is found by the silence of its watch, which stays as it is."""
+    pings = {"grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"}
+    options = [(name, 60_000 if name in pings else value) for name, value in channel._OPTIONS]
+    monkeypatch.setattr(channel, "_OPTIONS", options)
+    monkeypatch.setattr(watch, "_CALL_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(session, "_REVOKE_SECONDS", PATIENCE_SECONDS)
 
 
 @pytest.fixture
@@ -29,7 +40,7 @@ async def proxy(etcd) -> AsyncIterator[Proxy]:
 @pytest.fixture
 async def proxied_client(etcd, proxy) -> AsyncIterator[Client]:
     """A client that sees etcd through the proxy only."""
-    client = Client(etcd.options(endpoints=(proxy.endpoint,)))
+    client = Client(etcd.options(endpoints=(proxy.endpoint,), call_timeout_seconds=PATIENCE_SECONDS))
     yield client
     await client.aclose()
 
@@ -48,7 +59,7 @@ async def own_etcd(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 @pytest.fixture
 async def own_client(own_etcd) -> AsyncIterator[Client]:
-    client = Client(own_etcd.options())
+    client = Client(own_etcd.options(call_timeout_seconds=PATIENCE_SECONDS))
     yield client
     await client.aclose()
 
@@ -56,6 +67,6 @@ async def own_client(own_etcd) -> AsyncIterator[Client]:
 @pytest.fixture
 async def cluster_client(etcd_cluster) -> AsyncIterator[Client]:
     """A client of three members that starts at the first."""
-    client = Client(etcd_cluster.options(), rng=FirstEndpoint())
+    client = Client(etcd_cluster.options(call_timeout_seconds=PATIENCE_SECONDS), rng=FirstEndpoint())
     yield client
     await client.aclose()

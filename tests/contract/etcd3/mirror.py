@@ -13,6 +13,9 @@ from registry.etcd3.ops import Delete, KeyValue, Put, Txn, prefix_end
 from registry.etcd3.reflector import Changed, Connected, Disconnected, Listed, Progressed, Reflection, Reflector
 from tests.support.waiting import eventually
 
+# What a call says that found nobody, or no time to, on a machine that stood still.
+NOT_REACHED = r"Connection refused|no connection within|no time left to send"
+
 Kind = TypeVar("Kind", Listed, Changed, Progressed, Connected, Disconnected)
 
 

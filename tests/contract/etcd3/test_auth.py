@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 
+from registry.dev.etcd_binary import child_environment
 from registry.etcd3.client import Client
 from registry.etcd3.errors import PermissionDenied, Unauthenticated
 from registry.etcd3.ops import Range, prefix_end
 from registry.etcd3.reflector import Changed, Connected, Disconnected, Listed, Reflector
 from tests.contract.etcd3.mirror import mirroring, put
-from tests.support.etcd import ROOT, etcdctl, find_etcdctl, switch_authentication_on
+from tests.support.etcd import PATIENCE_SECONDS, ROOT, etcdctl, find_etcdctl, switch_authentication_on
 from tests.support.waiting import eventually
 
 PASSWORD = "correct-horse"  # noqa: S105 - the canary of these tests
@@ -27,7 +28,7 @@ async def guarded(own_etcd):
 
 @pytest.fixture
 async def client(guarded):
-    client = Client(guarded.options(user="lora", password=lambda: PASSWORD))
+    client = Client(guarded.options(user="lora", password=lambda: PASSWORD, call_timeout_seconds=PATIENCE_SECONDS))
     yield client
     await client.aclose()
 
@@ -56,7 +57,7 @@ async def test_beyond_the_role_is_permission_denied(client):
 
 async def test_a_wrong_password_is_unauthenticated_and_never_shown(guarded):
     """X1 secret-free: neither error nor options show the password."""
-    options = guarded.options(user="lora", password=lambda: "battery-staple")
+    options = guarded.options(user="lora", password=lambda: "battery-staple", call_timeout_seconds=PATIENCE_SECONDS)
     client = Client(options)
     try:
         with pytest.raises(Unauthenticated) as caught:
@@ -68,7 +69,7 @@ async def test_a_wrong_password_is_unauthenticated_and_never_shown(guarded):
 
 
 async def test_no_user_is_unauthenticated(guarded):
-    client = Client(guarded.options())
+    client = Client(guarded.options(call_timeout_seconds=PATIENCE_SECONDS))
     try:
         with pytest.raises(Unauthenticated):
             await client.range(Range(PREFIX))
@@ -141,12 +142,13 @@ async def test_permission_that_is_taken_away_stays_visible(guarded, client, rng)
 
 async def test_a_rotated_password_is_asked_for_again(guarded, rng):
     passwords = [PASSWORD]
-    client = Client(guarded.options(user="lora", password=lambda: passwords[-1]))
+    client = Client(guarded.options(user="lora", password=lambda: passwords[-1], call_timeout_seconds=PATIENCE_SECONDS))
     try:
         await client.txn(put((b"/ours/a", b"1")))
         process = await asyncio.create_subprocess_exec(
-            *(str(find_etcdctl()), "--endpoints", guarded.endpoints[0]),
+            *(str(find_etcdctl()), "--endpoints", guarded.endpoints[0], "--command-timeout=60s", "--dial-timeout=60s"),
             *(*ROOT, "user", "passwd", "lora", "--interactive=false"),
+            env={**child_environment(), "ETCDCTL_API": "3"},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
         )

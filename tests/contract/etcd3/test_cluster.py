@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -14,10 +15,12 @@ from registry.etcd3.ops import Range
 from registry.etcd3.reflector import Changed, Connected, Disconnected, Listed, Reflector
 from registry.etcd3.stream import Mark, WatchProtocol
 from tests.contract.etcd3.mirror import FirstEndpoint, mirroring, put
-from tests.support.etcd import Cluster, Member
+from tests.support.etcd import PATIENCE_SECONDS, Cluster, Member
 from tests.support.waiting import eventually
 
 PREFIX, END = b"/a/", b"/a0"
+# What the member says itself comes long before a silence of forty seconds.
+PATIENCE = 8.0
 
 
 def member_at(cluster: Cluster, endpoint: str) -> Member:
@@ -35,7 +38,8 @@ async def test_a_hung_member_is_noticed_and_left(etcd_cluster, cluster_client):
         second = await mirror.first(Connected, told)
         await eventually(lambda: mirror.revision >= written)
         await others.aclose()
-    assert "no sign of life" in mirror.of(Disconnected)[0].message
+    lost = next(one for one in mirror.told[told:] if isinstance(one, Disconnected))
+    assert "no sign of life" in lost.message
     assert second.endpoint != first.endpoint
     assert len(mirror.of(Listed)) == 1
 
@@ -46,7 +50,7 @@ async def test_a_read_finds_another_member_within_its_own_deadline(etcd_cluster,
     leader = await etcd_cluster.leader()
     hung = next(member for member in etcd_cluster.members if member is not leader)
     endpoints = (hung.endpoint, *(one for one in etcd_cluster.endpoints if one != hung.endpoint))
-    client = Client(etcd_cluster.options(endpoints=endpoints), rng=FirstEndpoint())
+    client = Client(etcd_cluster.options(endpoints=endpoints, call_timeout_seconds=14), rng=FirstEndpoint())
     try:
         await client.range(Range(b"a"))
         hung.freeze()
@@ -61,7 +65,7 @@ async def test_an_isolated_member_ends_the_watch_instead_of_keeping_silent(etcd_
     async with cluster_client.watch(alone.endpoint) as stream:
         protocol = WatchProtocol(Mark(1, 0, 0), endpoint=alone.endpoint, server_version=stream.server_version)
         await stream.send(protocol.create_request(PREFIX, END))
-        assert (await stream.receive()).created
+        assert (await stream.receive(PATIENCE)).created
         for member in others:
             member.freeze()
         with pytest.raises(NoLeader):
@@ -106,31 +110,37 @@ async def test_writes_through_the_death_of_the_leader(etcd_cluster, rng):
         async with asyncio.TaskGroup() as tasks:
             for i in range(12):
                 tasks.create_task(_write(clients[i % 3], i, outcomes, stop))
-            for _ in range(3):
-                count = len(outcomes)
-                await eventually(lambda count=count: len(outcomes) > count + 100)
+            deaths = 0
+            while deaths < 3 or not _ambiguous(outcomes):  # a death may find nothing in mid-flight
+                before = len(outcomes)
+                await eventually(lambda before=before: len(outcomes) > before + 100)
                 leader = await etcd_cluster.leader()
                 leader.kill()
                 leader.start()
                 await etcd_cluster.ready()
+                deaths += 1
             stop.set()
-        last = (await clients[0].range(Range(PREFIX, END, count_only=True))).revision
-        newest = max(revision for revision in outcomes.values() if isinstance(revision, int))
-        await eventually(lambda: mirror.revision >= newest)
-    found = {kv.key: kv for kv in (await clients[0].list_prefix(PREFIX)).kvs}
+        whole = Range(PREFIX, END)
+        last = (await clients[0].range(whole, timeout_seconds=PATIENCE_SECONDS)).revision
+        await eventually(lambda: mirror.revision >= last)
+    # As of then: what was in mid-flight may still come.
+    kvs = (await clients[0].range(replace(whole, revision=last), timeout_seconds=PATIENCE_SECONDS)).kvs
+    found = {kv.key: kv for kv in kvs}
     for key, outcome in outcomes.items():
         if isinstance(outcome, int):
             assert found[key].mod_revision == outcome, "acknowledged, so it is there"
         elif outcome.certainly_not_applied:
             assert key not in found, "called not applied, so it is not there"
     assert {kv.version for kv in found.values()} == {1}, "sent once, applied once"
-    errors = [outcome for outcome in outcomes.values() if isinstance(outcome, EtcdError)]
-    assert not all(error.certainly_not_applied for error in errors), "some were in mid-flight, and said so"
-    revisions = [changed.revision for changed in mirror.of(Changed)]
+    revisions = [changed.revision for changed in mirror.of(Changed) if changed.revision <= last]
     assert revisions == sorted({kv.mod_revision for kv in found.values()})
-    assert revisions[-1] <= last
     for client in clients:
         await client.aclose()
+
+
+def _ambiguous(outcomes: dict[bytes, int | EtcdError]) -> list[EtcdError]:
+    """Those of which nobody was told whether they were done."""
+    return [one for one in outcomes.values() if isinstance(one, EtcdError) and not one.certainly_not_applied]
 
 
 async def _write(client: Client, writer: int, outcomes: dict[bytes, int | EtcdError], stop: asyncio.Event) -> None:
@@ -153,7 +163,7 @@ async def _try_put(client: Client, key: bytes) -> int | None:
 
 async def _drain(stream, protocol) -> None:
     while True:
-        protocol.receive(await stream.receive())
+        protocol.receive(await stream.receive(PATIENCE))
 
 
 async def _is_refused_for_want_of_a_leader(client: Client) -> bool:

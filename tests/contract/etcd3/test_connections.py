@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from contextlib import asynccontextmanager
+from itertools import count
 
 import pytest
 
@@ -19,7 +20,8 @@ from registry.etcd3.ops import (
     Txn,
     absent,
 )
-from tests.contract.etcd3.mirror import FirstEndpoint, put
+from tests.contract.etcd3.mirror import NOT_REACHED, FirstEndpoint, put
+from tests.support.etcd import PATIENCE_SECONDS
 from tests.support.waiting import eventually
 
 
@@ -50,7 +52,8 @@ async def _running(coroutine):
 async def test_another_member_is_found_when_one_is_not_there(etcd):
     """A write is sent again only because "failed to connect" is certain: exactly one version results."""
     (dead,) = free_ports(1)
-    client = Client(etcd.options(endpoints=(f"127.0.0.1:{dead}", *etcd.endpoints)), rng=FirstEndpoint())
+    endpoints = (f"127.0.0.1:{dead}", *etcd.endpoints)
+    client = Client(etcd.options(endpoints=endpoints, call_timeout_seconds=PATIENCE_SECONDS), rng=FirstEndpoint())
     try:
         await client.txn(put((etcd.key("a"), b"1")))
         assert (await client.range(Range(etcd.key("a")))).kvs[0].version == 1
@@ -62,7 +65,7 @@ async def test_nobody_there_is_certainly_not_applied(etcd):
     (dead,) = free_ports(1)
     client = Client(etcd.options(endpoints=(f"127.0.0.1:{dead}",), call_timeout_seconds=0.5))
     try:
-        with pytest.raises(Unavailable, match=r"Connection refused|no connection within") as caught:
+        with pytest.raises((Unavailable, Timeout), match=NOT_REACHED) as caught:
             await client.txn(put((etcd.key("a"), b"1")))
         assert caught.value.certainly_not_applied
     finally:
@@ -71,7 +74,8 @@ async def test_nobody_there_is_certainly_not_applied(etcd):
 
 async def test_a_connection_that_breaks_after_the_commit_is_ambiguous_and_never_repeated(etcd, etcd_client, proxy):
     """W8 no-false-fail: the write happened, its reply did not; sent again it would make a second version."""
-    client = Client(etcd.options(endpoints=(proxy.endpoint, *etcd.endpoints)), rng=FirstEndpoint())
+    endpoints = (proxy.endpoint, *etcd.endpoints)
+    client = Client(etcd.options(endpoints=endpoints, call_timeout_seconds=PATIENCE_SECONDS), rng=FirstEndpoint())
     try:
         await client.range(Range(etcd.key("a")))
         proxy.hold_replies()
@@ -90,26 +94,35 @@ async def test_a_connection_that_breaks_after_the_commit_is_ambiguous_and_never_
 
 async def test_a_write_without_an_answer_is_ambiguous_and_a_read_is_not(proxy, proxied_client, etcd, etcd_client):
     """W8 no-false-fail; and the next call works, since the dead connection is not used again."""
-    await proxied_client.range(Range(etcd.key("a")))
-    proxy.hold_replies()
+    for number in count():
+        key = etcd.key(f"{number}")
+        await proxied_client.range(Range(key))
+        proxy.hold_replies()
+        error = await _unanswered(proxied_client, key)
+        is_applied = await _count(etcd_client, key) == 1
+        with pytest.raises((Timeout, Unavailable)) as caught:
+            await proxied_client.range(Range(key), timeout_seconds=0.5)
+        assert caught.value.certainly_not_applied
+        proxy.pass_on()
+        if is_applied:  # a busy machine may be too late for that
+            break
+    assert error.maybe_applied
+    assert (await proxied_client.range(Range(key))).kvs[0].version == 1
+
+
+async def _unanswered(client: Client, key: bytes) -> Timeout:
     with pytest.raises(Timeout) as caught:
-        await proxied_client.txn(put((etcd.key("a"), b"1")), timeout_seconds=0.5)
-    assert caught.value.maybe_applied
-    assert await _count(etcd_client, etcd.key("a")) == 1
-    with pytest.raises((Timeout, Unavailable)) as caught:
-        await proxied_client.range(Range(etcd.key("a")), timeout_seconds=0.5)
-    assert caught.value.certainly_not_applied
-    proxy.pass_on()
-    assert (await proxied_client.range(Range(etcd.key("a")))).kvs[0].version == 1
+        await client.txn(put((key, b"1")), timeout_seconds=0.5)
+    return caught.value
 
 
 async def test_a_dead_connection_is_not_used_again(proxy, proxied_client, etcd):
     """gRPC would send the next call over the same connection, and the next, until TCP gives up."""
     await proxied_client.range(Range(etcd.key("a")))
     proxy.strand()
-    with pytest.raises(Timeout):
+    with pytest.raises((Timeout, Unavailable)):
         await proxied_client.txn(put((etcd.key("a"), b"1")), timeout_seconds=0.5)
-    assert (await proxied_client.txn(put((etcd.key("a"), b"1")), timeout_seconds=2)).succeeded
+    assert (await proxied_client.txn(put((etcd.key("a"), b"1")))).succeeded
 
 
 async def test_a_caller_that_is_cancelled_is_cancelled(proxy, proxied_client, etcd):
@@ -142,11 +155,11 @@ async def test_a_client_that_is_closed_while_it_connects_has_sent_nothing(proxy,
     async with _running(client.txn(put((etcd.key("a"), b"1")))) as write:
         await eventually(lambda: proxy.accepted)
         await client.aclose()
-        with pytest.raises(Unavailable) as caught:
+        with pytest.raises((Unavailable, Timeout)) as caught:
             await write
     assert caught.value.certainly_not_applied
     with pytest.raises(Unavailable, match="closed"):
-        await client.range(Range(b"a"))
+        await client.range(Range(b"a"), timeout_seconds=0.5)
 
 
 async def test_a_transaction_that_only_reads_is_never_ambiguous(proxy, proxied_client, etcd):
@@ -168,7 +181,7 @@ async def test_status_tells_of_each_endpoint_also_of_one_that_is_down(etcd):
     options = dataclasses.replace(etcd.options(), endpoints=(*etcd.endpoints, f"127.0.0.1:{dead}"))
     client = Client(options)
     try:
-        up, down = await client.status(timeout_seconds=3)
+        up, down = await client.status(timeout_seconds=PATIENCE_SECONDS)
         assert up.leader_id == up.member_id
         assert up.version.count(".") == 2
         assert up.revision > 0

@@ -29,7 +29,7 @@ from registry.etcd3.ops import (
     unwritten_since,
 )
 from tests.contract.etcd3.mirror import delete, fill, put
-from tests.support.etcd import make_cluster
+from tests.support.etcd import PATIENCE_SECONDS, make_cluster
 
 
 async def test_range_reads_what_was_put(etcd, etcd_client):
@@ -115,17 +115,17 @@ async def test_each_kind_of_compare_looks_at_its_field(etcd, etcd_client, target
     await etcd_client.lease_revoke(lease)
 
 
-async def test_compare_by_value_and_by_revision(etcd, etcd_client):
+async def test_compare_by_value_and_by_revision(own_client):
     """W4 etag: a compare on the last change refuses a stale writer, and nothing is written."""
-    key = etcd.key("a")
-    old = await etcd_client.txn(put((key, b"one")))
-    new = await etcd_client.txn(put((key, b"two")))
-    assert (await etcd_client.txn(Txn((Compare(key, Target.VALUE, Relation.EQUAL, b"two"),), ()))).succeeded
-    stale = await etcd_client.txn(Txn((mod_is(key, old.revision),), (Put(key, b"stale"),), (Range(key),)))
+    key = b"a"
+    old = await own_client.txn(put((key, b"one")))
+    new = await own_client.txn(put((key, b"two")))
+    assert (await own_client.txn(Txn((Compare(key, Target.VALUE, Relation.EQUAL, b"two"),), ()))).succeeded
+    stale = await own_client.txn(Txn((mod_is(key, old.revision),), (Put(key, b"stale"),), (Range(key),)))
     assert not stale.succeeded
     assert stale.revision == new.revision
-    assert (await etcd_client.txn(Txn((mod_is(key, new.revision),), (Delete(key),)))).responses == (DeleteResult(1),)
-    assert (await etcd_client.txn(Txn((mod_is(key, 0), absent(key)), ()))).succeeded
+    assert (await own_client.txn(Txn((mod_is(key, new.revision),), (Delete(key),)))).responses == (DeleteResult(1),)
+    assert (await own_client.txn(Txn((mod_is(key, 0), absent(key)), ()))).succeeded
 
 
 async def test_compare_over_a_range_holds_for_each_key_of_it(etcd, etcd_client):
@@ -154,7 +154,7 @@ async def test_more_operations_than_the_server_takes(tmp_path):
     """etcd's default of 128 operations; nothing is written."""
     cluster = make_cluster(tmp_path, flags={"unsafe-no-fsync": "true", "max-txn-ops": "128"})
     cluster.start()
-    client = Client(cluster.options())
+    client = Client(cluster.options(call_timeout_seconds=PATIENCE_SECONDS))
     try:
         await cluster.ready()
         assert (await client.txn(put(*((b"k%d" % i, b"") for i in range(128))))).succeeded
@@ -179,7 +179,7 @@ async def test_a_reply_of_too_many_bytes(own_client):
     for i in range(66):
         await own_client.txn(put((b"big%02d" % i, b"x" * 1_040_000)))
     with pytest.raises(ResponseTooLarge):
-        await own_client.range(Range(b"big", prefix_end(b"big")), timeout_seconds=30)
+        await own_client.range(Range(b"big", prefix_end(b"big")), timeout_seconds=120)
     assert len((await own_client.list_prefix(b"big", page_size=10)).kvs) == 66
 
 

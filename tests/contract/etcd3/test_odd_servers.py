@@ -15,6 +15,9 @@ from registry.etcd3.errors import EtcdError, InvalidArgument, Timeout, Unavailab
 from registry.etcd3.ops import Put, Range, Txn
 from registry.etcd3.options import ClientOptions
 from registry.etcd3.watch import WatchStream
+from tests.contract.etcd3.mirror import NOT_REACHED
+from tests.support.etcd import PATIENCE_SECONDS
+from tests.support.waiting import eventually
 
 RANGE, TXN = "/etcdserverpb.KV/Range", "/etcdserverpb.KV/Txn"
 WATCH, KEEPALIVE = "/etcdserverpb.Watch/Watch", "/etcdserverpb.Lease/LeaseKeepAlive"
@@ -62,7 +65,7 @@ async def odd_server(answers: dict[str, object], **options) -> AsyncIterator[tup
     server.add_generic_rpc_handlers((odd,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    client = Client(ClientOptions((f"127.0.0.1:{port}",), call_timeout_seconds=1.0, **options))
+    client = Client(ClientOptions((f"127.0.0.1:{port}",), call_timeout_seconds=PATIENCE_SECONDS, **options))
     try:
         yield client, odd
     finally:
@@ -95,19 +98,21 @@ async def test_an_ambiguous_write_is_sent_once():
 
 
 async def test_a_refused_write_is_sent_again_while_there_is_time():
-    async with odd_server({TXN: (grpc.StatusCode.RESOURCE_EXHAUSTED, "etcdserver: too many requests")}) as (
-        client,
-        odd,
-    ):
+    refusal = (grpc.StatusCode.RESOURCE_EXHAUSTED, "etcdserver: too many requests")
+    async with odd_server({TXN: refusal}) as (client, odd):
         with pytest.raises(EtcdError):
-            await client.txn(Txn((), (Put(b"a", b""),)))
-    assert len(odd.asked) > 1
+            await client.txn(Txn((), (Put(b"a", b""),)), timeout_seconds=0.1)
+        write = asyncio.create_task(client.txn(Txn((), (Put(b"a", b""),))))
+        asked = len(odd.asked)
+        await eventually(lambda: len(odd.asked) > asked + 1)
+        odd.answers[TXN] = rpc.TxnResponse(succeeded=True)
+        assert (await write).succeeded
 
 
 async def test_something_that_is_not_etcd():
     async with odd_server({}) as (client, _):
-        with pytest.raises(Unavailable) as caught:
-            await client.txn(Txn((), (Put(b"a", b""),)))
+        with pytest.raises((Unavailable, Timeout), match=f"Method not found|{NOT_REACHED}") as caught:
+            await client.txn(Txn((), (Put(b"a", b""),)), timeout_seconds=1)
         assert caught.value.certainly_not_applied
         (down,) = await client.status()
         assert isinstance(down, MemberDown)
@@ -115,8 +120,8 @@ async def test_something_that_is_not_etcd():
 
 async def test_a_keepalive_stream_that_ends_without_an_answer_says_nothing_about_the_lease():
     async with odd_server({KEEPALIVE: []}) as (client, _):
-        with pytest.raises(Unavailable):
-            await client.lease_keepalive(1)
+        with pytest.raises((Unavailable, Timeout), match=f"without an answer|{NOT_REACHED}"):
+            await client.lease_keepalive(1, timeout_seconds=1)
 
 
 async def test_a_watch_that_the_server_ends_is_unavailable():

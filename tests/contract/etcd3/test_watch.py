@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 
 import pytest
 
+from registry.etcd3 import watch
 from registry.etcd3.ops import prefix_end
 from registry.etcd3.reflector import (
     Changed,
@@ -21,17 +23,17 @@ from registry.etcd3.reflector import (
 from registry.etcd3.stream import progress_is_safe
 from registry.etcd3.watch import WatchStream
 from tests.contract.etcd3.mirror import delete, mirroring, put, reflect, values
-from tests.support.etcd import compact
+from tests.support.etcd import PATIENCE_SECONDS, compact
 from tests.support.waiting import eventually
 
 
-async def test_a_list_first_and_then_every_change(etcd, etcd_client, rng):
+async def test_a_list_first_and_then_every_change(etcd, etcd_client, rng, long_silence):
     await etcd_client.txn(put((etcd.key("a"), b"1"), (etcd.key("b"), b"2")))
     async with mirroring(reflect(etcd_client, etcd, rng)) as mirror:
         await mirror.first(Connected)
         await etcd_client.txn(put((etcd.key("c"), b"3")))
         last = await etcd_client.txn(delete(etcd.key("a")))
-        await eventually(lambda: mirror.revision == last.revision)
+        await eventually(lambda: mirror.revision >= last.revision)
     (listed,) = mirror.of(Listed)
     assert listed.cause is ListCause.FIRST
     assert [kv.key for kv in listed.kvs] == [etcd.key("a"), etcd.key("b")]
@@ -44,7 +46,7 @@ async def test_a_single_key_is_watched_alone(etcd, etcd_client, rng):
         await mirror.first(Connected)
         await etcd_client.txn(put((etcd.key("ab"), b"other")))
         wanted = await etcd_client.txn(put((etcd.key("a"), b"1")))
-        await eventually(lambda: mirror.revision == wanted.revision)
+        await eventually(lambda: mirror.revision >= wanted.revision)
     assert [event.key for changed in mirror.of(Changed) for event in changed.events] == [etcd.key("a")]
 
 
@@ -75,24 +77,25 @@ async def test_all_changes_of_one_revision_come_as_one(etcd, etcd_client, rng):
         await mirror.first(Connected)
         await etcd_client.txn(put(*((etcd.key(f"{i:04}"), b"x" * 100) for i in range(1000))))
         last = await etcd_client.txn(delete(etcd.key(""), prefix_end(etcd.key(""))))
-        await eventually(lambda: mirror.revision == last.revision)
+        await eventually(lambda: mirror.revision >= last.revision)
     assert [len(changed.events) for changed in mirror.of(Changed)] == [1000, 1000]
     assert all(event.kv is None for event in mirror.of(Changed)[-1].events)
 
 
 async def test_no_change_is_lost_or_doubled_while_connections_are_cut(etcd, etcd_client, proxy, proxied_client, rng):
-    """R2 replay-equal: 60 cuts in 3,000 writes."""
+    """R2 replay-equal: many cuts in 3,000 writes, and in more on a machine that writes too fast for that."""
     written: list[int] = []
     async with mirroring(reflect(proxied_client, etcd, rng)) as mirror:
         await mirror.first(Connected)
-        for i in range(3000):
+        for i in itertools.count():
+            if i >= 3000 and len(mirror.of(Disconnected)) > 5:
+                break
             written.append((await etcd_client.txn(put((etcd.key(f"{i % 97}"), b"%d" % i)))).revision)
             if i % 50 == 49:
                 proxy.cut()
         await eventually(lambda: mirror.revision >= written[-1])
     assert [changed.revision for changed in mirror.of(Changed)] == written
     assert mirror.values() == await values(etcd_client, etcd)
-    assert len(mirror.of(Disconnected)) > 5
     assert len(mirror.of(Listed)) == 1
 
 
@@ -102,13 +105,15 @@ async def test_no_change_is_lost_when_cut_in_the_middle_of_catching_up(etcd, etc
         await mirror.first(Connected)
         proxy.refuse()
         written = [(await etcd_client.txn(put((etcd.key(f"{i % 97}"), b"%d" % i * 40)))).revision for i in range(5000)]
-        sizes = (rng.randrange(1_000, 400_000) for _ in itertools.count())
-        proxy.cut_after(sizes)
+        chance, told = random.Random(7), len(mirror.told)
+        # etcd sends a thousand revisions at once, of 235 kB: some of these let one through, none two.
+        proxy.cut_after(chance.randrange(1_000, 400_000) for _ in itertools.count())
         proxy.pass_on()
-        await eventually(lambda: mirror.revision >= written[-1], timeout_seconds=60)
+        await eventually(lambda: mirror.revision >= written[-1], timeout_seconds=120)
+        cuts = [one for one in mirror.told[told:] if isinstance(one, Disconnected)]
     assert [changed.revision for changed in mirror.of(Changed)] == written
     assert mirror.values() == await values(etcd_client, etcd)
-    assert len(mirror.of(Disconnected)) > 3
+    assert len(cuts) > 3
     assert len(mirror.of(Listed)) == 1
 
 
@@ -132,13 +137,14 @@ async def test_a_compaction_while_disconnected_is_made_good_by_a_list(etcd, etcd
     assert set(mirror.values()) == {etcd.key("stays"), etcd.key("comes"), etcd.key("after")}
 
 
-async def test_a_deletion_at_the_compacted_revision_itself_is_not_missed(etcd, etcd_client, rng):
+async def test_a_deletion_at_the_compacted_revision_itself_is_not_missed(own_client, rng):
     """A compaction swallows the tombstone at its own revision, so a watch from just behind the mark would miss it."""
-    before = await etcd_client.txn(put((etcd.key("goes"), b"1")))
-    gone = await etcd_client.txn(delete(etcd.key("goes")))
+    before = await own_client.txn(put((b"/a/goes", b"1")))
+    gone = await own_client.txn(delete(b"/a/goes"))
     assert gone.revision == before.revision + 1
-    await compact(etcd_client, gone.revision)
-    async with mirroring(reflect(etcd_client, etcd, rng, resume=Resume(before.revision, 0))) as mirror:
+    await compact(own_client, gone.revision)
+    reflector = Reflector(own_client, b"/a/", b"/a0", rng=rng, resume=Resume(before.revision, 0))
+    async with mirroring(reflector) as mirror:
         listed = await mirror.first(Listed)
     assert (listed.cause, listed.kvs) == (ListCause.COMPACTED, ())
 
@@ -173,7 +179,7 @@ async def test_a_half_open_connection_is_noticed_and_replaced(etcd, etcd_client,
     assert "no sign of life" in lost.message
 
 
-async def test_a_quiet_watch_stays_connected(etcd, etcd_client, rng, responses):
+async def test_a_quiet_watch_stays_connected(etcd, etcd_client, rng, responses, long_silence):
     """Progress is asked for and answered, so silence of the store is not taken for silence of the server."""
     async with mirroring(reflect(etcd_client, etcd, rng)) as mirror:
         connected = await mirror.first(Connected)
@@ -189,11 +195,11 @@ async def test_progress_moves_the_mark_where_the_server_can_be_trusted(etcd, etc
         await mirror.first(Connected)
         await etcd_client.txn(put((b"/elsewhere/" + etcd.key("a"), b"1")))
         told = len(responses)
-        await eventually(lambda: len(responses) > told)
+        await eventually(lambda: len(responses) > told + 1)  # the first may have been under way before
     assert bool(mirror.of(Progressed)) == progress_is_safe(status.version)
 
 
-async def test_the_periodic_comparison_lists_and_watches_on(etcd, etcd_client, rng):
+async def test_the_periodic_comparison_lists_and_watches_on(etcd, etcd_client, rng, long_silence):
     await etcd_client.txn(put((etcd.key("a"), b"1")))
     async with mirroring(reflect(etcd_client, etcd, rng, compare_every_seconds=0.01)) as mirror:
         first = await mirror.first(Connected)
@@ -213,6 +219,12 @@ async def test_a_stream_that_is_closed_leaves_no_task_and_no_connection(etcd, et
         await mirror.first(Connected)
     left = {task for task in asyncio.all_tasks() - before if task not in proxy._tasks}
     assert not [task for task in left if "watch" in task.get_name()]
+
+
+@pytest.fixture
+def long_silence(monkeypatch) -> None:
+    """Progress is asked for as soon as ever, and the answer is waited for much longer."""
+    monkeypatch.setattr(watch, "SILENCE_SECONDS", (2.0, PATIENCE_SECONDS))
 
 
 @pytest.fixture

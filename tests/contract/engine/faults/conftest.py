@@ -1,4 +1,4 @@
-"""A simulated engine, which can be told to fail, and a driver of it that does not wait for long."""
+"""A simulated engine, which can be told to fail, and beside the usual driver one that does not wait for long."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def url(simulated) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def hasty(url) -> AsyncIterator[VllmEngine]:
-    """A driver that does not wait long."""
+    """A driver that does not wait long, for what hangs; whatever else it is asked for might come too late."""
     engine = VllmEngine(url, deadlines=SHORT)
     yield engine
     await engine.aclose()

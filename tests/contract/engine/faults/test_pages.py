@@ -12,12 +12,12 @@ from tests.contract.engine.faults.hasty import listing_of
 from tests.support.waiting import eventually
 
 
-async def test_an_endless_page_is_unreachable(hasty, monkeypatch):
+async def test_an_endless_page_is_unreachable(engine, monkeypatch):
     """R16 bounded: nor is a listing."""
-    await hasty.observe()
+    await engine.observe()
     monkeypatch.setattr("sidecar.engines.vllm_http.MAX_ANSWER_BYTES", 100)
     with pytest.raises(EngineUnreachable, match="more than 100 bytes"):
-        await hasty.incarnation()
+        await engine.incarnation()
 
 
 BASE_CARD = '{"id": "t", "parent": null, "root": "/m"}'
@@ -28,9 +28,9 @@ def listing(*cards: str) -> str:
     return f'{{"data": [{", ".join(cards)}]}}'
 
 
-async def test_a_listing_of_the_right_form_is_read(hasty, simulated):
+async def test_a_listing_of_the_right_form_is_read(engine, simulated):
     simulated.faults.order("models", Answer(200, listing(BASE_CARD, '{"id": "x", "parent": "t", "root": "/a"}')))
-    assert await listing_of(hasty) == {"x": "/a"}
+    assert await listing_of(engine) == {"x": "/a"}
 
 
 @pytest.mark.parametrize(
@@ -51,19 +51,19 @@ async def test_a_listing_of_the_right_form_is_read(hasty, simulated):
         '{"data": [' * 100_000,
     ],
 )
-async def test_a_listing_that_cannot_be_read_in_full_is_no_listing(hasty, simulated, tiny, body):
+async def test_a_listing_that_cannot_be_read_in_full_is_no_listing(engine, simulated, tiny, body):
     """R3 converge: no plan is made from a guess; unknown is not empty."""
-    await hasty.load("x", tiny.adapter("a"), request_id="r")
+    await engine.load("x", tiny.adapter("a"), request_id="r")
     simulated.faults.order("models", Answer(200, body))
     with pytest.raises(EngineUnreachable):
-        await hasty.observe()
+        await engine.observe()
 
 
-async def test_a_restart_within_a_look_is_noticed(hasty, simulated):
+async def test_a_restart_within_a_look_is_noticed(engine, simulated):
     """R9 status-truth: a listing belongs to one process."""
     release = asyncio.Event()
     simulated.faults.order("models", Hang(release))
-    look = asyncio.create_task(hasty.observe())
+    look = asyncio.create_task(engine.observe())
     await eventually(lambda: not simulated.faults._waiting["models"])  # the look hangs in its listing now
     simulated.started_at += 1
     release.set()
@@ -82,7 +82,7 @@ async def test_a_page_that_hangs_is_unreachable(hasty, simulated, page):
 
 @pytest.mark.parametrize("status", [500, 502, 503, 429])
 @pytest.mark.parametrize("page", ["metrics", "version", "models"])
-async def test_a_page_that_fails_is_unreachable(hasty, simulated, page, status):
+async def test_a_page_that_fails_is_unreachable(engine, simulated, page, status):
     simulated.faults.order(page, Answer(status, "no"))
     with pytest.raises(EngineUnreachable, match=str(status)):
-        await hasty.observe()
+        await engine.observe()

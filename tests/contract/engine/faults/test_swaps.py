@@ -9,73 +9,81 @@ import pytest
 from sidecar.engines.simulated.faults import Answer, Cut, Hang
 from sidecar.engines.vllm import VllmEngine, check_name
 from sidecar.observed import Done, Refused, Transient, Unknown
-from tests.contract.engine.faults.hasty import listing_of
+from sidecar.steps import Step
+from tests.contract.engine.faults.hasty import SHORT, listing_of
+from tests.support.engines import PATIENT
 from tests.support.waiting import eventually
 
 
-async def test_a_swap_whose_load_fails_puts_the_old_version_back(hasty, simulated, asker, tiny):
+async def test_a_swap_whose_load_fails_puts_the_old_version_back(engine, simulated, asker, tiny):
     """R8 isolation: the old version serves on though the engine took the new one only at the first try."""
     a, b = tiny.adapter("a"), tiny.adapter("b")
-    await hasty.load("x", a, request_id="r")
+    await engine.load("x", a, request_id="r")
     before = await asker.text("x", "Hello")
     simulated.faults.order("load", Answer(500, "no room"), spare=1)
-    assert isinstance(await hasty.swap("x", a, b, request_id="r"), Refused)
+    assert isinstance(await engine.swap("x", a, b, request_id="r"), Refused)
     assert await asker.adapters() == {"x": a}
     assert await asker.text("x", "Hello") == before
 
 
-async def test_a_swap_that_cannot_put_back_is_unknown(hasty, simulated, asker, tiny):
+async def test_a_swap_that_cannot_put_back_is_unknown(engine, simulated, asker, tiny):
     a, b = tiny.adapter("a"), tiny.adapter("b")
-    await hasty.load("x", a, request_id="r")
+    await engine.load("x", a, request_id="r")
     simulated.faults.order("load", Answer(500, "no room"), Answer(500, "no room"), spare=1)
-    assert isinstance(await hasty.swap("x", a, b, request_id="r"), Unknown)
+    assert isinstance(await engine.swap("x", a, b, request_id="r"), Unknown)
     assert "x" not in await asker.adapters()
 
 
 @pytest.mark.parametrize("fault", [Cut(is_done=True), Cut(is_done=False), Answer(503, "")])
-async def test_a_swap_with_an_unclear_unload_is_settled_by_listing(hasty, simulated, tiny, fault):
+async def test_a_swap_with_an_unclear_unload_is_settled_by_listing(engine, simulated, tiny, fault):
     """Fault 21: a swap says Done only if the engine said so."""
     a, b = tiny.adapter("a"), tiny.adapter("b")
-    await hasty.load("x", a, request_id="r")
+    await engine.load("x", a, request_id="r")
     simulated.faults.order("unload", fault)
-    outcome = await hasty.swap("x", a, b, request_id="r")
+    outcome = await engine.swap("x", a, b, request_id="r")
     assert isinstance(outcome, Unknown)
-    assert (await listing_of(hasty)).get("x") in {a, b, None}
+    assert (await listing_of(engine)).get("x") in {a, b, None}
 
 
-async def test_a_swap_whose_unload_is_refused_leaves_the_old_version(hasty, simulated, tiny):
+async def test_a_swap_whose_unload_is_refused_leaves_the_old_version(engine, simulated, tiny):
     a, b = tiny.adapter("a"), tiny.adapter("b")
-    await hasty.load("x", a, request_id="r")
+    await engine.load("x", a, request_id="r")
     simulated.faults.order("unload", Answer(429, "later"))
-    assert isinstance(await hasty.swap("x", a, b, request_id="r"), Transient)
-    assert await listing_of(hasty) == {"x": a}
+    assert isinstance(await engine.swap("x", a, b, request_id="r"), Transient)
+    assert await listing_of(engine) == {"x": a}
 
 
-async def test_a_swap_that_times_out_is_unknown(hasty, simulated, tiny):
+async def test_a_swap_that_times_out_is_unknown(url, engine, simulated, tiny):
     a, b = tiny.adapter("a"), tiny.adapter("b")
-    await hasty.load("x", a, request_id="r")
+    await engine.load("x", a, request_id="r")
     release = asyncio.Event()
     simulated.faults.order("load", Hang(release), spare=1)
-    assert isinstance(await hasty.swap("x", a, b, request_id="r"), Unknown)
+
+    def lose_patience(step: Step) -> None:
+        if step is Step.PROVEN:
+            swapping._deadlines = SHORT
+
+    swapping = VllmEngine(url, deadlines=PATIENT, on_step=lose_patience)
+    assert isinstance(await swapping.swap("x", a, b, request_id="r"), Unknown)
     release.set()
-    assert await eventually(lambda: has(hasty, "x", b))
+    assert await eventually(lambda: has(engine, "x", b))
 
 
 async def has(engine: VllmEngine, name: str, path: str) -> bool:
     return (await listing_of(engine)).get(name) == path
 
 
-async def test_a_swap_that_is_not_proven_touches_nothing(hasty, simulated, tiny):
+async def test_a_swap_that_is_not_proven_touches_nothing(engine, simulated, tiny):
     a, b = tiny.adapter("a"), tiny.adapter("b")
-    await hasty.load("x", a, request_id="r")
+    await engine.load("x", a, request_id="r")
     simulated.faults.order("load", Cut(is_done=True))
-    assert isinstance(await hasty.swap("x", a, b, request_id="r"), Unknown)
-    assert await listing_of(hasty) == {"x": a, check_name(b): b}
+    assert isinstance(await engine.swap("x", a, b, request_id="r"), Unknown)
+    assert await listing_of(engine) == {"x": a, check_name(b): b}
     # The name that was left over proves the same at the next try, and goes with it.
-    assert await hasty.swap("x", a, b, request_id="r") == Done()
-    assert await listing_of(hasty) == {"x": b}
+    assert await engine.swap("x", a, b, request_id="r") == Done()
+    assert await listing_of(engine) == {"x": b}
 
 
-async def test_a_swap_of_a_name_that_went_meanwhile_loads_it(hasty, tiny):
-    assert await hasty.swap("x", tiny.adapter("a"), tiny.adapter("b"), request_id="r") == Done()
-    assert await listing_of(hasty) == {"x": tiny.adapter("b")}
+async def test_a_swap_of_a_name_that_went_meanwhile_loads_it(engine, tiny):
+    assert await engine.swap("x", tiny.adapter("a"), tiny.adapter("b"), request_id="r") == Done()
+    assert await listing_of(engine) == {"x": tiny.adapter("b")}

@@ -25,11 +25,11 @@ async def test_runtime_lora_disabled_says_what_to_set(tiny):
         await engine.aclose()
 
 
-async def test_lora_disabled_is_seen_in_the_metrics(hasty, simulated):
+async def test_lora_disabled_is_seen_in_the_metrics(engine, simulated):
     metrics = "process_start_time_seconds 1.5\n# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{} 0\n"
     simulated.faults.order("metrics", Answer(200, metrics))
     with pytest.raises(EngineUnusable) as caught:
-        await hasty.observe()
+        await engine.observe()
     assert caught.value.reason == "lora_disabled"
 
 
@@ -57,10 +57,10 @@ async def test_old_versions_are_refused(version, fits):
         ("version", Answer(200, '{"etcdserver": "3.5.1"}')),
     ],
 )
-async def test_what_is_no_engine_is_named(hasty, simulated, page, answer):
+async def test_what_is_no_engine_is_named(engine, simulated, page, answer):
     simulated.faults.order(page, answer)
-    with pytest.raises(EngineUnusable, match=hasty.url) as caught:
-        await hasty.observe()
+    with pytest.raises(EngineUnusable, match=engine.url) as caught:
+        await engine.observe()
     assert caught.value.reason == "not_an_engine"
 
 
