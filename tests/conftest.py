@@ -38,15 +38,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# For a test that may have to end one engine and to start two.
-ENGINE_SECONDS = 900
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that start engines come first, those of nothing else before all: so no worker ends with one, alone."""
-    for item in items:
-        if item.get_closest_marker("engine") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(ENGINE_SECONDS))
     engine_tests = Counter(item.path for item in items if item.get_closest_marker("engine"))
     tests = Counter(item.path for item in items)
     items.sort(key=lambda item: -engine_tests[item.path] / tests[item.path])
