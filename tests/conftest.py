@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import uuid
@@ -15,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from registry.etcd3.client import Client
 from registry.etcd3.options import ClientOptions
-from tests.support.etcd import Cluster, make_cluster
+from tests.support.etcd import Cluster, make_cluster, one_member
 
 # The same examples at every run, so that what passes once passes again: no strategy may ask a set for its order, which
 # is another one in each process. LORAPLANE_TEST_SEARCH=1 looks for new ones. How fast a machine draws is no matter.
@@ -59,6 +58,10 @@ class EtcdForTest:
     def options(self, **changes: object) -> ClientOptions:
         return self.cluster.options(**changes)
 
+    def patient(self) -> Client:
+        """See `Cluster.patient`."""
+        return self.cluster.patient()
+
     def key(self, *parts: str) -> bytes:
         return "/".join((self.prefix, *parts)).encode()
 
@@ -66,13 +69,8 @@ class EtcdForTest:
 @pytest.fixture(scope="session")
 def etcd_member(tmp_path_factory) -> Iterator[Cluster]:
     """One member for the whole session. Tests that stop or replace etcd make a cluster of their own."""
-    cluster = make_cluster(tmp_path_factory.mktemp("etcd"), flags={"unsafe-no-fsync": "true"})
-    cluster.start()
-    try:
-        asyncio.run(cluster.ready())
+    with one_member(tmp_path_factory.mktemp("etcd")) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 @pytest.fixture
@@ -84,7 +82,7 @@ def etcd(etcd_member) -> EtcdForTest:
 @pytest.fixture
 async def etcd_client(etcd) -> AsyncIterator[Client]:
     """A client of the session's etcd, which waits for it however slow the machine is."""
-    client = Client(etcd.options(call_timeout_seconds=60))
+    client = etcd.patient()
     yield client
     await client.aclose()
 

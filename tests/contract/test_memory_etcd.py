@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from registry.etcd3.client import Client
 from registry.etcd3.ops import (
     Compare,
     Delete,
@@ -28,7 +27,7 @@ from registry.etcd3.ops import (
     prefix_end,
     unwritten_since,
 )
-from tests.support.etcd import PATIENCE_SECONDS, Cluster, make_cluster
+from tests.support.etcd import Cluster, one_member
 from tests.support.memory_etcd import MemoryEtcd
 
 KEYS = [b"a", b"b", b"d/1", b"d/2"]
@@ -103,13 +102,8 @@ def seen(result: TxnResult, prefix: bytes, base: int) -> list[object]:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Iterator[Cluster]:
     """A member of this module's own: every revision counts, also that of a lease's end."""
-    cluster = make_cluster(tmp_path_factory.mktemp("etcd"), flags={"unsafe-no-fsync": "true"})
-    cluster.start()
-    try:
-        asyncio.run(cluster.ready())
+    with one_member(tmp_path_factory.mktemp("etcd")) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 @settings(max_examples=60, deadline=None)
@@ -119,7 +113,7 @@ def test_same_replies(alone, sequence):
     prefix = f"/{uuid.uuid4().hex}/".encode()
 
     async def play() -> None:
-        client = Client(alone.options(call_timeout_seconds=PATIENCE_SECONDS))
+        client = alone.patient()
         try:
             memory, base = MemoryEtcd(), (await client.range(Range(prefix))).revision - 1
             for txn in sequence:

@@ -21,7 +21,7 @@ from registry.etcd3.errors import EtcdError
 from registry.etcd3.ops import Compare, Delete, Event, Put, Range, Relation, Target, Txn, prefix_end
 from registry.etcd3.options import ClientOptions
 from registry.etcd3.stream import Mark, WatchProtocol
-from tests.support.etcd import PATIENCE_SECONDS, compact, make_cluster
+from tests.support.etcd import PATIENCE_SECONDS, compact, one_member
 from tests.support.sim.channels import SimChannel
 from tests.support.sim.links import Link
 from tests.support.sim.members import CLUSTER_ID, Cluster, Habits, Member
@@ -177,13 +177,8 @@ class Side:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """A member of this module's own: every revision counts, and compactions are for all."""
-    cluster = make_cluster(tmp_path_factory.mktemp("etcd"), flags={"unsafe-no-fsync": "true"})
-    cluster.start()
-    try:
-        asyncio.run(cluster.ready())
+    with one_member(tmp_path_factory.mktemp("etcd")) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 async def _both(endpoint: str, compacted: int, body: Callable[[Side, Side], Awaitable[int]]) -> int:

@@ -7,7 +7,8 @@ import importlib.util
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -206,6 +207,18 @@ def make_cluster(
     for member in members:
         member.cluster = ",".join(f"{one.name}={one.peer_url}" for one in members)
     return Cluster(members, tls)
+
+
+@contextmanager
+def one_member(folder: Path) -> Iterator[Cluster]:
+    """A ready member that syncs nothing, for those who are not in an event loop; ended with the body."""
+    cluster = make_cluster(folder, flags={"unsafe-no-fsync": "true"})
+    cluster.start()
+    try:
+        asyncio.run(cluster.ready())
+        yield cluster
+    finally:
+        cluster.stop()
 
 
 def find_etcdctl() -> Path:

@@ -16,15 +16,13 @@ from registry.keys import Keys
 from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, Source
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import write_adapter
-from tests.support.etcd import commit
+from tests.support.etcd import PATIENCE_SECONDS, commit
 from tests.support.metrics import read_metrics
 from tests.support.processes import Program
 from tests.support.waiting import eventually
 
 POOL = "p"
 BASE = "base"
-# For an answer of a process, which may stand still for a while.
-PATIENCE_SECONDS = 60.0
 
 
 class SimulatedEngine:

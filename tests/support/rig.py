@@ -33,12 +33,12 @@ from sidecar.reconciler import Reconciler, Report
 from sidecar.retention import GRACE_SECONDS, Retention
 from sidecar.status import Replica, derive_status
 from tests.support.adapters import write_adapter
+from tests.support.engines import PATIENT
 from tests.support.records import KEYS, POOL
 from tests.support.waiting import eventually
 
 # For tests of what a sidecar does once time is up; all others must not depend on how long anything takes.
 QUICK = Deadlines(probe_seconds=2, list_seconds=2, load_seconds=0.5, unload_seconds=0.5, turn_seconds=0.5)
-PATIENT = Deadlines(probe_seconds=60, list_seconds=60, load_seconds=60, unload_seconds=60, turn_seconds=60)
 
 
 class Free:

@@ -20,7 +20,7 @@ from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.simulated.server import serving
 from sidecar.retention import Retention
-from tests.support.engines import BASE_MODEL, PATIENT, Asker
+from tests.support.engines import BASE_MODEL, Asker
 from tests.support.rig import Keeping, Rig, running
 from tests.support.waiting import eventually
 
@@ -47,7 +47,6 @@ def gap(monkeypatch) -> None:
 
 async def rig_of(folder: Path, tiny, url: str, keeping: Keeping) -> Rig:
     rig = Rig(folder, SimulatedVllm(), url, keeping)
-    rig.driver._deadlines = PATIENT
     for name in NAMES:
         shutil.copytree(tiny.adapter(name), rig.sources / name)
     return rig

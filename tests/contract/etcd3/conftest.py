@@ -59,7 +59,7 @@ async def own_etcd(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 @pytest.fixture
 async def own_client(own_etcd) -> AsyncIterator[Client]:
-    client = Client(own_etcd.options(call_timeout_seconds=PATIENCE_SECONDS))
+    client = own_etcd.patient()
     yield client
     await client.aclose()
 

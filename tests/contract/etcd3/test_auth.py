@@ -69,7 +69,7 @@ async def test_a_wrong_password_is_unauthenticated_and_never_shown(guarded):
 
 
 async def test_no_user_is_unauthenticated(guarded):
-    client = Client(guarded.options(call_timeout_seconds=PATIENCE_SECONDS))
+    client = guarded.patient()
     try:
         with pytest.raises(Unauthenticated):
             await client.range(Range(PREFIX))

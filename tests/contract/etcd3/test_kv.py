@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from registry.etcd3.client import Client
 from registry.etcd3.errors import (
     InvalidArgument,
     RequestTooLarge,
@@ -29,7 +28,7 @@ from registry.etcd3.ops import (
     unwritten_since,
 )
 from tests.contract.etcd3.mirror import delete, fill, put
-from tests.support.etcd import PATIENCE_SECONDS, make_cluster
+from tests.support.etcd import make_cluster
 
 
 async def test_range_reads_what_was_put(etcd, etcd_client):
@@ -154,7 +153,7 @@ async def test_more_operations_than_the_server_takes(tmp_path):
     """etcd's default of 128 operations; nothing is written."""
     cluster = make_cluster(tmp_path, flags={"unsafe-no-fsync": "true", "max-txn-ops": "128"})
     cluster.start()
-    client = Client(cluster.options(call_timeout_seconds=PATIENCE_SECONDS))
+    client = cluster.patient()
     try:
         await cluster.ready()
         assert (await client.txn(put(*((b"k%d" % i, b"") for i in range(128))))).succeeded

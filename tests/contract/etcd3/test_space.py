@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from registry.etcd3.client import Client
 from registry.etcd3.errors import NoSpace
 from registry.etcd3.ops import Delete, Put, Range, Txn
 from tests.contract.etcd3.mirror import put
-from tests.support.etcd import PATIENCE_SECONDS, make_cluster
+from tests.support.etcd import make_cluster
 
 
 async def _fill(client):
@@ -21,7 +20,7 @@ async def full(tmp_path):
     """A client of a store that is full, and a lease from before that."""
     cluster = make_cluster(tmp_path, flags={"unsafe-no-fsync": "true", "quota-backend-bytes": "1000000"})
     cluster.start()
-    client = Client(cluster.options(call_timeout_seconds=PATIENCE_SECONDS))
+    client = cluster.patient()
     try:
         await cluster.ready()
         lease = await client.lease_grant(600)

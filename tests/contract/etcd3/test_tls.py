@@ -49,7 +49,7 @@ async def ask(options: ClientOptions) -> int:
 
 
 async def test_calls_and_watches_over_tls(secured, rng):
-    client = Client(secured.options(call_timeout_seconds=PATIENCE_SECONDS))
+    client = secured.patient()
     try:
         async with mirroring(Reflector(client, b"/a/", b"/a0", rng=rng)) as mirror:
             await mirror.first(Connected)

@@ -48,7 +48,7 @@ async def test_a_server_that_restarts_is_resumed_from(own_etcd, own_client, rng)
         member.start()
         await own_etcd.ready()
         # By a client of its own: what becomes of a write on the old connection is nobody's to say.
-        async with aclosing(Client(own_etcd.options(call_timeout_seconds=PATIENCE_SECONDS))) as client:
+        async with aclosing(own_etcd.patient()) as client:
             written = await client.txn(put((b"/a/1", b"x")))
         await eventually(lambda: mirror.revision >= written.revision)
     assert len(mirror.of(Listed)) == 1
@@ -76,7 +76,7 @@ async def test_another_cluster_behind_the_address_is_told(own_etcd, rng, tmp_pat
     """R15 brake: its revision is higher than the mark, only its identity differs."""
     other = make_cluster(tmp_path, flags={"unsafe-no-fsync": "true", "initial-cluster-token": "other"})
     other.start()
-    other_client = Client(other.options(call_timeout_seconds=PATIENCE_SECONDS))
+    other_client = other.patient()
     try:
         await other.ready()
         async with (

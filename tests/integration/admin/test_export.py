@@ -28,7 +28,7 @@ async def store(tmp_path) -> AsyncIterator[tuple[Cluster, Client, list[int]]]:
     cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
     cluster.start()
     await cluster.ready()
-    client = Client(cluster.options(call_timeout_seconds=60))
+    client = cluster.patient()
     try:
         async with admin_inside(cluster.endpoints, PREFIX) as admin:
             await wait_ready(admin)

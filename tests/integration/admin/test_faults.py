@@ -10,7 +10,6 @@ import grpc
 import pytest
 from grpc import StatusCode
 
-from registry.etcd3.client import Client
 from registry.etcd3.ops import Range
 from registry.keys import Keys
 from registry.v1 import registry_pb2 as pb
@@ -155,7 +154,7 @@ async def test_kill_nine_of_every_member(mortal):
         for writer in writers:
             writer.cancel()
         await asyncio.wait(writers)
-    client = Client(mortal.options(call_timeout_seconds=60))
+    client = mortal.patient()
     try:
         history = await read_history(client, PREFIX, 1)
     finally:
@@ -197,7 +196,7 @@ async def test_no_quorum(etcd_cluster, answers_early):
         await etcd_cluster.ready()
         await wait_ready(admin)
         reply = await admin.stub.ApplyAdapters(change_set(put("acme/b"), request_id="r"))
-        client = Client(etcd_cluster.options(call_timeout_seconds=60))
+        client = etcd_cluster.patient()
         try:
             kept = await client.range(Range(Keys(PREFIX).request("r")))
         finally:

@@ -14,7 +14,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from registry.admin import supervision
 from registry.cli.local_adapters import base_here, base_message
-from registry.etcd3.client import Client
 from registry.etcd3.errors import NoSpace
 from registry.etcd3.ops import Put, Txn
 from registry.store.reader import Reader
@@ -270,7 +269,7 @@ async def test_etcd_is_full(tmp_path):
 
 
 async def _fill(cluster) -> None:
-    client = Client(cluster.options(call_timeout_seconds=60))
+    client = cluster.patient()
     try:
         for number in range(100):
             await client.txn(Txn((), (Put(b"/x/%d" % number, b"x" * 1_000_000),)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import os
 import subprocess
 import sys
 import uuid
@@ -20,7 +19,6 @@ import pytest
 
 from registry.cli.main import run
 from registry.dev.ports import free_ports
-from registry.etcd3.client import Client
 from registry.etcd3.ops import Range, prefix_end
 from tests.conftest import EtcdForTest
 from tests.support.etcd import make_cluster
@@ -113,12 +111,6 @@ def _document(name: str, spec: dict[str, object]) -> str:
     )
 
 
-@pytest.fixture(autouse=True)
-def _no_flags_from_outside(monkeypatch) -> None:
-    for name in [name for name in os.environ if name.startswith("LORAPLANE_")]:
-        monkeypatch.delenv(name)
-
-
 @pytest.fixture
 def admin(etcd, tmp_path) -> Iterator[Admin]:
     """An admin service of this test's own."""
@@ -156,7 +148,7 @@ def revision(etcd) -> Callable[[], int]:
 
 
 async def _newest(etcd: EtcdForTest) -> int:
-    client = Client(etcd.options(call_timeout_seconds=60))
+    client = etcd.patient()
     try:
         start = etcd.key("")
         found = await client.range(Range(start, prefix_end(start)))

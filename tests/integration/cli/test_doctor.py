@@ -8,7 +8,6 @@ import pytest
 
 from registry.cli import survey
 from registry.dev.ports import free_ports
-from registry.etcd3.client import Client
 from registry.keys import Keys
 from registry.model.status import Failed
 from tests.integration.cli.conftest import Cli, make_admin, with_pool
@@ -38,7 +37,7 @@ def write(etcd, *statuses: tuple[str, dict]) -> None:
     """Has replicas live and say something."""
 
     async def carry_out() -> None:
-        client = Client(etcd.options(call_timeout_seconds=60))
+        client = etcd.patient()
         try:
             replicas = Replicas(client, Keys(etcd.prefix), "dev")
             for name, fields in statuses:

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from registry.check.export import decode
-from registry.etcd3.client import Client
 from registry.etcd3.ops import Put, Txn
 from registry.keys import Keys
 from tests.integration.cli.conftest import Cli, make_admin
@@ -57,7 +56,7 @@ async def test_a_history_is_exported_from_an_etcd_that_asks_for_certificates(tmp
     cluster.start()
     try:
         await cluster.ready()
-        client = Client(cluster.options(call_timeout_seconds=60))
+        client = cluster.patient()
         await client.txn(Txn((), (Put(Keys().meta(), b"{}"),)))
         await client.aclose()
         given = ["--etcd", ",".join(cluster.endpoints), "--out", str(out), "--etcd-tls-ca", str(files.ca)]

@@ -7,18 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from registry.etcd3.client import Client
 from registry.keys import Keys
 from tests.support.etcd import Cluster, make_cluster
 from tests.support.fleet import Hand, Sidecar, SimulatedEngine
-
-
-@pytest.fixture
-async def etcd_client(etcd_member) -> AsyncIterator[Client]:
-    """Of the session's etcd, and patient."""
-    client = etcd_member.patient()
-    yield client
-    await client.aclose()
 
 
 @pytest.fixture
