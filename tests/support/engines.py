@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -165,3 +166,14 @@ class Asker:
         assert reply.status_code == 200, reply.text
         text: str = reply.json()["choices"][0]["text"]
         return text
+
+
+async def while_it_runs(attempt: Callable[[str], Awaitable[bool]]) -> None:
+    """Makes an attempt, each time with a name of its own, until it says that a request ran for so long.
+
+    How long a request takes is up to the machine: it may have ended before anybody looks.
+    """
+    for number in range(20):
+        if await attempt(f"x{number}"):
+            return
+    raise AssertionError("no request was seen to run")

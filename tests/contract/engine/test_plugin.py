@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -13,7 +13,7 @@ from sidecar.engines.simulated.options import Options
 from sidecar.engines.simulated.server import serving
 from sidecar.engines.vllm import VllmEngine
 from sidecar.observed import Done, NotThere, PathMissing, Refused, Transient
-from tests.support.engines import BASE_MODEL, PATIENT, Asker, VllmFlags
+from tests.support.engines import BASE_MODEL, PATIENT, Asker, VllmFlags, while_it_runs
 from tests.support.real_and_models import RealAndModels
 from tests.support.waiting import eventually
 
@@ -123,14 +123,6 @@ async def in_flight(asker: Asker, name: str, path: str) -> AsyncIterator[None]:
 async def counted(asker: Asker, path: str) -> bool:
     """Whether a request is bound to it. How long one takes is up to the machine: it may have ended by now."""
     return bool((await state(asker)).get(path, {}).get("requests"))
-
-
-async def while_it_runs(attempt: Callable[[str], Awaitable[bool]]) -> None:
-    """Makes an attempt, each time with a name of its own, until it says that a request ran for so long."""
-    for number in range(20):
-        if await attempt(f"x{number}"):
-            return
-    raise AssertionError("no request was seen to run")
 
 
 async def test_a_request_in_flight_ends_on_its_version_and_shows_until_then(engine, asker, tiny):

@@ -15,7 +15,7 @@ from sidecar.engines.simulated.options import Options
 from sidecar.engines.simulated.server import serving
 from sidecar.engines.vllm import VllmEngine
 from sidecar.observed import AlreadyThere, Done, EngineLimits
-from tests.support.engines import BASE_MODEL, Asker, VllmFlags
+from tests.support.engines import BASE_MODEL, Asker, VllmFlags, while_it_runs
 from tests.support.resolving import PlayedSidecar, found, missing
 from tests.support.waiting import eventually
 
@@ -220,12 +220,11 @@ async def test_last_use_is_of_the_last_request_and_not_of_a_look(url, asker, sid
 
 
 async def test_a_request_that_runs_is_a_use(asker, sidecar, tiny):
-    names = (f"running-{number}" for number in count(1))
-    await eventually(lambda: is_used_while_it_runs(asker, next(names), tiny.adapter("a")))
+    await while_it_runs(lambda name: is_used_while_it_runs(asker, name, tiny.adapter("a")))
 
 
 async def is_used_while_it_runs(asker: Asker, name: str, path: str) -> bool:
-    """True if a request was seen to be a use after it had come in. It may also end before anybody looks again."""
+    """True if a request was seen to be a use after it had come in."""
     await asker.load(name, path)
     body = {"model": name, "prompt": "x", "max_tokens": 450, "temperature": 0, "ignore_eos": True}
     running = asyncio.create_task(asker.client.post("/v1/completions", json=body))
