@@ -3,6 +3,7 @@
 .DELETE_ON_ERROR:
 PYTHON ?= python3.11
 BIN := .venv/bin
+PODMAN_COMPOSE := podman-compose==1.6.0
 PROTO_TOOLS := grpcio-tools==1.71.2 # newer tools emit code that fails on older protobuf runtimes
 
 .PHONY: help
@@ -28,8 +29,8 @@ install: .venv/.installed ## Install the control plane's environment (.venv)
 	$(BIN)/pip install --quiet --no-deps --target .venv-oldest --requirement requirements/oldest.txt
 	touch $@
 
-.venv-engine/.installed: requirements/engine.txt registry/dev/engine_env.py
-	$(PYTHON) -m registry.dev.engine_env --folder .venv-engine
+.venv-engine/.installed: requirements/engine.txt registry/tools/devstack/engine_install.py
+	$(PYTHON) -m registry.tools.devstack.engine_install --folder .venv-engine
 	touch $@
 
 .PHONY: engine
@@ -41,7 +42,7 @@ ENGINE_ENV := $(if $(filter vllm,$(ENGINE)),engine)
 
 .PHONY: demo
 demo: install $(ENGINE_ENV) ## Play the main job on real parts, check every step, clean up (ENGINE=sim: without vLLM)
-	$(BIN)/python -m registry.dev.demo --engine $(ENGINE)
+	$(BIN)/python -m registry.tools.devstack.demo --engine $(ENGINE)
 
 .PHONY: up
 up: install $(ENGINE_ENV) ## Start the local stack, or what is missing of it, and leave it running
@@ -67,22 +68,12 @@ check: install proto ## Lint, types, import contracts, stubs as generated; no te
 .PHONY: docs
 docs: install ## Write the pages of docs/ that are made from the code
 	$(BIN)/python -m tests.support.errors_page
+	$(BIN)/python -m tests.support.wrong_inputs
 	$(BIN)/python -m tests.support.corpus_page
-
-PURE := registry.check.calls registry.check.claims registry.check.files registry.check.findings \
-  registry.check.generations registry.check.joined registry.check.listed registry.check.logs registry.check.looks \
-  registry.check.owners registry.check.removals registry.check.replicas registry.check.retries registry.check.steps \
-  registry.check.truth registry.errors registry.etcd3.errors registry.etcd3.ops registry.keys registry.lora \
-  registry.model \
-  registry.publish.outcome registry.publish.wish registry.store.assignments registry.store.conducting \
-  registry.store.judgement registry.store.pool_facts registry.store.pool_view registry.store.residency \
-  registry.store.residency_changes registry.store.rollout registry.store.running registry.transactions \
-  sidecar.allowance sidecar.brake sidecar.chosen sidecar.conditions sidecar.desired sidecar.engine_names \
-  sidecar.engines.axolotl sidecar.engines.bodies sidecar.engines.dynamo sidecar.engines.slot sidecar.failures sidecar.handover sidecar.known sidecar.lazy.answers sidecar.lazy.catalogue sidecar.lazy.demand \
-  sidecar.lazy.residents sidecar.lazy.wanted sidecar.lazy.wire sidecar.leaving sidecar.observed sidecar.ordering \
-  sidecar.placings sidecar.plan sidecar.planner sidecar.raw_records sidecar.retention sidecar.roll sidecar.rounds \
-  sidecar.rules sidecar.seen sidecar.share sidecar.snapshot sidecar.status sidecar.terms sidecar.unloads \
-  sidecar.vllm_plugin.question sidecar.vllm_plugin.recently
+	$(BIN)/python -m tests.support.guarantees
+	$(BIN)/python -m tests.support.cli_page
+	$(BIN)/loraplane schema > docs/manifest.schema.json
+	$(BIN)/python -m tests.faults.battery
 
 # Two at once: most tests wait for other processes. WORKERS=0 runs one after another. Files keep the order of
 # tests/conftest.py: by themselves, workers would leave those of few tests to the end, which take longest.
@@ -90,15 +81,29 @@ WORKERS ?= 2
 
 .PHONY: test
 test: install engine .venv-oldest/.installed ## Run every test that CI runs, on real parts (WORKERS=n at once)
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PURE:%=--cov=%) --cov-branch --cov-report=term:skip-covered --cov-fail-under=100
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-pure --cov-report=term:skip-covered
+
+.venv-containers/.installed: Makefile
+	$(PYTHON) -m venv .venv-containers
+	.venv-containers/bin/pip install --quiet "$(PODMAN_COMPOSE)"
+	touch $@
+
+.PHONY: containers
+containers: install engine .venv-containers/.installed ## Build the images, start compose.yaml whole with podman, kill each container (needs root)
+	.ci/podman
+	CONTAINERS=yes $(BIN)/pytest -s --timeout=3600 tests/containers
 
 .PHONY: sim
 sim: install ## Play one simulation and show its trace (SEED=n, NETS=no: without periodic looks)
-	$(BIN)/python -m tests.support.sim --seed $(or $(SEED),$(error SEED=n says which)) $(if $(filter no,$(NETS)),--no-nets)
+	$(BIN)/python -m tests.simulation --seed $(or $(SEED),$(error SEED=n says which)) $(if $(filter no,$(NETS)),--no-nets)
+
+.PHONY: fuzz
+fuzz: install ## Hurt valid samples of whatever strangers can write or send, and look for what breaks (SECONDS=n, TARGET=name,name, SEED=n)
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) $(if $(TARGET),--target $(TARGET)) $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep)
 
 .PHONY: soak
 soak: install ## Play thousands of simulations, restart 1,000 sidecars, hurt a real cluster for ten minutes (COUNT=n, SEED=n, SECONDS=n)
-	$(BIN)/python -m tests.support.sim --count $(or $(COUNT),3000)
+	$(BIN)/python -m tests.simulation --count $(or $(COUNT),3000)
 	SIDECARS=1000 $(BIN)/pytest --timeout=900 tests/faults/test_herd.py
 	SEED=$(or $(SEED),7) SECONDS=$(or $(SECONDS),600) $(BIN)/pytest -s --timeout=3600 tests/faults/test_schedule.py
 
@@ -110,6 +115,15 @@ proof: install engine ## Swap 100 versions on two real vLLM under 50 requests a 
 .PHONY: mutants
 mutants: install ## Put deliberate bugs into copies of the code, show which test catches each (ONLY=name,name)
 	$(BIN)/python -m tests.support.mutants $(if $(ONLY),--only $(ONLY))
+
+.PHONY: mutate
+mutate: install ## Change the code at random, count what no test notices (ROOM=sidecar/plan, SINCE=commit, COUNT=n, SEED=n, SECONDS=n, WORKERS=n)
+	$(BIN)/python -m tests.support.mutation $(if $(SINCE),,--page) --workers $(WORKERS) $(if $(ROOM),--room $(ROOM)) $(if $(SINCE),--since $(SINCE)) \
+		$(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(TESTS),--tests "$(TESTS)")
+
+.PHONY: architectures
+architectures: install engine ## Load PEFT's adapters of each architecture into real vLLM, write docs/architectures.md (ONLY=name,name, FRESH=yes)
+	nice -n 19 $(BIN)/python -m tests.architectures $(if $(ONLY),--only $(ONLY)) $(if $(FRESH),--fresh)
 
 .PHONY: bench
 bench: install ## Measure what is promised, each beside its floor (ONLY=name for one); last line: all figures

@@ -11,17 +11,19 @@ from pathlib import Path
 
 from bench.admin_rate import admin_16
 from bench.boot import boot_20000
-from bench.check import check_200mb
+from bench.check import check_200mb, check_in_child
+from bench.cli_start import cli_start
 from bench.fetch import fetch_200mb
 from bench.figures import Figure, NotMeasured
 from bench.fill import fill_200
 from bench.herd import herd
+from bench.hostile import hostile_50
 from bench.idle import idle_20000
 from bench.lazy import lazy
 from bench.one_change import one_change_20000_vs_100
 from bench.propagation import propagation_fresh_2, propagation_staged_2, propagation_staged_50
 from bench.small import small_1000, small_1000_10ms
-from bench.store import store_1000, store_present
+from bench.store import store_1000, store_first_sight, store_present
 from bench.swap import swap
 
 Measurement = Callable[[Path], Awaitable[list[Figure]]]
@@ -33,16 +35,20 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     one_change_20000_vs_100,
     idle_20000,
     admin_16,
+    hostile_50,
     fill_200,
     fetch_200mb,
     check_200mb,
+    check_in_child,
     store_present,
     store_1000,
+    store_first_sight,
     small_1000,
     small_1000_10ms,
     herd,
     swap,
     lazy,
+    cli_start,
 )
 MAX_SECONDS = 600.0
 

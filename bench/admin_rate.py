@@ -28,12 +28,11 @@ from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.client import Client
 from registry.etcd3.ops import Compare, Op, Put, Relation, Target, Txn, TxnResult
 from registry.etcd3.options import ClientOptions
-from registry.keys import Keys
-from registry.store.budget import Budget
-from registry.store.gate import Gate
-from registry.store.writer import Writer
-from registry.transactions.context import Caller, Limits
-from registry.transactions.make import make_apply, make_upsert
+from registry.model.keys import Keys
+from registry.runtime.clock import Deadline
+from registry.store.writer import WriteGate, Writer
+from registry.transactions.context import Caller, TxnLimits
+from registry.transactions.validate import make_apply, make_upsert
 from tests.support.fleet import POOL
 
 DIGEST = "sha256:" + "5" * 64
@@ -57,13 +56,13 @@ class _Recorder(Client):
 
 async def _shape(store: Store) -> Txn:
     """The transaction that creates one adapter."""
-    recorder, gate = _Recorder(ClientOptions((store.endpoint,))), Gate()
+    recorder, gate = _Recorder(ClientOptions((store.endpoint,))), WriteGate()
     gate.open()
-    writer = Writer(recorder, Keys(), Limits(), gate, rng=random.Random(1))  # noqa: S311 - jitter
+    writer = Writer(recorder, Keys(), TxnLimits(), gate, rng=random.Random(1))  # noqa: S311 - jitter
     spec = {"source": {"uri": _uri("tenant-0/recorded"), "digest": DIGEST}}
     change = make_apply(POOL, [make_upsert("tenant-0/recorded", spec, "", field="changes[0]")])
     caller = Caller("anonymous", "unauthenticated", f"auto-{'0' * 24}", request_id_given=False)
-    await writer.change(change, caller, Budget.of(10), validate_only=False)
+    await writer.change(change, caller, Deadline.of(10), validate_only=False)
     await recorder.aclose()
     check(recorder.last is not None, "the writer sent no transaction")
     assert recorder.last is not None

@@ -9,7 +9,7 @@ import grpc
 
 from bench import relay
 from bench.etcd import Store
-from registry.dev.ports import free_ports
+from registry.tools.devstack.processes import free_ports
 from registry.v1 import registry_pb2 as pb
 from tests.support.fleet import BASE, POOL
 from tests.support.processes import Program
@@ -20,10 +20,11 @@ CALL_SECONDS = 10.0
 
 
 class Admin:
-    """Calls of the API, as thin as gRPC lets them be. `pid` is the service's."""
+    """Calls of the API, as thin as gRPC lets them be. `pid` and `address` are the service's."""
 
-    def __init__(self, channel: grpc.aio.Channel, pid: int) -> None:
+    def __init__(self, channel: grpc.aio.Channel, pid: int, address: str) -> None:
         self.pid = pid
+        self.address = address
         self._apply = channel.unary_unary(
             _PATH + "ApplyAdapters", pb.ApplyAdaptersRequest.SerializeToString, pb.ApplyAdaptersResponse.FromString
         )
@@ -52,12 +53,13 @@ class Admin:
 async def admin(store: Store) -> AsyncIterator[Admin]:
     """Starts it, and makes the pool."""
     grpc_port, http_port = free_ports(2)
-    flags = ["--listen", f"127.0.0.1:{grpc_port}", "--http", f"127.0.0.1:{http_port}", "--max-txn-ops", "1024"]
+    address = f"127.0.0.1:{grpc_port}"
+    flags = ["--listen", address, "--http", f"127.0.0.1:{http_port}", "--max-txn-ops", "1024"]
     program = Program("registry.admin.main", ["--etcd", store.endpoint, *flags], store.folder / "admin.log")
     program.start()
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
-            calls = Admin(channel, program.pid)
+        async with grpc.aio.insecure_channel(address) as channel:
+            calls = Admin(channel, program.pid, address)
             await eventually(calls.create_pool)
             yield calls
     finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.boot_child import Told
 from bench.etcd import Store, catalogue, etcd
 from bench.figures import Figure, check, of_times
-from registry.keys import DEFAULT_PREFIX, Keys
+from registry.model.keys import DEFAULT_PREFIX, Keys
 
 RECORDS = 20_000
 USUAL_EAGER = 200  # as many as an engine holds; the others wait to be asked for

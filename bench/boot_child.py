@@ -12,25 +12,24 @@ from pathlib import Path
 
 import grpc
 
-from registry.daemon.logs import configure_logging
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.client import Client
-from registry.etcd3.methods import RANGE
+from registry.etcd3.codec import RANGE
 from registry.etcd3.ops import prefix_end
 from registry.etcd3.options import ClientOptions
-from registry.keys import Keys
+from registry.model.keys import Keys
 from registry.model.records import PoolSpec
-from sidecar.chance import Chance
-from sidecar.desired import DesiredState, Informer
-from sidecar.feed import Feed
-from sidecar.inputs import Inputs
-from sidecar.journal import Journal
-from sidecar.known import Known
+from registry.runtime.clock import Clock
+from registry.runtime.process import configure_logging
+from sidecar.desired.informer import DesiredState, Informer
+from sidecar.desired.journal import Journal
+from sidecar.desired.mailbox import Mailbox
+from sidecar.desired.snapshot import AdaptersChanged, SnapshotBase
+from sidecar.desired.watcher import Watcher
+from sidecar.engines.observed import EngineFacts, Observed
 from sidecar.main import spare_collector
-from sidecar.observed import EngineFacts, Observed
-from sidecar.plan import Plan
-from sidecar.planner import make_plan
-from sidecar.snapshot import AdaptersChanged, Base
+from sidecar.plan.planner import make_plan
+from sidecar.plan.types import Plan, PlanContext
 from tests.support.fleet import BASE, POOL
 from tests.support.waiting import eventually
 
@@ -66,20 +65,20 @@ def floor(endpoint: str, keys: Keys) -> Told:
 
 async def listed(endpoint: str, keys: Keys, state: Path) -> Told:
     """The sidecar's feed from its first call until a plan is made. Then its snapshot is left to be written."""
-    client, inputs, journal = Client(ClientOptions((endpoint,))), Inputs(), Journal(state)
-    feed = Feed(client, keys, POOL, "r1", inputs, journal, Chance())
+    client, mailbox, journal = Client(ClientOptions((endpoint,))), Mailbox(), Journal(state)
+    feed = Watcher(client, keys, POOL, "r1", mailbox, journal, Clock())
     started = time.perf_counter()
     task = asyncio.create_task(feed.run())
-    while inputs.desired is None:
-        await inputs.wait(30)
-    plan = _first_plan(inputs.desired, inputs.pool)
+    while (snapshot := mailbox.snapshot).desired is None:
+        await mailbox.wait(30)
+    plan = _first_plan(snapshot.desired, snapshot.pool)
     seconds = time.perf_counter() - started
     await eventually(lambda: any(state.glob("snapshot-*")))
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
     await client.aclose()
-    return Told(seconds, inputs.desired.count, len(plan.stage))
+    return Told(seconds, snapshot.desired.count, len(plan.stage))
 
 
 def restored(state: Path) -> Told:
@@ -96,12 +95,12 @@ def restored(state: Path) -> Told:
     return Told(time.perf_counter() - started, informer.state.count, len(plan.stage))
 
 
-def _pool(base: Base) -> PoolSpec | None:
+def _pool(base: SnapshotBase) -> PoolSpec | None:
     return None if base.pool_record is None else PoolSpec.parse(base.pool_record)
 
 
 def _first_plan(desired: DesiredState, pool: PoolSpec | None) -> Plan:
-    nothing = Known(staged={}, staging=set(), failures={}, unsettled=set(), owns=lambda _: None)
+    nothing = PlanContext(lookup=lambda _: None, staging=set(), failures={}, unsettled=set(), owns=lambda _: None)
     return make_plan(desired, pool, _ENGINE, nothing, now=0.0)
 
 

@@ -12,9 +12,9 @@ import sys
 import time
 from contextlib import AsyncExitStack
 
-from sidecar.engines.simulated.engine import Call, SimulatedVllm
+from sidecar.engines.simulated.app import serving
+from sidecar.engines.simulated.engine import SimulatedCall, SimulatedVllm
 from sidecar.engines.simulated.options import Options
-from sidecar.engines.simulated.server import serving
 from tests.support.fleet import BASE
 
 _OPTIONS = Options(served_model_name=BASE, max_cpu_loras=100_000)
@@ -26,7 +26,7 @@ def _tell(line: dict[str, object]) -> None:
 
 
 def _engine(number: int) -> SimulatedVllm:
-    def tell(call: Call) -> None:
+    def tell(call: SimulatedCall) -> None:
         _tell({"engine": number, "kind": call.kind, "name": call.name, "at": call.received_at})
 
     return SimulatedVllm(_OPTIONS, on_call=tell)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from registry.etcd3.client import Client
 from registry.etcd3.ops import Delete, Put, Txn
-from registry.keys import Keys
+from registry.model.keys import Keys
 from registry.model.names import tenant_of
-from registry.model.records import AdapterRecord, AdapterSpec, Load, PoolLimits, PoolSpec, Source
+from registry.model.records import AdapterRecord, AdapterSpec, Load, PoolLimits, PoolSpec, SourceSpec
 from tests.support.etcd import make_cluster
 from tests.support.fleet import BASE, POOL
 
@@ -61,7 +61,7 @@ async def etcd(folder: Path, *, fsync: bool) -> AsyncIterator[Store]:
         cluster.stop()
 
 
-def record(name: str, source: Source, *, load: Load = "eager", generation: int = 1) -> AdapterRecord:
+def record(name: str, source: SourceSpec, *, load: Load = "eager", generation: int = 1) -> AdapterRecord:
     """A record of the size that real ones have."""
     labels = {"team": "search", "trained-by": "nightly"}
     return AdapterRecord(
@@ -86,7 +86,7 @@ def catalogue(keys: Keys, count: int, *, eager: int = 0) -> Iterator[Put]:
     for number in range(count):
         name = f"tenant-{number % 100}/adapter-{number:06}"
         digest = "sha256:" + hashlib.sha256(name.encode()).hexdigest()
-        source = Source(uri=f"s3://example-adapters/{name}/v1/", digest=digest)
+        source = SourceSpec(uri=f"s3://example-adapters/{name}/v1/", digest=digest)
         yield put_of(keys, record(name, source, load="eager" if number < eager else "lazy"))
 
 

@@ -21,8 +21,8 @@ from bench.figures import Figure, check, of_times
 from bench.sidecars import sidecars, sources
 from bench.weights import write_large_adapter
 from registry.etcd3.ops import Put
-from registry.keys import Keys
-from registry.model.records import Source
+from registry.model.keys import Keys
+from registry.model.records import SourceSpec
 from tests.support.fleet import Sidecar
 from tests.support.waiting import eventually
 
@@ -97,7 +97,7 @@ async def fill_200(folder: Path) -> list[Figure]:
         keys = Keys()
         await store.put_pool(keys)
         written = [write_large_adapter(sources(store) / name, ADAPTER_BYTES, n) for n, name in enumerate(NAMES)]
-        wanted = [Source(uri=one.uri, digest=one.digest) for one in written]
+        wanted = [SourceSpec(uri=one.uri, digest=one.digest) for one in written]
         puts = [put_of(keys, record(name, source)) for name, source in zip(NAMES, wanted, strict=True)]
         await store.put(*puts)
         hosted = await stack.enter_async_context(engines(1))

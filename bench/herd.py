@@ -20,7 +20,7 @@ from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.client import Client
 from registry.etcd3.ops import prefix_end
 from registry.etcd3.options import ClientOptions
-from registry.keys import Keys
+from registry.model.keys import Keys
 from tests.support.fleet import POOL
 from tests.support.herd import AT_ONCE, Herd, bytes_sent, lists_read, patient
 

@@ -15,7 +15,7 @@ from bench.etcd import Store, catalogue, etcd
 from bench.figures import Figure, check
 from bench.sidecars import sidecars
 from bench.usage import cpu_seconds, rss_bytes
-from registry.keys import Keys
+from registry.model.keys import Keys
 from tests.support.waiting import eventually
 
 RECORDS = 20_000

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from bench.figures import Figure, check, of_times
 from bench.usage import cpu_seconds
-from registry.dev.engine_python import EngineNotFound, find_engine_python
-from sidecar.vllm_plugin.resolver import MAX_ASKING, Resolver
+from registry.tools.devstack.engine_environment import EngineNotFound, find_engine_python
+from sidecar.vllm_plugin.resolver import MAX_ASKING, ResolverClient
 from tests.support.lazy_fleet import ARTIFACTS, LazyFleet, lazy_fleet
 from tests.support.tiny import make_tiny
 
@@ -64,7 +64,7 @@ async def _alternately(fleet: LazyFleet, first: int) -> tuple[list[float], list[
 
 async def _miss_seconds(fleet: LazyFleet) -> float:
     """CPU seconds of the sidecar for each name that nobody has; what it does beside counts as well."""
-    resolver, numbers = Resolver(fleet.socket), iter(range(MISSES))
+    resolver, numbers = ResolverClient(fleet.socket), iter(range(MISSES))
 
     async def client() -> None:
         for number in numbers:

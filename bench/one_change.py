@@ -19,8 +19,8 @@ from bench.sidecars import sidecars, sources
 from bench.usage import cpu_seconds
 from bench.weights import write_large_adapter
 from registry.etcd3.ops import Delete, Put, Txn
-from registry.keys import Keys
-from registry.model.records import Source
+from registry.model.keys import Keys
+from registry.model.records import SourceSpec
 from tests.support.fleet import Sidecar
 
 FEW, MANY = 100, 20_000
@@ -38,7 +38,7 @@ class Side:
     keys: Keys
     engines: Engines
     sidecar: Sidecar
-    source: Source
+    source: SourceSpec
     seconds: list[float] = field(default_factory=list)
     cpu: float = 0.0
 
@@ -90,7 +90,7 @@ async def _side(stack: AsyncExitStack, store: Store, count: int) -> Side:
     prefix = f"/among-{count}"
     keys = Keys(prefix)
     written = write_large_adapter(sources(store) / "one", ADAPTER_BYTES, 1)
-    source = Source(uri=written.uri, digest=written.digest)
+    source = SourceSpec(uri=written.uri, digest=written.digest)
     await store.put_pool(keys)
     await store.put(*catalogue(keys, count - EAGER))
     await store.put(*(put_of(keys, record(f"kept-{number}", source)) for number in range(EAGER)))

@@ -17,7 +17,7 @@ import grpc
 import httpx
 
 from registry.etcd3 import rpc_pb2 as rpc
-from registry.etcd3.methods import WATCH
+from registry.etcd3.codec import WATCH
 from registry.etcd3.ops import prefix_end
 
 CHUNK_BYTES = 1 << 20

@@ -18,7 +18,7 @@ from bench.figures import check
 from bench.forks import CONTEXT
 from bench.raw_replica import Order, run
 from registry.etcd3 import rpc_pb2 as rpc
-from registry.etcd3.methods import TXN
+from registry.etcd3.codec import TXN
 
 PREFIX = "/floor/"
 START_SECONDS = 60

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from registry.etcd3.methods import TXN
+from registry.etcd3.codec import TXN
 
 METHOD = "Txn"
 SERVICE = "bench.Relay"

@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.engines import Engines
 from bench.etcd import Store
 from bench.forks import ForkedSidecar
-from registry.keys import DEFAULT_PREFIX
+from registry.model.keys import DEFAULT_PREFIX
 from tests.support.fleet import Sidecar
 from tests.support.waiting import eventually
 

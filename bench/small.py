@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.children import child
 from bench.fetch import SERVER
 from bench.figures import Figure, of_times, percentile
-from sidecar.staging import MAX_CONCURRENT
+from sidecar.artifacts.staging import QUICK_SLOTS
 from tests.support.adapters import write_adapter
 
 COUNT, ROUNDS = 1000, 10
@@ -95,7 +95,7 @@ async def _measured(name: str, folder: Path, delay_seconds: float, target: str) 
     written = [write_adapter(served / f"a{number}", seed=number).digest for number in range(COUNT)]
     digests.write_text("[" + ",".join(f'"{digest}"' for digest in written) + "]")
     (folder / "floor").mkdir()
-    numbers = (str(COUNT), str(ROUNDS), str(MAX_CONCURRENT))
+    numbers = (str(COUNT), str(ROUNDS), str(QUICK_SLOTS))
     async with child(SERVER, str(served), str(delay_seconds)) as server:
         port = (await server.line()).strip()
         async with (

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from bench.figures import Figure, check, of_times
-from registry.dev.engine_python import EngineNotFound, find_engine_python
-from sidecar.engines.vllm import VllmEngine
-from sidecar.observed import Done
+from registry.tools.devstack.engine_environment import EngineNotFound, find_engine_python
+from sidecar.engines.observed import Done
+from sidecar.engines.vllm.driver import VllmEngine
 from tests.support.engines import Asker, RealVllm, VllmFlags
 from tests.support.swap_load import SwapLoad, Swapper, by_driver, by_hand, versions_of
 from tests.support.swap_verdict import Verdict

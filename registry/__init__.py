@@ -1,1 +1,1 @@
-"""Desired state of LoRA adapters: its model, its keys in etcd, and the service that writes it."""
+"""The registry: desired state of adapters, its keys in etcd, its admin service."""

@@ -1,1 +1,1 @@
-"""Observed state: one process beside each engine that makes the engine serve what the registry says."""
+"""The sidecar: makes one engine serve what the registry says."""

@@ -1,201 +1,385 @@
-"""Puts the parts of a sidecar together; one TaskGroup owns everything that runs."""
+"""Assembles a sidecar: engine driver, store, parts, one TaskGroup.
+
+`assemble` is the only place that knows how the parts are wired; the daemon, the simulation and the tests' rig differ in
+the `Ports` that they hand over.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, Protocol, assert_never
 
 import structlog
 
-from registry.daemon.http import HttpServer, listen_as_told
 from registry.etcd3.client import Client
-from registry.keys import Keys
 from registry.lora.base_directory import BaseUnreadable, read_base
+from registry.model.keys import Keys
+from registry.model.records import EngineKind
 from registry.model.status import Presence
+from registry.runtime.clock import Clock, rfc3339
+from registry.runtime.http import HttpServer, listen_as_told
+from registry.runtime.program import release_version
+from registry.runtime.supervisor import Supervisor
 from registry.sources.allowed import RemoteOptions
+from registry.sources.base import StoreError
 from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
-from registry.sources.errors import StoreError
-from sidecar.artifacts.signatures import read_keys
+from sidecar.artifacts.proof import read_keys
 from sidecar.artifacts.store import LocalStore
-from sidecar.chance import Chance
-from sidecar.engine_watch import watch_engine
+from sidecar.artifacts.types import GRACE_SECONDS, ArtifactStore
+from sidecar.desired.assignment import Assigner
+from sidecar.desired.journal import Journal
+from sidecar.desired.mailbox import Mailbox
+from sidecar.desired.watcher import Watcher
 from sidecar.engines.driver import Engine
-from sidecar.engines.kinds import make_engine
-from sidecar.feed import Feed
-from sidecar.http import make_app
-from sidecar.inputs import Inputs
-from sidecar.journal import Journal
-from sidecar.keeper import Keeper
-from sidecar.lazy.catalogue import Catalogue
-from sidecar.lazy.demand import Demand
-from sidecar.lazy.desk import Desk, Means
-from sidecar.lazy.service import answer_questions
-from sidecar.lazy.socket_file import check_directory
-from sidecar.ownership import HostLock, place_of
-from sidecar.publisher import Publisher
-from sidecar.reconciler import Reconciler, Report
-from sidecar.reporter import Reporter
-from sidecar.retention import Retention
-from sidecar.settings import Settings
-from sidecar.share import Sharing
-from sidecar.status import Replica, rfc3339
-from sidecar.steps import OnStep, ignore
-from sidecar.successors import Successors
+from sidecar.engines.load_ledger import PAST_FILE, LoadLedger
+from sidecar.engines.observed import EngineLimits
+from sidecar.engines.others.axolotl import AxolotlEngine
+from sidecar.engines.others.dynamo import Dynamo
+from sidecar.engines.others.http_engine import HttpContract, HttpEngine
+from sidecar.engines.others.pegainfer import Pegainfer
+from sidecar.engines.others.sglang import Sglang
+from sidecar.engines.vllm.driver import VllmEngine
+from sidecar.loop.drain import DrainTracker
+from sidecar.loop.lease_collector import KEEP_SECONDS, LeaseCollector, LeasedStore, StoreRounds
+from sidecar.loop.observer import EngineProbes, watch_changes
+from sidecar.loop.reconciler import Reconciler
+from sidecar.metrics import INTERNAL_ERRORS
+from sidecar.ownership import HostLock, ReplicaTaken, place_of
+from sidecar.plan.readiness import USUAL_RULE, ReadyRule
+from sidecar.plan.types import RoundReport
+from sidecar.report.cache import StatusCache
+from sidecar.report.events import EventRing
+from sidecar.report.handoff_watch import HandoffWatch
+from sidecar.report.http import make_app
+from sidecar.report.replica_drain import ReplicaDrain
+from sidecar.report.status import ReplicaIdentity
+from sidecar.report.writer import GIVE_UP_SECONDS, ShareGuard, StatusWriter
+from sidecar.resolver.demand import IDLE_SECONDS, ResidentSet
+from sidecar.resolver.policy import Catalogue
+from sidecar.resolver.resolver import Means, Resolver
+from sidecar.resolver.server import SocketUnusable, answer_questions, check_directory
+from sidecar.settings import SidecarSettings
 
 _log = structlog.get_logger()
-LOCK_RETRY_SECONDS = 1.0
+
+
+class ReplicaStore(ArtifactStore, LeasedStore, Protocol):
+    """A host's artifacts, as one replica uses them."""
+
+    def take_over(self) -> None:
+        """Reads anew what the last process of this replica leased, once it has ended. Raises OSError."""
+        ...
+
+
+def _unobserved(_: RoundReport) -> None:
+    """Nobody else hears of a round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The outside of one sidecar: who it is, what it reaches, and how long it keeps what nobody uses.
+
+    Attributes:
+        presence: the replica, its pool, its labels, and the incarnation of this process.
+        client: reaches etcd; whoever made it closes it.
+        keys: of the registry in etcd.
+        engine: the driver; whoever made it closes it.
+        store: of the host; whoever made it closes it.
+        maintenance: rounds of work on that store.
+        place: names the store in the log; replicas that share a store say the same.
+        state: the replica's own directory, for the snapshot.
+        clock: time and chance.
+        answer: has the engine's questions answered until it is cancelled; None: the engine asks nobody.
+        on_round: is told of each round once all parts were.
+        grace_seconds: see `DrainTracker`.
+        idle_seconds: see `ResidentSet`.
+        keep_seconds: see `LeaseCollector`.
+        ready_rule: for a replica whose engine refuses adapters.
+        give_up_seconds: see `ShareGuard`.
+        insecure: what this sidecar bears unprotected on the network.
+    """
+
+    presence: Presence
+    client: Client
+    keys: Keys
+    engine: Engine
+    store: ReplicaStore
+    maintenance: StoreRounds
+    place: str
+    state: Path
+    clock: Clock
+    answer: Callable[[Resolver], Coroutine[Any, Any, None]] | None = None
+    on_round: Callable[[RoundReport], None] = _unobserved
+    grace_seconds: float = GRACE_SECONDS
+    idle_seconds: float = IDLE_SECONDS
+    keep_seconds: float = KEEP_SECONDS
+    ready_rule: ReadyRule = USUAL_RULE
+    give_up_seconds: float = GIVE_UP_SECONDS
+    insecure: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sidecar:
+    """The parts of one sidecar, of which none runs before `start`."""
+
+    ports: Ports
+    mailbox: Mailbox
+    journal: Journal
+    watcher: Watcher
+    writer: StatusWriter
+    handoffs: HandoffWatch
+    probes: EngineProbes
+    reconciler: Reconciler
+    status: StatusCache
+    demand: ResidentSet
+    resolver: Resolver
+    collector: LeaseCollector
+    drain: ReplicaDrain
+    events: EventRing
+    supervisor: Supervisor
+
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        """Takes up what the process before left, and starts everything."""
+        ports, presence = self.ports, self.ports.presence
+        ports.store.take_over()
+        # What tells a log apart from those of other replicas, of other stores, and of the process before.
+        about = {"pool": presence.pool, "replica": presence.replica, "store": ports.place}
+        _log.info("started", **about, grace_seconds=ports.grace_seconds)
+        if not self.supervisor.survives("snapshot", self.watcher.restore):
+            self.watcher.forget()
+        tasks.create_task(self.watcher.run(), name="watcher")
+        self._keep(tasks, "status writer", self.writer.run)
+        self._keep(tasks, "handoff watch", self.handoffs.run)
+        self._keep(tasks, "drain orders", self.drain.run)
+        self.start_serving(tasks)
+
+    def start_serving(self, tasks: asyncio.TaskGroup) -> None:
+        """Starts what makes the engine serve what the mailbox says, and nothing that needs etcd."""
+        ports = self.ports
+        distrust = self.reconciler.distrust
+        self._keep(tasks, "engine watch", partial(self.probes.watch, distrust))
+        self._keep(tasks, "engine pulse", partial(self.probes.feel_pulse, distrust))
+        self._keep(tasks, "changes watch", partial(watch_changes, ports.engine, distrust))
+        self._keep(tasks, "reconciler", self.reconciler.run)
+        if ports.answer is not None:
+            self._keep(tasks, "resolver", partial(ports.answer, self.resolver))
+        self._keep(tasks, "lease collector", self.collector.run)
+        self._keep(tasks, "scrub", self.collector.scrub)
+
+    def _keep(self, tasks: asyncio.TaskGroup, part: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        tasks.create_task(self.supervisor.keep(part, work), name=part)
+
+
+def assemble(ports: Ports) -> Sidecar:
+    """The parts over these ports, wired. Made inside a running event loop."""
+    client, keys, engine, store, clock = ports.client, ports.keys, ports.engine, ports.store, ports.clock
+    pool, replica, mailbox = ports.presence.pool, ports.presence.replica, Mailbox()
+    answers = ports.answer is not None
+    identity = ReplicaIdentity(replica, pool, engine.kind, engine.url, answers, ports.insecure)
+    supervisor = Supervisor(
+        lambda part: INTERNAL_ERRORS.labels(part).inc(),
+        clock.rng,
+        fatal=(ReplicaTaken, SocketUnusable),
+        on_change=lambda: status.look_again(),  # noqa: PLW0108 - there is none yet
+    )
+    journal = Journal(ports.state)
+    watcher = Watcher(client, keys, pool, replica, mailbox, journal, clock, supervisor.keep)
+    writer = StatusWriter(client, keys, ports.presence, clock, mailbox.wake)
+    status = StatusCache(identity, clock, writer.offer, lambda: supervisor.troubles, lambda: drain.why)
+    handoffs = HandoffWatch(client, keys, pool, mailbox)
+    drain = ReplicaDrain(client, keys, ports.presence, mailbox, writer, handoffs, status, clock)
+    files = DrainTracker(ports.grace_seconds, store.owns)
+    collector = LeaseCollector(
+        engine, store, files, ports.maintenance, monotonic=clock.monotonic, pause_seconds=ports.keep_seconds
+    )
+    demand = ResidentSet(Catalogue(pool, watcher.record), idle_seconds=ports.idle_seconds)
+    resolver = Resolver(Means(mailbox, store, writer), demand, clock, collector.expect)
+    sharing = Assigner(pool, replica, ports.presence.labels)
+    share = ShareGuard(writer, clock, ports.give_up_seconds)
+    ring = EventRing(clock, lambda key: watcher.record(key) is not None)
+    tell, probes = _telling(status, share, handoffs, ring, ports.on_round), EngineProbes(engine, clock)
+    reconciler = Reconciler(
+        *(engine, store, mailbox, writer, clock, tell, collector.notice, sharing),
+        demand=demand,
+        probes=probes,
+        verdicts=handoffs.verdicts,
+        paced=partial(supervisor.paced, "reconciler"),
+        rule=ports.ready_rule,
+    )
+    return Sidecar(
+        *(ports, mailbox, journal, watcher, writer, handoffs),
+        *(probes, reconciler, status, demand, resolver, collector),
+        *(drain, ring, supervisor),
+    )
+
+
+def _telling(
+    status: StatusCache,
+    share: ShareGuard,
+    handoffs: HandoffWatch,
+    ring: EventRing,
+    on_round: Callable[[RoundReport], None],
+) -> Callable[[RoundReport], None]:
+    """Tells everybody what each round came to."""
+
+    def tell(report: RoundReport) -> None:
+        plan = report.situation.plan
+        share.take(report)
+        handoffs.follow(plan.leaving if plan else ())
+        status.take(report)
+        ring.take(report)
+        on_round(report)
+
+    return tell
+
+
+def make_engine(
+    kind: EngineKind,
+    url: str,
+    *,
+    api_key_file: Path | None,
+    control_token_file: Path | None,
+    limits: EngineLimits,
+    base: Sequence[str],
+    state: Path,
+) -> Engine:
+    """The driver of an engine; `base`: its base model, where it does not tell; `state`: the replica's directory."""
+    match kind:
+        case "vllm":
+            past = LoadLedger(state, PAST_FILE)
+            token = control_token_file
+            return VllmEngine(url, api_key_file=api_key_file, control_token_file=token, limits=limits, past=past)
+        case "axolotl":
+            return AxolotlEngine(url, api_key_file=api_key_file, limits=limits, state=state)
+        case "sglang":
+            contract: HttpContract = Sglang()
+        case "pegainfer":
+            contract = Pegainfer()
+        case "dynamo":
+            contract = Dynamo(base)
+        case _:
+            assert_never(kind)
+    return HttpEngine(contract, url, api_key_file=api_key_file, limits=limits, state=state)
 
 
 class StoreUnusable(Exception):
     """The store, the base model's directory or the HTTP port cannot be used; the message says why and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """What runs, and has to be closed."""
-
-    client: Client
-    engine: Engine
-    reporter: Reporter
-    feed: Feed
-    reconciler: Reconciler
-    publisher: Publisher
-    desk: Desk
-    successors: Successors
-    keeper: Keeper
-
-
-async def run(settings: Settings, on_step: OnStep = ignore) -> None:
-    """Runs one sidecar until it is cancelled; `on_step` is called at each step, also in worker threads, for tests.
+async def run(settings: SidecarSettings, stop: asyncio.Event) -> None:
+    """Runs one sidecar until it is cancelled, or `stop` is set and it has handed over what others are to serve.
 
     Raises:
         StoreUnusable: at start.
-        CannotListen: see `registry.daemon.http`.
-        SocketUnusable: see `sidecar.lazy.socket_file`.
-        ReplicaTaken: see `sidecar.publisher`.
+        CannotListen: see `registry.runtime.http`.
+        SocketUnusable: see `sidecar.resolver.server`.
+        ReplicaTaken: see `sidecar.report.writer`.
     """
     state = settings.store / "state" / settings.replica
-    store, lock, listener = _open(settings, state, on_step)
-    parts = _assembled(settings, store, lock.owner, state, on_step)
+    store, lock, listener = _open(settings, state)
+    ports = _ports(settings, store, lock.owner, state)
+    sidecar = assemble(ports)
     try:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(HttpServer(make_app(parts.reporter), listener).run(), name="http")
-            await _acquire(lock, settings.replica)
-            store.take_over()
-            _say_started(settings)
-            parts.feed.restore()
-            tasks.create_task(parts.feed.run(), name="feed")
-            tasks.create_task(watch_engine(parts.engine, parts.reconciler.distrust), name="engine watch")
-            tasks.create_task(parts.reconciler.run(), name="reconciler")
-            tasks.create_task(parts.publisher.run(), name="publisher")
-            if settings.resolver_socket is not None:
-                tasks.create_task(answer_questions(settings.resolver_socket, parts.desk), name="resolver")
-            tasks.create_task(parts.successors.run(), name="successors")
-            tasks.create_task(parts.keeper.run(), name="keeper")
-            tasks.create_task(parts.keeper.scrub(), name="scrub")
+            app = make_app(sidecar.status, ports.insecure, sidecar.drain, sidecar.events)
+            tasks.create_task(HttpServer(app, listener).run(), name="http")
+            tasks.create_task(_end(stop, sidecar.drain, settings.drain_timeout), name="stop")
+            await lock.acquire(settings.replica)
+            sidecar.start(tasks)
+    except* _Ended:
+        _log.info("stopped")
     finally:
         store.close()
-        await parts.engine.aclose()
-        await parts.client.aclose()
+        await ports.engine.aclose()
+        await ports.client.aclose()
         lock.close()
 
 
-def _say_started(settings: Settings) -> None:
-    """What tells a log apart from those of other replicas, of other stores, and of the process before."""
-    store = place_of(settings.store.stat())
-    about = {"pool": settings.pool, "replica": settings.replica, "store": store}
-    _log.info("started", **about, grace_seconds=settings.unload_grace)
+def _ports(settings: SidecarSettings, store: LocalStore, owner: str, state: Path) -> Ports:
+    """The real world, as the settings name it."""
+    clock, socket_path = Clock(), settings.resolver_socket
+    engine = make_engine(
+        settings.engine_kind,
+        settings.engine,
+        api_key_file=settings.engine_api_key_file,
+        control_token_file=settings.control_token_file,
+        limits=settings.engine_limits(),
+        base=settings.engine_base_model or (),
+        state=state,
+    )
+    return Ports(
+        presence=_presence(settings, owner, clock),
+        client=Client(settings.client_options()),
+        keys=Keys(settings.prefix),
+        engine=engine,
+        store=store,
+        maintenance=store.maintenance,
+        place=place_of(settings.store.stat()),
+        state=state,
+        clock=clock,
+        answer=None if socket_path is None else partial(answer_questions, socket_path),
+        grace_seconds=settings.unload_grace,
+        idle_seconds=settings.lazy_idle,
+        ready_rule=ReadyRule(settings.ready_when, settings.degraded_share),
+        give_up_seconds=settings.give_up_share,
+        insecure=settings.unprotected(),
+    )
 
 
-def _assembled(settings: Settings, store: LocalStore, owner: str, state: Path, on_step: OnStep) -> _Parts:
-    """The parts, of which none runs yet."""
-    chance = Chance()
-    client = Client(settings.client_options())
-    engine = make_engine(settings, state, on_step)
-    inputs, keys = Inputs(), Keys(settings.prefix)
-    publisher = Publisher(client, keys, _presence(settings, owner, chance), chance, inputs.wake, on_step)
-    reporter = Reporter(_replica(settings, engine), chance, publisher.offer)
-    retention = Retention(settings.unload_grace, store.owns)
-    keeper = Keeper(engine, store, retention, store.upkeep, monotonic=chance.monotonic)
-    demand = Demand(Catalogue(settings.pool, inputs.record_of), idle_seconds=settings.lazy_idle)
-    desk = Desk(Means(inputs, store, publisher), demand, chance, keeper.expect)
-    successors = Successors(client, keys, settings.pool, inputs)
-    sharing = Sharing(settings.pool, settings.replica, settings.labels)
-    take = _telling(reporter, publisher, successors)
-    reconciler = Reconciler(engine, store, inputs, publisher, chance, take, keeper.notice, sharing, demand=demand)
-    feed = Feed(client, keys, settings.pool, settings.replica, inputs, Journal(state, on_step), chance)
-    return _Parts(client, engine, reporter, feed, reconciler, publisher, desk, successors, keeper)
-
-
-def _replica(settings: Settings, engine: Engine) -> Replica:
-    answers = settings.resolver_socket is not None
-    return Replica(settings.replica, settings.pool, engine.kind, engine.url, answers=answers)
-
-
-def _telling(reporter: Reporter, publisher: Publisher, successors: Successors) -> Callable[[Report], None]:
-    """Tells everybody what each round came to."""
-
-    def tell(report: Report) -> None:
-        plan = report.situation.plan
-        if plan is not None:  # before, what the pool allows is not known either
-            publisher.hold(report.capacity)
-        successors.follow(plan.leaving if plan else ())
-        reporter.take(report)
-
-    return tell
-
-
-def _open(settings: Settings, state: Path, on_step: OnStep) -> tuple[LocalStore, HostLock, socket.socket]:
+def _open(settings: SidecarSettings, state: Path) -> tuple[LocalStore, HostLock, socket.socket]:
     """What has to be there before anything runs. Raises StoreUnusable, SocketUnusable."""
     if settings.resolver_socket is not None:
         check_directory(settings.resolver_socket)
     try:
-        return _store(settings, on_step), HostLock(state / "lock"), listen_as_told("--http", settings.http)
+        return _store(settings), HostLock(state / "lock"), listen_as_told("--http", settings.http)
     except (OSError, StoreError, BaseUnreadable) as error:
         raise StoreUnusable(f"{error}") from error
 
 
-def _store(settings: Settings, on_step: OnStep) -> LocalStore:
-    return LocalStore(
+def _store(settings: SidecarSettings) -> LocalStore:
+    credentials = Credentials()
+    store = LocalStore(
         settings.store,
         settings.replica,
         settings.allow_source,
         base=read_base(settings.base_model) if settings.base_model else None,
-        remote=_remote(settings),
-        signature_keys=read_keys(settings.signature_keys) if settings.signature_keys else {},
+        remote=RemoteOptions(credentials, settings.hf_endpoint),
         engine=settings.engine,
         budget_bytes=settings.store_budget,
         grace_seconds=settings.unload_grace,
-        on_step=on_step,
     )
+    if settings.credentials is not None:
+        store.follow(settings.credentials, read_credentials, credentials.use)
+    if settings.signature_keys is not None:
+        store.follow(settings.signature_keys, read_keys, store.use_keys)
+    return store
 
 
-def _remote(settings: Settings) -> RemoteOptions:
-    entries = read_credentials(settings.credentials) if settings.credentials is not None else {}
-    return RemoteOptions(Credentials(entries), settings.hf_endpoint)
+class _Ended(Exception):
+    """The sidecar was told to end, and may."""
 
 
-async def _acquire(lock: HostLock, replica: str) -> None:
-    """Waits until no other process on this host runs the same replica."""
-    said = False
-    while not lock.try_acquire():
-        if not said:
-            _log.error("replica_id_taken", replica=replica, holder="another process with the same store on this host")
-        said = True
-        await asyncio.sleep(LOCK_RETRY_SECONDS)
+async def _end(stop: asyncio.Event, drain: ReplicaDrain, seconds: float) -> None:
+    await stop.wait()
+    await drain.wait_at_end(seconds)
+    raise _Ended
 
 
-def _presence(settings: Settings, owner: str, chance: Chance) -> Presence:
+def _presence(settings: SidecarSettings, owner: str, clock: Clock) -> Presence:
     return Presence(
         pool=settings.pool,
         replica=settings.replica,
         incarnation=uuid.uuid4().hex,
         owner=owner,
         labels=settings.labels,
-        started_at=rfc3339(chance.wall()),
+        started_at=rfc3339(clock.wall()),
+        version=release_version(),
+        engine_url=settings.advertise_url or "",
     )

@@ -1,4 +1,7 @@
-"""``loraplane-sidecar``: reads its flags, runs until a signal, and says why it stops."""
+"""Entry point of ``loraplane-sidecar``.
+
+It reads its flags, runs until a signal, and says why it stops.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,13 @@ import sys
 
 import structlog
 
-from registry.daemon.flags import read_settings
-from registry.daemon.http import CannotListen
-from registry.daemon.logs import configure_logging
-from registry.daemon.process import EXIT_USAGE, on_stop_signal, supervise
+from registry.runtime.flags import read_settings
+from registry.runtime.http import CannotListen
+from registry.runtime.process import EXIT_USAGE, configure_logging, on_stop_signal, supervise
 from sidecar.app import StoreUnusable, run
-from sidecar.lazy.socket_file import SocketUnusable
 from sidecar.ownership import ReplicaTaken
-from sidecar.settings import Settings
+from sidecar.resolver.server import SocketUnusable
+from sidecar.settings import SidecarSettings
 
 _log = structlog.get_logger()
 PROGRAM = "loraplane-sidecar"
@@ -37,9 +39,11 @@ def spare_collector() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-async def _until_signalled(settings: Settings) -> None:
-    work = asyncio.create_task(run(settings))
-    on_stop_signal(work.cancel)
+async def _until_signalled(settings: SidecarSettings) -> None:
+    """Hands over at the first signal, and ends at once at the second."""
+    stop = asyncio.Event()
+    work = asyncio.create_task(run(settings, stop))
+    on_stop_signal(lambda: work.cancel() if stop.is_set() else stop.set())
     try:
         await work
     except asyncio.CancelledError:
@@ -48,7 +52,9 @@ async def _until_signalled(settings: Settings) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
-    settings = read_settings(Settings, program=PROGRAM, summary=SUMMARY, arguments=sys.argv[1:], environment=os.environ)
+    settings = read_settings(
+        SidecarSettings, program=PROGRAM, summary=SUMMARY, arguments=sys.argv[1:], environment=os.environ
+    )
     spare_collector()
     configure_logging()
     supervise(PROGRAM, _until_signalled(settings), EXITS)

@@ -1,4 +1,7 @@
-"""What a sidecar counts and measures, for Prometheus. Durations are in seconds."""
+"""Prometheus metrics of a sidecar.
+
+Durations are in seconds.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,16 @@ RELISTS = Counter("loraplane_relists", "Whole lists read from etcd")
 LIST_HELD = Gauge("loraplane_list_held", "1 while etcd's list is not followed, since it would remove too much")
 STALE = Gauge("loraplane_stale", "1 while etcd is not followed, so that what is served may be out of date")
 READY = Gauge("loraplane_ready", "1 once the first plan since the engine's start has been carried out")
+DRAINING = Gauge("loraplane_draining", "1 while the replica drains, so that it is not ready on purpose")
+DEGRADED = Gauge("loraplane_degraded", "1 while the engine refuses more than a share of what it should serve")
 ENGINE_RESTARTS = Counter("loraplane_engine_restarts", "New incarnations of the engine, the first not counted")
+INTERNAL_ERRORS = Counter(
+    "loraplane_internal_errors", "Failures of a part of this sidecar that nobody foresaw; it is run again", ["part"]
+)
 STORE_BYTES = Gauge("loraplane_store_bytes", "Bytes of all artifacts in the host's store")
 STORE_ARTIFACTS = Gauge("loraplane_store_artifacts", "Artifacts in the host's store")
 STORE_LEASED = Gauge("loraplane_store_leased", "Artifacts that this replica's engine may be reading")
-STORE_DAMAGED = Gauge("loraplane_store_damaged", "Artifacts that are not as they were written, and may be in use")
+STORE_DAMAGED = Gauge("loraplane_store_damaged", "Artifacts of the store that are damaged and may be in use")
 STORE_REMOVED = Counter("loraplane_store_removed", "Artifacts that this sidecar removed from the store")
 LAZY_RESIDENT = Gauge("loraplane_lazy_resident", "Lazy adapters that the engine lists as desired")
 LAZY_QUESTIONS = Counter("loraplane_lazy_questions", "Questions of the engine, by what it was told", ["answer"])
@@ -48,6 +56,7 @@ def show_status(status: ReplicaStatus, desired: int, served: Iterable[str], resi
     LIST_HELD.set(bool(status.held))
     STALE.set(status.stale)
     READY.set(status.ready)
+    DEGRADED.set(bool(status.degraded))
     SWAP_STRATEGY.clear()
     if status.engine.swap:
         SWAP_STRATEGY.labels(status.engine.swap).set(1)

@@ -1,4 +1,4 @@
-"""One live writer per replica id (guarantee R10): a lock on this host, and presence in etcd.
+"""Ownership of a replica id (R10): a lock on the host, presence in etcd.
 
 The lock tells a dead predecessor from a living twin at once, without waiting for a lease. A twin on another host,
 such as a cloned machine, is told by the presence key.
@@ -6,11 +6,18 @@ such as a cloned machine, is told by the presence key.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 from pathlib import Path
 from typing import Protocol
 
+import structlog
+
+from registry.runtime.local_files import make_folder, make_way
+
+_log = structlog.get_logger()
+LOCK_RETRY_SECONDS = 1.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -42,7 +49,8 @@ class HostLock:
         Raises:
             OSError: the directory cannot be made or written.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
+        make_way(path)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         # Equal for every process that contends for the same file of the same running host, and for no other.
         self.owner = place_of(os.fstat(self._descriptor))
@@ -54,6 +62,16 @@ class HostLock:
         except BlockingIOError:
             return False
         return True
+
+    async def acquire(self, replica: str) -> None:
+        """Waits until no other process on this host runs the same replica."""
+        said = False
+        while not self.try_acquire():
+            if not said:
+                holder = "another process with the same store on this host"
+                _log.error("replica_id_taken", replica=replica, holder=holder)
+            said = True
+            await asyncio.sleep(LOCK_RETRY_SECONDS)
 
     def close(self) -> None:
         """Gives the lock up."""

@@ -1,4 +1,4 @@
-"""What a sidecar is told at its start, checked once."""
+"""Settings of a sidecar, validated once at its start."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ByteSize, Field, field_validator, model_validator
 
-from registry.daemon.flags import Flag
-from registry.daemon.settings import Address, DaemonSettings, List, Listen, OptionalFile
-from registry.errors import InvalidArgument
+from registry.model.errors import InvalidArgument
 from registry.model.names import check_segment
 from registry.model.records import EngineKind
+from registry.runtime.flags import Flag
+from registry.runtime.settings import Address, DaemonSettings, List, Listen, OptionalFile, is_loopback
 from registry.sources.allowed import DEFAULT_HUB
-from sidecar.lazy.demand import IDLE_SECONDS
-from sidecar.lazy.socket_file import check_socket_path
-from sidecar.observed import EngineLimits
-from sidecar.retention import GRACE_SECONDS
+from sidecar.artifacts.types import GRACE_SECONDS
+from sidecar.engines.observed import EngineLimits
+from sidecar.plan.readiness import DEGRADED_SHARE, ReadyWhen
+from sidecar.report.writer import GIVE_UP_SECONDS
+from sidecar.resolver.demand import IDLE_SECONDS
+from sidecar.resolver.server import check_socket_path
 
+# Kubernetes kills a pod 30 seconds after the signal, unless it is told otherwise.
+DRAIN_SECONDS = 20.0
 TELL_NO_BASE: frozenset[EngineKind] = frozenset({"dynamo"})
 # They tell no limit either, and end at a request for which they cannot read what they were told of.
 END_OF_HIGH_RANKS: frozenset[EngineKind] = frozenset({"axolotl"})
@@ -34,7 +38,7 @@ def _split_labels(values: object) -> object:
     return {key: value for key, _, value in pairs}
 
 
-class Settings(DaemonSettings):
+class SidecarSettings(DaemonSettings):
     """Everything a sidecar needs to know.
 
     Raises (on construction):
@@ -94,14 +98,40 @@ class Settings(DaemonSettings):
         Annotated[float, Field(ge=0, allow_inf_nan=False)],
         Flag("SECONDS", "A lazy adapter that is not used for longer is unloaded"),
     ] = IDLE_SECONDS
+    ready_when: Annotated[
+        ReadyWhen,
+        Flag("any|served", "Stay ready while any adapter is served, or only while not degraded (--degraded-share)"),
+    ] = "any"
+    degraded_share: Annotated[
+        Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)],
+        Flag("SHARE", "Degraded if the engine refuses more than this share of what it should serve"),
+    ] = DEGRADED_SHARE
+    give_up_share: Annotated[
+        Annotated[float, Field(ge=0)],
+        Flag("SECONDS", "The engine may be away for so long before others take over what it serves; inf: for ever"),
+    ] = GIVE_UP_SECONDS
+    drain_timeout: Annotated[
+        Annotated[float, Field(ge=0, allow_inf_nan=False)],
+        Flag("SECONDS", "At most so long after SIGTERM it waits for others to serve what it hands over"),
+    ] = DRAIN_SECONDS
+    advertise_url: Annotated[
+        str | None, Flag("URL", "The engine's address for routers, told by residency; without: --engine")
+    ] = None
     labels: Annotated[dict[str, str], BeforeValidator(_split_labels), Flag("K=V,K=V", "Labels of this replica")] = {}
     engine_api_key_file: Annotated[OptionalFile, Flag("FILE", "File with the key that the engine was started with")] = (
         None
     )
 
-    @field_validator("engine")
+    control_token_file: Annotated[
+        OptionalFile,
+        Flag("FILE", "File with the token that the plugin inside vLLM asks for; without: it asks for none"),
+    ] = None
+
+    @field_validator("engine", "advertise_url")
     @classmethod
-    def _engine_url(cls, value: str) -> str:
+    def _engine_url(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
         url = urlsplit(value)
         if url.scheme not in {"http", "https"} or not url.hostname:
             raise ValueError(f"{value!r} is not a URL of an engine, such as http://127.0.0.1:8000")
@@ -137,6 +167,13 @@ class Settings(DaemonSettings):
             message = "does not tell its --max-lora-rank, and would end at an adapter above it: give --engine-max-rank"
             raise ValueError(f"{self.engine_kind} {message}")
         return self
+
+    def unprotected(self) -> tuple[str, ...]:
+        """See `DaemonSettings`."""
+        url, found = urlsplit(self.engine), super().unprotected()
+        if self.engine_api_key_file is None or url.scheme == "https" or is_loopback(url.hostname or ""):
+            return found
+        return (*found, f"--engine-api-key-file: the key would go unencrypted to {url.netloc}: give an https --engine")
 
     def engine_limits(self) -> EngineLimits:
         """What the engine was started with, as far as it is said here."""

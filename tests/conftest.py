@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import uuid
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
 
 from registry.etcd3.client import Client
 from registry.etcd3.options import ClientOptions
+from sidecar.metrics import INTERNAL_ERRORS
+from tests.support.engines import RealVllm
 from tests.support.etcd import Cluster, make_cluster, one_member
+from tests.support.order import ByEngine, sort
+from tests.support.ordered import left
+from tests.support.tiny import Tiny, make_tiny
 
 # The same examples at every run, so that what passes once passes again: no strategy may ask a set for its order, which
 # is another one in each process. LORAPLANE_TEST_SEARCH=1 looks for new ones. How fast a machine draws is no matter.
@@ -37,11 +42,65 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start engines come first, those of nothing else before all: so no worker ends with one, alone."""
-    engine_tests = Counter(item.path for item in items if item.get_closest_marker("engine"))
-    tests = Counter(item.path for item in items)
-    items.sort(key=lambda item: -engine_tests[item.path] / tests[item.path])
+# The coverage that is asked of the pure rooms rests on these alone; it makes them take up to twice as long.
+_MEASURED = ("tests/unit/", "tests/properties/", "tests/corpus/")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """An option of `make test`."""
+    parser.addoption("--cov-pure", action="store_true", help="with --cov: only of tests of the pure rooms")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """See `tests.support.order`; what needs no coverage runs without it."""
+    sort(items)
+    if config.getoption("--cov-pure"):
+        for item in items:
+            if not item.nodeid.startswith(_MEASURED) or item.get_closest_marker("engine"):
+                item.add_marker("no_cover")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByEngine | None:
+    """See `tests.support.order`."""
+    return ByEngine(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def _failures() -> float:
+    return sum(
+        sample.value for metric in INTERNAL_ERRORS.collect() for sample in metric.samples if "total" in sample.name
+    )
+
+
+@pytest.fixture(autouse=True)
+def _no_part_fails(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The supervisor keeps a process going over a fault of ours; no test may pass by that."""
+    before = _failures()
+    yield
+    if not request.node.get_closest_marker("breaks_parts"):
+        assert _failures() == before, "a part of a sidecar failed: see part_failed in the log above"
+
+
+@pytest.fixture(autouse=True)
+def _ordered_faults_strike() -> Iterator[None]:
+    """A fault that never struck would leave its test without a meaning, and green."""
+    left()
+    yield
+    assert not (missed := left()), f"ordered, and never struck: {', '.join(missed)}"
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Tiny:
+    """The model and its adapters, shared: nothing changes them."""
+    return make_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def real_vllm(tmp_path_factory, tiny) -> Iterator[RealVllm]:
+    """Real vLLM with the tiny model, started when first needed and ended with the session."""
+    vllm = RealVllm(tiny.model, tmp_path_factory.mktemp("vllm"))
+    yield vllm
+    vllm.stop()
 
 
 @dataclass(frozen=True)

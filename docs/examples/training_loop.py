@@ -19,8 +19,8 @@ from pathlib import Path
 
 import httpx
 
-from registry.client import Published, Registry
-from registry.dev.tiny_adapters import write_adapter
+from loraplane import Published, Registry
+from registry.tools.devstack.tiny_adapters import write_adapter
 
 
 @dataclass(frozen=True)

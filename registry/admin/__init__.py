@@ -1,3 +1,3 @@
 """The admin service: the registry's gRPC API over the store."""
 
-import registry.daemon  # noqa: F401 - sets what gRPC reads when it is imported
+import registry.runtime  # noqa: F401 - sets what gRPC reads when it is imported

@@ -1,57 +1,127 @@
-"""Puts the admin service together, and takes it apart in order."""
+"""Assembles the admin service: certificates, HTTP port, gRPC port, shutdown.
+
+The certificate is read again for each handshake, so that rotating it needs no restart.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
-from registry.admin.conductor import Conductor
-from registry.admin.emergency import Emergency
-from registry.admin.http import make_app
-from registry.admin.metrics import Metrics
-from registry.admin.pool_conductor import Shared
-from registry.admin.probe import Probe
-from registry.admin.reads import Reads
-from registry.admin.residency import Residency
-from registry.admin.service import SERVICE, make_handlers
-from registry.admin.settings import Settings
-from registry.admin.streams import Streams
-from registry.admin.tls import server_credentials
-from registry.admin.writes import Writes
-from registry.daemon.http import CannotListen, HttpServer, listen_as_told
+from registry.admin.health import AdminMetrics, Probe, Readiness
+from registry.admin.rpc.handlers import Reads, Writes
+from registry.admin.rpc.service import SERVICE, make_handlers
+from registry.admin.rpc.streams import Residency, Streams
+from registry.admin.settings import AdminSettings
 from registry.etcd3.client import Client
-from registry.keys import Keys
-from registry.store.break_glass import BreakGlass
-from registry.store.gate import Gate
-from registry.store.mirror import Mirrors
+from registry.etcd3.errors import EtcdUnauthenticated, TlsFailed
+from registry.etcd3.informer import SharedInformerFactory
+from registry.model.keys import Keys
+from registry.residency.hub import ResidencyHub
+from registry.rollout.controller import RolloutController, Shared
+from registry.rollout.expected import MembersKeeper, forget
+from registry.rollout.watching import AdapterStreams
+from registry.runtime.http import CannotListen, HttpServer, listen_as_told
+from registry.runtime.supervisor import Supervisor
 from registry.store.reader import Reader
-from registry.store.residency_boards import Boards
-from registry.store.watching import Watcher
-from registry.store.writer import Writer, utc_now
-from registry.transactions.context import Limits
+from registry.store.writer import WriteGate, Writer
+from registry.transactions.context import TxnLimits
+
+_log = structlog.get_logger()
+
+
+def server_credentials(ca: Path | None, cert: Path, key: Path) -> grpc.ServerCredentials:
+    """With an authority given, clients must show a certificate of it.
+
+    Raises:
+        OSError: a file cannot be read.
+        ssl.SSLError: certificate and key do not fit each other, or are none.
+    """
+    last = _read(ca, cert, key)
+
+    def newest() -> grpc.ServerCertificateConfiguration:
+        nonlocal last
+        try:
+            last = _read(ca, cert, key)
+        except OSError as error:
+            # The one that was read last goes on serving.
+            _log.warning("certificate_unreadable", file=str(error.filename or cert), reason=error.strerror)
+        return last
+
+    return grpc.dynamic_ssl_server_credentials(last, newest, require_client_authentication=ca is not None)
+
+
+def _read(ca: Path | None, cert: Path, key: Path) -> grpc.ServerCertificateConfiguration:
+    chain, private, roots = cert.read_bytes(), key.read_bytes(), ca.read_bytes() if ca else None
+    # Files that are being replaced may not fit each other yet. It does not say which file it could not read.
+    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+    return grpc.ssl_server_certificate_configuration([(private, chain)], root_certificates=roots)
+
+
+Page = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(
+    readiness: Callable[[], Readiness],
+    metrics: CollectorRegistry,
+    residency: Page,
+    insecure: Sequence[str],
+    failing: Callable[[], list[str]],
+) -> Starlette:
+    """The application: ``/livez``, ``/readyz``, ``/metrics``, ``/v1/residency``.
+
+    ``/readyz`` tells what is `insecure`, and which parts are `failing`.
+    """
+
+    async def livez(_: Request) -> Response:
+        return JSONResponse({"alive": True})
+
+    async def readyz(_: Request) -> Response:
+        now = readiness()
+        told = {"ready": now.ready, "reason": now.reason, "insecure": insecure, "failing": failing()}
+        return JSONResponse(told, status_code=200 if now.ready else 503)
+
+    async def scrape(_: Request) -> Response:
+        return Response(generate_latest(metrics), media_type=CONTENT_TYPE_LATEST)
+
+    routes = {"/livez": livez, "/readyz": readyz, "/metrics": scrape, "/v1/residency": residency}
+    return Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
+
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 GRACE_SECONDS = 5.0
 DRAIN_SECONDS = 0.5
+# A client whose certificate is no longer taken stays no longer than this, give or take a tenth; calls on their way
+# have the grace to end.
+CONNECTION_AGE_SECONDS = 300.0
+CONNECTION_GRACE_SECONDS = 30.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", 64 * 1024 * 1024),
+    ("grpc.max_concurrent_streams", 100),  # of one connection
     ("grpc.so_reuseport", 0),  # a taken port is an error, not a second server that gets half of the calls
 )
-_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningServer:
     """Where a running service listens."""
 
     grpc_port: int
@@ -59,13 +129,16 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class _ServerParts:
     """What serves, runs beside it, and has to be closed. Streams end once `stopping` is set."""
 
     client: Client
-    boards: Boards
+    supervisor: Supervisor
+    informers: SharedInformerFactory
+    hub: ResidencyHub
     probe: Probe
-    conductor: Conductor
+    controller: RolloutController
+    members: MembersKeeper
     health: health.aio.HealthServicer
     handlers: grpc.GenericRpcHandler
     app: Starlette
@@ -73,7 +146,7 @@ class _Parts:
 
 
 @asynccontextmanager
-async def running(settings: Settings, *, drain_seconds: float = DRAIN_SECONDS) -> AsyncIterator[Running]:
+async def running(settings: AdminSettings, *, drain_seconds: float = DRAIN_SECONDS) -> AsyncIterator[RunningServer]:
     """Serves while the context is open; at its end calls that run are given a little time.
 
     Raises:
@@ -87,11 +160,13 @@ async def running(settings: Settings, *, drain_seconds: float = DRAIN_SECONDS) -
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(http.run(), name="http")
+            keep = parts.supervisor.keep
             ours = [
-                tasks.create_task(parts.probe.run(), name="probe"),
-                tasks.create_task(parts.conductor.run(), name="conductor"),
+                tasks.create_task(keep("probe", parts.probe.run), name="probe"),
+                tasks.create_task(keep("rollouts", parts.controller.run), name="conductor"),
+                tasks.create_task(keep("members", parts.members.run), name="members"),
             ]
-            ports = Running(port, listener.getsockname()[1])
+            ports = RunningServer(port, listener.getsockname()[1])
             try:
                 await server.start()
                 _log.info("listening", grpc_port=ports.grpc_port, http_port=ports.http_port)
@@ -103,28 +178,41 @@ async def running(settings: Settings, *, drain_seconds: float = DRAIN_SECONDS) -
                 await _drain(server, parts.health, drain_seconds)
                 http.stop()
     finally:
-        await parts.boards.aclose()
+        await parts.hub.aclose()
+        await parts.informers.aclose()
         await parts.client.aclose()
 
 
-def _assembled(settings: Settings) -> _Parts:
+def _assembled(settings: AdminSettings) -> _ServerParts:
     """The parts, of which none runs yet."""
     rng = random.Random()  # noqa: S311 - jitter, not a secret
     client = Client(settings.client_options(), rng=rng)
-    keys, gate, metrics = Keys(settings.prefix), Gate(), Metrics()
+    keys, gate, metrics = Keys(settings.prefix), WriteGate(), AdminMetrics()
+    limits = TxnLimits(max_ops=settings.max_txn_ops)
     reader = Reader(client, keys)
-    writer = Writer(client, keys, Limits(max_ops=settings.max_txn_ops), gate, rng=rng)
+    writer = Writer(client, keys, limits, gate, rng=rng)
     servicer = health.aio.HealthServicer()
     probe = Probe(client, keys, gate, servicer, metrics, SERVICE)
     stopping = asyncio.Event()
-    writes, glass = Writes(writer), BreakGlass(client, keys, gate, now=utc_now)
-    mirrors = Mirrors(client, rng=rng)
-    boards = Boards(client, keys, rng=rng)
-    streams = Streams(Watcher(client, keys, reader, mirrors, rng=rng), Residency(boards, reader))
-    conductor = Conductor(Shared(client, keys, writer, mirrors, metrics, rng))
-    handlers = make_handlers(writes, Emergency(glass, writes), Reads(reader), streams, metrics, stopping)
-    app = make_app(lambda: probe.readiness, metrics.registry, streams.residency.page)
-    return _Parts(client, boards, probe, conductor, servicer, handlers, app, stopping)
+    supervisor = Supervisor(metrics.count_internal_error, rng, fatal=(TlsFailed, EtcdUnauthenticated))
+    informers = SharedInformerFactory(client, rng=rng, keep=supervisor.keep)
+    hub = ResidencyHub(client, keys, informers, keep=supervisor.keep)
+    streams = Streams(AdapterStreams(client, keys, reader, informers, rng=rng), Residency(hub, reader))
+    shared = Shared(client, keys, writer, informers, metrics.count_conducted, rng, supervisor.keep)
+    controller = RolloutController(shared)
+    members = MembersKeeper(client, keys, informers, metrics.show_missing, rng=rng, wall=lambda: datetime.now(UTC))
+    insecure, writes = settings.unprotected(), Writes(writer, reader, partial(forget, client, keys))
+    handlers = make_handlers(writes, Reads(reader, insecure), streams, metrics, stopping, limits)
+    app = make_app(
+        lambda: probe.readiness,
+        metrics.registry,
+        streams.residency.page,
+        insecure,
+        lambda: sorted(supervisor.troubles),
+    )
+    return _ServerParts(
+        *(client, supervisor, informers, hub, probe, controller, members, servicer, handlers, app, stopping)
+    )
 
 
 async def _drain(server: grpc.aio.Server, servicer: health.aio.HealthServicer, drain_seconds: float) -> None:
@@ -134,15 +222,19 @@ async def _drain(server: grpc.aio.Server, servicer: health.aio.HealthServicer, d
     await server.stop(GRACE_SECONDS)
 
 
-def _grpc_server(settings: Settings, parts: _Parts) -> tuple[grpc.aio.Server, int]:
-    server = grpc.aio.server(options=_OPTIONS)
+def _grpc_server(settings: AdminSettings, parts: _ServerParts) -> tuple[grpc.aio.Server, int]:
+    age = (
+        ("grpc.max_connection_age_ms", int(CONNECTION_AGE_SECONDS * 1000)),
+        ("grpc.max_connection_age_grace_ms", int(CONNECTION_GRACE_SECONDS * 1000)),
+    )
+    server = grpc.aio.server(options=(*_OPTIONS, *age))
     server.add_generic_rpc_handlers((parts.handlers,))
     health_pb2_grpc.add_HealthServicer_to_server(parts.health, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     return server, _bind(server, settings)
 
 
-def _bind(server: grpc.aio.Server, settings: Settings) -> int:
+def _bind(server: grpc.aio.Server, settings: AdminSettings) -> int:
     address = str(settings.listen)
     try:
         if settings.tls_cert is None or settings.tls_key is None:
@@ -151,6 +243,10 @@ def _bind(server: grpc.aio.Server, settings: Settings) -> int:
     except RuntimeError as error:
         listen_as_told("--listen", settings.listen).close()  # says why, which gRPC does not
         raise CannotListen(f"--listen {address}: {error}") from error
+    except ssl.SSLError as error:
+        raise CannotListen(
+            f"--tls-cert {settings.tls_cert}: no certificate that fits --tls-key: {error.reason}"
+        ) from error
     except OSError as error:
         files = {str(settings.tls_ca): "--tls-ca", str(settings.tls_cert): "--tls-cert"}
         flag = files.get(str(error.filename), "--tls-key")

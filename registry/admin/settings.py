@@ -1,4 +1,4 @@
-"""What the admin service is told at its start, checked once."""
+"""Settings of the admin service, validated once at its start."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from registry.daemon.flags import Flag
-from registry.daemon.settings import Address, DaemonSettings, Listen, OptionalFile, go_together
+from registry.runtime.flags import Flag
+from registry.runtime.settings import Address, DaemonSettings, Listen, OptionalFile, go_together, is_loopback
 
 
-class Settings(DaemonSettings):
+class AdminSettings(DaemonSettings):
     """Everything the admin service needs to know.
 
     Raises (on construction):
@@ -34,3 +34,13 @@ class Settings(DaemonSettings):
         if self.tls_ca and not self.tls_cert:
             raise ValueError("--tls-ca checks clients' certificates, so it needs --tls-cert and --tls-key as well")
         return self
+
+    def unprotected(self) -> tuple[str, ...]:
+        """See `DaemonSettings`."""
+        found = super().unprotected()
+        if is_loopback(self.listen.host) or self.tls_ca:
+            return found
+        if self.tls_cert:
+            return (*found, f"--listen {self.listen}: anybody may change everything there: give --tls-ca as well")
+        remedy = "give --tls-cert, --tls-key and --tls-ca"
+        return (*found, f"--listen {self.listen}: anybody may read and change everything there: {remedy}")

@@ -1,1 +1,1 @@
-"""The command line `loraplane`: a gRPC client of the admin service for people and scripts."""
+"""The command line `loraplane`: a client of the admin service."""

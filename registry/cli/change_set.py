@@ -1,42 +1,49 @@
-"""Sending changes: all in one transaction, or, where that is allowed, in as many as it takes."""
+"""Change sets from files, sent in one transaction or in several."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
+import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from registry.cli.client import Client
-from registry.cli.failure import CliError, Exit, Failure, refused, with_remedy
-from registry.errors import Reason
+from registry.cli.client import AdminClient
+from registry.cli.failure import CliError, CommandFailure, Exit, failure_of, refused, usage, with_remedy
+from registry.cli.manifest import Placed, check_unique, manifest_name, manifest_of, read_manifests
+from registry.model.errors import InvalidArgument, Reason
+from registry.model.messages import Plain
+from registry.model.names import MAX_REQUEST_ID_CHARACTERS
 from registry.v1 import registry_pb2 as pb
 
 # The admin service takes messages of 4 MiB.
 _MAX_SENT = 2000
 _MAX_SENT_BYTES = 3 << 20
+# Between the request id of a set and the number of a part of it.
+_PART = ":part"
+_ENDINGS = (".yaml", ".yml", ".json")
 _FIELD = re.compile(r"changes\[(\d+)\](?:\.(?:upsert|delete))?\.?(.*)")
-_MANIFEST_FIELDS = {
-    "name": "metadata.name",
-    "pool": "metadata.pool",
-    "spec.labels": "metadata.labels",
-    "spec.base_model": "spec.baseModel",
-    "spec.strategy.max_failures": "spec.strategy.maxFailures",
-    "spec.strategy.soak_seconds": "spec.strategy.soak",
-}
+_MANIFEST_FIELDS = {"name": "metadata.name", "pool": "metadata.pool", "spec.labels": "metadata.labels"}
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of one adapter, and where the user wrote it."""
+    """One change of one adapter, and where the user wrote it.
+
+    `is_local`: its source was given as a path of this machine.
+    """
 
     pool: str
     wire: pb.AdapterChange
     place: str
+    is_local: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ChangeBatch:
     """Changes of one pool that go in one transaction."""
 
     pool: str
@@ -48,7 +55,7 @@ class Batch:
 class Applied:
     """A transaction that was carried out, or found right in a dry run."""
 
-    batch: Batch
+    batch: ChangeBatch
     response: pb.ApplyAdaptersResponse
 
 
@@ -56,15 +63,17 @@ class Applied:
 class NotApplied:
     """A transaction that was not, or may not have been, carried out."""
 
-    batch: Batch
-    failure: Failure
+    batch: ChangeBatch
+    failure: CommandFailure
 
 
 Outcome = Applied | NotApplied
 
 
-def apply_atomic(client: Client, changes: Sequence[Change], request_id: str, *, dry_run: bool) -> Applied:
-    """Sends all changes as one transaction.
+def apply_atomic(
+    client: AdminClient, changes: Sequence[Change], request_id: str, *, dry_run: bool, retry: str | None = None
+) -> Applied:
+    """Sends all changes as one transaction. `retry`: have what failed tried at once, see `ApplyOrder`.
 
     Raises:
         CliError: they are for several pools, or the admin service refused them.
@@ -77,7 +86,7 @@ def apply_atomic(client: Client, changes: Sequence[Change], request_id: str, *, 
             f"one transaction changes one pool, and these documents are for {pools}; split them, or give --no-atomic",
         )
     try:
-        return _send(client, batches[0], dry_run=dry_run)
+        return _send(client, batches[0], dry_run=dry_run, retry=retry)
     except CliError as error:
         if error.failure.reason in {Reason.TOO_MANY_CHANGES, Reason.TOO_LARGE}:
             remedy = "split the documents, or give --no-atomic to use several transactions"
@@ -85,7 +94,9 @@ def apply_atomic(client: Client, changes: Sequence[Change], request_id: str, *, 
         raise
 
 
-def apply_split(client: Client, changes: Sequence[Change], request_id: str, *, dry_run: bool) -> list[Outcome]:
+def apply_split(
+    client: AdminClient, changes: Sequence[Change], request_id: str, *, dry_run: bool, retry: str | None = None
+) -> list[Outcome]:
     """Sends the changes in as many transactions as it takes, and goes on after one was refused.
 
     After one that found no answer the rest is not tried, since that would only wait as long again for each.
@@ -95,7 +106,7 @@ def apply_split(client: Client, changes: Sequence[Change], request_id: str, *, d
     while waiting:
         batch = waiting.popleft()
         try:
-            outcomes.append(_send(client, batch, dry_run=dry_run))
+            outcomes.append(_send(client, batch, dry_run=dry_run, retry=retry))
         except CliError as error:
             parts = _parts(batch, error.failure)
             waiting.extendleft(reversed(parts))
@@ -107,24 +118,29 @@ def apply_split(client: Client, changes: Sequence[Change], request_id: str, *, d
     return outcomes
 
 
-def by_pool(changes: Iterable[Change], request_id: str) -> list[Batch]:
+def by_pool(changes: Iterable[Change], request_id: str) -> list[ChangeBatch]:
     """One batch for each pool. The first has the request id itself, the others it and their number."""
     pools: dict[str, list[Change]] = {}
     for change in changes:
         pools.setdefault(change.pool, []).append(change)
     return [
-        Batch(pool, tuple(members), request_id if number == 1 else f"{request_id}:pool{number}")
+        ChangeBatch(pool, tuple(members), request_id if number == 1 else _bounded(f"{request_id}:pool{number}"))
         for number, (pool, members) in enumerate(pools.items(), start=1)
     ]
 
 
-def split(batch: Batch, size: int) -> list[Batch]:
-    """The batch in parts of at most `size` changes; their request ids follow from its own."""
+def split(batch: ChangeBatch, size: int) -> list[ChangeBatch]:
+    """The batch in parts of at most `size` changes; their request ids follow from its own.
+
+    A part that has to be split once more is halved at least, so that there are few levels of parts.
+    """
+    if _PART in batch.request_id:
+        size = min(size, (len(batch.changes) + 1) // 2)
     starts = range(0, len(batch.changes), size)
     return _numbered(batch, [batch.changes[start : start + size] for start in starts])
 
 
-def _sendable(batch: Batch) -> list[Batch]:
+def _sendable(batch: ChangeBatch) -> list[ChangeBatch]:
     """The batch, in parts if it may exceed what the admin service takes in one message."""
     parts: list[list[Change]] = [[]]
     size_bytes = 0
@@ -137,13 +153,27 @@ def _sendable(batch: Batch) -> list[Batch]:
     return _numbered(batch, parts) if len(parts) > 1 else [batch]
 
 
-def _numbered(batch: Batch, parts: Sequence[Sequence[Change]]) -> list[Batch]:
+def _numbered(batch: ChangeBatch, parts: Sequence[Sequence[Change]]) -> list[ChangeBatch]:
     return [
-        Batch(batch.pool, tuple(part), f"{batch.request_id}:part{number}") for number, part in enumerate(parts, start=1)
+        ChangeBatch(batch.pool, tuple(part), _part_id(batch.request_id, number))
+        for number, part in enumerate(parts, start=1)
     ]
 
 
-def _parts(batch: Batch, failure: Failure) -> list[Batch]:
+def _part_id(request_id: str, number: int) -> str:
+    """The request id of a part: the same whenever the same set is sent with the same id."""
+    return _bounded(f"{request_id}.{number}" if _PART in request_id else f"{request_id}{_PART}{number}")
+
+
+def _bounded(request_id: str) -> str:
+    """A request id that may be too long, with a digest in the place of its end."""
+    if len(request_id) <= MAX_REQUEST_ID_CHARACTERS:
+        return request_id
+    digest = hashlib.sha256(request_id.encode()).hexdigest()[:32]
+    return f"{request_id[: MAX_REQUEST_ID_CHARACTERS - 64]}{_PART}-{digest}"
+
+
+def _parts(batch: ChangeBatch, failure: CommandFailure) -> list[ChangeBatch]:
     """Smaller batches if the failure says that this one was too large and how many changes fit; else none."""
     fits = failure.metadata.get("max_changes", "")
     if failure.reason != Reason.TOO_MANY_CHANGES or not fits.isdecimal():
@@ -151,12 +181,14 @@ def _parts(batch: Batch, failure: Failure) -> list[Batch]:
     return split(batch, int(fits)) if 0 < int(fits) < len(batch.changes) else []
 
 
-def _send(client: Client, batch: Batch, *, dry_run: bool) -> Applied:
+def _send(client: AdminClient, batch: ChangeBatch, *, dry_run: bool, retry: str | None) -> Applied:
     request = pb.ApplyAdaptersRequest(
         pool=batch.pool,
         changes=[change.wire for change in batch.changes],
         validate_only=dry_run,
         request_id=batch.request_id,
+        retry=retry is not None,
+        retry_replica=retry or "",
     )
     try:
         return Applied(batch, client.apply(request))
@@ -164,7 +196,7 @@ def _send(client: Client, batch: Batch, *, dry_run: bool) -> Applied:
         raise CliError(placed(error.failure, batch)) from error
 
 
-def placed(failure: Failure, batch: Batch) -> Failure:
+def placed(failure: CommandFailure, batch: ChangeBatch) -> CommandFailure:
     """The failure with its field as the user wrote it: ``changes[1].upsert.spec.load`` is somebody's document."""
     if failure.field == "pool" and batch.changes:
         return with_pool_field(failure, batch.changes[0])
@@ -172,11 +204,106 @@ def placed(failure: Failure, batch: Batch) -> Failure:
     if match is None or int(match[1]) >= len(batch.changes):
         return failure
     place, path = batch.changes[int(match[1])].place, match[2]
-    field = f"{place}: {_MANIFEST_FIELDS.get(path, path)}" if path else place
+    field = f"{place}: {_manifest_field(path)}" if path else place
     return replace(failure, field=field)
 
 
-def with_pool_field(failure: Failure, change: Change) -> Failure:
+def _manifest_field(path: str) -> str:
+    return _MANIFEST_FIELDS.get(path) or ".".join(map(manifest_name, path.split(".")))
+
+
+def with_pool_field(failure: CommandFailure, change: Change) -> CommandFailure:
     """A failure that is about the pool of a change, with its field as the user wrote it."""
     is_document = change.wire.WhichOneof("change") == "upsert"
     return replace(failure, field=f"{change.place}: {_MANIFEST_FIELDS['pool'] if is_document else 'pool'}")
+
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:")
+
+
+def upserts(files: Sequence[str], *, recursive: bool = False) -> list[Change]:
+    """One change for each document, which makes the adapter what the document says.
+
+    A folder stands for the manifests in it, with `recursive` also for those in its folders.
+    """
+    return [_upsert(placed) for placed in _manifests(files, recursive=recursive)]
+
+
+def upsert_of(content: Plain, place: str) -> Change:
+    """One change from what arguments say, checked as a document is."""
+    try:
+        return _upsert(manifest_of(content, place))
+    except InvalidArgument as error:
+        raise CliError(failure_of(error)) from error
+
+
+def _upsert(placed: Placed) -> Change:
+    wire = pb.AdapterChange(upsert=placed.manifest.message())
+    return Change(placed.manifest.metadata.pool, wire, placed.place)
+
+
+def deletions(files: Sequence[str], *, recursive: bool = False) -> list[Change]:
+    """One change for each document, which deletes its adapter. Folders: see `upserts`."""
+    return [
+        Change(placed.manifest.metadata.pool, pb.AdapterChange(delete=placed.manifest.metadata.name), placed.place)
+        for placed in _manifests(files, recursive=recursive)
+    ]
+
+
+def _manifests(files: Sequence[str], *, recursive: bool) -> list[Placed]:
+    if not files:
+        raise usage("no manifest was given; name a file, or - for standard input, with -f")
+    every = [inside for file in files for inside in _files(file, recursive=recursive)]
+    try:
+        found = [placed for file in every for placed in read_manifests(_text(file), file)]
+        check_unique(found)
+    except InvalidArgument as error:
+        raise CliError(failure_of(error)) from error
+    return found
+
+
+def _files(name: str, *, recursive: bool) -> list[str]:
+    """The file itself; of a folder, the manifests in it by their names, but for what is hidden."""
+    if name == "-" or not Path(name).is_dir():
+        return [name]
+    found: list[str] = []
+    for folder, inner, files in os.walk(name, onerror=_unreadable):
+        inner[:] = sorted(one for one in inner if recursive and not one.startswith("."))
+        found += [str(Path(folder, one)) for one in sorted(files) if one.endswith(_ENDINGS) and not one.startswith(".")]
+    if not found:
+        deeper = "" if recursive else "; -R reads the folders in it too"
+        raise usage(f"{name} is a folder without a manifest ({', '.join(_ENDINGS)}){deeper}")
+    return found
+
+
+def _unreadable(error: OSError) -> None:
+    raise usage(f"--file: cannot read {error.filename}: {error.strerror}; name what can be read") from error
+
+
+def _text(file: str) -> str:
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        remedy = "name a file or a folder that can be read, or - for standard input"
+        raise usage(f"--file: cannot read {file}: {error.strerror}; {remedy}") from error
+    except UnicodeDecodeError as error:
+        raise usage(f"cannot read {file}: it is not text in UTF-8") from error
+
+
+def source_uri(source: str) -> str:
+    """A URI as it is; a path of this machine as a file: URI, since replicas know no working directory of ours.
+
+    Raises:
+        CliError: there is none. An empty path would stand for the working directory.
+    """
+    if not source:
+        raise usage("--source is empty; give a URI or a folder")
+    if is_uri(source):
+        return source
+    path = Path(source).absolute()
+    return (path.resolve() if ".." in path.parts else path).as_uri()
+
+
+def is_uri(source: str) -> bool:
+    """True if a source is no path of this machine."""
+    return _SCHEME.match(source) is not None

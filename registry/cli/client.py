@@ -1,72 +1,138 @@
-"""The admin API as a client sees it: one typed method for each call, with a deadline, repeated where that is safe."""
+"""The admin API as typed calls with deadlines, repeated where that is safe."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message
-from tenacity import Retrying, retry_if_exception, retry_never, stop_before_delay, wait_random_exponential
 
-from registry.cli.failure import CliError, usage
-from registry.cli.rpc_errors import rpc_failure
-from registry.client.connection import CHANNEL_OPTIONS, SERVICE, TRY_SECONDS, Tls, check_address, serialized
-from registry.client.refusals import worth_repeating
-from registry.errors import InvalidArgument
+from registry.cli.failure import CliError, failure_of, usage
+from registry.client.address import Tls
+from registry.client.background import BackgroundLoop
+from registry.client.transport import AdminCalls, Page, Paged, Reply
+from registry.model.errors import InvalidArgument, Reason, RegistryError, Unavailable
 from registry.v1 import registry_pb2 as pb
 
-Reply = TypeVar("Reply", bound=Message)
-Answer = TypeVar("Answer")
-Page = TypeVar("Page", pb.ListAdaptersResponse, pb.ListPoolsResponse, pb.ListReplicasResponse, pb.ListTenantsResponse)
+T = TypeVar("T")
 OneChange = pb.RollbackAdapterRequest | pb.PromoteRolloutRequest | pb.AbortRolloutRequest
-Paged = pb.ListAdaptersRequest | pb.ListPoolsRequest | pb.ListReplicasRequest | pb.ListTenantsRequest
 
+_FLAGS = {"address": "--admin: ", "tls": "--tls-ca, --tls-cert, --tls-key: "}
+
+# What to do about failures of the connection itself, in terms of the command line.
+_REMEDIES: Mapping[Reason, str] = {
+    Reason.ADMIN_UNAVAILABLE: (
+        "start it (loraplane-admin, or loraplane dev up), or name another with --admin or LORAPLANE_ADMIN"
+    ),
+    Reason.DEADLINE_EXCEEDED: "see its log, or allow more with --timeout",
+    Reason.UNSUPPORTED: "is it a loraplane-admin of this age?",
+}
 _PAGE_SIZE = 1000
+# A call that takes longer is likely to wait for etcd, which the admin service knows within a few seconds.
+_ASK_AFTER_SECONDS = 0.7
+_HEALTH_SECONDS = 1.0
 
 
-def open_channel(address: str, tls: Tls) -> grpc.Channel:
-    """A channel to `address`, secured if any file of `tls` is given.
+@contextmanager
+def _reported(request_id: str = "") -> Iterator[None]:
+    """Raises an error of the registry as CliError, with the request id where the outcome may not be known."""
+    try:
+        yield
+    except RegistryError as error:
+        raise CliError(failure_of(error, request_id)) from error
+
+
+async def _connected(address: str, tls: Tls, timeout_seconds: float) -> AdminCalls:
+    """Calls to an admin service.
 
     Raises:
         CliError: that is no address, a file cannot be read, or a certificate is without its key.
     """
     try:
-        check_address(address)
+        return AdminCalls(address, tls, timeout_seconds, _REMEDIES)
     except InvalidArgument as error:
-        raise usage(f"--admin: {error.message}") from error
-    if not tls:
-        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        raise usage(f"{_FLAGS.get(error.field or '', '')}{error.message}") from error
+
+
+async def _each_while_etcd_answers(calls: AdminCalls, answers: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """The answers; raises as `_while_etcd_answers`."""
+    async with aclosing(answers):
+        while True:
+            try:
+                answer = await _while_etcd_answers(calls, anext(answers), "")
+            except StopAsyncIteration:
+                return
+            yield answer
+
+
+async def _while_etcd_answers(calls: AdminCalls, call: Awaitable[T], request_id: str) -> T:
+    """The outcome of a call; `request_id` empty: it changes nothing.
+
+    Raises:
+        Unavailable: it takes long, and the admin service says that it does not reach etcd.
+    """
+    task = asyncio.ensure_future(call)
     try:
-        return grpc.secure_channel(address, tls.credentials(), options=CHANNEL_OPTIONS)
-    except InvalidArgument as error:
-        raise usage(error.message) from error
+        while not (await asyncio.wait({task}, timeout=_ASK_AFTER_SECONDS))[0]:
+            if await _is_without_etcd(calls):
+                again = f"; whether the change is made is settled by the same with --request-id {request_id}"
+                message = (
+                    f"the admin service at {calls.errors.address} answers, but reaches no majority of etcd; --timeout "
+                    "waits for it, and loraplane doctor --etcd HOST:PORT,… looks at its members"
+                )
+                raise Unavailable(Reason.ETCD_UNAVAILABLE, message + (again if request_id else ""))
+        return await task
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
 
 
-class Client:
+async def _is_without_etcd(calls: AdminCalls) -> bool:
+    from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: PLC0415 - most runs have their answer before
+
+    request = health_pb2.HealthCheckRequest(service=pb.DESCRIPTOR.services_by_name["AdapterRegistry"].full_name)
+    try:
+        reply = await health_pb2_grpc.HealthStub(calls.channel).Check(request, timeout=_HEALTH_SECONDS)
+    except grpc.RpcError:
+        return False
+    return bool(reply.status == health_pb2.HealthCheckResponse.NOT_SERVING)
+
+
+class AdminClient:
     """A connection to the admin service, for use in ``with``. Every method raises CliError where it fails.
 
     Args:
-        channel: closed at the end.
-        address: for messages.
+        address: HOST:PORT of the admin service.
+        tls: for a service with certificates.
         timeout_seconds: how long one call may take, repetitions included.
-        sleep: waits between repetitions.
+        waits: False: no call is waited for once the admin service says that it does not reach etcd.
+        before_change: is called before the first call that may change something.
+
+    Raises:
+        CliError: that is no address, a file cannot be read, or a certificate is without its key.
     """
 
     def __init__(
         self,
-        channel: grpc.Channel,
         address: str,
+        tls: Tls,
         *,
         timeout_seconds: float,
-        sleep: Callable[[float], None] = time.sleep,
+        waits: bool = True,
+        before_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self._channel = channel
-        self.address = address
-        self.timeout_seconds = timeout_seconds
-        self._sleep = sleep
+        self._before_change: Callable[[], None] | None = before_change
+        self._loop = BackgroundLoop()
+        self._waits = waits
+        try:
+            self._calls = self._loop.run(_connected(address, tls, timeout_seconds))
+        except BaseException:  # an interrupt too: nobody else could end the thread
+            self._loop.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +144,7 @@ class Client:
 
     def close(self) -> None:
         """Ends the connection and every stream on it. Safe to call twice."""
-        self._channel.close()
+        self._loop.close(self._calls.aclose)
 
     def apply(self, request: pb.ApplyAdaptersRequest) -> pb.ApplyAdaptersResponse:
         return self._unary("ApplyAdapters", request, pb.ApplyAdaptersResponse, request.request_id)
@@ -100,6 +166,11 @@ class Client:
         request = pb.ListAdaptersRequest(pool=pool, page_size=_PAGE_SIZE)
         return self._pages("ListAdapters", request, pb.ListAdaptersResponse)
 
+    def some_adapters(self, pool: str, prefix: str) -> Sequence[pb.Adapter]:
+        """The first adapters of a pool whose names begin so."""
+        request = pb.ListAdaptersRequest(pool=pool, filter=f"name={prefix}*" if prefix else "")
+        return self._unary("ListAdapters", request, pb.ListAdaptersResponse).adapters
+
     def history(self, pool: str, name: str) -> pb.ListAdapterHistoryResponse:
         """An adapter's generations, the newest first."""
         request = pb.ListAdapterHistoryRequest(pool=pool, name=name)
@@ -114,104 +185,104 @@ class Client:
     def confirm_removals(self, request: pb.ConfirmRemovalsRequest) -> pb.Pool:
         return self._unary("ConfirmRemovals", request, pb.Pool, request.request_id)
 
-    def break_glass_delete(self, request: pb.BreakGlassDeleteRequest) -> pb.Removal:
-        """Asked once: after a reply that was lost, the refusal of a repetition would not say that nothing was done."""
-        return self._unary("BreakGlassDelete", request, pb.Removal, request.request_id, repeat=False)
-
-    def settle_removal(self, request: pb.SettleRemovalRequest) -> pb.ApplyAdaptersResponse:
-        return self._unary("SettleRemoval", request, pb.ApplyAdaptersResponse, request.request_id)
-
     def delete_pool(self, request: pb.DeletePoolRequest) -> pb.DeletePoolResponse:
         return self._unary("DeletePool", request, pb.DeletePoolResponse, request.request_id)
 
     def get_pool(self, name: str) -> pb.Pool:
         return self._unary("GetPool", pb.GetPoolRequest(name=name), pb.Pool)
 
-    def pool_pages(self) -> Iterator[pb.ListPoolsResponse]:
-        """All pools, with the names of records that cannot be read."""
-        return self._pages("ListPools", pb.ListPoolsRequest(page_size=_PAGE_SIZE), pb.ListPoolsResponse)
+    def pool_pages(self, *, show_unknown: bool = False) -> Iterator[pb.ListPoolsResponse]:
+        """All pools, with the names of records that cannot be read, and with replicas whose pool does not exist."""
+        request = pb.ListPoolsRequest(page_size=_PAGE_SIZE, show_unknown=show_unknown)
+        return self._pages("ListPools", request, pb.ListPoolsResponse)
 
     def get_replica(self, pool: str, name: str) -> pb.Replica:
         return self._unary("GetReplica", pb.GetReplicaRequest(pool=pool, name=name), pb.Replica)
 
+    def drain_replica(self, request: pb.DrainReplicaRequest) -> pb.DrainReplicaResponse:
+        return self._unary("DrainReplica", request, pb.DrainReplicaResponse, request.request_id)
+
     def list_replicas(self, pool: str) -> list[pb.Replica]:
+        """The live ones."""
+        return self.all_replicas(pool)[0]
+
+    def all_replicas(self, pool: str) -> tuple[list[pb.Replica], list[pb.MissingReplica]]:
+        """The live ones, and those that are expected and do not live."""
         request = pb.ListReplicasRequest(pool=pool, page_size=_PAGE_SIZE)
-        pages = self._pages("ListReplicas", request, pb.ListReplicasResponse)
-        return [one for page in pages for one in page.replicas]
+        pages = list(self._pages("ListReplicas", request, pb.ListReplicasResponse))
+        return [one for page in pages for one in page.replicas], [one for page in pages for one in page.missing]
+
+    def change_pages(self, pool: str, since: str) -> Iterator[pb.ListChangesResponse]:
+        """What was done to a pool since a time (RFC 3339), the oldest first."""
+        request = pb.ListChangesRequest(pool=pool, since=since)
+        return self._pages("ListChanges", request, pb.ListChangesResponse)
+
+    def forget_replica(self, request: pb.ForgetReplicaRequest) -> pb.ForgetReplicaResponse:
+        return self._unary("ForgetReplica", request, pb.ForgetReplicaResponse)
 
     def set_tenant(self, request: pb.SetTenantRequest) -> pb.Tenant:
         return self._unary("SetTenant", request, pb.Tenant, request.request_id)
+
+    def repair_tenant(self, request: pb.RepairTenantRequest) -> pb.RepairTenantResponse:
+        return self._unary("RepairTenant", request, pb.RepairTenantResponse, request.request_id)
 
     def tenant_pages(self) -> Iterator[pb.ListTenantsResponse]:
         """All tenants, with the names of records that cannot be read."""
         return self._pages("ListTenants", pb.ListTenantsRequest(page_size=_PAGE_SIZE), pb.ListTenantsResponse)
 
+    def backup_pages(self) -> Iterator[pb.ReadBackupResponse]:
+        """Desired state as it is stored, all at one revision."""
+        return self._pages("ReadBackup", pb.ReadBackupRequest(page_size=_PAGE_SIZE), pb.ReadBackupResponse)
+
+    def restore_history(self, request: pb.RestoreHistoryRequest) -> pb.RestoreHistoryResponse:
+        return self._unary("RestoreHistory", request, pb.RestoreHistoryResponse, request.request_id)
+
     def watch_adapters(self, pool: str, start_revision: int) -> Iterator[pb.WatchAdaptersResponse]:
-        """Changes of a pool without end; raises grpc.RpcError when the stream breaks."""
+        """Changes of a pool without end; unavailable when the stream breaks."""
         request = pb.WatchAdaptersRequest(pool=pool, start_revision=start_revision)
-        return self._stream("WatchAdapters", request, pb.WatchAdaptersResponse, None)
+        return self._each(self._calls.stream("WatchAdapters", request, pb.WatchAdaptersResponse))
 
     def watch_rollout(self, request: pb.WatchRolloutRequest, timeout_seconds: float) -> Iterator[pb.Rollout]:
-        """Progress of a rollout until it is done; raises grpc.RpcError when the stream breaks or the time is up."""
-        return self._stream("WatchRollout", request, pb.Rollout, timeout_seconds)
+        """Progress of a rollout until it is done; unavailable when the stream breaks or the time is up."""
+        return self._each(self._calls.stream("WatchRollout", request, pb.Rollout, timeout_seconds))
 
     def residency(self, pool: str, name: str = "") -> list[pb.AdapterResidency]:
         """Where a pool's adapters are now; or where one of them is."""
-        request = pb.WatchResidencyRequest(pool=pool, name=name)
-        return self._repeated(lambda seconds: self._whole(request, seconds))
+        return self._run(self._calls.residency_now(pb.WatchResidencyRequest(pool=pool, name=name)))
 
     def watch_residency(self, pool: str, name: str) -> Iterator[pb.WatchResidencyResponse]:
-        """Where adapters are, and every change of that, without end; raises grpc.RpcError when the stream breaks."""
+        """Where adapters are, and every change of that, without end; unavailable when the stream breaks."""
         request = pb.WatchResidencyRequest(pool=pool, name=name)
-        return self._stream("WatchResidency", request, pb.WatchResidencyResponse, None)
+        return self._each(self._calls.stream("WatchResidency", request, pb.WatchResidencyResponse))
 
-    def _whole(self, request: pb.WatchResidencyRequest, seconds: float) -> list[pb.AdapterResidency]:
-        found: list[pb.AdapterResidency] = []
-        for response in self._stream("WatchResidency", request, pb.WatchResidencyResponse, seconds):
-            found.extend(response.adapters)
-            if not response.more:
-                break
-        return found
+    def inspect(self, look: Callable[[grpc.aio.Channel, str], Coroutine[Any, Any, T]]) -> T:
+        """The findings of a function that is given the channel itself and the address of the service."""
+        calls = self._calls
+
+        async def looked() -> T:
+            with calls.errors.translated():
+                return await look(calls.channel, calls.errors.address)
+
+        return self._run(looked())
 
     def _pages(self, method: str, request: Paged, reply: type[Page]) -> Iterator[Page]:
-        while True:
-            page = self._unary(method, request, reply)
-            yield page
-            if not page.next_page_token:
-                return
-            request.page_token = page.next_page_token
+        pages = self._calls.pages(method, request, reply)
+        return self._each(pages if self._waits else _each_while_etcd_answers(self._calls, pages))
 
-    def _stream(
-        self, method: str, request: Message, reply: type[Reply], timeout_seconds: float | None
-    ) -> Iterator[Reply]:
-        call: grpc.UnaryStreamMultiCallable[Message, Reply] = self._channel.unary_stream(
-            f"{SERVICE}/{method}", serialized, reply.FromString
-        )
-        return iter(call(request, timeout=timeout_seconds))
+    def _unary(self, method: str, request: Message, reply: type[Reply], request_id: str = "") -> Reply:
+        if request_id and self._before_change is not None and not getattr(request, "validate_only", False):
+            self._before_change()
+            self._before_change = None
+        return self._run(self._calls.unary(method, request, reply), request_id)
 
-    def _unary(
-        self, method: str, request: Message, reply: type[Reply], request_id: str = "", *, repeat: bool = True
-    ) -> Reply:
-        call: grpc.UnaryUnaryMultiCallable[Message, Reply] = self._channel.unary_unary(
-            f"{SERVICE}/{method}", serialized, reply.FromString
-        )
-        return self._repeated(lambda seconds: call(request, timeout=seconds), request_id, repeat=repeat)
+    def is_without_etcd(self) -> bool:
+        """True if the admin service answers, and says that it does not reach etcd."""
+        return self._loop.run(_is_without_etcd(self._calls))
 
-    def _repeated(self, attempt: Callable[[float], Answer], request_id: str = "", *, repeat: bool = True) -> Answer:
-        """What an attempt, which is told how many seconds it has, comes to; repeated where that is safe."""
-        end = time.monotonic() + self.timeout_seconds
-        retrying = Retrying(
-            stop=stop_before_delay(self.timeout_seconds),
-            wait=wait_random_exponential(multiplier=0.2, max=2),
-            retry=retry_if_exception(worth_repeating) if repeat else retry_never,
-            sleep=self._sleep,
-            reraise=True,
-        )
-        try:
-            return retrying(lambda: attempt(_try_seconds(end)))
-        except grpc.RpcError as error:
-            raise CliError(rpc_failure(error, self.address, request_id)) from error
+    def _run(self, call: Coroutine[Any, Any, T], request_id: str = "") -> T:
+        with _reported(request_id):
+            return self._loop.run(call if self._waits else _while_etcd_answers(self._calls, call, request_id))
 
-
-def _try_seconds(end: float) -> float:
-    return max(0.05, min(TRY_SECONDS, end - time.monotonic()))
+    def _each(self, answers: AsyncGenerator[T, None]) -> Iterator[T]:
+        with _reported():
+            yield from self._loop.each(answers)

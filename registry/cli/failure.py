@@ -1,4 +1,4 @@
-"""How a command fails: one line, one stable reason, one exit code. Pure."""
+"""Failures of a command: one line, one stable reason, one exit code. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from registry.errors import (
+from registry.lora.text import printable
+from registry.model.errors import (
+    UNKNOWN_REASON,
     AlreadyExists,
     Conflict,
     FailedPrecondition,
@@ -21,7 +23,6 @@ from registry.errors import (
     Unauthenticated,
     Unavailable,
 )
-from registry.lora.findings import printable
 
 
 class Exit(IntEnum):
@@ -38,6 +39,9 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
+# What to do about an error of the admin service whose message does not say it.
+_REMEDIES: Mapping[str, str] = {Reason.ADAPTER_NOT_FOUND: "loraplane get adapters lists those there are"}
+
 EXIT_OF: Mapping[type[RegistryError], Exit] = {
     InvalidArgument: Exit.REFUSED,
     NotFound: Exit.NOT_FOUND,
@@ -53,7 +57,7 @@ EXIT_OF: Mapping[type[RegistryError], Exit] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class CommandFailure:
     """Why a command failed. `reason` may be one that only a newer admin service knows, so it is plain text."""
 
     exit: Exit
@@ -84,31 +88,39 @@ class Failure:
 class CliError(Exception):
     """Ends a command. Raised anywhere below a command, reported once in `main`."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: CommandFailure) -> None:
         super().__init__(failure.line())
         self.failure = failure
 
 
 def usage(message: str) -> CliError:
     """The command line itself is wrong."""
-    return CliError(Failure(Exit.USAGE, Reason.USAGE, message))
+    return CliError(CommandFailure(Exit.USAGE, Reason.USAGE, message))
 
 
 def refused(reason: Reason, message: str, *, field: str | None = None) -> CliError:
     """What the user wants cannot be done; found out before anything was sent."""
-    return CliError(Failure(Exit.REFUSED, reason, message, field))
+    return CliError(CommandFailure(Exit.REFUSED, reason, message, field))
 
 
 def not_found(reason: Reason, message: str) -> CliError:
     """What the command names does not exist."""
-    return CliError(Failure(Exit.NOT_FOUND, reason, message))
+    return CliError(CommandFailure(Exit.NOT_FOUND, reason, message))
 
 
-def failure_of(error: RegistryError) -> Failure:
-    """An error of the registry's own tree as the CLI tells it."""
-    return Failure(EXIT_OF[type(error)], error.reason, error.message, error.field, error.metadata)
+def failure_of(error: RegistryError, request_id: str = "") -> CommandFailure:
+    """An error of the registry's own tree as the CLI tells it.
+
+    `request_id` is told where the outcome may be unknown, so that the user can repeat with it.
+    """
+    exit_code = EXIT_OF[type(error)]
+    metadata = dict(error.metadata)
+    reason = metadata.pop(UNKNOWN_REASON, error.reason)
+    told_id = request_id if exit_code is Exit.UNAVAILABLE else ""
+    failure = CommandFailure(exit_code, reason, error.message, error.field, metadata, told_id)
+    return with_remedy(failure, _REMEDIES[reason]) if reason in _REMEDIES else failure
 
 
-def with_remedy(failure: Failure, remedy: str) -> Failure:
+def with_remedy(failure: CommandFailure, remedy: str) -> CommandFailure:
     """The same failure, with what to do about it at its end."""
     return replace(failure, message=f"{failure.message}; {remedy}")

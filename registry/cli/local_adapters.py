@@ -1,4 +1,4 @@
-"""Adapters and base models that this machine can read: their digest, their check, their shapes."""
+"""Adapters and base models on this machine: digest, check, shapes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from registry.cli.failure import CliError, Exit, Failure, not_found, refused, usage
-from registry.errors import Reason
+from registry.cli.failure import CliError, CommandFailure, Exit, not_found, refused, usage
 from registry.lora.base import BaseModules, compress, expand
 from registry.lora.base_directory import BaseUnreadable, read_base
-from registry.lora.directory import check_files, digest_of, examine_directory
+from registry.lora.check import examine
+from registry.lora.coverage.explain import MatrixFate, explained
+from registry.lora.coverage.findings import EngineEvidence
+from registry.lora.directory import check_files, digest_of, examine_directory, open_directory
 from registry.lora.findings import AdapterWarning, Finding, UnfitAdapter, summary
-from registry.lora.policy import Limits, Policy
+from registry.lora.policy import AdapterLimits, Policy
+from registry.model.errors import Reason
 from registry.v1 import registry_pb2 as pb
 
 
@@ -33,6 +36,18 @@ def folder_of(source: str) -> Path | None:
     return Path(unquote(parts.path)) if parts.scheme == "file" and parts.netloc in {"", "localhost"} else None
 
 
+def is_here(folder: Path) -> bool:
+    """True if the folder is on this machine.
+
+    Raises:
+        CliError: whether it is cannot be seen.
+    """
+    try:
+        return folder.is_dir()
+    except OSError as error:
+        raise usage(f"cannot read {folder}: {error.strerror}") from error
+
+
 def readable_folder(source: str) -> Path:
     """The folder that a path or URI names.
 
@@ -42,8 +57,8 @@ def readable_folder(source: str) -> Path:
     folder = folder_of(source)
     if folder is None:
         raise refused(Reason.UNSUPPORTED, f"{source} is not of this machine; fetch it, and name the folder")
-    if not folder.is_dir():
-        raise not_found(Reason.ADAPTER_NOT_FOUND, f"there is no folder {folder}")
+    if not is_here(folder):
+        raise not_found(Reason.ADAPTER_NOT_FOUND, f"there is no folder {folder}; name one with an adapter, or a URI")
     return folder
 
 
@@ -62,7 +77,7 @@ def digest_here(folder: Path) -> str:
         raise usage(f"cannot read {folder}: {error.strerror}") from error
 
 
-def look(folder: Path, base: BaseModules | None, limits: Limits, policy: Policy) -> Looked:
+def look(folder: Path, base: BaseModules | None, limits: AdapterLimits, policy: Policy) -> Looked:
     """Everything that is wrong with an adapter's folder.
 
     Raises:
@@ -77,15 +92,31 @@ def look(folder: Path, base: BaseModules | None, limits: Limits, policy: Policy)
         raise usage(f"cannot read {folder}: {error.strerror}") from error
 
 
+def explain(folder: Path, base: BaseModules | None, limits: AdapterLimits, policy: Policy) -> list[MatrixFate]:
+    """What becomes of each matrix of an adapter's folder; nothing where its files are none.
+
+    Raises:
+        CliError: it cannot be read.
+    """
+    try:
+        opened = open_directory(folder)
+    except UnfitAdapter:
+        return []
+    except OSError as error:
+        raise usage(f"cannot read {folder}: {error.strerror}") from error
+    tensors = opened.header.tensors
+    return explained(tensors, examine(opened.config, tensors, base, limits, policy), base)
+
+
 def unfit(place: str, findings: Sequence[Finding]) -> CliError:
     """An adapter that no replica would serve."""
     metadata = {"finding": findings[0].reason, "findings": str(len(findings))}
     message = f"{findings[0].reason}: {summary(findings)}"
-    return CliError(Failure(Exit.REFUSED, Reason.ADAPTER_UNFIT, message, place, metadata))
+    return CliError(CommandFailure(Exit.REFUSED, Reason.ADAPTER_UNFIT, message, place, metadata))
 
 
-def base_here(directory: Path, names: Sequence[str] = ()) -> BaseModules:
-    """The modules of a base model's directory.
+def base_here(directory: Path, names: Sequence[str] = (), *, flag: str = "--from") -> BaseModules:
+    """The modules of a base model's directory, which `flag` names.
 
     Raises:
         CliError: it does not tell them.
@@ -93,7 +124,8 @@ def base_here(directory: Path, names: Sequence[str] = ()) -> BaseModules:
     try:
         return read_base(directory, tuple(names))
     except BaseUnreadable as error:
-        raise refused(Reason.INVALID_FIELD, str(error)) from error
+        remedy = "name the folder of the base model, with its config.json"
+        raise refused(Reason.INVALID_FIELD, f"{error}; {remedy}", field=flag) from error
 
 
 def base_message(base: BaseModules) -> pb.BaseShapes:
@@ -102,17 +134,37 @@ def base_message(base: BaseModules) -> pb.BaseShapes:
         pb.BaseModule(pattern=pattern, outputs=outputs, inputs=inputs)
         for pattern, (outputs, inputs) in compress(base.modules).items()
     ]
-    return pb.BaseShapes(modules=modules, fingerprint=base.fingerprint, names=base.names)
+    return pb.BaseShapes(
+        modules=modules,
+        fingerprint=base.fingerprint,
+        names=base.names,
+        architecture=base.architecture or "",
+        tied=base.is_tied,
+        head_size=base.head_size or 0,
+    )
 
 
 def base_of_pool(pool: pb.Pool) -> BaseModules | None:
     """A pool's base model; None: its record does not say."""
     if not pool.HasField("base"):
         return None
-    modules = {one.pattern: (one.outputs, one.inputs) for one in pool.base.modules}
-    return BaseModules(expand(modules), tuple(pool.base.names))
+    told = pool.base
+    modules = expand({one.pattern: (one.outputs, one.inputs) for one in told.modules})
+    architecture, head_size = told.architecture or None, told.head_size or None
+    evidence = evidence_of(told.evidence) if told.HasField("evidence") else None
+    names, engine = tuple(told.names), pool.engine or "vllm"
+    return BaseModules(modules, names, architecture, told.tied, head_size, engine, evidence)
 
 
-def limits_of_pool(pool: pb.Pool) -> Limits:
+def evidence_of(said: pb.EngineEvidence) -> EngineEvidence:
+    """What an engine of a pool said that it applies of adapters."""
+    parts, beginnings, ends = (
+        tuple((one.old, one.new) for one in rules) for rules in (said.parts, said.beginnings, said.ends)
+    )
+    applied, taken = tuple(said.applied), tuple(said.taken)
+    return EngineEvidence(said.engine, said.architecture, applied, taken, parts, beginnings, ends)
+
+
+def limits_of_pool(pool: pb.Pool) -> AdapterLimits:
     """What a pool's replicas can serve."""
-    return Limits(pool.limits.max_rank or None, tuple(pool.limits.target_modules) or None)
+    return AdapterLimits(pool.limits.max_rank or None, tuple(pool.limits.target_modules) or None)

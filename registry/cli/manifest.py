@@ -1,4 +1,6 @@
-"""Manifests: what a user writes in a file, read strictly. Pure.
+"""Strict reader of manifests: YAML documents into adapters and pools. Pure.
+
+No key may stand twice, and no word becomes a boolean by surprise.
 
 Every complaint names the file, the document, the path of the field, and what to do about it.
 """
@@ -8,159 +10,223 @@ from __future__ import annotations
 import difflib
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
+import yaml
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, create_model
+from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from registry.cli.yaml_documents import read_documents
-from registry.errors import InvalidArgument, Reason
-from registry.lora.signatures import SIGNATURE_PATTERN
+from registry.model.errors import InvalidArgument, Reason
+from registry.model.messages import Plain, spec_dict, spec_message
+from registry.model.records import AdapterSpec, Labels
+from registry.model.stored import Part, fields_at, model_in
+from registry.v1 import registry_pb2 as pb
+
+# The parser written in C is ten times faster, but not in every build of PyYAML.
+_Base: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+_MAX_DEPTH = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One document of a file: `number` counts from 1, `line` is where it starts."""
+
+    file: str
+    number: int
+    line: int
+    content: object
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}: document {self.number} (line {self.line})"
+
+
+class _Loader(_Base):  # type: ignore[misc, valid-type]
+    """Safe, refuses a key that stands twice, and reads only true and false as booleans: `remap: off` is text."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+        for first, resolvers in _Base.yaml_implicit_resolvers.items()
+    }
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
+        """A value. What looks like a date or a number, and is none, is refused with its place."""
+        try:
+            value: object = super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:
+            what = node.tag.rpartition(":")[2]
+            problem = f"this is written as a {what}, and is none; put text in quotes"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
+        return value
+
+
+def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Hashable, object]:
+    _check_keys(node)
+    return loader.construct_mapping(node, deep=True)
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
+            raise yaml.MarkedYAMLError(problem="a key must be text; put it in quotes", problem_mark=key.start_mark)
+        if key.value in seen:
+            raise yaml.MarkedYAMLError(
+                problem=f"the key {key.value!r} stands twice; remove one", problem_mark=key.start_mark
+            )
+        seen.add(key.value)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), "tTfF")
+
+
+def read_documents(text: str, file: str) -> list[Document]:
+    """All documents of `text` that hold something. `file` names it in messages.
+
+    Raises:
+        InvalidArgument: it is not YAML, a key stands twice, or there is no document in it.
+    """
+    _check_depth(text, file)
+    documents = [one for one in _documents(text, file) if one.content is not None]
+    if not documents:
+        raise InvalidArgument(
+            Reason.INVALID_MANIFEST,
+            "is empty; write at least one document with apiVersion, kind, metadata and spec",
+            field=file,
+        )
+    return documents
+
+
+def _check_depth(text: str, file: str) -> None:
+    """Raises InvalidArgument if anything is nested so deeply that the parser, which recurses in C, would crash."""
+    depth = 0
+    try:
+        for event in yaml.parse(text, Loader=_Loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_DEPTH:
+                raise InvalidArgument(Reason.INVALID_MANIFEST, "is nested too deeply; make it flatter", field=file)
+    except yaml.YAMLError:
+        return  # told with its document when that is read
+
+
+def _documents(text: str, file: str) -> Iterator[Document]:
+    number = 1
+    try:
+        loader = _Loader(text)
+        while loader.check_node():
+            node = loader.get_node()
+            yield Document(file, number, node.start_mark.line + 1, loader.construct_document(node))
+            number += 1
+    except yaml.YAMLError as error:
+        raise InvalidArgument(Reason.INVALID_MANIFEST, _problem(error), field=_place(file, number, error)) from error
+
+
+def _place(file: str, number: int, error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    return f"{file}: document {number}{where}"
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
+    remedy = "; indent with spaces, and put text that begins with a sign in quotes" if "any token" in problem else ""
+    return " ".join(f"not a YAML manifest: {problem}{remedy}".split())
+
 
 API_VERSION = "loraplane/v1"
 _SHOWN_PROBLEMS = 5
-_ABSOLUTE_FILE = re.compile(r"file:///[^/\s]\S*")
-_SHARE = re.compile(r"([1-9][0-9]?|100)%")
-_URI = re.compile(r"[a-z][a-z0-9+.-]*://\S+")
-_SIGNATURE = re.compile(SIGNATURE_PATTERN)
-# What messages take; within that the admin service says what is too much.
-_MOST = 2**31 - 1
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-def _check_uri(uri: str) -> str:
-    if uri.startswith("file:") and not _ABSOLUTE_FILE.fullmatch(uri):
-        raise PydanticCustomError(
-            "uri", "a file: URI must hold an absolute path, since replicas read it; write file:///absolute/path"
-        )
-    if not _URI.fullmatch(uri):
-        raise PydanticCustomError("uri", "must be a URI with a scheme; for a folder write file:///absolute/path")
-    return uri
+def manifest_name(field: str) -> str:
+    """What a manifest calls a field of the record: ``baseModel`` for ``base_model``; seconds are not said."""
+    return to_camel(field.removesuffix("_seconds"))
 
 
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST
+def _not_in_spec(_labels: object) -> object:
+    raise PydanticCustomError("elsewhere", "labels stand in metadata; move them there")
 
 
-def _check_replicas(value: object) -> object:
-    if value != "all" and not _is_whole(value, 1):
-        raise PydanticCustomError("replicas", "must be all, or a whole number from 1 to 10000")
-    return value
+class ManifestSpec(AdapterSpec):
+    """What is wanted of an adapter; its labels stand in the metadata."""
+
+    labels: Annotated[Labels, BeforeValidator(_not_in_spec)] = Field(default={}, exclude=True)
 
 
-def _check_canaries(value: object) -> object:
-    if not _is_whole(value, 1) and not (isinstance(value, str) and _SHARE.fullmatch(value)):
-        raise PydanticCustomError("canaries", 'must be a whole number from 1 to 10000, or a share from "1%" to "100%"')
-    return value
-
-
-def _check_failures(value: object) -> object:
-    if not _is_whole(value, 0):
-        raise PydanticCustomError("failures", "must be a whole number from 0 to 10000")
-    return value
-
-
-def _check_soak(value: object) -> object:
-    if not _is_whole(value, 0):
-        raise PydanticCustomError("soak", "must be a whole number of seconds from 0 to 604800, which is a week")
-    return value
-
-
-def _check_priority(value: int) -> int:
-    if not _is_whole(value, -_MOST):
-        raise PydanticCustomError("priority", "must be a whole number from -1000 to 1000")
-    return value
-
-
-def _check_signature(signature: str) -> str:
-    if not _SIGNATURE.fullmatch(signature):
-        raise PydanticCustomError("signature", "must be what loraplane sign prints; leave it out to sign nothing")
-    return signature
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class Source(_Strict):
-    """Where the adapter's files are."""
-
-    uri: Annotated[str, AfterValidator(_check_uri)]
-    digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
-    signature: Annotated[str, AfterValidator(_check_signature)] | None = None
-
-
-class Placement(_Strict):
-    """On how many replicas it is served, and which labels these must have."""
-
-    replicas: Annotated[Literal["all"] | int, BeforeValidator(_check_replicas)] = "all"
-    selector: dict[str, str] = {}
-
-
-class Canary(_Strict):
-    """How many replicas take new weights first."""
-
-    replicas: Annotated[int | str, BeforeValidator(_check_canaries)]
-
-
-class Strategy(_Strict):
-    """How new weights come to its replicas. `soak` in seconds."""
-
-    canary: Canary
-    promote: Literal["auto", "manual"] = "auto"
-    max_failures: Annotated[int, BeforeValidator(_check_failures)] = Field(default=0, alias="maxFailures")
-    soak: Annotated[int, BeforeValidator(_check_soak)] = 60
-
-
-class Prepare(_Strict):
-    """What may be done to its files."""
-
-    remap: Literal["auto", "off"] = "auto"
-    vision: Literal["reject", "drop", "keep"] = "reject"
-    dora: Literal["reject", "strip"] = "reject"
-
-
-class Spec(_Strict):
-    """What is wanted of an adapter."""
-
-    source: Source
-    load: Literal["eager", "lazy"] = "eager"
-    priority: Annotated[int, AfterValidator(_check_priority)] = 0
-    placement: Placement = Placement()
-    prepare: Prepare = Prepare()
-    base_model: str | None = Field(default=None, alias="baseModel")
-    credentials: str | None = None
-    strategy: Strategy | None = None
-
-
-class Metadata(_Strict):
+class Metadata(Part):
     """Which adapter it is."""
 
     name: str
     pool: str
-    labels: dict[str, str] = {}
+    labels: Labels = {}
 
 
-class Manifest(_Strict):
+class Manifest(Part):
     """One adapter as a file describes it."""
 
-    api_version: Literal["loraplane/v1"] = Field(alias="apiVersion")
+    api_version: Literal["loraplane/v1"]
     kind: Literal["Adapter"]
     metadata: Metadata
-    spec: Spec
+    spec: ManifestSpec
+
+    def message(self) -> pb.Adapter:
+        """The message that it describes."""
+        spec = spec_message(self.spec.model_copy(update={"labels": self.metadata.labels}))
+        return pb.Adapter(name=self.metadata.name, pool=self.metadata.pool, spec=spec)
 
 
-_SECTIONS: Mapping[tuple[int | str, ...], type[BaseModel]] = {
-    (): Manifest,
-    ("metadata",): Metadata,
-    ("spec",): Spec,
-    ("spec", "source"): Source,
-    ("spec", "placement"): Placement,
-    ("spec", "prepare"): Prepare,
-    ("spec", "strategy"): Strategy,
-    ("spec", "strategy", "canary"): Canary,
-}
+def _as_written(kind: type[ModelT]) -> type[ModelT]:
+    """The same model with a manifest's names for its fields, and without any that this release does not know."""
+    changed: dict[str, Any] = {
+        name: (field.annotation and _replaced(field.annotation, inner), field)
+        for name, field in kind.model_fields.items()
+        if (inner := model_in(field.annotation)) is not None
+    }
+    strict = {"extra": "forbid", "alias_generator": manifest_name}
+    return create_model(kind.__name__, __base__=kind, __cls_kwargs__=strict, __doc__=kind.__doc__, **changed)
+
+
+def _replaced(annotation: Any, inner: type[BaseModel]) -> Any:  # noqa: ANN401 - a type, or one that may be left out
+    written = _as_written(inner)
+    return written if annotation is inner else written | None
+
+
+_WRITTEN = _as_written(Manifest)
+
+
+def manifest_schema() -> Plain:
+    """The JSON schema of a manifest, for editors and `explain`; what takes nothing but null also may be left out."""
+    schema = _WRITTEN.model_json_schema(by_alias=True)
+    del schema["$defs"]["ManifestSpec"]["properties"]["labels"]  # they stand in the metadata
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "LoraPlane manifest"}
+
+
+def manifest_dict(adapter: pb.Adapter) -> Plain:
+    """The manifest that makes this adapter what it is; what has its default is left out."""
+    spec = spec_dict(adapter.spec)
+    labels = spec.pop("labels")
+    metadata = {"name": adapter.name, "pool": adapter.pool, **({"labels": labels} if labels else {})}
+    return {"apiVersion": API_VERSION, "kind": "Adapter", "metadata": metadata, "spec": _said(ManifestSpec, spec)}
+
+
+def _said(kind: type[BaseModel], values: Mapping[str, Any]) -> Plain:
+    """Values of a record under a manifest's names for their fields, without those that need not be said."""
+    said: Plain = {}
+    for name, value in values.items():
+        field = kind.model_fields[name]
+        inner = model_in(field.annotation)
+        written = _said(inner, value) if inner is not None and value is not None else value
+        if field.is_required() or written not in (None, {}, [], field.default):
+            said[manifest_name(name)] = written
+    return said
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +253,14 @@ def manifest_of(content: object, place: str) -> Placed:
         InvalidArgument: it is not right; the field says where.
     """
     try:
-        return Placed(Manifest.model_validate(content), place)
+        manifest = _WRITTEN.model_validate(content)
     except ValidationError as error:
-        raise _complaint(place, error.errors(include_url=False)) from error
+        raise _complaint(place, _problems(error)) from error
+    uri = manifest.spec.source.uri
+    if uri.startswith("file:") and not uri.startswith("file:///"):
+        message = "a file: URI must hold an absolute path, since replicas read it; write file:///absolute/path"
+        raise _complaint(place, {"spec.source.uri": message})
+    return Placed(manifest, place)
 
 
 def check_unique(manifests: Iterable[Placed]) -> None:
@@ -206,37 +277,51 @@ def check_unique(manifests: Iterable[Placed]) -> None:
             )
 
 
-def _complaint(place: str, problems: list[ErrorDetails]) -> InvalidArgument:
-    told = [(_path(problem), _phrase(problem)) for problem in problems[:_SHOWN_PROBLEMS]]
-    (path, message), *others = told
+def _complaint(place: str, problems: Mapping[str, str]) -> InvalidArgument:
+    (path, message), *others = list(problems.items())[:_SHOWN_PROBLEMS]
     rest = "".join(f"; also {path}: {phrase}" for path, phrase in others)
-    more = f"; and {len(problems) - len(told)} more" if len(problems) > len(told) else ""
+    more = f"; and {len(problems) - 1 - len(others)} more" if len(problems) > 1 + len(others) else ""
     return InvalidArgument(Reason.INVALID_MANIFEST, f"{message}{rest}{more}", field=f"{place}: {path}")
 
 
-def _path(problem: ErrorDetails) -> str:
-    return ".".join(str(part) for part in problem["loc"]) or "the document"
+def _problems(error: ValidationError) -> dict[str, str]:
+    """What is wrong with each field, by its path."""
+    problems: dict[str, str] = {}
+    for problem in error.errors(include_url=False):
+        loc = problem["loc"]
+        fields = list(fields_at(_WRITTEN, loc))
+        remedy = (fields[-1].description if fields else None) or problem["msg"]
+        is_choice = len(loc) > len(fields) and _takes_several_types(fields)
+        path = ".".join(map(str, loc[: len(fields)] if is_choice else loc)) or "the document"
+        problems.setdefault(path, remedy if is_choice else _phrase(problem, fields, remedy))
+    return problems
 
 
-def _phrase(problem: ErrorDetails) -> str:
+def _takes_several_types(fields: Sequence[FieldInfo]) -> bool:
+    """True if the last of some fields takes values of several types, of each of which pydantic complains."""
+    annotation = fields[-1].annotation if fields else None
+    return get_origin(annotation) in {Union, UnionType} and model_in(annotation) is None
+
+
+def _phrase(problem: ErrorDetails, fields: Sequence[FieldInfo], remedy: str) -> str:
     found = _yaml_type(problem["input"])
     match problem["type"]:
         case "missing":
             return "is missing; add it"
         case "extra_forbidden":
-            return _unknown_field(problem["loc"])
+            return _unknown_field(str(problem["loc"][-1]), fields)
         case "string_type":
             return f"must be text, found {found}; put it in quotes"
         case "int_type":
-            return f"must be a whole number, found {found}"
+            return f"found {found}; {remedy}"
         case "literal_error":
             return f"must be {problem['ctx']['expected']}, found {reprlib.repr(problem['input'])}"
         case "model_type" | "dict_type":
             return f"must be a mapping (key: value), found {found}"
-        case "string_pattern_mismatch":
-            return "must be sha256: and 64 hexadecimal digits; leave it out to pin nothing"
-        case _:
+        case "elsewhere":
             return problem["msg"]
+        case _:
+            return remedy
 
 
 def _yaml_type(value: object) -> str:
@@ -252,12 +337,9 @@ def _yaml_type(value: object) -> str:
     return names.get(type(value), f"a {type(value).__name__}")
 
 
-def _unknown_field(loc: tuple[int | str, ...]) -> str:
-    known = _known_fields(loc[:-1])
-    close = difflib.get_close_matches(str(loc[-1]), known, n=1)
+def _unknown_field(name: str, fields: Sequence[FieldInfo]) -> str:
+    section = (model_in(fields[-1].annotation) if fields else None) or _WRITTEN
+    known = [manifest_name(one) for one, field in section.model_fields.items() if not field.exclude]
+    close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
     return f"unknown field; {hint}"
-
-
-def _known_fields(section: tuple[int | str, ...]) -> list[str]:
-    return [field.alias or name for name, field in _SECTIONS[section].model_fields.items()]

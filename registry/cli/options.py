@@ -1,22 +1,87 @@
-"""Every flag of the CLI, once. Each has the environment variable LORAPLANE_<FLAG>."""
+"""Global options and flags of the CLI.
+
+Where things are and who asks may come from the environment variable LORAPLANE_<FLAG>; what is written may not: a
+variable that was set for a daemon would end up in records. Global options may stand anywhere in the command line.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from functools import wraps
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from registry.daemon.flags import variable_of
+from registry.cli.failure import usage
+from registry.runtime.program import variable_of
+
+if TYPE_CHECKING:  # protobuf is not imported for a help or a version
+    from google.protobuf.message import Message
+
+DEFAULT_ADMIN = "127.0.0.1:7600"
+GLOBAL_OPTIONS = frozenset({"--admin", "--context", "--output", "-o", "--tls-ca", "--tls-cert", "--tls-key"})
+
+
+def global_options_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The global options with their values, and the rest, each in its order. What follows ``--`` stays."""
+    first: list[str] = []
+    rest: list[str] = []
+    waiting = iter(arguments)
+    for argument in waiting:
+        if argument == "--":
+            rest += [argument, *waiting]
+        elif argument in GLOBAL_OPTIONS:
+            first += [argument, *_value(waiting)]
+        elif argument.partition("=")[0] in GLOBAL_OPTIONS or _is_short_output(argument):
+            first.append(argument)
+        else:
+            rest.append(argument)
+    return first, rest
+
+
+def form_asked(first: Sequence[str], otherwise: str) -> str:
+    """The form of output that the global options ask for, also where they could not be parsed."""
+    for argument, value in pairwise([*first, ""]):
+        if argument in {"-o", "--output"}:
+            otherwise = value
+        elif argument.startswith("--output=") or _is_short_output(argument):
+            otherwise = argument.removeprefix("--output").removeprefix("-o").removeprefix("=")
+    return otherwise
+
+
+def _value(waiting: Iterator[str]) -> list[str]:
+    value = next(waiting, None)
+    return [] if value is None else [value]
+
+
+def _is_short_output(argument: str) -> bool:
+    """True for ``-ojson``, not for ``--other``."""
+    return argument.startswith("-o") and len(argument) > 2
+
 
 # The largest numbers that messages take; within them the admin service says what is too much.
 MOST_UINT32 = 2**32 - 1
 MOST_INT64 = 2**63 - 1
 
 
+# Address, TLS, pool, output, time-outs, credentials: those of the admin service, of etcd and of sources.
+_FROM_ENVIRONMENT = frozenset(
+    "--admin --context --tls-ca --tls-cert --tls-key --pool --output --timeout --look-seconds --credentials "
+    "--hf-endpoint --etcd --etcd-tls-ca --etcd-tls-cert --etcd-tls-key --etcd-user --etcd-password-file".split()
+)
+
+
 def flag(*names: str, help: str, **more: Any) -> Any:  # noqa: A002, ANN401 - typer's own name and type
-    """An option whose environment variable follows from its long name."""
-    return typer.Option(*names, help=help, envvar=variable_of(long_name(names)), **more)
+    """An option; its environment variable, if it has one, follows from its long name."""
+    return typer.Option(*names, help=help, envvar=variable_from(long_name(names)), **more)
+
+
+def variable_from(long: str) -> str | None:
+    """The environment variable of a flag; None: it has none."""
+    return variable_of(long) if long in _FROM_ENVIRONMENT else None
 
 
 def long_name(names: tuple[str, ...]) -> str:
@@ -24,14 +89,88 @@ def long_name(names: tuple[str, ...]) -> str:
     return next(name for name in names if name.startswith("--")).partition("/")[0]
 
 
+Command = Callable[..., None]
+
+
+def spread(group: type[Any]) -> Callable[[Command], Command]:
+    """Gives a command the fields of a dataclass as options; its own parameter `given` gets an instance of that."""
+    fields = [one.replace(kind=one.KEYWORD_ONLY) for one in inspect.signature(group, eval_str=True).parameters.values()]
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        parameters = [
+            one for own in signature.parameters.values() for one in (fields if own.name == "given" else [own])
+        ]
+
+        @wraps(command)
+        def called(**values: Any) -> None:  # noqa: ANN401 - whatever the options hold
+            given = group(**{one.name: values.pop(one.name) for one in fields})
+            command(**values, given=given)
+
+        # What typer reads.
+        called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {one.name: one.annotation for one in parameters}
+        return called
+
+    return decorate
+
+
+def set_given(message: Message, **values: str | float | None) -> None:
+    """Sets those fields of a message whose values are given: None is none."""
+    for name, value in values.items():
+        if value is not None:
+            setattr(message, name, value)
+
+
+def pairs(flag: str, words: Sequence[str], form: str = "KEY=VALUE") -> dict[str, str]:
+    """The pairs that ``KEY=VALUE`` say. Of an error, `flag` is the beginning, and `form` what is to be written.
+
+    Raises:
+        CliError: a word is no pair.
+    """
+    for word in words:
+        key, equals, _ = word.partition("=")
+        if not key or not equals:
+            raise usage(f"{flag}{word}: write {form}")
+    return dict(word.split("=", 1) for word in words)
+
+
+def relabel(flag: str, labels: MutableMapping[str, str], words: Sequence[str]) -> None:
+    """Sets what ``KEY=VALUE`` say, and takes away what ``KEY-`` say. Raises as `pairs`."""
+    for word in words:
+        if "=" not in word and len(word) > 1 and word.endswith("-"):
+            labels.pop(word[:-1], None)
+        else:
+            labels.update(pairs(flag, [word], "KEY=VALUE to set it, KEY- to take it away"))
+
+
 Pool = Annotated[str | None, flag("--pool", metavar="POOL", help="Pool; may be left out while there is only one.")]
 Files = Annotated[
-    list[str], flag("--file", "-f", metavar="FILE", help="Manifest with one or more YAML documents; - is stdin.")
+    list[str],
+    flag("--file", "-f", metavar="FILE", help="Manifest with YAML documents, or a folder of them; - is stdin."),
 ]
 OptionalFiles = Annotated[
-    list[str] | None, flag("--file", "-f", metavar="FILE", help="Manifest with YAML documents; - is stdin.")
+    list[str] | None,
+    flag("--file", "-f", metavar="FILE", help="Manifest with YAML documents, or a folder; - is stdin."),
 ]
+Recursive = Annotated[bool, flag("--recursive", "-R", help="Read the folders inside a folder of manifests too.")]
+Selector = Annotated[
+    list[str] | None,
+    flag("--selector", "-l", metavar="K=V", help="Only what has this label; K=V,K=V or several: all of them."),
+]
+DeleteLimit = Annotated[
+    int, flag("--delete-limit", metavar="N", min=1, help="Refuse to delete more by labels, see --dry-run.")
+]
+Yes = Annotated[bool, flag("--yes", "-y", help="Do not ask before something is removed.")]
 Wait = Annotated[bool, flag("--wait", help="Wait until every replica that should serve it does (exit 7 if not).")]
+Force = Annotated[
+    bool,
+    flag("--force", help="Go on although a folder is missing here, a path has .. in it, or files have another digest."),
+]
+MinReady = Annotated[
+    int,
+    flag("--min-ready", metavar="N", min=0, max=MOST_UINT32, help="With --wait: so many replicas suffice; 0: all."),
+]
 DryRun = Annotated[bool, flag("--dry-run", help="Check everything, change nothing.")]
 NoAtomic = Annotated[
     bool, flag("--no-atomic", help="Allow several transactions: several pools, or more than one transaction takes.")
@@ -53,7 +192,8 @@ Etag = Annotated[str, flag("--etag", metavar="REV", help="Refuse unless it is st
 Watch = Annotated[bool, flag("--watch", "-w", help="Go on and print every change.")]
 Folder = Annotated[Path, flag("--dir", metavar="DIR", help="Where the stack keeps its data, logs and state.")]
 Credentials = Annotated[
-    Path | None, flag("--credentials", metavar="FILE", help="Credentials of this desk, in the form of the sidecar's.")
+    Path | None,
+    flag("--credentials", metavar="FILE", help="Credentials of this machine, in the form of the sidecar's."),
 ]
 Credential = Annotated[str | None, flag("--credential", metavar="NAME", help="The one to use.")]
 HfEndpoint = Annotated[

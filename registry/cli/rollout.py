@@ -7,14 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import grpc
-
-from registry.cli.client import Client
-from registry.cli.failure import CliError, Exit, Failure
-from registry.cli.rpc_errors import rpc_failure
-from registry.cli.wire import state_name
-from registry.client.refusals import worth_repeating
-from registry.errors import Reason
+from registry.cli.client import AdminClient
+from registry.cli.failure import CliError, CommandFailure, Exit
+from registry.cli.views.messages import meanwhile, state_name
+from registry.model.errors import Reason
 from registry.v1 import registry_pb2 as pb
 
 _AT_ONCE = 16
@@ -24,26 +20,52 @@ _PAUSE_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A generation that replicas should come to serve; 0: the present one."""
+class RolloutTarget:
+    """A generation that replicas should come to serve; 0: the present one.
+
+    `min_ready`: so many suffice; 0: it takes all that should serve it.
+    """
 
     pool: str
     name: str
     generation: int
+    min_ready: int = 0
+
+    def is_served(self, rollout: pb.Rollout) -> bool:
+        """True if so many serve it that nobody waits for the others."""
+        serving = sum(one.state == pb.RolloutReplica.SERVING for one in rollout.replicas)
+        is_present = rollout.failure in {"", "replicas_failed"} and not rollout.HasField("canary")
+        return is_present and 0 < self.min_ready <= serving
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class FollowedRollout:
     """How far a rollout was when it was last seen; None: it was never seen."""
 
-    target: Target
+    target: RolloutTarget
     rollout: pb.Rollout | None
 
 
-Seen = Callable[[Target, pb.Rollout], None]
+# What a replica waits for that nothing but somebody's change brings.
+_STUCK = frozenset({"over_capacity"})
+REMEDY = "raise the engines' --max-cpu-loras or the pool's --max-adapters, delete others, or apply some with load: lazy"
 
 
-def follow_all(client: Client, targets: Sequence[Target], timeout_seconds: float, seen: Seen) -> list[Followed]:
+def cannot_come(rollout: pb.Rollout) -> bool:
+    """True if whoever does not serve it will not, unless something else is changed."""
+    counted = [one for one in rollout.replicas if one.canary or not rollout.HasField("canary")]
+    behind = [one for one in counted if one.state != pb.RolloutReplica.SERVING]
+    stuck = [one for one in behind if one.state == pb.RolloutReplica.PENDING and one.reason in _STUCK]
+    failed = [one for one in behind if one.state == pb.RolloutReplica.FAILED]
+    return bool(stuck) and len(stuck) + len(failed) == len(behind)
+
+
+Seen = Callable[[RolloutTarget, pb.Rollout], None]
+
+
+def follow_all(
+    client: AdminClient, targets: Sequence[RolloutTarget], timeout_seconds: float, seen: Seen
+) -> list[FollowedRollout]:
     """Follows each rollout until it is done, all until one deadline. `seen` is called from several threads.
 
     Raises:
@@ -60,29 +82,29 @@ def follow_all(client: Client, targets: Sequence[Target], timeout_seconds: float
             raise
 
 
-def look(client: Client, target: Target) -> pb.Rollout | None:
+def look(client: AdminClient, target: RolloutTarget) -> pb.Rollout | None:
     """How far a rollout is now; None if that could not be seen in time."""
     return _follow(client, target, time.monotonic(), lambda _target, _rollout: None).rollout
 
 
-def _follow(client: Client, target: Target, end: float, seen: Seen) -> Followed:
+def _follow(client: AdminClient, target: RolloutTarget, end: float, seen: Seen) -> FollowedRollout:
     last: pb.Rollout | None = None
     while True:
         try:
             for rollout in client.watch_rollout(_request(target), _remaining(end)):
                 last = rollout
                 seen(target, rollout)
-                if rollout.done or time.monotonic() > end:
-                    return Followed(target, rollout)
-        except grpc.RpcError as error:
-            if not worth_repeating(error):
-                raise CliError(rpc_failure(error, client.address)) from error
+                if rollout.done or target.is_served(rollout) or cannot_come(rollout) or time.monotonic() > end:
+                    return FollowedRollout(target, rollout)
+        except CliError as error:
+            if error.failure.exit is not Exit.UNAVAILABLE:
+                raise
         if time.monotonic() > end:
-            return Followed(target, last)
+            return FollowedRollout(target, last)
         time.sleep(_PAUSE_SECONDS)
 
 
-def _request(target: Target) -> pb.WatchRolloutRequest:
+def _request(target: RolloutTarget) -> pb.WatchRolloutRequest:
     return pb.WatchRolloutRequest(pool=target.pool, name=target.name, generation=target.generation)
 
 
@@ -91,26 +113,32 @@ def _remaining(end: float) -> float:
     return left if left > _LOOK_SECONDS / 10 else _LOOK_SECONDS
 
 
-def check_served(followed: Iterable[Followed]) -> None:
+def check_served(followed: Iterable[FollowedRollout]) -> None:
     """Returns if every rollout succeeded.
 
     Raises:
-        CliError: exit 7 if any was refused for good, else exit 6 if any is still pending at the deadline.
+        CliError: exit 7 if any was refused for good or cannot come, else exit 6 if any is still pending.
     """
-    everything = list(followed)
+    everything = [one for one in followed if one.rollout is None or not one.target.is_served(one.rollout)]
     failed = [one for one in everything if one.rollout is not None and one.rollout.done and one.rollout.failure]
     if failed:
-        raise CliError(Failure(Exit.ROLLOUT_FAILED, Reason.ROLLOUT_FAILED, _told(failed)))
+        raise CliError(CommandFailure(Exit.ROLLOUT_FAILED, Reason.ROLLOUT_FAILED, _told(failed)))
+    stuck = [one for one in everything if one.rollout is not None and cannot_come(one.rollout)]
+    if stuck:
+        message = f"{_told(stuck)}; there is no room for it, and waiting brings none: {REMEDY}"
+        raise CliError(CommandFailure(Exit.ROLLOUT_FAILED, Reason.ROLLOUT_FAILED, message))
     pending = [one for one in everything if one.rollout is None or not one.rollout.done]
     if pending:
-        raise CliError(Failure(Exit.UNAVAILABLE, Reason.DEADLINE_EXCEEDED, f"not served in time: {_told(pending)}"))
+        raise CliError(
+            CommandFailure(Exit.UNAVAILABLE, Reason.DEADLINE_EXCEEDED, f"not served in time: {_told(pending)}")
+        )
 
 
-def _told(followed: Sequence[Followed]) -> str:
+def _told(followed: Sequence[FollowedRollout]) -> str:
     return "; ".join(describe(one) for one in followed)
 
 
-def describe(followed: Followed) -> str:
+def describe(followed: FollowedRollout) -> str:
     """Who does not serve it, and why, in one line."""
     rollout = followed.rollout
     if rollout is None:
@@ -122,7 +150,7 @@ def describe(followed: Followed) -> str:
     return f"{rollout.name} generation {rollout.generation}: {told}" + (f" ({who})" if who else "")
 
 
-def _told_of(rollout: pb.Rollout, target: Target, served: str) -> str:
+def _told_of(rollout: pb.Rollout, target: RolloutTarget, served: str) -> str:
     """How far it is; `served` says how many of those that count serve it."""
     if rollout.failure:
         return f"{rollout.failure} - {rollout.canary.halted}" if rollout.canary.halted else rollout.failure
@@ -136,4 +164,7 @@ def _told_of(rollout: pb.Rollout, target: Target, served: str) -> str:
 
 def _behind(replica: pb.RolloutReplica) -> str:
     why = " - ".join(part for part in (replica.reason, replica.message) if part)
-    return f"{replica.replica} {state_name(replica)}" + (f": {why}" if why else "")
+    what = f"{state_name(replica)}" + (f": {why}" if why else "")
+    if serving := meanwhile(replica):
+        return f"{replica.replica} {serving}, generation {replica.generation} {what}"
+    return f"{replica.replica} {what}"

@@ -1,45 +1,167 @@
-"""What the global options say, and how a command gets its connection and its output."""
+"""Session of one command: global options, connection, output."""
 
 from __future__ import annotations
 
+import os
+import sys
 import uuid
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 
 import typer
 
-from registry.cli.client import Client, open_channel
-from registry.cli.failure import CliError, failure_of, not_found, usage
-from registry.cli.output import Format, Printer
-from registry.client.connection import Tls
-from registry.errors import InvalidArgument, Reason
+from registry.cli.client import AdminClient
+from registry.cli.contexts import AdminContext, context_path, load_contexts
+from registry.cli.failure import CliError, CommandFailure, Exit, failure_of, not_found, refused, usage
+from registry.cli.options import DEFAULT_ADMIN
+from registry.cli.views.output import Format, Printer
+from registry.client.address import Tls
+from registry.lora.text import printable
+from registry.model.errors import InvalidArgument, Reason
 from registry.model.names import check_request_id
+from registry.tools.devstack.stack_file import DEFAULT_FOLDER, FILE, FolderNotTrusted, StackError, admin_of_stack
 
 READ_SECONDS = 10.0
 WRITE_SECONDS = 30.0
 ROLLOUT_SECONDS = 300.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Session:
-    """The global options of one run."""
+    """The global options of one run; `named_admin` is None where neither flag, variable nor context names one.
 
-    admin: str
+    `context` is the one in use, `context_name` its name; None: none is. `is_context_typed`: the command line names it.
+    `waits`: the user said how long a call may take, so that it is waited for also while etcd is away.
+    """
+
+    named_admin: str | None
     form: Format
     tls: Tls
+    context: AdminContext | None = None
+    context_name: str = ""
+    is_context_typed: bool = False
+    waits: bool = False
 
-    def client(self, timeout_seconds: float) -> Client:
-        """A connection whose calls may take `timeout_seconds` each, repetitions included."""
-        return Client(open_channel(self.admin, self.tls), self.admin, timeout_seconds=timeout_seconds)
+    @property
+    def is_protected(self) -> bool:
+        """True if what removes is asked about."""
+        return self.context is not None and self.context.protected
+
+    @cached_property
+    def admin(self) -> str:
+        """HOST:PORT of the admin service; standard error tells of one that the user did not name.
+
+        With JSON, standard error is one object for programs, so nothing is added to it there.
+
+        Raises:
+            CliError: it would be that of a stack that does not run, or that is not ours.
+        """
+        if self.named_admin is not None:
+            return self.named_admin
+        try:
+            of_stack = admin_of_stack(DEFAULT_FOLDER)
+        except StackError as error:
+            raise stack_failure(error, "or name an admin service with --admin or LORAPLANE_ADMIN") from error
+        if self.form is not Format.JSON:
+            why = (
+                f"of the stack in {DEFAULT_FOLDER}" if of_stack else "the default; --admin or LORAPLANE_ADMIN names one"
+            )
+            sys.stderr.write(f"admin service: {of_stack or DEFAULT_ADMIN} ({why})\n")
+        return of_stack or DEFAULT_ADMIN
+
+    def client(self, timeout_seconds: float) -> AdminClient:
+        """A connection whose calls may take `timeout_seconds` each, repetitions included. Raises as `admin` does."""
+        return AdminClient(
+            self.admin, self.tls, timeout_seconds=timeout_seconds, waits=self.waits, before_change=self._tell_context
+        )
+
+    def _tell_context(self) -> None:
+        """Says which context is changed, unless the command line names it."""
+        if self.context is not None and not self.is_context_typed and self.form is not Format.JSON:
+            sys.stderr.write(f"context: {printable(self.context_name)} ({printable(self.context.admin)})\n")
 
     def printer(self) -> Printer:
         return Printer(self.form)
 
 
+_LOCAL = {"completion", "config", "dev", "digest", "explain", "schema"}
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalOptions:
+    """The global options as flags and variables give them. `typed` names those that stand on the command line."""
+
+    admin: str | None
+    context: str | None
+    form: Format
+    tls: Tls
+    typed: Collection[str]
+
+
+def global_options(root: typer.Context) -> GlobalOptions:
+    """The global options of a command line, whose root context this is."""
+    given, typed = root.params, [name for name in root.params if is_typed(root, name)]
+    tls = Tls(given.get("tls_ca"), given.get("tls_cert"), given.get("tls_key"))
+    form = given.get("output") or Format.TABLE
+    return GlobalOptions(given.get("admin") or None, given.get("named_context") or None, form, tls, typed)
+
+
+def session_from(given: GlobalOptions, subcommand: str | None) -> Session:
+    """The session that the global options say. Commands that ask no admin service read no contexts.
+
+    A context that is typed goes before all that variables say; an address that is named goes before the context of
+    ``use-context``, and so does the stack of the working directory, so that nobody changes a service that is elsewhere.
+
+    Raises:
+        CliError: the address and a context are named alike, there is no such context, or contexts cannot be read.
+    """
+    name = None if subcommand in _LOCAL else _context_name(given)
+    file = load_contexts(context_path()) if name is not None else None
+    if file is None or not (name := name or file.current):
+        return Session(given.admin, given.form, given.tls)
+    one = file.named(name)
+    tls = Tls(
+        given.tls.ca if "tls_ca" in given.typed else _path(one.tls_ca),
+        given.tls.cert if "tls_cert" in given.typed else _path(one.tls_cert),
+        given.tls.key if "tls_key" in given.typed else _path(one.tls_key),
+    )
+    return Session(one.admin, given.form, tls, one, name, "named_context" in given.typed)
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
+
+
+def _context_name(given: GlobalOptions) -> str | None:
+    """The name of the context in use; empty: the current one; None: none is."""
+    is_typed_context = given.context is not None and "named_context" in given.typed
+    is_typed_admin = given.admin is not None and "admin" in given.typed
+    if given.admin is not None and given.context is not None and is_typed_context == is_typed_admin:
+        raise usage("an address (--admin, LORAPLANE_ADMIN) and a context (--context, LORAPLANE_CONTEXT); name one")
+    if is_typed_context or (given.context is not None and not is_typed_admin):
+        return given.context
+    if given.admin is not None:
+        return None
+    return None if os.path.lexists(DEFAULT_FOLDER / FILE) else ""
+
+
+def stack_failure(error: StackError, remedy: str = "") -> CliError:
+    """A local stack that cannot be used, as a command tells it."""
+    message = f"{error}, {remedy}" if remedy else str(error)
+    if isinstance(error, FolderNotTrusted):
+        return refused(Reason.STACK_NOT_TRUSTED, message)
+    return CliError(CommandFailure(Exit.UNAVAILABLE, Reason.STACK_NOT_READY, message))
+
+
 def session_of(context: typer.Context) -> Session:
-    """The session that the root command made."""
+    """The session that the root command made; it waits if this command was told how long."""
     session = context.find_object(Session)
     if session is None:
         raise usage("a command of loraplane runs below loraplane itself")
+    if context.params.get("timeout") is not None and not session.waits:
+        context.obj = session = replace(session, waits=True)
     return session
 
 
@@ -64,7 +186,7 @@ def request_id_or_new(given: str | None) -> str:
     return given
 
 
-def pool_or_only(client: Client, given: str | None) -> str:
+def pool_or_only(client: AdminClient, given: str | None) -> str:
     """The pool that the user gave, or the only one there is.
 
     Raises:

@@ -5,23 +5,37 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
+import warnings
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from registry.client.calls import Calls, open_channel
-from registry.client.connection import Tls
-from registry.client.published import Canaries, Published, not_served, published_of, strategy_of
+from registry.client.adapters import (
+    AdapterHistory,
+    AdapterListing,
+    Canaries,
+    Published,
+    RegisteredAdapter,
+    adapter_of,
+    history_of,
+    listing_of,
+    not_served,
+    published_of,
+    strategy_of,
+)
+from registry.client.address import Tls
 from registry.client.residency import Follower, PoolResidency
-from registry.errors import InvalidArgument, Reason
-from registry.lora.directory import check_files, digest_of
+from registry.client.transport import AdminCalls
 from registry.lora.findings import UnfitAdapter, summary
+from registry.model.errors import InvalidArgument, Reason
 from registry.v1 import registry_pb2 as pb
 
 CALL_SECONDS = 30.0
 WAIT_SECONDS = 300.0
+_PAGE_SIZE = 1000
+_Change = pb.ApplyAdaptersRequest | pb.RollbackAdapterRequest
 
 
 class AsyncRegistry:
@@ -29,15 +43,16 @@ class AsyncRegistry:
 
     Args:
         address: HOST:PORT of the admin service.
-        tls: for a service with certificates.
-        timeout_seconds: how long one call may take, repetitions included; waiting for replicas has its own.
+        tls: for a service with certificates; None: without TLS.
+        timeout_seconds: how long one call may take, repetitions included, unless it says otherwise; waiting for
+            replicas has a time of its own.
 
     Raises:
         InvalidArgument: `address` is none, or a file of `tls` cannot be used.
     """
 
     def __init__(self, address: str, *, tls: Tls | None = None, timeout_seconds: float = CALL_SECONDS) -> None:
-        self._calls = Calls(open_channel(address, tls), timeout_seconds)
+        self._calls = AdminCalls(address, tls, timeout_seconds)
 
     async def __aenter__(self) -> Self:
         return self
@@ -45,6 +60,10 @@ class AsyncRegistry:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Ends the connection. Safe to call twice."""
         await self._calls.aclose()
 
     async def publish(
@@ -58,6 +77,7 @@ class AsyncRegistry:
         priority: int = 0,
         canaries: Canaries | None = None,
         wait: float | bool = True,
+        timeout_seconds: float = WAIT_SECONDS,
         request_id: str = "",
     ) -> Published:
         """Makes an adapter what `source` holds; returns once every replica that should serve it does.
@@ -71,22 +91,27 @@ class AsyncRegistry:
                 URI (``s3://…``), pinned by `digest`. Files of a generation must not change: write each to a place of
                 its own.
             name: of the adapter; the part before a slash is the tenant.
-            pool: which replicas.
-            digest: manifest digest of a URI; empty: not pinned.
+            pool: its replicas serve it.
+            digest: manifest digest, ``sha256:`` and 64 hex digits; empty: not pinned where `source` is a URI.
             labels: for people and filters.
-            priority: higher is loaded first.
-            canaries: who takes it first; None: all at once.
-            wait: seconds for the replicas; True: `WAIT_SECONDS`; False: do not wait.
+            priority: higher is loaded first; -1000 to 1000.
+            canaries: replicas that take it first; None: all take it at once.
+            wait: False: return once it is registered. Seconds in place of True are deprecated: use `timeout_seconds`.
+            timeout_seconds: for the change and for the replicas together, from when the files are digested; the change
+                itself has at most the time of a call of the connection.
             request_id: to repeat a call whose outcome is not known; empty: a new one.
 
         Raises:
             InvalidArgument: the directory holds no adapter, or the registry refuses a field.
+            NotFound: there is no such pool.
             FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it, or its rollout was halted; `metadata`
-                says which and why.
-            Unavailable: no answer, or not served in time: the message says who is missing and why. The change may have
-                been made; repeat with the ``request_id`` in `metadata`, which goes on waiting.
+                names the replicas and their reasons.
+            ResourceExhausted: a quota of the tenant, or the space of the store.
+            Unavailable: no answer, or not served in time: the message names the replicas that are missing. The change
+                may have been made; repeat with the ``request_id`` in `metadata`, which goes on waiting.
             RegistryError: as the registry refused it otherwise.
         """
+        is_waiting, timeout_seconds = waiting_of(wait, timeout_seconds)
         uri, pinned = await asyncio.to_thread(_located, source, digest)
         with _fitting("priority, labels or canaries"):
             spec = pb.AdapterSpec(
@@ -97,62 +122,213 @@ class AsyncRegistry:
             )
         with _fitting("name"):
             change = pb.AdapterChange(upsert=pb.Adapter(name=name, spec=spec))
-        published = published_of(await self._apply(pool, change, request_id))
-        if wait is not False:
-            await self.wait_served(published, WAIT_SECONDS if wait is True else wait)
-        return published
+        request = pb.ApplyAdaptersRequest(pool=pool, changes=[change], request_id=request_id)
+        return await self._rolled_out("ApplyAdapters", request, timeout_seconds, wait=is_waiting)
 
-    async def wait_served(self, published: Published, wait_seconds: float = WAIT_SECONDS) -> None:
+    async def wait(self, adapter: Published | RegisteredAdapter, *, timeout_seconds: float = WAIT_SECONDS) -> None:
         """Returns once every replica that should serve this generation does.
 
+        Args:
+            adapter: what `publish`, `rollback`, `get` or `history` returned.
+            timeout_seconds: for the replicas.
+
         Raises:
-            FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it, or it was superseded or deleted.
-            Unavailable: it is not served in time.
+            NotFound: there is no such adapter, or no such pool.
+            FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it, or it was superseded, deleted or halted.
+            Unavailable: it is not served in time, or the admin service was not reached.
+            RegistryError: as the admin service refused it otherwise.
         """
-        request = pb.WatchRolloutRequest(pool=published.pool, name=published.name, generation=published.generation)
+        request = pb.WatchRolloutRequest(pool=adapter.pool, name=adapter.name, generation=adapter.generation)
         last: pb.Rollout | None = None
         try:
             async with (
-                asyncio.timeout(wait_seconds),
-                aclosing(self._calls.stream("WatchRollout", request, pb.Rollout)) as rollouts,
+                asyncio.timeout(timeout_seconds),
+                aclosing(self._calls.follow("WatchRollout", request, pb.Rollout)) as rollouts,
             ):
                 async for last in rollouts:
                     if last.done:
                         break
         except TimeoutError:
             pass  # what is said below is what was heard last
-        if (error := not_served(published, last)) is not None:
+        if (error := not_served(adapter, last)) is not None:
             raise error
 
-    async def withdraw(self, name: str, pool: str, *, request_id: str = "") -> None:
-        """Deletes an adapter.
+    async def rollback(
+        self,
+        name: str,
+        pool: str,
+        *,
+        to_generation: int = 0,
+        etag: str = "",
+        wait: bool = True,
+        timeout_seconds: float = WAIT_SECONDS,
+        request_id: str = "",
+    ) -> Published:
+        """Makes a new generation with the spec of an earlier one; returns once every replica that should serve it does.
+
+        Args:
+            name: of the adapter, which may have been deleted; case does not count.
+            pool: its pool.
+            to_generation: the earlier generation; 0: the one before the present one.
+            etag: refuse unless the adapter has it; empty: no condition.
+            wait: False: return once it is registered.
+            timeout_seconds: for the change and for the replicas together; the change itself has at most the time of a
+                call of the connection.
+            request_id: to repeat a call whose outcome is not known; empty: a new one.
 
         Raises:
-            NotFound: there is none.
+            NotFound: there is no such adapter, or the generation is not kept.
+            Conflict: `etag` is stale.
+            FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it; `metadata` names them and their reasons.
+            Unavailable: no answer, or not served in time; see `publish`.
             RegistryError: as the registry refused it otherwise.
         """
-        await self._apply(pool, pb.AdapterChange(delete=name), request_id)
+        with _fitting("name, to_generation or etag"):
+            request = pb.RollbackAdapterRequest(
+                pool=pool, name=name, to_generation=to_generation, etag=etag, request_id=request_id
+            )
+        return await self._rolled_out("RollbackAdapter", request, timeout_seconds, wait=wait)
 
-    async def residency(self, pool: str) -> AsyncGenerator[PoolResidency, None]:
-        """Where a pool's adapters are, whole, at once and after every change; for routers. To be closed (`aclosing`).
+    async def withdraw(
+        self,
+        name: str,
+        pool: str,
+        *,
+        etag: str = "",
+        timeout_seconds: float | None = None,
+        request_id: str = "",
+    ) -> None:
+        """Deletes an adapter. Replicas unload it afterwards; this does not wait for them.
 
-        When the connection breaks it is made again, and what was told last holds until then.
+        Args:
+            name: of the adapter; case does not count.
+            pool: its pool.
+            etag: refuse unless the adapter has it; empty: no condition.
+            timeout_seconds: repetitions included; None: that of the connection.
+            request_id: to repeat a call whose outcome is not known; empty: a new one.
+
+        Raises:
+            NotFound: there is no such adapter, or no such pool.
+            Conflict: `etag` is stale.
+            Unavailable: no answer in time. It may have been deleted; repeat with the ``request_id`` in `metadata`.
+            RegistryError: as the admin service refused it otherwise.
+        """
+        change = pb.AdapterChange(delete=name, etag=etag)
+        request = pb.ApplyAdaptersRequest(pool=pool, changes=[change], request_id=request_id)
+        await self._changed("ApplyAdapters", request, timeout_seconds)
+
+    async def get(self, name: str, pool: str, *, timeout_seconds: float | None = None) -> RegisteredAdapter:
+        """The adapter as it is now.
+
+        Args:
+            name: of the adapter; case does not count.
+            pool: its pool.
+            timeout_seconds: repetitions included; None: that of the connection.
+
+        Raises:
+            NotFound: there is no such adapter, or no such pool.
+            Unavailable: no answer in time.
+            RegistryError: as the admin service refused it otherwise.
+        """
+        request = pb.GetAdapterRequest(pool=pool, name=name)
+        return adapter_of(await self._calls.unary("GetAdapter", request, pb.Adapter, timeout_seconds=timeout_seconds))
+
+    async def list(self, pool: str, *, matching: str = "", timeout_seconds: float | None = None) -> AdapterListing:
+        """All adapters of a pool, at one revision.
+
+        Args:
+            pool: whose adapters.
+            matching: terms ``field=value`` joined by `` AND ``; fields: name (a prefix with a trailing ``*``), tenant,
+                load, label.KEY. Empty: all.
+            timeout_seconds: of each page of 1000, repetitions included; None: that of the connection.
+
+        Raises:
+            InvalidArgument: `matching` cannot be read.
+            NotFound: there is no such pool.
+            Unavailable: no answer in time.
+            RegistryError: as the admin service refused it otherwise.
+        """
+        request = pb.ListAdaptersRequest(pool=pool, page_size=_PAGE_SIZE, filter=matching)
+        pages = self._calls.pages("ListAdapters", request, pb.ListAdaptersResponse, timeout_seconds)
+        async with aclosing(pages):
+            return listing_of([page async for page in pages])
+
+    async def history(self, name: str, pool: str, *, timeout_seconds: float | None = None) -> AdapterHistory:
+        """The generations of an adapter that are kept, also of one that was deleted.
+
+        Args:
+            name: of the adapter; case does not count.
+            pool: its pool.
+            timeout_seconds: repetitions included; None: that of the connection.
+
+        Raises:
+            NotFound: there never was such an adapter, or there is no such pool.
+            Unavailable: no answer in time.
+            RegistryError: as the admin service refused it otherwise.
+        """
+        request = pb.ListAdapterHistoryRequest(pool=pool, name=name)
+        history = await self._calls.unary(
+            "ListAdapterHistory", request, pb.ListAdapterHistoryResponse, timeout_seconds=timeout_seconds
+        )
+        return history_of(history)
+
+    async def residency(
+        self, pool: str, *, timeout_seconds: float | None = None
+    ) -> AsyncGenerator[PoolResidency, None]:
+        """The replicas that serve each adapter of a pool, whole, at once and after every change; for routers.
+
+        When the connection breaks it is made again, and the last state holds until then. Close the generator at the end
+        (`contextlib.closing`, `contextlib.aclosing`).
+
+        Args:
+            pool: whose adapters.
+            timeout_seconds: how long the admin service may be out of reach; None: for ever.
 
         Raises:
             NotFound: there is no such pool.
+            Unavailable: the admin service was out of reach for longer than `timeout_seconds`.
             RegistryError: as the admin service refused it otherwise.
         """
         request = pb.WatchResidencyRequest(pool=pool)
         follower = Follower()
-        async with aclosing(self._calls.stream("WatchResidency", request, pb.WatchResidencyResponse)) as responses:
+        responses = self._calls.follow("WatchResidency", request, pb.WatchResidencyResponse, timeout_seconds)
+        async with aclosing(responses):
             async for response in responses:
                 if (state := follower.take(response)) is not None:
                     yield state
 
-    async def _apply(self, pool: str, change: pb.AdapterChange, request_id: str) -> pb.ApplyAdaptersResponse:
-        request_id = request_id or str(uuid.uuid4())
-        request = pb.ApplyAdaptersRequest(pool=pool, changes=[change], request_id=request_id)
-        return await self._calls.unary("ApplyAdapters", request, pb.ApplyAdaptersResponse, request_id)
+    async def wait_served(self, published: Published, wait_seconds: float = WAIT_SECONDS) -> None:
+        """Deprecated: use `wait`."""
+        warnings.warn("wait_served is deprecated; use wait", DeprecationWarning, stacklevel=2)
+        await self.wait(published, timeout_seconds=wait_seconds)
+
+    async def _rolled_out(self, method: str, request: _Change, timeout_seconds: float, *, wait: bool) -> Published:
+        """The generation that a change makes, once it is served if that is waited for."""
+        now = asyncio.get_running_loop().time
+        end = now() + timeout_seconds
+        response = await self._changed(method, request, min(timeout_seconds, self._calls.timeout_seconds))
+        published = published_of(response)
+        if wait:
+            await self.wait(published, timeout_seconds=max(0.0, end - now()))
+        return published
+
+    async def _changed(self, method: str, request: _Change, timeout_seconds: float | None) -> pb.ApplyAdaptersResponse:
+        request.request_id = request.request_id or str(uuid.uuid4())
+        return await self._calls.unary(
+            method,
+            request,
+            pb.ApplyAdaptersResponse,
+            request_id=request.request_id,
+            timeout_seconds=timeout_seconds,
+        )
+
+
+def waiting_of(wait: float | bool, timeout_seconds: float) -> tuple[bool, float]:
+    """Whether to wait, and for how many seconds, from both spellings."""
+    if isinstance(wait, bool):
+        return wait, timeout_seconds
+    warnings.warn("seconds in wait are deprecated; use timeout_seconds", DeprecationWarning, stacklevel=3)
+    return True, wait
 
 
 @contextmanager
@@ -176,6 +352,9 @@ def _located(source: str | os.PathLike[str], digest: str) -> tuple[str, str]:
 
 
 def _digest(folder: Path) -> str:
+    # Only who publishes a directory needs what reads adapters.
+    from registry.lora.directory import check_files, digest_of  # noqa: PLC0415
+
     try:
         check_files(folder)
         return digest_of(folder)

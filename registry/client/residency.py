@@ -1,4 +1,4 @@
-"""Where adapters are served, as a router keeps it. Pure."""
+"""Residency of a pool as a router keeps it. Pure."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class WantedResidence:
+    """A generation that a replica is to serve while it serves another: how it stands to it, and why."""
+
+    generation: int
+    state: State
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Residence:
     """One replica's part in an adapter.
 
@@ -28,11 +37,12 @@ class Residence:
         engine_url: of its engine, as its sidecar reaches it.
         labels: of the replica.
         model: what requests to that engine call the adapter.
-        generation: that it serves, or is to serve.
+        generation: that it serves, or is to serve; 0: it serves an earlier one, it is not known which.
         state: only `State.SERVING` is proven to serve.
         reason: why it does not serve.
         loaded: it is loaded now; lazy adapters are loaded at the first request.
         last_used: of a lazy adapter that is loaded, RFC 3339, to the minute.
+        wanted: what it is to serve, where it serves something else; None: it does not.
     """
 
     replica: str
@@ -44,6 +54,7 @@ class Residence:
     reason: str
     loaded: bool
     last_used: str
+    wanted: WantedResidence | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +116,12 @@ def _residence(one: pb.Residence) -> Residence:
         one.reason,
         one.loaded,
         one.last_used,
+        _wanted(one) if one.wanted_state else None,
     )
+
+
+def _wanted(one: pb.Residence) -> WantedResidence:
+    return WantedResidence(one.wanted_generation, _state(one.wanted_state), one.wanted_reason)
 
 
 def _state(state: pb.RolloutReplica.State) -> State:

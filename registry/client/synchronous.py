@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
-from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping
+import warnings
+from collections.abc import Generator, Mapping
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self
 
-from registry.client.asynchronous import CALL_SECONDS, WAIT_SECONDS, AsyncRegistry
-from registry.client.connection import Tls
-from registry.client.published import Canaries, Published
+from registry.client.adapters import AdapterHistory, AdapterListing, Canaries, Published, RegisteredAdapter
+from registry.client.address import Tls
+from registry.client.asynchronous import CALL_SECONDS, WAIT_SECONDS, AsyncRegistry, waiting_of
+from registry.client.background import BackgroundLoop
 from registry.client.residency import PoolResidency
-
-T = TypeVar("T")
 
 
 class Registry:
     """A connection to the admin service, for use in ``with``; `AsyncRegistry` on an event loop of its own.
 
-    Every method takes and raises what that of `AsyncRegistry` does. May be used by several threads.
+    May be used by several threads.
+
+    Args:
+        address: HOST:PORT of the admin service.
+        tls: for a service with certificates; None: without TLS.
+        timeout_seconds: how long one call may take, repetitions included, unless it says otherwise; waiting for
+            replicas has a time of its own.
+
+    Raises:
+        InvalidArgument: `address` is none, or a file of `tls` cannot be used.
     """
 
     def __init__(self, address: str, *, tls: Tls | None = None, timeout_seconds: float = CALL_SECONDS) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="loraplane-client", daemon=True)
-        self._thread.start()
+        self._loop = BackgroundLoop()
         try:
-            self._registry = self._run(_opened(address, tls, timeout_seconds))
+            self._registry = self._loop.run(_opened(address, tls, timeout_seconds))
         except BaseException:  # an interrupt too: nobody else could end the thread
-            self._stop()
+            self._loop.close()
             raise
 
     def __enter__(self) -> Self:
@@ -42,9 +47,8 @@ class Registry:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection."""
-        self._run(self._registry.__aexit__(None, None, None))
-        self._stop()
+        """Ends the connection. Safe to call twice."""
+        self._loop.close(self._registry.aclose)
 
     def publish(
         self,
@@ -57,9 +61,41 @@ class Registry:
         priority: int = 0,
         canaries: Canaries | None = None,
         wait: float | bool = True,
+        timeout_seconds: float = WAIT_SECONDS,
         request_id: str = "",
     ) -> Published:
-        """See `AsyncRegistry.publish`."""
+        """Makes an adapter what `source` holds; returns once every replica that should serve it does.
+
+        With `canaries` that are promoted by hand, it returns once they serve it. What cannot be given here has its
+        default afterwards: an adapter that was placed by number or is lazy comes to all replicas, as by a manifest
+        that does not say so.
+
+        Args:
+            source: a directory that the replicas see at the same path, whose digest is computed and pinned here; or a
+                URI (``s3://…``), pinned by `digest`. Files of a generation must not change: write each to a place of
+                its own.
+            name: of the adapter; the part before a slash is the tenant.
+            pool: its replicas serve it.
+            digest: manifest digest, ``sha256:`` and 64 hex digits; empty: not pinned where `source` is a URI.
+            labels: for people and filters.
+            priority: higher is loaded first; -1000 to 1000.
+            canaries: replicas that take it first; None: all take it at once.
+            wait: False: return once it is registered. Seconds in place of True are deprecated: use `timeout_seconds`.
+            timeout_seconds: for the change and for the replicas together, from when the files are digested; the change
+                itself has at most the time of a call of the connection.
+            request_id: to repeat a call whose outcome is not known; empty: a new one.
+
+        Raises:
+            InvalidArgument: the directory holds no adapter, or the registry refuses a field.
+            NotFound: there is no such pool.
+            FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it, or its rollout was halted; `metadata`
+                names the replicas and their reasons.
+            ResourceExhausted: a quota of the tenant, or the space of the store.
+            Unavailable: no answer, or not served in time: the message names the replicas that are missing. The change
+                may have been made; repeat with the ``request_id`` in `metadata`, which goes on waiting.
+            RegistryError: as the registry refused it otherwise.
+        """
+        is_waiting, timeout_seconds = waiting_of(wait, timeout_seconds)
         publishing = self._registry.publish(
             source,
             name,
@@ -68,44 +104,165 @@ class Registry:
             labels=labels,
             priority=priority,
             canaries=canaries,
-            wait=wait,
+            wait=is_waiting,
+            timeout_seconds=timeout_seconds,
             request_id=request_id,
         )
-        return self._run(publishing)
+        return self._loop.run(publishing)
+
+    def wait(self, adapter: Published | RegisteredAdapter, *, timeout_seconds: float = WAIT_SECONDS) -> None:
+        """Returns once every replica that should serve this generation does.
+
+        Args:
+            adapter: what `publish`, `rollback`, `get` or `history` returned.
+            timeout_seconds: for the replicas.
+
+        Raises:
+            NotFound: there is no such adapter, or no such pool.
+            FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it, or it was superseded, deleted or halted.
+            Unavailable: it is not served in time, or the admin service was not reached.
+            RegistryError: as the admin service refused it otherwise.
+        """
+        self._loop.run(self._registry.wait(adapter, timeout_seconds=timeout_seconds))
+
+    def rollback(
+        self,
+        name: str,
+        pool: str,
+        *,
+        to_generation: int = 0,
+        etag: str = "",
+        wait: bool = True,
+        timeout_seconds: float = WAIT_SECONDS,
+        request_id: str = "",
+    ) -> Published:
+        """Makes a new generation with the spec of an earlier one; returns once every replica that should serve it does.
+
+        Args:
+            name: of the adapter, which may have been deleted; case does not count.
+            pool: its pool.
+            to_generation: the earlier generation; 0: the one before the present one.
+            etag: refuse unless the adapter has it; empty: no condition.
+            wait: False: return once it is registered.
+            timeout_seconds: for the change and for the replicas together; the change itself has at most the time of a
+                call of the connection.
+            request_id: to repeat a call whose outcome is not known; empty: a new one.
+
+        Raises:
+            NotFound: there is no such adapter, or the generation is not kept.
+            Conflict: `etag` is stale.
+            FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it; `metadata` names them and their reasons.
+            Unavailable: no answer, or not served in time; see `publish`.
+            RegistryError: as the registry refused it otherwise.
+        """
+        rolling_back = self._registry.rollback(
+            name,
+            pool,
+            to_generation=to_generation,
+            etag=etag,
+            wait=wait,
+            timeout_seconds=timeout_seconds,
+            request_id=request_id,
+        )
+        return self._loop.run(rolling_back)
+
+    def withdraw(
+        self,
+        name: str,
+        pool: str,
+        *,
+        etag: str = "",
+        timeout_seconds: float | None = None,
+        request_id: str = "",
+    ) -> None:
+        """Deletes an adapter. Replicas unload it afterwards; this does not wait for them.
+
+        Args:
+            name: of the adapter; case does not count.
+            pool: its pool.
+            etag: refuse unless the adapter has it; empty: no condition.
+            timeout_seconds: repetitions included; None: that of the connection.
+            request_id: to repeat a call whose outcome is not known; empty: a new one.
+
+        Raises:
+            NotFound: there is no such adapter, or no such pool.
+            Conflict: `etag` is stale.
+            Unavailable: no answer in time. It may have been deleted; repeat with the ``request_id`` in `metadata`.
+            RegistryError: as the admin service refused it otherwise.
+        """
+        withdrawing = self._registry.withdraw(
+            name, pool, etag=etag, timeout_seconds=timeout_seconds, request_id=request_id
+        )
+        self._loop.run(withdrawing)
+
+    def get(self, name: str, pool: str, *, timeout_seconds: float | None = None) -> RegisteredAdapter:
+        """The adapter as it is now.
+
+        Args:
+            name: of the adapter; case does not count.
+            pool: its pool.
+            timeout_seconds: repetitions included; None: that of the connection.
+
+        Raises:
+            NotFound: there is no such adapter, or no such pool.
+            Unavailable: no answer in time.
+            RegistryError: as the admin service refused it otherwise.
+        """
+        return self._loop.run(self._registry.get(name, pool, timeout_seconds=timeout_seconds))
+
+    def list(self, pool: str, *, matching: str = "", timeout_seconds: float | None = None) -> AdapterListing:
+        """All adapters of a pool, at one revision.
+
+        Args:
+            pool: whose adapters.
+            matching: terms ``field=value`` joined by `` AND ``; fields: name (a prefix with a trailing ``*``), tenant,
+                load, label.KEY. Empty: all.
+            timeout_seconds: of each page of 1000, repetitions included; None: that of the connection.
+
+        Raises:
+            InvalidArgument: `matching` cannot be read.
+            NotFound: there is no such pool.
+            Unavailable: no answer in time.
+            RegistryError: as the admin service refused it otherwise.
+        """
+        return self._loop.run(self._registry.list(pool, matching=matching, timeout_seconds=timeout_seconds))
+
+    def history(self, name: str, pool: str, *, timeout_seconds: float | None = None) -> AdapterHistory:
+        """The generations of an adapter that are kept, also of one that was deleted.
+
+        Args:
+            name: of the adapter; case does not count.
+            pool: its pool.
+            timeout_seconds: repetitions included; None: that of the connection.
+
+        Raises:
+            NotFound: there never was such an adapter, or there is no such pool.
+            Unavailable: no answer in time.
+            RegistryError: as the admin service refused it otherwise.
+        """
+        return self._loop.run(self._registry.history(name, pool, timeout_seconds=timeout_seconds))
+
+    def residency(self, pool: str, *, timeout_seconds: float | None = None) -> Generator[PoolResidency, None, None]:
+        """The replicas that serve each adapter of a pool, whole, at once and after every change; for routers.
+
+        When the connection breaks it is made again, and the last state holds until then. Close the generator at the end
+        (`contextlib.closing`, `contextlib.aclosing`).
+
+        Args:
+            pool: whose adapters.
+            timeout_seconds: how long the admin service may be out of reach; None: for ever.
+
+        Raises:
+            NotFound: there is no such pool.
+            Unavailable: the admin service was out of reach for longer than `timeout_seconds`.
+            RegistryError: as the admin service refused it otherwise.
+        """
+        return self._loop.each(self._registry.residency(pool, timeout_seconds=timeout_seconds))
 
     def wait_served(self, published: Published, wait_seconds: float = WAIT_SECONDS) -> None:
-        """See `AsyncRegistry.wait_served`."""
-        self._run(self._registry.wait_served(published, wait_seconds))
-
-    def withdraw(self, name: str, pool: str, *, request_id: str = "") -> None:
-        """See `AsyncRegistry.withdraw`."""
-        self._run(self._registry.withdraw(name, pool, request_id=request_id))
-
-    def residency(self, pool: str) -> Generator[PoolResidency, None, None]:
-        """See `AsyncRegistry.residency`; to be closed (`contextlib.closing`)."""
-        states = self._registry.residency(pool)
-        try:
-            while (state := self._run(_following(states))) is not None:
-                yield state
-        finally:
-            self._run(states.aclose())
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        running = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return running.result()
-        except BaseException:
-            running.cancel()  # an interrupt of the caller ends what it waited for
-            raise
-
-    def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-async def _following(states: AsyncGenerator[PoolResidency, None]) -> PoolResidency | None:
-    return await anext(states, None)
+        """Deprecated: use `wait`."""
+        warnings.warn("wait_served is deprecated; use wait", DeprecationWarning, stacklevel=2)
+        self.wait(published, timeout_seconds=wait_seconds)
 
 
 async def _opened(address: str, tls: Tls | None, timeout_seconds: float) -> AsyncRegistry:

@@ -1,1 +1,4 @@
-"""The only code that speaks to etcd, in etcd's own terms. `ops` and `errors` are pure; the rest is grpc.aio."""
+"""The etcd client, in etcd's own terms.
+
+`ops` and `errors` are pure; the rest is grpc.aio. No other code speaks to etcd.
+"""

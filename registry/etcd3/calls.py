@@ -1,22 +1,136 @@
-"""How a call reaches a member that answers: one deadline, a token, and repetition only where it is harmless."""
+"""Routes calls to a member that answers: rotation, login, deadline, repetition."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 
+from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.backoff import Backoff
-from registry.etcd3.channel import Connection
+from registry.etcd3.channel import MemberConnection, TlsReader
 from registry.etcd3.classify import may_repeat
-from registry.etcd3.endpoints import Connections, Login
-from registry.etcd3.errors import EtcdError, PermissionDenied, Unauthenticated
-from registry.etcd3.methods import Method, Req, Res
+from registry.etcd3.codec import AUTHENTICATE, Method, Req, Res
+from registry.etcd3.errors import (
+    EtcdError,
+    EtcdInvalidArgument,
+    EtcdPermissionDenied,
+    EtcdUnauthenticated,
+    EtcdUnavailable,
+    NoLeader,
+    Timeout,
+    TooManyRequests,
+)
 from registry.etcd3.options import ClientOptions
+
+
+class Rotation:
+    """A place in the list of endpoints. Starts anywhere, so that many clients spread over the members."""
+
+    def __init__(self, endpoints: tuple[str, ...], rng: random.Random) -> None:
+        self._endpoints = endpoints
+        self._index = rng.randrange(len(endpoints))
+
+    @property
+    def current(self) -> str:
+        return self._endpoints[self._index]
+
+    def leave(self, endpoint: str) -> None:
+        """Goes on to the next endpoint, unless somebody has left `endpoint` already."""
+        if endpoint == self.current:
+            self._index = (self._index + 1) % len(self._endpoints)
+
+
+class Connections:
+    """One connection per endpoint, replaced after a failure: gRPC itself would use a dead one again.
+
+    `tls` reads the files for these connections and for those of watches; None: they are in plain text.
+    """
+
+    def __init__(self, options: ClientOptions, rng: random.Random) -> None:
+        self.tls = TlsReader(options.tls) if options.tls else None
+        self._open: dict[str, MemberConnection] = {}
+        self._rotation = Rotation(options.endpoints, rng)
+        self._closed = False
+
+    def current(self) -> MemberConnection:
+        """The connection to the endpoint in use.
+
+        Raises:
+            TlsFailed: see `registry.etcd3.channel.TlsReader`.
+        """
+        return self.to(self._rotation.current)
+
+    def to(self, endpoint: str) -> MemberConnection:
+        """The connection to an endpoint.
+
+        Raises:
+            TlsFailed: see `registry.etcd3.channel.TlsReader`.
+            Unavailable: the client is closed.
+        """
+        if self._closed:
+            raise EtcdUnavailable(f"{endpoint}: the client is closed", maybe_applied=False)
+        if endpoint not in self._open:
+            self._open[endpoint] = MemberConnection(endpoint, self.tls)
+        return self._open[endpoint]
+
+    async def failed(self, connection: MemberConnection, error: EtcdError) -> None:
+        """Draws the consequences of an error: another member next time, and a fresh connection."""
+        if isinstance(error, EtcdUnavailable | Timeout | NoLeader | TooManyRequests):
+            self._rotation.leave(connection.endpoint)
+        broken = isinstance(error, EtcdUnavailable | Timeout)
+        if broken and self._open.get(connection.endpoint) is connection:
+            del self._open[connection.endpoint]
+            await connection.retire()
+
+    async def close(self) -> None:
+        """Closes every connection at once, and opens no more."""
+        self._closed = True
+        connections = list(self._open.values())
+        self._open.clear()
+        for connection in connections:
+            await connection.close()
+
+
+class Login:
+    """The token of our user: fetched when first needed, replaced once the server no longer knows it."""
+
+    def __init__(self, options: ClientOptions) -> None:
+        self._user = options.user
+        self._password = options.password
+        self._token: str | None = None
+        self._lock = asyncio.Lock()
+
+    async def token(self, connection: MemberConnection, *, deadline: float, stale: str | None = None) -> str | None:
+        """A token other than `stale`, or None if no user is set or the server has authentication switched off.
+
+        Raises:
+            Unauthenticated: user or password are wrong.
+            EtcdError: the login could not be made; nothing else has been sent.
+        """
+        if self._user is None or self._password is None:
+            return None
+        async with self._lock:
+            if self._token is None or self._token == stale:
+                self._token = await self._authenticate(self._user, self._password(), connection, deadline)
+            return self._token
+
+    async def _authenticate(
+        self, user: str, password: str, connection: MemberConnection, deadline: float
+    ) -> str | None:
+        request = rpc.AuthenticateRequest(name=user, password=password)
+        try:
+            reply = await connection.call(AUTHENTICATE, request, deadline=deadline, token=None)
+        except EtcdInvalidArgument as error:
+            if "authentication is not enabled" in str(error):
+                return None
+            raise
+        return reply.token
+
 
 _REPEAT = Backoff(base_seconds=0.05, cap_seconds=1.0)
 
 
-class Calls:
+class MemberCalls:
     """Calls methods of a cluster, whichever member is up. Made inside a running event loop, and of it."""
 
     def __init__(self, options: ClientOptions, rng: random.Random) -> None:
@@ -34,14 +148,19 @@ class Calls:
         """
         deadline = self._now() + (timeout_seconds or self._options.call_timeout_seconds)
         failures = 0
+        cause: EtcdError | None = None
         while True:
             try:
                 return await self._try(method, request, deadline - self._now())
             except EtcdError as error:
                 failures += 1
-                delay = _REPEAT.delay(failures, self._rng)
+                delay = _REPEAT.delay(failures, self._rng.uniform)
                 if not may_repeat(error) or self._now() + delay >= deadline:
-                    raise
+                    if cause is None or not isinstance(error, Timeout):
+                        raise
+                    raise Timeout(f"{error}; before that: {cause}", maybe_applied=error.maybe_applied) from cause
+                # That there is no answer in time tells less than what was told before.
+                cause = cause if isinstance(error, Timeout) else error
             await asyncio.sleep(delay)
 
     async def ask(self, endpoint: str, method: Method[Req, Res], request: Req, timeout_seconds: float) -> Res:
@@ -60,7 +179,9 @@ class Calls:
         alone = method.writes or len(self._options.endpoints) == 1
         return left_seconds if alone else max(left_seconds / 2, min(left_seconds, 0.5))
 
-    async def _on(self, connection: Connection, method: Method[Req, Res], request: Req, timeout_seconds: float) -> Res:
+    async def _on(
+        self, connection: MemberConnection, method: Method[Req, Res], request: Req, timeout_seconds: float
+    ) -> Res:
         async with connection:
             try:
                 return await self._with_token(connection, method, request, timeout_seconds)
@@ -69,13 +190,13 @@ class Calls:
                 raise
 
     async def _with_token(
-        self, connection: Connection, method: Method[Req, Res], request: Req, timeout_seconds: float
+        self, connection: MemberConnection, method: Method[Req, Res], request: Req, timeout_seconds: float
     ) -> Res:
         deadline = self._now() + timeout_seconds
         token = await self.login.token(connection, deadline=deadline)
         try:
             return await connection.call(method, request, deadline=deadline, token=token)
-        except (Unauthenticated, PermissionDenied):
+        except (EtcdUnauthenticated, EtcdPermissionDenied):
             if token is None:
                 raise
         # The server may have forgotten the token, which old servers call "permission denied".

@@ -1,8 +1,9 @@
-"""One connection to one member: channel options, metadata, deadlines, and gRPC's failures as our errors."""
+"""One connection to one member: options, metadata, deadlines, errors."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +13,11 @@ from typing import Any, Self
 import grpc
 
 from registry.etcd3.classify import classify
-from registry.etcd3.errors import Timeout, TlsFailed, Unavailable
-from registry.etcd3.methods import Method, Req, Res
+from registry.etcd3.codec import Method, Req, Res
+from registry.etcd3.errors import EtcdUnavailable, Timeout, TlsFailed
 from registry.etcd3.options import TlsFiles
 
+_log = logging.getLogger(__name__)
 MAX_RECEIVE_BYTES = 64 * 1024 * 1024
 CONNECT_SECONDS = 2.0
 _OPTIONS: Sequence[tuple[str, int]] = (
@@ -36,23 +38,44 @@ _OPTIONS: Sequence[tuple[str, int]] = (
 _SETTLED = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
 
 
+class TlsReader:
+    """Reads TLS files for each connection. Where they cannot be read, what was read last serves on, and it is logged.
+
+    So files may be replaced while connections are made, in whatever way.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._last: tuple[bytes | None, bytes | None, bytes | None] | None = None
+        self._trouble = ""
+
+    def newest(self, endpoint: str) -> grpc.ChannelCredentials:
+        """For a connection to an endpoint, which the error names.
+
+        Raises:
+            TlsFailed: a file cannot be read, and none was read before.
+        """
+        trouble = ""
+        try:
+            self._last = _read(self._files.ca), _read(self._files.key), _read(self._files.certificate)
+        except OSError as error:
+            trouble = f"cannot read {error.filename}: {error.strerror}"
+            if self._last is None:
+                raise TlsFailed(f"{endpoint}: {trouble}", maybe_applied=False) from error
+        if trouble and trouble != self._trouble:
+            _log.warning("etcd's TLS files: %s; those that were read last are used, and these tried again", trouble)
+        self._trouble = trouble
+        return grpc.ssl_channel_credentials(*self._last)
+
+
 def _read(path: Path | None) -> bytes | None:
     return None if path is None else path.read_bytes()
 
 
-def _credentials(tls: TlsFiles, endpoint: str) -> grpc.ChannelCredentials:
-    try:
-        ca, key, certificate = _read(tls.ca), _read(tls.key), _read(tls.certificate)
-    except OSError as error:
-        message = f"{endpoint}: cannot read {error.filename}: {error.strerror}"
-        raise TlsFailed(message, maybe_applied=False) from error
-    return grpc.ssl_channel_credentials(ca, key, certificate)
-
-
-def _open(endpoint: str, tls: TlsFiles | None) -> grpc.aio.Channel:
+def _open(endpoint: str, tls: TlsReader | None) -> grpc.aio.Channel:
     if tls is None:
         return grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
-    return grpc.aio.secure_channel(endpoint, _credentials(tls, endpoint), options=_OPTIONS)
+    return grpc.aio.secure_channel(endpoint, tls.newest(endpoint), options=_OPTIONS)
 
 
 def _cancelled_by_us() -> bool:
@@ -74,9 +97,9 @@ def translated(endpoint: str, *, writes: bool) -> Iterator[None]:
     except asyncio.CancelledError as error:
         if _cancelled_by_us():
             raise
-        raise Unavailable(f"{endpoint}: the call was cancelled", maybe_applied=writes) from error
+        raise EtcdUnavailable(f"{endpoint}: the call was cancelled", maybe_applied=writes) from error
     except grpc.aio.UsageError as error:
-        raise Unavailable(f"{endpoint}: the channel is closed", maybe_applied=writes) from error
+        raise EtcdUnavailable(f"{endpoint}: the channel is closed", maybe_applied=writes) from error
 
 
 def call_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
@@ -85,14 +108,14 @@ def call_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
     return (leader, ("token", token)) if token else (leader,)
 
 
-class Connection:
+class MemberConnection:
     """A channel to one endpoint, of one event loop. Once retired it closes itself when the last call on it has ended.
 
     Raises:
-        TlsFailed: a certificate or key cannot be read.
+        TlsFailed: see `TlsReader.newest`.
     """
 
-    def __init__(self, endpoint: str, tls: TlsFiles | None) -> None:
+    def __init__(self, endpoint: str, tls: TlsReader | None) -> None:
         self.endpoint = endpoint
         self.channel = _open(endpoint, tls)
         self._now = asyncio.get_running_loop().time  # to ask for the loop each time is a system call in Python 3.11
@@ -139,7 +162,7 @@ class Connection:
                     state = self.channel.get_state(try_to_connect=True)
         except TimeoutError as error:
             message = f"{self.endpoint}: no connection within {within_seconds:g} s"
-            raise Unavailable(message, maybe_applied=False) from error
+            raise EtcdUnavailable(message, maybe_applied=False) from error
 
     async def call(self, method: Method[Req, Res], request: Req, *, deadline: float, token: str | None) -> Res:
         """Calls a method once. `deadline` is on the event loop's clock.
@@ -187,4 +210,4 @@ class Connection:
             call.cancel()
         if isinstance(answer, method.response):
             return answer
-        raise Unavailable(f"{self.endpoint}: the stream ended without an answer", maybe_applied=method.writes)
+        raise EtcdUnavailable(f"{self.endpoint}: the stream ended without an answer", maybe_applied=method.writes)

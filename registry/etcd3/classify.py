@@ -1,4 +1,4 @@
-"""What a failed call means: one table from gRPC's status and etcd's fixed sentences to our error types. Pure.
+"""Classifies failed calls: gRPC status and etcd's sentences to errors. Pure.
 
 The code alone decides where it can. Where etcd uses one code for several things, its sentences tell them
 apart; they are part of its client contract (``rpctypes``) and are matched from their first word on.
@@ -19,6 +19,7 @@ apart; they are part of its client contract (``rpctypes``) and are matched from 
 | DEADLINE_EXCEEDED  |                                                  | Timeout, maybe applied       |
 | UNAVAILABLE        | no leader                                        | NoLeader                     |
 | UNAVAILABLE        | TLS handshake, host name of the certificate      | TlsFailed                    |
+| UNAVAILABLE        | TSI_DATA_CORRUPTED: our certificate is refused   | TlsFailed, maybe applied     |
 | UNAVAILABLE        | failed to connect, name resolution               | Unavailable, not applied     |
 | UNIMPLEMENTED      | it is not etcd                                   | Unavailable, not applied     |
 | other refusals     | INVALID_ARGUMENT, FAILED_PRECONDITION, …         | InvalidArgument              |
@@ -35,19 +36,19 @@ from dataclasses import dataclass
 from registry.etcd3.errors import (
     Compacted,
     EtcdError,
+    EtcdInvalidArgument,
+    EtcdPermissionDenied,
+    EtcdUnauthenticated,
+    EtcdUnavailable,
     FutureRevision,
-    InvalidArgument,
     LeaseExpired,
     NoLeader,
     NoSpace,
-    PermissionDenied,
     RequestTooLarge,
     ResponseTooLarge,
     Timeout,
     TlsFailed,
     TooManyRequests,
-    Unauthenticated,
-    Unavailable,
     WatchCanceled,
 )
 
@@ -78,12 +79,18 @@ def _tls(message: str, _writes: bool) -> EtcdError:
     return TlsFailed(message, maybe_applied=False)
 
 
+def _refused_certificate(message: str, writes: bool) -> EtcdError:
+    """With TLS 1.3 a server refuses our certificate only after the handshake, so the call may have been sent."""
+    remedy = "etcd refuses our certificate: give --etcd-tls-cert and --etcd-tls-key of an authority that it trusts"
+    return TlsFailed(f"{message} ({remedy})", maybe_applied=writes)
+
+
 def _not_connected(message: str, _writes: bool) -> EtcdError:
-    return Unavailable(message, maybe_applied=False)
+    return EtcdUnavailable(message, maybe_applied=False)
 
 
 def _broken(message: str, writes: bool) -> EtcdError:
-    return Unavailable(message, maybe_applied=writes)
+    return EtcdUnavailable(message, maybe_applied=writes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,25 +110,26 @@ _CONNECT = "failed to connect to all addresses"
 _ROWS = (
     _Row("OUT_OF_RANGE", COMPACTED, _compacted),
     _Row("OUT_OF_RANGE", "etcdserver: mvcc: required revision is a future revision", _plain(FutureRevision)),
-    _Row("OUT_OF_RANGE", _ANY, _plain(InvalidArgument)),
+    _Row("OUT_OF_RANGE", _ANY, _plain(EtcdInvalidArgument)),
     _Row("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded", _plain(NoSpace)),
     _Row("RESOURCE_EXHAUSTED", "etcdserver: too many requests", _plain(TooManyRequests)),
     _Row("RESOURCE_EXHAUSTED", "grpc: received message larger than max", _plain(RequestTooLarge)),
     _Row("RESOURCE_EXHAUSTED", _ANY, _response_too_large),
     _Row("INVALID_ARGUMENT", "etcdserver: request is too large", _plain(RequestTooLarge)),
     _Row("INVALID_ARGUMENT", "etcdserver: too many operations in txn request", _plain(RequestTooLarge)),
-    _Row("INVALID_ARGUMENT", "etcdserver: authentication failed", _plain(Unauthenticated)),
-    _Row("INVALID_ARGUMENT", "etcdserver: user name is empty", _plain(Unauthenticated)),
-    _Row("INVALID_ARGUMENT", "etcdserver: revision of auth store is old", _plain(Unauthenticated)),
-    _Row("INVALID_ARGUMENT", _ANY, _plain(InvalidArgument)),
+    _Row("INVALID_ARGUMENT", "etcdserver: authentication failed", _plain(EtcdUnauthenticated)),
+    _Row("INVALID_ARGUMENT", "etcdserver: user name is empty", _plain(EtcdUnauthenticated)),
+    _Row("INVALID_ARGUMENT", "etcdserver: revision of auth store is old", _plain(EtcdUnauthenticated)),
+    _Row("INVALID_ARGUMENT", _ANY, _plain(EtcdInvalidArgument)),
     _Row("NOT_FOUND", "etcdserver: requested lease not found", _plain(LeaseExpired)),
-    _Row("NOT_FOUND", _ANY, _plain(InvalidArgument)),
-    _Row("FAILED_PRECONDITION", _ANY, _plain(InvalidArgument)),
-    _Row("UNAUTHENTICATED", _ANY, _plain(Unauthenticated)),
-    _Row("PERMISSION_DENIED", _ANY, _plain(PermissionDenied)),
+    _Row("NOT_FOUND", _ANY, _plain(EtcdInvalidArgument)),
+    _Row("FAILED_PRECONDITION", _ANY, _plain(EtcdInvalidArgument)),
+    _Row("UNAUTHENTICATED", _ANY, _plain(EtcdUnauthenticated)),
+    _Row("PERMISSION_DENIED", _ANY, _plain(EtcdPermissionDenied)),
     _Row(_LATE, _ANY, _timeout),
     _Row("UNAVAILABLE", "etcdserver: no leader", _plain(NoLeader)),
     _Row("UNAVAILABLE", "SSL_ERROR_SSL", _tls, anywhere=True),
+    _Row("UNAVAILABLE", "TSI_DATA_CORRUPTED", _refused_certificate, anywhere=True),
     _Row("UNAVAILABLE", "Hostname Verification", _tls, anywhere=True),
     _Row("UNAVAILABLE", "not in peer certificate", _tls, anywhere=True),
     _Row("UNAVAILABLE", _CONNECT, _not_connected),
@@ -167,5 +175,5 @@ def classify_cancel(reason: str, compact_revision: int, *, endpoint: str) -> Etc
 
 def may_repeat(error: EtcdError) -> bool:
     """Whether the same call may be sent again, to another member, without knowing more."""
-    passing = isinstance(error, Unavailable | Timeout | NoLeader | TooManyRequests)
+    passing = isinstance(error, EtcdUnavailable | Timeout | NoLeader | TooManyRequests)
     return passing and error.certainly_not_applied and not isinstance(error, TlsFailed)

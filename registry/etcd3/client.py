@@ -10,24 +10,15 @@ from dataclasses import dataclass
 
 from registry.etcd3 import codec
 from registry.etcd3 import rpc_pb2 as rpc
-from registry.etcd3.calls import Calls
+from registry.etcd3.calls import MemberCalls
+from registry.etcd3.codec import LEASE_GRANT, LEASE_KEEPALIVE, LEASE_REVOKE, RANGE, READ_TXN, STATUS, TXN
 from registry.etcd3.errors import EtcdError, LeaseExpired
 from registry.etcd3.listing import Listing, list_range
-from registry.etcd3.methods import (
-    DELETE,
-    LEASE_GRANT,
-    LEASE_KEEPALIVE,
-    LEASE_REVOKE,
-    RANGE,
-    READ_TXN,
-    STATUS,
-    TXN,
-)
-from registry.etcd3.ops import Delete, KeyValue, Range, RangeResult, Txn, TxnResult, prefix_end
+from registry.etcd3.ops import Range, RangeResult, Txn, TxnResult, prefix_end
 from registry.etcd3.options import ClientOptions
 from registry.etcd3.watch import WatchStream, open_watch
 
-__all__ = ["Client", "Deleted", "Listing", "MemberDown", "MemberStatus"]
+__all__ = ["Client", "Listing", "MemberDown", "MemberStatus"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +33,6 @@ class MemberStatus:
     raft_term: int
     revision: int
     db_size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Deleted:
-    """Which keys were deleted, as they stood, and at which revision; nothing deleted: any revision since."""
-
-    revision: int
-    kvs: tuple[KeyValue, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +52,7 @@ class Client:
     def __init__(self, options: ClientOptions, *, rng: random.Random | None = None) -> None:
         self.options = options
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
-        self._calls = Calls(options, self._rng)
+        self._calls = MemberCalls(options, self._rng)
 
     async def range(self, op: Range, *, timeout_seconds: float | None = None) -> RangeResult:
         """Reads, linearizable.
@@ -91,16 +74,6 @@ class Client:
         """
         method = TXN if codec.writes(txn) else READ_TXN
         return codec.txn_result(await self._calls.call(method, codec.txn_request(txn), timeout_seconds))
-
-    async def delete(self, op: Delete, *, timeout_seconds: float | None = None) -> Deleted:
-        """Deletes keys outside of any transaction, and says which. Some servers without space take only this.
-
-        Raises:
-            Unavailable, Timeout: look at `maybe_applied`.
-            EtcdError: any other failure; certainly not applied.
-        """
-        response = await self._calls.call(DELETE, codec.delete_request(op), timeout_seconds)
-        return Deleted(response.header.revision, tuple(map(codec.key_value, response.prev_kvs)))
 
     async def list_prefix(self, prefix: bytes, *, page_size: int = 1000) -> Listing:
         """All keys that start with `prefix`, at one revision. Each page has the default deadline.
@@ -160,7 +133,7 @@ class Client:
         Raises:
             EtcdError: the member does not answer, or refuses us.
         """
-        async with open_watch(endpoint, self.options.tls, self._calls.login, refused_token) as stream:
+        async with open_watch(endpoint, self._calls.connections.tls, self._calls.login, refused_token) as stream:
             yield stream
 
     async def aclose(self) -> None:

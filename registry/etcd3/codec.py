@@ -1,8 +1,14 @@
-"""Between our values (`registry.etcd3.ops`) and etcd's messages. Pure."""
+"""Method paths and codecs between our values and etcd's messages. Pure.
+
+The paths are given by hand, since our messages live in a package of their own.
+"""
 
 from __future__ import annotations
 
-from typing import assert_never
+from dataclasses import dataclass
+from typing import Generic, TypeVar, assert_never
+
+from google.protobuf.message import Message
 
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.ops import (
@@ -22,6 +28,38 @@ from registry.etcd3.ops import (
     TxnResult,
 )
 
+Req = TypeVar("Req", bound=Message)
+Res = TypeVar("Res", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[Req, Res]):
+    """One remote method.
+
+    `writes`: a broken call may have changed what readers see. `streams`: one question and one answer on a stream.
+    """
+
+    path: str
+    request: type[Req]
+    response: type[Res]
+    writes: bool = False
+    streams: bool = False
+
+
+RANGE = Method("/etcdserverpb.KV/Range", rpc.RangeRequest, rpc.RangeResponse)
+TXN = Method("/etcdserverpb.KV/Txn", rpc.TxnRequest, rpc.TxnResponse, writes=True)
+READ_TXN = Method("/etcdserverpb.KV/Txn", rpc.TxnRequest, rpc.TxnResponse)
+WATCH = Method("/etcdserverpb.Watch/Watch", rpc.WatchRequest, rpc.WatchResponse)
+# Granting or revoking twice is harmless: a lease that nobody knows of expires by itself.
+LEASE_GRANT = Method("/etcdserverpb.Lease/LeaseGrant", rpc.LeaseGrantRequest, rpc.LeaseGrantResponse)
+LEASE_REVOKE = Method("/etcdserverpb.Lease/LeaseRevoke", rpc.LeaseRevokeRequest, rpc.LeaseRevokeResponse)
+LEASE_KEEPALIVE = Method(
+    "/etcdserverpb.Lease/LeaseKeepAlive", rpc.LeaseKeepAliveRequest, rpc.LeaseKeepAliveResponse, streams=True
+)
+STATUS = Method("/etcdserverpb.Maintenance/Status", rpc.StatusRequest, rpc.StatusResponse)
+AUTHENTICATE = Method("/etcdserverpb.Auth/Authenticate", rpc.AuthenticateRequest, rpc.AuthenticateResponse)
+
+
 _TARGETS = (rpc.Compare.VERSION, rpc.Compare.CREATE, rpc.Compare.MOD, rpc.Compare.VALUE, rpc.Compare.LEASE)
 _RELATIONS = (rpc.Compare.EQUAL, rpc.Compare.GREATER, rpc.Compare.LESS, rpc.Compare.NOT_EQUAL)
 _SORT_TARGETS = {SortTarget.KEY: rpc.RangeRequest.KEY, SortTarget.MOD: rpc.RangeRequest.MOD}
@@ -33,11 +71,6 @@ def range_request(op: Range) -> rpc.RangeRequest:
     request = rpc.RangeRequest()
     _fill_range(request, op)
     return request
-
-
-def delete_request(op: Delete) -> rpc.DeleteRangeRequest:
-    """The message of a deletion that tells what it deleted."""
-    return rpc.DeleteRangeRequest(key=op.key, range_end=op.range_end, prev_kv=True)
 
 
 def txn_request(txn: Txn) -> rpc.TxnRequest:

@@ -1,4 +1,4 @@
-"""What can go wrong between us and etcd, as types.
+"""Errors of the etcd client, as types.
 
     EtcdError
     ├── Unavailable(maybe_applied)   no connection, or it broke
@@ -41,16 +41,25 @@ class _Ambiguous(EtcdError):
         return not self.maybe_applied
 
 
-class Unavailable(_Ambiguous):
+class EtcdUnavailable(_Ambiguous):
     """No connection could be made, or it broke in mid-flight (then `maybe_applied`)."""
 
 
-class TlsFailed(Unavailable):
-    """The TLS handshake failed, or a certificate or key could not be read. Certainly not applied."""
+class TlsFailed(EtcdUnavailable):
+    """The TLS handshake failed, or a certificate or key could not be read. Certainly not applied, unless the server
+    refused our certificate after the handshake, as it does with TLS 1.3.
+    """
 
 
 class Timeout(_Ambiguous):
-    """The call's own deadline ran out."""
+    """The call's own deadline ran out.
+
+    `refuses_progress`: requests for progress on a watch, whereas the same connection answers other calls.
+    """
+
+    def __init__(self, message: str, *, maybe_applied: bool, refuses_progress: bool = False) -> None:
+        super().__init__(message, maybe_applied=maybe_applied)
+        self.refuses_progress = refuses_progress
 
 
 class NoLeader(EtcdError):
@@ -73,11 +82,11 @@ class LeaseExpired(EtcdError):
     """The lease is not known to the server (any more)."""
 
 
-class Unauthenticated(EtcdError):
+class EtcdUnauthenticated(EtcdError):
     """User or password are wrong, or the token is not valid even after a fresh login."""
 
 
-class PermissionDenied(EtcdError):
+class EtcdPermissionDenied(EtcdError):
     """The user's role does not allow it."""
 
 
@@ -97,7 +106,7 @@ class NoSpace(EtcdError):
     """The server's database quota is used up; only deletes are taken."""
 
 
-class InvalidArgument(EtcdError):
+class EtcdInvalidArgument(EtcdError):
     """The server refused the request's form."""
 
 

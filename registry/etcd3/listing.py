@@ -1,4 +1,4 @@
-"""A whole range in pages, all at one revision. Pure but for the reading that it is given."""
+"""Pages of a whole range at one revision. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""etcd's operations as immutable values: what a transaction is made of, before anything is sent."""
+"""etcd's operations as immutable values. Pure."""
 
 from __future__ import annotations
 

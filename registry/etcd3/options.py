@@ -1,4 +1,4 @@
-"""How to reach an etcd cluster. Pure: nothing is opened or read here."""
+"""Options for reaching an etcd cluster. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. They are read again for each new connection, so that rotating them needs no restart.
+    """PEM files. They are read again for each new connection, so that rotating them needs no restart; while they
+    cannot be read, what was read last is used.
 
     `ca` None means the roots that gRPC brings along; `certificate` and `key` are given both or not at all.
     """

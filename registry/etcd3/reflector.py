@@ -1,4 +1,6 @@
-"""List and watch, for ever, in three storeys: tries without end / one list and then watches / one connection.
+"""Reflector: list and watch without end.
+
+In three storeys: tries without end / one list and then watches / one connection.
 
 Every change reaches the caller once, in order, and whole; what is lost to a compaction is made good by a list.
 """
@@ -12,20 +14,21 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from registry.etcd3.backoff import Backoff
+from registry.etcd3.calls import Rotation
 from registry.etcd3.client import Client
-from registry.etcd3.endpoints import Rotation
-from registry.etcd3.errors import Compacted, EtcdError, OtherCluster, PermissionDenied, Timeout, Unauthenticated
-from registry.etcd3.reflections import (
+from registry.etcd3.errors import Compacted, EtcdError, EtcdPermissionDenied, EtcdUnauthenticated, OtherCluster, Timeout
+from registry.etcd3.stream import (
     Changed,
     Connected,
     Disconnected,
     ListCause,
     Listed,
+    Mark,
     Progressed,
     Reflection,
     Resume,
+    WatchProtocol,
 )
-from registry.etcd3.stream import Mark, WatchProtocol
 
 __all__ = [
     "Changed",
@@ -44,7 +47,7 @@ _MAX_PATIENCE = 8.0
 
 
 class Reflector:
-    """Mirrors a range of keys.
+    """Lists and watches a range of keys.
 
     Args:
         key, range_end: a prefix and its `prefix_end`, or a single key and an empty `range_end`.
@@ -97,7 +100,8 @@ class Reflector:
                 self._due = self._due or ListCause.COMPACTED
             except EtcdError as error:
                 if self._count(error):
-                    yield Disconnected(str(error), denied=self._denials > 0)
+                    refuses = isinstance(error, Timeout) and error.refuses_progress
+                    yield Disconnected(str(error), denied=self._denials > 0, refuses_progress=refuses)
 
     async def _list_and_watch(self) -> AsyncGenerator[Reflection, None]:
         """One list if one is due, then one watch after it. Ends when another list is due."""
@@ -135,7 +139,7 @@ class Reflector:
                 self._healthy()
 
     def _same_store(self, now: Mark) -> bool:
-        """Asked once the watch stands, since a watch on a store that was set back would wait in silence."""
+        """Read once the watch stands, since a watch on a store that was set back would wait in silence."""
         if self._mark.went_back(now):
             self._due = ListCause.WENT_BACK
             return False
@@ -151,7 +155,7 @@ class Reflector:
 
     def _count(self, error: EtcdError) -> bool:
         """Notes a failure. False if the caller need not know yet: a refusal may mean that our token is too old."""
-        denied = isinstance(error, Unauthenticated | PermissionDenied)
+        denied = isinstance(error, EtcdUnauthenticated | EtcdPermissionDenied)
         self._denials = self._denials + 1 if denied else 0
         self._refused_token = self._token if denied else None
         self._silences += isinstance(error, Timeout)
@@ -169,7 +173,7 @@ class Reflector:
     def _delay_seconds(self) -> float:
         if self._denials > 1:
             return self._rng.uniform(0.5, 1.0) * self._denied_retry_seconds
-        return _RETRY.delay(self._failures, self._rng)
+        return _RETRY.delay(self._failures, self._rng.uniform)
 
     def _patience(self) -> float:
         """Grows when silence repeats: a member that reads much history for a watch is slow, but not dead."""

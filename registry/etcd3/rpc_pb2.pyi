@@ -119,24 +119,20 @@ class PutResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ...) -> None: ...
 
 class DeleteRangeRequest(_message.Message):
-    __slots__ = ("key", "range_end", "prev_kv")
+    __slots__ = ("key", "range_end")
     KEY_FIELD_NUMBER: _ClassVar[int]
     RANGE_END_FIELD_NUMBER: _ClassVar[int]
-    PREV_KV_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     range_end: bytes
-    prev_kv: bool
-    def __init__(self, key: _Optional[bytes] = ..., range_end: _Optional[bytes] = ..., prev_kv: bool = ...) -> None: ...
+    def __init__(self, key: _Optional[bytes] = ..., range_end: _Optional[bytes] = ...) -> None: ...
 
 class DeleteRangeResponse(_message.Message):
-    __slots__ = ("header", "deleted", "prev_kvs")
+    __slots__ = ("header", "deleted")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     DELETED_FIELD_NUMBER: _ClassVar[int]
-    PREV_KVS_FIELD_NUMBER: _ClassVar[int]
     header: ResponseHeader
     deleted: int
-    prev_kvs: _containers.RepeatedCompositeFieldContainer[KeyValue]
-    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., deleted: _Optional[int] = ..., prev_kvs: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., deleted: _Optional[int] = ...) -> None: ...
 
 class RequestOp(_message.Message):
     __slots__ = ("request_range", "request_put", "request_delete_range")

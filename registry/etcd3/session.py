@@ -1,4 +1,7 @@
-"""A lease as a scope: the body runs while it is held, is cancelled when it is lost, and runs again under a new one."""
+"""Lease as a scope: the body runs while the lease is held.
+
+The body is cancelled when the lease is lost, and runs again under a new one.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ async def _grant(client: Client, ttl_seconds: int, rng: random.Random, on_error:
         except EtcdError as error:
             on_error(error)
         failures += 1
-        await asyncio.sleep(_RETRY.delay(failures, rng))
+        await asyncio.sleep(_RETRY.delay(failures, rng.uniform))
 
 
 async def _run_under(
@@ -93,7 +96,7 @@ async def _keep(client: Client, lease: int, ttl_seconds: int, rng: random.Random
     """
     failures = 0
     while True:
-        pause = _RETRY.delay(failures, rng) if failures else ttl_seconds / 3 * rng.uniform(0.8, 1.0)
+        pause = _RETRY.delay(failures, rng.uniform) if failures else ttl_seconds / 3 * rng.uniform(0.8, 1.0)
         await asyncio.sleep(pause)
         try:
             await client.lease_keepalive(lease)

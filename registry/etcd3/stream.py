@@ -1,8 +1,8 @@
-"""The rules of one watch stream: responses in, reflections out, no socket. Pure.
+"""Protocol of one watch stream: responses in, reflections out. Pure.
 
 - The mark is the last revision that is known in full. Only events of the stream, or its own progress, move it.
 - A stream starts at the mark, not behind it: a start in the future gets no answer to a progress request, and a start
-  just behind the mark could miss a deletion that a compaction swallowed. What is not above the mark is dropped.
+just behind the mark could miss a deletion that a compaction swallowed. What is not above the mark is dropped.
 - All events of a revision leave together. etcd sends whole revisions; fragments of a message are joined first.
 - `canceled` is looked at before `created`, since both can be set.
 - Progress counts only on servers where it cannot overtake events.
@@ -11,14 +11,81 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from itertools import groupby
 
 from registry.etcd3 import codec
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.classify import classify_cancel
 from registry.etcd3.errors import OtherCluster
-from registry.etcd3.ops import Event
-from registry.etcd3.reflections import Changed, Progressed
+from registry.etcd3.ops import Event, KeyValue
+
+
+class ListCause(Enum):
+    """Why the whole state was read."""
+
+    FIRST = "first"  # there was nothing to resume from
+    COMPACTED = "compacted"  # the revision to resume from is no longer kept
+    WENT_BACK = "went_back"  # the store lost revisions that were seen already, or it is another cluster
+    COMPARISON = "comparison"  # the slow periodic look that backs the watch up
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """All keys at `revision`. Keys that are not among them do not exist at that revision."""
+
+    revision: int
+    kvs: tuple[KeyValue, ...]
+    cluster_id: int
+    cause: ListCause
+    raft_term: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """All changes of exactly one revision, in etcd's order. Revisions rise from one to the next."""
+
+    revision: int
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """Up to `revision` there was nothing else."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A watch is established and the store is the one that was seen before."""
+
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The watch broke, or could not be made; it is tried again.
+
+    `denied`: because of who we are or may do. `refuses_progress`: by what cannot be trusted to bring every event.
+    """
+
+    message: str
+    denied: bool = False
+    refuses_progress: bool = False
+
+
+Reflection = Listed | Changed | Progressed | Connected | Disconnected
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """A state that the caller has already. 0 stands for an unknown cluster or term."""
+
+    revision: int
+    cluster_id: int
+    raft_term: int = 0
+
 
 _PROGRESS_FIXED = {(3, 4): 25, (3, 5): 8}
 

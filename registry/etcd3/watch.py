@@ -1,4 +1,4 @@
-"""One connection with one watch stream on it, and the deadline that finds a server that hangs."""
+"""One watch stream on one connection, with a deadline that finds a hung server."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from types import TracebackType
 from typing import Self
 
 from registry.etcd3 import rpc_pb2 as rpc
-from registry.etcd3.channel import Connection, translated
-from registry.etcd3.endpoints import Login
-from registry.etcd3.errors import EtcdError, PermissionDenied, Timeout, Unauthenticated, Unavailable
-from registry.etcd3.methods import RANGE, STATUS, WATCH
-from registry.etcd3.options import TlsFiles
+from registry.etcd3.calls import Login
+from registry.etcd3.channel import MemberConnection, TlsReader, translated
+from registry.etcd3.codec import RANGE, STATUS, WATCH
+from registry.etcd3.errors import EtcdError, EtcdPermissionDenied, EtcdUnauthenticated, EtcdUnavailable, Timeout
 from registry.etcd3.stream import Mark
 
 # Silence for so long is answered by a request for progress, and in the end by giving up: 5 s in all.
@@ -21,21 +20,23 @@ SILENCE_SECONDS = (2.0, 2.0, 1.0)
 _QUEUED_RESPONSES = 16
 _WRITE_SECONDS = 1.0
 _CALL_SECONDS = 3.0
+# A member that answers within this time while its watch is silent does not hang.
+_ANSWER_SECONDS = 1.0
 
 
 @asynccontextmanager
 async def open_watch(
-    endpoint: str, tls: TlsFiles | None, login: Login, refused_token: str | None
+    endpoint: str, tls: TlsReader | None, login: Login, refused_token: str | None
 ) -> AsyncIterator[WatchStream]:
     """A stream on a connection of its own, since a dead connection must never be used again.
 
     Raises:
         EtcdError: the member does not answer, or refuses us.
     """
-    connection = Connection(endpoint, tls)
+    connection = MemberConnection(endpoint, tls)
     try:
         token = await login.token(connection, deadline=_deadline(), stale=refused_token)
-        version = await _server_version(connection, token)
+        version = await _server_version(connection, token, _deadline())
         async with WatchStream(connection, token=token, server_version=version) as stream:
             yield stream
     finally:
@@ -45,7 +46,7 @@ async def open_watch(
 class WatchStream:
     """A Watch call, to be entered as a context. `token` and `server_version` are those of its connection."""
 
-    def __init__(self, connection: Connection, *, token: str | None, server_version: str) -> None:
+    def __init__(self, connection: MemberConnection, *, token: str | None, server_version: str) -> None:
         self.token = token
         self.server_version = server_version
         self._connection = connection
@@ -82,7 +83,7 @@ class WatchStream:
         """The next response; asks for progress if nothing comes. `patience` stretches the silence that is borne.
 
         Raises:
-            Timeout: no response of any kind; the server hangs.
+            Timeout: no response of any kind, since the server hangs or refuses to tell of progress.
             EtcdError: the stream broke.
         """
         for seconds in SILENCE_SECONDS:
@@ -96,7 +97,21 @@ class WatchStream:
                 raise item
             return item
         seconds = sum(SILENCE_SECONDS) * patience
-        raise Timeout(f"{self._endpoint}: no sign of life on the watch for {seconds:g} s", maybe_applied=False)
+        raise await self._why_silent(seconds, patience)
+
+    async def _why_silent(self, seconds: float, patience: float) -> Timeout:
+        try:
+            deadline = asyncio.get_running_loop().time() + _ANSWER_SECONDS * patience
+            await _server_version(self._connection, self.token, deadline)
+        except EtcdError:
+            message = f"{self._endpoint}: no sign of life on the watch for {seconds:g} s"
+            return Timeout(message, maybe_applied=False)
+        message = (
+            f"{self._endpoint} refused two requests for progress on the watch within {seconds:g} s and answers all "
+            "else, as etcd's grpc-proxy does, which can lose events (etcd #21813): give --etcd the addresses of etcd's "
+            "own members"
+        )
+        return Timeout(message, maybe_applied=False, refuses_progress=True)
 
     async def mark(self, key: bytes) -> Mark:
         """Where the store stands, by a linearizable read of `key` from the same member.
@@ -122,16 +137,16 @@ class WatchStream:
                     await self._responses.put(response)
         except EtcdError as error:
             return error
-        return Unavailable(f"{self._endpoint}: the server ended the watch", maybe_applied=False)
+        return EtcdUnavailable(f"{self._endpoint}: the server ended the watch", maybe_applied=False)
 
 
 def _deadline() -> float:
     return asyncio.get_running_loop().time() + _CALL_SECONDS
 
 
-async def _server_version(connection: Connection, token: str | None) -> str:
+async def _server_version(connection: MemberConnection, token: str | None, deadline: float) -> str:
     try:
-        reply = await connection.call(STATUS, rpc.StatusRequest(), deadline=_deadline(), token=token)
-    except (PermissionDenied, Unauthenticated):
+        reply = await connection.call(STATUS, rpc.StatusRequest(), deadline=deadline, token=token)
+    except (EtcdPermissionDenied, EtcdUnauthenticated):
         return ""  # told to administrators only; then the oldest is assumed
     return reply.version

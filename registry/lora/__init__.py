@@ -1,1 +1,1 @@
-"""What a LoRA adapter is: its digest, its two files, whether it is right for a base, and how it is made right. Pure."""
+"""LoRA adapters: digest, files, check against a base, preparation. Pure."""

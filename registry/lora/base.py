@@ -1,4 +1,4 @@
-"""The modules of a base model: their names and shapes, and a fingerprint over both. Pure."""
+"""Modules of a base model: names, shapes and a fingerprint. Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
+from typing import Protocol, TypeVar
 
-from registry.lora.keys import split_module
-from registry.lora.manifest import sha256_of
-from registry.lora.tensors import Tensor
+from registry.lora.coverage.table import Coverage, Unapplied, coverage_of
+from registry.lora.digest import sha256_of
+from registry.lora.safetensors import Tensor
+from registry.lora.tensor_names import split_module
 
 # A module's shape: (outputs, inputs); of an embedding (entries, width).
 Shape = tuple[int, int]
 MAX_MODULES = 200_000
 _RANGES = re.compile(r"\{([0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*)\}", re.ASCII)
 _WEIGHT = ".weight"
+Value = TypeVar("Value")
+
+
+class EngineSays(Protocol):
+    """What an engine says that it applies, see `registry.lora.coverage.findings`."""
+
+    def unapplied(self, module: str, /) -> Unapplied | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,27 +35,78 @@ class BaseModules:
     Attributes:
         modules: name in the base's own checkpoint to shape.
         names: names of the base that an adapter may say it was trained on; empty: any.
+        architecture: as its config.json calls it; None: not known.
+        is_tied: its head is its embedding, so that the checkpoint has no ``lm_head``.
+        head_size: outputs of one attention head; None: not known.
+        engine: kind of the engines that serve it.
+        evidence: what such an engine said that it applies of adapters; None: nobody asked it.
         fingerprint: ``sha256:<hex>`` over `modules`.
-        by_tail: tail of a module's name to its prefixes, see `split_module`.
+        coverage: what such an engine applies of an adapter; None: nothing is known.
+        served: `modules`, and the head of a tied base.
+        by_tail: tail of a served module's name to its prefixes, see `split_module`.
     """
 
     modules: Mapping[str, Shape]
     names: tuple[str, ...] = ()
+    architecture: str | None = None
+    is_tied: bool = False
+    head_size: int | None = None
+    engine: str = "vllm"
+    evidence: EngineSays | None = field(default=None, compare=False)
     fingerprint: str = field(init=False)
+    coverage: Coverage | None = field(init=False, compare=False, repr=False)
+    served: Mapping[str, Shape] = field(init=False, compare=False, repr=False)
     by_tail: Mapping[str, Mapping[str, Shape]] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        coverage = coverage_of(self.architecture, self.engine)
+        heads = _tied_heads(self.modules) if self.is_tied and coverage else {}
+        served = {**heads, **self.modules}
         by_tail: dict[str, dict[str, Shape]] = {}
-        for module, shape in self.modules.items():
+        for module, shape in served.items():
             prefix, tail = split_module(module)
             by_tail.setdefault(tail, {})[prefix] = shape
         object.__setattr__(self, "fingerprint", fingerprint(self.modules))
+        object.__setattr__(self, "coverage", coverage)
+        object.__setattr__(self, "served", served)
         object.__setattr__(self, "by_tail", by_tail)
+
+    def unapplied(self, module: str, *, is_embedding: bool) -> Unapplied | None:
+        """Why engines do not apply an adapter's module of that name; None: nothing is known against it."""
+        cause = self.coverage.unapplied(module, is_embedding=is_embedding) if self.coverage else None
+        return cause or (self.evidence.unapplied(module) if self.evidence else None)
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Equal for bases of which the same is found out about an adapter."""
+        return self.fingerprint, self.architecture, self.is_tied, self.head_size, self.engine
+
+    @property
+    def prepared_for(self) -> str:
+        """What of the base decides the bytes of a prepared adapter."""
+        is_ordered = self.coverage is not None and self.coverage.rotary
+        return f"{self.fingerprint} rotary {self.head_size}" if is_ordered else self.fingerprint
+
+
+def _tied_heads(modules: Mapping[str, Shape]) -> dict[str, Shape]:
+    """The head that is not in the checkpoint: its matrix is that of the embedding."""
+    embedding = "model.embed_tokens"
+    ends = {name: name.removesuffix(embedding) for name in modules if name.endswith(embedding)}
+    return {f"{prefix}lm_head": modules[name] for name, prefix in ends.items() if prefix in {"", "language_model."}}
 
 
 def fingerprint(modules: Mapping[str, Shape]) -> str:
     """``sha256:<hex>`` of the canonical JSON of names and shapes."""
     return "sha256:" + sha256_of({module: list(shape) for module, shape in modules.items()})
+
+
+def fingerprint_of_patterns(patterns: Mapping[str, Shape]) -> str:
+    """The fingerprint of the modules that patterns stand for.
+
+    Raises:
+        ValueError: see `check_patterns`.
+    """
+    return fingerprint(expand(patterns))
 
 
 def modules_of(tensors: Iterable[Tensor]) -> dict[str, Shape]:
@@ -58,8 +118,11 @@ def modules_of(tensors: Iterable[Tensor]) -> dict[str, Shape]:
     }
 
 
-def compress(modules: Mapping[str, Shape]) -> dict[str, Shape]:
-    """The modules with ``{0-31}`` for numbers that run through, so that a large model is a few lines."""
+def compress(modules: Mapping[str, Value]) -> dict[str, Value]:
+    """The modules with ``{0-31}`` for numbers that run through, so that a large model is a few lines.
+
+    Each has its shape, or another value by which they are told apart.
+    """
     entries = {tuple(name.split(".")): shape for name, shape in modules.items()}
     longest = max(map(len, entries), default=0)
     for position in reversed(range(longest)):
@@ -67,9 +130,9 @@ def compress(modules: Mapping[str, Shape]) -> dict[str, Shape]:
     return {".".join(parts): shape for parts, shape in sorted(entries.items())}
 
 
-def _collapse(entries: Mapping[tuple[str, ...], Shape], position: int) -> dict[tuple[str, ...], Shape]:
-    kept: dict[tuple[str, ...], Shape] = {}
-    groups: dict[tuple[tuple[str, ...], tuple[str, ...], Shape], list[int]] = {}
+def _collapse(entries: Mapping[tuple[str, ...], Value], position: int) -> dict[tuple[str, ...], Value]:
+    kept: dict[tuple[str, ...], Value] = {}
+    groups: dict[tuple[tuple[str, ...], tuple[str, ...], Value], list[int]] = {}
     for parts, shape in entries.items():
         part = parts[position] if position < len(parts) else ""
         if part.isdecimal() and str(int(part)) == part:
@@ -93,7 +156,7 @@ def _ranges_text(numbers: list[int]) -> str:
     return "{" + ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in ranges) + "}"
 
 
-def expand(patterns: Mapping[str, Shape]) -> dict[str, Shape]:
+def expand(patterns: Mapping[str, Value]) -> dict[str, Value]:
     """The modules that `compress` made the patterns of.
 
     Raises:
@@ -103,10 +166,15 @@ def expand(patterns: Mapping[str, Shape]) -> dict[str, Shape]:
     return {name: shape for pattern, shape in patterns.items() for name in _names(pattern)}
 
 
-def check_patterns(patterns: Mapping[str, Shape]) -> None:
+def check_patterns(patterns: Iterable[str]) -> None:
     """Raises ValueError where a range is none or there are more than `MAX_MODULES`; cheap for whatever is given."""
-    if sum(_count(pattern) for pattern in patterns) > MAX_MODULES:
+    if count_modules(patterns) > MAX_MODULES:
         raise ValueError(f"a base model has at most {MAX_MODULES} modules")
+
+
+def count_modules(patterns: Iterable[str]) -> int:
+    """How many modules patterns stand for. Raises ValueError where a range is none."""
+    return sum(map(_count, patterns))
 
 
 def _count(pattern: str) -> int:
@@ -126,7 +194,8 @@ def _spans(text: str) -> list[range]:
     spans = []
     for part in text.split(","):
         first, _, last = part.partition("-")
-        if max(len(first), len(last)) > 6:
+        # Backward it would count as none, and be made all the same.
+        if max(len(first), len(last)) > 6 or int(last or first) < int(first):
             raise ValueError(f"{part[:40]} is not a range of layers")
         spans.append(range(int(first), int(last or first) + 1))
     return spans

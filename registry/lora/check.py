@@ -1,39 +1,55 @@
-"""Whether an adapter is right for a base, and what has to be done to make it so. Pure.
+"""Checks an adapter against a base and plans its preparation. Pure.
 
 Engines accept many wrong adapters and then serve garbage, or the base model. So everything is looked at before they
-hear of it: configuration, names, pairs, shapes, ranks, types; the numbers themselves are `registry.lora.finite`'s.
+hear of it: configuration, names, pairs, shapes, ranks, types; the numbers themselves are `registry.lora.safetensors`'s.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from registry.lora.base import BaseModules
 from registry.lora.config import AdapterConfig, config_findings
+from registry.lora.coverage.findings import coverage_findings, patterns_of, placed_modules, unknown_coverage
+from registry.lora.coverage.table import ends_with
 from registry.lora.findings import AdapterWarning, Finding, shown
-from registry.lora.keys import Entry, Part, entry_of, is_vision
-from registry.lora.modules import Module, duplicate, modules_by_name, pair_findings, rank_findings, shape_findings
-from registry.lora.patterns import Patterns, pattern_findings, renamed_pattern
-from registry.lora.policy import Limits, Policy, is_served
+from registry.lora.modules import (
+    Module,
+    Patterns,
+    duplicate,
+    modules_by_name,
+    pair_findings,
+    pattern_findings,
+    rank_findings,
+    renamed_pattern,
+    shape_findings,
+)
+from registry.lora.policy import AdapterLimits, Policy, is_served
 from registry.lora.remap import map_modules
-from registry.lora.tensors import Tensor
+from registry.lora.safetensors import Tensor
+from registry.lora.tensor_names import TensorName, TensorPart, entry_of, is_vision
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What preparation does: new names of tensors, tensors left out, fields of the configuration."""
+    """What preparation does: new names of tensors, tensors left out, fields of the configuration, rows in new order.
+
+    `rotary`: tensors whose rows get the order of `registry.lora.prepare.RotaryRows`, with the rows of a head.
+    """
 
     renamed: Mapping[str, str]
     dropped: tuple[str, ...]
     config: Mapping[str, object]
+    rotary: Mapping[str, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.renamed or self.dropped or self.config)
+        return bool(self.renamed or self.dropped or self.config or self.rotary)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AdapterVerdict:
     """What was found. `changes` make the adapter right where there are no findings.
 
     Attributes:
@@ -41,19 +57,17 @@ class Verdict:
         warnings: what somebody should know.
         changes: what has to be done to it.
         rank: the rank that an engine's limit is compared with.
-        targets: last parts of its modules' names, as engines' target modules name them.
     """
 
     findings: tuple[Finding, ...]
     warnings: tuple[AdapterWarning, ...]
     changes: Changes
     rank: int
-    targets: frozenset[str]
 
 
 def examine(
-    config: AdapterConfig, tensors: Sequence[Tensor], base: BaseModules | None, limits: Limits, policy: Policy
-) -> Verdict:
+    config: AdapterConfig, tensors: Sequence[Tensor], base: BaseModules | None, limits: AdapterLimits, policy: Policy
+) -> AdapterVerdict:
     """What is wrong with an adapter, and what has to be done to it as `policy` says.
 
     Args:
@@ -66,25 +80,33 @@ def examine(
     entries = [entry_of(tensor) for tensor in tensors]
     kept, sifted, warnings = _sift(entries, config, policy)
     modules, findings = modules_by_name(kept)
-    findings += [*config_findings(config), *pattern_findings(config, len(modules)), *sifted]
+    patterns = pattern_findings(config, len(modules))
+    findings += [*config_findings(config), *patterns, *sifted]
     renames, misplaced = _place(modules, base, policy)
-    findings += [*misplaced, *_content(modules, renames, config, base)]
+    ranks = Patterns(config.rank_pattern, config.r) if not patterns else None
+    findings += [*misplaced, *_content(modules, renames, ranks, base)]
     findings += [*_limits(modules, config, limits), *_base_name(config, base)]
-    if not any(module.down or module.up or Part.SAVED in module.parts for module in modules.values()) and not findings:
+    findings += coverage_findings(placed_modules(modules, renames), base)
+    rotary, unordered = _rotary(modules, renames, base)
+    findings += unordered
+    if (
+        not any(module.down or module.up or TensorPart.SAVED in module.parts for module in modules.values())
+        and not findings
+    ):
         findings.append(Finding("no_tensors", "the weights", "no LoRA weights", "some", "look at its training"))
     changes = Changes(
         renamed=_new_keys(kept, renames, policy),
         dropped=tuple(sorted({entry.tensor.name for entry in entries} - {entry.tensor.name for entry in kept})),
-        config=_new_config(config, modules, renames),
+        config=_new_config(config, modules, renames) if not patterns else {},
+        rotary=rotary,
     )
-    warnings += _base_layers(kept)
-    targets = frozenset(name.rpartition(".")[2] for name in modules)
-    return Verdict(tuple(_unique(findings)), tuple(warnings), changes, config.highest_rank, targets)
+    warnings += [*_base_layers(kept), *unknown_coverage(base)]
+    return AdapterVerdict(tuple(_unique(findings)), tuple(warnings), changes, config.highest_rank)
 
 
 def _sift(
-    entries: Sequence[Entry], config: AdapterConfig, policy: Policy
-) -> tuple[list[Entry], list[Finding], list[AdapterWarning]]:
+    entries: Sequence[TensorName], config: AdapterConfig, policy: Policy
+) -> tuple[list[TensorName], list[Finding], list[AdapterWarning]]:
     """The tensors that are to be served, by the policies for vision modules and DoRA."""
     findings, warnings = _dora(entries, config, policy)
     vision = [entry for entry in entries if is_vision(entry.module)]
@@ -96,22 +118,35 @@ def _sift(
             AdapterWarning("vision_dropped", f"{count} vision modules were left out, as prepare.vision says")
         )
     without = vision if policy.vision != "keep" else []
-    left = {id(entry) for entry in without}
-    left |= {id(entry) for entry in entries if entry.part is Part.MAGNITUDE}
+    unwanted = _unwanted(entries, policy) if policy.drop else []
+    if unwanted:
+        warnings.append(_dropped(unwanted))
+    left = {id(entry) for entry in (*without, *unwanted)}
+    left |= {id(entry) for entry in entries if entry.part is TensorPart.MAGNITUDE}
     kept = [entry for entry in entries if id(entry) not in left]
     return kept, [*findings, *_foreign(kept)], warnings
 
 
-def _vision_finding(vision: Sequence[Entry]) -> Finding:
+def _unwanted(entries: Sequence[TensorName], policy: Policy) -> list[TensorName]:
+    return [entry for entry in entries if any(ends_with(entry.module, end) for end in policy.drop)]
+
+
+def _dropped(entries: Sequence[TensorName]) -> AdapterWarning:
+    modules = {entry.module for entry in entries}
+    message = f"{len(modules)} modules were left out, as prepare.drop says: {patterns_of(modules)}"
+    return AdapterWarning("modules_dropped", f"{message}; answers differ from training")
+
+
+def _vision_finding(vision: Sequence[TensorName]) -> Finding:
     found = f"{len({entry.module for entry in vision})} vision modules"
     remedy = "set prepare.vision to drop, or to keep where the engines run with tower LoRA"
     return Finding("vision_modules", vision[0].module, found, "modules of the language model", remedy)
 
 
 def _dora(
-    entries: Sequence[Entry], config: AdapterConfig, policy: Policy
+    entries: Sequence[TensorName], config: AdapterConfig, policy: Policy
 ) -> tuple[list[Finding], list[AdapterWarning]]:
-    magnitudes = [entry.tensor.name for entry in entries if entry.part is Part.MAGNITUDE]
+    magnitudes = [entry.tensor.name for entry in entries if entry.part is TensorPart.MAGNITUDE]
     if not magnitudes and not config.use_dora:
         return [], []
     if policy.dora == "strip":
@@ -124,17 +159,17 @@ def _dora(
     return [Finding("dora_not_supported", key, f"DoRA ({len(magnitudes)} magnitudes)", "plain LoRA", remedy)], []
 
 
-def _foreign(entries: Sequence[Entry]) -> list[Finding]:
+def _foreign(entries: Sequence[TensorName]) -> list[Finding]:
     """Tensors that are no part of a LoRA adapter that an engine serves."""
     remedy = "save the adapter again with PEFT, as plain LoRA"
-    reasons: dict[Part, Finding] = {}
+    reasons: dict[TensorPart, Finding] = {}
     for entry in entries:
         name = entry.tensor.name
-        if entry.part is Part.UNKNOWN:
+        if entry.part is TensorPart.UNKNOWN:
             reasons.setdefault(
                 entry.part, Finding("unknown_tensor", name, "a tensor of another kind", "LoRA weights", remedy)
             )
-        if entry.part is Part.BIAS:
+        if entry.part is TensorPart.BIAS:
             reasons.setdefault(entry.part, Finding("bias_not_supported", name, "a bias", "none", remedy))
     return list(reasons.values())
 
@@ -148,29 +183,49 @@ def _place(
     linear = {
         name: module
         for name, module in modules.items()
-        if Part.BIAS not in module.parts and Part.UNKNOWN not in module.parts
+        if TensorPart.BIAS not in module.parts and TensorPart.UNKNOWN not in module.parts
     }
     mapped = map_modules(linear, base, may_rename=policy.remap == "auto")
-    names = [mapped.renames.get(name, name) for name in modules]
-    twice = sorted({name for name in mapped.renames.values() if names.count(name) > 1})
+    names = Counter(mapped.renames.get(name, name) for name in modules)
+    twice = sorted({name for name in mapped.renames.values() if names[name] > 1})
     return mapped.renames, [*mapped.findings, *(duplicate(name, f"module {name}") for name in twice)]
 
 
 def _content(
-    modules: Mapping[str, Module], renames: Mapping[str, str], config: AdapterConfig, base: BaseModules | None
+    modules: Mapping[str, Module], renames: Mapping[str, str], ranks: Patterns[int] | None, base: BaseModules | None
 ) -> list[Finding]:
-    ranks = Patterns(config.rank_pattern, config.r)
+    """`ranks` None: which rank a module should have is not known, since a pattern is not followed."""
     findings: list[Finding] = []
     for name, module in modules.items():
         findings += pair_findings(module)
-        findings += rank_findings(module, ranks.value(name))
+        if ranks is not None:
+            findings += rank_findings(module, ranks.value(name))
         served = renames.get(name, name)
-        if base is not None and served in base.modules:
-            findings += shape_findings(module, served, base.modules[served])
+        if base is not None and served in base.served:
+            findings += shape_findings(module, served, base.served[served])
     return findings
 
 
-def _limits(modules: Mapping[str, Module], config: AdapterConfig, limits: Limits) -> list[Finding]:
+def _rotary(
+    modules: Mapping[str, Module], renames: Mapping[str, str], base: BaseModules | None
+) -> tuple[dict[str, int], list[Finding]]:
+    """The tensors whose rows have to be ordered as the engine orders the base's, each with the outputs of a head."""
+    coverage = base.coverage if base else None
+    if base is None or coverage is None or not coverage.rotary:
+        return {}, []
+    found = {name: module.up for name, module in modules.items() if coverage.is_rotary(renames.get(name, name))}
+    size = base.head_size
+    if size is not None and not size % 2 and all(up is None or not up.shape[0] % size for up in found.values()):
+        return {up.name: size for up in found.values() if up is not None}, []
+    remedy = "let loraplane pool update --from read the base model again"
+    found_text = "rows that vLLM orders for its rotary embedding"
+    expected = f"the outputs of an attention head, as a divisor of them; it is {size}"
+    return {}, [
+        Finding("not_applied_by_engine", name, found_text, expected, remedy) for name, up in found.items() if up
+    ][:1]
+
+
+def _limits(modules: Mapping[str, Module], config: AdapterConfig, limits: AdapterLimits) -> list[Finding]:
     findings = []
     rank, most = config.highest_rank, limits.max_rank
     if most is not None and rank > most:
@@ -198,7 +253,7 @@ def _last(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].lower()
 
 
-def _new_keys(kept: Sequence[Entry], renames: Mapping[str, str], policy: Policy) -> dict[str, str]:
+def _new_keys(kept: Sequence[TensorName], renames: Mapping[str, str], policy: Policy) -> dict[str, str]:
     if policy.remap == "off":
         return {}
     pairs = {entry.tensor.name: entry.key(renames.get(entry.module, entry.module)) for entry in kept}
@@ -217,8 +272,8 @@ def _new_config(config: AdapterConfig, modules: Mapping[str, Module], renames: M
     return changes
 
 
-def _base_layers(kept: Sequence[Entry]) -> list[AdapterWarning]:
-    names = [entry.tensor.name for entry in kept if entry.part is Part.BASE_LAYER]
+def _base_layers(kept: Sequence[TensorName]) -> list[AdapterWarning]:
+    names = [entry.tensor.name for entry in kept if entry.part is TensorPart.BASE_LAYER]
     message = f"{len(names)} weights of the base model are in the file; engines use their own"
     return [AdapterWarning("base_layer_ignored", message)] if names else []
 

@@ -6,12 +6,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from registry.lora.digest import CONFIG_FILE
 from registry.lora.findings import Finding, UnfitAdapter, shown
 from registry.lora.json_files import SAVE_AGAIN, json_object
-from registry.lora.manifest import CONFIG_FILE
 
 MAX_CONFIG_BYTES = 1 << 20
 _MAX_PATTERNS = 4096
+# Some trainers name each module in full instead of its kind.
+_MAX_MODULES = 200_000
 # What PEFT knows and no engine of ours applies: served without it, the adapter would be another one.
 UNAPPLIED = (
     "alora_invocation_tokens",
@@ -32,6 +34,7 @@ _PLAIN_INITS = {"gaussian", "eva", "orthogonal", "mica"}
 
 Alpha = Annotated[float, Field(allow_inf_nan=False, ge=-1e9, le=1e9)]
 Rank = Annotated[int, Field(ge=1, le=1 << 20)]
+Modules = Annotated[list[str], Field(max_length=_MAX_MODULES)]
 
 
 class AdapterConfig(BaseModel):
@@ -41,14 +44,14 @@ class AdapterConfig(BaseModel):
 
     r: Rank
     lora_alpha: Alpha
-    target_modules: str | list[str]
+    target_modules: str | Modules
     base_model_name_or_path: str | None = None
     bias: str | None = "none"
     lora_bias: bool | None = False
     use_rslora: bool | None = False
     use_dora: bool | None = False
     init_lora_weights: bool | str | None = True
-    modules_to_save: list[str] | None = None
+    modules_to_save: Modules | None = None
     rank_pattern: Annotated[dict[str, Rank], Field(max_length=_MAX_PATTERNS)] | None = None
     alpha_pattern: Annotated[dict[str, Alpha], Field(max_length=_MAX_PATTERNS)] | None = None
 

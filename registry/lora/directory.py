@@ -1,4 +1,4 @@
-"""Looks at an adapter that lies in a directory: its digest, and whether it is right for a base."""
+"""Examines an adapter in a directory: its digest and its check."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from registry.lora.base import BaseModules
-from registry.lora.check import Verdict, examine
+from registry.lora.check import AdapterVerdict, examine
 from registry.lora.config import MAX_CONFIG_BYTES, AdapterConfig, read_config
+from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE, FileEntry, manifest_digest
 from registry.lora.findings import Finding, UnfitAdapter
-from registry.lora.finite import not_finite
 from registry.lora.json_files import not_an_adapter
-from registry.lora.manifest import CONFIG_FILE, FILES, WEIGHTS_FILE, FileEntry, manifest_digest
-from registry.lora.policy import Limits, Policy
-from registry.lora.tensors import LENGTH_BYTES, Header, header_length, read_header
+from registry.lora.policy import AdapterLimits, Policy
+from registry.lora.safetensors import LENGTH_BYTES, Header, header_length, not_finite, read_header
 
 # Opens one of an adapter's files by its name.
 OpenFile = Callable[[str], BufferedReader | BytesIO]
@@ -39,7 +38,7 @@ class Examined:
     """An adapter that was looked at in full; its verdict has no findings."""
 
     opened: Opened
-    verdict: Verdict
+    verdict: AdapterVerdict
 
 
 def read_header_of(file: BinaryIO, name: str) -> tuple[Header, int]:
@@ -55,7 +54,7 @@ def read_header_of(file: BinaryIO, name: str) -> tuple[Header, int]:
     return read_header(file.read(length), size_bytes, name), LENGTH_BYTES + length
 
 
-def examine_directory(directory: Path, base: BaseModules | None, limits: Limits, policy: Policy) -> Examined:
+def examine_directory(directory: Path, base: BaseModules | None, limits: AdapterLimits, policy: Policy) -> Examined:
     """Looks at everything, the numbers included.
 
     Raises:
@@ -65,7 +64,7 @@ def examine_directory(directory: Path, base: BaseModules | None, limits: Limits,
     return examine_files(_files_of(directory), base, limits, policy)
 
 
-def examine_files(open_file: OpenFile, base: BaseModules | None, limits: Limits, policy: Policy) -> Examined:
+def examine_files(open_file: OpenFile, base: BaseModules | None, limits: AdapterLimits, policy: Policy) -> Examined:
     """As `examine_directory`, wherever the files are."""
     config = read_config(_config_bytes(open_file))
     with open_file(WEIGHTS_FILE) as file:

@@ -1,10 +1,12 @@
-"""What is wrong with an adapter, in a form that programs can rely on. Pure."""
+"""Findings about an adapter, with reasons that programs can rely on. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
+
+from registry.lora.text import printable
 
 # Stable. Programs may depend on them, not on the sentences beside them.
 FindingReason = Literal[
@@ -17,7 +19,9 @@ FindingReason = Literal[
     "no_such_module",
     "no_tensors",
     "not_an_adapter",
+    "not_applied_by_engine",
     "not_finite",
+    "not_taken_by_engine",
     "other_base",
     "rank_mismatch",
     "rank_too_high",
@@ -36,7 +40,14 @@ FindingReason = Literal[
     "wrong_peft_type",
     "zero_alpha",
 ]
-WarningReason = Literal["base_layer_ignored", "base_name_differs", "dora_stripped", "vision_dropped"]
+WarningReason = Literal[
+    "base_layer_ignored",
+    "base_name_differs",
+    "dora_stripped",
+    "engine_coverage_unknown",
+    "modules_dropped",
+    "vision_dropped",
+]
 _LONGEST = 200
 
 
@@ -93,10 +104,8 @@ def summary(findings: Sequence[Finding]) -> str:
 
 def shown(value: object) -> str:
     """A value from somebody's file, cut to a length that can be printed."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        return f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-
-
-def printable(text: str) -> str:
-    """Somebody's text without what would move a terminal's cursor, or end a line: such characters as escapes."""
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)

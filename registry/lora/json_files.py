@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from typing import Any
 
 from registry.lora.findings import Finding, UnfitAdapter
@@ -40,8 +41,7 @@ def _check_encodable(content: bytes, value: object) -> None:
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise ValueError(f"the key {twice[:200]!r} stands there twice")
     return value
 

@@ -1,17 +1,130 @@
-"""An adapter's tensors by module, with what their shapes say. Pure."""
+"""Modules of an adapter: ranks, alphas, shapes, and PEFT's patterns. Pure.
+
+Keys are regular expressions out of somebody's file. They are matched by RE2, whose time is linear.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from typing import Generic, Protocol, TypeVar
+
+import re2
 
 from registry.lora.base import Shape
+from registry.lora.config import AdapterConfig
 from registry.lora.findings import Finding
-from registry.lora.keys import Entry, Part
-from registry.lora.tensors import Tensor
+from registry.lora.safetensors import Tensor
+from registry.lora.tensor_names import TensorName, TensorPart
+
+Value = TypeVar("Value", bound=float)
+_MAX_KEY_CHARACTERS = 256
+# For one expression, compiled. Names of modules need a hundredth of it.
+_MAX_PROGRAM_BYTES = 1 << 18
+# Bound of all matches together. A plain one costs 1, about a microsecond; a repeat costs what its program may take,
+# and a large one may have to be run step by step.
+_MAX_COST = 4_000_000
+_SMALL_PROGRAM = 256
+_REPEAT = r"(?:(?:[*+?]|\{\d{1,3}(?:,\d{0,3})?\})\??)?"
+_CLASS = r"\[\^?(?:[\w./-]|\\[dw.-])+\]"
+# The syntax that Python's re, by which PEFT matches, and RE2 understand alike.
+_COMMON = re2.compile(rf"(?:(?:[\w./:-]|\\[dDwW./:_-]|{_CLASS}|\)){_REPEAT}|\||\((?:\?:)?|\^|\$)+")
+
+
+class _Compiled(Protocol):
+    programsize: int
+
+    def fullmatch(self, text: str) -> object | None: ...
+
+
+def pattern_findings(config: AdapterConfig, modules: int) -> list[Finding]:
+    """Keys of the patterns that are not followed, given how many modules there are."""
+    keys = [("rank_pattern", key) for key in config.rank_pattern or ()]
+    keys += [("alpha_pattern", key) for key in config.alpha_pattern or ()]
+    findings = [
+        _unsupported(f"{field}.{key}", "an expression that is not read here as PEFT reads it")
+        for field, key in keys
+        if _compiled(key) is None
+    ]
+    if not findings and sum(_cost(key) for _, key in keys) * modules > _MAX_COST:
+        return [_unsupported("rank_pattern", f"{len(keys)} expressions for {modules} modules")]
+    return findings
+
+
+def _unsupported(key: str, found: str) -> Finding:
+    remedy = "name the modules in full instead, as model.layers.0.self_attn.q_proj"
+    return Finding("unsupported_pattern", key[:300], found, "few and simple ones", remedy)
+
+
+@cache
+def _options() -> object:
+    options = re2.Options()
+    options.max_mem = _MAX_PROGRAM_BYTES
+    options.log_errors = False
+    return options
+
+
+def _compiled(key: str) -> _Compiled | None:
+    """PEFT's rule for a key, in time that is linear in the module's name; None: it cannot be had.
+
+    PEFT: ``re.match(rf"(.*\\.)?({key})$", name)`` in ``peft.utils.other.get_pattern_key``.
+    """
+    if len(key) > _MAX_KEY_CHARACTERS or not key.isascii() or not _COMMON.fullmatch(key):
+        return None
+    try:
+        re.compile(key)  # what Python does not take, PEFT could not follow either
+        compiled: _Compiled = re2.compile(rf"(?:.*\.)?(?:{key})$", _options())
+    except (re.error, re2.error, OverflowError, RecursionError):
+        return None
+    return compiled
+
+
+def _cost(key: str) -> int:
+    if not re.search(r"[*+?{]", key):
+        return 1
+    compiled = _compiled(key)
+    size = compiled.programsize if compiled is not None else 0
+    return (2 if size <= _SMALL_PROGRAM else 16) * size
+
+
+class Patterns(Generic[Value]):
+    """Values for modules: that of the first key which the module's name is, or ends with after a dot."""
+
+    def __init__(self, values: Mapping[str, Value] | None, default: Value) -> None:
+        """Takes keys that `pattern_findings` has nothing against; others are left out."""
+        rules = ((_compiled(key), value) for key, value in (values or {}).items())
+        self._rules = [(rule, value) for rule, value in rules if rule is not None]
+        self._default = default
+
+    def own(self, module: str) -> Value | None:
+        """The value that a key gives the module; None: no key does."""
+        return next((value for rule, value in self._rules if rule.fullmatch(module)), None)
+
+    def value(self, module: str) -> Value:
+        """The module's value."""
+        own = self.own(module)
+        return self._default if own is None else own
+
+
+def renamed_pattern(values: Mapping[str, Value] | None, renames: Mapping[str, str]) -> dict[str, Value]:
+    """The same values for modules under new names: a key for each, longer names first, since the first match wins.
+
+    Args:
+        values: the pattern as it is.
+        renames: old name to new name of every module, also of those that keep theirs.
+    """
+    if not values:
+        return {}
+    patterns: Patterns[Value] = Patterns(values, next(iter(values.values())))
+    found = {new: patterns.own(old) for old, new in renames.items()}
+    ordered = sorted(found, key=lambda name: (-len(name), name))
+    return {re.escape(name): value for name in ordered if (value := found[name]) is not None}
+
 
 DTYPES = ("F32", "F16", "BF16")
-_PAIRS = {Part.A, Part.B, Part.EMBEDDING_A, Part.EMBEDDING_B}
+_PAIRS = {TensorPart.A, TensorPart.B, TensorPart.EMBEDDING_A, TensorPart.EMBEDDING_B}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,21 +132,21 @@ class Module:
     """The tensors of one module by what they are; `name` is the adapter's own."""
 
     name: str
-    parts: dict[Part, Tensor]
+    parts: dict[TensorPart, Tensor]
 
     @property
     def down(self) -> Tensor | None:
         """A: rank x inputs."""
-        return self.parts.get(Part.A) or self.parts.get(Part.EMBEDDING_A)
+        return self.parts.get(TensorPart.A) or self.parts.get(TensorPart.EMBEDDING_A)
 
     @property
     def up(self) -> Tensor | None:
         """B: outputs x rank."""
-        return self.parts.get(Part.B) or self.parts.get(Part.EMBEDDING_B)
+        return self.parts.get(TensorPart.B) or self.parts.get(TensorPart.EMBEDDING_B)
 
     @property
     def is_embedding(self) -> bool:
-        return Part.EMBEDDING_A in self.parts or Part.EMBEDDING_B in self.parts
+        return TensorPart.EMBEDDING_A in self.parts or TensorPart.EMBEDDING_B in self.parts
 
     def shape(self) -> tuple[int | None, int | None]:
         """The shape of the base's module that this one was trained on, as far as it can be told."""
@@ -47,13 +160,13 @@ class Module:
         return all(own in (None, theirs) for own, theirs in zip(self.shape(), shape, strict=True))
 
 
-def modules_by_name(entries: Iterable[Entry]) -> tuple[dict[str, Module], list[Finding]]:
+def modules_by_name(entries: Iterable[TensorName]) -> tuple[dict[str, Module], list[Finding]]:
     """All modules, and what two tensors claim to be at once."""
     modules: dict[str, Module] = {}
     findings = []
     for entry in entries:
         module = modules.setdefault(entry.module, Module(entry.module, {}))
-        if entry.part in module.parts and entry.part is not Part.SAVED:
+        if entry.part in module.parts and entry.part is not TensorPart.SAVED:
             findings.append(duplicate(entry.tensor.name, f"{entry.part} of {entry.module}"))
         module.parts[entry.part] = entry.tensor
     return modules, findings
@@ -76,7 +189,7 @@ def pair_findings(module: Module) -> list[Finding]:
         there, missing = ("lora_B", "lora_A") if module.down is None else ("lora_A", "lora_B")
         remedy = "save the adapter again, or fetch the whole file"
         findings.append(Finding("unpaired_tensor", module.name, f"{there} without {missing}", "both", remedy))
-    elif (Part.A in module.parts) != (Part.B in module.parts):
+    elif (TensorPart.A in module.parts) != (TensorPart.B in module.parts):
         findings.append(Finding("unpaired_tensor", module.name, "halves of two kinds", "a pair", "save it again"))
     return findings
 
@@ -108,11 +221,11 @@ def shape_findings(module: Module, name: str, shape: Shape) -> list[Finding]:
     """Whether it was trained on a module of the base's shape."""
     kind = name.rpartition(".")[2] == "embed_tokens"
     remedy = "serve it in a pool of the base model that it was trained on"
-    own = module.parts.get(Part.BASE_LAYER)
+    own = module.parts.get(TensorPart.BASE_LAYER)
     if own is not None and own.shape != shape:
         found, expected = f"base weights of shape {list(own.shape)}", f"the base's {list(shape)}"
         return [Finding("shape_mismatch", own.name, found, expected, remedy)]
-    if kind and module.parts.keys() & {Part.A, Part.B}:
+    if kind and module.parts.keys() & {TensorPart.A, TensorPart.B}:
         return [Finding("shape_mismatch", module.name, "a linear adapter", "an embedding adapter", remedy)]
     if module.fits(shape):
         return []

@@ -1,4 +1,4 @@
-"""What may be done to an adapter, and what a replica can serve. Pure."""
+"""Policy for preparing an adapter, and limits of a replica. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ class Policy:
     remap: Literal["auto", "off"] = "auto"
     vision: Literal["reject", "drop", "keep"] = "reject"
     dora: Literal["reject", "strip"] = "reject"
+    drop: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         """The policy and its version, as they go into the prepared id and the report."""
         choices = {"remap": self.remap, "vision": self.vision, "dora": self.dora}
-        return {"name": "prepare", "version": VERSION, **choices}
+        drop = {"drop": sorted(set(self.drop))} if self.drop else {}  # ids without it are those of earlier releases
+        return {"name": "prepare", "version": VERSION, **choices, **drop}
 
 
 def policy_of(values: dict[str, Any]) -> Policy:
@@ -34,11 +36,14 @@ def policy_of(values: dict[str, Any]) -> Policy:
     for name, value in known.items():
         if value not in _CHOICES[name]:
             raise ValueError(f"prepare.{name} is {value!r}, which is none of {', '.join(_CHOICES[name])}")
-    return Policy(**known)
+    drop = values.get("drop") or ()
+    if not isinstance(drop, list | tuple) or not all(isinstance(end, str) and end for end in drop):
+        raise ValueError(f"prepare.drop is {drop!r}, which is no list of modules")
+    return Policy(**known, drop=tuple(drop))
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AdapterLimits:
     """What the replicas can serve; None: no limit is known."""
 
     max_rank: int | None = None

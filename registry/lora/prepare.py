@@ -1,38 +1,75 @@
-"""Writes an adapter anew as its changes say: the same bytes of numbers under another header. Pure.
+"""Writes a prepared adapter: the same numbers under another header. Pure.
 
-No number is decoded, so every type survives, and the same source gives the same bytes on every host.
+No number is decoded, so every type survives, and the same source gives the same bytes on every host. At most the rows
+of a matrix get another order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from registry.lora.check import Changes
+from registry.lora.digest import CONFIG_FILE, canonical_json
 from registry.lora.json_files import json_object
-from registry.lora.manifest import CONFIG_FILE, canonical_json
-from registry.lora.tensors import LENGTH_BYTES, Header, Tensor
+from registry.lora.safetensors import LENGTH_BYTES, Header, Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """A new weights file: its first bytes, and then these ranges of the old file's bytes after its header."""
+class RotaryRows:
+    """A matrix of so many rows, `head_size` to an attention head, whose rows get another order.
+
+    vLLM puts the even rows of each head of the base's queries and keys before the odd ones, where a checkpoint has the
+    two halves of a rotation side by side (``permute_qk_weight_for_rotary``). It leaves an adapter's as they are.
+    """
+
+    rows: int
+    head_size: int
+
+    def order(self) -> Iterator[int]:
+        """The old place of each row."""
+        for head in range(0, self.rows, self.head_size):
+            yield from range(head, head + self.head_size, 2)
+            yield from range(head + 1, head + self.head_size, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Bytes of the old file after its header; `rotary`: they are one matrix, whose rows are written in that order."""
+
+    begin: int
+    end: int
+    rotary: RotaryRows | None = None
+
+    def parts(self) -> Iterator[tuple[int, int]]:
+        """Begin and end of each part, in the order in which they are written."""
+        if self.rotary is None:
+            yield self.begin, self.end
+            return
+        width = (self.end - self.begin) // self.rotary.rows
+        for row in self.rotary.order():
+            yield self.begin + row * width, self.begin + (row + 1) * width
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsLayout:
+    """A new weights file: its first bytes, and then these ranges of the old file."""
 
     start: bytes
-    ranges: tuple[tuple[int, int], ...]
+    ranges: tuple[ByteRange, ...]
 
     @property
     def size_bytes(self) -> int:
-        return len(self.start) + sum(end - begin for begin, end in self.ranges)
+        return len(self.start) + sum(one.end - one.begin for one in self.ranges)
 
 
-def new_weights(header: Header, changes: Changes) -> Layout:
+def new_weights(header: Header, changes: Changes) -> WeightsLayout:
     """How the new weights file is made from the old one."""
     dropped = set(changes.dropped)
     kept = [tensor for tensor in header.tensors if tensor.name not in dropped]
     text = canonical_json(_entries(kept, changes.renamed, header.metadata))
     text += b" " * (-len(text) % 8)
-    return Layout(len(text).to_bytes(LENGTH_BYTES, "little") + text, tuple(_joined(kept)))
+    return WeightsLayout(len(text).to_bytes(LENGTH_BYTES, "little") + text, tuple(_joined(kept, changes.rotary)))
 
 
 def _entries(kept: Sequence[Tensor], renamed: Mapping[str, str], metadata: Mapping[str, str]) -> dict[str, object]:
@@ -49,14 +86,17 @@ def _entries(kept: Sequence[Tensor], renamed: Mapping[str, str], metadata: Mappi
     return entries
 
 
-def _joined(kept: Iterable[Tensor]) -> list[tuple[int, int]]:
+def _joined(kept: Iterable[Tensor], rotary: Mapping[str, int]) -> list[ByteRange]:
     """The tensors' ranges, neighbours as one."""
-    ranges: list[tuple[int, int]] = []
+    ranges: list[ByteRange] = []
     for tensor in kept:
-        if ranges and ranges[-1][1] == tensor.begin:
-            ranges[-1] = (ranges[-1][0], tensor.end)
+        if tensor.name in rotary:
+            order = RotaryRows(tensor.shape[0], rotary[tensor.name])
+            ranges.append(ByteRange(tensor.begin, tensor.end, order))
+        elif ranges and ranges[-1].end == tensor.begin and ranges[-1].rotary is None:
+            ranges[-1] = ByteRange(ranges[-1].begin, tensor.end)
         else:
-            ranges.append((tensor.begin, tensor.end))
+            ranges.append(ByteRange(tensor.begin, tensor.end))
     return ranges
 
 

@@ -1,4 +1,6 @@
-"""Renames an adapter's modules to the base's own names, which every engine maps to what it calls them. Pure.
+"""Renames an adapter's modules to the base's own names. Pure.
+
+Every engine maps those to its own names.
 
 Wrappers of other libraries, and other releases of transformers, change what stands before the numbered blocks. So
 all unknown modules that share a beginning are moved together, to the one beginning of the base's where each is found
@@ -10,11 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from registry.lora.base import BaseModules
 from registry.lora.findings import Finding
-from registry.lora.keys import is_vision, split_module
 from registry.lora.modules import Module
+from registry.lora.tensor_names import is_vision, split_module
 
 _BLOCK_NUMBER = re.compile(r"^([A-Za-z_]\w*)\.(\d+)\b", re.ASCII)
 
@@ -29,21 +32,22 @@ class Mapped:
 
 def map_modules(modules: Mapping[str, Module], base: BaseModules, *, may_rename: bool) -> Mapped:
     """Finds each module in the base."""
-    mapped = Mapped()
-    known_prefixes = {split_module(name)[0] for name in modules if name in base.modules}
+    mapped, absences = Mapped(), _Absences(base)
+    known_prefixes = {split_module(name)[0] for name in modules if name in base.served}
     groups: dict[str, list[Module]] = {}
     for name, module in modules.items():
-        if name not in base.modules:
+        if name not in base.served:
             groups.setdefault(split_module(name)[0], []).append(module)
     for prefix, group in groups.items():
         if may_rename and prefix not in known_prefixes:
-            _map_group(prefix, group, base, mapped)
+            _map_group(prefix, group, absences, mapped)
         else:
-            mapped.findings += [_missing(module, base, (prefix,)) for module in group]
+            mapped.findings += [absences.finding(module, (prefix,)) for module in group]
     return mapped
 
 
-def _map_group(prefix: str, group: Sequence[Module], base: BaseModules, mapped: Mapped) -> None:
+def _map_group(prefix: str, group: Sequence[Module], absences: _Absences, mapped: Mapped) -> None:
+    base = absences.base
     by_name = _common(group, base, in_shape=False)
     candidates = _common(group, base, in_shape=True)
     if not candidates and len(by_name) == 1:
@@ -53,7 +57,7 @@ def _map_group(prefix: str, group: Sequence[Module], base: BaseModules, mapped: 
             mapped.renames |= {module.name: only + split_module(module.name)[1] for module in group}
         case []:
             near = _nearest(group, base)
-            mapped.findings += [_missing(module, base, near) for module in group if not _has(module, base, near)] or [
+            mapped.findings += [absences.finding(module, near) for module in group if not _has(module, base, near)] or [
                 _nowhere(prefix, group)
             ]
         case several:
@@ -81,35 +85,43 @@ def _nearest(group: Sequence[Module], base: BaseModules) -> tuple[str, ...]:
 
 def _has(module: Module, base: BaseModules, prefixes: Sequence[str]) -> bool:
     tail = split_module(module.name)[1]
-    return any(prefix + tail in base.modules for prefix in prefixes)
+    return any(prefix + tail in base.served for prefix in prefixes)
 
 
-def _missing(module: Module, base: BaseModules, prefixes: Sequence[str]) -> Finding:
-    """The base has no such module; or it has, but ends before its number."""
-    tail = split_module(module.name)[1]
-    block = _BLOCK_NUMBER.match(tail)
-    if block is not None:
-        first = f"{block[1]}.0{tail[block.end() :]}"
-        if any(prefix + first in base.modules for prefix in prefixes):
-            last = _last_block(base, prefixes, block[1])
-            if int(block[2]) > last:
-                found, expected = f"{block[1]}.{block[2]}", f"at most {block[1]}.{last}, the base's last"
-                return Finding("too_many_layers", module.name, found, expected, _OTHER_BASE)
-    return Finding("no_such_module", module.name, "a module that the base does not have", _known(base), _OTHER_BASE)
+class _Absences:
+    """Says that the base has no such module. There may be as many as tensors, so the base is looked through once."""
 
+    def __init__(self, base: BaseModules) -> None:
+        self.base = base
 
-def _last_block(base: BaseModules, prefixes: Sequence[str], block: str) -> int:
-    numbers = [
-        int(match[2])
-        for tail, places in base.by_tail.items()
-        if (match := _BLOCK_NUMBER.match(tail)) and match[1] == block and places.keys() & set(prefixes)
-    ]
-    return max(numbers)
+    def finding(self, module: Module, prefixes: Sequence[str]) -> Finding:
+        """The base has no such module below the prefixes; or it has, but ends before its number."""
+        tail = split_module(module.name)[1]
+        block = _BLOCK_NUMBER.match(tail)
+        if block is not None:
+            first = f"{block[1]}.0{tail[block.end() :]}"
+            if any(prefix + first in self.base.served for prefix in prefixes):
+                last = max(self._last_blocks.get((prefix, block[1]), 0) for prefix in prefixes)
+                if int(block[2]) > last:
+                    found, expected = f"{block[1]}.{block[2]}", f"at most {block[1]}.{last}, the base's last"
+                    return Finding("too_many_layers", module.name, found, expected, _OTHER_BASE)
+        found = "a module that the base does not have"
+        return Finding("no_such_module", module.name, found, self._known, _OTHER_BASE)
 
+    @cached_property
+    def _last_blocks(self) -> dict[tuple[str, str], int]:
+        """The last number of each kind of block, by its prefix and name."""
+        last: dict[tuple[str, str], int] = {}
+        for tail, places in self.base.by_tail.items():
+            if match := _BLOCK_NUMBER.match(tail):
+                for prefix in places:
+                    last[prefix, match[1]] = max(int(match[2]), last.get((prefix, match[1]), 0))
+        return last
 
-def _known(base: BaseModules) -> str:
-    names = sorted({name.rpartition(".")[2] for name in base.modules})
-    return "one of the base's, which are called " + ", ".join(names[:12])
+    @cached_property
+    def _known(self) -> str:
+        names = sorted({name.rpartition(".")[2] for name in self.base.served})
+        return "one of the base's, which are called " + ", ".join(names[:12])
 
 
 def _nowhere(prefix: str, group: Sequence[Module]) -> Finding:

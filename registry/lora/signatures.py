@@ -1,4 +1,4 @@
-"""Who vouches for an adapter: what is signed, and what is said where nobody did. Pure.
+"""Signatures of adapters: signed bytes, signers, objections. Pure.
 
 What is signed is the manifest's digest in canonical JSON, so that a signature can be made and proven without the files.
 Keys are in `registry.lora.ed25519`, which only those import who have some.
@@ -11,7 +11,7 @@ import binascii
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
-from registry.lora.manifest import canonical_json
+from registry.lora.digest import canonical_json
 
 SIGNATURE_PATTERN = r"^[A-Za-z0-9+/]{85}[AQgw]==$"
 # Stable. Programs may depend on them.

@@ -1,1 +1,1 @@
-"""What is stored in etcd: names, records and statuses, validated by pydantic. Pure."""
+"""Values that all processes agree on, as they stand in etcd. Pure."""

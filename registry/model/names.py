@@ -1,4 +1,4 @@
-"""Names of adapters, pools, replicas and tenants: what may be one, and why the rest may not.
+"""Rules for names of adapters, pools, replicas, tenants and hosts; labels. Pure.
 
 vLLM takes any name at all. An adapter named like a content-part type hijacks the base model's chat
 requests, commas corrupt a metric, and a name equal to a base model would shadow it; so the rules are ours.
@@ -7,16 +7,19 @@ requests, commas corrupt a metric, and a name equal to a base model would shadow
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from urllib.parse import urlsplit
 
-from registry.errors import InvalidArgument, Reason
+from registry.model.errors import InvalidArgument, Reason
 
 MAX_NAME_LENGTH = 160
 DEFAULT_TENANT = "default"
 _SEGMENT = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
 _SEGMENT_ONLY = re.compile(_SEGMENT, re.ASCII)
 _ADAPTER = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})?", re.ASCII)
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
+MAX_REQUEST_ID_CHARACTERS = 128
+_REQUEST_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARACTERS}}}", re.ASCII)
 
 # Types of content parts, and keys beside them, that vLLM's chat endpoints look up by name.
 RESERVED_NAMES = frozenset(
@@ -92,3 +95,63 @@ def name_key(name: str) -> str:
 def name_of_key(key: str) -> str:
     """The lower-cased name that a key stands for; inverse of `name_key` but for case."""
     return key.replace("%2F", "/")
+
+
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_HOST_NAME = re.compile(rf"(?:\*|(?:\*\.)?{_LABEL}(?:\.{_LABEL})*)")
+_ENGINE_HOST = re.compile(r"(\[[0-9a-f:.]+\](?:/[0-9]{1,3})?|[^\[\]:]+)(?::([0-9]{1,5}))?")
+# Of a URL's authority. Whatever else stands there, another reader might take for another host.
+_AUTHORITY = re.compile(r"[A-Za-z0-9._-]+(?::[0-9]+)?|\[[0-9A-Fa-f:.]+\](?::[0-9]+)?")
+_PORTS = {"http": 80, "https": 443}
+
+
+def matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    """True for labels among which are all that a selector asks for."""
+    return all(labels.get(key) == value for key, value in selector.items())
+
+
+def check_engine_host(host: str) -> str:
+    """The entry of a pool's ``engine_hosts`` as it is. Raises ValueError: it is none."""
+    found = _ENGINE_HOST.fullmatch(host)
+    if found is None or (found[2] and not 0 < int(found[2]) < 65536):
+        raise ValueError(f"{host[:100]!r} is neither a host nor a network")
+    if _network(found[1]) is None and (not _HOST_NAME.fullmatch(found[1]) or found[1].rpartition(".")[2].isdecimal()):
+        raise ValueError(f"{host[:100]!r} is neither a host in lower case nor a network")
+    return host
+
+
+def is_engine_allowed(url: str, hosts: Iterable[str]) -> bool:
+    """True if a URL of an engine names one of these hosts and ports.
+
+    ``*.DOMAIN`` is any host below it, ``*`` any at all. A host that is an address is in a network, a name never is,
+    wherever it may lead.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _PORTS[parts.scheme]
+    except (ValueError, KeyError):
+        return False
+    if not _AUTHORITY.fullmatch(parts.netloc) or any(character <= " " for character in url):
+        return False
+    return any(_is_of(parts.hostname or "", port, host) for host in hosts)
+
+
+def _is_of(name: str, port: int, host: str) -> bool:
+    found = _ENGINE_HOST.fullmatch(host)
+    if found is None or (found[2] and int(found[2]) != port):
+        return False
+    network = _network(found[1])
+    if network is None:
+        return found[1] in {"*", name} or (found[1].startswith("*.") and name.endswith(found[1][1:]))
+    try:
+        return ip_address(name) in network
+    except ValueError:
+        return False
+
+
+def _network(text: str) -> IPv4Network | IPv6Network | None:
+    """The network that an entry is, an address being one of a single host; None: it is a name."""
+    try:
+        return ip_network(text.replace("[", "").replace("]", ""), strict=False)
+    except ValueError:
+        return None

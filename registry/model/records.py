@@ -1,4 +1,7 @@
-"""The records that the admin service writes."""
+"""The records that the admin service writes.
+
+The `description` of a field says what to write there: it ends every complaint about the field.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from registry.lora.base import check_patterns
 from registry.lora.signatures import SIGNATURE_PATTERN
-from registry.model.base import MAX_TRANSACTION_BYTES, Part, Stored
+from registry.model.names import check_engine_host
+from registry.model.status import ReportedEvidence
+from registry.model.stored import MAX_TRANSACTION_BYTES, Number, Part, Stored
 
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
@@ -17,39 +22,54 @@ LabelKey = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern
 LabelValue = Annotated[str, StringConstraints(max_length=256)]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 ModuleName = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[\w.-]+$")]
+EngineHost = Annotated[str, StringConstraints(min_length=1, max_length=300), AfterValidator(check_engine_host)]
 ModulePattern = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[\w.{},-]+$")]
 Width = Annotated[int, Field(ge=1, le=1 << 31)]
 Load = Literal["eager", "lazy"]
 EngineKind = Literal["vllm", "sglang", "pegainfer", "dynamo", "axolotl"]
 EngineNames = Literal["plain", "versioned"]
+Proving = Literal["effect", "off"]
 Count = Annotated[int, Field(ge=1, le=10_000)]
 Percent = Annotated[str, StringConstraints(pattern=r"^([1-9][0-9]?|100)%$")]
-Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
+Labels = Annotated[
+    dict[LabelKey, LabelValue],
+    Field(
+        max_length=64,
+        description="use at most 64 labels, keys of 1 to 63 letters, digits and . _ / -, values of at most 256 "
+        "characters",
+    ),
+]
 MAX_GENERATION = 2**53 - 1  # the largest that every reader of JSON takes without loss
 
 
-class Source(Part):
+class SourceSpec(Part):
     """Where an adapter's files are.
 
     `digest` is the manifest digest, None: not pinned. `signature` is over that of what is there, None: not signed.
     """
 
-    uri: Uri
-    digest: Digest | None = None
-    signature: Annotated[str, StringConstraints(pattern=SIGNATURE_PATTERN)] | None = None
+    uri: Uri = Field(
+        description="write scheme://path of at most 2048 characters without spaces; for a folder write file:///absolute/path"
+    )
+    digest: Digest | None = Field(
+        default=None, description='write "sha256:" and 64 lower-case hex digits, or leave it out'
+    )
+    signature: Annotated[str, StringConstraints(pattern=SIGNATURE_PATTERN)] | None = Field(
+        default=None, description="write what loraplane sign prints, or leave it out"
+    )
 
 
 class Placement(Part):
     """On which replicas of the pool an adapter is served: so many of those whose labels have all of `selector`."""
 
-    replicas: Literal["all"] | Count = "all"
-    selector: Labels = {}
+    replicas: Literal["all"] | Count = Field(default="all", description="use all, or a whole number from 1 to 10000")
+    selector: Labels = Field(default={}, description="use at most 64 labels that replicas have, as in labels")
 
 
 class Canary(Part):
     """How many of an adapter's replicas take a new version first: a number, or a share such as ``25%``, rounded up."""
 
-    replicas: Count | Percent
+    replicas: Count | Percent = Field(description='use a whole number from 1 to 10000, or a share from "1%" to "100%"')
 
 
 class Strategy(Part):
@@ -60,31 +80,46 @@ class Strategy(Part):
     """
 
     canary: Canary
-    promote: Literal["auto", "manual"] = "auto"
-    max_failures: Annotated[int, Field(ge=0, le=10_000)] = 0
-    soak_seconds: Annotated[int, Field(ge=0, le=7 * 86_400)] = 60
+    promote: Literal["auto", "manual"] = Field(default="auto", description="use auto or manual")
+    max_failures: int = Field(default=0, ge=0, le=10_000, description="use a whole number from 0 to 10000")
+    soak_seconds: int = Field(
+        default=60,
+        ge=0,
+        le=7 * 86_400,
+        description="use a whole number of seconds from 0 to 604800, which is a week",
+    )
 
 
 class Prepare(Part):
     """What may be done to an adapter's files before an engine sees them."""
 
-    remap: Literal["auto", "off"] = "auto"
-    vision: Literal["reject", "drop", "keep"] = "reject"
-    dora: Literal["reject", "strip"] = "reject"
+    remap: Literal["auto", "off"] = Field(default="auto", description="use auto or off")
+    vision: Literal["reject", "drop", "keep"] = Field(default="reject", description="use reject, drop or keep")
+    dora: Literal["reject", "strip"] = Field(default="reject", description="use reject or strip")
+    drop: Annotated[list[ModuleName], Field(max_length=64)] = Field(
+        default=[], description="name at most 64 modules to leave out, e.g. mlp.gate"
+    )
 
 
 class AdapterSpec(Part):
     """What an operator wants of an adapter. Its change, and nothing else, makes a new generation."""
 
-    source: Source
+    source: SourceSpec = Field(description="an adapter needs a source with a uri, e.g. file:///adapters/sql")
     base_model: ModelName | None = None
-    load: Load = "eager"
-    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    load: Load = Field(default="eager", description="use eager or lazy")
+    priority: int = Field(default=0, ge=-1000, le=1000, description="use a whole number from -1000 to 1000")
     placement: Placement = Placement()
     prepare: Prepare = Prepare()
     credentials: Annotated[str, StringConstraints(min_length=1, max_length=96)] | None = None
     labels: Labels = {}
-    strategy: Strategy | None = None
+    strategy: Strategy | None = Field(
+        default=None,
+        description="a strategy needs canary.replicas; beside it may stand promote, max_failures and soak_seconds",
+    )
+    description: Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^\P{Cc}*$")] | None = Field(
+        default=None,
+        description="write at most 1024 characters in one line, without control characters, or leave it out",
+    )
 
 
 class CanaryRollout(Part):
@@ -99,10 +134,17 @@ class CanaryRollout(Part):
     halted: str = ""
 
 
+class AskedRetry(Part):
+    """That somebody asked for another try of what failed, by which request; `replica` empty: on all of them."""
+
+    request_id: str
+    replica: str = ""
+
+
 class AdapterRecord(Stored):
     """One adapter at one generation. `request_id` is that of the change which made the generation.
 
-    `rollout` None: the generation is for all replicas that serve the adapter.
+    `rollout` None: the generation is for all replicas that serve the adapter. `retry` None: nobody asked for one.
     """
 
     name: str
@@ -114,6 +156,7 @@ class AdapterRecord(Stored):
     updated_by: str
     request_id: str = ""
     rollout: CanaryRollout | None = None
+    retry: AskedRetry | None = None
 
 
 class RetiredRecord(AdapterRecord):
@@ -129,13 +172,30 @@ class PoolLimits(Part):
     `target_modules` are those that its engines apply adapters to, as their ``--lora-target-modules`` says.
     `require_signature`: only what was signed with a key that the sidecars know is served.
     `require_digest`: no change may leave an adapter without the digest of its source.
+    `engine_hosts`: what the URLs of its engines may name (`registry.model.names.is_engine_allowed`); empty: anything.
+    `expected_replicas`: how many replicas the pool is to have; None: those that lived within the last day.
+    `prove`: whether an engine with our plugin is asked if an adapter has an effect before its name is bound.
     """
 
-    max_rank: Annotated[int, Field(ge=1, le=512)] | None = None
-    max_adapters: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    target_modules: Annotated[list[ModuleName], Field(min_length=1, max_length=256)] | None = None
+    max_rank: Annotated[int, Field(ge=1, le=512)] | None = Field(
+        default=None, description="use a whole number from 1 to 512, or 0 for no limit"
+    )
+    max_adapters: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
+        default=None, description="use a whole number from 1 to 1000000, or 0 for no limit"
+    )
+    target_modules: Annotated[list[ModuleName], Field(min_length=1, max_length=256)] | None = Field(
+        default=None, description="name at most 256 modules, e.g. q_proj"
+    )
     require_signature: bool = False
     require_digest: bool = False
+    engine_hosts: Annotated[list[EngineHost], Field(max_length=64)] = Field(
+        default=[],
+        description="name at most 64 hosts and networks, e.g. 10.0.0.0/8, *.engines.svc or vllm-0:8000",
+    )
+    expected_replicas: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
+        default=None, description="use a whole number from 1 to 1000000, or 0 for those that lived within the last day"
+    )
+    prove: Proving = Field(default="effect", description="use effect or off")
 
 
 def _expandable(modules: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
@@ -146,7 +206,9 @@ def _expandable(modules: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int
 class BaseShapes(Part):
     """The modules of a pool's base model, with ``{0-31}`` for layers that are alike: see `registry.lora.base`.
 
-    `names`: what an adapter may call its base; empty: anything.
+    `names`: what an adapter may call its base; empty: anything. `architecture`: the class that its config.json names;
+    None: not known. `tied`: its head is its embedding. `head_size`: outputs of an attention head. `evidence`: what an
+    engine of the pool said that it applies of adapters; None: none was asked.
     """
 
     modules: Annotated[
@@ -154,6 +216,10 @@ class BaseShapes(Part):
     ]
     fingerprint: Digest
     names: Annotated[list[ModelName], Field(max_length=32)] = []
+    architecture: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]{1,128}$")] | None = None
+    tied: bool = False
+    head_size: Width | None = None
+    evidence: ReportedEvidence | None = None
 
 
 class PoolSpec(Stored):
@@ -166,20 +232,24 @@ class PoolSpec(Stored):
     """
 
     name: str
-    base_models: Annotated[list[ModelName], Field(min_length=1, max_length=32)]
+    base_models: list[ModelName] = Field(
+        min_length=1, max_length=32, description="give 1 to 32 names of 1 to 512 characters"
+    )
     limits: PoolLimits = PoolLimits()
-    removals_confirmed_revision: Annotated[int, Field(ge=0)] = 0
-    base: BaseShapes | None = None
-    engine: EngineKind = "vllm"
-    engine_names: EngineNames = "plain"
+    removals_confirmed_revision: Number = 0
+    base: BaseShapes | None = Field(
+        default=None, description="let loraplane pool create --from DIR read the base model's modules"
+    )
+    engine: EngineKind = Field(default="vllm", description="use vllm, sglang, pegainfer, dynamo or axolotl")
+    engine_names: EngineNames = Field(default="plain", description="use plain or versioned")
 
 
 class TenantRecord(Stored):
     """A tenant's quota and how much of it is used; `max_adapters` None: no quota."""
 
     name: str
-    max_adapters: Annotated[int, Field(ge=1)] | None = None
-    adapters: Annotated[int, Field(ge=0)] = 0
+    max_adapters: Annotated[Number, Field(ge=1)] | None = None
+    adapters: Number = 0
 
 
 class AdapterOutcome(Part):
@@ -194,7 +264,7 @@ class AdapterOutcome(Part):
     outcome: Literal["created", "updated", "unchanged", "deleted"]
     name: str
     record: AdapterRecord | None
-    etag: int | None
+    etag: Number | None
 
 
 class ChangeReply(Part):
@@ -206,7 +276,7 @@ class ChangeReply(Part):
     adapters: list[AdapterOutcome] = []
     pool: PoolSpec | None = None
     tenant: TenantRecord | None = None
-    etag: int | None = None
+    etag: Number | None = None
 
 
 class RequestRecord(Stored):
@@ -221,28 +291,27 @@ class RequestRecord(Stored):
     reply: ChangeReply | None
 
 
+class DrainOrder(Stored):
+    """An operator's order to a replica: to drain, or to serve again. `at` is RFC 3339, `by` the principal."""
+
+    pool: str
+    replica: str
+    drain: bool
+    at: str
+    by: str
+
+
 class AuditChange(Part):
     """One value before and after a change, as it stands in etcd; None: absent."""
 
-    kind: Literal["adapter", "pool", "tenant"]
+    kind: Literal["adapter", "pool", "tenant", "replica", "history"]
     name: str
     before: dict[str, object] | None
     after: dict[str, object] | None
 
 
-class Removed(Part):
-    """When and by whom a record was deleted without its bookkeeping, since etcd was out of space."""
-
-    revision: Annotated[int, Field(ge=1)]
-    at: str
-    by: str
-
-
 class AuditRecord(Stored):
-    """Who changed what. There is exactly one for each revision that changes desired state.
-
-    `removed`: the change itself was made earlier, by breaking the glass, and this record accounts for it.
-    """
+    """Principal, request and values of a change: one for each changing revision."""
 
     max_bytes = MAX_TRANSACTION_BYTES
     at: str
@@ -251,7 +320,6 @@ class AuditRecord(Stored):
     request_id: str
     method: str
     changes: list[AuditChange]
-    removed: Removed | None = None
 
 
 class Meta(Stored):

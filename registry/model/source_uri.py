@@ -1,4 +1,4 @@
-"""What a source's URI may look like, and what it means to be below a prefix. Pure.
+"""URIs of sources, and prefixes that allow them. Pure.
 
 The admin service refuses at apply what a sidecar would refuse later, so both read URIs here. No message repeats a
 query, a fragment or user information: these are where secrets stand.

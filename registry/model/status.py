@@ -1,22 +1,28 @@
-"""What sidecars report: presence and status."""
+"""Presence and status, as sidecars report them."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
-from registry.model.base import MAX_STATUS_BYTES, Part, Stored
+from registry.model.errors import RegistryError
+from registry.model.stored import MAX_STATUS_BYTES, Number, Part, Stored
 
 # As many as leave a status small. All replicas report the same names first, so that these can be compared.
 MAX_FOUND = 256
+# What is served is told before what is not: names of usual length for a few thousand fit in a status.
+MAX_SERVES = 4096
 MAX_LEAVING = 256
 
 
 class Presence(Stored):
     """That a sidecar lives. `owner` tells its process' host and store, `incarnation` the process itself.
 
-    `capacity`: how many adapters its engine can hold at once; None: it is not known.
+    `capacity`: how many adapters its engine can hold at once; None: it is not known; 0: it has been away for a while.
+    `version`: of the sidecar; empty: it is of a release that does not say.
+    `leaving`: it drains (guarantee R20): placement, rollouts and residency leave it out.
+    `engine_url`: the engine's address for routers; empty: it is the one of its status.
     """
 
     pool: str
@@ -24,17 +30,78 @@ class Presence(Stored):
     incarnation: str
     owner: str
     labels: dict[str, str] = {}
-    capacity: int | None = None
+    capacity: Number | None = None
     started_at: str
+    version: str = ""
+    leaving: bool = False
+    engine_url: str = ""
 
 
-class EngineLimits(Part):
+def presence_of(value: bytes) -> Presence | None:
+    """The presence in a value of etcd; None: it cannot be read."""
+    try:
+        return Presence.parse(value)
+    except RegistryError:
+        return None
+
+
+def host_of(owner: str) -> str:
+    """The host in a presence's `owner`, by its boot id; empty: it does not say."""
+    host = owner.partition(":")[0]
+    return "" if host == "unknown-boot" else host
+
+
+class LeftReplica(Stored):
+    """That the process of a sidecar ended in order, so that nobody is to wait for it. `at` is RFC 3339."""
+
+    pool: str
+    replica: str
+    incarnation: str
+    at: str
+
+
+class RememberedReplica(Part):
+    """A replica that lived within the last day; `last_seen` (RFC 3339) is when it was found gone; empty: it lives.
+
+    `incarnation`: of its process that lived last; empty: not known.
+    """
+
+    labels: dict[str, str] = {}
+    incarnation: str = ""
+    last_seen: str = ""
+
+
+class RememberedReplicas(Stored):
+    """The replicas of a pool that lived within the last day, by name. Written by the admin service alone."""
+
+    max_bytes = MAX_STATUS_BYTES
+    members: dict[str, RememberedReplica] = {}
+
+
+class ReportedLimits(Part):
     """What the engine says of its limits; None: it does not say."""
 
-    max_loras: int | None = None
-    max_cpu_loras: int | None = None
-    max_lora_rank: int | None = None
+    max_loras: Number | None = None
+    max_cpu_loras: Number | None = None
+    max_lora_rank: Number | None = None
     target_modules: list[str] | None = None
+
+
+ReportedName = Annotated[str, StringConstraints(max_length=512)]
+ReportedNames = Annotated[list[ReportedName], Field(max_length=4096)]
+ReportedRenames = Annotated[list[tuple[ReportedName, ReportedName]], Field(max_length=64)]
+
+
+class ReportedEvidence(Part):
+    """What an engine says that it applies of adapters: see `registry.lora.coverage.findings`."""
+
+    engine: ReportedName
+    architecture: ReportedName
+    applied: ReportedNames
+    taken: ReportedNames
+    parts: ReportedRenames = []
+    beginnings: ReportedRenames = []
+    ends: ReportedRenames = []
 
 
 class EngineStatus(Part):
@@ -43,6 +110,8 @@ class EngineStatus(Part):
     `swap` says how the weights behind a name are replaced: ``plugin``, without a gap, ``pipelined``, ``refused``, or
     ``unproven``: at once, and read only afterwards.
     `names` says what it calls an adapter: ``plain``, its name, or ``versioned``, ``name@generation``.
+    `evidence`: what it says that it applies of adapters; None: it does not say.
+    `highest_rank`: of what it is to hold and was brought in; None: nothing was.
     """
 
     kind: str
@@ -50,30 +119,36 @@ class EngineStatus(Part):
     url: str
     base_models: list[str]
     incarnation: str
-    limits: EngineLimits = EngineLimits()
+    limits: ReportedLimits = ReportedLimits()
     swap: str = ""
     names: str = "plain"
+    evidence: ReportedEvidence | None = None
+    highest_rank: Number | None = None
 
 
 class Served(Part):
-    """The served set: how many names, and the hash over (name, generation, digest) of all of them."""
+    """The served set: how many names, and the hash over (name, generation, digest) of all of them.
 
-    count: Annotated[int, Field(ge=0)]
+    `seen_at`: the engine cannot be looked at, and this is what it served then; empty: it is what it serves now.
+    """
+
+    count: Number
     hash: str
+    seen_at: str = ""
 
 
 class Resident(Part):
     """A lazy adapter that was asked for and is loaded now, and when it was last used, to the minute."""
 
     name: str
-    generation: int
+    generation: Number
     last_used: str
 
 
 class Lazy(Part):
     """The lazy adapters of the pool: how many, and whether this replica can serve them at the first request."""
 
-    count: int = 0
+    count: Number = 0
     servable: bool = False
     reason: str = ""
     resident: list[Resident] = []
@@ -83,28 +158,32 @@ class Pending(Part):
     """A name that is not served yet."""
 
     name: str
-    generation: int
+    generation: Number
     reason: str
     request_id: str = ""
 
 
 class Failed(Part):
-    """A name that was refused or could not be loaded. `retry_at` None: not before something changes."""
+    """A name that was refused or could not be loaded. `retry_at` None: not before something changes.
+
+    `settled`: rollouts take it for an answer although it is tried again.
+    """
 
     name: str
-    generation: int
+    generation: Number
     reason: str
     message: str
-    attempts: int
+    attempts: Number
     retry_at: str | None
     request_id: str = ""
+    settled: bool = False
 
 
 class Warned(Part):
     """Something that somebody should know of an adapter that is served all the same; no name: of all of them."""
 
     name: str
-    generation: int
+    generation: Number
     reason: str
     message: str
 
@@ -113,7 +192,7 @@ class Found(Part):
     """A name that is served although its record has no digest, and the digest that this replica found."""
 
     name: str
-    generation: int
+    generation: Number
     digest: str
 
 
@@ -121,14 +200,30 @@ class Leaving(Part):
     """A name that others are to serve, and that this replica serves until they do; of which generation."""
 
     name: str
-    generation: int
+    generation: Number
+
+
+class Kept(Part):
+    """A pending or failed name that the engine answers to all the same, with the weights of a generation.
+
+    `generation` 0: an earlier one, of which nothing is known any more, since the sidecar was restarted. `counted`: it
+    is among `served` too, as the last good generation of a record that cannot be followed.
+    """
+
+    name: str
+    generation: Number
+    counted: bool = False
 
 
 class ReplicaStatus(Stored):
     """Everything that a replica says of itself, true at `observed_revision`.
 
     `stale`: etcd is out of reach or the observation of the engine is old. `omitted` counts the pending and failed
-    names that did not fit: while it is not 0, a name's absence from both lists proves nothing.
+    names that did not fit: while it is not 0, a name's absence from both lists proves nothing, and `serves` has every
+    name that is served as desired, with its generation; None: these are not told.
+    `omitted_reason`: of all of these; empty: they have several, or it is not told.
+    `pending_count` and `failed_count` count all of these names, listed or not; None: a sidecar that does not say.
+    `kept` are the pending and failed names that the engine answers to all the same.
     `found` are the first `MAX_FOUND` of the names whose records have no digest, which replicas can disagree about;
     `found_omitted` counts the others.
     `leaving` are the first `MAX_LEAVING` of the names that the replica serves although they are not its own any more.
@@ -136,28 +231,37 @@ class ReplicaStatus(Stored):
     share; empty: it did not look at them, since no adapter of the pool is placed by number. `weights` is the digest of
     the weights that they had in it.
     `note` says in one sentence why the replica is not ready. `held` says why etcd's newest list is not followed, and
-    what to do (guarantee R15); empty: it is.
+    what to do (guarantee R15); empty: it is. `degraded` says that the engine refuses more than a share of what it
+    should serve, and why; empty: it does not. `insecure`: what the sidecar bears unprotected on the network, each with
+    the remedy, since it was started with ``--insecure``.
     """
 
     max_bytes = MAX_STATUS_BYTES
     replica: str
     pool: str
     engine: EngineStatus
-    observed_revision: int
+    observed_revision: Number
     ready: bool
     stale: bool
     served: Served
     pending: list[Pending]
     failed: list[Failed]
     warnings: list[Warned] = []
-    omitted: int = 0
+    omitted: Number = 0
+    omitted_reason: str = ""
+    pending_count: Number | None = None
+    failed_count: Number | None = None
+    kept: list[Kept] = []
+    serves: list[tuple[str, Number]] | None = None
     found: list[Found] = []
-    found_omitted: int = 0
+    found_omitted: Number = 0
     leaving: list[Leaving] = []
     lazy: Lazy = Lazy()
     members: str = ""
     weights: str = ""
     note: str = ""
     held: str = ""
+    degraded: str = ""
+    insecure: list[str] = []
     last_request_id: str = ""
     updated_at: str

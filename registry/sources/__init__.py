@@ -1,1 +1,1 @@
-"""Where adapters come from: directories of this host, hubs, object stores and web servers."""
+"""Sources of adapters: directories, hubs, object stores, web servers."""

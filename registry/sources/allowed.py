@@ -1,4 +1,4 @@
-"""Which sources a host allows: nothing, unless it is told.
+"""Sources that a host allows: nothing, unless it is configured.
 
 What goes over the network is imported when the first such source is used: the clients of object stores and of web
 servers take megabytes that a sidecar has no use for whose artifacts lie in a directory.
@@ -22,16 +22,14 @@ from registry.model.source_uri import (
     parse_source,
     without_secrets,
 )
-from registry.sources.credentials import Credentials, Held
-from registry.sources.errors import ArtifactError, StoreError
+from registry.sources.base import ArtifactError, Source, SourceLimits, StoreError
+from registry.sources.credentials import Credentials, HeldCredential
 from registry.sources.file import FileSource, path_of
-from registry.sources.limits import Limits
-from registry.sources.source import Source
 from registry.sources.urls import WebUrl, parse_url
 
 if TYPE_CHECKING:
-    from registry.sources.kept_stores import Stores
-    from registry.sources.web import Web
+    from registry.sources.http import Web
+    from registry.sources.object_stores import Stores
 
 DEFAULT_HUB = "https://huggingface.co"
 
@@ -48,7 +46,7 @@ class RemoteOptions:
 
     credentials: Credentials = field(default_factory=Credentials)
     hub: str = DEFAULT_HUB
-    limits: Limits = field(default_factory=Limits)
+    limits: SourceLimits = field(default_factory=SourceLimits)
 
 
 class AllowedSources:
@@ -102,15 +100,15 @@ class AllowedSources:
             message = f"{without_secrets(uri)} is not below a prefix that this host allows; see --allow-source"
             raise ArtifactError("source_not_allowed", message, permanent=True)
 
-    def _remote(self, source: SourceUri, held: Held | None) -> Source:
+    def _remote(self, source: SourceUri, held: HeldCredential | None) -> Source:
         if source.scheme in {"hf", "https", "http"}:
             return self._on_the_web(source, held)
-        from registry.sources.objects import object_source  # noqa: PLC0415 - see above
+        from registry.sources.object_stores import object_source  # noqa: PLC0415 - see above
 
         return object_source(self._stores, source, held)
 
-    def _on_the_web(self, source: SourceUri, held: Held | None) -> Source:
-        from registry.sources.web import hub_source, web_source  # noqa: PLC0415 - see above
+    def _on_the_web(self, source: SourceUri, held: HeldCredential | None) -> Source:
+        from registry.sources.http import hub_source, web_source  # noqa: PLC0415 - see above
 
         if source.scheme == "hf":
             return hub_source(self._web, self._hub, source, self._named, held)
@@ -118,13 +116,13 @@ class AllowedSources:
 
     @cached_property
     def _web(self) -> Web:
-        from registry.sources.web import Web  # noqa: PLC0415 - see above
+        from registry.sources.http import Web  # noqa: PLC0415 - see above
 
         return self._opened.enter_context(closing(Web(self._limits)))
 
     @cached_property
     def _stores(self) -> Stores:
-        from registry.sources.kept_stores import Stores  # noqa: PLC0415 - see above
+        from registry.sources.object_stores import Stores  # noqa: PLC0415 - see above
 
         return self._opened.enter_context(closing(Stores()))
 

@@ -1,4 +1,4 @@
-"""Reads the two files of an adapter from a tar archive that passes by, and writes nothing by the archive's names.
+"""Reads an adapter's two files from a tar archive, with a bound on everything.
 
 Nothing is extracted: of each member only the header is looked at, and the content of the two known files is handed
 on. Their headers are read with the standard library; its own loop over members is not used, since it keeps extended
@@ -7,13 +7,160 @@ headers of any size in memory.
 
 from __future__ import annotations
 
+import tarfile
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from registry.lora.manifest import FILES, WEIGHTS_FILE
-from registry.sources.archive_headers import BLOCK_BYTES, Member, Reader, bad_archive, next_member
-from registry.sources.errors import ArtifactError
-from registry.sources.source import Receive
+from registry.lora.digest import FILES, WEIGHTS_FILE
+from registry.sources.base import ArtifactError, Receive
+
+BLOCK_BYTES = 512
+MAX_HEADERS = 10_000
+MAX_EXTENSION_BYTES = 64 << 10
+# Of all extended headers together: those of real archives have some hundred bytes a member.
+MAX_EXTENSIONS_BYTES = 2 << 20
+_MAX_LENGTH_DIGITS = 8
+_PAX = frozenset({tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE})
+_IGNORED = frozenset({tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK})
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveMember:
+    """One member: its name as the archive has it, and how many bytes of content follow."""
+
+    name: str
+    size_bytes: int
+    is_file: bool
+
+
+class ArchiveReader:
+    """Exact reads from a stream of chunks, of at most `max_bytes` altogether."""
+
+    def __init__(self, chunks: Iterator[bytes], max_bytes: int) -> None:
+        self._chunks = chunks
+        self._left_bytes = max_bytes
+        self._buffer = memoryview(b"")
+        self.headers = 0
+        self.extensions_bytes = 0
+
+    def chunks(self, size_bytes: int) -> Iterator[bytes]:
+        """The next so many bytes, as they come.
+
+        Raises:
+            ArtifactError: ``source_incomplete`` if they are not there, ``too_large``.
+        """
+        if size_bytes > self._left_bytes + len(self._buffer):
+            raise _too_large()
+        while size_bytes:
+            if not self._buffer:
+                self._fill()
+            piece, self._buffer = self._buffer[:size_bytes], self._buffer[size_bytes:]
+            size_bytes -= len(piece)
+            yield bytes(piece)
+
+    def exactly(self, size_bytes: int) -> bytes:
+        """The next so many bytes, which must be few."""
+        return b"".join(self.chunks(size_bytes))
+
+    def skip(self, size_bytes: int) -> None:
+        for _ in self.chunks(size_bytes):
+            pass
+
+    def _fill(self) -> None:
+        chunk = next(self._chunks, None)
+        if chunk is None:
+            message = "the archive ends in the middle; it is tried again, in case it is still being written"
+            raise ArtifactError("source_incomplete", message, permanent=False)
+        self._left_bytes -= len(chunk)
+        if self._left_bytes < 0:
+            raise _too_large()
+        self._buffer = memoryview(chunk)
+
+
+def _too_large() -> ArtifactError:
+    message = "the archive unpacks to more than is taken; pack the two files of the adapter alone"
+    return ArtifactError("too_large", message, permanent=True)
+
+
+def next_member(reader: ArchiveReader) -> ArchiveMember | None:
+    """The next member, None at the end. Its content has not been read yet.
+
+    Raises:
+        ArtifactError: ``bad_archive``, or what the reader raises.
+    """
+    extended: dict[str, str] = {}
+    while (header := _next_header(reader)) is not None:
+        if header.type in _PAX:
+            extended |= _pax(_extension(reader, header))
+        elif header.type == tarfile.GNUTYPE_LONGNAME:
+            extended["path"] = _extension(reader, header).rstrip(b"\0").decode(errors="replace")
+        elif header.type in _IGNORED:
+            _extension(reader, header)
+        else:
+            return _member(header, extended)
+    return None
+
+
+def _next_header(reader: ArchiveReader) -> tarfile.TarInfo | None:
+    reader.headers += 1
+    if reader.headers > MAX_HEADERS:
+        raise bad_archive(f"it has more than {MAX_HEADERS} members")
+    block = reader.exactly(BLOCK_BYTES)
+    if not any(block):
+        return None
+    try:
+        header = tarfile.TarInfo.frombuf(block, "utf-8", "replace")
+    except tarfile.HeaderError:
+        raise bad_archive("it is no tar archive, or damaged") from None
+    if header.size < 0:
+        raise bad_archive("a member has a negative size")
+    return header
+
+
+def _extension(reader: ArchiveReader, header: tarfile.TarInfo) -> bytes:
+    if header.size > MAX_EXTENSION_BYTES:
+        raise bad_archive(f"an extended header has {header.size} bytes, at most {MAX_EXTENSION_BYTES} are read")
+    reader.extensions_bytes += header.size
+    if reader.extensions_bytes > MAX_EXTENSIONS_BYTES:
+        raise bad_archive(f"its extended headers have more than {MAX_EXTENSIONS_BYTES} bytes")
+    content = reader.exactly(header.size)
+    reader.skip(-header.size % BLOCK_BYTES)
+    return content
+
+
+def _pax(content: bytes) -> dict[str, str]:
+    """Records of the form ``LENGTH KEY=VALUE\\n``, where the length is that of the whole record."""
+    records: dict[str, str] = {}
+    at = 0
+    while at < len(content):
+        space = content.find(b" ", at, at + _MAX_LENGTH_DIGITS + 1)
+        length = content[at : max(at, space)]
+        size = int(length) if length.isdigit() else 0
+        key, equals, value = content[space + 1 : at + size].partition(b"=")
+        if not size or not equals or not value.endswith(b"\n") or at + size > len(content):
+            raise bad_archive("an extended header cannot be read")
+        records[key.decode(errors="replace")] = value[:-1].decode(errors="replace")
+        at += size
+    return records
+
+
+def _member(header: tarfile.TarInfo, extended: dict[str, str]) -> ArchiveMember:
+    if header.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in extended):
+        raise bad_archive("it has a sparse member; make it anew without --sparse")
+    size = extended.get("size", str(header.size))
+    if not size.isascii() or not size.isdigit() or len(size) > 15:
+        raise bad_archive("a member's size cannot be read")
+    # As the format has it: links, devices and directories have no content, whatever their size says.
+    has_content = header.isreg() or header.type not in tarfile.SUPPORTED_TYPES
+    return ArchiveMember(extended.get("path", header.name), int(size) if has_content else 0, header.isreg())
+
+
+def bad_archive(found: str) -> ArtifactError:
+    """An archive that is not read any further."""
+    message = f"the archive is refused: {found}; make it with `tar -C DIRECTORY -czf adapter.tar.gz .`"
+    return ArtifactError("bad_archive", message, permanent=True)
+
 
 CHUNK_BYTES = 1 << 20
 # Of the whole archive unpacked: the largest adapter that is taken, and as much again for what lies beside it.
@@ -31,7 +178,7 @@ def receive_archive(
         ArtifactError: ``bad_archive``, ``source_incomplete``, ``weights_not_safetensors``, ``too_large``, or what
             `chunks` or `receive` raise.
     """
-    reader = Reader(_gunzip(chunks) if is_gzipped else chunks, max_bytes)
+    reader = ArchiveReader(_gunzip(chunks) if is_gzipped else chunks, max_bytes)
     missing, folder, other = set(FILES), None, ""
     while missing:
         member = next_member(reader)
@@ -48,7 +195,7 @@ def receive_archive(
         reader.skip(-member.size_bytes % BLOCK_BYTES)
 
 
-def _place(member: Member) -> tuple[str, str]:
+def _place(member: ArchiveMember) -> tuple[str, str]:
     """The directory and the name of a member that may be ours; both empty for what lies deeper."""
     parts = [part for part in member.name.split("/") if part not in {"", "."}]
     if member.name.startswith("/") or ".." in parts:

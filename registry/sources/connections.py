@@ -1,4 +1,9 @@
-"""Connections that one staging leaves to the next, and the requests of a staging on them.
+"""Connections to judged addresses, and the pool that keeps them.
+
+A name is resolved once, its addresses are judged, and the connection is made to an address that was judged: nobody
+resolves the name a second time, so a name server that answers differently then gains nothing. TLS and the Host header
+still carry the name, so certificates are checked as ever. No proxy is used and no environment variable but
+SSL_CERT_FILE and SSL_CERT_DIR is read.
 
 A connection is in the hands of one staging at a time, and nobody has it while it is kept. Nothing of a staging stays
 with it: credentials go with each request, and the watch is that of whoever reads. It is kept only when the answer was
@@ -7,25 +12,226 @@ read to its end and nothing came after it, for that would be taken for the answe
 
 from __future__ import annotations
 
+import re
+import socket
 import ssl
 from collections.abc import Callable, Iterable
-from threading import Lock
+from contextlib import suppress
+from threading import BoundedSemaphore, Lock, Thread
+from time import perf_counter
+from typing import Any
 
 import httpcore
 
-from registry.sources.addresses import Reach
-from registry.sources.limits import Limits
-from registry.sources.network import Watch, WatchedStream, connect
-from registry.sources.stop import Stop
+from registry.sources.base import ArtifactError, SourceLimits, Stop
+from registry.sources.urls import Reach, is_literal
+
+MAX_ADDRESSES = 4
+STOP_SECONDS = 0.5  # after which a stopped staging waits no more
+_TCP = httpcore.SyncBackend()
+
+
+class Watch:
+    """How one staging waits for bytes, on whichever connection: until it is stopped, or the other end is too slow."""
+
+    def __init__(self, limits: SourceLimits, stop: Stop) -> None:
+        self.limits = limits
+        self.stop = stop
+        self.has_answer = False  # a byte has come since somebody last set this to False
+        self._waited_seconds = 0.0
+        self._got_bytes = 0
+
+    def read(self, read: Callable[[float], bytes], timeout_seconds: float) -> bytes:
+        """What `read` gives, which waits for at most the seconds that it is told.
+
+        Raises:
+            ArtifactError: the staging was stopped.
+            httpcore.ReadTimeout: too little has come in the time.
+        """
+        started = perf_counter()
+        content = self._awaited(read, started + timeout_seconds)
+        self._waited_seconds += perf_counter() - started
+        self._got_bytes += len(content)
+        self.has_answer = self.has_answer or bool(content)
+        if self._waited_seconds >= self.limits.pace_seconds:
+            self._check_pace()
+        return content
+
+    def _awaited(self, read: Callable[[float], bytes], until: float) -> bytes:
+        while True:
+            self.stop.check()
+            left = until - perf_counter()
+            try:
+                return read(max(0.001, min(left, STOP_SECONDS)))
+            except httpcore.ReadTimeout:
+                if left <= STOP_SECONDS:
+                    raise
+
+    def _check_pace(self) -> None:
+        """Counts only the time in which we waited, so that a slow disk of ours is no fault of the source."""
+        if self._got_bytes < self._waited_seconds * self.limits.min_bytes_per_second:
+            raise httpcore.ReadTimeout("the source is too slow")
+        self._waited_seconds, self._got_bytes = 0.0, 0
+
+
+class WatchedStream(httpcore.NetworkStream):
+    """The bytes of a connection, under the watch of the staging that has it at the moment."""
+
+    def __init__(self, stream: httpcore.NetworkStream, watch: Watch) -> None:
+        self._stream = stream
+        self.watch = watch
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        idle = self.watch.limits.idle_seconds if timeout is None else timeout
+        return self.watch.read(lambda seconds: self._stream.read(max_bytes, seconds), idle)
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._stream.write(buffer, timeout)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def get_extra_info(self, info: str) -> Any:  # noqa: ANN401 - as httpcore has it
+        return self._stream.get_extra_info(info)
+
+
+def connect(origin: httpcore.Origin, reach: Reach, tls: ssl.SSLContext | None, watch: Watch) -> WatchedStream:
+    """A new connection to an address that was judged for it, with TLS if that is given.
+
+    Raises:
+        ArtifactError: ``address_not_allowed``, or the staging was stopped.
+        httpcore.ConnectError, httpcore.ConnectTimeout: it failed.
+    """
+    host, timeout = origin.host.decode("ascii"), watch.limits.connect_seconds
+    stream = _connect_tcp(host, origin.port, reach, watch)
+    if tls is not None:
+        stream = stream.start_tls(tls, host, timeout)
+    return WatchedStream(stream, watch)
+
+
+def _connect_tcp(host: str, port: int, reach: Reach, watch: Watch) -> httpcore.NetworkStream:
+    failure: Exception | None = None
+    for address in _addresses(host, port, reach):
+        watch.stop.check()
+        try:
+            return _TCP.connect_tcp(address, port, watch.limits.connect_seconds)
+        except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+            failure = error
+    raise failure or httpcore.ConnectError("the name has no address")
+
+
+def _addresses(host: str, port: int, reach: Reach) -> list[str]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise httpcore.ConnectError("the name cannot be resolved") from error
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    allowed = [address for address in addresses if reach.allows(address)]
+    if addresses and not allowed:
+        raise _not_allowed(host, addresses[0], reach)
+    return allowed[:MAX_ADDRESSES]
+
+
+def _not_allowed(host: str, address: str, reach: Reach) -> ArtifactError:
+    """A name may lead elsewhere tomorrow, an address never does."""
+    if reach is Reach.PUBLIC:
+        why = "which is not a public address; --allow-source must name a host of one's own network itself"
+    else:
+        why = "which no name may lead to; a source on the machine itself takes its address, or localhost, in its URI"
+    message = f"{host[:200]} leads to {address}, {why}"
+    return ArtifactError("address_not_allowed", message, permanent=is_literal(host))
+
+
+def check_leads(host: str, port: int) -> None:
+    """Says at once where a name leads that the operator wrote; that it cannot be resolved is said later.
+
+    Raises:
+        ArtifactError: ``address_not_allowed``.
+    """
+    with suppress(httpcore.ConnectError):
+        _addresses(host, port, Reach.NAMED)
+
+
+MAX_HEAD_BYTES = 64 << 10
+# More than a client has whose requests are those of a host's stagings; whoever else finds the port gets no more either.
+MAX_FORWARDED = 64
+_ABSOLUTE = re.compile(rb"http://[^/ ]*")
+
+
+class Forwarder:
+    """A port of the loopback that leads to one host alone, whose address is judged for each connection.
+
+    It is the proxy of a client that would resolve the name itself. GETs without a body pass, and nothing else.
+    """
+
+    def __init__(self, host: str, port: int, limits: SourceLimits) -> None:
+        self._place = host, port
+        self._watch = Watch(limits, Stop())
+        self._free = BoundedSemaphore(MAX_FORWARDED)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        Thread(target=self._run, name="forwarder", daemon=True).start()
+
+    def close(self) -> None:
+        """Takes no more connections; those that are there end when either side closes them."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits for the next
+        self._listener.close()
+
+    def _run(self) -> None:
+        with suppress(OSError):
+            while True:
+                ours, _ = self._listener.accept()
+                self._free.acquire()
+                Thread(target=self._forward, args=(ours,), name="forwarding", daemon=True).start()
+
+    def _forward(self, ours: socket.socket) -> None:
+        try:
+            self._forward_all(ours)
+        finally:
+            self._free.release()
+
+    def _forward_all(self, ours: socket.socket) -> None:
+        with ours, suppress(ArtifactError, httpcore.NetworkError, httpcore.TimeoutException, OSError):
+            stream = _connect_tcp(*self._place, Reach.NAMED, self._watch)
+            theirs: socket.socket = stream.get_extra_info("socket")
+            theirs.settimeout(None)  # the client has its deadlines, and hangs up
+            back = Thread(target=_answer, args=(theirs, ours), name="answering", daemon=True)
+            with theirs:
+                back.start()
+                _ask(ours, theirs)
+                theirs.shutdown(socket.SHUT_RDWR)
+                back.join()
+
+
+def _ask(ours: socket.socket, theirs: socket.socket) -> None:
+    """Passes requests on as they are for the host itself: to a proxy their first lines name it."""
+    with ours.makefile("rb") as requests:
+        while (first := requests.readline(MAX_HEAD_BYTES)).startswith(b"GET "):
+            lines = [_ABSOLUTE.sub(b"", first, count=1)]
+            while lines[-1] not in {b"\r\n", b""}:
+                lines.append(requests.readline(MAX_HEAD_BYTES))
+                if sum(map(len, lines)) > MAX_HEAD_BYTES:
+                    return
+            theirs.sendall(b"".join(lines))
+
+
+def _answer(theirs: socket.socket, ours: socket.socket) -> None:
+    """Passes answers on until they end; then the client hears of it."""
+    with suppress(OSError):
+        while content := theirs.recv(MAX_HEAD_BYTES):
+            ours.sendall(content)
+        ours.shutdown(socket.SHUT_RDWR)
+
 
 # Soon, since a name is resolved and judged anew only for a new connection.
 KEPT_SECONDS = 5.0
 # As many as a host has workers, at a hub and at the place that its redirects lead to.
-MAX_KEPT = 16
+MAX_KEPT = 32
 Place = tuple[Reach, str]
 
 
-class Connection(httpcore.HTTP11Connection):
+class KeptConnection(httpcore.HTTP11Connection):
     """One connection, to a place that was judged when it was made."""
 
     def __init__(self, place: Place, origin: httpcore.Origin, stream: WatchedStream) -> None:
@@ -46,17 +252,17 @@ class Connection(httpcore.HTTP11Connection):
         return self.is_idle() and not left and not self.has_expired()
 
 
-class Connections:
+class ConnectionPool:
     """What the stagings of a host keep open for each other. Close it at the end."""
 
-    def __init__(self, tls: Callable[[], ssl.SSLContext], limits: Limits) -> None:
+    def __init__(self, tls: Callable[[], ssl.SSLContext], limits: SourceLimits) -> None:
         self.limits = limits
         self._tls = tls
-        self._kept: list[Connection] = []
+        self._kept: list[KeptConnection] = []
         self._is_closed = False
         self._mutex = Lock()
 
-    def open(self, place: Place, origin: httpcore.Origin, watch: Watch) -> Connection:
+    def open(self, place: Place, origin: httpcore.Origin, watch: Watch) -> KeptConnection:
         """A new one.
 
         Raises:
@@ -64,9 +270,9 @@ class Connections:
             httpcore.ConnectError, httpcore.ConnectTimeout: it failed.
         """
         tls = self._tls() if origin.scheme == b"https" else None
-        return Connection(place, origin, connect(origin, place[0], tls, watch))
+        return KeptConnection(place, origin, connect(origin, place[0], tls, watch))
 
-    def take(self, place: Place) -> Connection | None:
+    def take(self, place: Place) -> KeptConnection | None:
         """The one that was used last, for the caller alone."""
         with self._mutex:
             ended = [one for one in self._kept if one.has_expired()]
@@ -78,9 +284,9 @@ class Connections:
             one.close()
         return found
 
-    def give(self, connection: Connection) -> None:
+    def give(self, connection: KeptConnection) -> None:
         """Takes back a connection whose answer was closed; it is closed too unless it may be kept."""
-        surplus: Connection | None = connection
+        surplus: KeptConnection | None = connection
         with self._mutex:
             if connection.may_be_kept and not self._is_closed:
                 self._kept.append(connection)
@@ -97,13 +303,13 @@ class Connections:
             one.close()
 
 
-class Requests:
+class SourceRequests:
     """The requests of one staging, one after another: the next one ends the answer to the one before."""
 
-    def __init__(self, connections: Connections, stop: Stop) -> None:
+    def __init__(self, connections: ConnectionPool, stop: Stop) -> None:
         self._connections = connections
         self._watch = Watch(connections.limits, stop)
-        self._current: tuple[Connection, httpcore.Response] | None = None
+        self._current: tuple[KeptConnection, httpcore.Response] | None = None
 
     def get(self, url: str, reach: Reach, headers: Iterable[tuple[str, str]]) -> httpcore.Response:
         """Sends a GET; the answer's body has not been read yet.
@@ -135,7 +341,7 @@ class Requests:
                 raise
             return None
 
-    def _send(self, connection: Connection, request: httpcore.Request) -> httpcore.Response:
+    def _send(self, connection: KeptConnection, request: httpcore.Request) -> httpcore.Response:
         answer = connection.send(request, self._watch)
         self._current = connection, answer
         return answer

@@ -1,16 +1,77 @@
-"""The file behind --credentials: names that records may use, where each secret is had from, and for which URIs."""
+"""The file behind ``--credentials``: names, secrets, and their bindings.
+
+A secret shows itself in no message.
+"""
 
 from __future__ import annotations
 
+import re
+from base64 import b64encode
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from registry.model.base import first_error
 from registry.model.source_uri import SourcePrefix, parse_prefix
-from registry.sources.errors import StoreError
+from registry.model.stored import first_error, read_json
+from registry.sources.base import StoreError
 from registry.sources.urls import parse_url
+
+MAX_SECRET_BYTES = 64 << 10
+# What may stand in a header; anything else would be quoted in an HTTP library's complaint.
+_HEADER_VALUE = re.compile(r"[\x21-\x7e]+")
+
+
+class SecretError(Exception):
+    """A secret is not of the form that is needed; the message says which, and nothing of the secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """The text of a credential: a token by itself, or a JSON object."""
+
+    text: str = field(repr=False)
+
+    def fields(self) -> dict[str, str]:
+        """The strings of the JSON object, ``AccessKeyId`` and ``access_key_id`` alike as ``accesskeyid``.
+
+        A text that is no JSON object is a token.
+        """
+        try:
+            value = read_json(self.text)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            return {"token": self.text}
+        return {name.replace("_", "").lower(): one for name, one in value.items() if isinstance(one, str)}
+
+    def authorization(self) -> str:
+        """The value of an Authorization header: Bearer, or Basic where there is a user name.
+
+        Raises:
+            SecretError: there is neither, or it cannot stand in a header.
+        """
+        fields = self.fields()
+        if "username" in fields and "password" in fields:
+            pair = f"{fields['username']}:{fields['password']}".encode()
+            return "Basic " + b64encode(pair).decode()
+        token = fields.get("token") or fields.get("accesstoken")
+        if token is None:
+            raise SecretError("it has neither a token nor a username and password")
+        return "Bearer " + as_header(token, "token")
+
+
+def as_header(value: str, shown: str) -> str:
+    """A part of a secret that is sent in a header; HTTP clients break in their own ways over what cannot stand there.
+
+    Raises:
+        SecretError: it cannot; the message says `shown`, and not the value.
+    """
+    if not _HEADER_VALUE.fullmatch(value):
+        raise SecretError(f"its {shown} is empty, or has characters that cannot stand in a header")
+    return value
+
 
 MAX_FILE_BYTES = 1 << 20
 
@@ -114,7 +175,7 @@ def read_credentials(path: Path) -> dict[str, Entry]:
         raise StoreError(f"--credentials {path}: {error.strerror}") from None
     except ValidationError as error:
         raise StoreError(f"--credentials {path}: {first_error(error)}") from None
-    except (yaml.YAMLError, RecursionError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # a date without a month is a ValueError
         raise StoreError(f"--credentials {path}: it is neither YAML nor JSON{_line(error)}") from None
 
 

@@ -1,16 +1,17 @@
-"""What a source's misbehaviour means: what passes by itself is tried again at once, the rest is said."""
+"""Classifies failures of a source: passing ones are tried again at once."""
 
 from __future__ import annotations
 
+import random
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import httpcore
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+from tenacity import Retrying, retry_if_exception, stop_after_attempt
 
-from registry.sources.errors import ArtifactError, ArtifactReason
-from registry.sources.stop import Stop
+from registry.etcd3.backoff import Backoff
+from registry.sources.base import ArtifactError, ArtifactReason, Stop
 
 # Worth asking again at once; every other status is a fact until somebody changes something.
 PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -18,8 +19,7 @@ MISSING_STATUSES = frozenset({404, 410})
 DENIED_STATUSES = frozenset({401, 403})
 MAX_ATTEMPTS = 4
 MAX_STARTS = 2
-FIRST_WAIT_SECONDS = 0.2
-MAX_WAIT_SECONDS = 5.0
+_WAIT = Backoff(base_seconds=0.2, cap_seconds=5.0)
 
 
 class Passing(ArtifactError):
@@ -49,7 +49,7 @@ def retries_from_start(stop: Stop) -> Retrying:
 def _retrying(stop: Stop, attempts: int, is_worth_it: Callable[[BaseException], bool]) -> Retrying:
     return Retrying(
         stop=stop_after_attempt(attempts),
-        wait=wait_random_exponential(multiplier=FIRST_WAIT_SECONDS, max=MAX_WAIT_SECONDS),
+        wait=lambda state: _WAIT.delay(state.attempt_number, random.uniform),
         retry=retry_if_exception(is_worth_it),
         sleep=stop.check,
         reraise=True,

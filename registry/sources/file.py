@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from registry.lora.manifest import CONFIG_FILE, FILES, WEIGHTS_FILE
+from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
 from registry.model.source_uri import without_secrets
-from registry.sources.errors import ArtifactError
-from registry.sources.source import Receive
-from registry.sources.stop import Stop
+from registry.sources.base import ArtifactError, Receive, Stop
 
 CHUNK_BYTES = 1 << 20
 _OTHER_WEIGHTS = ("adapter_model.bin", "adapter_model.pt")
@@ -48,8 +46,12 @@ def path_of(uri: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """A directory: an allowed root with all symlinks resolved, and the names that lead from there."""
+    """A directory: an allowed root with all symlinks resolved, and the names that lead from there.
 
+    `uri` is as it was written, which is all that is told of it but in the log of this host.
+    """
+
+    uri: str
     root: Path
     below: tuple[str, ...]
 
@@ -60,20 +62,24 @@ class FileSource:
         Raises:
             ArtifactError: ``source_not_allowed``.
         """
+        told = without_secrets(uri)
         try:
             path = _resolved(path_of(uri))
             resolved = [_resolved(root) for root in roots]
-        except (ValueError, OSError) as error:
-            raise _not_allowed(f"{without_secrets(uri)!r} cannot be followed: {error}") from error
+        except ValueError as error:
+            raise _not_allowed(f"{told!r} cannot be followed: {error}") from error
+        except OSError as error:
+            raise _not_allowed(f"{told!r} cannot be followed: {error.strerror}", detail=str(error)) from error
         for root in resolved:
             if path == root or path.startswith(f"{root.rstrip('/')}/"):
-                return cls(Path(root), tuple(filter(None, path[len(root) :].split("/"))))
-        allowed = ", ".join(resolved) or "nothing"
-        raise _not_allowed(f"{path} is not under an allowed directory; allowed: {allowed}; see --allow-source")
+                return cls(told, Path(root), tuple(filter(None, path[len(root) :].split("/"))))
+        detail = f"it leads to {path}; allowed: {', '.join(resolved) or 'nothing'}"
+        message = f"{told} is not under a directory that this host allows; see --allow-source, and its log"
+        raise _not_allowed(message, detail=detail)
 
     @property
-    def path(self) -> Path:
-        return self.root.joinpath(*self.below)
+    def _detail(self) -> str:
+        return f"it leads to {self.root.joinpath(*self.below)}"
 
     def fetch(self, receive: Receive, stop: Stop) -> None:
         """See `Source.fetch`."""
@@ -93,11 +99,11 @@ class FileSource:
             for name in self.below:
                 directory = _opened(name, _DIRECTORY, directory, stack)
         except FileNotFoundError as error:
-            message = f"there is no directory {self.path}; it is tried again"
-            raise ArtifactError("source_missing", message, permanent=False) from error
+            message = f"there is no directory at {self.uri}; it is tried again"
+            raise ArtifactError("source_missing", message, permanent=False, detail=self._detail) from error
         except NotADirectoryError as error:
-            message = f"{self.path} is not a directory; name the one that holds {CONFIG_FILE}"
-            raise ArtifactError("not_an_adapter", message, permanent=True) from error
+            message = f"{self.uri} is not a directory; name the one that holds {CONFIG_FILE}"
+            raise ArtifactError("not_an_adapter", message, permanent=True, detail=self._detail) from error
         except OSError as error:
             raise self._unreadable(error) from error
         return directory
@@ -144,22 +150,22 @@ class FileSource:
     def _absent(self, directory: int, name: str) -> ArtifactError:
         other = next((other for other in _OTHER_WEIGHTS if _exists(directory, other)), None)
         if name == WEIGHTS_FILE and other is not None:
-            message = f"{self.path} has {other}, which can hold code; expected {name}: convert it to safetensors"
+            message = f"{self.uri} has {other}, which can hold code; expected {name}: convert it to safetensors"
             return ArtifactError("weights_not_safetensors", message, permanent=True)
-        message = f"{self.path} has no {name}; it is tried again, in case it is still being written"
-        return ArtifactError("source_incomplete", message, permanent=False)
+        message = f"{self.uri} has no {name}; it is tried again, in case it is still being written"
+        return ArtifactError("source_incomplete", message, permanent=False, detail=self._detail)
 
     def _not_regular(self, name: str) -> ArtifactError:
-        message = f"{self.path / name} is not a regular file; put a copy there (cp -L follows symlinks)"
-        return ArtifactError("not_a_regular_file", message, permanent=True)
+        message = f"{name} at {self.uri} is not a regular file; put a copy there (cp -L follows symlinks)"
+        return ArtifactError("not_a_regular_file", message, permanent=True, detail=self._detail)
 
     def _changed(self) -> ArtifactError:
-        message = f"the files in {self.path} changed while they were read; it is tried again"
+        message = f"the files at {self.uri} changed while they were read; it is tried again"
         return ArtifactError("source_changed", message, permanent=False)
 
     def _unreadable(self, error: OSError) -> ArtifactError:
-        message = f"{self.path} cannot be read: {error.strerror}; check its disk and that this user may read it"
-        return ArtifactError("source_io", message, permanent=False)
+        message = f"{self.uri} cannot be read: {error.strerror}; check its disk and that this user may read it"
+        return ArtifactError("source_io", message, permanent=False, detail=self._detail)
 
 
 def _resolved(path: Path) -> str:
@@ -199,5 +205,5 @@ def _exists(directory: int, name: str) -> bool:
     return True
 
 
-def _not_allowed(message: str) -> ArtifactError:
-    return ArtifactError("source_not_allowed", message, permanent=True)
+def _not_allowed(message: str, *, detail: str = "") -> ArtifactError:
+    return ArtifactError("source_not_allowed", message, permanent=True, detail=detail)

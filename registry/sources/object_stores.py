@@ -1,22 +1,44 @@
-"""Opens an object store with one credential and nothing else. What is passed here is secret and is never logged."""
+"""Adapters in an object store: S3, Google Cloud Storage, Azure.
+
+Two known names are read; nothing is listed. Stores are opened once and kept, each with one credential.
+
+Each file is read in ranges of one and the same version (If-Match), so a broken connection costs one range, and no
+more than one range is ever in memory. The client takes no credential from its surroundings: a record that names none
+is read without a signature. Its own errors are never shown, since they repeat addresses and signatures.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from obstore.exceptions import BaseError
+import obstore
+from obstore.exceptions import (
+    BaseError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 
+from registry.lora.digest import FILES
 from registry.model.source_uri import SourceUri
-from registry.sources.credentials import Held
-from registry.sources.credentials_file import StoreOptions
-from registry.sources.errors import ArtifactError
-from registry.sources.secrets import SecretError, as_header
-from registry.sources.urls import parse_url
+from registry.sources.base import ArtifactError, Receive, SourceLimits, Stop
+from registry.sources.connections import Forwarder, check_leads
+from registry.sources.credentials import HeldCredential
+from registry.sources.credentials_file import Secret, SecretError, StoreOptions, as_header
+from registry.sources.failures import Passing, StartOver, denied, retries, retries_from_start
+from registry.sources.urls import is_itself, parse_url
 
 if TYPE_CHECKING:
+    from obstore import GetOptions
     from obstore.store import AzureConfig, ClientConfig, GCSConfig, RetryConfig, S3Config, S3Credential
 
+RANGE_BYTES = 8 << 20
 CONNECT_TIMEOUT = "10s"
 IDLE_TIMEOUT = "30s"
 KEPT_TIMEOUT = "5s"  # of a connection without a request
@@ -27,23 +49,29 @@ _Fields = dict[str, str] | None  # of a secret; None: nothing is to be sent
 _RETRY: RetryConfig = {"max_retries": 0}  # ours are the only retries, so that their caps hold
 
 
-def open_store(uri: SourceUri, held: Held | None, timeout: str = RANGE_TIMEOUT) -> ObjectStore:
+def open_store(
+    uri: SourceUri, held: HeldCredential | None, timeout: str = RANGE_TIMEOUT, proxy: str | None = None
+) -> ObjectStore:
     """The store behind a URI. Nothing is sent yet.
 
     Args:
         uri: of something in it.
         held: the credential.
         timeout: of one request, with its unit.
+        proxy: URL of the one to use; None: none but what the environment names.
 
     Raises:
         ArtifactError: ``credential_unavailable``, also where its secret is not of the form that the store takes.
     """
     options = held.store if held is not None else StoreOptions()
     secret = held.secret() if held is not None else None
+    client = _client(options, timeout)
+    if proxy is not None:
+        client["proxy_url"] = proxy
     if held is None or secret is None:
-        return _open(uri, options, "", None, _client(options, timeout))
+        return _open(uri, options, "", None, client)
     try:
-        return _open(uri, options, secret.text, secret.fields(), _client(options, timeout))
+        return _open(uri, options, secret.text, secret.fields(), client)
     except SecretError as error:
         raise held.unavailable(str(error)) from None
     except BaseError:  # whose text may repeat the secret
@@ -137,3 +165,174 @@ def _needed(fields: dict[str, str], name: str, shown: str) -> str:
 
 def _in_header(fields: dict[str, str], name: str, shown: str, missing: str | None = None) -> str:
     return as_header(_needed(fields, name, missing or shown), shown)
+
+
+MAX_OPEN = 16
+_Key = tuple[str, str, str | None]  # scheme, bucket, name of the credential
+
+
+class Stores:
+    """The stores that stagings used last, for the next one that comes with the same secret.
+
+    Each has connections of its own, and the token that it made with a service account's key. The client resolves names
+    itself. With https a certificate proves where it came to; for http:// a `Forwarder` judges where a name leads.
+    """
+
+    def __init__(self) -> None:
+        self._forwarders: dict[tuple[str, int], Forwarder] = {}
+        self._open: OrderedDict[_Key, tuple[Secret | None, ObjectStore]] = OrderedDict()
+        self._mutex = Lock()
+
+    def store(self, uri: SourceUri, held: HeldCredential | None) -> ObjectStore:
+        """The store behind a URI, opened with the secret as it is now. Raises as `open_store` does.
+
+        Raises:
+            ArtifactError: ``address_not_allowed`` too.
+        """
+        endpoint = _judged_endpoint(held)
+        if endpoint is not None:
+            check_leads(*endpoint)
+        key, secret = _key(uri, held), held.secret() if held is not None else None
+        with self._mutex:
+            found = self._open.get(key)
+            if found is not None and found[0] == secret:
+                self._open.move_to_end(key)
+                return found[1]
+        return self.reopened(uri, held)
+
+    def reopened(self, uri: SourceUri, held: HeldCredential | None) -> ObjectStore:
+        """The store behind a URI, instead of the one that was kept. Raises as `open_store` does."""
+        key, opened = _key(uri, held), open_store(uri, held, proxy=self._proxy(_judged_endpoint(held)))
+        with self._mutex:
+            self._open[key] = (held.secret() if held is not None else None, opened)
+            self._open.move_to_end(key)
+            if len(self._open) > MAX_OPEN:
+                self._open.popitem(last=False)
+        return opened
+
+    def close(self) -> None:
+        """Lets go of all of them; their connections close when the last staging that uses them ends."""
+        with self._mutex:
+            self._open.clear()
+            forwarders, self._forwarders = self._forwarders, {}
+        for one in forwarders.values():
+            one.close()
+
+    def _proxy(self, endpoint: tuple[str, int] | None) -> str | None:
+        """The way to an endpoint that has to be judged."""
+        if endpoint is None:
+            return None
+        with self._mutex:
+            if endpoint not in self._forwarders:
+                self._forwarders[endpoint] = Forwarder(*endpoint, SourceLimits())
+            return self._forwarders[endpoint].url
+
+
+def _judged_endpoint(held: HeldCredential | None) -> tuple[str, int] | None:
+    """Host and port of an endpoint whose name server alone says where it leads."""
+    url = urlsplit((held.store.endpoint if held is not None else None) or "")
+    host = url.hostname or ""
+    return (host, url.port or 80) if url.scheme == "http" and not is_itself(host) else None
+
+
+def _key(uri: SourceUri, held: HeldCredential | None) -> _Key:
+    """One credential has one secret at a time, so that a new one takes the place of the old."""
+    return uri.scheme, uri.authority, held.name if held is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectSource:
+    """A prefix in a bucket."""
+
+    stores: Stores
+    uri: SourceUri
+    held: HeldCredential | None
+    range_bytes: int = RANGE_BYTES
+
+    def fetch(self, receive: Receive, stop: Stop) -> None:
+        """See `Source.fetch`."""
+        bucket = _Bucket(self.stores, self.uri, self.held, stop)
+        for name in FILES:
+            key = "/".join((*self.uri.path, name))
+            retries_from_start(stop)(_receive, bucket, key, name, receive, self.range_bytes)
+
+
+def object_source(stores: Stores, uri: SourceUri, held: HeldCredential | None) -> ObjectSource:
+    """The source at an s3://, gs:// or az:// URI."""
+    return ObjectSource(stores, uri, held)
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """A range of an object, with what it said of the whole."""
+
+    content: bytes
+    size_bytes: int
+    tag: str | None
+
+
+class _Bucket:
+    """Reads ranges; opens the store again where its credential is refused."""
+
+    def __init__(self, stores: Stores, uri: SourceUri, held: HeldCredential | None, stop: Stop) -> None:
+        self._stores = stores
+        self._uri = uri
+        self._held = held
+        self._stop = stop
+        self._store = stores.store(uri, held)
+
+    def read(self, key: str, start: int, end: int, tag: str | None) -> _Range:
+        """Bytes from `start` to before `end`, of the version with that tag.
+
+        Raises:
+            ArtifactError: they cannot be had.
+        """
+        self._stop.check()
+        try:
+            return retries(self._stop)(self._get, key, start, end, tag)
+        except (PermissionDeniedError, UnauthenticatedError):
+            if self._held is None or not self._held.renew():
+                raise denied(f"{self._shown(key)} may not be read") from None
+        self._store = self._stores.reopened(self._uri, self._held)
+        try:
+            return retries(self._stop)(self._get, key, start, end, tag)
+        except (PermissionDeniedError, UnauthenticatedError):
+            raise denied(f"{self._shown(key)} may not be read, not with a new secret either") from None
+
+    def _get(self, key: str, start: int, end: int, tag: str | None) -> _Range:
+        options: GetOptions = {"range": (start, end)}
+        if tag is not None:
+            options["if_match"] = tag
+        try:
+            result = obstore.get(self._store, key, options=options)
+            return _Range(bytes(result.bytes()), result.meta["size"], result.meta["e_tag"])
+        except (PermissionDeniedError, UnauthenticatedError):
+            raise
+        except FileNotFoundError:  # as the client says it
+            message = f"{self._shown(key)} is not there; it is tried again"
+            raise ArtifactError("source_missing", message, permanent=False) from None
+        except PreconditionError:
+            message = f"{self._shown(key)} changed while it was read; it is tried again"
+            raise StartOver("source_changed", message) from None
+        except (BaseError, OSError):
+            raise Passing("source_io", f"{self._shown(key)} cannot be read; it is tried again") from None
+
+    def _shown(self, key: str) -> str:
+        return f"{self._uri.scheme}://{self._uri.authority}/{key}"
+
+
+def _receive(bucket: _Bucket, key: str, name: str, receive: Receive, range_bytes: int) -> None:
+    first = bucket.read(key, 0, range_bytes, None)
+    receive(name, first.size_bytes, _content(bucket, key, first, range_bytes))
+
+
+def _content(bucket: _Bucket, key: str, first: _Range, range_bytes: int) -> Iterator[bytes]:
+    part, got_bytes = first, 0
+    while True:
+        got_bytes += len(part.content)
+        if part.size_bytes != first.size_bytes or not part.content:
+            raise StartOver("source_changed", "an object changed while it was read; it is tried again")
+        yield part.content
+        if got_bytes == first.size_bytes:
+            return
+        part = bucket.read(key, got_bytes, got_bytes + range_bytes, first.tag)

@@ -1,1 +1,4 @@
-"""Desired state in etcd: changes are settled here, reads are pinned here. The one place that commits."""
+"""Desired state in etcd: transactions that settle, reads that are pinned.
+
+No other room commits.
+"""

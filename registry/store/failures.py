@@ -1,10 +1,11 @@
-"""From etcd's errors to ours: one table for all calls that are known to have changed nothing."""
+"""Translates etcd's errors of calls that certainly changed nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from registry.errors import (
+from registry.etcd3 import errors as etcd
+from registry.model.errors import (
     FailedPrecondition,
     Internal,
     InvalidArgument,
@@ -14,7 +15,6 @@ from registry.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from registry.etcd3 import errors as etcd
 
 _Make = Callable[[str], RegistryError]
 
@@ -60,7 +60,7 @@ def _internal(message: str) -> RegistryError:
 
 
 REFUSALS: Mapping[type[etcd.EtcdError], _Make] = {
-    etcd.Unavailable: _unavailable,
+    etcd.EtcdUnavailable: _unavailable,
     etcd.TlsFailed: _denied,
     etcd.Timeout: _unavailable,
     etcd.NoLeader: _unavailable,
@@ -70,12 +70,12 @@ REFUSALS: Mapping[type[etcd.EtcdError], _Make] = {
     etcd.OtherCluster: _unavailable,
     etcd.Compacted: _compacted,
     etcd.FutureRevision: _future,
-    etcd.Unauthenticated: _denied,
-    etcd.PermissionDenied: _denied,
+    etcd.EtcdUnauthenticated: _denied,
+    etcd.EtcdPermissionDenied: _denied,
     etcd.RequestTooLarge: _too_large,
     etcd.ResponseTooLarge: _internal,
     etcd.NoSpace: _no_space,
-    etcd.InvalidArgument: _internal,
+    etcd.EtcdInvalidArgument: _internal,
 }
 
 

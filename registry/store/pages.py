@@ -1,17 +1,142 @@
-"""Pages of keys, and the records that are taken out of them. Pure."""
+"""Filters, page tokens and pages of listings. Pure.
+
+A token says which listing, at which revision, after which key; it is opaque to callers.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic
 
-from registry.errors import RegistryError
 from registry.etcd3.ops import KeyValue
-from registry.keys import last_part
+from registry.model.errors import InvalidArgument, Reason, RegistryError
+from registry.model.keys import last_part
 from registry.model.names import name_of_key
-from registry.store.paging import PageToken
-from registry.transactions.stored import Present, RecordT
+from registry.model.records import AdapterRecord
+from registry.model.stored import read_json
+from registry.transactions.decode import Present, RecordT
+
+_TERM = re.compile(r"(name|tenant|load|label\.[A-Za-z0-9][A-Za-z0-9._/-]*)=(.*)", re.ASCII | re.DOTALL)
+_MAX_CHARACTERS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What an adapter must fulfil."""
+
+    terms: tuple[Callable[[AdapterRecord], bool], ...]
+
+    def takes(self, record: AdapterRecord) -> bool:
+        """Whether the adapter fulfils every term."""
+        return all(term(record) for term in self.terms)
+
+
+def parse_filter(text: str) -> Filter:
+    """Reads a filter; an empty one takes everything.
+
+    Raises:
+        InvalidArgument: it cannot be read.
+    """
+    if len(text) > _MAX_CHARACTERS:
+        raise InvalidArgument(
+            Reason.INVALID_FILTER, f"a filter has at most {_MAX_CHARACTERS} characters", field="filter"
+        )
+    return Filter(tuple(_term(term.strip()) for term in text.split(" AND ")) if text.strip() else ())
+
+
+def _term(term: str) -> Callable[[AdapterRecord], bool]:
+    match = _TERM.fullmatch(term)
+    if match is None:
+        raise InvalidArgument(
+            Reason.INVALID_FILTER,
+            f"{term[:100]!r} is not a term: write field=value with name (a trailing * for a prefix), tenant, load or "
+            'label.KEY, joined by " AND "',
+            field="filter",
+        )
+    field, value = match.groups()
+    return _test(field, value)
+
+
+def _test(field: str, value: str) -> Callable[[AdapterRecord], bool]:
+    match field:
+        case "name" if value.endswith("*"):
+            prefix = value[:-1].lower()
+            return lambda record: record.name.lower().startswith(prefix)
+        case "name":
+            return lambda record: record.name.lower() == value.lower()
+        case "tenant":
+            return lambda record: record.tenant == value.lower()
+        case "load":
+            return lambda record: record.spec.load == value
+        case _:
+            key = field.removeprefix("label.")
+            return lambda record: record.spec.labels.get(key) == value
+
+
+DEFAULT_PAGE_SIZE = 100
+MAX_PAGE_SIZE = 1000
+
+
+def check_page_size(size: int) -> int:
+    """The number of items of a page; 0 means the default, and more than the most means the most.
+
+    Raises:
+        InvalidArgument: it is negative.
+    """
+    if size < 0:
+        raise InvalidArgument(Reason.INVALID_FIELD, "a page has at least one item; 0 means 100", field="page_size")
+    return min(size or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
+
+
+@dataclass(frozen=True, slots=True)
+class PageToken:
+    """Where the next page starts: after `after`, at `revision`."""
+
+    revision: int
+    after: bytes
+
+    def encode(self, listing: str) -> str:
+        """The token as text; `listing` says what is listed, and must be the same when it comes back."""
+        document = [self.revision, self.after.hex(), _digest(listing)]
+        return base64.urlsafe_b64encode(json.dumps(document).encode()).decode()
+
+
+def decode_token(text: str, listing: str) -> PageToken | None:
+    """The token that `encode` made; None for the first page.
+
+    Raises:
+        InvalidArgument: it is none of ours, or of another listing.
+    """
+    if not text:
+        return None
+    try:
+        revision, after, digest = read_json(base64.b64decode(text, altchars=b"-_", validate=True))
+        token = PageToken(_positive(revision), bytes.fromhex(after))
+    except (binascii.Error, ValueError, TypeError) as error:
+        raise _refused("that is no page token of this service; start again without one") from error
+    if digest != _digest(listing):
+        raise _refused("that page token is of another listing; repeat the request that it came from unchanged")
+    return token
+
+
+def _positive(revision: object) -> int:
+    if type(revision) is not int or not 0 < revision < 2**63:
+        raise ValueError("not a revision")
+    return revision
+
+
+def _refused(message: str) -> InvalidArgument:
+    return InvalidArgument(Reason.INVALID_PAGE_TOKEN, message, field="page_token")
+
+
+def _digest(listing: str) -> str:
+    return hashlib.sha256(listing.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
-from registry.errors import FailedPrecondition, NotFound, Reason
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError, ResponseTooLarge
 from registry.etcd3.ops import KeyValue, Range, RangeResult, prefix_end
-from registry.keys import Keys, last_part
-from registry.model.base import Stored
+from registry.model.errors import FailedPrecondition, NotFound, Reason
+from registry.model.keys import Keys, last_part
 from registry.model.records import AdapterRecord, PoolSpec, RetiredRecord, TenantRecord
-from registry.store.budget import Budget
+from registry.model.replica_state import status_of
+from registry.model.stored import Stored
+from registry.runtime.clock import Deadline
 from registry.store.failures import refusal
-from registry.store.filters import Filter
-from registry.store.pages import Page, RecordPage, Sieve
-from registry.store.paging import PageToken
-from registry.transactions.stored import (
+from registry.store.pages import Filter, Page, PageToken, RecordPage, Sieve
+from registry.transactions.context import AdapterState
+from registry.transactions.decode import (
     Damaged,
     Present,
+    ReadSet,
+    engine_hosts_of,
     generation_of_key,
     present_adapter,
     present_pool,
@@ -26,14 +29,16 @@ from registry.transactions.stored import (
     read_pool,
     read_tenant,
     stored_adapter,
+    stored_tenant,
 )
-from registry.transactions.target import AdapterState
-from registry.transactions.view import View
+from registry.transactions.repair import AuditTrail, is_of_tenant
 
 _SCANNED_AT_MOST = 5000
 _SCAN_PAGE = 500
 _SHRINK = 16
 # A status may have 256 KiB, and a message 64 MiB.
+# Audit records may be as large as a transaction.
+_AUDITS_AT_MOST = 100
 _REPLICAS_AT_MOST = 100
 
 
@@ -49,10 +54,23 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaValues:
-    """What stands in etcd of a live replica; `status` None: it has not reported yet."""
+    """What stands in etcd of a live replica; `status` None: it has not reported yet, see `status_of`.
+
+    `engine_hosts`: what its pool allows its engine's URL to name, see `engine_hosts_of`.
+    """
 
     presence: KeyValue
     status: KeyValue | None
+    engine_hosts: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedValues:
+    """Who is remembered of a pool, its record, and the names of the replicas that live."""
+
+    members: KeyValue | None
+    pool: KeyValue | None
+    live: list[str]
 
 
 class Reader:
@@ -65,7 +83,12 @@ class Reader:
         self._client = client
         self._keys = keys
 
-    async def adapter(self, pool: str, name: str, budget: Budget) -> Present[AdapterRecord]:
+    @property
+    def prefix(self) -> str:
+        """What all keys begin with, without a slash at its end."""
+        return self._keys.prefix
+
+    async def adapter(self, pool: str, name: str, budget: Deadline) -> Present[AdapterRecord]:
         """One adapter.
 
         Raises:
@@ -75,10 +98,10 @@ class Reader:
         found = await self._range(Range(self._keys.adapter(pool, name)), budget)
         if not found.kvs:
             raise await self._nothing(_no_adapter(pool, name), pool, budget)
-        return present_adapter(View(0, (), {kv.key: kv for kv in found.kvs}), self._keys, pool, name)
+        return present_adapter(ReadSet(0, (), {kv.key: kv for kv in found.kvs}), self._keys, pool, name)
 
     async def adapters(
-        self, pool: str, wanted: Filter, size: int, token: PageToken | None, budget: Budget
+        self, pool: str, wanted: Filter, size: int, token: PageToken | None, budget: Deadline
     ) -> RecordPage[AdapterRecord]:
         """A page of a pool's adapters; it may hold fewer than `size`, and still not be the last.
 
@@ -99,7 +122,7 @@ class Reader:
             if token is None or sieve.is_full() or scanned >= _SCANNED_AT_MOST:
                 return sieved
 
-    async def history(self, pool: str, name: str, budget: Budget) -> History:
+    async def history(self, pool: str, name: str, budget: Deadline) -> History:
         """An adapter's generations.
 
         Raises:
@@ -111,10 +134,10 @@ class Reader:
         past = await self._range(Range(prefix, prefix_end(prefix), revision=found.revision), budget)
         if not found.kvs and not past.kvs:
             raise await self._nothing(_no_adapter(pool, name), pool, budget)
-        view = View(found.revision, (), {kv.key: kv for kv in found.kvs}, {prefix: past.kvs})
+        view = ReadSet(found.revision, (), {kv.key: kv for kv in found.kvs}, {prefix: past.kvs})
         return _history(stored_adapter(view, self._keys, pool, name), past.kvs)
 
-    async def pool(self, pool: str, budget: Budget, *, field: str = "pool") -> Present[PoolSpec]:
+    async def pool(self, pool: str, budget: Deadline, *, field: str = "pool") -> Present[PoolSpec]:
         """One pool.
 
         Raises:
@@ -123,19 +146,46 @@ class Reader:
         """
         key = self._keys.pool(pool)
         found = await self._range(Range(key), budget)
-        return present_pool(View(0, (), {kv.key: kv for kv in found.kvs}), self._keys, pool, field=field)
+        return present_pool(ReadSet(0, (), {kv.key: kv for kv in found.kvs}), self._keys, pool, field=field)
 
-    async def pools(self, size: int, token: PageToken | None, budget: Budget) -> RecordPage[PoolSpec]:
+    async def pools(self, size: int, token: PageToken | None, budget: Deadline) -> RecordPage[PoolSpec]:
         """A page of pools."""
         page = await self._page(self._keys.pools(), size, token, budget)
         return Sieve(read_pool, _anything, size).pass_through(page)
 
-    async def tenants(self, size: int, token: PageToken | None, budget: Budget) -> RecordPage[TenantRecord]:
+    async def tenants(self, size: int, token: PageToken | None, budget: Deadline) -> RecordPage[TenantRecord]:
         """A page of tenants."""
         page = await self._page(self._keys.tenants(), size, token, budget)
         return Sieve(read_tenant, _anything, size).pass_through(page)
 
-    async def replica(self, pool: str, replica: str, budget: Budget) -> ReplicaValues:
+    async def stored(self, size: int, token: PageToken | None, budget: Deadline) -> Page:
+        """A page of desired state as it is stored, all at one revision.
+
+        Raises:
+            FailedPrecondition: etcd no longer keeps the revision that the first page was of.
+        """
+        prefixes = self._keys.backed_up()
+        left = [one for one in prefixes if token is None or prefix_end(one) > token.after]
+        page = await self._page(left[0], size, token, budget)
+        if page.token is None and len(left) > 1:
+            return replace(page, token=PageToken(page.revision, left[1]))
+        return page
+
+    async def audit(self, pool: str, since_id: str, size: int, token: PageToken | None, budget: Deadline) -> Page:
+        """A page of a pool's audit records as they are stored, from an id on, the oldest first.
+
+        Raises:
+            NotFound: there is none, and no such pool.
+            FailedPrecondition: etcd no longer keeps the revision that the first page was of.
+        """
+        prefix = self._keys.audit(pool, "")
+        start = self._keys.audit(pool, since_id)
+        page = await self._page(prefix, min(size, _AUDITS_AT_MOST), token, budget, start)
+        if not page.kvs:
+            await self.pool(pool, budget)
+        return page
+
+    async def replica(self, pool: str, replica: str, budget: Deadline) -> ReplicaValues:
         """One live replica.
 
         Raises:
@@ -145,10 +195,11 @@ class Reader:
         if not found.kvs:
             raise await self._nothing(_no_replica(pool, replica), pool, budget)
         status = await self._range(Range(self._keys.status(pool, replica), revision=found.revision), budget)
-        return ReplicaValues(found.kvs[0], next(iter(status.kvs), None))
+        hosts = await self._engine_hosts(pool, found.revision, budget)
+        return _replica_values(found.kvs[0], next(iter(status.kvs), None), hosts)
 
     async def replicas(
-        self, pool: str, size: int, token: PageToken | None, budget: Budget
+        self, pool: str, size: int, token: PageToken | None, budget: Deadline
     ) -> tuple[Page, list[ReplicaValues]]:
         """A page of live replicas with their statuses, all at one revision.
 
@@ -163,17 +214,77 @@ class Reader:
         ids = [last_part(kv.key) for kv in page.kvs]
         span = Range(self._keys.status(pool, ids[0]), self._keys.status(pool, ids[-1]) + b"\0", revision=page.revision)
         statuses = {last_part(kv.key): kv for kv in (await self._range(span, budget)).kvs}
-        return page, [ReplicaValues(kv, statuses.get(one)) for one, kv in zip(ids, page.kvs, strict=True)]
+        hosts = await self._engine_hosts(pool, page.revision, budget)
+        return page, [_replica_values(kv, statuses.get(one), hosts) for one, kv in zip(ids, page.kvs, strict=True)]
 
-    async def _page(self, prefix: bytes, size: int, token: PageToken | None, budget: Budget) -> Page:
-        """A page of the keys below a prefix."""
-        start = token.after + b"\0" if token else prefix
+    async def _engine_hosts(self, pool: str, revision: int, budget: Deadline) -> tuple[str, ...] | None:
+        found = await self._range(Range(self._keys.pool(pool), revision=revision), budget)
+        return engine_hosts_of(next(iter(found.kvs), None))
+
+    async def expected(self, pool: str, revision: int, budget: Deadline) -> ExpectedValues:
+        """What is expected of a pool, and the names of those that live, at a revision."""
+        prefix = self._keys.replicas(pool)
+        members = await self._range(Range(self._keys.members(pool), revision=revision), budget)
+        record = await self._range(Range(self._keys.pool(pool), revision=revision), budget)
+        live = [last_part(kv.key) async for kv in self._everything(prefix, revision, budget, keys_only=True)]
+        return ExpectedValues(next(iter(members.kvs), None), next(iter(record.kvs), None), live)
+
+    async def replicas_without_pool(self, revision: int, budget: Deadline) -> dict[str, list[str]]:
+        """The names of live replicas by their pool, of pools that do not exist."""
+        pools = self._everything(self._keys.pools(), revision, budget, keys_only=True)
+        known, found = {last_part(kv.key) async for kv in pools}, dict[str, list[str]]()
+        async for kv in self._everything(self._keys.all_replicas(), revision, budget, keys_only=True):
+            pool = last_part(kv.key.rpartition(b"/")[0])
+            if pool not in known:
+                found.setdefault(pool, []).append(last_part(kv.key))
+        return found
+
+    async def lost_adapters(self, tenant: str, budget: Deadline) -> tuple[AdapterRecord, ...]:
+        """A tenant's records that were deleted past the admin service.
+
+        The audit trail tells how they stood. It is long, so it is read only if the tenant's counter is not the number
+        of its adapters.
+
+        Raises:
+            FailedPrecondition: the tenant's record cannot be read.
+        """
+        key = self._keys.tenant(tenant)
+        found = await self._range(Range(key), budget)
+        view = ReadSet(found.revision, (), {kv.key: kv for kv in found.kvs})
+        stored = stored_tenant(view, self._keys, tenant)
+        adapters = self._everything(self._keys.all_adapters(), found.revision, budget, keys_only=True)
+        standing = {kv.key async for kv in adapters if is_of_tenant(kv.key, tenant)}
+        if len(standing) == (stored.record.adapters if isinstance(stored, Present) else 0):
+            return ()
+        trail = AuditTrail(tenant)
+        async for kv in self._everything(self._keys.audits(), found.revision, budget):
+            trail.take(kv)
+        return trail.lost(standing, self._keys)
+
+    async def _everything(
+        self, prefix: bytes, revision: int, budget: Deadline, *, keys_only: bool = False
+    ) -> AsyncIterator[KeyValue]:
+        """All keys below a prefix as they stood at a revision."""
+        read = Range(prefix, prefix_end(prefix), limit=_SCAN_PAGE, revision=revision, keys_only=keys_only)
+        while True:
+            found = await self._in_one_message(read, budget)
+            for kv in found.kvs:
+                yield kv
+            if not found.more:
+                return
+            read = replace(read, key=found.kvs[-1].key + b"\0")
+
+    async def _page(
+        self, prefix: bytes, size: int, token: PageToken | None, budget: Deadline, first: bytes = b""
+    ) -> Page:
+        """A page of the keys below a prefix; `first`: from this key on."""
+        start = token.after + b"\0" if token else first or prefix
         revision = token.revision if token else 0
         result = await self._in_one_message(Range(start, prefix_end(prefix), limit=size, revision=revision), budget)
         at = revision or result.revision
         return Page(at, result.kvs, PageToken(at, result.kvs[-1].key) if result.more else None)
 
-    async def _in_one_message(self, read: Range, budget: Budget) -> RangeResult:
+    async def _in_one_message(self, read: Range, budget: Deadline) -> RangeResult:
         """As many keys as one message takes: values that others than us wrote may have 1.5 MiB each."""
         while read.limit > 1:
             try:
@@ -184,16 +295,20 @@ class Reader:
                 raise refusal(error) from error
         return await self._range(read, budget)
 
-    async def _nothing(self, error: NotFound, pool: str, budget: Budget) -> NotFound:
+    async def _nothing(self, error: NotFound, pool: str, budget: Deadline) -> NotFound:
         """The error to raise: that of the pool, if that is not there either."""
         await self.pool(pool, budget)
         return error
 
-    async def _range(self, read: Range, budget: Budget) -> RangeResult:
+    async def _range(self, read: Range, budget: Deadline) -> RangeResult:
         try:
             return await self._client.range(read, timeout_seconds=budget.spend())
         except EtcdError as error:
             raise refusal(error) from error
+
+
+def _replica_values(presence: KeyValue, status: KeyValue | None, hosts: tuple[str, ...] | None) -> ReplicaValues:
+    return ReplicaValues(presence, status_of(presence, status), hosts)
 
 
 def _anything(_record: Stored) -> bool:
@@ -206,7 +321,9 @@ def _no_adapter(pool: str, name: str) -> NotFound:
 
 def _no_replica(pool: str, replica: str) -> NotFound:
     return NotFound(
-        Reason.REPLICA_NOT_FOUND, f"no replica {replica!r} lives in pool {pool!r}; is its sidecar up?", field="name"
+        Reason.REPLICA_NOT_FOUND,
+        f"no replica {replica!r} lives in pool {pool!r}; is its sidecar up? See loraplane get replicas",
+        field="name",
     )
 
 

@@ -1,24 +1,134 @@
-"""The only writer of desired state: one attempt for each change, those of one tenant after another."""
+"""The only writer of desired state: one change of a tenant after another.
+
+Locks by name keep racers from wasting transactions. etcd decides what is right. A gate is shut until the store's own
+record was read, and for as long as that forbids writing.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from registry.errors import Reason, Unavailable
 from registry.etcd3.client import Client
-from registry.keys import Keys
-from registry.store.attempt import Attempt, Tools
-from registry.store.budget import Budget
-from registry.store.gate import Gate
-from registry.store.hints import Hints
-from registry.store.leases import audit_lease, request_lease
-from registry.store.locks import Locks
+from registry.etcd3.ops import Put, Range, RangeResult, Txn, absent
+from registry.model.errors import FailedPrecondition, Reason, RegistryError, Unavailable
+from registry.model.keys import Keys
+from registry.model.records import Meta
+from registry.runtime.clock import Deadline
+from registry.store.txn import ReadCache, Tools, TxnRunner, audit_lease, request_lease
+from registry.transactions.builder import Settled
 from registry.transactions.changes import Change, payload_digest, tenants_of
-from registry.transactions.context import Caller, Context, Leases, Limits
-from registry.transactions.replay import Settled
+from registry.transactions.context import Caller, Context, LeaseIds, TxnLimits
+
+
+class WriteGate:
+    """Shut until the store's own record has been read, and for as long as that forbids writing."""
+
+    def __init__(self) -> None:
+        self._refusal: RegistryError | None = Unavailable(
+            Reason.ETCD_UNAVAILABLE, "etcd has not answered since the admin service started; nothing was changed"
+        )
+
+    def open(self) -> None:
+        """Lets changes pass from now on."""
+        self._refusal = None
+
+    def shut(self, error: FailedPrecondition) -> None:
+        """Refuses every change with this error."""
+        self._refusal = error
+
+    @property
+    def refusal(self) -> RegistryError | None:
+        """Why no change may be made; None if it may."""
+        return self._refusal
+
+    def check(self) -> None:
+        """Raises RegistryError unless changes may be made."""
+        if self._refusal is not None:
+            raise self._refusal
+
+
+async def ensure_meta(client: Client, keys: Keys) -> Meta:
+    """The store's own record, made now if there is none.
+
+    Raises:
+        FailedPrecondition: it is from a future schema or cannot be read, so nothing may be written.
+        EtcdError: etcd does not answer.
+    """
+    key = keys.meta()
+    # Read first: a full etcd refuses every transaction that could put, and is still good for reading.
+    known = (await client.range(Range(key))).kvs
+    if known:
+        return _parse(known[0].value, key)
+    created_at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    made = Meta(epoch=secrets.token_hex(16), created_at=created_at)
+    result = await client.txn(Txn((absent(key),), (Put(key, made.to_bytes()),), (Range(key),)))
+    match result.responses:
+        case (RangeResult(kvs=(kv,)),):
+            return _parse(kv.value, key)
+        case _:
+            return made
+
+
+def _parse(value: bytes, key: bytes) -> Meta:
+    try:
+        return Meta.parse(value)
+    except FailedPrecondition as error:
+        message = f"the record at {key.decode()} forbids writing: {error.message}"
+        raise FailedPrecondition(error.reason, message, metadata={"key": key.decode()}) from error
+
+
+@dataclass(slots=True)
+class _Lock:
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
+class NamedLocks:
+    """One lock for each name that somebody holds or waits for, none for others."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, _Lock] = {}
+
+    @asynccontextmanager
+    async def hold(self, names: Iterable[str], *, timeout_seconds: float) -> AsyncIterator[None]:
+        """Holds all of them, taken in sorted order.
+
+        Raises:
+            TimeoutError: they could not be had in time.
+        """
+        held: list[str] = []
+        try:
+            wanted = sorted(set(names))
+            # What nobody holds is had at once, and a deadline costs more than that.
+            async with nullcontext() if self._locks.keys().isdisjoint(wanted) else asyncio.timeout(timeout_seconds):
+                await self._take_all(wanted, held)
+            yield
+        finally:
+            for name in held:
+                self._locks[name].lock.release()
+                self._leave(name)
+
+    async def _take_all(self, names: Iterable[str], held: list[str]) -> None:
+        for name in names:
+            entry = self._locks.setdefault(name, _Lock())
+            entry.users += 1
+            try:
+                await entry.lock.acquire()
+            except asyncio.CancelledError:
+                self._leave(name)
+                raise
+            held.append(name)
+
+    def _leave(self, name: str) -> None:
+        self._locks[name].users -= 1
+        if not self._locks[name].users:
+            del self._locks[name]
 
 
 def utc_now() -> datetime:
@@ -33,8 +143,8 @@ class Writer:
         self,
         client: Client,
         keys: Keys,
-        limits: Limits,
-        gate: Gate,
+        limits: TxnLimits,
+        gate: WriteGate,
         *,
         rng: random.Random,
         now: Callable[[], datetime] = utc_now,
@@ -43,10 +153,10 @@ class Writer:
         self._limits = limits
         self._gate = gate
         self._now = now
-        self._locks = Locks()
-        self._tools = Tools(client, Hints(keys.records()), request_lease(client), audit_lease(client), rng)
+        self._locks = NamedLocks()
+        self._tools = Tools(client, ReadCache(keys.records()), request_lease(client), audit_lease(client), rng)
 
-    async def change(self, change: Change, caller: Caller, budget: Budget, *, validate_only: bool) -> Settled:
+    async def change(self, change: Change, caller: Caller, budget: Deadline, *, validate_only: bool) -> Settled:
         """Carries a change out, or only tells what would become of it.
 
         Raises:
@@ -54,7 +164,7 @@ class Writer:
             RegistryError: it is refused, and nothing was changed.
         """
         self._gate.check()
-        attempt = Attempt(change, self._context(change, caller), self._tools, budget)
+        attempt = TxnRunner(change, self._context(change, caller), self._tools, budget)
         if validate_only:
             return await attempt.foretell()
         try:
@@ -70,7 +180,7 @@ class Writer:
             keys=self._keys,
             limits=self._limits,
             caller=caller,
-            leases=Leases(),
+            leases=LeaseIds(),
             at=now.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             audit_id=f"{now:%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(8)}",
             payload_digest=payload_digest(change),

@@ -1,57 +1,62 @@
-"""Change sets and rollbacks of adapters: steps, tenant counters, and whether they fit into one transaction."""
+"""Plans change sets and rollbacks of adapters, with tenants' counters. Pure.
+
+Where the engines of a pool hold one adapter at a time, the transaction compares that it is alone.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import assert_never
 
-from registry.errors import InvalidArgument, NotFound, Reason
-from registry.etcd3.ops import Compare, Range, mod_is
-from registry.keys import Keys
-from registry.model.names import tenant_of
-from registry.model.records import AdapterRecord, AdapterSpec, ChangeReply, PoolSpec
-from registry.transactions.alone import check_alone
+from registry.etcd3.ops import Compare, Range, mod_is, none_between, prefix_end
+from registry.model.errors import FailedPrecondition, InvalidArgument, NotFound, Reason
+from registry.model.keys import Keys, last_part
+from registry.model.names import name_of_key, tenant_of
+from registry.model.records import AdapterRecord, AdapterSpec, AskedRetry, ChangeReply, PoolSpec
+from registry.transactions.builder import Planned, TxnBuilder, finish, fits, request_reads
 from registry.transactions.canaries import check_enough_replicas, looks_at_replicas
 from registry.transactions.changes import ApplyAdapters, Remove, RollbackAdapter, Upsert, tenants_of
-from registry.transactions.context import Context
-from registry.transactions.draft import Draft, Planned, finish, fits, request_read
-from registry.transactions.steps import Step, put_step, remove_step
-from registry.transactions.stored import (
+from registry.transactions.context import Context, StepTarget, TxnLimits, check_etag
+from registry.transactions.decode import (
     Absent,
     Damaged,
     Present,
+    ReadSet,
+    everything_in,
+    newest_in,
     newest_of,
     present_pool,
     retired_record,
+    some_in,
     stored_adapter,
+    stored_pool,
 )
-from registry.transactions.supported import check_supported
-from registry.transactions.target import Target, check_etag
+from registry.transactions.steps import AdapterStep, put_step, remove_step
+from registry.transactions.supported import ONE_ADAPTER, check_supported
 from registry.transactions.tenants import Count, count_all
-from registry.transactions.view import View, everything_in, newest_in
 
 
-def apply_reads(change: ApplyAdapters, keys: Keys, request_id: str) -> tuple[Range, ...]:
+def apply_reads(change: ApplyAdapters, keys: Keys) -> tuple[Range, ...]:
     """What an apply is planned from."""
-    reads = _reads(change.pool, tenants_of(change), [one.name for one in change.changes], keys, request_id)
+    reads = _reads(change.pool, tenants_of(change), [one.name for one in change.changes], keys)
     return (*reads, everything_in(keys.replicas(change.pool))) if looks_at_replicas(change) else reads
 
 
-def rollback_reads(change: RollbackAdapter, keys: Keys, request_id: str) -> tuple[Range, ...]:
+def rollback_reads(change: RollbackAdapter, keys: Keys) -> tuple[Range, ...]:
     """What a rollback is planned from: all of history, since what was put there last need not be the newest of it."""
     name = change.name
-    shared = _shared_reads(change.pool, tenants_of(change), keys, request_id)
+    shared = _shared_reads(change.pool, tenants_of(change), keys)
     return (*shared, Range(keys.adapter(change.pool, name)), everything_in(keys.history_of(change.pool, name)))
 
 
-def _reads(pool: str, tenants: Iterable[str], names: Iterable[str], keys: Keys, request_id: str) -> tuple[Range, ...]:
+def _reads(pool: str, tenants: Iterable[str], names: Iterable[str], keys: Keys) -> tuple[Range, ...]:
     each = [(Range(keys.adapter(pool, name)), newest_in(keys.history_of(pool, name))) for name in names]
-    return (*_shared_reads(pool, tenants, keys, request_id), *(read for pair in each for read in pair))
+    return (*_shared_reads(pool, tenants, keys), *(read for pair in each for read in pair))
 
 
-def _shared_reads(pool: str, tenants: Iterable[str], keys: Keys, request_id: str) -> tuple[Range, ...]:
-    return (request_read(keys, request_id), Range(keys.pool(pool)), *(Range(keys.tenant(one)) for one in tenants))
+def _shared_reads(pool: str, tenants: Iterable[str], keys: Keys) -> tuple[Range, ...]:
+    return (Range(keys.pool(pool)), *(Range(keys.tenant(one)) for one in tenants))
 
 
 def check_count(change: ApplyAdapters, context: Context) -> None:
@@ -61,38 +66,56 @@ def check_count(change: ApplyAdapters, context: Context) -> None:
         InvalidArgument: with the number that fits whatever stands in etcd.
     """
     names = [one.name for one in change.changes]
-    if _reads_needed(names) + looks_at_replicas(change) > context.limits.max_ops:
-        fitting = range(1, len(names))
-        count = bisect_right(fitting, context.limits.max_ops, key=lambda n: _operations_at_most(names[:n]))
-        raise _too_many(len(names), count)
+    needed = len(request_reads(context)) + _reads_needed(names) + looks_at_replicas(change)
+    if needed > context.limits.max_ops:
+        raise too_many_changes(names, str(len(names)), context.limits)
+
+
+def too_many_changes(names: Sequence[str], asked: str, limits: TxnLimits) -> InvalidArgument:
+    """The refusal of a set that begins with these names, with the number that fits whatever stands in etcd."""
+    return _too_many(asked, _fitting_always(names, limits))
+
+
+def _fitting_always(names: Sequence[str], limits: TxnLimits) -> int:
+    """How many changes at a time fit, in each part of the set, whatever stands in etcd.
+
+    It does not depend on which of them are done already, so that the same set is always split in the same way.
+    """
+    count = bisect_right(range(1, len(names)), limits.max_ops, key=lambda n: _operations_at_most(names[:n]))
+    while count > 1 and any(
+        _operations_at_most(names[start : start + count]) > limits.max_ops for start in range(0, len(names), count)
+    ):
+        count -= 1
+    return count
 
 
 def _reads_needed(names: Sequence[str]) -> int:
-    return 2 * len(names) + len(set(map(tenant_of, names))) + 2
+    return 2 * len(names) + len(set(map(tenant_of, names))) + 1
 
 
 def _operations_at_most(names: Sequence[str]) -> int:
     return 3 * len(names) + len(set(map(tenant_of, names))) + 2
 
 
-def _too_many(asked: int, fitting: int) -> InvalidArgument:
+def _too_many(asked: str, fitting: int) -> InvalidArgument:
     return InvalidArgument(
         Reason.TOO_MANY_CHANGES,
-        f"{asked} changes do not fit into one etcd transaction, the first {fitting} do: split the set (then it is not "
+        f"{asked} changes do not fit into one etcd transaction, {fitting} at a time do: split the set (then it is not "
         "atomic as a whole), or raise --max-txn-ops of etcd and of the admin service",
         field="changes",
         metadata={"max_changes": str(fitting)},
     )
 
 
-def plan_apply(change: ApplyAdapters, view: View, context: Context) -> Planned:
+def plan_apply(change: ApplyAdapters, view: ReadSet, context: Context) -> Planned:
     """The transaction of a change set.
 
     Raises:
         RegistryError: it is refused, whole.
     """
     pool = present_pool(view, context.keys, change.pool)
-    steps = [_step(one, index, pool.record, view, context) for index, one in enumerate(change.changes)]
+    retry = AskedRetry(request_id=context.caller.request_id, replica=change.retry_replica) if change.retry else None
+    steps = [_step(one, index, pool.record, view, context, retry) for index, one in enumerate(change.changes)]
     counts = count_all(steps, view, context)
     named = {_name_field(one, index): step for index, (one, step) in enumerate(zip(change.changes, steps, strict=True))}
     alone = check_alone(pool.record, named, view, context)
@@ -104,14 +127,17 @@ def plan_apply(change: ApplyAdapters, view: View, context: Context) -> Planned:
     if fits(planned, context.limits):
         return planned
     fitting = bisect_right(range(1, len(steps)), 0, key=lambda count: int(not fits(first(count), context.limits)))
-    raise _too_many(len(steps), fitting)
+    always = _fitting_always([one.name for one in change.changes], context.limits)
+    raise _too_many(str(len(steps)), min(fitting, max(1, always)))
 
 
-def _step(one: Upsert | Remove, index: int, pool: PoolSpec, view: View, context: Context) -> Step:
+def _step(
+    one: Upsert | Remove, index: int, pool: PoolSpec, view: ReadSet, context: Context, retry: AskedRetry | None
+) -> AdapterStep:
     target = _target(one, index, pool, view, context)
     match one:
         case Upsert():
-            step = put_step(target, one.spec, context, goes_on=True)
+            step = put_step(target, one.spec, context, goes_on=True, retry=retry)
             check_enough_replicas(target, step.outcome.record, view, context.keys)
             return step
         case Remove():
@@ -123,9 +149,9 @@ def _name_field(one: Upsert | Remove, index: int) -> str:
     return f"changes[{index}].{'upsert.name' if isinstance(one, Upsert) else 'delete'}"
 
 
-def _target(one: Upsert | Remove, index: int, pool: PoolSpec, view: View, context: Context) -> Target:
+def _target(one: Upsert | Remove, index: int, pool: PoolSpec, view: ReadSet, context: Context) -> StepTarget:
     field = f"changes[{index}]"
-    return Target(
+    return StepTarget(
         pool=pool,
         name=one.name,
         etag=one.etag,
@@ -140,15 +166,15 @@ def _target(one: Upsert | Remove, index: int, pool: PoolSpec, view: View, contex
 def draft_of(
     method: str,
     pool: Present[PoolSpec],
-    steps: Sequence[Step],
+    steps: Sequence[AdapterStep],
     counts: Mapping[str, Count],
     context: Context,
     compare: Sequence[Compare] = (),
-) -> Draft:
+) -> TxnBuilder:
     """The draft of a change of a pool's adapters; `compare`: besides what the steps do."""
     tenants = dict.fromkeys(step.tenant for step in steps)
     counted = [counts[tenant] for tenant in tenants if tenant in counts]
-    return Draft(
+    return TxnBuilder(
         scope=pool.record.name,
         method=method,
         compare=(
@@ -163,7 +189,7 @@ def draft_of(
     )
 
 
-def plan_rollback(change: RollbackAdapter, view: View, context: Context) -> Planned:
+def plan_rollback(change: RollbackAdapter, view: ReadSet, context: Context) -> Planned:
     """The transaction of a rollback.
 
     Raises:
@@ -174,7 +200,7 @@ def plan_rollback(change: RollbackAdapter, view: View, context: Context) -> Plan
     check_etag(change.etag, state, field="etag")
     spec = _earlier_spec(change, state, view, context.keys)
     check_supported(spec, field="spec")
-    target = Target(
+    target = StepTarget(
         pool=pool.record,
         name=state.record.name if isinstance(state, Present) else change.name,
         etag=change.etag,
@@ -191,7 +217,7 @@ def plan_rollback(change: RollbackAdapter, view: View, context: Context) -> Plan
 
 
 def _earlier_spec(
-    change: RollbackAdapter, state: Present[AdapterRecord] | Damaged | Absent, view: View, keys: Keys
+    change: RollbackAdapter, state: Present[AdapterRecord] | Damaged | Absent, view: ReadSet, keys: Keys
 ) -> AdapterSpec:
     present = state.record if isinstance(state, Present) else None
     wanted, history = change.to_generation, keys.history_of(change.pool, change.name)
@@ -214,4 +240,59 @@ def _no_generation(change: RollbackAdapter) -> NotFound:
         Reason.GENERATION_NOT_FOUND,
         f"history holds no {which} of {change.name!r}; list its history to see which there are",
         field="to_generation" if change.to_generation else "name",
+    )
+
+
+def neighbours_read(pool: str, count: int, view: ReadSet, keys: Keys) -> tuple[Range, ...]:
+    """What has to be read beside the `count` adapters of a change set, once it is known what kind of pool it is."""
+    state = stored_pool(view, keys, pool)
+    if not isinstance(state, Present) or state.record.engine not in ONE_ADAPTER:
+        return ()
+    return (some_in(keys.adapters(pool), count + 1),)
+
+
+def check_alone(
+    pool: PoolSpec, steps: Mapping[str, AdapterStep], view: ReadSet, context: Context
+) -> tuple[Compare, ...]:
+    """What the transaction compares so that there never are two.
+
+    Args:
+        pool: of the adapters.
+        steps: by the field that names the adapter.
+        view: with what `neighbours_read` asks for. Without, the compares find it out.
+        context: of the change.
+
+    Raises:
+        FailedPrecondition: an adapter would be created beside another.
+    """
+    created = [field for field, step in steps.items() if step.outcome.outcome == "created"]
+    if pool.engine not in ONE_ADAPTER or not created:
+        return ()
+    names = [step.outcome.name for step in steps.values()]
+    touched = {context.keys.adapter(pool.name, name) for name in names}
+    standing = [kv.key for kv in view.all_below(context.keys.adapters(pool.name)) if kv.key not in touched]
+    others = [step.outcome.name for field, step in steps.items() if _stays(step) and field != created[-1]]
+    others += [name_of_key(last_part(key)) for key in standing]
+    if others:
+        raise _full(pool, others[0], created[-1])
+    return tuple(_nothing_between(context.keys.adapters(pool.name), sorted(touched)))
+
+
+def _stays(step: AdapterStep) -> bool:
+    return step.outcome.outcome != "deleted"
+
+
+def _nothing_between(prefix: bytes, keys: list[bytes]) -> Iterator[Compare]:
+    """That no key starts with `prefix` but these, which are sorted."""
+    starts = [prefix, *(key + b"\0" for key in keys)]
+    yield from (none_between(start, end) for start, end in zip(starts, [*keys, prefix_end(prefix)], strict=True))
+
+
+def _full(pool: PoolSpec, other: str, field: str) -> FailedPrecondition:
+    return FailedPrecondition(
+        Reason.POOL_FULL,
+        f"the engines of pool {pool.name!r} are {pool.engine}, which has one adapter at a time, and that is {other!r}; "
+        "delete it first, or use another pool",
+        field=field,
+        metadata={"name": other},
     )

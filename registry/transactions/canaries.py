@@ -1,19 +1,18 @@
-"""How new weights come to an adapter's replicas: whether canaries take them first, and whether there are enough."""
+"""Decides whether canaries take new weights first."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from registry.errors import FailedPrecondition, InvalidArgument, Reason, RegistryError
 from registry.etcd3.ops import KeyValue
-from registry.keys import Keys
-from registry.model.placement import matches
+from registry.model.errors import FailedPrecondition, InvalidArgument, Reason, RegistryError
+from registry.model.keys import Keys
+from registry.model.names import matches
 from registry.model.records import AdapterRecord, AdapterSpec, CanaryRollout
 from registry.model.status import Presence
 from registry.transactions.changes import ApplyAdapters, Upsert
-from registry.transactions.stored import Present
-from registry.transactions.target import Target
-from registry.transactions.view import View
+from registry.transactions.context import StepTarget
+from registry.transactions.decode import Present, ReadSet
 
 
 def same_weights(one: AdapterSpec, other: AdapterSpec) -> bool:
@@ -52,7 +51,7 @@ def looks_at_replicas(change: ApplyAdapters) -> bool:
     return any(isinstance(one, Upsert) and _canaries(one.spec) > 0 for one in change.changes)
 
 
-def check_enough_replicas(target: Target, after: AdapterRecord | None, view: View, keys: Keys) -> None:
+def check_enough_replicas(target: StepTarget, after: AdapterRecord | None, view: ReadSet, keys: Keys) -> None:
     """Looks, when a strategy is new or a rollout begins, whether as many replicas live as it asks canaries for.
 
     Raises:
@@ -62,7 +61,7 @@ def check_enough_replicas(target: Target, after: AdapterRecord | None, view: Vie
     if after is None or not presences or _is_known(target, after):
         return
     wanted, selector = _canaries(after.spec), after.spec.placement.selector
-    found = sum(matches(selector, _labels(kv)) for kv in presences)
+    found = sum(labels is not None and matches(selector, labels) for labels in map(_labels, presences))
     if wanted > found:
         raise FailedPrecondition(
             Reason.CANARY_TOO_LARGE,
@@ -73,7 +72,7 @@ def check_enough_replicas(target: Target, after: AdapterRecord | None, view: Vie
         )
 
 
-def _is_known(target: Target, after: AdapterRecord) -> bool:
+def _is_known(target: StepTarget, after: AdapterRecord) -> bool:
     if not isinstance(target.state, Present):
         return False
     before = target.state.record
@@ -87,9 +86,10 @@ def _canaries(spec: AdapterSpec) -> int:
     return replicas if isinstance(replicas, int) else 0
 
 
-def _labels(kv: KeyValue) -> Mapping[str, str]:
-    """Of a presence that cannot be read none: it lives all the same."""
+def _labels(kv: KeyValue) -> Mapping[str, str] | None:
+    """Of a presence that cannot be read none: it lives all the same. None: it leaves, so it takes nothing new."""
     try:
-        return Presence.parse(kv.value).labels
+        presence = Presence.parse(kv.value)
     except RegistryError:
         return {}
+    return None if presence.leaving else presence.labels

@@ -1,12 +1,15 @@
-"""What can be asked for. Values are valid in themselves; `registry.transactions.make` makes them so."""
+"""Changes that can be asked for.
+
+Values are valid in themselves; `registry.transactions.validate` makes them so.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Annotated, assert_never
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from registry.model.names import tenant_of
 from registry.model.records import (
@@ -16,7 +19,7 @@ from registry.model.records import (
     EngineKind,
     EngineNames,
     PoolLimits,
-    Removed,
+    RetiredRecord,
 )
 
 
@@ -39,10 +42,16 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class ApplyAdapters:
-    """One atomic set of changes to one pool; no name twice."""
+    """One atomic set of changes to one pool; no name twice.
+
+    `retry`: upserts that change nothing are written anew, so that what failed is tried at once: on `retry_replica`,
+    or if that is empty on all.
+    """
 
     pool: str
     changes: tuple[Upsert | Remove, ...]
+    retry: bool = False
+    retry_replica: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +163,40 @@ class SetTenant:
 
 
 @dataclass(frozen=True, slots=True)
-class SettleRemoval:
-    """Write what could not be written when `record` was deleted while etcd was out of space."""
+class RepairTenant:
+    """Set a tenant's counter to its adapters' number, and keep lost records in history.
 
-    record: AdapterRecord
-    removed: Removed
+    Attributes:
+        name: of the tenant.
+        lost: records that were deleted past the admin service. It finds them itself, so that the payload has none.
+    """
+
+    name: str
+    lost: Annotated[tuple[AdapterRecord, ...], Field(exclude=True)] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreHistory:
+    """Put generations into the history of an adapter that does not exist.
+
+    Attributes:
+        generations: as history had them.
+        last: the one that was the present one then; None: none was.
+    """
+
+    pool: str
+    name: str
+    generations: tuple[RetiredRecord, ...]
+    last: AdapterRecord | None
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReplica:
+    """Order a live replica to drain; `drain` False: to serve again."""
+
+    pool: str
+    name: str
+    drain: bool
 
 
 RolloutChange = PromoteRollout | AbortRollout | HaltRollout
@@ -171,7 +209,9 @@ Change = (
     | ConfirmRemovals
     | DeletePool
     | SetTenant
-    | SettleRemoval
+    | RepairTenant
+    | RestoreHistory
+    | DrainReplica
 )
 
 _ANY_CHANGE: TypeAdapter[Change] = TypeAdapter(Change)
@@ -191,14 +231,12 @@ def tenants_of(change: Change) -> tuple[str, ...]:
     match change:
         case ApplyAdapters():
             return tuple(sorted({tenant_of(one.name) for one in change.changes}))
-        case RollbackAdapter():
+        case RollbackAdapter() | RestoreHistory():
             return (tenant_of(change.name),)
-        case SetTenant():
+        case SetTenant() | RepairTenant():
             return (change.name,)
-        case SettleRemoval():
-            return (tenant_of(change.record.name),)
         case PromoteRollout() | AbortRollout() | HaltRollout():
             return ()
-        case CreatePool() | UpdatePool() | ConfirmRemovals() | DeletePool():
+        case CreatePool() | UpdatePool() | ConfirmRemovals() | DeletePool() | DrainReplica():
             return ()
     assert_never(change)

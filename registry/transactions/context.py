@@ -1,19 +1,29 @@
-"""Who asks, when, and within which limits: what a plan needs besides the change and what was read."""
+"""Context of a change: caller, time, limits, and the target of a step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
+from urllib.parse import quote
 
-from registry.keys import Keys
-from registry.model.base import MAX_TRANSACTION_BYTES
+from registry.etcd3.ops import Compare, absent, mod_is, unwritten_since
+from registry.model.errors import Conflict, Reason
+from registry.model.keys import Keys
+from registry.model.records import AdapterRecord, PoolSpec
+from registry.model.stored import MAX_TRANSACTION_BYTES
+from registry.transactions.decode import Absent, Damaged, Present, RecordT
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TxnLimits:
     """What one transaction may hold: etcd's --max-txn-ops and a little less than its --max-request-bytes."""
 
     max_ops: int = 128
     max_bytes: int = MAX_TRANSACTION_BYTES
+
+
+# Roles. The conductor is the admin service itself.
+UNAUTHENTICATED, OPERATOR, CONDUCTOR = "unauthenticated", "operator", "conductor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +35,17 @@ class Caller:
     request_id: str
     request_id_given: bool
 
+    @property
+    def space(self) -> str:
+        """Where the ids of this caller stand, so that nobody else can take one; "" for all callers that are not known.
+
+        It has a colon, which a quoted name has not, so that a role never reads as a part of somebody's name.
+        """
+        return "" if self.role == UNAUTHENTICATED else f"{self.role}:{quote(self.principal, safe='')}"
+
 
 @dataclass(frozen=True, slots=True)
-class Leases:
+class LeaseIds:
     """Leases under which request records and audit records are put."""
 
     request: int = 0
@@ -39,9 +57,83 @@ class Context:
     """Everything about a change but the change itself. `at` is RFC 3339; `payload_digest` as in `changes`."""
 
     keys: Keys
-    limits: Limits
+    limits: TxnLimits
     caller: Caller
-    leases: Leases
+    leases: LeaseIds
     at: str
     audit_id: str
     payload_digest: str
+
+    @property
+    def request_key(self) -> bytes:
+        """Where the request record stands."""
+        return self.keys.request(self.caller.request_id, self.caller.space)
+
+    @property
+    def earlier_request_key(self) -> bytes | None:
+        """Where a release before 0.2 put it, whose ids were anybody's; None: nowhere else, or nobody looks there.
+
+        The conductor does not: its changes carry etags, so that none is made twice, and its old ids can be guessed.
+        """
+        if not self.caller.space or self.caller.role == CONDUCTOR:
+            return None
+        return self.keys.request(self.caller.request_id)
+
+
+AdapterState = Present[AdapterRecord] | Damaged | Absent
+
+
+@dataclass(frozen=True, slots=True)
+class StepTarget:
+    """Which adapter a step is about, how it stands, and where the caller wrote it.
+
+    `read_revision`: history was read at this revision or later.
+    """
+
+    pool: PoolSpec
+    name: str
+    etag: int | None
+    state: AdapterState
+    read_revision: int
+    name_field: str
+    etag_field: str
+    spec_field: str
+
+
+def check_etag(etag: int | None, state: Present[RecordT] | Damaged | Absent, *, field: str) -> None:
+    """Raises Conflict unless the record still has the etag that the caller read."""
+    if etag is not None and etag != state.revision:
+        raise stale_etag(etag, state.revision, field=field)
+
+
+def stale_etag(etag: int, present: int, *, field: str) -> Conflict:
+    """The refusal of an etag that is not `present`, the record's (0: there is no record)."""
+    now = f"current is {present}" if present else "there is no such record"
+    return Conflict(
+        Reason.ETAG_MISMATCH,
+        f"stale etag: you sent {etag}, {now}; read it again and decide anew",
+        field=field,
+        metadata={"etag": str(present)},
+    )
+
+
+def as_it_stands(target: StepTarget, keys: Keys) -> tuple[Compare, ...]:
+    """That nothing happened since the reading.
+
+    Where the next generation depends on history, history must not have grown either: a record that was made and
+    deleted meanwhile is absent again, but its generation is used.
+    """
+    history = unwritten_since(keys.history_of(target.pool.name, target.name), target.read_revision)
+    match target.state:
+        case Present(revision=revision):
+            return (mod_is(adapter_key(target, keys), revision),)
+        case Damaged(revision=revision):
+            return (mod_is(adapter_key(target, keys), revision), history)
+        case Absent():
+            return (absent(adapter_key(target, keys)), history)
+    assert_never(target.state)
+
+
+def adapter_key(target: StepTarget, keys: Keys) -> bytes:
+    """Where the record stands."""
+    return keys.adapter(target.pool.name, target.name)

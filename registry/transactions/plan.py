@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import assert_never
 
 from registry.etcd3.ops import Range
-from registry.transactions import adapters, alone, canaries, pools, removals, rollouts, settlement, tenants
+from registry.transactions import adapters, canaries, pools, repair, rollouts, tenants
+from registry.transactions.builder import Planned, request_reads
 from registry.transactions.changes import (
     AbortRollout,
     ApplyAdapters,
@@ -13,16 +14,17 @@ from registry.transactions.changes import (
     ConfirmRemovals,
     CreatePool,
     DeletePool,
+    DrainReplica,
     HaltRollout,
     PromoteRollout,
+    RepairTenant,
+    RestoreHistory,
     RollbackAdapter,
     SetTenant,
-    SettleRemoval,
     UpdatePool,
 )
 from registry.transactions.context import Context
-from registry.transactions.draft import Planned
-from registry.transactions.view import View
+from registry.transactions.decode import ReadSet
 
 
 def reads_of(change: Change, context: Context) -> tuple[Range, ...]:
@@ -31,43 +33,49 @@ def reads_of(change: Change, context: Context) -> tuple[Range, ...]:
     Raises:
         InvalidArgument: it is larger than any transaction may be.
     """
-    keys, request_id = context.keys, context.caller.request_id
+    return (*request_reads(context), *_own_reads(change, context))
+
+
+def _own_reads(change: Change, context: Context) -> tuple[Range, ...]:
+    keys = context.keys
     match change:
         case ApplyAdapters():
             adapters.check_count(change, context)
-            return adapters.apply_reads(change, keys, request_id)
+            return adapters.apply_reads(change, keys)
         case RollbackAdapter():
-            return adapters.rollback_reads(change, keys, request_id)
+            return adapters.rollback_reads(change, keys)
         case PromoteRollout() | AbortRollout() | HaltRollout():
-            return rollouts.rollout_reads(change, keys, request_id)
-        case CreatePool() | UpdatePool() | DeletePool():
-            return pools.pool_reads(change, keys, request_id)
-        case ConfirmRemovals():
-            return removals.confirm_reads(change, keys, request_id)
+            return rollouts.rollout_reads(change, keys)
+        case CreatePool() | UpdatePool() | DeletePool() | ConfirmRemovals() | DrainReplica():
+            return pools.pool_reads(change, keys)
         case SetTenant():
-            return tenants.tenant_reads(change, keys, request_id)
-        case SettleRemoval():
-            return settlement.settle_reads(change, keys, request_id)
+            return tenants.tenant_reads(change, keys)
+        case RepairTenant():
+            return repair.repair_reads(change, context)
+        case RestoreHistory():
+            return repair.restore_reads(change, keys)
     assert_never(change)
 
 
-def reads_beside(change: Change, view: View, context: Context) -> tuple[Range, ...]:
+def reads_beside(change: Change, view: ReadSet, context: Context) -> tuple[Range, ...]:
     """What the change is planned from too, which only a true view of all of `reads_of` tells."""
     match change:
         case ApplyAdapters():
-            return alone.neighbours_read(change.pool, len(change.changes), view, context.keys)
+            return adapters.neighbours_read(change.pool, len(change.changes), view, context.keys)
         case RollbackAdapter():
-            return alone.neighbours_read(change.pool, 1, view, context.keys)
+            return adapters.neighbours_read(change.pool, 1, view, context.keys)
         case _:
             return ()
 
 
 def may_be_guessed(change: Change) -> bool:
     """False if the plan rests on something that its compares do not verify, so that it has to be read first."""
+    if isinstance(change, RepairTenant | RestoreHistory):
+        return False
     return not (isinstance(change, ApplyAdapters) and canaries.looks_at_replicas(change))
 
 
-def plan_change(change: Change, view: View, context: Context) -> Planned:
+def plan_change(change: Change, view: ReadSet, context: Context) -> Planned:
     """The transaction that carries the change out, or that nothing needs to be done.
 
     Raises:
@@ -80,12 +88,12 @@ def plan_change(change: Change, view: View, context: Context) -> Planned:
             return adapters.plan_rollback(change, view, context)
         case PromoteRollout() | AbortRollout() | HaltRollout():
             return rollouts.plan_rollout(change, view, context)
-        case CreatePool() | UpdatePool() | DeletePool():
+        case CreatePool() | UpdatePool() | DeletePool() | ConfirmRemovals() | DrainReplica():
             return pools.plan_pool(change, view, context)
-        case ConfirmRemovals():
-            return removals.plan_confirm_removals(change, view, context)
         case SetTenant():
             return tenants.plan_set_tenant(change, view, context)
-        case SettleRemoval():
-            return settlement.plan_settle(change, view, context)
+        case RepairTenant():
+            return repair.plan_repair(change, view, context)
+        case RestoreHistory():
+            return repair.plan_restore(change, view, context)
     assert_never(change)

@@ -1,45 +1,67 @@
-"""Pools: created, changed, and deleted once they are empty."""
+"""Plans changes of pools, confirmations of removals (R15), orders to drain (R20).
+
+A pool is deleted only once it is empty. An order stands under the lease of the replica's presence, and goes with it.
+"""
 
 from __future__ import annotations
 
 from typing import assert_never
 
-from registry.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Reason
-from registry.etcd3.ops import Compare, Delete, Op, Range, absent, mod_is, none_in
-from registry.keys import Keys
-from registry.model.records import AuditChange, ChangeReply, PoolLimits, PoolSpec
-from registry.transactions.changes import CreatePool, DeletePool, UpdatePool
-from registry.transactions.context import Context
-from registry.transactions.draft import Draft, Planned, check_fits, finish, put_record, request_read
-from registry.transactions.engine_kinds import check_engine_names
+from registry.etcd3.ops import Compare, Delete, KeyValue, Op, Put, Range, absent, mod_is, none_in
+from registry.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Reason
+from registry.model.keys import Keys
+from registry.model.records import AuditChange, ChangeReply, DrainOrder, PoolLimits, PoolSpec
+from registry.model.status import presence_of
+from registry.transactions.builder import Planned, TxnBuilder, check_fits, finish, put_record
+from registry.transactions.changes import ConfirmRemovals, CreatePool, DeletePool, DrainReplica, UpdatePool
+from registry.transactions.context import Context, check_etag
+from registry.transactions.decode import (
+    Absent,
+    Damaged,
+    Present,
+    ReadSet,
+    any_in,
+    present_pool,
+    shown,
+    snapshot_of,
+    stored_pool,
+)
 from registry.transactions.steps import carry_unknown
-from registry.transactions.stored import Absent, Damaged, Present, shown, snapshot_of, stored_pool
-from registry.transactions.target import check_etag
-from registry.transactions.view import View, any_in
+from registry.transactions.supported import check_engine_names
 
 PoolState = Present[PoolSpec] | Damaged | Absent
 
 
-def pool_reads(change: CreatePool | UpdatePool | DeletePool, keys: Keys, request_id: str) -> tuple[Range, ...]:
-    """What a change of a pool is planned from."""
-    if isinstance(change, DeletePool):
-        return _delete_reads(change, keys, request_id)
-    return _put_reads(change, keys, request_id)
+PoolChange = CreatePool | UpdatePool | DeletePool | ConfirmRemovals | DrainReplica
 
 
-def _put_reads(change: CreatePool | UpdatePool, keys: Keys, request_id: str) -> tuple[Range, ...]:
+def pool_reads(change: PoolChange, keys: Keys) -> tuple[Range, ...]:
+    """What a change of a pool, or an order to one of its replicas, is planned from."""
+    match change:
+        case DeletePool():
+            return _delete_reads(change, keys)
+        case CreatePool() | UpdatePool():
+            return _put_reads(change, keys)
+        case ConfirmRemovals():
+            return (Range(keys.pool(change.name)),)
+        case DrainReplica(pool, name):
+            return (Range(keys.replica(pool, name)), Range(keys.drain(pool, name)), Range(keys.pool(pool)))
+    assert_never(change)
+
+
+def _put_reads(change: CreatePool | UpdatePool, keys: Keys) -> tuple[Range, ...]:
     """Also adapters that are named like its base models."""
     named = (Range(keys.adapter(change.name, model)) for model in change.base_models)
     content = (any_in(keys.adapters(change.name)),) if isinstance(change, UpdatePool) else ()
-    return (request_read(keys, request_id), Range(keys.pool(change.name)), *named, *content)
+    return (Range(keys.pool(change.name)), *named, *content)
 
 
-def _delete_reads(change: DeletePool, keys: Keys, request_id: str) -> tuple[Range, ...]:
-    return (request_read(keys, request_id), Range(keys.pool(change.name)), any_in(keys.adapters(change.name)))
+def _delete_reads(change: DeletePool, keys: Keys) -> tuple[Range, ...]:
+    return (Range(keys.pool(change.name)), any_in(keys.adapters(change.name)))
 
 
-def plan_pool(change: CreatePool | UpdatePool | DeletePool, view: View, context: Context) -> Planned:
-    """The transaction of a change of a pool. Raises RegistryError: it is refused."""
+def plan_pool(change: PoolChange, view: ReadSet, context: Context) -> Planned:
+    """The transaction of such a change. Raises RegistryError: it is refused."""
     match change:
         case CreatePool():
             return plan_create_pool(change, view, context)
@@ -47,10 +69,14 @@ def plan_pool(change: CreatePool | UpdatePool | DeletePool, view: View, context:
             return plan_update_pool(change, view, context)
         case DeletePool():
             return plan_delete_pool(change, view, context)
+        case ConfirmRemovals():
+            return plan_confirm_removals(change, view, context)
+        case DrainReplica():
+            return plan_drain(change, view, context)
     assert_never(change)
 
 
-def plan_create_pool(change: CreatePool, view: View, context: Context) -> Planned:
+def plan_create_pool(change: CreatePool, view: ReadSet, context: Context) -> Planned:
     """The transaction that creates a pool.
 
     Raises:
@@ -78,7 +104,7 @@ def plan_create_pool(change: CreatePool, view: View, context: Context) -> Planne
     return check_fits(planned, context.limits)
 
 
-def plan_update_pool(change: UpdatePool, view: View, context: Context) -> Planned:
+def plan_update_pool(change: UpdatePool, view: ReadSet, context: Context) -> Planned:
     """The transaction that changes a pool.
 
     Raises:
@@ -101,7 +127,7 @@ def plan_update_pool(change: UpdatePool, view: View, context: Context) -> Planne
     return check_fits(planned, context.limits)
 
 
-def plan_delete_pool(change: DeletePool, view: View, context: Context) -> Planned:
+def plan_delete_pool(change: DeletePool, view: ReadSet, context: Context) -> Planned:
     """The transaction that deletes a pool. A concurrent apply compares the pool, this one that no adapter is there.
 
     Raises:
@@ -116,7 +142,7 @@ def plan_delete_pool(change: DeletePool, view: View, context: Context) -> Planne
         raise FailedPrecondition(
             Reason.POOL_NOT_EMPTY, f"pool {change.name!r} has adapters; delete them first", field="name"
         )
-    draft = Draft(
+    draft = TxnBuilder(
         scope=change.name,
         method="DeletePool",
         compare=(mod_is(keys.pool(change.name), state.revision), none_in(keys.adapters(change.name))),
@@ -127,7 +153,7 @@ def plan_delete_pool(change: DeletePool, view: View, context: Context) -> Planne
     return finish(draft, view, context)
 
 
-def _existing(name: str, field: str, view: View, context: Context) -> Present[PoolSpec] | Damaged:
+def _existing(name: str, field: str, view: ReadSet, context: Context) -> Present[PoolSpec] | Damaged:
     match stored_pool(view, context.keys, name):
         case Absent():
             raise NotFound(
@@ -171,11 +197,11 @@ def _whole(change: UpdatePool) -> PoolSpec:
 
 def _put_draft(
     method: str, state: PoolState, wanted: PoolSpec, compare: tuple[Compare, ...], context: Context
-) -> Draft:
+) -> TxnBuilder:
     same = isinstance(state, Present) and state.record == wanted
     put: tuple[Op, ...] = (put_record(context.keys.pool(wanted.name), wanted.to_bytes(), field="pool"),)
     change = AuditChange(kind="pool", name=wanted.name, before=snapshot_of(state), after=shown(wanted))
-    return Draft(
+    return TxnBuilder(
         scope=wanted.name,
         method=method,
         compare=compare,
@@ -185,7 +211,7 @@ def _put_draft(
     )
 
 
-def _check_no_adapter(change: CreatePool | UpdatePool, view: View, context: Context) -> None:
+def _check_no_adapter(change: CreatePool | UpdatePool, view: ReadSet, context: Context) -> None:
     for index, model in enumerate(change.base_models):
         if view.key(context.keys.adapter(change.name, model)) is not None:
             raise InvalidArgument(
@@ -195,7 +221,7 @@ def _check_no_adapter(change: CreatePool | UpdatePool, view: View, context: Cont
             )
 
 
-def _check_empty(name: str, view: View, context: Context) -> None:
+def _check_empty(name: str, view: ReadSet, context: Context) -> None:
     """What one kind of engine serves, another may not."""
     if view.below(context.keys.adapters(name)) is not None:
         raise FailedPrecondition(
@@ -207,3 +233,96 @@ def _check_empty(name: str, view: View, context: Context) -> None:
 
 def _no_adapters(change: CreatePool | UpdatePool, context: Context) -> tuple[Compare, ...]:
     return tuple(absent(context.keys.adapter(change.name, model)) for model in change.base_models)
+
+
+def plan_confirm_removals(change: ConfirmRemovals, view: ReadSet, context: Context) -> Planned:
+    """The transaction that writes a confirmation into the pool's record; a lower one than before changes nothing.
+
+    Raises:
+        NotFound: there is no such pool.
+        Conflict: the etag is stale.
+        InvalidArgument: the revision is still to come; what nobody has seen, nobody can vouch for.
+        FailedPrecondition: the record cannot be read.
+    """
+    state = present_pool(view, context.keys, change.name, field="name")
+    check_etag(change.etag, state, field="etag")
+    if change.revision > view.revision:
+        message = f"etcd is at revision {view.revision}, so that there is no list at {change.revision} yet"
+        raise InvalidArgument(Reason.INVALID_FIELD, f"{message}; give the one that the replica names", field="revision")
+    before = state.record
+    revision = max(change.revision, before.removals_confirmed_revision)
+    same = revision == before.removals_confirmed_revision
+    wanted = before.model_copy(update={"removals_confirmed_revision": revision})
+    audit = AuditChange(kind="pool", name=wanted.name, before=shown(before), after=shown(wanted))
+    draft = TxnBuilder(
+        scope=wanted.name,
+        method="ConfirmRemovals",
+        compare=(mod_is(context.keys.pool(wanted.name), state.revision),),
+        success=() if same else (put_record(context.keys.pool(wanted.name), wanted.to_bytes(), field="pool"),),
+        audit=() if same else (audit,),
+        reply=ChangeReply(pool=wanted, etag=state.revision if same else None),
+    )
+    return finish(draft, view, context)
+
+
+def plan_drain(change: DrainReplica, view: ReadSet, context: Context) -> Planned:
+    """The transaction that orders a replica to drain, or to serve again.
+
+    Raises:
+        NotFound: there is no such pool, or no such replica lives in it.
+    """
+    keys, pool, name = context.keys, change.pool, change.name
+    presence, before = view.key(keys.replica(pool, name)), view.key(keys.drain(pool, name))
+    if presence is None:
+        present_pool(view, keys, pool)
+        message = f"no replica {name!r} lives in pool {pool!r}; loraplane get replicas lists those that do"
+        raise NotFound(Reason.REPLICA_NOT_FOUND, message, field="name")
+    order = DrainOrder(pool=pool, replica=name, drain=change.drain, at=context.at, by=context.caller.principal)
+    same = _is_so(change, presence, before)
+    key = keys.drain(pool, name)
+    told = AuditChange(kind="replica", name=name, before=_shown_order(before), after=shown(order))
+    draft = TxnBuilder(
+        scope=pool,
+        method="DrainReplica",
+        compare=(
+            mod_is(keys.replica(pool, name), presence.mod_revision),
+            mod_is(key, before.mod_revision if before is not None else 0),
+        ),
+        success=() if same else (Put(key, order.to_bytes(), presence.lease),),
+        audit=() if same else (told,),
+        reply=ChangeReply(etag=presence.mod_revision if same else None),
+    )
+    return finish(draft, view, context)
+
+
+def _is_so(change: DrainReplica, presence: KeyValue, before: KeyValue | None) -> bool:
+    """True if the order stands already, or the replica does by itself what it says.
+
+    An order under another lease was for a process that is gone, and goes with that; one that has just started may yet
+    read it.
+    """
+    leaving, order = _is_leaving(presence), None if before is None else _order(before)
+    if not change.drain:
+        return not leaving and (order is None or not order.drain)
+    if before is None or order is None or before.lease != presence.lease:
+        return leaving
+    return order.drain
+
+
+def _is_leaving(kv: KeyValue) -> bool:
+    presence = presence_of(kv.value)
+    return presence is not None and presence.leaving
+
+
+def _order(kv: KeyValue) -> DrainOrder | None:
+    try:
+        return DrainOrder.parse(kv.value)
+    except FailedPrecondition:
+        return None
+
+
+def _shown_order(kv: KeyValue | None) -> dict[str, object] | None:
+    if kv is None:
+        return None
+    order = _order(kv)
+    return snapshot_of(Damaged(kv.value, kv.mod_revision) if order is None else Present(order, kv.mod_revision))

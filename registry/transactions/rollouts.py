@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from registry.errors import Conflict, FailedPrecondition, Reason
 from registry.etcd3.ops import Range
-from registry.keys import Keys
+from registry.model.errors import Conflict, FailedPrecondition, Reason
+from registry.model.keys import Keys
 from registry.model.records import AdapterRecord, CanaryRollout, PoolSpec
 from registry.transactions.adapters import draft_of
+from registry.transactions.builder import Planned, finish
 from registry.transactions.changes import AbortRollout, HaltRollout, PromoteRollout, RolloutChange
-from registry.transactions.context import Context
-from registry.transactions.draft import Planned, finish, request_read
-from registry.transactions.steps import Step, put_step, rollout_step
-from registry.transactions.stored import Present, present_adapter, present_pool
-from registry.transactions.target import Target, check_etag
-from registry.transactions.view import View
+from registry.transactions.context import Context, StepTarget, check_etag
+from registry.transactions.decode import Present, ReadSet, present_adapter, present_pool
+from registry.transactions.steps import AdapterStep, put_step, rollout_step
 
 
-def rollout_reads(change: RolloutChange, keys: Keys, request_id: str) -> tuple[Range, ...]:
+def rollout_reads(change: RolloutChange, keys: Keys) -> tuple[Range, ...]:
     """What a change of a rollout is planned from."""
     records = (keys.pool(change.pool), keys.adapter(change.pool, change.name))
-    return (request_read(keys, request_id), *map(Range, records))
+    return tuple(map(Range, records))
 
 
-def plan_rollout(change: RolloutChange, view: View, context: Context) -> Planned:
+def plan_rollout(change: RolloutChange, view: ReadSet, context: Context) -> Planned:
     """The transaction of a change of a rollout.
 
     Raises:
@@ -63,8 +61,8 @@ def _running(record: AdapterRecord) -> CanaryRollout:
 
 
 def _step(
-    change: RolloutChange, running: CanaryRollout, target: Target, present: Present[AdapterRecord], context: Context
-) -> Step:
+    change: RolloutChange, running: CanaryRollout, target: StepTarget, present: Present[AdapterRecord], context: Context
+) -> AdapterStep:
     match change:
         case PromoteRollout():
             return rollout_step(target, present, None, context)
@@ -75,8 +73,8 @@ def _step(
     assert_never(change)
 
 
-def _target(change: RolloutChange, pool: PoolSpec, present: Present[AdapterRecord], view: View) -> Target:
-    return Target(
+def _target(change: RolloutChange, pool: PoolSpec, present: Present[AdapterRecord], view: ReadSet) -> StepTarget:
+    return StepTarget(
         pool=pool,
         name=present.record.name,
         etag=change.etag,

@@ -1,35 +1,55 @@
-"""What one change does to one adapter's record and history."""
+"""Steps of a change: one adapter's record and its history."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TypeVar, assert_never
 
-from registry.errors import AlreadyExists, FailedPrecondition, NotFound, Reason
 from registry.etcd3.ops import Compare, Delete, Op, Put
-from registry.model.base import Part
+from registry.model.errors import AlreadyExists, FailedPrecondition, NotFound, Reason
 from registry.model.names import check_not_base, tenant_of
 from registry.model.records import (
     MAX_GENERATION,
     AdapterOutcome,
     AdapterRecord,
     AdapterSpec,
+    AskedRetry,
     AuditChange,
     CanaryRollout,
+    RetiredRecord,
 )
+from registry.model.stored import MAX_RECORD_BYTES, Part
+from registry.transactions.builder import put_record
 from registry.transactions.canaries import rollout_of
-from registry.transactions.context import Context
-from registry.transactions.draft import put_record
-from registry.transactions.engine_kinds import check_engine_can
-from registry.transactions.history import retire_record, retire_value
-from registry.transactions.stored import Absent, Damaged, Present, shown, snapshot_of
-from registry.transactions.target import Target, adapter_key, as_it_stands, check_etag
+from registry.transactions.context import Context, StepTarget, adapter_key, as_it_stands, check_etag
+from registry.transactions.decode import Absent, Damaged, Present, shown, snapshot_of
+from registry.transactions.supported import check_engine_can
+
+HISTORY_KEPT = 10
+
+
+def retire_record(record: AdapterRecord, context: Context, *, deleted: bool) -> tuple[Op, ...]:
+    """Puts a record into history, and takes the one that is too old out of it."""
+    values = record.model_dump(by_alias=True)
+    retired = {"retired_by_request": context.caller.request_id, "deleted": deleted}
+    value = RetiredRecord.model_validate(values | retired).to_bytes()
+    return retire_value(record.pool, record.name, record.generation, value, context)
+
+
+def retire_value(pool: str, name: str, generation: int, value: bytes, context: Context) -> tuple[Op, ...]:
+    """As `retire_record`, for a value that cannot be read: it is kept as it is, if perhaps cut off."""
+    keys = context.keys
+    put = Put(keys.history(pool, name, generation), value[:MAX_RECORD_BYTES])
+    if generation <= HISTORY_KEPT:
+        return (put,)
+    return put, Delete(keys.history(pool, name, generation - HISTORY_KEPT))
+
 
 PartT = TypeVar("PartT", bound=Part)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AdapterStep:
     """A part of a transaction. `count` is what it adds to its tenant's counter; `audit` None: it changes nothing."""
 
     tenant: str
@@ -40,11 +60,13 @@ class Step:
     audit: AuditChange | None
 
 
-def put_step(target: Target, spec: AdapterSpec, context: Context, *, goes_on: bool) -> Step:
+def put_step(
+    target: StepTarget, spec: AdapterSpec, context: Context, *, goes_on: bool, retry: AskedRetry | None = None
+) -> AdapterStep:
     """Makes an adapter have a spec.
 
     `goes_on`: what this release does not know of the present spec stays in it, and new weights come to the replicas as
-    the spec's strategy says. Otherwise it is for all replicas at once.
+    the spec's strategy says. Otherwise it is for all replicas at once. `retry`: asked for where the spec is the same.
 
     Raises:
         Conflict: the etag is stale.
@@ -58,7 +80,10 @@ def put_step(target: Target, spec: AdapterSpec, context: Context, *, goes_on: bo
     check_etag(target.etag, target.state, field=target.etag_field)
     match target.state:
         case Present() as present:
-            return _replace(target, present, spec, context, goes_on=goes_on)
+            step = _replace(target, present, spec, context, goes_on=goes_on)
+            if retry is None or step.outcome.outcome != "unchanged":
+                return step
+            return _update(target, present.record.model_copy(update={"retry": retry}), (), context)
         case Damaged() as damaged:
             return _repair(target, damaged, spec, context)
         case Absent() as gone:
@@ -66,7 +91,7 @@ def put_step(target: Target, spec: AdapterSpec, context: Context, *, goes_on: bo
     assert_never(target.state)
 
 
-def _check_pinned(target: Target, spec: AdapterSpec) -> None:
+def _check_pinned(target: StepTarget, spec: AdapterSpec) -> None:
     if target.pool.limits.require_digest and spec.source.digest is None:
         raise FailedPrecondition(
             Reason.DIGEST_REQUIRED,
@@ -75,7 +100,7 @@ def _check_pinned(target: Target, spec: AdapterSpec) -> None:
         )
 
 
-def remove_step(target: Target, context: Context) -> Step:
+def remove_step(target: StepTarget, context: Context) -> AdapterStep:
     """Deletes an adapter; history keeps it.
 
     Raises:
@@ -84,7 +109,7 @@ def remove_step(target: Target, context: Context) -> Step:
     """
     check_etag(target.etag, target.state, field=target.etag_field)
     outcome, retire = _removed(target, context)
-    return Step(
+    return AdapterStep(
         tenant=tenant_of(target.name),
         count=-1,
         compare=as_it_stands(target, context.keys),
@@ -94,7 +119,7 @@ def remove_step(target: Target, context: Context) -> Step:
     )
 
 
-def _removed(target: Target, context: Context) -> tuple[AdapterOutcome, tuple[Op, ...]]:
+def _removed(target: StepTarget, context: Context) -> tuple[AdapterOutcome, tuple[Op, ...]]:
     match target.state:
         case Present(record=record, revision=revision):
             outcome = AdapterOutcome(outcome="deleted", name=record.name, record=record, etag=revision)
@@ -111,9 +136,9 @@ def _removed(target: Target, context: Context) -> tuple[AdapterOutcome, tuple[Op
     assert_never(target.state)
 
 
-def _create(target: Target, gone: Absent, spec: AdapterSpec, context: Context) -> Step:
+def _create(target: StepTarget, gone: Absent, spec: AdapterSpec, context: Context) -> AdapterStep:
     record = _new_record(target, spec, gone.last_generation + 1, context)
-    return Step(
+    return AdapterStep(
         tenant=record.tenant,
         count=1,
         compare=as_it_stands(target, context.keys),
@@ -123,15 +148,15 @@ def _create(target: Target, gone: Absent, spec: AdapterSpec, context: Context) -
     )
 
 
-def _repair(target: Target, damaged: Damaged, spec: AdapterSpec, context: Context) -> Step:
+def _repair(target: StepTarget, damaged: Damaged, spec: AdapterSpec, context: Context) -> AdapterStep:
     record = _new_record(target, spec, damaged.generation + 1, context)
     retire = retire_value(target.pool.name, target.name, damaged.generation, damaged.value, context)
     return _update(target, record, retire, context)
 
 
 def _replace(
-    target: Target, present: Present[AdapterRecord], spec: AdapterSpec, context: Context, *, goes_on: bool
-) -> Step:
+    target: StepTarget, present: Present[AdapterRecord], spec: AdapterSpec, context: Context, *, goes_on: bool
+) -> AdapterStep:
     record = present.record
     _check_case(target, record)
     wanted = carry_unknown(record.spec, spec) if goes_on else spec
@@ -145,14 +170,15 @@ def _replace(
             "updated_by": context.caller.principal,
             "request_id": context.caller.request_id,
             "rollout": rollout_of(record, wanted) if goes_on else None,
+            "retry": None,
         }
     )
     return _update(target, changed, retire_record(record, context, deleted=False), context)
 
 
 def rollout_step(
-    target: Target, present: Present[AdapterRecord], rollout: CanaryRollout | None, context: Context
-) -> Step:
+    target: StepTarget, present: Present[AdapterRecord], rollout: CanaryRollout | None, context: Context
+) -> AdapterStep:
     """Changes how far a generation is meant to get. It stays the same generation, so history has nothing to keep.
 
     Raises:
@@ -163,10 +189,10 @@ def rollout_step(
     return _update(target, present.record.model_copy(update={"rollout": rollout}), (), context)
 
 
-def keep_step(target: Target, present: Present[AdapterRecord], context: Context) -> Step:
+def keep_step(target: StepTarget, present: Present[AdapterRecord], context: Context) -> AdapterStep:
     """Leaves an adapter as it is."""
     record = present.record
-    return Step(
+    return AdapterStep(
         tenant=record.tenant,
         count=0,
         compare=as_it_stands(target, context.keys),
@@ -176,8 +202,8 @@ def keep_step(target: Target, present: Present[AdapterRecord], context: Context)
     )
 
 
-def _update(target: Target, record: AdapterRecord, retire: tuple[Op, ...], context: Context) -> Step:
-    return Step(
+def _update(target: StepTarget, record: AdapterRecord, retire: tuple[Op, ...], context: Context) -> AdapterStep:
+    return AdapterStep(
         tenant=tenant_of(target.name),
         count=0,
         compare=as_it_stands(target, context.keys),
@@ -187,7 +213,7 @@ def _update(target: Target, record: AdapterRecord, retire: tuple[Op, ...], conte
     )
 
 
-def _new_record(target: Target, spec: AdapterSpec, generation: int, context: Context) -> AdapterRecord:
+def _new_record(target: StepTarget, spec: AdapterSpec, generation: int, context: Context) -> AdapterRecord:
     return AdapterRecord(
         name=target.name,
         pool=target.pool.name,
@@ -208,7 +234,7 @@ def _checked(generation: int) -> int:
     return generation
 
 
-def _check_case(target: Target, record: AdapterRecord) -> None:
+def _check_case(target: StepTarget, record: AdapterRecord) -> None:
     if record.name != target.name:
         raise AlreadyExists(
             Reason.ADAPTER_EXISTS,
@@ -218,11 +244,11 @@ def _check_case(target: Target, record: AdapterRecord) -> None:
         )
 
 
-def _put(target: Target, record: AdapterRecord, context: Context) -> Put:
+def _put(target: StepTarget, record: AdapterRecord, context: Context) -> Put:
     return put_record(adapter_key(target, context.keys), record.to_bytes(), field=target.spec_field)
 
 
-def _audit(target: Target, after: AdapterRecord | None) -> AuditChange:
+def _audit(target: StepTarget, after: AdapterRecord | None) -> AuditChange:
     name = target.state.record.name if isinstance(target.state, Present) else target.name
     return AuditChange(
         kind="adapter", name=name, before=snapshot_of(target.state), after=shown(after) if after else None

@@ -1,13 +1,41 @@
-"""What this release's sidecars cannot do yet, in one table. A later release lifts a line by deleting it."""
+"""Refusals of what sidecars or a pool's engine cannot do. Pure.
+
+A later release lifts a line of a table by deleting it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from registry.errors import InvalidArgument, Reason
-from registry.model.records import AdapterSpec, Placement
-from registry.transactions.source_check import check_source
+from registry.model.errors import InvalidArgument, Reason
+from registry.model.records import AdapterSpec, EngineKind, Placement, PoolSpec
+from registry.model.source_uri import SourceUriError, parse_source, scheme_of
+
+_FILE_REMEDY = "write file:///absolute/path, without a query or fragment (? is %3F, # is %23)"
+
+
+def check_source(spec: AdapterSpec, *, field: str) -> None:
+    """Raises InvalidArgument unless sidecars can read the form of the source's URI. Repeats nothing that is secret."""
+    uri_field = f"{field}.source.uri"
+    try:
+        scheme = scheme_of(spec.source.uri)
+    except SourceUriError as error:
+        raise InvalidArgument(Reason.UNSUPPORTED, str(error), field=uri_field) from None
+    try:
+        _check_form(scheme, spec.source.uri)
+    except SourceUriError as error:
+        raise InvalidArgument(Reason.INVALID_FIELD, str(error), field=uri_field) from None
+    if spec.credentials is not None and scheme == "file":
+        message = "a file:// source takes no credential; leave it out"
+        raise InvalidArgument(Reason.UNSUPPORTED, message, field=f"{field}.credentials")
+
+
+def _check_form(scheme: str, uri: str) -> None:
+    if scheme != "file":
+        parse_source(uri)
+    elif not uri.startswith("file:///") or "?" in uri or "#" in uri:
+        raise SourceUriError(_FILE_REMEDY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +67,55 @@ def check_supported(spec: AdapterSpec, *, field: str) -> None:
     for entry in UNSUPPORTED:
         if entry.asked(spec):
             raise InvalidArgument(Reason.UNSUPPORTED, entry.remedy, field=f"{field}.{entry.field}")
+
+
+@dataclass(frozen=True, slots=True)
+class Unable:
+    """A field of the spec, the pools whose engines cannot do what it asks for, and what to write instead."""
+
+    field: str
+    pools: Callable[[PoolSpec], bool]
+    asked: Callable[[AdapterSpec], bool]
+    remedy: str
+
+
+# They answer every request with the one adapter that they have.
+ONE_ADAPTER: frozenset[EngineKind] = frozenset({"axolotl"})
+UNABLE = (
+    Unable(
+        "load",
+        lambda pool: pool.engine in {"sglang", "pegainfer", "dynamo", "axolotl"},
+        lambda spec: spec.load == "lazy",
+        "are {pool.engine}, and have nothing that asks for an adapter when a request names it; use eager",
+    ),
+    Unable(
+        "load",
+        lambda pool: pool.engine_names == "versioned",
+        lambda spec: spec.load == "lazy",
+        "have versioned names, by which a lazy adapter is not found; use eager, or a pool with plain names",
+    ),
+    Unable(
+        "placement",
+        lambda pool: pool.engine in ONE_ADAPTER,
+        lambda spec: spec.placement.replicas != "all" or bool(spec.placement.selector),
+        "are {pool.engine}, which answers for an adapter that it does not have from the base model; place it on all",
+    ),
+)
+
+
+def check_engine_can(pool: PoolSpec, spec: AdapterSpec, *, field: str) -> None:
+    """Raises InvalidArgument if the spec asks for what the pool's engines cannot do."""
+    for entry in UNABLE:
+        if entry.pools(pool) and entry.asked(spec):
+            message = f"the engines of pool {pool.name!r} {entry.remedy.format(pool=pool)}"
+            raise InvalidArgument(Reason.UNSUPPORTED, message, field=f"{field}.{entry.field}")
+
+
+def check_engine_names(pool: PoolSpec) -> None:
+    """Raises InvalidArgument if versioned names cannot work: a new generation is loaded beside the old one."""
+    if pool.engine_names == "versioned" and pool.engine in ONE_ADAPTER:
+        message = f"{pool.engine} has one adapter at a time, so no generation can be loaded beside another; use plain"
+        raise InvalidArgument(Reason.UNSUPPORTED, message, field="pool.engine_names")
+    if pool.engine_names == "versioned" and pool.limits.max_adapters == 1:
+        message = "versioned names need room for one adapter more than is served: raise max_adapters, or use plain"
+        raise InvalidArgument(Reason.INVALID_FIELD, message, field="pool.engine_names")

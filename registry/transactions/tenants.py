@@ -6,17 +6,15 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from registry.errors import FailedPrecondition, Reason, ResourceExhausted
 from registry.etcd3.ops import Compare, Put, Range, mod_is
-from registry.keys import Keys
+from registry.model.errors import FailedPrecondition, Reason, ResourceExhausted
+from registry.model.keys import Keys
 from registry.model.records import AuditChange, ChangeReply, TenantRecord
+from registry.transactions.builder import Planned, TxnBuilder, finish, put_record
 from registry.transactions.changes import SetTenant
-from registry.transactions.context import Context
-from registry.transactions.draft import Draft, Planned, finish, put_record, request_read
-from registry.transactions.steps import Step
-from registry.transactions.stored import Absent, Present, shown, snapshot_of, stored_tenant
-from registry.transactions.target import check_etag
-from registry.transactions.view import View
+from registry.transactions.context import Context, check_etag
+from registry.transactions.decode import Absent, Present, ReadSet, shown, snapshot_of, stored_tenant
+from registry.transactions.steps import AdapterStep
 
 TENANT_SCOPE = "_"
 
@@ -29,7 +27,7 @@ class Count:
     put: Put
 
 
-def count_all(steps: Iterable[Step], view: View, context: Context) -> dict[str, Count]:
+def count_all(steps: Iterable[AdapterStep], view: ReadSet, context: Context) -> dict[str, Count]:
     """The counters that the steps change, by tenant.
 
     Raises:
@@ -42,7 +40,7 @@ def count_all(steps: Iterable[Step], view: View, context: Context) -> dict[str, 
     return {tenant: _count(tenant, count, view, context) for tenant, count in added.items() if count}
 
 
-def _count(tenant: str, added: int, view: View, context: Context) -> Count:
+def _count(tenant: str, added: int, view: ReadSet, context: Context) -> Count:
     state = stored_tenant(view, context.keys, tenant)
     record = _record(state, tenant)
     # What was written past us was never counted, so deleting it may not drive the counter below zero.
@@ -71,12 +69,12 @@ def _over_quota(record: TenantRecord, added: int) -> ResourceExhausted:
     )
 
 
-def tenant_reads(change: SetTenant, keys: Keys, request_id: str) -> tuple[Range, ...]:
+def tenant_reads(change: SetTenant, keys: Keys) -> tuple[Range, ...]:
     """What the setting of a quota is planned from."""
-    return (request_read(keys, request_id), Range(keys.tenant(change.name)))
+    return (Range(keys.tenant(change.name)),)
 
 
-def plan_set_tenant(change: SetTenant, view: View, context: Context) -> Planned:
+def plan_set_tenant(change: SetTenant, view: ReadSet, context: Context) -> Planned:
     """The transaction that sets a quota.
 
     Raises:
@@ -93,11 +91,11 @@ def plan_set_tenant(change: SetTenant, view: View, context: Context) -> Planned:
     return finish(draft, view, context)
 
 
-def _tenant_draft(state: Present[TenantRecord] | Absent, wanted: TenantRecord, context: Context) -> Draft:
+def _tenant_draft(state: Present[TenantRecord] | Absent, wanted: TenantRecord, context: Context) -> TxnBuilder:
     key = context.keys.tenant(wanted.name)
     same = isinstance(state, Present) and state.record == wanted
     change = AuditChange(kind="tenant", name=wanted.name, before=snapshot_of(state), after=shown(wanted))
-    return Draft(
+    return TxnBuilder(
         scope=TENANT_SCOPE,
         method="SetTenant",
         compare=(mod_is(key, state.revision),),

@@ -45,17 +45,19 @@ class Strategy(_message.Message):
     def __init__(self, canary_replicas: _Optional[str] = ..., promote: _Optional[str] = ..., max_failures: _Optional[int] = ..., soak_seconds: _Optional[int] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("remap", "vision", "dora")
+    __slots__ = ("remap", "vision", "dora", "drop")
     REMAP_FIELD_NUMBER: _ClassVar[int]
     VISION_FIELD_NUMBER: _ClassVar[int]
     DORA_FIELD_NUMBER: _ClassVar[int]
+    DROP_FIELD_NUMBER: _ClassVar[int]
     remap: str
     vision: str
     dora: str
-    def __init__(self, remap: _Optional[str] = ..., vision: _Optional[str] = ..., dora: _Optional[str] = ...) -> None: ...
+    drop: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, remap: _Optional[str] = ..., vision: _Optional[str] = ..., dora: _Optional[str] = ..., drop: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AdapterSpec(_message.Message):
-    __slots__ = ("source", "base_model", "load", "priority", "placement", "prepare", "credentials", "labels", "strategy")
+    __slots__ = ("source", "base_model", "load", "priority", "placement", "prepare", "credentials", "labels", "strategy", "description")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +74,7 @@ class AdapterSpec(_message.Message):
     CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     source: Source
     base_model: str
     load: str
@@ -81,7 +84,8 @@ class AdapterSpec(_message.Message):
     credentials: str
     labels: _containers.ScalarMap[str, str]
     strategy: Strategy
-    def __init__(self, source: _Optional[_Union[Source, _Mapping]] = ..., base_model: _Optional[str] = ..., load: _Optional[str] = ..., priority: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., credentials: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., strategy: _Optional[_Union[Strategy, _Mapping]] = ...) -> None: ...
+    description: str
+    def __init__(self, source: _Optional[_Union[Source, _Mapping]] = ..., base_model: _Optional[str] = ..., load: _Optional[str] = ..., priority: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., credentials: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., strategy: _Optional[_Union[Strategy, _Mapping]] = ..., description: _Optional[str] = ...) -> None: ...
 
 class CanaryRollout(_message.Message):
     __slots__ = ("stable_generation", "stable_spec", "halted")
@@ -128,16 +132,20 @@ class AdapterChange(_message.Message):
     def __init__(self, upsert: _Optional[_Union[Adapter, _Mapping]] = ..., delete: _Optional[str] = ..., etag: _Optional[str] = ...) -> None: ...
 
 class ApplyAdaptersRequest(_message.Message):
-    __slots__ = ("pool", "changes", "validate_only", "request_id")
+    __slots__ = ("pool", "changes", "validate_only", "request_id", "retry", "retry_replica")
     POOL_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    RETRY_FIELD_NUMBER: _ClassVar[int]
+    RETRY_REPLICA_FIELD_NUMBER: _ClassVar[int]
     pool: str
     changes: _containers.RepeatedCompositeFieldContainer[AdapterChange]
     validate_only: bool
     request_id: str
-    def __init__(self, pool: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[AdapterChange, _Mapping]]] = ..., validate_only: bool = ..., request_id: _Optional[str] = ...) -> None: ...
+    retry: bool
+    retry_replica: str
+    def __init__(self, pool: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[AdapterChange, _Mapping]]] = ..., validate_only: bool = ..., request_id: _Optional[str] = ..., retry: bool = ..., retry_replica: _Optional[str] = ...) -> None: ...
 
 class AdapterResult(_message.Message):
     __slots__ = ("outcome", "adapter")
@@ -306,7 +314,7 @@ class AbortRolloutRequest(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ..., generation: _Optional[int] = ..., etag: _Optional[str] = ..., validate_only: bool = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class RolloutReplica(_message.Message):
-    __slots__ = ("replica", "state", "reason", "message", "canary", "generation")
+    __slots__ = ("replica", "state", "reason", "message", "canary", "generation", "serving_generation")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[RolloutReplica.State]
@@ -325,13 +333,15 @@ class RolloutReplica(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     CANARY_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SERVING_GENERATION_FIELD_NUMBER: _ClassVar[int]
     replica: str
     state: RolloutReplica.State
     reason: str
     message: str
     canary: bool
     generation: int
-    def __init__(self, replica: _Optional[str] = ..., state: _Optional[_Union[RolloutReplica.State, str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., canary: bool = ..., generation: _Optional[int] = ...) -> None: ...
+    serving_generation: int
+    def __init__(self, replica: _Optional[str] = ..., state: _Optional[_Union[RolloutReplica.State, str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., canary: bool = ..., generation: _Optional[int] = ..., serving_generation: _Optional[int] = ...) -> None: ...
 
 class Rollout(_message.Message):
     __slots__ = ("name", "generation", "replicas", "done", "failure", "waiting", "canary", "note")
@@ -362,7 +372,7 @@ class WatchResidencyRequest(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class Residence(_message.Message):
-    __slots__ = ("replica", "engine_url", "labels", "model", "generation", "state", "reason", "loaded", "last_used")
+    __slots__ = ("replica", "engine_url", "labels", "model", "generation", "state", "reason", "loaded", "last_used", "wanted_generation", "wanted_state", "wanted_reason")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -379,6 +389,9 @@ class Residence(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
     LAST_USED_FIELD_NUMBER: _ClassVar[int]
+    WANTED_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    WANTED_STATE_FIELD_NUMBER: _ClassVar[int]
+    WANTED_REASON_FIELD_NUMBER: _ClassVar[int]
     replica: str
     engine_url: str
     labels: _containers.ScalarMap[str, str]
@@ -388,7 +401,10 @@ class Residence(_message.Message):
     reason: str
     loaded: bool
     last_used: str
-    def __init__(self, replica: _Optional[str] = ..., engine_url: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., model: _Optional[str] = ..., generation: _Optional[int] = ..., state: _Optional[_Union[RolloutReplica.State, str]] = ..., reason: _Optional[str] = ..., loaded: bool = ..., last_used: _Optional[str] = ...) -> None: ...
+    wanted_generation: int
+    wanted_state: RolloutReplica.State
+    wanted_reason: str
+    def __init__(self, replica: _Optional[str] = ..., engine_url: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., model: _Optional[str] = ..., generation: _Optional[int] = ..., state: _Optional[_Union[RolloutReplica.State, str]] = ..., reason: _Optional[str] = ..., loaded: bool = ..., last_used: _Optional[str] = ..., wanted_generation: _Optional[int] = ..., wanted_state: _Optional[_Union[RolloutReplica.State, str]] = ..., wanted_reason: _Optional[str] = ...) -> None: ...
 
 class AdapterResidency(_message.Message):
     __slots__ = ("name", "generation", "load", "replicas", "note")
@@ -419,18 +435,24 @@ class WatchResidencyResponse(_message.Message):
     def __init__(self, revision: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[AdapterResidency, _Mapping]]] = ..., gone: _Optional[_Iterable[str]] = ..., snapshot: bool = ..., more: bool = ...) -> None: ...
 
 class PoolLimits(_message.Message):
-    __slots__ = ("max_rank", "max_adapters", "target_modules", "require_signature", "require_digest")
+    __slots__ = ("max_rank", "max_adapters", "target_modules", "require_signature", "require_digest", "engine_hosts", "expected_replicas", "prove")
     MAX_RANK_FIELD_NUMBER: _ClassVar[int]
     MAX_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     TARGET_MODULES_FIELD_NUMBER: _ClassVar[int]
     REQUIRE_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     REQUIRE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    PROVE_FIELD_NUMBER: _ClassVar[int]
     max_rank: int
     max_adapters: int
     target_modules: _containers.RepeatedScalarFieldContainer[str]
     require_signature: bool
     require_digest: bool
-    def __init__(self, max_rank: _Optional[int] = ..., max_adapters: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., require_signature: bool = ..., require_digest: bool = ...) -> None: ...
+    engine_hosts: _containers.RepeatedScalarFieldContainer[str]
+    expected_replicas: int
+    prove: str
+    def __init__(self, max_rank: _Optional[int] = ..., max_adapters: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., require_signature: bool = ..., require_digest: bool = ..., engine_hosts: _Optional[_Iterable[str]] = ..., expected_replicas: _Optional[int] = ..., prove: _Optional[str] = ...) -> None: ...
 
 class BaseModule(_message.Message):
     __slots__ = ("pattern", "outputs", "inputs")
@@ -442,15 +464,49 @@ class BaseModule(_message.Message):
     inputs: int
     def __init__(self, pattern: _Optional[str] = ..., outputs: _Optional[int] = ..., inputs: _Optional[int] = ...) -> None: ...
 
+class Rename(_message.Message):
+    __slots__ = ("old", "new")
+    OLD_FIELD_NUMBER: _ClassVar[int]
+    NEW_FIELD_NUMBER: _ClassVar[int]
+    old: str
+    new: str
+    def __init__(self, old: _Optional[str] = ..., new: _Optional[str] = ...) -> None: ...
+
+class EngineEvidence(_message.Message):
+    __slots__ = ("engine", "architecture", "applied", "taken", "parts", "beginnings", "ends")
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    BEGINNINGS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    engine: str
+    architecture: str
+    applied: _containers.RepeatedScalarFieldContainer[str]
+    taken: _containers.RepeatedScalarFieldContainer[str]
+    parts: _containers.RepeatedCompositeFieldContainer[Rename]
+    beginnings: _containers.RepeatedCompositeFieldContainer[Rename]
+    ends: _containers.RepeatedCompositeFieldContainer[Rename]
+    def __init__(self, engine: _Optional[str] = ..., architecture: _Optional[str] = ..., applied: _Optional[_Iterable[str]] = ..., taken: _Optional[_Iterable[str]] = ..., parts: _Optional[_Iterable[_Union[Rename, _Mapping]]] = ..., beginnings: _Optional[_Iterable[_Union[Rename, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[Rename, _Mapping]]] = ...) -> None: ...
+
 class BaseShapes(_message.Message):
-    __slots__ = ("modules", "fingerprint", "names")
+    __slots__ = ("modules", "fingerprint", "names", "architecture", "tied", "head_size", "evidence")
     MODULES_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
+    ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
+    TIED_FIELD_NUMBER: _ClassVar[int]
+    HEAD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     modules: _containers.RepeatedCompositeFieldContainer[BaseModule]
     fingerprint: str
     names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, modules: _Optional[_Iterable[_Union[BaseModule, _Mapping]]] = ..., fingerprint: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+    architecture: str
+    tied: bool
+    head_size: int
+    evidence: EngineEvidence
+    def __init__(self, modules: _Optional[_Iterable[_Union[BaseModule, _Mapping]]] = ..., fingerprint: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ..., architecture: _Optional[str] = ..., tied: bool = ..., head_size: _Optional[int] = ..., evidence: _Optional[_Union[EngineEvidence, _Mapping]] = ...) -> None: ...
 
 class Pool(_message.Message):
     __slots__ = ("name", "base_models", "limits", "etag", "removals_confirmed_revision", "base", "engine", "engine_names")
@@ -515,62 +571,40 @@ class GetPoolRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class ListPoolsRequest(_message.Message):
-    __slots__ = ("page_size", "page_token")
+    __slots__ = ("page_size", "page_token", "show_unknown")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SHOW_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    show_unknown: bool
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., show_unknown: bool = ...) -> None: ...
 
 class ListPoolsResponse(_message.Message):
-    __slots__ = ("pools", "next_page_token", "unreadable")
+    __slots__ = ("pools", "next_page_token", "unreadable", "admin_version", "admin_insecure", "unknown")
     POOLS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     UNREADABLE_FIELD_NUMBER: _ClassVar[int]
+    ADMIN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ADMIN_INSECURE_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     pools: _containers.RepeatedCompositeFieldContainer[Pool]
     next_page_token: str
     unreadable: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., unreadable: _Optional[_Iterable[str]] = ...) -> None: ...
+    admin_version: str
+    admin_insecure: _containers.RepeatedScalarFieldContainer[str]
+    unknown: _containers.RepeatedCompositeFieldContainer[UnknownPool]
+    def __init__(self, pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., unreadable: _Optional[_Iterable[str]] = ..., admin_version: _Optional[str] = ..., admin_insecure: _Optional[_Iterable[str]] = ..., unknown: _Optional[_Iterable[_Union[UnknownPool, _Mapping]]] = ...) -> None: ...
 
-class BreakGlassDeleteRequest(_message.Message):
-    __slots__ = ("pool", "name", "etag", "request_id")
-    POOL_FIELD_NUMBER: _ClassVar[int]
+class UnknownPool(_message.Message):
+    __slots__ = ("name", "replicas", "names")
     NAME_FIELD_NUMBER: _ClassVar[int]
-    ETAG_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    pool: str
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
     name: str
-    etag: str
-    request_id: str
-    def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ..., etag: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
-
-class Removal(_message.Message):
-    __slots__ = ("pool", "name", "record", "revision", "removed_at", "removed_by", "left_undone")
-    POOL_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    RECORD_FIELD_NUMBER: _ClassVar[int]
-    REVISION_FIELD_NUMBER: _ClassVar[int]
-    REMOVED_AT_FIELD_NUMBER: _ClassVar[int]
-    REMOVED_BY_FIELD_NUMBER: _ClassVar[int]
-    LEFT_UNDONE_FIELD_NUMBER: _ClassVar[int]
-    pool: str
-    name: str
-    record: str
-    revision: int
-    removed_at: str
-    removed_by: str
-    left_undone: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ..., record: _Optional[str] = ..., revision: _Optional[int] = ..., removed_at: _Optional[str] = ..., removed_by: _Optional[str] = ..., left_undone: _Optional[_Iterable[str]] = ...) -> None: ...
-
-class SettleRemovalRequest(_message.Message):
-    __slots__ = ("removal", "request_id", "validate_only")
-    REMOVAL_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
-    removal: Removal
-    request_id: str
-    validate_only: bool
-    def __init__(self, removal: _Optional[_Union[Removal, _Mapping]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
+    replicas: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., replicas: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DeletePoolRequest(_message.Message):
     __slots__ = ("name", "etag", "request_id", "validate_only")
@@ -591,7 +625,7 @@ class DeletePoolResponse(_message.Message):
     def __init__(self, revision: _Optional[int] = ...) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("name", "pool", "labels", "incarnation", "status_json", "started_at")
+    __slots__ = ("name", "pool", "labels", "incarnation", "status_json", "started_at", "version", "leaving", "engine_url", "host", "withheld_engine_url")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -605,13 +639,23 @@ class Replica(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATUS_JSON_FIELD_NUMBER: _ClassVar[int]
     STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_URL_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    WITHHELD_ENGINE_URL_FIELD_NUMBER: _ClassVar[int]
     name: str
     pool: str
     labels: _containers.ScalarMap[str, str]
     incarnation: str
     status_json: str
     started_at: str
-    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., incarnation: _Optional[str] = ..., status_json: _Optional[str] = ..., started_at: _Optional[str] = ...) -> None: ...
+    version: str
+    leaving: bool
+    engine_url: str
+    host: str
+    withheld_engine_url: str
+    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., incarnation: _Optional[str] = ..., status_json: _Optional[str] = ..., started_at: _Optional[str] = ..., version: _Optional[str] = ..., leaving: bool = ..., engine_url: _Optional[str] = ..., host: _Optional[str] = ..., withheld_engine_url: _Optional[str] = ...) -> None: ...
 
 class ListReplicasRequest(_message.Message):
     __slots__ = ("pool", "page_size", "page_token")
@@ -624,12 +668,45 @@ class ListReplicasRequest(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListReplicasResponse(_message.Message):
-    __slots__ = ("replicas", "next_page_token")
+    __slots__ = ("replicas", "next_page_token", "missing")
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
     replicas: _containers.RepeatedCompositeFieldContainer[Replica]
     next_page_token: str
-    def __init__(self, replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    missing: _containers.RepeatedCompositeFieldContainer[MissingReplica]
+    def __init__(self, replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[MissingReplica, _Mapping]]] = ...) -> None: ...
+
+class MissingReplica(_message.Message):
+    __slots__ = ("name", "labels", "last_seen")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEEN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    labels: _containers.ScalarMap[str, str]
+    last_seen: str
+    def __init__(self, name: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., last_seen: _Optional[str] = ...) -> None: ...
+
+class ForgetReplicaRequest(_message.Message):
+    __slots__ = ("pool", "name", "validate_only")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    name: str
+    validate_only: bool
+    def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
+
+class ForgetReplicaResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class GetReplicaRequest(_message.Message):
     __slots__ = ("pool", "name")
@@ -638,6 +715,28 @@ class GetReplicaRequest(_message.Message):
     pool: str
     name: str
     def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class DrainReplicaRequest(_message.Message):
+    __slots__ = ("pool", "name", "undrain", "request_id", "validate_only")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UNDRAIN_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    name: str
+    undrain: bool
+    request_id: str
+    validate_only: bool
+    def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ..., undrain: bool = ..., request_id: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
+
+class DrainReplicaResponse(_message.Message):
+    __slots__ = ("changed", "revision")
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    changed: bool
+    revision: int
+    def __init__(self, changed: bool = ..., revision: _Optional[int] = ...) -> None: ...
 
 class Tenant(_message.Message):
     __slots__ = ("name", "max_adapters", "adapters", "etag")
@@ -678,3 +777,125 @@ class ListTenantsResponse(_message.Message):
     next_page_token: str
     unreadable: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., unreadable: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RepairTenantRequest(_message.Message):
+    __slots__ = ("name", "request_id", "validate_only")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    request_id: str
+    validate_only: bool
+    def __init__(self, name: _Optional[str] = ..., request_id: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
+
+class RepairTenantResponse(_message.Message):
+    __slots__ = ("tenant", "retired", "changed", "revision")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    tenant: Tenant
+    retired: _containers.RepeatedCompositeFieldContainer[Adapter]
+    changed: bool
+    revision: int
+    def __init__(self, tenant: _Optional[_Union[Tenant, _Mapping]] = ..., retired: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., changed: bool = ..., revision: _Optional[int] = ...) -> None: ...
+
+class ReadBackupRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class StoredRecord(_message.Message):
+    __slots__ = ("key", "value", "etag")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: bytes
+    etag: str
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ..., etag: _Optional[str] = ...) -> None: ...
+
+class ReadBackupResponse(_message.Message):
+    __slots__ = ("records", "next_page_token", "revision")
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    records: _containers.RepeatedCompositeFieldContainer[StoredRecord]
+    next_page_token: str
+    revision: int
+    def __init__(self, records: _Optional[_Iterable[_Union[StoredRecord, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class RestoreHistoryRequest(_message.Message):
+    __slots__ = ("pool", "name", "generations", "last", "request_id", "validate_only")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    name: str
+    generations: _containers.RepeatedScalarFieldContainer[bytes]
+    last: bytes
+    request_id: str
+    validate_only: bool
+    def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ..., generations: _Optional[_Iterable[bytes]] = ..., last: _Optional[bytes] = ..., request_id: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
+
+class RestoreHistoryResponse(_message.Message):
+    __slots__ = ("changed", "revision")
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    changed: bool
+    revision: int
+    def __init__(self, changed: bool = ..., revision: _Optional[int] = ...) -> None: ...
+
+class ListChangesRequest(_message.Message):
+    __slots__ = ("pool", "since", "page_size", "page_token")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    since: str
+    page_size: int
+    page_token: str
+    def __init__(self, pool: _Optional[str] = ..., since: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class RecordedChange(_message.Message):
+    __slots__ = ("at", "principal", "role", "request_id", "method", "kind", "name", "action", "generation", "fields", "note")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    at: str
+    principal: str
+    role: str
+    request_id: str
+    method: str
+    kind: str
+    name: str
+    action: str
+    generation: int
+    fields: _containers.RepeatedScalarFieldContainer[str]
+    note: str
+    def __init__(self, at: _Optional[str] = ..., principal: _Optional[str] = ..., role: _Optional[str] = ..., request_id: _Optional[str] = ..., method: _Optional[str] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., action: _Optional[str] = ..., generation: _Optional[int] = ..., fields: _Optional[_Iterable[str]] = ..., note: _Optional[str] = ...) -> None: ...
+
+class ListChangesResponse(_message.Message):
+    __slots__ = ("changes", "next_page_token", "unreadable")
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
+    changes: _containers.RepeatedCompositeFieldContainer[RecordedChange]
+    next_page_token: str
+    unreadable: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, changes: _Optional[_Iterable[_Union[RecordedChange, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., unreadable: _Optional[_Iterable[str]] = ...) -> None: ...

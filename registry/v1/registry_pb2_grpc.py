@@ -114,16 +114,6 @@ class AdapterRegistryStub(object):
                 request_serializer=registry_dot_v1_dot_registry__pb2.DeletePoolRequest.SerializeToString,
                 response_deserializer=registry_dot_v1_dot_registry__pb2.DeletePoolResponse.FromString,
                 _registered_method=True)
-        self.BreakGlassDelete = channel.unary_unary(
-                '/registry.v1.AdapterRegistry/BreakGlassDelete',
-                request_serializer=registry_dot_v1_dot_registry__pb2.BreakGlassDeleteRequest.SerializeToString,
-                response_deserializer=registry_dot_v1_dot_registry__pb2.Removal.FromString,
-                _registered_method=True)
-        self.SettleRemoval = channel.unary_unary(
-                '/registry.v1.AdapterRegistry/SettleRemoval',
-                request_serializer=registry_dot_v1_dot_registry__pb2.SettleRemovalRequest.SerializeToString,
-                response_deserializer=registry_dot_v1_dot_registry__pb2.ApplyAdaptersResponse.FromString,
-                _registered_method=True)
         self.ListReplicas = channel.unary_unary(
                 '/registry.v1.AdapterRegistry/ListReplicas',
                 request_serializer=registry_dot_v1_dot_registry__pb2.ListReplicasRequest.SerializeToString,
@@ -134,6 +124,16 @@ class AdapterRegistryStub(object):
                 request_serializer=registry_dot_v1_dot_registry__pb2.GetReplicaRequest.SerializeToString,
                 response_deserializer=registry_dot_v1_dot_registry__pb2.Replica.FromString,
                 _registered_method=True)
+        self.DrainReplica = channel.unary_unary(
+                '/registry.v1.AdapterRegistry/DrainReplica',
+                request_serializer=registry_dot_v1_dot_registry__pb2.DrainReplicaRequest.SerializeToString,
+                response_deserializer=registry_dot_v1_dot_registry__pb2.DrainReplicaResponse.FromString,
+                _registered_method=True)
+        self.ForgetReplica = channel.unary_unary(
+                '/registry.v1.AdapterRegistry/ForgetReplica',
+                request_serializer=registry_dot_v1_dot_registry__pb2.ForgetReplicaRequest.SerializeToString,
+                response_deserializer=registry_dot_v1_dot_registry__pb2.ForgetReplicaResponse.FromString,
+                _registered_method=True)
         self.SetTenant = channel.unary_unary(
                 '/registry.v1.AdapterRegistry/SetTenant',
                 request_serializer=registry_dot_v1_dot_registry__pb2.SetTenantRequest.SerializeToString,
@@ -143,6 +143,26 @@ class AdapterRegistryStub(object):
                 '/registry.v1.AdapterRegistry/ListTenants',
                 request_serializer=registry_dot_v1_dot_registry__pb2.ListTenantsRequest.SerializeToString,
                 response_deserializer=registry_dot_v1_dot_registry__pb2.ListTenantsResponse.FromString,
+                _registered_method=True)
+        self.RepairTenant = channel.unary_unary(
+                '/registry.v1.AdapterRegistry/RepairTenant',
+                request_serializer=registry_dot_v1_dot_registry__pb2.RepairTenantRequest.SerializeToString,
+                response_deserializer=registry_dot_v1_dot_registry__pb2.RepairTenantResponse.FromString,
+                _registered_method=True)
+        self.ReadBackup = channel.unary_unary(
+                '/registry.v1.AdapterRegistry/ReadBackup',
+                request_serializer=registry_dot_v1_dot_registry__pb2.ReadBackupRequest.SerializeToString,
+                response_deserializer=registry_dot_v1_dot_registry__pb2.ReadBackupResponse.FromString,
+                _registered_method=True)
+        self.RestoreHistory = channel.unary_unary(
+                '/registry.v1.AdapterRegistry/RestoreHistory',
+                request_serializer=registry_dot_v1_dot_registry__pb2.RestoreHistoryRequest.SerializeToString,
+                response_deserializer=registry_dot_v1_dot_registry__pb2.RestoreHistoryResponse.FromString,
+                _registered_method=True)
+        self.ListChanges = channel.unary_unary(
+                '/registry.v1.AdapterRegistry/ListChanges',
+                request_serializer=registry_dot_v1_dot_registry__pb2.ListChangesRequest.SerializeToString,
+                response_deserializer=registry_dot_v1_dot_registry__pb2.ListChangesResponse.FromString,
                 _registered_method=True)
 
 
@@ -257,22 +277,6 @@ class AdapterRegistryServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def BreakGlassDelete(self, request, context):
-        """Deletes an adapter's record although etcd is out of space and refuses every transaction. Refused while etcd takes
-        changes. Writes neither history nor audit record, and leaves the tenant's counter one too high: SettleRemoval
-        makes that good, from what this replies.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SettleRemoval(self, request, context):
-        """Writes what BreakGlassDelete could not. The same removal is settled once, however often it is asked.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def ListReplicas(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -285,6 +289,21 @@ class AdapterRegistryServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainReplica(self, request, context):
+        """Orders a live replica to drain, or to serve again: residency, rollouts and placement leave it out meanwhile. The
+        order goes with the replica.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetReplica(self, request, context):
+        """Expects a replica no more that does not live and is not to come back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetTenant(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -293,6 +312,38 @@ class AdapterRegistryServicer(object):
 
     def ListTenants(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RepairTenant(self, request, context):
+        """Makes good what deletions past this service, such as etcdctl's, leave behind: sets the tenant's counter to the
+        number of its adapters, and puts the deleted records, which the audit trail has, into history, so that generations
+        of those names go on. Changes nothing where nothing is wrong.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadBackup(self, request, context):
+        """Reads desired state as it is stored: pools, tenants, adapters and their history. All pages show one revision.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestoreHistory(self, request, context):
+        """Puts generations that a backup has into the history of an adapter that does not exist, so that its name goes on
+        from there. What history has already stays as it is, and nothing older is put beside it. The newest goes in last, by
+        a call of its own: call it until nothing changes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListChanges(self, request, context):
+        """Lists what was done to a pool, its adapters and its replicas, as the audit trail has it; the oldest first.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -380,16 +431,6 @@ def add_AdapterRegistryServicer_to_server(servicer, server):
                     request_deserializer=registry_dot_v1_dot_registry__pb2.DeletePoolRequest.FromString,
                     response_serializer=registry_dot_v1_dot_registry__pb2.DeletePoolResponse.SerializeToString,
             ),
-            'BreakGlassDelete': grpc.unary_unary_rpc_method_handler(
-                    servicer.BreakGlassDelete,
-                    request_deserializer=registry_dot_v1_dot_registry__pb2.BreakGlassDeleteRequest.FromString,
-                    response_serializer=registry_dot_v1_dot_registry__pb2.Removal.SerializeToString,
-            ),
-            'SettleRemoval': grpc.unary_unary_rpc_method_handler(
-                    servicer.SettleRemoval,
-                    request_deserializer=registry_dot_v1_dot_registry__pb2.SettleRemovalRequest.FromString,
-                    response_serializer=registry_dot_v1_dot_registry__pb2.ApplyAdaptersResponse.SerializeToString,
-            ),
             'ListReplicas': grpc.unary_unary_rpc_method_handler(
                     servicer.ListReplicas,
                     request_deserializer=registry_dot_v1_dot_registry__pb2.ListReplicasRequest.FromString,
@@ -400,6 +441,16 @@ def add_AdapterRegistryServicer_to_server(servicer, server):
                     request_deserializer=registry_dot_v1_dot_registry__pb2.GetReplicaRequest.FromString,
                     response_serializer=registry_dot_v1_dot_registry__pb2.Replica.SerializeToString,
             ),
+            'DrainReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainReplica,
+                    request_deserializer=registry_dot_v1_dot_registry__pb2.DrainReplicaRequest.FromString,
+                    response_serializer=registry_dot_v1_dot_registry__pb2.DrainReplicaResponse.SerializeToString,
+            ),
+            'ForgetReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetReplica,
+                    request_deserializer=registry_dot_v1_dot_registry__pb2.ForgetReplicaRequest.FromString,
+                    response_serializer=registry_dot_v1_dot_registry__pb2.ForgetReplicaResponse.SerializeToString,
+            ),
             'SetTenant': grpc.unary_unary_rpc_method_handler(
                     servicer.SetTenant,
                     request_deserializer=registry_dot_v1_dot_registry__pb2.SetTenantRequest.FromString,
@@ -409,6 +460,26 @@ def add_AdapterRegistryServicer_to_server(servicer, server):
                     servicer.ListTenants,
                     request_deserializer=registry_dot_v1_dot_registry__pb2.ListTenantsRequest.FromString,
                     response_serializer=registry_dot_v1_dot_registry__pb2.ListTenantsResponse.SerializeToString,
+            ),
+            'RepairTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.RepairTenant,
+                    request_deserializer=registry_dot_v1_dot_registry__pb2.RepairTenantRequest.FromString,
+                    response_serializer=registry_dot_v1_dot_registry__pb2.RepairTenantResponse.SerializeToString,
+            ),
+            'ReadBackup': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadBackup,
+                    request_deserializer=registry_dot_v1_dot_registry__pb2.ReadBackupRequest.FromString,
+                    response_serializer=registry_dot_v1_dot_registry__pb2.ReadBackupResponse.SerializeToString,
+            ),
+            'RestoreHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestoreHistory,
+                    request_deserializer=registry_dot_v1_dot_registry__pb2.RestoreHistoryRequest.FromString,
+                    response_serializer=registry_dot_v1_dot_registry__pb2.RestoreHistoryResponse.SerializeToString,
+            ),
+            'ListChanges': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListChanges,
+                    request_deserializer=registry_dot_v1_dot_registry__pb2.ListChangesRequest.FromString,
+                    response_serializer=registry_dot_v1_dot_registry__pb2.ListChangesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -854,60 +925,6 @@ class AdapterRegistry(object):
             _registered_method=True)
 
     @staticmethod
-    def BreakGlassDelete(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/registry.v1.AdapterRegistry/BreakGlassDelete',
-            registry_dot_v1_dot_registry__pb2.BreakGlassDeleteRequest.SerializeToString,
-            registry_dot_v1_dot_registry__pb2.Removal.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SettleRemoval(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/registry.v1.AdapterRegistry/SettleRemoval',
-            registry_dot_v1_dot_registry__pb2.SettleRemovalRequest.SerializeToString,
-            registry_dot_v1_dot_registry__pb2.ApplyAdaptersResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def ListReplicas(request,
             target,
             options=(),
@@ -962,6 +979,60 @@ class AdapterRegistry(object):
             _registered_method=True)
 
     @staticmethod
+    def DrainReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/registry.v1.AdapterRegistry/DrainReplica',
+            registry_dot_v1_dot_registry__pb2.DrainReplicaRequest.SerializeToString,
+            registry_dot_v1_dot_registry__pb2.DrainReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/registry.v1.AdapterRegistry/ForgetReplica',
+            registry_dot_v1_dot_registry__pb2.ForgetReplicaRequest.SerializeToString,
+            registry_dot_v1_dot_registry__pb2.ForgetReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def SetTenant(request,
             target,
             options=(),
@@ -1005,6 +1076,114 @@ class AdapterRegistry(object):
             '/registry.v1.AdapterRegistry/ListTenants',
             registry_dot_v1_dot_registry__pb2.ListTenantsRequest.SerializeToString,
             registry_dot_v1_dot_registry__pb2.ListTenantsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RepairTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/registry.v1.AdapterRegistry/RepairTenant',
+            registry_dot_v1_dot_registry__pb2.RepairTenantRequest.SerializeToString,
+            registry_dot_v1_dot_registry__pb2.RepairTenantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadBackup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/registry.v1.AdapterRegistry/ReadBackup',
+            registry_dot_v1_dot_registry__pb2.ReadBackupRequest.SerializeToString,
+            registry_dot_v1_dot_registry__pb2.ReadBackupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestoreHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/registry.v1.AdapterRegistry/RestoreHistory',
+            registry_dot_v1_dot_registry__pb2.RestoreHistoryRequest.SerializeToString,
+            registry_dot_v1_dot_registry__pb2.RestoreHistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListChanges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/registry.v1.AdapterRegistry/ListChanges',
+            registry_dot_v1_dot_registry__pb2.ListChangesRequest.SerializeToString,
+            registry_dot_v1_dot_registry__pb2.ListChangesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,4 +1,4 @@
-"""Small pieces of file work: advisory locks that can be waited for, atomic writes, and what an OSError means."""
+"""File work: advisory locks, atomic writes, shared syncs, errors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
-from registry.sources.errors import ArtifactError
-from registry.sources.stop import Stop
+from registry.runtime.local_files import make_way
+from registry.sources.base import ArtifactError, Stop
 
 POLL_SECONDS = 0.005
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
@@ -59,6 +60,8 @@ def write_atomic(path: Path, content: bytes, *, temporary: Path) -> None:
 
     The caller alone uses `temporary`, which is on the same file system.
     """
+    make_way(path)
+    make_way(temporary)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         _write_whole(descriptor, content, temporary)
@@ -104,3 +107,30 @@ def store_failure(error: OSError, root: Path) -> ArtifactError:
     return ArtifactError(
         "store_io", f"the store {root} failed: {error}; check its disk and its permissions", permanent=False
     )
+
+
+class SharedSync:
+    """The names in one directory. Whoever asks while a sync runs waits for the next one, which serves all of them."""
+
+    def __init__(self, directory: Path) -> None:
+        """Does nothing yet."""
+        self._directory = directory
+        self._running = Lock()
+        self._begun = 0
+        self._done = 0
+
+    def sync(self) -> None:
+        """Returns when the names that are in the directory now survive a power cut.
+
+        Raises:
+            OSError: they may not.
+        """
+        # One that has begun already may have looked before our name was there.
+        wanted = self._begun + 1
+        with self._running:
+            if self._done >= wanted:
+                return
+            self._begun += 1
+            begun = self._begun
+            sync_directory(self._directory)
+            self._done = begun

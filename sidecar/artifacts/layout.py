@@ -1,23 +1,37 @@
-"""Where things stand in the store. One volume for a host, mounted at the same path in every engine's container."""
+"""Paths in the store, one volume for a host.
+
+It is mounted at the same path in every engine's container.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
+import stat
+import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from registry.errors import InvalidArgument
-from registry.model.names import check_segment
-from registry.sources.errors import StoreError
+import structlog
 
+from registry.model.errors import InvalidArgument
+from registry.model.names import check_segment
+from registry.runtime.local_files import set_aside
+from registry.sources.base import StoreError
+
+_log = structlog.get_logger()
+_REMEDY = "make it the sidecar's own, with the mode 0750 and a group that the engine is in"
 _ADAPTER = re.compile(r"sha256-([0-9a-f]{64})")
-_FOLDERS = ("adapters", "tmp", "locks", "leases", "reports", "pins")
+# What engines read, perhaps as other users of the group of the store's root; the rest is for sidecars only.
+_READ_BY_ENGINES = ("", "adapters")
+_FOLDERS = ("tmp", "locks", "leases", "reports", "pins", "damaged", "state")
+_OPEN_TO_GROUP, _OPEN_TO_ALL, _PRIVATE = 0o2750, 0o2755, 0o2700
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class StoreLayout:
     """Paths below an absolute root. `key` is an artifact's id, or names something else that has a lock."""
 
     root: Path
@@ -35,6 +49,16 @@ class Layout:
 
     def lock(self, key: str) -> Path:
         return self.root / f"locks/{key}"
+
+    @property
+    def key(self) -> Path:
+        """With what the reports are authenticated."""
+        return self.root / "key"
+
+    @property
+    def damaged(self) -> Path:
+        """Where each artifact that was found damaged while an engine read it has a file of its name."""
+        return self.root / "damaged"
 
     @property
     def leases(self) -> Path:
@@ -71,8 +95,11 @@ class Layout:
         return match[1] if match and parent == f"{self.root}/adapters" else None
 
 
-def open_layout(root: Path, replica: str) -> Layout:
-    """Makes the folders that are missing, and proves that files can be made there.
+def open_layout(root: Path, replica: str) -> StoreLayout:
+    """Makes the folders that are missing, closes all to strangers, and proves that files can be made there.
+
+    Engines may read ``adapters/`` as members of the root's group. Where a store has leases and was open to all, that
+    stays so: an engine that reads it as another user would end at its next look.
 
     Raises:
         StoreError: they cannot, or `replica` cannot name a file.
@@ -82,11 +109,16 @@ def open_layout(root: Path, replica: str) -> Layout:
     except InvalidArgument as error:
         raise StoreError(str(error)) from error
     # Not resolved: what counts is the path at which the engine sees the volume too.
-    layout = Layout(Path(os.path.abspath(root)))  # noqa: PTH100 - Path.absolute keeps "..", which `owns` would not match
+    layout = StoreLayout(Path(os.path.abspath(root)))  # noqa: PTH100 - Path.absolute keeps "..", which `owns` would not match
     try:
-        for folder in _FOLDERS:
-            (layout.root / folder).mkdir(parents=True, exist_ok=True)
-            _prove_writable(layout.root / folder / f".probe-{replica}")
+        layout.root.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (*_READ_BY_ENGINES, *_FOLDERS):
+            path = layout.root / folder
+            if path != layout.root and os.path.lexists(path) and not path.is_dir():
+                set_aside(path)  # the root is what the operator named, and not ours
+            mode = _PRIVATE if folder in _FOLDERS else _OPEN_TO_GROUP
+            _make_closed(path, mode, stays=0 if folder in _FOLDERS else _readers(layout))
+            _prove_writable(path)
     except OSError as error:
         raise StoreError(
             f"the store {layout.root} cannot be used ({error.strerror}: {error.filename}): "
@@ -95,6 +127,38 @@ def open_layout(root: Path, replica: str) -> Layout:
     return layout
 
 
-def _prove_writable(probe: Path) -> None:
-    probe.touch()
-    probe.unlink(missing_ok=True)
+def _readers(layout: StoreLayout) -> int:
+    """What stays open of folders that engines read by leases which stand."""
+    return _OPEN_TO_ALL if layout.leases.is_dir() and any(layout.leases.iterdir()) else 0
+
+
+def _make_closed(folder: Path, mode: int, *, stays: int) -> None:
+    """Makes a folder of that mode whatever the umask is; one that is there keeps no bit outside `mode` and `stays`."""
+    try:
+        folder.mkdir(mode=0o700)
+        missing = mode & 0o777
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+        mode, missing = mode | stays | stat.S_ISVTX, 0
+    found = stat.S_IMODE(folder.stat().st_mode)
+    if (wanted := (found | missing) & mode) == found:
+        return
+    try:
+        folder.chmod(wanted)
+    except PermissionError:  # it is somebody else's, such as the root of a volume; those below it are ours
+        _log.warning("store_open_to_others", folder=str(folder), mode=f"{found:o}", remedy=_REMEDY)
+
+
+def open_like(folder: Path, example: Path) -> None:
+    """Gives a new folder the group and the mode of another, so that whoever reads that may read this."""
+    wanted = example.stat()
+    if folder.stat().st_gid != wanted.st_gid:
+        with suppress(PermissionError):  # we are no member of that group, and whoever set it up did without us
+            os.chown(folder, -1, wanted.st_gid)
+    folder.chmod(stat.S_IMODE(wanted.st_mode) & _OPEN_TO_ALL)
+
+
+def _prove_writable(folder: Path) -> None:
+    with tempfile.TemporaryFile(dir=folder, prefix=".probe-"):
+        pass

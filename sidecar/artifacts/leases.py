@@ -1,4 +1,4 @@
-"""Which artifacts a replica's engine may be reading, on disk, so that nobody on the host removes them.
+"""Leases on artifacts that an engine may be reading, on disk.
 
 A lease belongs to the engine's process, not to the sidecar's: it survives the sidecar, outlives the adapter's unload
 until the engine is known to have let go, and passes on to the process that takes the engine's place. There is a file
@@ -18,7 +18,49 @@ from threading import Lock
 
 import structlog
 
+from registry.runtime.local_files import make_way, read_file
 from sidecar.artifacts.files import append_line, write_atomic
+from sidecar.artifacts.types import ArtifactRef, Staged
+
+# More than an engine holds; what is forgotten is looked up on the disk again.
+MAX_REMEMBERED = 65_536
+# A reference, and the identity of the base that it was prepared for.
+Key = tuple[ArtifactRef, tuple[object, ...] | None]
+
+
+class Remembered:
+    """A bounded memory, the oldest goes first. Each call is one step among threads."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Key, Staged] = {}
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def get(self, key: Key) -> Staged | None:
+        """What was seen, if it is remembered."""
+        return self._seen.get(key)
+
+    def put(self, key: Key, staged: Staged) -> None:
+        """Remembers it."""
+        self._seen[key] = staged
+        if len(self._seen) > MAX_REMEMBERED:
+            self._seen.pop(next(iter(self._seen)), None)
+
+    def unproven(self) -> list[tuple[Key, Staged]]:
+        """What was seen and not hashed yet, as far as is known here."""
+        return [(key, staged) for key, staged in list(self._seen.items()) if not staged.is_proven]
+
+    def forget(self, artifacts: Collection[str]) -> None:
+        """Forgets these artifacts, whatever they were asked for by."""
+        for key, staged in list(self._seen.items()):
+            if staged.id in artifacts:
+                self._seen.pop(key, None)
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._seen.clear()
+
 
 _log = structlog.get_logger()
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -27,10 +69,10 @@ _CUT_OFF = re.compile(r"[0-9a-f]{0,63}")
 
 
 class LeasesUnreadable(Exception):
-    """A lease file has something in it that nobody wrote: it may be about any artifact."""
+    """A lease file cannot be read, or has something in it that nobody wrote: it may be about any artifact."""
 
 
-class Leases:
+class ArtifactLeases:
     """The leases of one replica. Safe for threads; two processes may add, and only the replica's owner lets go."""
 
     def __init__(self, file: Path, everything: Callable[[], Iterable[str]]) -> None:
@@ -41,7 +83,7 @@ class Leases:
             everything: all artifacts there are. If the file is damaged, the engine may be reading any of them.
 
         Raises:
-            OSError: there is a file, and it cannot be read.
+            OSError: the store cannot be read.
         """
         self._file = file
         self._everything = everything
@@ -53,10 +95,10 @@ class Leases:
         self.read()
 
     def read(self) -> None:
-        """Reads the file anew.
+        """Reads the file anew; of one that cannot be read everything is leased.
 
         Raises:
-            OSError: there is one, and it cannot be read.
+            OSError: the store cannot be read.
         """
         with self._writing, self._mutex:
             try:
@@ -64,6 +106,7 @@ class Leases:
             except LeasesUnreadable as error:
                 _log.error("leases_damaged", error=str(error), consequence="all artifacts of the store are leased")
                 self._ids, self._is_written = set(self._everything()), False
+                make_way(self._file)  # leases are added to it from now on
 
     @property
     def key(self) -> str:
@@ -140,12 +183,13 @@ def read_leases(file: Path) -> set[str]:
 
     Raises:
         LeasesUnreadable: it cannot be told which artifacts it is about.
-        OSError: it cannot be read.
     """
     try:
-        lines = file.read_text(errors="replace").splitlines()
+        lines = read_file(file).decode(errors="replace").splitlines()
     except FileNotFoundError:
         return set()
+    except OSError as error:
+        raise LeasesUnreadable(f"{file} cannot be read: {error.strerror}") from error
     for line in lines:
         if not (_ID.fullmatch(line) or _CUT_OFF.fullmatch(line)):
             raise LeasesUnreadable(f"{file} has a line that is no artifact's id: {line[:80]!r}")
@@ -156,8 +200,8 @@ def everybodys_leases(folder: Path, *, but: Path | None = None) -> set[str]:
     """What any engine of the host may be reading; `but` is the file of one that does not count.
 
     Raises:
-        LeasesUnreadable: one of the files cannot be understood.
-        OSError: one cannot be read.
+        LeasesUnreadable: one of the files cannot be read or understood.
+        OSError: the folder cannot be read.
     """
     files = (file for file in folder.iterdir() if file != but and not file.name.startswith("."))
     return set().union(*map(read_leases, files))
@@ -167,7 +211,7 @@ def may_be_read(artifact: str, folder: Path, *, but: Path | None = None) -> bool
     """True unless it is certain that no engine of the host may be reading it; `but` is as above.
 
     Raises:
-        OSError: a lease file cannot be read.
+        OSError: the folder cannot be read.
     """
     try:
         return artifact in everybodys_leases(folder, but=but)

@@ -1,61 +1,77 @@
-"""The artifact store of a host: content-addressed directories that never change, shared by its replicas.
+"""The artifact store of a host: content-addressed, immutable, shared.
 
 Why this is safe to share and to kill at any point:
 
 - A directory gets its name by one rename, after its files were checked and synced: a name that is there is whole.
 - Nothing is removed that is leased, which is looked at under the artifact's lock. So a replica writes its lease
-  first, and only then, under the lock, looks whether the directory is there. Looking without the lock would race
-  with a removal that had looked at the leases just before.
+first, and only then, under the lock, looks whether the directory is there. Looking without the lock would race
+with a removal that had looked at the leases just before.
 - What was seen so stays true while the lease stands; this is what `LocalStore` remembers, and all that `lookup`
-  answers from. After a restart each artifact is seen under its lock once more.
+answers from. After a restart each artifact is seen under its lock once more.
 - An artifact that the engine has let go of loses its lease, and `lookup` forgets it, in one step of the event loop;
-  what a worker thread is about to hand out is held meanwhile. Removal itself is `Upkeep`'s.
+what a worker thread is about to hand out is held meanwhile. Removal itself is `Maintenance`'s.
 - Leftovers are removed by whoever holds the lock of their name, never by asking whether a process still lives.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
+
+import structlog
 
 from registry.lora.base import BaseModules
 from registry.lora.signatures import PublicKeys
 from registry.model.records import PoolSpec
+from registry.runtime.failpoints import Point, hit
+from registry.runtime.local_files import Content, FollowedFile
 from registry.sources.allowed import AllowedSources, RemoteOptions
-from registry.sources.errors import ArtifactError
-from registry.sources.source import Source
-from registry.sources.stop import Stop
-from sidecar.artifacts.arrivals import Arrivals
-from sidecar.artifacts.bases import Bases
+from registry.sources.base import ArtifactError, Source, Stop
+from sidecar.artifacts.disk import Quota, SizeIndex
+from sidecar.artifacts.examiner import EXAMINER, Examiner
 from sidecar.artifacts.files import locked, locked_at_once, store_failure
-from sidecar.artifacts.incoming import DEFAULT_MAX_WEIGHTS_BYTES
-from sidecar.artifacts.inventory import Inventory
+from sidecar.artifacts.gc import GarbageCollector, mark_used
+from sidecar.artifacts.ingest import DEFAULT_MAX_WEIGHTS_BYTES, Ingest
 from sidecar.artifacts.layout import open_layout
-from sidecar.artifacts.leases import Leases, warn_of_strays
-from sidecar.artifacts.orders import Order, order_of
-from sidecar.artifacts.pins import Pins, pin_name
-from sidecar.artifacts.remembered import Remembered
-from sidecar.artifacts.removal import Removal, mark_used
-from sidecar.artifacts.room import Room
-from sidecar.artifacts.scrub import Scrub
-from sidecar.artifacts.shelf import Shelf
-from sidecar.artifacts.signatures import Signatures
-from sidecar.artifacts.steps import OnStep, RemovalStep, Step, ignore
-from sidecar.artifacts.types import ArtifactRef, Staged
-from sidecar.artifacts.upkeep import Upkeep
-from sidecar.retention import GRACE_SECONDS
+from sidecar.artifacts.leases import ArtifactLeases, Remembered, warn_of_strays
+from sidecar.artifacts.maintenance import Maintenance, Scrub
+from sidecar.artifacts.preparation import Bases
+from sidecar.artifacts.proof import BACKGROUND_BYTES_PER_SECOND, DamagedArtifacts, ProofOutcome, Proofs, Signatures
+from sidecar.artifacts.reports import Reports, damaged
+from sidecar.artifacts.requests import Pins, StageRequest, pin_name, stage_request_of
+from sidecar.artifacts.staging import LONG_SLOTS, QUICK_SLOTS
+from sidecar.artifacts.stored import StoredArtifacts
+from sidecar.artifacts.types import GRACE_SECONDS, ArtifactRef, Staged
 
+_log = structlog.get_logger()
 # For eager and for lazy adapters as many as one `Staging` runs at once, so that neither waits for the other.
-MAX_WORKERS = 8
+MAX_WORKERS = 2 * (QUICK_SLOTS + LONG_SLOTS)
 STAGING_TIMEOUT_SECONDS = 1800.0
 
 
 class LocalStore:
-    """An `ArtifactStore` on a local file system, as one replica uses it."""
+    """An `ArtifactStore` on a local file system, as one replica uses it.
+
+    Args:
+        root: the store's directory, at the same path as the engine sees it.
+        replica: whose leases are written.
+        allow_sources: URI prefixes below which sources may be read; none: nothing may.
+        base: the modules of this replica's base model; None: the pool's record says them.
+        remote: how sources of other hosts are reached; None: with all defaults.
+        signature_keys: public keys by name, with which signatures are proven.
+        engine: address of the engine, whose leases these are.
+        budget_bytes: for all artifacts of the store; None: as much as the disk has.
+        grace_seconds: what was used so short a time ago is not removed.
+        max_weights_bytes: cap on the weights of one adapter.
+        examiner: looks at what arrived.
+        timeout_seconds: how long one staging may take.
+    """
 
     def __init__(
         self,
@@ -70,49 +86,50 @@ class LocalStore:
         budget_bytes: int | None = None,
         grace_seconds: float = GRACE_SECONDS,
         max_weights_bytes: int = DEFAULT_MAX_WEIGHTS_BYTES,
+        examiner: Examiner = EXAMINER,
         timeout_seconds: float = STAGING_TIMEOUT_SECONDS,
-        on_step: OnStep = ignore,
     ) -> None:
-        """Opens the store; its folders are made if need be.
-
-        Args:
-            root: the store's directory, at the same path as the engine sees it.
-            replica: whose leases are written.
-            allow_sources: URI prefixes below which sources may be read; none: nothing may.
-            base: the modules of this replica's base model; None: the pool's record says them.
-            remote: how sources of other hosts are reached; None: with all defaults.
-            signature_keys: public keys by name, with which signatures are proven.
-            engine: address of the engine, whose leases these are.
-            budget_bytes: for all artifacts of the store; None: as much as the disk has.
-            grace_seconds: what was used so short a time ago is not removed.
-            max_weights_bytes: cap on the weights of one adapter.
-            timeout_seconds: how long one staging may take.
-            on_step: called at each step, for tests; mostly in worker threads.
-
-        Raises:
-            StoreError: the directory cannot be used, or an argument is wrong.
-        """
+        """Makes the folders that are missing. Raises StoreError: they cannot be used, or an argument is wrong."""
         self._allowed = AllowedSources(allow_sources, remote)
         self._layout = open_layout(root, replica)
         self._lease_file = self._layout.lease(replica, engine)
-        self._leases = Leases(self._lease_file, self._layout.staged_ids)
+        self._leases = ArtifactLeases(self._lease_file, self._layout.staged_ids)
         self._grace_seconds = grace_seconds
-        inventory = Inventory(self._layout)
-        self._removal = Removal(self._layout, inventory, grace_seconds, on_step)
-        self._scrub = Scrub(self._layout, self._removal, on_damage=lambda artifact: self._seen.forget({artifact}))
-        self._room = Room(
-            self._layout.root, inventory, budget_bytes, lambda wanted: self._removal.collect(wanted, Stop())
+        index = SizeIndex(self._layout)
+        self._followed: list[FollowedFile[Any]] = []
+        self._files_taken = 0
+        self._collector = GarbageCollector(self._layout, index, grace_seconds)
+        reports = Reports(self._layout)
+        self._proofs = Proofs(self._layout, reports)
+        self._damage = DamagedArtifacts(self._layout)
+        self._scrub = Scrub(
+            *(self._layout, self._collector, self._proofs, self._damage),
+            prove_seen=self._prove_seen,
+            on_damage=self._distrust,
+        )
+        self._quota = Quota(
+            self._layout.root, index, budget_bytes, lambda wanted: self._collector.collect(wanted, Stop())
         )
         self._pins = Pins(self._layout)
         self._bases = Bases(base)
         self._signatures = Signatures(signature_keys)
-        self._shelf = Shelf(self._layout, self._signatures, self._scrub, self._removal, self._lease_file)
-        self._arrivals = Arrivals(self._layout, inventory, self._room, self._signatures, max_weights_bytes, on_step)
+        self._ingest = Ingest(
+            *(self._layout, index, self._quota, self._signatures, reports, self._proofs),
+            *(examiner, max_weights_bytes),
+        )
+        self._stored = StoredArtifacts(
+            *(self._layout, self._signatures, reports, self._proofs),
+            *(self._ingest, self._collector, self._lease_file),
+        )
         self._timeout_seconds = timeout_seconds
-        self._on_step = on_step
         self._seen = Remembered()
+        # What is not proven by what stands in the store, so that it has to be compared with its source.
+        self._doubted: set[str] = set()
         self._workers = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="staging")
-        self.upkeep = Upkeep(self._layout, self._leases, inventory, self._room, self._removal, self._scrub, on_step)
+        self.maintenance = Maintenance(
+            *(self._layout, self._leases, index, self._quota, self._collector, self._scrub),
+            before=self._refresh,
+        )
 
     def owns(self, path: str) -> str | None:
         """See `ArtifactStore.owns`."""
@@ -122,6 +139,31 @@ class LocalStore:
     def base_known(self) -> bool:
         """See `ArtifactStore.base_known`."""
         return self._bases.current is not None
+
+    @property
+    def files_taken(self) -> int:
+        """See `ArtifactStore.files_taken`."""
+        return self._files_taken
+
+    def follow(self, path: Path, read: Callable[[Path], Content], use: Callable[[Content], None]) -> None:
+        """Hands over what a file says, now and, from a worker thread, whenever that changes; see `FollowedFile`.
+
+        Raises what `read` raises.
+        """
+
+        def take(content: Content) -> None:
+            use(content)
+            self._files_taken += 1
+
+        self._followed.append(FollowedFile(path, read, take))
+
+    def use_keys(self, keys: PublicKeys) -> None:
+        """Proves signatures with these from now on. Safe for threads."""
+        self._signatures.use(keys)
+
+    def _refresh(self) -> None:
+        for file in self._followed:
+            file.refresh()
 
     def use_pool(self, pool: PoolSpec | None) -> str:
         """See `ArtifactStore.use_pool`."""
@@ -148,52 +190,105 @@ class LocalStore:
     def let_go(self, artifacts: Collection[str]) -> frozenset[str]:
         """Gives up leases of what the engine is proven not to read, but for what is just being staged; gives those.
 
-        `lookup` knows them no more from now on. On disk they are leased until the next round of `upkeep`.
+        `lookup` knows them no more from now on. On disk they are leased until the next round of `maintenance`.
         """
         gone = self._leases.let_go(artifacts)
-        self._seen.forget(gone)
+        self._distrust(gone)
         for artifact in gone:
             mark_used(self._layout, artifact, seconds_ago=self._grace_seconds)
         if gone:
-            self._on_step(RemovalStep.LET_GO)
+            hit(Point.LET_GO)
         return gone
 
     def lookup(self, ref: ArtifactRef) -> Staged | None:
         """See `ArtifactStore.lookup`. Reads a few small files at most, and only the first time."""
         base = self._bases.current
-        staged = self._seen.get((ref, base.fingerprint if base else None))
+        key = (ref, base.identity if base else None)
+        staged = self._seen.get(key)
         if staged is None:
             try:
-                staged = self._recall(order_of(ref, base))
+                return self._recall(self._order(ref))
             except (OSError, ArtifactError):
                 return None  # `ensure` meets the same again and says it
+        if not staged.is_proven and staged.id in self._proofs:
+            staged = replace(staged, is_proven=True)
+            self._seen.put(key, staged)
         return staged
 
-    def _recall(self, order: Order) -> Staged | None:
+    def is_intact(self, path: str) -> bool:
+        """See `ArtifactStore.is_intact`."""
+        artifact = self.owns(path)
+        if artifact is not None and self._proofs.is_intact(artifact) and not self._damage.is_marked(artifact):
+            return True
+        if artifact is not None:
+            _log.warning("artifact_touched", artifact=artifact)
+            self._distrust({artifact})
+        return False
+
+    def _distrust(self, artifacts: Collection[str]) -> None:
+        """What is remembered of these is looked at anew, and their bytes are hashed again."""
+        self._proofs.forget(artifacts)
+        self._seen.forget(artifacts)
+
+    def _order(self, ref: ArtifactRef) -> StageRequest:
+        return stage_request_of(ref, self._bases.current, self._damage.ids)
+
+    def _prove_seen(self, stop: Stop) -> None:
+        """Proves what the engine served before this process started, and nobody waits for.
+
+        Raises:
+            ArtifactError: ``staging_stopped``.
+            OSError: the store failed.
+        """
+        for (ref, _), staged in self._seen.unproven():
+            order = self._order(ref)
+            if staged.id in self._proofs or order.artifact(staged.digest) != staged.id:
+                continue
+            try:
+                outcome = self._proofs.prove(
+                    staged.id, staged.digest, stop, bytes_per_second=BACKGROUND_BYTES_PER_SECOND
+                )
+            except OSError:
+                self._distrust({staged.id})  # the others are not to wait until its report can be read
+                raise
+            if outcome is ProofOutcome.DAMAGED:
+                self._scrub.found(staged.id)
+            elif outcome is not ProofOutcome.PROVEN and not self._is_adopted(order, staged.digest, outcome, stop):
+                self._doubted.add(staged.id)
+                self._distrust({staged.id})
+
+    def _is_adopted(self, order: StageRequest, digest: str, outcome: ProofOutcome, stop: Stop) -> bool:
+        with locked_at_once(self._layout.lock(order.artifact(digest))) as is_locked:
+            return is_locked and outcome is ProofOutcome.SOURCE and self._ingest.adopt(order, digest, stop)
+
+    def _recall(self, order: StageRequest) -> Staged | None:
         """What an earlier process of this replica staged, seen anew."""
         digest = self._pins.digest(order.ref)
         if digest is None or order.artifact(digest) not in self._leases:
             return None
-        return self._see_at_once(order, digest)
+        return self._see_at_once(order, digest, self._stored.peek)
 
-    def _see_at_once(self, order: Order, digest: str) -> Staged | None:
+    def _see_at_once(
+        self, order: StageRequest, digest: str, see: Callable[[StageRequest, str], Staged | None]
+    ) -> Staged | None:
         """What is there and leased, seen under its lock; None: it is not there, or somebody else holds the lock."""
+        artifact = order.artifact(digest)
         self._allowed.source(order.ref.uri, order.ref.credentials)
-        with locked_at_once(self._layout.lock(order.artifact(digest))) as is_locked:
-            staged = self._shelf.find(order, digest, is_new=False) if is_locked else None
+        with locked_at_once(self._layout.lock(artifact)) as is_locked:
+            staged = see(order, digest) if is_locked and artifact not in self._doubted else None
             return self._remember(order, staged) if staged else None
 
     async def ensure(self, ref: ArtifactRef) -> Staged:
         """See `ArtifactStore.ensure`. When cancelled, the copying ends soon after and leaves nothing behind."""
         staged = self.lookup(ref)
-        if staged is not None:
+        if staged is not None and staged.is_proven:
             return staged
-        order = order_of(ref, self._bases.current)
+        order = self._order(ref)
         # Of what other replicas staged there may be hundreds: everybody else has his turn between two of them.
         await asyncio.sleep(0)
         return self._join(order) or await self._staged(order)
 
-    def _join(self, order: Order) -> Staged | None:
+    def _join(self, order: StageRequest) -> Staged | None:
         """Leases and sees what another replica of the host staged, which takes less time than the way to a worker.
 
         None: a worker has to look, and say what there is to say.
@@ -207,18 +302,18 @@ class LocalStore:
         except (OSError, ArtifactError):
             return None
 
-    def _join_known(self, order: Order, digest: str) -> Staged | None:
+    def _join_known(self, order: StageRequest, digest: str) -> Staged | None:
         artifact, staged = order.artifact(digest), None
         is_new = self._leases.add(artifact)
-        self._on_step(Step.LEASED)
+        hit(Point.LEASED)
         try:
-            staged = self._see_at_once(order, digest)
+            staged = self._see_at_once(order, digest, self._stored.see)
         finally:
             if is_new and staged is None:  # so that it is a new one to the worker too
                 self._leases.let_go({artifact})
         return staged
 
-    async def _staged(self, order: Order) -> Staged:
+    async def _staged(self, order: StageRequest) -> Staged:
         """What a worker thread finds or fetches."""
         stop, loop = Stop(), asyncio.get_running_loop()
         try:
@@ -235,7 +330,7 @@ class LocalStore:
         self._workers.shutdown(cancel_futures=True)
         self._allowed.close()
 
-    def _stage(self, order: Order, stop: Stop) -> Staged:
+    def _stage(self, order: StageRequest, stop: Stop) -> Staged:
         source = self._allowed.source(order.ref.uri, order.ref.credentials)
         try:
             digest = self._pins.digest(order.ref)
@@ -245,46 +340,69 @@ class LocalStore:
         except OSError as error:
             raise store_failure(error, self._layout.root) from error
 
-    def _obtain(self, source: Source, order: Order, digest: str, stop: Stop) -> Staged:
-        """Stages what is known by its digest."""
+    def _obtain(self, source: Source, order: StageRequest, digest: str, stop: Stop) -> Staged:
+        """Stages what is known by its digest; of what is damaged and in use, a copy."""
+        while (artifact := order.artifact(digest)) not in order.damaged:
+            with self._claimed(artifact, stop) as is_new:
+                staged = self._settled(source, order, digest, stop, is_new=is_new)
+                if staged is not None:
+                    return self._remember(order, staged)
+            if is_new:  # our engine does not read what is damaged
+                self._leases.let_go({artifact})
+            order = replace(order, damaged=self._damage.ids)
+        raise damaged(self._layout.adapter(artifact))
+
+    def _settled(self, source: Source, order: StageRequest, digest: str, stop: Stop, *, is_new: bool) -> Staged | None:
+        """What is there, or arrives. None: it is damaged and may be in use, as all sidecars of the store know now."""
         artifact = order.artifact(digest)
-        with self._claimed(artifact, stop) as is_new:
-            staged = self._shelf.find(order, digest, is_new=is_new)
-            if staged is None:
-                with self._arrivals.incoming(artifact, stop) as arriving:
-                    arrived = self._arrivals.receive(source, arriving, order, digest, stop)
-                    staged = self._arrivals.place(arriving, order, arrived, stop)
-                self._signatures.check(order.ref, digest)  # what is asked for may have changed in the meantime
-            return self._remember(order, staged)
+        if self._damage.is_marked(artifact):
+            self._damage.refresh()
+            return None
+        found = self._stored.find(order, digest, stop, is_new=is_new)
+        if found is None or found is ProofOutcome.UNKNOWN:
+            with self._ingest.incoming(artifact, stop) as arriving:
+                arrived = self._ingest.receive(source, arriving, order, digest, stop)
+                if found is None:
+                    found = self._ingest.place(arriving, order, arrived, stop)
+                elif self._ingest.vouch(arriving, order, arrived, stop):
+                    found = self._stored.find(order, digest, stop, is_new=False)
+        if isinstance(found, Staged):
+            self._signatures.check(order.ref, digest)  # what is asked for may have changed in the meantime
+            return found
+        self._damage.mark(artifact)
+        self._distrust({artifact})
+        return None
 
     @contextmanager
     def _claimed(self, artifact: str, stop: Stop) -> Iterator[bool]:
         """Leases an artifact and then holds its lock. Gives whether the lease is new: our engine does not read it."""
         with self._leases.held(artifact) as is_new:
-            self._on_step(Step.LEASED)
+            hit(Point.LEASED)
             with locked(self._layout.lock(artifact), stop):
-                self._on_step(Step.LOCKED)
+                hit(Point.LOCKED)
                 yield is_new
 
-    def _discover(self, source: Source, order: Order, stop: Stop) -> Staged:
+    def _discover(self, source: Source, order: StageRequest, stop: Stop) -> Staged:
         """Stages what has no digest yet, and pins what was found."""
         name = pin_name(order.ref)
         with locked(self._layout.lock(name), stop):
-            self._on_step(Step.PIN_LOCKED)
+            hit(Point.PIN_LOCKED)
             digest = self._pins.digest(order.ref)
             if digest is None:
-                with self._arrivals.incoming(name, stop) as arriving:
-                    arrived = self._arrivals.receive(source, arriving, order, None, stop)
+                with self._ingest.incoming(name, stop) as arriving:
+                    arrived = self._ingest.receive(source, arriving, order, None, stop)
                     digest = arrived.digest
                     with self._claimed(order.artifact(digest), stop) as is_new:
-                        if not self._shelf.has(order, digest, is_new=is_new):
-                            self._arrivals.place(arriving, order, arrived, stop)
+                        if not self._stored.has(order, digest, stop, is_new=is_new):
+                            self._ingest.place(arriving, order, arrived, stop)
                 self._pins.put(order.ref, digest)
-                self._on_step(Step.PINNED)
+                hit(Point.PINNED)
         return self._obtain(source, order, digest, stop)
 
-    def _remember(self, order: Order, staged: Staged) -> Staged:
+    def _remember(self, order: StageRequest, staged: Staged) -> Staged:
         """It was seen under its lock, and `lookup` answers from this while the lease stands."""
         mark_used(self._layout, staged.id)
-        self._seen.put((order.ref, order.fingerprint), staged)
+        if staged.is_proven:
+            self._doubted.discard(staged.id)
+        self._seen.put((order.ref, order.base.identity if order.base else None), staged)
         return staged

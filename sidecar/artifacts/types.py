@@ -32,7 +32,9 @@ class ArtifactRef:
 class Staged:
     """An artifact in the store: its id, the absolute path of its directory, the digest of its source.
 
-    `rank` is its highest LoRA rank, `targets` are the last parts of its modules' names, both for an engine's limits.
+    `rank` is its highest LoRA rank, `targets` are the last parts of its modules' names, `modules` those names with
+    ``{0-31}`` for numbers that run through: all for an engine's limits.
+    Unless it `is_proven` to be what its record names, no engine is given it; `ensure` proves it.
     """
 
     id: str
@@ -41,6 +43,8 @@ class Staged:
     rank: int
     targets: frozenset[str] = frozenset()
     warnings: tuple[AdapterWarning, ...] = ()
+    modules: tuple[str, ...] = ()
+    is_proven: bool = True
 
 
 class ArtifactStore(Protocol):
@@ -53,12 +57,24 @@ class ArtifactStore(Protocol):
         """
         ...
 
+    def is_intact(self, path: str) -> bool:
+        """Whether an engine may be given what stands at a path of this store: proven, and not touched since.
+
+        False: `lookup` says so too from now on.
+        """
+        ...
+
     async def ensure(self, ref: ArtifactRef) -> Staged:
-        """Fetches, verifies and stages; at once if it is there already. One download per host at a time and ref.
+        """Fetches, verifies and stages; what is there is only proven. One download per host at a time and ref.
 
         Raises:
             ArtifactError: it cannot be had; `permanent` tells whether it is worth repeating.
         """
+        ...
+
+    @property
+    def files_taken(self) -> int:
+        """Rises when keys or credentials of this host were read anew: what was refused may be allowed now."""
         ...
 
     @property
@@ -76,3 +92,15 @@ class ArtifactStore(Protocol):
     def owns(self, path: str) -> str | None:
         """The artifact id if `path`, as an engine lists it, is a directory of this store; else None."""
         ...
+
+
+GRACE_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Bring an artifact into the store."""
+
+    name: str
+    ref: ArtifactRef
+    request_id: str

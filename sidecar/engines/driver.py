@@ -1,12 +1,39 @@
-"""What a driver for an engine must be able to do, and how it says that it cannot."""
+"""Interface of engine drivers, with deadlines and errors."""
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import Protocol
 
 from registry.model.names import PROOF_PREFIX
-from sidecar.observed import DrainEvidence, Observed, Outcome
+from sidecar.engines.observed import Done, DrainEvidence, Observed, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long each kind of call may take.
+
+    Attributes:
+        probe_seconds: for /metrics, /version and the check of the routes.
+        list_seconds: for /v1/models, 65 ms at 2,000 adapters.
+        load_seconds: for a load, which waits for the running step and for other loads.
+        unload_seconds: for an unload, which waits for a load of the same name.
+        turn_seconds: for one token; the first ever takes up to 16 s on a slow machine.
+        pulse_seconds: the same where it is asked for only to see whether the engine still generates.
+        lull_seconds: how long a swap that might end the engine waits for a moment without requests.
+    """
+
+    probe_seconds: float = 5.0
+    list_seconds: float = 10.0
+    load_seconds: float = 60.0
+    unload_seconds: float = 30.0
+    turn_seconds: float = 30.0
+    pulse_seconds: float = 15.0
+    lull_seconds: float = 5.0
+
+
+USUAL = Deadlines()
 
 
 def check_name(path: str) -> str:
@@ -25,11 +52,15 @@ class EngineUnreachable(EngineError):
     """No connection, or no answer in time: it starts, died, or hangs."""
 
 
+class EngineAbsent(EngineUnreachable):
+    """No connection could be made: nobody listens."""
+
+
 class EngineUnusable(EngineError):
     """Something answers, but it cannot be driven; the message says what to change. `reason` is stable.
 
     Reasons: ``not_an_engine``, ``runtime_lora_disabled``, ``lora_disabled``, ``engine_unauthorized``,
-    ``engine_unsupported``.
+    ``engine_unsupported``, ``rust_frontend``, ``several_api_servers``.
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -49,6 +80,26 @@ class Engine(Protocol):
     @property
     def url(self) -> str:
         """Base URL, without credentials."""
+        ...
+
+    @property
+    def is_concurrent(self) -> bool:
+        """True if calls for different names may be made at once, and the engine is looked at beside them."""
+        ...
+
+    @property
+    def paused(self) -> str:
+        """Why no call may be made now, as the newest look or probe saw it; empty: calls may be made."""
+        ...
+
+    @property
+    def is_deciding(self) -> bool:
+        """True while a call waits for a moment at which it may be sent: its plan must still hold then."""
+        ...
+
+    @property
+    def swaps_alone(self) -> bool:
+        """True if nothing that brings the engine an adapter may begin beside a swap."""
         ...
 
     async def observe(self) -> Observed:
@@ -71,6 +122,21 @@ class Engine(Protocol):
         """
         ...
 
+    async def has_changed(self) -> bool:
+        """True if it has other adapters than at the last `observe`, whoever did it. False where it does not tell.
+
+        Raises:
+            EngineUnreachable, EngineUnusable: see `incarnation`.
+        """
+        ...
+
+    async def prove(self, path: str, *, request_id: str) -> Outcome:
+        """Asks whether the adapter in a directory changes what is answered; `Done` where that is not known.
+
+        Called only where `EngineFacts.proves` says that the engine can be asked.
+        """
+        ...
+
     async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
         """Loads the adapter whose files are in the directory `path` under `name`."""
         ...
@@ -90,8 +156,19 @@ class Engine(Protocol):
         """True if requests run or wait. False where the engine cannot be asked."""
         ...
 
-    async def turns(self) -> bool:
-        """True if the engine still generates: a one-token completion of the base model ends in time."""
+    async def turns(self) -> bool | None:
+        """True if the engine still generates: a one-token completion of the base model ends in time.
+
+        None: it completes nothing, as one that embeds, so that it cannot be told.
+        """
+        ...
+
+    async def pulse(self) -> bool | None:
+        """Whether the engine still generates; None: that cannot be told. Cheap enough for every few seconds.
+
+        True if it made progress a moment ago. Else it is asked for a sign of life: by our plugin its core, between two
+        steps; without it one token of the base model.
+        """
         ...
 
     async def drain_evidence(self) -> DrainEvidence:
@@ -106,3 +183,24 @@ class Engine(Protocol):
     async def aclose(self) -> None:
         """Closes all connections."""
         ...
+
+
+class SerialEngine:
+    """What kinds have in common that are called one call at a time, and tell nothing between two looks."""
+
+    is_concurrent = False
+    paused = ""
+    is_deciding = False
+    swaps_alone = True
+
+    async def has_changed(self) -> bool:
+        """See `Engine.has_changed`. It does not tell."""
+        return False
+
+    async def prove(self, path: str, *, request_id: str) -> Outcome:  # noqa: ARG002 - of the interface
+        """See `Engine.prove`. It cannot be asked."""
+        return Done()
+
+    async def pulse(self) -> bool | None:
+        """See `Engine.pulse`. It says nothing of its progress, and a full one would be held to stand still."""
+        return None

@@ -1,4 +1,4 @@
-"""Who an engine is that does not say so itself: the socket that listens on its port, as the kernel numbers it.
+"""Identity of an engine's process by its listening socket (Linux).
 
 Another process listens with another socket, whose number is not given again while the host runs. It is seen only from
 the engine's own network namespace, as in its pod.
@@ -26,7 +26,7 @@ def listener_identity(url: str, proc: Path = PROC) -> str:
     return f"{boot}:{'+'.join(sorted(sockets))}" if sockets else ""
 
 
-class Process:
+class ListenerProcess:
     """The process that listens where `url` points."""
 
     def __init__(self, url: str) -> None:

@@ -8,16 +8,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from traceback import clear_frames
 
+from sidecar.vllm_plugin.coverage import merged
 from sidecar.vllm_plugin.draining import SWEEP_SECONDS, Drain
-from sidecar.vllm_plugin.errors import Busy, Conflict, DeadlinePassed, NotLoaded, PathMissing, Refused
-from sidecar.vllm_plugin.resolver import Resolver
-from sidecar.vllm_plugin.server import Adapter, ApiServer
+from sidecar.vllm_plugin.proof import AGAINST, Prover
+from sidecar.vllm_plugin.resolver import ResolverClient
+from sidecar.vllm_plugin.server import (
+    ApiServer,
+    Busy,
+    DeadlinePassed,
+    EngineAdapter,
+    EngineRefused,
+    FilesMissing,
+    NameConflict,
+    NotLoaded,
+    PluginError,
+)
 
 # Below the deadlines of the sidecar's calls, so that it hears what happened.
 LOAD_SECONDS = 55.0
 LOCK_SECONDS = 5.0
 LIST_SECONDS = 8.0
+COVERAGE_SECONDS = 4.0
 MAX_RETIRED = 1000
+_WITHOUT_EFFECT = {
+    "no_effect": "with it the engine answers as its base, to the last bit, although lora_B is not zero",
+    "not_finite": "with it the engine computes what is no number, and without it numbers",
+}
 
 
 class Adapters:
@@ -26,7 +42,7 @@ class Adapters:
     def __init__(
         self,
         server: ApiServer,
-        resolver: Resolver | None = None,
+        resolver: ResolverClient | None = None,
         *,
         load_seconds: float = LOAD_SECONDS,
         sweep_seconds: float = SWEEP_SECONDS,
@@ -35,6 +51,8 @@ class Adapters:
         self._resolver = resolver
         self._load_seconds = load_seconds
         self._drain = Drain(server, sweep_seconds)
+        self._prover = Prover(server)
+        self._coverage: dict[str, object] | None = None
 
     @property
     def resolves(self) -> bool:
@@ -42,9 +60,29 @@ class Adapters:
         return self._resolver is not None
 
     @property
+    def tells_coverage(self) -> bool:
+        """True if the engine can be asked what it applies of adapters."""
+        return self._server.ask_workers is not None
+
+    @property
+    def proves(self) -> bool:
+        """True if the engine can be asked whether an adapter has an effect."""
+        return self._server.prober is not None
+
+    @property
     def limits(self) -> Mapping[str, int | None]:
         """What the engine was started with."""
         return self._server.limits
+
+    @property
+    def kv_connectors(self) -> list[str]:
+        """See `ApiServer.kv_connectors`."""
+        return self._server.kv_connectors
+
+    @property
+    def changes(self) -> int:
+        """How often what is registered has changed since the server started, whoever did it."""
+        return self._server.registered.changes
 
     async def swap(self, name: str, path: str, expected: str) -> None:
         """Binds new requests for `name` to the files in `path`; each request has either the old version or the new.
@@ -64,7 +102,7 @@ class Adapters:
         if current.lora_path == path:
             return
         if current.lora_path != expected:
-            raise Conflict(f"{name!r} has {current.lora_path!r}, not {expected!r}: list, and decide anew")
+            raise NameConflict(f"{name!r} has {current.lora_path!r}, not {expected!r}: list, and decide anew")
         if len(self._drain) >= MAX_RETIRED:
             raise Busy(f"{MAX_RETIRED} earlier versions are still in use")
         await _check_there(path)
@@ -86,7 +124,7 @@ class Adapters:
         self._registered(name)
         await self._replace(name, None, None)
 
-    async def resolve(self, name: str, base_model: str) -> Adapter | None:
+    async def resolve(self, name: str, base_model: str) -> EngineAdapter | None:
         """What the sidecar says `name` is, for the caller to load and to register; None: nothing, for now.
 
         Its files count as in use from here on, until it is registered or nobody refers to it any more.
@@ -100,6 +138,48 @@ class Adapters:
         # Not at once: vLLM gives it another number as soon as it has it, before anything else can run.
         asyncio.get_running_loop().call_soon(self._drain.add, candidate)
         return candidate
+
+    async def coverage(self) -> dict[str, object]:
+        """What the engine applies of adapters, in all its workers. It stays so, and is asked for once.
+
+        Raises:
+            DeadlinePassed: the engine did not say it in time.
+            EngineRefused: it cannot say it.
+        """
+        ask = self._server.ask_workers
+        if ask is None:
+            raise EngineRefused("the engine cannot be asked what it applies")
+        if self._coverage is None:
+            try:
+                async with asyncio.timeout(COVERAGE_SECONDS):
+                    self._coverage = merged(await ask())
+            except TimeoutError as error:
+                message = f"the engine did not say what it applies within {COVERAGE_SECONDS:g} s"
+                raise DeadlinePassed(message) from error
+            except Exception as error:  # noqa: BLE001 - the engine's errors have no type of their own
+                raise EngineRefused(f"the engine cannot say what it applies: {error}") from None
+        return self._coverage
+
+    async def prove(self, path: str) -> dict[str, str]:
+        """What a short prompt says of the adapter in a directory, see `Prover`. It is bound to no name for that.
+
+        Raises:
+            FilesMissing: there is none.
+            EngineRefused: the engine does not take it.
+        """
+        try:
+            proof = await self._prover.prove(path)
+        except PluginError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the engine's errors have no type of their own
+            clear_frames(error.__traceback__)
+            raise EngineRefused(f"{error}") from None
+        return {"proof": proof, "message": _WITHOUT_EFFECT[proof] if proof in AGAINST else ""}
+
+    def without_effect(self) -> list[str]:
+        """Paths of what was proven not to be for this engine. Begins what was put off: it is asked again and again."""
+        self._prover.look_later()
+        return self._prover.without_effect
 
     def last_used(self) -> dict[str, float]:
         """For each registered name that was ever used, seconds since a request was bound to it or was seen to run."""
@@ -133,13 +213,13 @@ class Adapters:
             adapters[adapter.lora_int_id] = row
         return {"adapters": list(adapters.values()), "resident": sorted(resident)}
 
-    def _registered(self, name: str) -> Adapter:
+    def _registered(self, name: str) -> EngineAdapter:
         adapter = self._server.registered.get(name)
         if adapter is None:
             raise NotLoaded(f"no adapter {name[:200]!r} is loaded", field="lora_name")
         return adapter
 
-    async def _bring_in(self, candidate: Adapter) -> None:
+    async def _bring_in(self, candidate: EngineAdapter) -> None:
         try:
             async with asyncio.timeout(self._load_seconds):
                 await self._server.add(candidate)
@@ -149,9 +229,9 @@ class Adapters:
             clear_frames(error.__traceback__)
             if isinstance(error, TimeoutError):
                 raise DeadlinePassed(f"the engine did not load it within {self._load_seconds:g} s") from None
-            raise Refused(f"{error}") from None
+            raise EngineRefused(f"{error}") from None
 
-    async def _replace(self, name: str, current: Adapter | None, candidate: Adapter | None) -> None:
+    async def _replace(self, name: str, current: EngineAdapter | None, candidate: EngineAdapter | None) -> None:
         """Registers `candidate`, None: nothing, in place of `current`, None: of whatever there is."""
         lock = self._server.lock(name)
         try:
@@ -162,7 +242,7 @@ class Adapters:
         try:
             found = self._registered(name)
             if current is not None and found is not current:
-                raise Conflict(f"{name!r} was changed meanwhile, to {found.lora_path!r}")
+                raise NameConflict(f"{name!r} was changed meanwhile, to {found.lora_path!r}")
             if candidate is None:
                 del self._server.registered[name]
             else:
@@ -172,13 +252,25 @@ class Adapters:
         self._drain.add(found)
 
 
+class SidecarResolver:
+    """Implements vLLM's `LoRAResolver`. Until it is given `adapters`, as only an API server's is, it finds nothing."""
+
+    adapters: Adapters | None = None
+
+    async def resolve_lora(self, base_model_name: str, lora_name: str) -> EngineAdapter | None:
+        """Called under the name's lock; vLLM loads what it gets, under a number of its own, and registers it."""
+        return None if self.adapters is None else await self.adapters.resolve(lora_name, base_model_name)
+
+
 async def _check_there(path: str) -> None:
     """Said here, in words of ours: what the engine says of a missing file is prose."""
     if not await asyncio.to_thread((Path(path) / "adapter_config.json").is_file):
-        raise PathMissing(f"no adapter in {path!r}: the store must be mounted at the same path here", field="lora_path")
+        raise FilesMissing(
+            f"no adapter in {path!r}: the store must be mounted at the same path here", field="lora_path"
+        )
 
 
-def _row(adapter: Adapter, counts: Mapping[int, int], resident: set[int]) -> dict[str, object]:
+def _row(adapter: EngineAdapter, counts: Mapping[int, int], resident: set[int]) -> dict[str, object]:
     number = adapter.lora_int_id
     return {
         "name": adapter.lora_name,

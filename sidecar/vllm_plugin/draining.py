@@ -1,4 +1,4 @@
-"""What is not registered any more but may still be read, and its true removal once it is not.
+"""Drain of adapters that are no longer registered but may be read.
 
 A request is bound to an adapter as soon as it comes in, and is known to vLLM's output processor only when it has been
 tokenized. Until then nothing but its own reference to the adapter tells of it. So an adapter is in use while a request
@@ -12,7 +12,7 @@ import logging
 import sys
 from dataclasses import dataclass
 
-from sidecar.vllm_plugin.server import Adapter, ApiServer
+from sidecar.vllm_plugin.server import ApiServer, EngineAdapter
 
 _log = logging.getLogger("vllm.loraplane")
 SWEEP_SECONDS = 1.0
@@ -25,7 +25,7 @@ _OUR_REFERENCES = 2
 class Retired:
     """An adapter that no new request is bound to. `was_idle`: nobody used it when it was last looked at."""
 
-    adapter: Adapter
+    adapter: EngineAdapter
     was_idle: bool = False
 
     @property
@@ -41,7 +41,8 @@ class Drain:
         self._server = server
         self._sweep_seconds = sweep_seconds
         self._retired: dict[int, Retired] = {}
-        self._sweeper: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._sweeping: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self._retired)
@@ -51,20 +52,29 @@ class Drain:
         """What is still draining."""
         return list(self._retired.values())
 
-    def add(self, adapter: Adapter) -> None:
+    def add(self, adapter: EngineAdapter) -> None:
         """Takes an adapter that was just unregistered, or is not registered yet."""
         self._retired[adapter.lora_int_id] = Retired(adapter)
-        if self._sweeper is None or self._sweeper.done():
-            self._sweeper = asyncio.create_task(self._sweep_until_empty(), name="loraplane drain")
+        self._schedule()
 
-    async def _sweep_until_empty(self) -> None:
-        while self._retired:
-            await asyncio.sleep(self._sweep_seconds)
-            try:
-                async with asyncio.timeout(CALL_SECONDS):
-                    await self.sweep()
-            except Exception as error:  # noqa: BLE001 - vLLM has no error tree; what is retired stays so
-                _log.warning("loraplane: weights could not be removed from the engine, trying again: %s", error)
+    def _schedule(self) -> None:
+        """By a timer, not by a task that sleeps: a swap may be cancelled, and retire, while the event loop ends."""
+        if self._retired and self._timer is None and self._sweeping is None:
+            self._timer = asyncio.get_running_loop().call_later(self._sweep_seconds, self._start)
+
+    def _start(self) -> None:
+        self._timer = None
+        self._sweeping = asyncio.create_task(self._sweep_in_time(), name="loraplane drain")
+
+    async def _sweep_in_time(self) -> None:
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                await self.sweep()
+        except Exception as error:  # noqa: BLE001 - vLLM has no error tree; what is retired stays so
+            _log.warning("loraplane: weights could not be removed from the engine, trying again: %s", error)
+        finally:
+            self._sweeping = None
+            self._schedule()
 
     async def sweep(self) -> None:
         """Removes from the engine what is idle since the last sweep, and forgets what is not there any more.

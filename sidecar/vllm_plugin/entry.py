@@ -1,4 +1,4 @@
-"""The entry points: vLLM loads `prepare_process` in all its processes, and `Endpoints` in its API server."""
+"""Entry points of the plugin: every process of vLLM, and its API server."""
 
 from __future__ import annotations
 
@@ -7,16 +7,24 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from sidecar.vllm_plugin.adapters import Adapters
-from sidecar.vllm_plugin.asked import SidecarResolver
-from sidecar.vllm_plugin.inside import VllmServer, complaints, resolver_complaints, resolver_in, settings_against
-from sidecar.vllm_plugin.resolver import Resolver, socket_problem
+from sidecar.vllm_plugin.adapters import Adapters, SidecarResolver
+from sidecar.vllm_plugin.coverage import install
+from sidecar.vllm_plugin.guard import guard_of_environment
+from sidecar.vllm_plugin.resolver import ResolverClient, socket_problem
 from sidecar.vllm_plugin.routes import Plugin, routes
-from sidecar.vllm_plugin.versions import tell_apart
+from sidecar.vllm_plugin.vllm_internals import (
+    VllmServer,
+    complaints,
+    resolver_complaints,
+    resolver_in,
+    settings_against,
+    tell_apart,
+)
 
 _log = logging.getLogger("vllm.loraplane")
 VARIABLE = "LORAPLANE_PLUGIN"
 RESOLVER_VARIABLE = "LORAPLANE_RESOLVER"
+PROVE_ON_CPU_VARIABLE = "LORAPLANE_PROVE_ON_CPU"
 RUNTIME_LORA_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 RESOLVER_NAME = "loraplane"
 
@@ -45,8 +53,19 @@ def prepare_process() -> None:
         tell_apart(LoRARequest)
     except AttributeError as error:
         _log.error("loraplane: the plugin declines, versions of an adapter cannot be told apart: %s", error)
+    _install_coverage()
     if resolver_socket():
         _register_resolver()
+
+
+def _install_coverage() -> None:
+    """Without it the engine does not say what it applies, and all else is as it was."""
+    try:
+        from vllm.v1.worker.worker_base import WorkerBase  # noqa: PLC0415 - only inside vLLM
+    except ImportError as error:
+        _log.warning("loraplane: the engine cannot be asked what it applies of adapters: %s", error)
+        return
+    install(WorkerBase)
 
 
 def _register_resolver() -> None:
@@ -66,7 +85,7 @@ class Endpoints:
     required_tasks = ("generate",)
 
     def __init__(self) -> None:
-        self._plugin = Plugin()
+        self._plugin = Plugin(guard=guard_of_environment())
 
     def attach_router(self, app: Any) -> None:  # noqa: ANN401 - fastapi's application
         """Called once while the server is made. Without the variable there are no routes."""
@@ -84,11 +103,31 @@ class Endpoints:
         from vllm.lora.request import LoRARequest  # noqa: PLC0415 - only inside vLLM
 
         models = state.openai_serving_models
-        self._plugin.adapters = _adapters(VllmServer(engine_client, models, LoRARequest), models)
+        server = VllmServer(engine_client, models, LoRARequest, _params_class())
+        self._plugin.adapters = _adapters(server, models, self._plugin.guard.store)
         _log.info("loraplane: the plugin serves its routes")
 
 
-def _adapters(server: VllmServer, models: Any) -> Adapters:  # noqa: ANN401 - vLLM's own
+def _params_class() -> type[Any] | None:
+    """Without it the engine is not asked for answers, and all else is as it was.
+
+    vLLM's CPU build applies the adapter in its last slot to the base's requests in the same step: there a proof would
+    spoil what somebody else asks the base at that moment.
+    """
+    try:
+        from vllm import SamplingParams  # noqa: PLC0415 - only inside vLLM
+        from vllm.platforms import current_platform  # noqa: PLC0415
+    except ImportError as error:
+        _log.warning("loraplane: adapters cannot be proven to have an effect: %s", error)
+        return None
+    if current_platform.is_cpu() and not is_on(PROVE_ON_CPU_VARIABLE):
+        _log.info("loraplane: adapters are not proven to have an effect on CPUs, where a proof could spoil answers")
+        return None
+    params_class: type[Any] = SamplingParams
+    return params_class
+
+
+def _adapters(server: VllmServer, models: Any, store: str | None) -> Adapters:  # noqa: ANN401 - vLLM's own
     """With a resolver if one is wanted and vLLM asks it."""
     socket = resolver_socket()
     if not socket:
@@ -97,7 +136,7 @@ def _adapters(server: VllmServer, models: Any) -> Adapters:  # noqa: ANN401 - vL
     if problems or asked is None:
         _log.error("loraplane: the plugin does not resolve names: %s", "; ".join(problems))
         return Adapters(server)
-    asked.adapters = adapters = Adapters(server, Resolver(socket))
+    asked.adapters = adapters = Adapters(server, ResolverClient(socket, store=store))
     _log.info("loraplane: names are resolved through %s", socket)
     return adapters
 

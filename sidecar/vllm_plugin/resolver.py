@@ -1,22 +1,27 @@
-"""Asks the sidecar which files an unknown name stands for. Whatever goes wrong, the answer is that there are none."""
+"""Client of the sidecar's resolver socket.
+
+Whatever goes wrong, the answer is that there are no files.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from sidecar.vllm_plugin.question import (
+from sidecar.vllm_plugin.guard import is_below
+from sidecar.vllm_plugin.protocol import (
     MAX_ANSWER_BYTES,
     MAX_QUESTION_BYTES,
+    MAX_SOCKET_PATH_BYTES,
     BadAnswer,
     is_askable,
-    question,
     read_answer,
+    write_question,
 )
-from sidecar.vllm_plugin.recently import Recently
 
 _log = logging.getLogger("vllm.loraplane")
 ASK_SECONDS = 30.0
@@ -24,27 +29,56 @@ MISS_SECONDS = 1.0
 MAX_MISSES = 1024
 MAX_ASKING = 64
 SILENCE_SECONDS = 60.0
-# What the kernel takes as the address of a socket.
-MAX_SOCKET_PATH_BYTES = 107
 
 
-class Resolver:
+class TtlSet:
+    """Remembers texts for `seconds`, at most `capacity` of them: those that came last."""
+
+    def __init__(self, seconds: float, capacity: int, now: Callable[[], float]) -> None:
+        """`now` gives seconds of a clock that never goes back."""
+        self._seconds = seconds
+        self._capacity = capacity
+        self._now = now
+        self._until: OrderedDict[str, float] = OrderedDict()
+
+    def __contains__(self, text: str) -> bool:
+        return self._until.get(text, self._now()) > self._now()
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def add(self, text: str) -> None:
+        """Remembers `text` from now on."""
+        self._until[text] = self._now() + self._seconds
+        self._until.move_to_end(text)
+        if len(self._until) > self._capacity:
+            self._until.popitem(last=False)
+
+
+class ResolverClient:
     """The sidecar's socket, as seen from inside the engine. vLLM itself bounds neither time nor names nor questions."""
 
     def __init__(
-        self, socket: str, *, ask_seconds: float = ASK_SECONDS, now: Callable[[], float] = time.monotonic
+        self,
+        socket: str,
+        *,
+        store: str | None = None,
+        ask_seconds: float = ASK_SECONDS,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Connects to nothing yet.
 
         Args:
             socket: absolute path of the socket; it need not be there.
+            store: where the files of all answers have to be; None: wherever the sidecar says.
             ask_seconds: how long a question may take.
             now: seconds of a clock that never goes back.
         """
         self._socket = socket
+        self._store = store
         self._ask_seconds = ask_seconds
-        self._misses = Recently(MISS_SECONDS, MAX_MISSES, now)
-        self._said = Recently(SILENCE_SECONDS, 8, now)
+        self._misses = TtlSet(MISS_SECONDS, MAX_MISSES, now)
+        self._said = TtlSet(SILENCE_SECONDS, 8, now)
         self._asking = 0
 
     async def path_of(self, name: str, base_model: str) -> str | None:
@@ -71,12 +105,11 @@ class Resolver:
     async def _asked(self, name: str, base_model: str) -> str | None:
         try:
             async with asyncio.timeout(self._ask_seconds):
-                path = await self._ask(question(name, base_model))
-                if path is None or await asyncio.to_thread((Path(path) / "adapter_config.json").is_file):
-                    return path
-            self._say(
-                "path_missing", f"it names {path!r}, which holds no adapter here: mount the store at the same path"
-            )
+                path = await self._ask(write_question(name, base_model))
+                problem = None if path is None else await asyncio.to_thread(self._problem_with, path)
+            if problem is None:
+                return path
+            self._say(*problem)
         except TimeoutError:  # which is an OSError too
             self._say("deadline", f"no answer within {self._ask_seconds:g} s")
         except OSError as error:
@@ -84,6 +117,14 @@ class Resolver:
         except BadAnswer as error:
             self._say("bad_answer", f"its answer cannot be read: {error}")
         return None
+
+    def _problem_with(self, path: str) -> tuple[str, str] | None:
+        """Kind and sentence of what is wrong with a path."""
+        if self._store is not None and not is_below(path, self._store):
+            return "outside_store", f"it names {path!r}, which is not in {self._store!r}"
+        if (Path(path) / "adapter_config.json").is_file():
+            return None
+        return "path_missing", f"it names {path!r}, which holds no adapter here: mount the store at the same path"
 
     async def _ask(self, line: bytes) -> str | None:
         if len(line) > MAX_QUESTION_BYTES:

@@ -1,55 +1,131 @@
-"""The plugin's routes, below ``/v1/`` so that ``--api-key`` guards them. starlette comes with vLLM."""
+"""Routes of the plugin below ``/v1/``, behind ``--api-key`` and `Guard`.
+
+Bodies are bounded in size, time and length of every field.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from sidecar.vllm_plugin.adapters import Adapters
-from sidecar.vllm_plugin.bodies import read_fields
-from sidecar.vllm_plugin.errors import PluginError
+from sidecar.vllm_plugin.guard import ANYONE_BESIDE, CONTROL_HEADER, Guard
+from sidecar.vllm_plugin.server import DeadlinePassed, InvalidRequest, PluginError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import Route
 
+
+MAX_BODY_BYTES = 64 * 1024
+MAX_NAME_LENGTH = 256
+MAX_PATH_LENGTH = 4096
+BODY_SECONDS = 10.0
+LEFT = 499  # as proxies write down that the client went before the answer
+
+
+async def read_fields(stream: AsyncIterator[bytes], *names: str) -> dict[str, str]:
+    """The named text fields of the JSON object that `stream` brings.
+
+    Raises:
+        InvalidRequest: it is too large, no JSON object, or a field is missing, no text, empty or too long.
+        DeadlinePassed: it did not come in time.
+    """
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            body = await _read(stream)
+    except TimeoutError as error:
+        raise DeadlinePassed(f"the body did not come within {BODY_SECONDS:g} s") from error
+    fields = _object(body)
+    return {name: _text(name, fields.get(name)) for name in names}
+
+
+async def _read(stream: AsyncIterator[bytes]) -> bytes:
+    body = bytearray()
+    async for chunk in stream:
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise InvalidRequest(f"a body of more than {MAX_BODY_BYTES} bytes", field="body")
+    return bytes(body)
+
+
+def _object(body: bytes) -> dict[str, object]:
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the body is no JSON: {error}", field="body") from error
+    if not isinstance(fields, dict):
+        raise InvalidRequest("the body is no JSON object", field="body")
+    return fields
+
+
+def _text(name: str, value: object) -> str:
+    limit = MAX_NAME_LENGTH if name == "lora_name" else MAX_PATH_LENGTH
+    if not isinstance(value, str) or not 0 < len(value) <= limit or "\0" in value:
+        raise InvalidRequest(f"{name} must be text of 1 to {limit} characters", field=name)
+    if name != "lora_name" and not value.startswith("/"):
+        raise InvalidRequest(f"{name} must be an absolute path", field=name)
+    return value
+
+
 _log = logging.getLogger("vllm.loraplane")
 PREFIX = "/v1/loraplane"
 SCHEMA = 1
-CAPABILITIES = ("swap", "unload", "state", "uses")
+CAPABILITIES = ("swap", "unload", "state", "uses", "changes")
 Endpoint = Callable[[Adapters, "Request"], Awaitable[dict[str, object]]]
 
 
 class Plugin:
-    """What the routes serve. Until there are `adapters` they answer 404, as if there were no plugin."""
+    """What the routes serve, and to whom. Until there are `adapters` they answer 404, as if there were no plugin."""
 
-    def __init__(self, adapters: Adapters | None = None) -> None:
+    def __init__(self, adapters: Adapters | None = None, guard: Guard = ANYONE_BESIDE) -> None:
         self.adapters = adapters
+        self.guard = guard
         self.incarnation = os.urandom(8).hex()
 
     async def about(self, adapters: Adapters, _: Request) -> dict[str, object]:
         """That there is a plugin, what it can do, and what the engine can hold."""
         can = [*CAPABILITIES, *(["resolve"] if adapters.resolves else [])]
-        return {"schema": SCHEMA, "incarnation": self.incarnation, "capabilities": can, "limits": adapters.limits}
+        can += [*(["coverage"] if adapters.tells_coverage else []), *(["proof"] if adapters.proves else [])]
+        told = {"limits": adapters.limits, "kv_connectors": adapters.kv_connectors}
+        return {"schema": SCHEMA, "incarnation": self.incarnation, "capabilities": can, **told}
 
     async def state(self, adapters: Adapters, _: Request) -> dict[str, object]:
         """See `Adapters.state`."""
         return {"schema": SCHEMA, "incarnation": self.incarnation, **await adapters.state()}
 
+    async def coverage(self, adapters: Adapters, _: Request) -> dict[str, object]:
+        """See `Adapters.coverage`."""
+        return {"schema": SCHEMA, "incarnation": self.incarnation, **await adapters.coverage()}
+
     async def uses(self, adapters: Adapters, _: Request) -> dict[str, object]:
         """See `Adapters.last_used`. Unlike the state it does not ask the engine, which may be within a step."""
-        return {"schema": SCHEMA, "incarnation": self.incarnation, "last_used": adapters.last_used()}
+        told = {"last_used": adapters.last_used(), "no_effect": adapters.without_effect()}
+        return {**await self.changes(adapters, _), **told}
 
+    async def changes(self, adapters: Adapters, _: Request) -> dict[str, object]:
+        """See `Adapters.changes`; short, for who asks twice a second."""
+        return {"schema": SCHEMA, "incarnation": self.incarnation, "changes": adapters.changes}
 
-async def _swap(adapters: Adapters, request: Request) -> dict[str, object]:
-    fields = await read_fields(request.stream(), "lora_name", "lora_path", "expected_path")
-    name, path = fields["lora_name"], fields["lora_path"]
-    await adapters.swap(name, path, fields["expected_path"])
-    _log.info("loraplane: swapped %r to %r", name, path)
-    return {"lora_name": name, "lora_path": path}
+    async def prove(self, adapters: Adapters, request: Request) -> dict[str, object]:
+        """See `Adapters.prove`."""
+        path = (await read_fields(request.stream(), "lora_path"))["lora_path"]
+        await self.guard.check_path(path, path)
+        return {"schema": SCHEMA, **await adapters.prove(path)}
+
+    async def swap(self, adapters: Adapters, request: Request) -> dict[str, object]:
+        """See `Adapters.swap`."""
+        fields = await read_fields(request.stream(), "lora_name", "lora_path", "expected_path")
+        name, path, expected = fields["lora_name"], fields["lora_path"], fields["expected_path"]
+        await self.guard.check_path(path, expected)
+        await adapters.swap(name, path, expected)
+        _log.info("loraplane: swapped %r to %r", name, path)
+        return {"lora_name": name, "lora_path": path}
 
 
 async def _unload(adapters: Adapters, request: Request) -> dict[str, object]:
@@ -67,22 +143,30 @@ def routes(plugin: Plugin) -> list[Route]:
         ("GET", "/plugin", plugin.about),
         ("GET", "/state", plugin.state),
         ("GET", "/uses", plugin.uses),
-        ("POST", "/swap", _swap),
+        ("GET", "/coverage", plugin.coverage),
+        ("GET", "/changes", plugin.changes),
+        ("POST", "/prove", plugin.prove),
+        ("POST", "/swap", plugin.swap),
         ("POST", "/unload", _unload),
     )
     return [Route(PREFIX + path, _answer(plugin, endpoint), methods=[method]) for method, path, endpoint in served]
 
 
 def _answer(plugin: Plugin, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-    from starlette.responses import JSONResponse  # noqa: PLC0415 - only where there is a server
+    from starlette.requests import ClientDisconnect  # noqa: PLC0415 - only where there is a server
+    from starlette.responses import JSONResponse, Response  # noqa: PLC0415 - likewise
 
     async def answer(request: Request) -> Response:
-        if plugin.adapters is None:
+        # Nor is there one for a sidecar of a release that does not know the header: it can do without.
+        if plugin.adapters is None or CONTROL_HEADER not in request.headers:
             return JSONResponse({"detail": "Not Found"}, 404)
         try:
+            await plugin.guard.admit(request.method, request.headers)
             return JSONResponse(await endpoint(plugin.adapters, request))
         except PluginError as error:
             return JSONResponse(_error_body(error), error.status)
+        except ClientDisconnect:
+            return Response(status_code=LEFT)  # to nobody: whoever asked has gone
 
     return answer
 

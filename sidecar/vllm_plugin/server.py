@@ -1,15 +1,15 @@
-"""What the plugin needs of the API server that it is in: vLLM's, or the simulated engine's."""
+"""Interface of the API server that the plugin runs in, and the plugin's errors."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Protocol
 
-from sidecar.vllm_plugin.registered import Registered
+from sidecar.vllm_plugin.usage import Usage
 
 
-class Adapter(Protocol):
+class EngineAdapter(Protocol):
     """What a request is bound to when it comes in, and keeps until its end. `lora_int_id` is new with each load."""
 
     @property
@@ -28,11 +28,19 @@ class Adapter(Protocol):
         ...
 
 
+class Prober(Protocol):
+    """Answers the same short prompt, greedily, bound to an adapter or to the base."""
+
+    async def __call__(self, adapter: EngineAdapter | None, tokens: int) -> tuple[float, ...]:
+        """Logprobs of so many next tokens and of a few likely ones beside each; raises what the engine says."""
+        ...
+
+
 class ApiServer(Protocol):
     """The API server, in whose event loop all of this happens."""
 
     @property
-    def registered(self) -> Registered[Adapter]:
+    def registered(self) -> Usage[EngineAdapter]:
         """By name, what the next request for that name is bound to."""
         ...
 
@@ -45,11 +53,16 @@ class ApiServer(Protocol):
         """`max_loras`, `max_cpu_loras` and `max_lora_rank` as the server was started; None: not known."""
         ...
 
-    def make(self, name: str, path: str, like: Adapter | None) -> Adapter:
+    @property
+    def kv_connectors(self) -> list[str]:
+        """Names of those through which the engine shares what it computed, with modules where these are not vLLM's."""
+        ...
+
+    def make(self, name: str, path: str, like: EngineAdapter | None) -> EngineAdapter:
         """An adapter with a number that was never used; what is not said here it has of `like`."""
         ...
 
-    async def add(self, adapter: Adapter) -> None:
+    async def add(self, adapter: EngineAdapter) -> None:
         """Loads it into the engine, and raises whatever the engine says against it."""
         ...
 
@@ -61,6 +74,87 @@ class ApiServer(Protocol):
         """Numbers of the weights in the engine's memory."""
         ...
 
-    def in_flight(self) -> Iterable[Adapter]:
+    @property
+    def ask_workers(self) -> Callable[[], Awaitable[list[dict[str, Any]]]] | None:
+        """Asks each worker what it applies of adapters, see `coverage.coverage`; None: they cannot be asked."""
+        ...
+
+    @property
+    def prober(self) -> Prober | None:
+        """Lets the engine answer one short prompt; None: it cannot be asked."""
+        ...
+
+    @property
+    def is_full(self) -> bool:
+        """True while so many requests are with the engine that one more may have to wait."""
+        ...
+
+    def in_flight(self) -> Iterable[EngineAdapter]:
         """For each request that is with the engine, what it is bound to."""
         ...
+
+
+class PluginError(Exception):
+    """A request was not carried out; unless it is `DeadlinePassed`, nothing was changed."""
+
+    reason = "internal"
+    status = 500
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+
+
+class InvalidRequest(PluginError):
+    """The request is malformed; `field` says where."""
+
+    reason, status = "invalid_argument", 400
+
+
+class UnsupportedBody(InvalidRequest):
+    """The body is not said to be JSON."""
+
+    status = 415
+
+
+class Forbidden(PluginError):
+    """The caller may not call, or may not name that path; the message says what to change."""
+
+    reason, status = "forbidden", 403
+
+
+class NotLoaded(PluginError):
+    """No adapter is registered under that name."""
+
+    reason, status = "not_loaded", 404
+
+
+class FilesMissing(PluginError):
+    """There is no adapter in that directory."""
+
+    reason, status = "path_missing", 404
+
+
+class NameConflict(PluginError):
+    """The name is bound to something else than the caller believes."""
+
+    reason, status = "conflict", 409
+
+
+class EngineRefused(PluginError):
+    """The engine does not take the adapter; the message is the engine's."""
+
+    reason, status = "refused", 500
+
+
+class Busy(PluginError):
+    """Somebody else loads or unloads that name, or too much is still draining."""
+
+    reason, status = "busy", 503
+
+
+class DeadlinePassed(PluginError):
+    """The engine did not answer in time. The name is still bound to what it was bound to."""
+
+    reason, status = "deadline", 504

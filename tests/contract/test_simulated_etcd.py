@@ -21,11 +21,11 @@ from registry.etcd3.errors import EtcdError
 from registry.etcd3.ops import Compare, Delete, Event, Put, Range, Relation, Target, Txn, prefix_end
 from registry.etcd3.options import ClientOptions
 from registry.etcd3.stream import Mark, WatchProtocol
+from tests.simulation.channels import SimChannel
+from tests.simulation.links import Link
+from tests.simulation.members import CLUSTER_ID, Cluster, Habits, Member
+from tests.simulation.store import EtcdStore
 from tests.support.etcd import PATIENCE_SECONDS, compact, one_member
-from tests.support.sim.channels import SimChannel
-from tests.support.sim.links import Link
-from tests.support.sim.members import CLUSTER_ID, Cluster, Habits, Member
-from tests.support.sim.store import EtcdStore
 
 MODEL = "model"
 NAMES = ("a", "b", "c/1", "c/2")

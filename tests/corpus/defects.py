@@ -83,7 +83,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect("alpha_pattern_zero", "zero_alpha", config(alpha_pattern={"q_proj": 0})),
     Defect("bool_as_text", "invalid_config", config(use_rslora="false")),
     Defect("rank_pattern_list", "invalid_config", config(rank_pattern=["q_proj"])),
-    Defect("rank_pattern_slow", "unsupported_pattern", config(rank_pattern={"(a+)+x": 4})),
+    Defect("rank_pattern_lookahead", "unsupported_pattern", config(rank_pattern={"(?=q_proj)x": 4})),
     Defect("rank_pattern_broken", "unsupported_pattern", config(rank_pattern={"(q_proj": 4})),
     Defect("rank_pattern_lies", "rank_mismatch", config(rank_pattern={"q_proj": 2})),
     Defect("rank_too_low", "rank_mismatch", config(r=RANK // 2)),

@@ -90,13 +90,13 @@ class Architecture:
 
     def draft(self, *extra: str, seed: int = 0) -> Draft:
         """A good adapter of the usual modules and of `extra` ones."""
-        chance = random.Random(seed)
+        clock = random.Random(seed)
         tensors: dict[str, Values] = {}
         for module in (*self.targets, *extra):
             outputs, inputs = self.modules[module]
             stem = f"base_model.model.{module}"
-            tensors[f"{stem}.lora_A.weight"] = floats(chance, (RANK, inputs))
-            tensors[f"{stem}.lora_B.weight"] = floats(chance, (outputs, RANK))
+            tensors[f"{stem}.lora_A.weight"] = floats(clock, (RANK, inputs))
+            tensors[f"{stem}.lora_B.weight"] = floats(clock, (outputs, RANK))
         return Draft(dict(CONFIG_FIELDS, base_model_name_or_path=self.name), tensors)
 
 
@@ -115,9 +115,9 @@ CONFIG_FIELDS: dict[str, Any] = {
 }
 
 
-def floats(chance: random.Random, shape: Shape) -> Values:
+def floats(clock: random.Random, shape: Shape) -> Values:
     """A float32 tensor."""
-    values = [chance.uniform(-0.1, 0.1) for _ in range(shape[0] * shape[1])]
+    values = [clock.uniform(-0.1, 0.1) for _ in range(shape[0] * shape[1])]
     return Values("F32", shape, struct.pack(f"<{len(values)}f", *values))
 
 

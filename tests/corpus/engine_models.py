@@ -8,13 +8,11 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from registry.dev.engine_python import find_engine_python
-from registry.dev.vllm_process import reference_command
 from registry.lora.base_directory import read_base
+from registry.tools.devstack.engine_environment import find_engine_python, reference_command
 from tests.corpus.drafts import LLAMA, Architecture
 from tests.corpus.torchvision_stub import write_stub
 from tests.support.engines import VllmFlags
-from tests.support.tiny import make_tiny
 
 FOLDER = Path(__file__).parent
 NAMES = ("llama", "qwen2", "qwen2_5_vl")
@@ -60,9 +58,8 @@ def ran(command: list[str], imports: Path) -> str:
     return done.stdout
 
 
-def make_models(folder: Path) -> dict[str, EngineModel]:
-    """Writes all three."""
-    llama = make_tiny(folder).model
+def make_models(folder: Path, llama: Path) -> dict[str, EngineModel]:
+    """All three, of which the Llama is there already."""
     imports, script = write_stub(folder / "imports"), str(FOLDER / "models.py")
     ran([str(find_engine_python()), "-P", script, "--llama", str(llama), "--out", str(folder)], imports)
     return {name: EngineModel(name, llama if name == "llama" else folder / name, imports) for name in NAMES}

@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from registry.lora.base_directory import read_base
 from registry.lora.directory import digest_of, examine_directory, open_directory
-from registry.lora.patterns import Patterns
-from registry.lora.policy import Limits, Policy
-from registry.sources.errors import ArtifactError
-from sidecar.artifacts.reports import Report, parse_report
+from registry.lora.policy import AdapterLimits, Policy
+from registry.sources.base import ArtifactError
+from sidecar.artifacts.reports import ArtifactReport, parse_report
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef, Staged
 from tests.corpus.drafts import ARCHITECTURES, CONFIG, LLAMA, QWEN2_5_VL, WEIGHTS, Architecture, Draft
 from tests.corpus.edits import vision
 from tests.corpus.goods import GOODS, Good
+from tests.corpus.in_process import InProcessExaminer
 
 
 async def stage(
     folder: Path, base: Path | None, prepare: dict[str, str], store: str = "store", **more: object
 ) -> Staged:
-    own = read_base(base) if base else None
-    opened = LocalStore(folder / store, "r1", [folder.as_uri()], base=own)
+    own = replace(read_base(base), architecture="LlamaForCausalLM") if base else None
+    opened = LocalStore(folder / store, "r1", [folder.as_uri()], base=own, examiner=InProcessExaminer())
     try:
         return await opened.ensure(ArtifactRef((folder / "source").as_uri(), None, json.dumps(prepare), **more))
     finally:
         opened.close()
 
 
-def report_of(folder: Path) -> Report:
+def report_of(folder: Path) -> ArtifactReport:
     (path,) = (folder / "store" / "reports").iterdir()
     report = parse_report(path.read_bytes())
     assert report is not None
@@ -60,7 +62,7 @@ async def test_what_can_be_made_right_is_served_under_the_bases_own_names(
     served = {name for name in tensors(directory) if "base_layer" not in name}
     assert served == set(architecture.draft().tensors)
     assert sorted(tensors(directory).values()) == sorted(_kept(draft))
-    again = examine_directory(directory, read_base(base), Limits(), Policy())
+    again = examine_directory(directory, read_base(base), AdapterLimits(), Policy())
     assert not again.verdict.changes
     report = report_of(tmp_path)
     assert (report.id, report.source, report.prepared) == (
@@ -88,11 +90,16 @@ async def test_ranks_and_alphas_of_modules_survive_their_new_names(tmp_path, nam
     draft = LLAMA.draft()
     next(good for good in GOODS if good.name == name).edit(draft, LLAMA)
     draft.write(tmp_path / "source")
-    config = open_directory(Path((await stage(tmp_path, base, {})).path)).config
-    ranks, alphas = Patterns(config.rank_pattern, config.r), Patterns(config.alpha_pattern, config.lora_alpha)
+    config = json.loads((Path((await stage(tmp_path, base, {})).path) / CONFIG).read_text())
     for layer, wanted in ((0, (4, 8)), (1, (2, 4))):
         module = f"model.layers.{layer}.self_attn.q_proj"
-        assert (ranks.value(module), alphas.value(module)) == wanted
+        found = _of_peft(config["rank_pattern"], module, config["r"])
+        assert (found, _of_peft(config["alpha_pattern"], module, config["lora_alpha"])) == wanted
+
+
+def _of_peft(patterns: dict[str, float], module: str, default: float) -> float:
+    """What a module has by PEFT's own rule (`get_pattern_key`): the first key that its name is, or ends with."""
+    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
 async def test_vision_modules_are_kept_where_that_is_asked_for(tmp_path):
@@ -168,7 +175,7 @@ def test_a_header_is_padded_as_readers_expect(tmp_path):
     draft = LLAMA.draft()
     draft.rename("base_model.model.", "")
     opened = open_directory(draft.write(tmp_path / "a"))
-    verdict = examine(opened.config, opened.header.tensors, None, Limits(), Policy())
+    verdict = examine(opened.config, opened.header.tensors, None, AdapterLimits(), Policy())
     layout = new_weights(opened.header, verdict.changes)
     assert struct.unpack("<Q", layout.start[:8])[0] % 8 == 0
     assert layout.size_bytes == len(layout.start) + sum(len(one.data) for one in draft.tensors.values())

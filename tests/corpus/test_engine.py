@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from registry.dev.engine_python import find_engine_python
-from registry.dev.vllm_process import reference_command
 from registry.lora.base_directory import read_base
-from registry.sources.errors import ArtifactError
+from registry.sources.base import ArtifactError
+from registry.tools.devstack.engine_environment import find_engine_python, reference_command
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
 from tests.corpus.goods import SPELLINGS
-from tests.support.engines import Asker, RealVllm
-from tests.support.tiny import Tiny, make_tiny
+from tests.support.engines import Asker
+from tests.support.tiny import Tiny
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 SCRIPT = Path(__file__).with_name("peft_adapters.py")
@@ -52,8 +51,7 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory) -> World:
-    tiny = make_tiny(tmp_path_factory.mktemp("tiny"))
+def world(tmp_path_factory, tiny) -> World:
     out = tmp_path_factory.mktemp("peft")
     command = [str(find_engine_python()), "-P", str(SCRIPT), "--model", str(tiny.model), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
@@ -65,17 +63,10 @@ def world(tmp_path_factory) -> World:
     return World(tiny, out, json.loads(done.stdout))
 
 
-@pytest.fixture(scope="module")
-def vllm(tmp_path_factory, world) -> Iterator[RealVllm]:
-    engine = RealVllm(world.tiny.model, tmp_path_factory.mktemp("vllm"))
-    yield engine
-    engine.stop()
-
-
 @pytest.fixture
-async def asker(vllm) -> AsyncIterator[Asker]:
-    await vllm.ensure()
-    asker = Asker(vllm.url)
+async def asker(real_vllm) -> AsyncIterator[Asker]:
+    await real_vllm.ensure()
+    asker = Asker(real_vllm.url)
     await asker.clear()
     yield asker
     await asker.client.aclose()

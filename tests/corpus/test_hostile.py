@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from registry.errors import InvalidArgument
 from registry.lora.base_directory import read_base
+from registry.model.errors import InvalidArgument
 from registry.model.names import check_adapter_name
-from registry.sources.errors import ArtifactError
+from registry.sources.base import ArtifactError
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
 from tests.corpus.drafts import ARCHITECTURES, LLAMA, Architecture

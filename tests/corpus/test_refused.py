@@ -10,11 +10,12 @@ import pytest
 from registry.lora.base import compress, expand
 from registry.lora.base_directory import read_base
 from registry.model.records import BaseShapes
-from registry.sources.errors import ArtifactError
+from registry.sources.base import ArtifactError
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
 from tests.corpus.defects import DEFECTS, Defect
 from tests.corpus.drafts import ARCHITECTURES, LLAMA, QWEN2, Architecture
+from tests.corpus.in_process import InProcessExaminer
 from tests.support.engines import PATIENT
 from tests.support.rig import Rig, running_rig
 from tests.support.waiting import eventually
@@ -32,7 +33,7 @@ def bases(tmp_path_factory) -> dict[str, Path]:
 
 
 async def refusal(folder: Path, base: Path, defect: Defect) -> ArtifactError:
-    store = LocalStore(folder / "store", "r1", [folder.as_uri()], base=read_base(base))
+    store = LocalStore(folder / "store", "r1", [folder.as_uri()], base=read_base(base), examiner=InProcessExaminer())
     ref = ArtifactRef((folder / "source").as_uri(), None, prepare=json.dumps(defect.prepare))
     with pytest.raises(ArtifactError) as refused:
         await store.ensure(ref)
@@ -100,7 +101,6 @@ async def test_what_was_refused_for_another_base_is_served_once_the_pools_base_i
         await eventually(lambda: bool(rig.statuses) and rig.reasons() == {"a": "shape_mismatch"})
         assert not rig.calls("load")
         _use(rig, tmp_path, LLAMA)
-        rig.inputs.wake()
         await rig.served(1, "a")
         assert rig.status.warnings == []
 
@@ -109,14 +109,14 @@ async def test_nothing_is_planned_before_the_pool_was_read(tmp_path):
     """R5: its base is in its record; an adapter must not slip through because the adapters came first."""
     async with running_rig(tmp_path) as rig:
         rig.driver._deadlines = PATIENT
-        rig.inputs.pool, pool, rig.inputs.pool_read = None, rig.inputs.pool, False
+        pool = rig.mailbox.snapshot.pool
+        rig.set_pool(None, is_read=False)
         LLAMA.draft().write(rig.sources / "a")
         rig.desire(1, a="a")
         await eventually(lambda: bool(rig.statuses) and rig.status.engine.incarnation)
         assert not rig.status.ready
         assert not list((tmp_path / "store" / "adapters").iterdir())
-        rig.inputs.pool, rig.inputs.pool_read = pool, True
-        rig.inputs.wake()
+        rig.set_pool(pool)
         await rig.served(1, "a")
         assert [one.reason for one in rig.status.warnings] == ["base_unknown"]
 
@@ -124,5 +124,5 @@ async def test_nothing_is_planned_before_the_pool_was_read(tmp_path):
 def _use(rig: Rig, folder: Path, architecture: Architecture) -> None:
     """Makes this the base of the rig's pool."""
     base = read_base(architecture.write_base(folder / "bases" / architecture.name))
-    shapes = BaseShapes(modules=compress(base.modules), fingerprint=base.fingerprint)
-    rig.inputs.pool = rig.inputs.pool.model_copy(update={"base": shapes})
+    shapes = BaseShapes(modules=compress(base.modules), fingerprint=base.fingerprint, architecture="LlamaForCausalLM")
+    rig.set_pool(rig.mailbox.snapshot.pool.model_copy(update={"base": shapes}))

@@ -35,8 +35,8 @@ Answer = list[tuple[int, float]]
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory) -> dict[str, EngineModel]:
-    return make_models(tmp_path_factory.mktemp("models"))
+def models(tmp_path_factory, tiny) -> dict[str, EngineModel]:
+    return make_models(tmp_path_factory.mktemp("models"), tiny.model)
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -45,7 +45,10 @@ def model(request, models) -> EngineModel:
 
 
 @pytest.fixture(scope="module")
-def vllm(tmp_path_factory, model) -> Iterator[RealVllm]:
+def vllm(tmp_path_factory, model, real_vllm) -> Iterator[RealVllm]:
+    if real_vllm.model == model.directory:
+        yield real_vllm
+        return
     engine = RealVllm(model.directory, tmp_path_factory.mktemp("vllm"))
     yield engine
     engine.stop()
@@ -163,9 +166,9 @@ def _is_not_finite(defect: Defect) -> bool:
 
 
 async def test_a_pipe_in_the_place_of_a_configuration_holds_the_engine(model, vllm, asker, tmp_path):
-    """R7: why nothing but a regular file of our own store is ever named to an engine. It is not of use after that."""
+    """R7: why nothing but a regular file of our own store is ever named to an engine. It waits for who may write."""
     if model.name != "llama":
-        pytest.skip("once is enough: it costs an engine")
+        pytest.skip("once is enough")
     hostile = next(one for one in FOLDERS if one.name == "fifo_adapter_config.json")
     hostile.write(tmp_path / "a", drafted(model))
     async with httpx.AsyncClient(base_url=vllm.url, timeout=httpx.Timeout(60, read=10)) as client:
@@ -173,4 +176,10 @@ async def test_a_pipe_in_the_place_of_a_configuration_holds_the_engine(model, vl
             await client.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": str(tmp_path / "a")})
         with pytest.raises(httpx.ReadTimeout):
             await client.post("/v1/completions", json={"model": "tiny", "prompt": "x", "max_tokens": 1})
-    vllm.stop()
+    pipe = tmp_path / "a" / "adapter_config.json"
+    writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    pipe.unlink()
+    pipe.write_bytes((drafted(model).write(tmp_path / "good") / pipe.name).read_bytes())  # for who reads it again
+    os.write(writer, pipe.read_bytes())
+    os.close(writer)
+    assert await answer(asker, "tiny") is not None

@@ -2,8 +2,9 @@
 
     python -P vision_reference.py --model DIR --adapter DIR --prompt TEXT
 
-It prints what ``registry/dev/reference.py`` does, with the adapter under ``a``. The adapter's modules stand below
-``model.layers`` as in the checkpoint; here they are below ``model.language_model.layers``. Imports nothing of ours.
+It prints what ``registry/tools/devstack/reference.py`` does, with the adapter under ``a``. The adapter's modules stand
+below ``model.layers`` as in the checkpoint; here they are below ``model.language_model.layers``. Imports nothing of
+ours.
 """
 
 from __future__ import annotations

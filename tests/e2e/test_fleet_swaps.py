@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from registry.client import AsyncRegistry
-from registry.client.published import published_of
+from loraplane import AsyncRegistry
+from registry.client.adapters import published_of
 from registry.v1 import registry_pb2 as pb
-from sidecar.observed import Done, Outcome
+from sidecar.engines.observed import Done, Outcome
 from tests.support.admin import Admin, admin_inside, make_pool, wait_ready
 from tests.support.engines import BASE_MODEL, RealVllm, VllmFlags
 from tests.support.fleet import POOL, Sidecar
@@ -25,7 +25,8 @@ from tests.support.swap_load import SwapLoad, versions_of
 from tests.support.tiny import Tiny, make_tiny
 from tests.support.waiting import eventually
 
-REPLICAS = ("r1", "r2")
+# How many adapters of a batch each has room for: fewer than there are versions, and more.
+SLOTS = {"r1": 3, "r2": 8}
 SWAPS = int(os.environ.get("SWAPS", "18"))
 RATE = float(os.environ.get("RATE", "8"))
 SWAPS_PER_SECOND = 2.0
@@ -45,7 +46,7 @@ class ByRegistry:
 
     async def begin(self, name: str, version: str) -> None:
         """See `Swapper.begin`."""
-        published = await self.registry.publish(version, name, POOL, wait=SERVED_SECONDS)
+        published = await self.registry.publish(version, name, POOL, timeout_seconds=SERVED_SECONDS)
         assert published.generation == 1
 
     async def swap(self, name: str, old: str, new: str) -> Outcome:
@@ -54,10 +55,10 @@ class ByRegistry:
             reply = await self.admin.stub.RollbackAdapter(pb.RollbackAdapterRequest(pool=POOL, name=name))
             published = published_of(reply)
             assert published.uri == Path(new).as_uri() != Path(old).as_uri()
-            await self.registry.wait_served(published, SERVED_SECONDS)
+            await self.registry.wait(published, timeout_seconds=SERVED_SECONDS)
             self.rollbacks += 1
         else:
-            published = await self.registry.publish(new, name, POOL, wait=SERVED_SECONDS)
+            published = await self.registry.publish(new, name, POOL, timeout_seconds=SERVED_SECONDS)
         self.generations.append(published.generation)
         return Done()
 
@@ -70,10 +71,10 @@ class ByRegistry:
 async def fleet(folder: Path, tiny: Tiny, etcd: tuple[str, ...], prefix: str) -> AsyncIterator[list[RealVllm]]:
     """Two replicas with the plugin, each with its sidecar; both are ready."""
     async with AsyncExitStack() as stack:
-        engines = [RealVllm(tiny.model, folder / name / "vllm") for name in REPLICAS]
-        for name, vllm in zip(REPLICAS, engines, strict=True):
+        engines = [RealVllm(tiny.model, folder / name / "vllm") for name in SLOTS]
+        for name, vllm in zip(SLOTS, engines, strict=True):
             stack.callback(vllm.stop)
-            await vllm.ensure(VllmFlags(plugin=True))
+            await vllm.ensure(VllmFlags(plugin=True, max_loras=SLOTS[name]))
             sidecar = Sidecar(folder / name, etcd, prefix, vllm.url, replica=name, sources=tiny.folder / "adapters")
             stack.callback(sidecar.program.kill)
             sidecar.program.start()
@@ -84,7 +85,10 @@ async def fleet(folder: Path, tiny: Tiny, etcd: tuple[str, ...], prefix: str) ->
 @pytest.mark.engine
 @pytest.mark.timeout(900)
 async def test_no_request_to_either_replica_fails_or_mixes_versions(etcd, tmp_path):
-    """R5, R3, R4: also for streams in flight and after rollbacks; `publish` returns when both replicas serve it."""
+    """R5, R7, R3, R4, fault 23: also for streams in flight and after each rollback, with few slots and with many.
+
+    `publish` returns when both replicas serve it.
+    """
     tiny = make_tiny(tmp_path)
     async with AsyncExitStack() as stack:
         admin = await stack.enter_async_context(admin_inside(etcd.endpoints, etcd.prefix))

@@ -14,7 +14,7 @@ def test_the_demo_holds_on_real_engines():
     """R3, R5, R6, R12, R13, W1, W2 on real vLLM: applied together, answered as PEFT answers, swapped without a mixed
     answer, deleted, and back after the kill of an engine, of a sidecar and of etcd."""
     played = subprocess.run(
-        [sys.executable, "-m", "registry.dev.demo", "--engine", "vllm"],
+        [sys.executable, "-m", "registry.tools.devstack.demo", "--engine", "vllm"],
         capture_output=True,
         text=True,
         timeout=840,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.keys import Keys
+from registry.model.keys import Keys
 from tests.support.etcd import Cluster, make_cluster
 from tests.support.fleet import Hand, SimulatedEngine
 

@@ -15,14 +15,12 @@ import grpc
 import httpx
 import pytest
 
-from registry.check.calls import Call, check_calls
-from registry.check.joined import check_replicas
-from registry.check.replay import replay
-from registry.check.replicas import Listing
-from registry.keys import Keys
+from registry.model.keys import Keys
+from registry.tools.verify.replay import LoggedCall, check_calls, check_replicas, replay
+from registry.tools.verify.replicas import EngineListing
 from registry.v1 import registry_pb2 as pb
 from tests.faults.etcd_link import EtcdLink
-from tests.faults.told import History, compact_seen, told_all, watched
+from tests.faults.recorded import History, compact_seen, told_all, watched
 from tests.support.adapters import digest_of, write_adapter
 from tests.support.admin import Admin, admin_inside, change_set, drop, make_pool, put, refused, wait_ready
 from tests.support.etcd import Cluster, Member
@@ -47,7 +45,7 @@ class Story:
     """What happened: for the message of a failure, which must be enough to play it again."""
 
     seed: int
-    calls: list[Call] = field(default_factory=list)
+    calls: list[LoggedCall] = field(default_factory=list)
     refusals: dict[str, str] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -75,7 +73,7 @@ async def play(folder: Path, cluster: Cluster, *, seed: int, faults: int, second
     Raises:
         AssertionError: something does not hold; the message has the seed and the faults.
     """
-    story, chance = Story(seed), random.Random(seed)
+    story, clock = Story(seed), random.Random(seed)
     engine = SimulatedEngine(folder)
     sources = folder / "sources"
     for version in ("v1", "v2"):
@@ -92,7 +90,7 @@ async def play(folder: Path, cluster: Cluster, *, seed: int, faults: int, second
             sidecar.program.start()
             await eventually(sidecar.is_ready, timeout_seconds=60)
             before, began = resident_bytes(sidecar), time.monotonic()
-            await _under_faults(admin, cluster, sources, chance, story, sidecar, history, faults, began + seconds)
+            await _under_faults(admin, cluster, sources, clock, story, sidecar, history, faults, began + seconds)
             healed = time.monotonic()
             story.seconds = healed - began
             await _converged(cluster, admin, sidecar, engine, story, history, healed)
@@ -114,7 +112,7 @@ async def _under_faults(
     admin: Admin,
     cluster: Cluster,
     sources: Path,
-    chance: random.Random,
+    clock: random.Random,
     story: Story,
     sidecar: Sidecar,
     history: History,
@@ -122,24 +120,24 @@ async def _under_faults(
     end: float,
 ) -> None:
     stop = asyncio.Event()
-    writers = [_write(admin, sources, random.Random(chance.random()), number, story, stop) for number in range(WRITERS)]
+    writers = [_write(admin, sources, random.Random(clock.random()), number, story, stop) for number in range(WRITERS)]
     tasks = [asyncio.create_task(writer) for writer in writers]
     link = EtcdLink(sidecar.program.log)
     while len(story.faults) < faults or time.monotonic() < end:
-        await _one_fault(cluster, chance, story, link, history)
+        await _one_fault(cluster, clock, story, link, history)
     stop.set()
     await asyncio.gather(*tasks)
 
 
 async def _write(
-    admin: Admin, sources: Path, chance: random.Random, writer: int, story: Story, stop: asyncio.Event
+    admin: Admin, sources: Path, clock: random.Random, writer: int, story: Story, stop: asyncio.Event
 ) -> None:
     """Changes and deletes adapters at random and notes what it was told."""
     made = 0
     while not stop.is_set():
         made += 1
-        name, folder = chance.choice(NAMES), sources / chance.choice(["v1", "v2"])
-        change = drop(name) if chance.random() < 0.2 else _pinned(name, folder)
+        name, folder = clock.choice(NAMES), sources / clock.choice(["v1", "v2"])
+        change = drop(name) if clock.random() < 0.2 else _pinned(name, folder)
         request_id = f"w{writer}-{made}"
         try:
             reply = await admin.stub.ApplyAdapters(change_set(change, request_id=request_id), timeout=4)
@@ -148,9 +146,9 @@ async def _write(
             told = refused(error)
             outcome = "unknown" if told.code in unknown else "refused"
             story.refusals[request_id] = f"{told.code.name} {told.reason}: {told.message}"
-            story.calls.append(Call(request_id=request_id, outcome=outcome))
+            story.calls.append(LoggedCall(request_id=request_id, outcome=outcome))
         else:
-            story.calls.append(Call(request_id=request_id, outcome="ok", revision=reply.revision))
+            story.calls.append(LoggedCall(request_id=request_id, outcome="ok", revision=reply.revision))
         await _pause(PAUSE_SECONDS, stop)
 
 
@@ -169,9 +167,9 @@ async def _pause(seconds: float, stop: asyncio.Event) -> None:
         return
 
 
-async def _one_fault(cluster: Cluster, chance: random.Random, story: Story, link: EtcdLink, history: History) -> None:
+async def _one_fault(cluster: Cluster, clock: random.Random, story: Story, link: EtcdLink, history: History) -> None:
     """Something happens to one member, lasts, and is healed; the cluster keeps its majority."""
-    kind = chance.choice(["kill leader", "kill one", "freeze leader", "freeze one", "freeze watched", "compact"])
+    kind = clock.choice(["kill leader", "kill one", "freeze leader", "freeze one", "freeze watched", "compact"])
     story.faults.append(kind)
     never = asyncio.Event()
     if kind == "compact":
@@ -181,10 +179,10 @@ async def _one_fault(cluster: Cluster, chance: random.Random, story: Story, link
     if kind == "freeze watched":
         await _freeze_watched(cluster, story, link)
         return
-    member = await cluster.leader() if kind.endswith("leader") else chance.choice(cluster.members)
+    member = await cluster.leader() if kind.endswith("leader") else clock.choice(cluster.members)
     hurt, heal = _harm(kind, member)
     hurt()
-    await _pause(chance.uniform(*FAULT_SECONDS), never)
+    await _pause(clock.uniform(*FAULT_SECONDS), never)
     heal()
     await cluster.ready()
 
@@ -229,12 +227,12 @@ async def _converged(
     """R3 converge, and then the replay of everything."""
     last = await eventually(lambda: _last_write(admin), timeout_seconds=60)
 
-    async def is_settled() -> Listing | None:
+    async def is_settled() -> EngineListing | None:
         status = await sidecar.status()
         assert status["observed_revision"] >= last, (status["observed_revision"], last)
         assert not status["pending"], status["pending"]
         failed, asked_at = [entry["name"] for entry in status["failed"]], time.time()
-        return Listing(
+        return EngineListing(
             replica="r1",
             revision=status["observed_revision"],
             adapters=await engine.listing(),

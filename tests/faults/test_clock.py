@@ -38,7 +38,7 @@ async def test_a_clock_that_steps_by_an_hour_changes_nothing(hours, one, hand, e
     offset.write_text("+0")
     sidecar = Sidecar(tmp_path, one.endpoints, "/x", engine.url)
     # So that it loses its connection for the clock or not at all.
-    sidecar.program.module = "tests.support.patient_sidecar"
+    sidecar.change("patient")
     sidecar.program.environment = {
         **sidecar.program.environment,
         "LD_PRELOAD": str(LIBRARY),

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from registry.keys import Keys
+from registry.model.keys import Keys
 from tests.support.fleet import POOL, Hand
 from tests.support.herd import Herd, lists_read, patient
 
 SIDECARS = int(os.environ.get("SIDECARS", "300"))
-RECORDS = 300
+RECORDS = 100
 MOST_LISTS = 5
 # Each sidecar has a connection, a journal and a lock, and many machines give 1,024 unless somebody asks for more.
 DESCRIPTORS = 16 * SIDECARS
@@ -60,11 +60,11 @@ async def test_a_thousand_sidecars_resume_from_their_snapshots(one, hand: Hand, 
         herd.copy_snapshot(SIDECARS)
         changed = [one.model_copy(update={"generation": 2}) for one in records[:20]]
         await hand.put(*changed)
-        revision = await hand.delete("n298", "n299")
+        revision = await hand.delete(f"n{RECORDS - 2}", f"n{RECORDS - 1}")
         before = lists_read()
         with patient():
             await herd.start(SIDECARS, revision, timeout_seconds=240)
         assert lists_read() - before <= MOST_LISTS
-        assert {one.inputs.desired.count for one in herd.members} == {RECORDS - 2}
+        assert {one.mailbox.snapshot.desired.count for one in herd.members} == {RECORDS - 2}
     finally:
         await herd.stop()

@@ -77,6 +77,8 @@ async def test_a_connection_that_dies_without_a_word_is_replaced(hand, engine, s
     proxy.strand()
     await hand.put(hand.record("b", "v2"))
     await serves(engine, "a", "b")
+    assert proxy.held, "what etcd sent over the dead connection stayed there"
+    assert events(sidecar, "etcd_disconnected") == 1
     assert events(sidecar, "listed") == 1
 
 

@@ -1,9 +1,8 @@
-"""etcd runs out of space: nothing is written, all is served; the glass is broken, space comes, all is settled."""
+"""etcd without space: all is served, etcdctl deletes, and the doctor repairs."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from registry.cli.main import run
 from registry.etcd3.client import Client
 from registry.etcd3.errors import NoSpace
 from registry.etcd3.ops import Put, Range
-from registry.keys import Keys
+from registry.model.keys import Keys
 from registry.v1 import registry_pb2 as pb
 from tests.support.adapters import write_adapter
 from tests.support.admin import Admin, admin_inside, change_set, drop, make_pool, put, refusal, wait_ready
@@ -84,20 +83,21 @@ async def counter(admin: Admin) -> int:
     return (await admin.stub.ListTenants(pb.ListTenantsRequest())).tenants[0].adapters
 
 
-async def test_break_glass_is_refused_while_etcd_takes_changes(client, admin):
-    """W7 audit-complete: while the ordinary way is open, there is no other."""
-    await admin.stub.ApplyAdapters(change_set(put("acme/a")))
-    before = (await client.range(Range(b"x"))).revision
-    told = await refusal(admin.stub.BreakGlassDelete(pb.BreakGlassDeleteRequest(pool=POOL, name="acme/a")))
-    assert (told.code, told.reason) == (StatusCode.FAILED_PRECONDITION, "SPACE_LEFT")
-    assert (await client.range(Range(b"x"))).revision == before
+async def delete_raw(cluster: Cluster, *names: str) -> None:
+    """As docs/operations.md says: one key after another, by etcd's own tool."""
+    for name in names:
+        assert await etcdctl(cluster, "del", KEYS.adapter(POOL, name).decode()) == "1\n"
 
 
-async def test_without_space_everything_is_served_and_an_adapter_can_still_be_removed(
-    small, client, admin, sources, tmp_path, engine, monkeypatch
+async def doctor(admin: Admin, *arguments: str) -> int:
+    """The doctor's exit code."""
+    return await asyncio.to_thread(run, ["--admin", admin.address, "doctor", *arguments])
+
+
+async def test_without_space_everything_is_served_and_an_adapter_can_still_be_deleted(
+    small, client, admin, sources, tmp_path, engine
 ):
-    """Fault 31: R3, R13; W2, W5, W6, W7 hold over the whole history once the removal is settled."""
-    monkeypatch.chdir(tmp_path)
+    """Fault 31: R3, R13; the recipe of docs/operations.md: delete by etcdctl, make space, repair."""
     sidecar = Sidecar(tmp_path, small.endpoints, PREFIX, engine.url, sources=sources)
     sidecar.program.start()
     try:
@@ -106,14 +106,20 @@ async def test_without_space_everything_is_served_and_an_adapter_can_still_be_re
         await serves(engine, *uris)
         await fill(client)
         await _nothing_is_written(admin)
-        await _glass_is_broken(admin)
+        await delete_raw(small, "acme/bad")
         await serves(engine, "acme/good")
         assert await counter(admin) == 2
+        assert await doctor(admin, "--repair") == 4
         await make_space(small, client)
-        [receipt] = tmp_path.glob("removal-*.json")
-        for _ in range(2):
-            assert await asyncio.to_thread(run, ["--admin", admin.address, "break-glass", "settle", str(receipt)]) == 0
+        assert await doctor(admin) == 4
+        assert await counter(admin) == 2
+        assert await doctor(admin, "--repair") in {0, 4}, "the counter is mended, whatever else is told"
         assert await counter(admin) == 1
+
+        async def is_well() -> bool:
+            return await doctor(admin) == 0
+
+        await eventually(is_well, every_seconds=0.5)  # the status from before is written again a while after
         await admin.stub.ApplyAdapters(change_set(put("acme/bad", uris["acme/good"])))
         await serves(engine, *uris)
         told = await admin.stub.GetAdapter(pb.GetAdapterRequest(pool=POOL, name="acme/bad"))
@@ -127,14 +133,6 @@ async def _nothing_is_written(admin: Admin) -> None:
         told = await refusal(admin.stub.ApplyAdapters(change_set(change)))
         assert (told.code, told.reason) == (StatusCode.RESOURCE_EXHAUSTED, "ETCD_NO_SPACE")
     assert len((await admin.stub.ListAdapters(pb.ListAdaptersRequest(pool=POOL))).adapters) == 2
-
-
-async def _glass_is_broken(admin: Admin) -> None:
-    loraplane = ["--admin", admin.address, "-o", "json", "break-glass", "delete", "adapter", "acme/bad", "--pool", POOL]
-    assert await asyncio.to_thread(run, loraplane) == 2
-    assert await asyncio.to_thread(run, [*loraplane, "--yes", "--etag", "1"]) == 5
-    assert await asyncio.to_thread(run, [*loraplane, "--yes"]) == 0
-    assert await asyncio.to_thread(run, [*loraplane, "--yes"]) == 3
 
 
 async def serves(engine: SimulatedEngine, *names: str) -> None:
@@ -156,26 +154,22 @@ async def test_a_repeated_change_is_answered_as_before(small, client, admin):
     assert (told.code, told.reason) == (StatusCode.RESOURCE_EXHAUSTED, "ETCD_NO_SPACE")
 
 
-async def test_a_repeated_removal_gets_the_same_receipt(client, admin):
-    """W3 idempotent: a client whose reply was lost asks the same server again."""
-    await admin.stub.ApplyAdapters(change_set(put("acme/a")))
-    await fill(client)
-    request = pb.BreakGlassDeleteRequest(pool=POOL, name="acme/a", request_id="once")
-    receipt = await admin.stub.BreakGlassDelete(request)
-    assert await admin.stub.BreakGlassDelete(request) == receipt
-    assert json.loads(receipt.record)["name"] == "acme/a"
-    assert len(receipt.left_undone) == 3
-
-
-async def test_the_history_of_a_settled_removal_holds(small, client, admin):
-    """W2, W5, W6, W7: what the replay checker says of it before and after it is settled."""
+async def test_the_history_of_a_repaired_tenant_holds(small, client, admin):
+    """W2, W3, W5, W6, W7: what the replay checker says before and after the repair, which is repeated."""
     await admin.stub.ApplyAdapters(change_set(put("acme/a"), put("acme/b")))
     await fill(client)
-    receipt = await admin.stub.BreakGlassDelete(pb.BreakGlassDeleteRequest(pool=POOL, name="acme/a"))
-    with pytest.raises(AssertionError, match=r"W7 .*unaccounted for"):
+    await delete_raw(small, "acme/a", "acme/b")
+    with pytest.raises(AssertionError, match=r"W7 .*deleted past the admin service"):
         check_history(KEYS, await read_history(client, PREFIX, 1))
+    request = pb.RepairTenantRequest(name="acme", request_id="once")
+    told = await refusal(admin.stub.RepairTenant(request))
+    assert (told.code, told.reason) == (StatusCode.RESOURCE_EXHAUSTED, "ETCD_NO_SPACE")
     await raise_quota(small)
-    await admin.stub.SettleRemoval(pb.SettleRemovalRequest(removal=receipt))
+    reply = await admin.stub.RepairTenant(request)
+    assert [(one.name, one.generation) for one in reply.retired] == [("acme/a", 1), ("acme/b", 1)]
+    assert await admin.stub.RepairTenant(request) == reply
+    assert not (await admin.stub.RepairTenant(pb.RepairTenantRequest(name="acme"))).changed
+    await admin.stub.ApplyAdapters(change_set(put("acme/a")))
     check_history(KEYS, await read_history(client, PREFIX, 1))
     assert await counter(admin) == 1
 

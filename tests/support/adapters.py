@@ -9,9 +9,10 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from registry.lora.manifest import FileEntry, manifest_digest
+from registry.lora.digest import FileEntry, manifest_digest
 
 MODULES = ("q_proj", "v_proj")
+COSTLY_TENSORS = 150_000
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,16 @@ def write_adapter(
 ) -> WrittenAdapter:
     """Writes an adapter into `directory`, which is made; what is there is overwritten."""
     return write_files(directory, adapter_config(rank, base), adapter_weights(rank, seed, hidden=hidden, layers=layers))
+
+
+def write_costly_adapter(directory: Path) -> WrittenAdapter:
+    """Writes one whose header names as many modules as are read: seconds of a processor to examine, and refused."""
+    entries = {
+        f"m.{i:x}.lora_A.weight": {"dtype": "F16", "shape": [1, 1], "data_offsets": [2 * i, 2 * i + 2]}
+        for i in range(COSTLY_TENSORS)
+    }
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    return write_files(directory, adapter_config(), struct.pack("<Q", len(header)) + header + bytes(2 * COSTLY_TENSORS))
 
 
 def write_files(directory: Path, config: bytes, weights: bytes) -> WrittenAdapter:

@@ -13,9 +13,9 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from registry.admin.server import running
-from registry.admin.settings import Settings
-from registry.daemon.settings import Address
-from registry.dev.ports import free_ports
+from registry.admin.settings import AdminSettings
+from registry.runtime.settings import Address
+from registry.tools.devstack.processes import free_ports
 from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
 from tests.support.processes import Program
@@ -48,7 +48,7 @@ class Refused:
 @asynccontextmanager
 async def admin_inside(etcd: Sequence[str], prefix: str, **settings: Any) -> AsyncIterator[Admin]:
     """The service in this event loop, on free ports; further settings by their names."""
-    told = Settings(etcd=tuple(etcd), listen=_FREE, http=_FREE, prefix=prefix, **settings)
+    told = AdminSettings(etcd=tuple(etcd), listen=_FREE, http=_FREE, prefix=prefix, **settings)
     async with running(told, drain_seconds=0) as ports:
         address = f"127.0.0.1:{ports.grpc_port}"
         async with grpc.aio.insecure_channel(address) as channel:

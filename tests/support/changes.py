@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from registry.etcd3.ops import Range, Txn
-from registry.keys import Keys
-from registry.model.records import AdapterSpec, PoolLimits, Source
+from registry.model.keys import Keys
+from registry.model.records import AdapterRecord, AdapterSpec, PoolLimits, SourceSpec
+from registry.transactions.builder import Planned, Settled, Unchanged, replay
 from registry.transactions.changes import (
     ApplyAdapters,
     Change,
@@ -16,20 +17,20 @@ from registry.transactions.changes import (
     Upsert,
     payload_digest,
 )
-from registry.transactions.context import Caller, Context, Leases, Limits
-from registry.transactions.draft import Planned, Unchanged
+from registry.transactions.context import OPERATOR, Caller, Context, LeaseIds, TxnLimits
+from registry.transactions.decode import ReadSet, read_set_of
 from registry.transactions.plan import plan_change, reads_beside, reads_of
-from registry.transactions.replay import Settled, replay
-from registry.transactions.view import View, view_of
+from registry.transactions.repair import AuditTrail, is_of_tenant
 from tests.support.memory_etcd import MemoryEtcd
 
 KEYS = Keys("/t")
 POOL = "p"
+ALICE = "operator:alice"  # where request ids of a `Desk` stand
 
 
 def spec(source: str = "v1", **values: Any) -> AdapterSpec:
     """A spec whose artifact is named by `source`."""
-    return AdapterSpec(source=Source(uri=f"file:///a/{source}"), **values)
+    return AdapterSpec(source=SourceSpec(uri=f"file:///a/{source}"), **values)
 
 
 def upsert(name: str, source: str = "v1", etag: int | None = None, **values: Any) -> Upsert:
@@ -47,38 +48,50 @@ def creating(name: str = POOL, *base_models: str) -> CreatePool:
     return CreatePool(name, base_models or ("base",), PoolLimits())
 
 
+def lost_records(etcd: MemoryEtcd, tenant: str) -> tuple[AdapterRecord, ...]:
+    """Records of a tenant that were deleted past the admin service, as the store finds them."""
+    trail = AuditTrail(tenant)
+    for key, kv in etcd.kvs.items():
+        if key.startswith(KEYS.audits()):
+            trail.take(kv)
+    adapters = [key for key in etcd.kvs if key.startswith(KEYS.all_adapters())]
+    return trail.lost({key for key in adapters if is_of_tenant(key, tenant)}, KEYS)
+
+
 @dataclass
 class Desk:
     """Somebody who makes changes. `context` can be made for each change; ids are counted."""
 
     etcd: MemoryEtcd = field(default_factory=MemoryEtcd)
-    limits: Limits = field(default_factory=Limits)
+    limits: TxnLimits = field(default_factory=TxnLimits)
     made: int = 0
+    principal: str = "alice"
+    role: str = OPERATOR
 
     def context(self, change: Change, request_id: str = "") -> Context:
         self.made += 1
-        caller = Caller("alice", "operator", request_id or f"auto-{self.made}", request_id_given=bool(request_id))
+        caller = Caller(self.principal, self.role, request_id or f"auto-{self.made}", request_id_given=bool(request_id))
         return Context(
             keys=KEYS,
             limits=self.limits,
             caller=caller,
-            leases=Leases(request=1, audit=2),
+            leases=LeaseIds(request=1, audit=2),
             at=f"2026-01-01T00:00:{self.made:02}Z",
             audit_id=f"a{self.made:06}",
             payload_digest=payload_digest(change),
         )
 
-    def view(self, change: Change, context: Context) -> View:
+    def view(self, change: Change, context: Context) -> ReadSet:
         """Everything that the change is planned from, read now."""
         return self._whole(change, self._read(reads_of(change, context)), context)
 
-    def _whole(self, change: Change, view: View, context: Context) -> View:
+    def _whole(self, change: Change, view: ReadSet, context: Context) -> ReadSet:
         beside = set(reads_beside(change, view, context)) - set(view.reads)
         return self._read((*view.reads, *beside)) if beside else view
 
-    def _read(self, reads: tuple[Range, ...]) -> View:
+    def _read(self, reads: tuple[Range, ...]) -> ReadSet:
         result = self.etcd.txn(Txn((), reads))
-        return view_of(reads, result.revision, result.responses)
+        return read_set_of(reads, result.revision, result.responses)
 
     def plan(self, change: Change, request_id: str = "") -> Planned:
         """The plan from what stands in the store now."""
@@ -90,7 +103,7 @@ class Desk:
         context = self.context(change, request_id)
         return self.settle(change, context, self.view(change, context))
 
-    def settle(self, change: Change, context: Context, view: View) -> Settled:
+    def settle(self, change: Change, context: Context, view: ReadSet) -> Settled:
         """The loop from a view on, which may be old."""
         while True:
             known = replay(view, context)
@@ -103,4 +116,4 @@ class Desk:
             result = self.etcd.txn(planned.txn)
             if result.succeeded:
                 return Settled(planned.reply, result.revision)
-            view = view_of(view.reads, result.revision, result.responses)
+            view = read_set_of(view.reads, result.revision, result.responses)

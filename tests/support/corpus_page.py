@@ -1,4 +1,4 @@
-"""docs/corpus.md from the corpus: every row, what we say, and what the engine does alone. As a program: writes it."""
+"""docs/corpus.md from the corpus: every defect, our verdict, and the engine's alone. As a program: writes it."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ def page() -> str:
     rows = "\n".join(_row(name, said, is_permanent, kept) for name, said, is_permanent in _rows())
     archives = "\n".join(f"| {one.name} | `{one.reason}` | {_lasts(one.permanent)} |" for one in ARCHIVES)
     names = "\n".join(_name_row(number, name, kept) for number, name in enumerate(NAMES))
-    return f"""# What is wrong with adapters, who says so, and who does not
+    return f"""# Defects of adapters: our verdict, and vLLM's alone
 
 Made from the corpus in `tests/corpus` by `make docs`; `tests/corpus/test_verdicts.py` measures the engine anew.
-vLLM 0.32.0 on the CPU, tiny models with random weights; an engine that nobody stands before gets each row as it is.
-No row ever reaches an engine behind a sidecar. Of Qwen2.5-VL the language model is loaded, without pictures.
+vLLM 0.32.0 on the CPU, tiny models with random weights. Each row was given to an engine without a sidecar, as it is.
+A sidecar lets none of them reach its engine. Of Qwen2.5-VL the language model is loaded, without pictures.
 
-"As the undamaged one" is right for a row only if nothing was lost by what is wrong with it: an adapter that says it is
-of another kind, or has modules that the base has not, was meant to do something else. What a row with NaN leaves
-behind in the engine's memory makes requests for some later adapters fail too, an alpha of 0 among them.
+"As the undamaged one" is a right answer only if the defect lost nothing: an adapter that declares another
+kind, or has modules that the base model lacks, was meant to do something else. A row with NaN leaves
+values in the engine's memory that make requests for some later adapters fail too, an alpha of 0 among them.
 
-| row | we say | | {" | ".join(MODELS.values())} |
+| defect | our verdict | | {" | ".join(MODELS.values())} |
 |---|---|---|{"---|" * len(MODELS)}
 {rows}
 
 ## Archives
-The engine reads none. Where one is a source, this is said of it, and nothing is written by a name that stands in it.
+The engine reads no archives. A sidecar gives this verdict on one as a source. No file gets a name from an archive.
 
-| row | we say | |
+| defect | our verdict | |
 |---|---|---|
 {archives}
 
 ## Names
-No record, and so no engine, is ever given one of these. The engine alone:
+No record, and so no engine, ever gets one of these names. The engine alone:
 
 | name | {" | ".join(MODELS.values())} |
 |---|{"---|" * len(MODELS)}

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from tests.simulation.artifacts import GOOD, MISSING, REFUSED
 from tests.support.engines import BASE_MODEL
-from tests.support.sim.artifacts import GOOD, MISSING, REFUSED
 from tests.support.tiny import Tiny
 
 # Begin as the simulation's sources do, by which it knows what each is good for.

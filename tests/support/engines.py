@@ -6,24 +6,34 @@ import os
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import httpx
 
-from registry.dev.engine_plugin import RESOLVER_VARIABLE, plugin_folder
-from registry.dev.engine_python import find_engine_python
-from registry.dev.ports import free_ports
-from registry.dev.vllm_process import MAX_LORAS, vllm_command, vllm_environment
-from sidecar.engines.deadlines import Deadlines
+from registry.tools.devstack.engine_environment import (
+    MAX_LORAS,
+    RESOLVER_VARIABLE,
+    find_engine_python,
+    plugin_folder,
+    vllm_command,
+    vllm_environment,
+)
+from registry.tools.devstack.processes import free_ports
+from sidecar.engines.driver import Deadlines
+from sidecar.vllm_plugin.entry import PROVE_ON_CPU_VARIABLE
+from sidecar.vllm_plugin.guard import CONTROL_HEADER, STORE_VARIABLE, TOKEN_VARIABLE, WITHOUT_TOKEN
 from tests.support.waiting import eventually
 
 BASE_MODEL = "tiny"
 START_SECONDS = 240
 END_SECONDS = 60
 # For drivers in tests that are not about deadlines: no machine stands still for so long.
-PATIENT = Deadlines(probe_seconds=60, list_seconds=60, load_seconds=60, unload_seconds=60, turn_seconds=60)
+PATIENT = Deadlines(
+    probe_seconds=60, list_seconds=60, load_seconds=60, unload_seconds=60, turn_seconds=60, pulse_seconds=60
+)
 # A server may close a connection that is kept just as the next request is sent on it.
 FRESH_CONNECTIONS = httpx.Limits(max_keepalive_connections=0)
 
@@ -36,9 +46,12 @@ class VllmFlags:
     api_key: str | None = None
     plugin: bool = False
     resolver: str | None = None
+    store: str | None = None
+    control_token_file: str | None = None
     max_loras: int = MAX_LORAS
     more: tuple[str, ...] = ()
     import_path: str | None = None
+    proves: bool = False
 
 
 @dataclass
@@ -59,12 +72,22 @@ class RealVllm:
         self._start(flags)
         await eventually(self._is_healthy, timeout_seconds=START_SECONDS)
 
+    async def again(self) -> None:
+        """Starts it at the same address after it was killed."""
+        assert self._process is not None
+        assert self._flags is not None
+        self._process.wait(END_SECONDS)
+        self._start(self._flags, int(self.url.rpartition(":")[2]))
+        await eventually(self._is_healthy, timeout_seconds=START_SECONDS)
+
     def stop(self) -> None:
         """Ends the process and whatever it started."""
         process, self._process = self._process, None
         if process is None:
             return
         process.send_signal(signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGCONT)  # a test that failed may have left it stopped
         try:
             process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -79,11 +102,23 @@ class RealVllm:
         )
         return sum(map(int, found.stdout.split())) * 1024
 
+    def signal(self, number: signal.Signals, *, is_core: bool = False) -> None:
+        """Sends a signal to all of its processes; `is_core`: to the engine's core alone, beside which HTTP goes on."""
+        assert self._process is not None
+        found = subprocess.run(
+            ["ps", "-o", "pid=,comm=", "--sid", str(self._process.pid)], capture_output=True, text=True, check=True
+        )
+        processes = [line.split(None, 1) for line in found.stdout.splitlines()]
+        sent = [int(pid) for pid, name in processes if not is_core or "EngineCor" in name]
+        assert sent, found.stdout
+        for pid in sent:
+            os.kill(pid, number)
+
     def log(self) -> str:
         return (self.folder / "vllm.log").read_text(errors="replace")
 
-    def _start(self, flags: VllmFlags) -> None:
-        (port,) = free_ports(1)
+    def _start(self, flags: VllmFlags, port: int = 0) -> None:
+        port = port or free_ports(1)[0]
         self.url, self._flags = f"http://127.0.0.1:{port}", flags
         command = vllm_command(
             find_engine_python(),
@@ -96,8 +131,15 @@ class RealVllm:
         self.folder.mkdir(parents=True, exist_ok=True)
         plugin = plugin_folder(self.folder / "plugin") if flags.plugin else None
         environment = vllm_environment(runtime_lora=flags.runtime_lora, plugin=plugin)
+        environment |= {"VLLM_SERVER_DEV_MODE": "1"}  # without which nobody can pause it
         environment |= {"PYTHONPATH": flags.import_path} if flags.import_path else {}
-        environment |= {RESOLVER_VARIABLE: flags.resolver} if flags.resolver else {}
+        ours = {
+            RESOLVER_VARIABLE: flags.resolver,
+            STORE_VARIABLE: flags.store,
+            TOKEN_VARIABLE: flags.control_token_file,
+            PROVE_ON_CPU_VARIABLE: "1" if flags.proves else "",
+        }
+        environment |= {name: value for name, value in ours.items() if value}
         with (self.folder / "vllm.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, *flags.more],
@@ -126,7 +168,8 @@ class Asker:
     client: httpx.AsyncClient = field(init=False)
 
     def __post_init__(self) -> None:
-        self.client = httpx.AsyncClient(base_url=self.url, timeout=120, limits=FRESH_CONNECTIONS)
+        headers = {CONTROL_HEADER: WITHOUT_TOKEN}
+        self.client = httpx.AsyncClient(base_url=self.url, timeout=120, limits=FRESH_CONNECTIONS, headers=headers)
 
     async def load(self, name: object, path: object) -> httpx.Response:
         return await self.client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path})

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sidecar.engines.bodies import json_of
-from sidecar.engines.exchange import JsonPost, Lost, NotSent, Reply, unheard
 from sidecar.engines.simulated import pages
 from sidecar.engines.simulated.engine import Rejection
-from sidecar.engines.vllm import VllmEngine
-from sidecar.engines.vllm_http import VllmHttp
-from sidecar.engines.vllm_process import UNLOAD_PATH
+from sidecar.engines.transport import Lost, NotSent, PostRequest, Reply, json_of, unheard
+from sidecar.engines.vllm.driver import VllmEngine
+from sidecar.engines.vllm.http import VllmHttp
+from sidecar.engines.vllm.process import UNLOAD_PATH
+from tests.simulation.engines import EngineHost
 from tests.support.engine_steps import (
     ADAPTERS,
     NOT_ABSOLUTE,
@@ -29,7 +29,6 @@ from tests.support.engine_steps import (
     UnloadedByOthers,
 )
 from tests.support.engines import BASE_MODEL
-from tests.support.sim.engines import EngineHost
 
 # Longer than a block of the prefix cache, so that stale entries of it would show.
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 6
@@ -67,7 +66,7 @@ class _Hearing:
         return getattr(self._http, name)
 
     async def post(
-        self, requests: Sequence[JsonPost], request_id: str, seconds: float, on_sent: Callable[[], None] = unheard
+        self, requests: Sequence[PostRequest], request_id: str, seconds: float, on_sent: Callable[[], None] = unheard
     ) -> Sequence[Heard]:
         """See `VllmHttp.post`."""
         answers = await self._http.post(requests, request_id, seconds, on_sent)
@@ -127,7 +126,7 @@ class Subject:
             case Swap(name, old, new):
                 return type(await self._engine.swap(name, self._path(old), self._path(new), request_id=""))
             case UnloadedByOthers(name):
-                return len(await self._http.post([JsonPost(UNLOAD_PATH, {"lora_name": name})], "", CALL_SECONDS))
+                return len(await self._http.post([PostRequest(UNLOAD_PATH, {"lora_name": name})], "", CALL_SECONDS))
             case Ask(name):
                 return self._answered_by(await self._ask(name))
             case Observe():
@@ -184,7 +183,7 @@ def over_http(url: str) -> AskModel:
 
     async def ask(model: str) -> Heard:
         body = {"model": model, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}
-        [reply] = await VllmHttp(url, None).post([JsonPost("/v1/completions", body)], "", CALL_SECONDS)
+        [reply] = await VllmHttp(url, None).post([PostRequest("/v1/completions", body)], "", CALL_SECONDS)
         return reply
 
     return ask

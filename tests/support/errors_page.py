@@ -1,4 +1,4 @@
-"""docs/errors.md from the code: every reason, which status and exit code it comes with. As a program: writes it."""
+"""docs/errors.md from the code: every reason with its status and exit code. As a program: writes it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from registry import errors
-from registry.admin.statuses import CODES
+from registry.admin.rpc.interceptor import CODES
 from registry.cli.failure import EXIT_OF, Exit
-from registry.client.refusals import KIND_OF
-from registry.errors import Reason
+from registry.client.errors import KIND_OF
+from registry.model import errors
+from registry.model.errors import Reason
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "errors.md"
@@ -33,6 +33,7 @@ MEANING: Mapping[Reason, str] = {
     Reason.GENERATION_NOT_FOUND: "History does not hold that generation (the last ten are kept). List the history.",
     Reason.POOL_NOT_FOUND: "There is no such pool. Create it, or list those there are.",
     Reason.REPLICA_NOT_FOUND: "No such replica lives in that pool. Is its sidecar up?",
+    Reason.REPLICA_LIVES: "Only a replica that is gone can be forgotten. End its sidecar first.",
     Reason.TENANT_NOT_FOUND: "There is no such tenant.",
     Reason.POOL_EXISTS: "There is such a pool already. Update it.",
     Reason.ADAPTER_EXISTS: "There is an adapter whose name differs in nothing but case; `name` tells it.",
@@ -40,9 +41,6 @@ MEANING: Mapping[Reason, str] = {
     Reason.LOST_RACE: "Others changed the same records again and again. Nothing was changed; repeat it.",
     Reason.POOL_NOT_EMPTY: "The pool has adapters. Delete them first.",
     Reason.POOL_FULL: "The pool's engines have one adapter at a time, and that is `name`. Delete it first, or use another pool.",
-    Reason.SPACE_LEFT: "etcd takes changes, so there is no glass to break. Use `loraplane delete`.",
-    Reason.NOT_REMOVED: "What a receipt says was removed is still there. Was it put back by hand?",
-    Reason.GENERATION_REUSED: "A name was applied again at the generation that was removed, or so often that history has none of that time, before the removal was settled. Compare the tenant's counter.",
     Reason.GENERATION_MISMATCH: "The rollout that was meant is of another generation than the adapter's present one; `generation` tells that. Look at it and decide anew.",
     Reason.NO_ROLLOUT: "All replicas serve the adapter's generation, or come to: there is nothing to promote or to abort.",
     Reason.CANARY_TOO_LARGE: "A strategy asks for more canaries (`canaries`) than live replicas of the pool match (`replicas`). Ask for fewer, or for a share such as 25%.",
@@ -55,8 +53,10 @@ MEANING: Mapping[Reason, str] = {
     Reason.ETCD_UNAVAILABLE: "etcd does not answer the admin service. Nothing was changed; repeat it.",
     Reason.ETCD_PERMISSION: "etcd refuses the admin service. Check its user, role and certificates.",
     Reason.OUTCOME_UNKNOWN: "Nobody knows whether the change was made. Retry with the same request_id (`request_id` tells it): it is made once at most.",
+    Reason.SIDECAR_UNAVAILABLE: "A sidecar that --sidecar names is not reached, or answers with something else.",
     Reason.ADMIN_UNAVAILABLE: "The admin service is not reached, or stops. Ask again, or another one.",
     Reason.DEADLINE_EXCEEDED: "The time was up. The message says whether anything can have been changed.",
+    Reason.DIGEST_MISMATCH: "The files here have another digest than the one that is pinned. Pin theirs, name another source, or go on with `--force`.",
     Reason.DIGEST_REQUIRED: "The pool was made with `--require-digest`, and the source of an adapter has none. `loraplane digest URI` prints it; `apply` and `add` put it in by themselves where they can read the source.",
     Reason.ADAPTER_UNFIT: "An adapter that no replica of the pool would serve. The message begins with what was found first; `finding` is that reason, `findings` their number. See `loraplane check`.",
     Reason.CANNOT_PUBLISH: "An adapter cannot be converted, or written, as is wanted. The message says why and what would do; nothing that a replica would take was written.",
@@ -67,7 +67,8 @@ MEANING: Mapping[Reason, str] = {
     Reason.ROLLOUT_FAILED: "A rollout finished, and not every replica serves it. The message names them with their reasons.",
     Reason.USAGE: "A command was written wrongly. See --help.",
     Reason.STACK_NOT_FOUND: "There is no local stack in that folder. Start one with `loraplane dev up`.",
-    Reason.STACK_NOT_READY: "A part of the local stack did not come up. Its log is named.",
+    Reason.STACK_NOT_READY: "A part of the local stack did not come up, and its log is named; or the stack was ended. Start it with `loraplane dev up`.",
+    Reason.STACK_NOT_TRUSTED: "The folder of the local stack is another user's, or others may write in it. Work in a folder of your own, take the others' right away (`chmod go-w`), or name the admin service with `--admin`.",
     Reason.INTERNAL: "A broken invariant of ours. The log of the service has the traceback; please report it.",
 }
 
@@ -114,17 +115,17 @@ def page() -> str:
 
 Made from the code by `make docs`; change it there.
 
-Every refusal of the admin service carries google.rpc.ErrorInfo with domain `loraplane` and one of these reasons, which stay the
-same over releases; where a field is at fault, google.rpc.BadRequest names it as the caller wrote it. `loraplane` prints the reason
-and ends with the exit code. What the metadata of an error tells is named in `code`.
+Every refusal of the admin service carries google.rpc.ErrorInfo with domain `loraplane` and one of these reasons. Reasons stay the
+same over releases. If a field is at fault, google.rpc.BadRequest names it as the caller wrote it. `loraplane` prints the reason
+and ends with the exit code. Names in `code` are keys of the error's metadata.
 
-A reply that says that nothing was changed is true. UNAVAILABLE with `OUTCOME_UNKNOWN` is the only one that does not know.
+A reply that says "nothing was changed" is true. Only UNAVAILABLE with `OUTCOME_UNKNOWN` leaves the outcome open.
 
 | reason | gRPC status | exit code | meaning and remedy |
 |---|---|---|---|
 {rows}
 
-Statuses that carry no reason come from gRPC itself; `loraplane` takes them for: {_statuses()}.
+Statuses without a reason come from gRPC itself; `loraplane` maps them: {_statuses()}.
 """
 
 

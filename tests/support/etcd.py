@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from registry.dev.etcd_binary import child_environment, find_etcd
-from registry.dev.ports import free_ports
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.client import Client, MemberStatus
-from registry.etcd3.errors import Timeout, Unavailable
-from registry.etcd3.methods import Method
+from registry.etcd3.codec import Method
+from registry.etcd3.errors import EtcdUnavailable, Timeout
 from registry.etcd3.ops import Op, Txn
 from registry.etcd3.options import ClientOptions, TlsFiles
+from registry.tools.devstack.processes import child_environment, find_etcd, free_ports
 from tests.support.waiting import eventually
 
 # For a call of a test's own, which is about something else than how long etcd takes.
@@ -40,7 +39,7 @@ async def commit(client: Client, *ops: Op) -> int:
     async def is_done() -> int:
         try:
             return (await client.txn(Txn((), ops))).revision
-        except (Timeout, Unavailable) as error:
+        except (Timeout, EtcdUnavailable) as error:
             raise AssertionError(f"not known to be written: {error}") from error
 
     return await eventually(is_done)

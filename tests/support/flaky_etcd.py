@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from registry.etcd3.client import Client
-from registry.etcd3.errors import LeaseExpired, Timeout, Unavailable
+from registry.etcd3.errors import EtcdUnavailable, LeaseExpired, Timeout
 from registry.etcd3.ops import Put, Txn, TxnResult
 from tests.support.memory_etcd import MemoryEtcd
+from tests.support.ordered import ordered
 
 
 class Fault(Enum):
@@ -35,13 +36,18 @@ class FlakyEtcd:
     sent: int = 0
     granted: int = 0
 
-    def fail(self, faults: Iterable[Fault], *, meanwhile: Callable[[], object] | None = None) -> None:
+    def fail(
+        self, faults: Iterable[Fault], *, meanwhile: Callable[[], object] | None = None, all_strike: bool = True
+    ) -> None:
         """What happens to the transactions that follow; after these, nothing.
 
-        `meanwhile` is called once, after the first that fails, before it can be sent again.
+        `meanwhile` is called once, after the first that fails, before it can be sent again. Not `all_strike`: there may
+        be fewer transactions than faults.
         """
-        self.faults = iter(faults)
+        self.faults = mine = iter(faults)
         self.meanwhile = meanwhile
+        if all_strike:
+            ordered("a fault of a transaction", lambda: next(mine, None) is None)
 
     async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
         """Carries a transaction out, or not."""
@@ -62,7 +68,7 @@ class FlakyEtcd:
     def _fail(self, fault: Fault, txn: Txn) -> None:
         match fault:
             case Fault.REFUSED:
-                raise Unavailable("no connection", maybe_applied=False)
+                raise EtcdUnavailable("no connection", maybe_applied=False)
             case Fault.LEASE_GONE:
                 raise LeaseExpired("no such lease")
             case Fault.REPLY_LOST:

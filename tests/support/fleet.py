@@ -1,24 +1,38 @@
-"""A replica for tests: a simulated engine and a real sidecar as processes, and a hand that writes records."""
+"""Replicas as processes: real sidecars beside simulated engines, one or many of a pool, and a hand that writes records.
+
+Only `PlacedFleet` has its engines in this process, so that a test sees each call as it comes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
-from registry.dev.ports import free_ports
 from registry.etcd3.client import Client
-from registry.etcd3.ops import Delete, Put, Range
-from registry.keys import Keys
-from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, Source
+from registry.etcd3.ops import Delete, Put, Range, prefix_end
+from registry.model.keys import Keys, last_part
+from registry.model.placement import Member
+from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, SourceSpec
+from registry.tools.devstack.processes import free_ports
+from registry.v1 import registry_pb2 as pb
 from sidecar.artifacts.types import ArtifactRef
+from sidecar.engines.simulated.app import serving
+from sidecar.engines.simulated.engine import SimulatedCall, SimulatedVllm
+from sidecar.engines.simulated.options import Options
 from tests.support.adapters import write_adapter
+from tests.support.admin import Admin
 from tests.support.etcd import PATIENCE_SECONDS, commit
 from tests.support.metrics import read_metrics
 from tests.support.processes import Program
+from tests.support.residency_world import assigned
 from tests.support.waiting import eventually
 
 POOL = "p"
@@ -90,9 +104,15 @@ class Sidecar:
             *("--etcd", ",".join(etcd), "--prefix", prefix, "--pool", POOL, "--replica", replica),
             *("--engine", engine, "--store", str(self.store), "--http", f"127.0.0.1:{port}"),
             *("--allow-source", f"file://{sources or folder / 'sources'}/"),
+            *("--drain-timeout", "0"),  # a test that ends its replicas has nobody take anything over
             *extra,
         ]
         self.program = Program("sidecar.main", arguments, folder / f"sidecar-{replica}.log")
+
+    def change(self, how: str) -> None:
+        """Makes it, before its start, what `tests.support.changed_sidecar` makes of one."""
+        self.program.module = "tests.support.changed_sidecar"
+        self.program.arguments.insert(0, how)
 
     async def get(self, path: str) -> tuple[int, dict[str, Any]]:
         """Status and JSON of one of its pages; status 0 while it does not answer."""
@@ -149,7 +169,7 @@ class Hand:
             pool=POOL,
             tenant="default",
             generation=generation,
-            spec=AdapterSpec(source=Source(uri=self.source(source).as_uri(), digest=digest), **spec),
+            spec=AdapterSpec(source=SourceSpec(uri=self.source(source).as_uri(), digest=digest), **spec),
             updated_at="2026-01-01T00:00:00.000Z",
             updated_by="test",
             request_id=f"req-{name.replace('/', '-')}-{generation}",
@@ -203,3 +223,123 @@ async def settled(sidecar: Sidecar, revision: int) -> dict[str, Any]:
         return status
 
     return await eventually(is_settled)
+
+
+@asynccontextmanager
+async def known_replicas(
+    admin: Admin, etcd: Sequence[str], prefix: str, folder: Path, *names: str
+) -> AsyncIterator[dict[str, SimulatedEngine]]:
+    """The engines by name of the replica; all may read ``folder/sources``."""
+    engines = {name: SimulatedEngine(folder / name) for name in names}
+
+    async def are_known() -> bool:
+        found = await admin.stub.ListReplicas(pb.ListReplicasRequest(pool=POOL))
+        return len(found.replicas) == len(engines)
+
+    async with AsyncExitStack() as stack:
+        for name, engine in engines.items():
+            stack.callback(engine.program.kill)
+            await engine.start()
+            sources = folder / "sources"
+            sidecar = Sidecar(folder / name, tuple(etcd), prefix, engine.url, replica=name, sources=sources)
+            stack.callback(sidecar.program.kill)
+            sidecar.program.start()
+        await eventually(are_known, timeout_seconds=120)
+        yield engines
+
+
+class EtcdPlace(Protocol):
+    """Where the pool's records are."""
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Host and port of each member."""
+        ...
+
+    @property
+    def prefix(self) -> str:
+        """Before every key."""
+        ...
+
+
+class PlacedFleet:
+    """Replicas that come and go, and who lists what.
+
+    Attributes:
+        engines: by replica; an engine outlives its sidecar.
+        members: the replicas whose sidecars run.
+        too_few: what was unloaded, and where, so that fewer than should were left to serve it.
+    """
+
+    def __init__(self, folder: Path, etcd: EtcdPlace, hand: Hand, stack: AsyncExitStack) -> None:
+        self._folder = folder
+        self._etcd = etcd
+        self._hand = hand
+        self._stack = stack
+        self._wanted: dict[str, AdapterRecord] = {}
+        self.engines: dict[str, SimulatedVllm] = {}
+        self.sidecars: dict[str, Sidecar] = {}
+        self.members: dict[str, Member] = {}
+        self.too_few: list[str] = []
+
+    async def start(self, *replicas: str, capacity: int | None = None, **labels: str) -> None:
+        """Starts replicas that were not there before."""
+        for replica in replicas:
+            engine = SimulatedVllm(Options(served_model_name=BASE), partial(self._note, replica))
+            url = await self._stack.enter_async_context(serving(engine))
+            extra = ["--labels", ",".join(f"{key}={value}" for key, value in labels.items())] if labels else []
+            extra += ["--engine-max-cpu-loras", str(capacity)] if capacity else []
+            etcd, sources = self._etcd, self._hand.sources
+            sidecar = Sidecar(
+                self._folder, etcd.endpoints, etcd.prefix, url, replica=replica, sources=sources, extra=extra
+            )
+            # In a thread, so that the engines here see their connections end.
+            self._stack.push_async_callback(asyncio.to_thread, sidecar.program.stop)
+            sidecar.program.start()
+            self.engines[replica], self.sidecars[replica] = engine, sidecar
+            self.members[replica] = Member(replica, labels, capacity)
+
+    async def are_known(self) -> bool:
+        """Whether the presences in etcd are those of all members."""
+        prefix = self._hand.keys.replicas(POOL)
+        found = await self._hand.client.range(Range(prefix, prefix_end(prefix)))
+        return {last_part(kv.key) for kv in found.kvs} == self.members.keys()
+
+    def kill(self, replica: str) -> None:
+        """Kills its sidecar; its engine goes on, and nobody counts on it."""
+        self.sidecars[replica].program.kill()
+        del self.members[replica]
+
+    async def want(self, *records: AdapterRecord) -> None:
+        """Writes records."""
+        await self._hand.put(*records)
+        self._wanted |= {record.name: record for record in records}
+
+    def owners(self, name: str) -> set[str]:
+        """The live replicas whose engines list it."""
+        return {replica for replica in self.members if name in self.engines[replica].cards}
+
+    def expected(self, name: str) -> set[str]:
+        """The live replicas that are to serve it."""
+        return set(assigned(POOL, name, self._wanted[name].spec, self.members.values(), {}).serving)
+
+    def share(self, replica: str) -> set[str]:
+        """What a replica is to serve."""
+        return {name for name in self._wanted if replica in self.expected(name)}
+
+    def is_placed(self) -> bool:
+        """Whether everything is where it is to be, and nowhere else."""
+        for name in self._wanted:
+            assert self.owners(name) == self.expected(name), f"{name}: {self.owners(name)}, not {self.expected(name)}"
+        return True
+
+    def calls(self) -> Counter[tuple[str, str, str]]:
+        """How often there was each call so far: replica, kind, name."""
+        return Counter(
+            (replica, one.kind, one.name) for replica, engine in self.engines.items() for one in engine.calls
+        )
+
+    def _note(self, replica: str, call: SimulatedCall) -> None:
+        left = self.owners(call.name) - {replica}
+        if call.kind == "unload" and call.name in self._wanted and not self.expected(call.name) <= left:
+            self.too_few.append(f"{replica} unloads {call.name}, which {left or 'nobody'} is left to serve")

@@ -1,17 +1,18 @@
-"""Which tests check which guarantee, by what their docstrings say. As a program: writes the list in the docs anew."""
+"""docs/guarantees-tests.md from the tests' docstrings: the tests that check each guarantee. As a program: writes it."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 DOCUMENT = TESTS.parent / "docs" / "guarantees.md"
-HEADING = "## Which tests check what\n"
-_NUMBER = re.compile(r"\b(?:W[1-9]|R(?:[1-9]|1[0-6])|X1)\b")
+PAGE = TESTS.parent / "docs" / "guarantees-tests.md"
+_NUMBER = re.compile(r"\b(?:W[1-9]|R(?:[1-9]|1[0-9]|2[0-2])|X[12])\b")
 _ROW = re.compile(r"^\| ((?:W|R|X)\d+ [a-z-]+) \|", re.MULTILINE)
 _Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 
@@ -21,7 +22,8 @@ def promised() -> dict[str, str]:
     return {name.split()[0]: name for name in _ROW.findall(DOCUMENT.read_text())}
 
 
-def cited() -> dict[str, set[str]]:
+@cache
+def cited() -> Mapping[str, set[str]]:
     """Files of tests, below ``tests/``, by the number of a guarantee that a docstring in them names."""
     found: dict[str, set[str]] = defaultdict(set)
     for path in TESTS.rglob("test_*.py"):
@@ -31,26 +33,33 @@ def cited() -> dict[str, set[str]]:
     return found
 
 
-def listed() -> dict[str, set[str]]:
-    """The list as it stands in the document."""
-    lines = DOCUMENT.read_text().partition(HEADING)[2].splitlines()
-    rows = [line.removeprefix("- ").partition(": ") for line in lines if line.startswith("- ")]
-    return {name.split()[0]: set(paths.split(", ")) for name, _, paths in rows}
-
-
 def _docstrings(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, _Documented):
             yield ast.get_docstring(node) or ""
 
 
-def main() -> None:
-    """Writes the list."""
-    before, heading, after = DOCUMENT.read_text().partition(HEADING)
-    introduction = after.partition("\n- ")[0].rstrip()
+def page() -> str:
+    """The whole page."""
     tests = cited()
-    rows = [f"- {name}: {', '.join(sorted(tests[number]))}" for number, name in promised().items() if tests[number]]
-    DOCUMENT.write_text(f"{before}{heading}{introduction}\n\n" + "\n".join(rows) + "\n")
+    rows = "\n".join(_row(name, sorted(tests[number])) for number, name in promised().items())
+    return f"""# Guarantees and their tests
+
+Made from the tests' docstrings by `make docs`. [Guarantees](guarantees.md) has the promises. Paths are below `tests/`.
+
+| guarantee | files | tests |
+|---|---|---|
+{rows}
+"""
+
+
+def _row(name: str, paths: list[str]) -> str:
+    return f"| {name} | {len(paths)} | {'<br>'.join(paths)} |"
+
+
+def main() -> None:
+    """Writes the page."""
+    PAGE.write_text(page())
 
 
 if __name__ == "__main__":

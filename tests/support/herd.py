@@ -13,11 +13,11 @@ from unittest import mock
 
 from registry.etcd3.client import Client
 from registry.etcd3.options import ClientOptions
-from registry.keys import Keys
-from sidecar.chance import Chance
-from sidecar.feed import Feed
-from sidecar.inputs import Inputs
-from sidecar.journal import Journal
+from registry.model.keys import Keys
+from registry.runtime.clock import Clock
+from sidecar.desired.journal import Journal
+from sidecar.desired.mailbox import Mailbox
+from sidecar.desired.watcher import Watcher
 from sidecar.metrics import RELISTS
 from tests.support.metrics import read_metrics
 from tests.support.waiting import eventually
@@ -32,7 +32,7 @@ class Member:
 
     client: Client
     journal: Journal
-    inputs: Inputs
+    mailbox: Mailbox
     task: asyncio.Task[None]
 
 
@@ -81,7 +81,7 @@ class Herd:
             assert not behind, f"{len(behind)} of {len(self.members)} are behind"
             places = [self._place(number) for number in range(len(self.members))]
             assert all(any(place.glob("snapshot-*")) for place in places), "a snapshot is not written yet"
-            states = {one.inputs.desired.state_hash for one in self.members if one.inputs.desired}
+            states = {desired.state_hash for one in self.members if (desired := one.mailbox.snapshot.desired)}
             assert len(states) == 1, f"{len(states)} different states"
             return True
 
@@ -96,14 +96,15 @@ class Herd:
     def _start(self, number: int) -> Member:
         rng = random.Random(number)
         client = Client(ClientOptions((self.endpoint,), call_timeout_seconds=60.0), rng=rng)
-        journal, inputs = Journal(self._place(number)), Inputs()
-        feed = Feed(client, self.keys, self.pool, f"r{number}", inputs, journal, Chance(rng))
+        journal, mailbox = Journal(self._place(number)), Mailbox()
+        feed = Watcher(client, self.keys, self.pool, f"r{number}", mailbox, journal, Clock(rng))
         feed.restore()
-        return Member(client, journal, inputs, asyncio.create_task(feed.run()))
+        return Member(client, journal, mailbox, asyncio.create_task(feed.run()))
 
 
 def _has_come(member: Member, revision: int) -> bool:
-    return member.inputs.desired is not None and member.inputs.desired.revision >= revision
+    desired = member.mailbox.snapshot.desired
+    return desired is not None and desired.revision >= revision
 
 
 @contextmanager

@@ -10,14 +10,14 @@ from typing import Protocol
 import httpx
 from starlette.applications import Starlette
 
-from sidecar.engines.axolotl_engine import AxolotlEngine
 from sidecar.engines.driver import Engine
-from sidecar.engines.dynamo import Dynamo
-from sidecar.engines.http_engine import HttpEngine
-from sidecar.engines.pegainfer import Pegainfer
-from sidecar.engines.sglang import Sglang
+from sidecar.engines.others.axolotl import AxolotlEngine
+from sidecar.engines.others.dynamo import Dynamo
+from sidecar.engines.others.http_engine import HttpEngine
+from sidecar.engines.others.pegainfer import Pegainfer
+from sidecar.engines.others.sglang import Sglang
 from sidecar.engines.simulated.engine import SimulatedVllm
-from sidecar.engines.vllm import VllmEngine
+from sidecar.engines.vllm.driver import VllmEngine
 from tests.support.engines import BASE_MODEL, PATIENT
 from tests.support.other_engines.axolotl import SimulatedAxolotl
 from tests.support.other_engines.dynamo import SimulatedDynamo

@@ -13,9 +13,9 @@ from typing import Any
 
 from registry.etcd3.client import Client
 from registry.etcd3.ops import Put, Txn
-from registry.keys import Keys
+from registry.model.keys import Keys
 from registry.model.names import tenant_of
-from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, Source
+from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, SourceSpec
 from tests.support.engines import BASE_MODEL, Asker, RealVllm, VllmFlags
 from tests.support.etcd import make_cluster
 from tests.support.fleet import POOL, Sidecar
@@ -75,7 +75,7 @@ async def lazy_fleet(folder: Path, tiny: Tiny, records: int, *extra: str) -> Asy
         vllm = RealVllm(tiny.model, folder / "vllm")
         stack.callback(vllm.stop)
         socket = f"{sockets}/r"
-        await vllm.ensure(VllmFlags(plugin=True, resolver=socket))
+        await vllm.ensure(VllmFlags(plugin=True, resolver=socket, store=str(folder / "store")))
         asker = Asker(vllm.url)
         stack.push_async_callback(asker.client.aclose)
         paths = [tiny.adapter(f"lazy{number}") for number in range(ARTIFACTS)]
@@ -129,7 +129,7 @@ def _record(name: str, folder: Path) -> AdapterRecord:
         pool=POOL,
         tenant=tenant_of(name),
         generation=1,
-        spec=AdapterSpec(source=Source(uri=folder.as_uri()), load="lazy"),
+        spec=AdapterSpec(source=SourceSpec(uri=folder.as_uri()), load="lazy"),
         updated_at="2026-01-01T00:00:00.000Z",
         updated_by="test",
         request_id=f"req-{name.replace('/', '-')}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from types import TracebackType
@@ -75,6 +76,11 @@ class Namespace:
         rate = ("rate", f"{kilobits_per_second}kbit", "burst", "4kb", "latency", "400ms")
         _run("tc", "qdisc", "add", "dev", self._outer, "root", "tbf", *rate)
 
+    def squeezed(self) -> int:
+        """How many packets had to wait, or were lost, since `limit`."""
+        told = _run("tc", "-s", "qdisc", "show", "dev", self._outer)
+        return sum(int(count) for count in re.findall(r"(?:dropped|overlimits) (\d+)", told))
+
     def heal(self) -> None:
         """Ends whatever was done to the link."""
         for kind in ("blackhole", "unreachable"):
@@ -90,7 +96,8 @@ class Namespace:
         _run(*self.command, *command, check=check)
 
 
-def _run(*command: str, check: bool = True) -> None:
+def _run(*command: str, check: bool = True) -> str:
     done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_SECONDS, check=False)
     if check and done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout.decode(errors="replace")

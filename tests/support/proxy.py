@@ -10,6 +10,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from tests.support.ordered import ordered
+
 _RESET = struct.pack("ii", 1, 0)
 _CHUNK = 65536
 
@@ -20,6 +22,8 @@ class Proxy:
     def __init__(self, target_port: int) -> None:
         self.target_port = target_port
         self.accepted = 0
+        # How often a fault struck: chunks that were held, chunks that came late, connections that were reset.
+        self.held = self.delayed = self.reset = 0
         self._requests = asyncio.Event()
         self._replies = asyncio.Event()
         self._delay_seconds = 0.0
@@ -58,11 +62,13 @@ class Proxy:
 
     def hold(self) -> None:
         """Half-open: connections stand and are accepted, and nothing flows."""
+        self._order("held")
         self._requests.clear()
         self._replies.clear()
 
     def hold_replies(self) -> None:
         """Requests arrive, and nothing comes back."""
+        self._order("held")
         self._replies.clear()
 
     def strand(self) -> None:
@@ -73,25 +79,36 @@ class Proxy:
 
     def refuse(self) -> None:
         """Resets every connection, those that stand and those to come."""
+        self._order("reset")
         self._refusing = True
         self.cut()
 
     def cut(self) -> None:
         """Resets the connections that stand; new ones may be made."""
+        self.reset += len(self._writers)
         for writer in tuple(self._writers):
             _reset(writer)
 
     def delay(self, seconds: float) -> None:
         """Every chunk, both ways, comes so much later."""
+        self._order("delayed")
         self._delay_seconds = seconds
 
     def cut_after(self, byte_limits: Iterator[int] | None) -> None:
         """Resets each new connection after so many bytes of replies, as the iterator says. None: no longer."""
+        if byte_limits is not None:
+            self._order("reset")
         self._byte_limits = byte_limits
+
+    def _order(self, count: str) -> None:
+        """The fault has to strike at least once more, by the count of that name."""
+        before = getattr(self, count)
+        ordered(f"nothing was {count} by a proxy", lambda: getattr(self, count) > before)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         if self._refusing:
+            self.reset += 1
             _reset(writer)
             return
         task = asyncio.current_task()
@@ -130,13 +147,16 @@ class Proxy:
     ) -> None:
         with suppress(OSError):
             while data := await reader.read(_CHUNK):
+                self.held += not gate.is_set()
                 await gate.wait()
+                self.delayed += self._delay_seconds > 0
                 await asyncio.sleep(self._delay_seconds)
                 if limit is not None:
                     data, limit = data[:limit], limit - len(data)
                 writer.write(data)
                 await writer.drain()
                 if limit is not None and limit <= 0:
+                    self.reset += 1
                     return
 
 

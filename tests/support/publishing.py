@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.dev.engine_python import find_engine_python
+from registry.tools.devstack.engine_environment import find_engine_python
 
 PROJECT = Path(__file__).parents[2]
 # What both environments have is the engine's. Torch takes seconds to be imported, so one process runs all commands.

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from hypothesis import given, settings
 
-from registry.dev.vllm_process import MAX_LORAS
+from registry.tools.devstack.engine_environment import MAX_LORAS
+from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
-from sidecar.engines.simulated.server import serving
-from sidecar.engines.vllm import VllmEngine
+from sidecar.engines.vllm.driver import VllmEngine
+from tests.simulation.played import STORE, driver_of, started
+from tests.simulation.plugin import Socket, playing
 from tests.support.engine_steps import IN_STORE, Step, sequences
 from tests.support.engines import BASE_MODEL, Asker, RealVllm, VllmFlags
 from tests.support.engines_alike import Subject, inside, over_http, play_alike
-from tests.support.sim.played import STORE, driver_of, started
-from tests.support.sim.plugin import Socket, playing
 
 
 @dataclass
@@ -31,14 +31,14 @@ class RealAndModels:
         model: directory of the base model.
         sources: the folder of what is loaded; the simulation has the same names in memory.
         lease_file: the simulation's store writes it.
-        plugin: whether they have our plugin.
+        flags: of the real one; whether it has our plugin is so of all.
     """
 
     real: RealVllm
     model: Path
     sources: Path
     lease_file: Path
-    plugin: bool
+    flags: VllmFlags
     _known: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def play_many(self) -> None:
@@ -61,11 +61,11 @@ class RealAndModels:
 
     @property
     def _options(self) -> Options:
-        return Options(BASE_MODEL, str(self.model), max_loras=MAX_LORAS, plugin=self.plugin)
+        return Options(BASE_MODEL, str(self.model), max_loras=MAX_LORAS, plugin=self.flags.plugin)
 
     @asynccontextmanager
     async def _real(self) -> AsyncIterator[Subject]:
-        await self.real.ensure(VllmFlags(plugin=self.plugin))
+        await self.real.ensure(self.flags)
         url, asker = self.real.url, Asker(self.real.url)
         try:
             await asker.clear()
@@ -81,7 +81,7 @@ class RealAndModels:
 
     @asynccontextmanager
     async def _simulation(self) -> AsyncIterator[Subject]:
-        host = started(IN_STORE, self.lease_file, Socket() if self.plugin else None)
+        host = started(IN_STORE, self.lease_file, Socket() if self.flags.plugin else None)
         assert host.engine is not None
         host.engine.options = replace(self._options, plugin=False)  # the host has seen to that
         with playing(lambda: [host]):

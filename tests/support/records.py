@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from registry.etcd3.ops import Event, KeyValue
-from registry.keys import Keys
+from registry.model.keys import Keys
 from registry.model.names import tenant_of
-from registry.model.records import AdapterRecord, AdapterSpec, Source
+from registry.model.records import AdapterRecord, AdapterSpec, SourceSpec
 
 POOL = "p"
 KEYS = Keys()
@@ -25,7 +25,9 @@ def record(name: str, generation: int = 1, *, source: str = "v1", pinned: bool =
         pool=POOL,
         tenant=tenant_of(name),
         generation=generation,
-        spec=AdapterSpec(source=Source(uri=f"file:///a/{source}", digest=digest(source) if pinned else None), **spec),
+        spec=AdapterSpec(
+            source=SourceSpec(uri=f"file:///a/{source}", digest=digest(source) if pinned else None), **spec
+        ),
         updated_at="2026-01-01T00:00:00.000Z",
         updated_by="test",
         request_id=f"req-{name}-{generation}",

@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import httpx
 
+from registry.etcd3.client import Client
 from registry.etcd3.ops import KeyValue
-from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, Source
-from registry.model.status import ReplicaStatus
-from registry.sources.stop import Stop
+from registry.etcd3.options import ClientOptions
+from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, SourceSpec
+from registry.model.status import Presence, ReplicaStatus
+from registry.runtime.clock import Clock, rfc3339
+from registry.sources.base import Stop
+from sidecar.app import Ports, assemble
+from sidecar.artifacts.maintenance import Holdings
 from sidecar.artifacts.store import LocalStore
-from sidecar.artifacts.upkeep import Holdings
-from sidecar.chance import Chance
-from sidecar.desired import Informer
-from sidecar.engine_watch import watch_engine
-from sidecar.engines.deadlines import Deadlines
+from sidecar.artifacts.types import GRACE_SECONDS
+from sidecar.desired.mailbox import Snapshot
+from sidecar.engines.driver import Deadlines
+from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import SimulatedVllm
-from sidecar.engines.simulated.server import serving
-from sidecar.engines.vllm import VllmEngine
-from sidecar.inputs import Inputs
-from sidecar.keeper import KEEP_SECONDS, Keeper
-from sidecar.lazy.catalogue import Catalogue
-from sidecar.lazy.demand import IDLE_SECONDS, Demand
-from sidecar.lazy.desk import Desk, Means
-from sidecar.lazy.service import answer_questions
-from sidecar.reconciler import Reconciler, Report
-from sidecar.retention import GRACE_SECONDS, Retention
-from sidecar.status import Replica, derive_status
+from sidecar.engines.vllm.driver import VllmEngine
+from sidecar.loop.drain import DrainTracker
+from sidecar.loop.lease_collector import KEEP_SECONDS
+from sidecar.plan.types import RoundReport
+from sidecar.resolver.demand import IDLE_SECONDS
+from sidecar.resolver.server import answer_questions
 from tests.support.adapters import write_adapter
 from tests.support.engines import PATIENT
+from tests.support.ordered import ordered
 from tests.support.records import KEYS, POOL
 from tests.support.waiting import eventually
 
@@ -41,40 +43,34 @@ from tests.support.waiting import eventually
 QUICK = Deadlines(probe_seconds=2, list_seconds=2, load_seconds=0.5, unload_seconds=0.5, turn_seconds=0.5)
 
 
-class Free:
-    """Nobody else has the replica id."""
-
-    refusal = ""
-
-
 @dataclass(frozen=True)
 class Keeping:
     """How eagerly a rig lets go of files and removes them.
 
     Attributes:
-        grace_seconds: see `Retention`.
+        grace_seconds: see `DrainTracker`; if it is shorter than in production, all that may go does at once.
         pause_seconds: between two rounds of the keeper.
-        retention: decides.
+        drain_tracker: decides.
     """
 
     grace_seconds: float = GRACE_SECONDS
     pause_seconds: float = KEEP_SECONDS
-    retention: type[Retention] = Retention
+    drain_tracker: type[DrainTracker] = DrainTracker
 
 
 class Removing:
-    """Rounds of upkeep that are never content with what is free."""
+    """Rounds of maintenance that are never content with what is free."""
 
     def __init__(self, store: LocalStore) -> None:
         self._store = store
 
     def round(self, stop: Stop) -> Holdings:
-        self._store.upkeep.write_leases(stop)
-        self._store._removal.collect(1 << 60, stop)
-        return self._store.upkeep.round(stop)
+        self._store.maintenance.write_leases(stop)
+        self._store._collector.collect(1 << 60, stop)
+        return self._store.maintenance.round(stop)
 
     def scrub(self, stop: Stop) -> None:
-        self._store.upkeep.scrub(stop)
+        self._store.maintenance.scrub(stop)
 
 
 class Rig:
@@ -91,47 +87,59 @@ class Rig:
     ) -> None:
         """An engine that has a resolver finds this rig at the socket that it asks."""
         self.engine = engine
+        ordered("a fault of the simulated engine", lambda: not engine.faults.left)
         # No connection is kept: the server ends one that rests for five seconds, also under a request that just came.
         self.client = httpx.AsyncClient(base_url=url, timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
         self.socket = None if engine.options.resolver is None else Path(engine.options.resolver)
+        self._etcd = Client(ClientOptions(("127.0.0.1:1",)))  # is never asked
         self.sources = folder / "sources"
         self.store = LocalStore(
             folder / "store", "r1", [f"file://{self.sources}/"], engine=url, grace_seconds=keeping.grace_seconds
         )
-        self.inputs = Inputs()
-        self.inputs.connected = True
-        self.inputs.pool = PoolSpec(name=POOL, base_models=["tiny"])
-        self.inputs.pool_read = True
         self.driver = VllmEngine(url, deadlines=deadlines)
         self.statuses: list[ReplicaStatus] = []
         self.records: dict[bytes, bytes] = {}
-        self._chance = Chance()
-        self._replica = Replica("r1", POOL, "vllm", url, answers=self.socket is not None)
-        self._informer = Informer(POOL)
-        self.keeper = Keeper(
-            self.driver,
-            self.store,
-            keeping.retention(keeping.grace_seconds, self.store.owns),
-            self.store.upkeep if keeping == Keeping() else Removing(self.store),
-            monotonic=self._chance.monotonic,
-            pause_seconds=keeping.pause_seconds,
-        )
-        self.inputs.record = self._informer.record
-        self.demand = Demand(Catalogue(POOL, self.inputs.record_of))
-        self.desk = Desk(Means(self.inputs, self.store, Free()), self.demand, self._chance, self.keeper.expect)
-        self.reconciler = Reconciler(
-            self.driver,
-            self.store,
-            self.inputs,
-            Free(),
-            self._chance,
-            self._take,
-            self.keeper.notice,
-            demand=self.demand,
+        with mock.patch("sidecar.app.DrainTracker", keeping.drain_tracker):
+            self.sidecar = assemble(self._ports(folder, keeping))
+        self.demand, self.reconciler = self.sidecar.demand, self.sidecar.reconciler
+        self.mailbox = self.sidecar.mailbox
+        self._informer = self.sidecar.watcher._informer
+        self.mailbox.post(Snapshot(connected=True, pool=PoolSpec(name=POOL, base_models=["tiny"]), pool_read=True))
+
+    def _ports(self, folder: Path, keeping: Keeping) -> Ports:
+        clock = Clock()
+        return Ports(
+            presence=Presence(
+                pool=POOL, replica="r1", incarnation="rig", owner="rig", started_at=rfc3339(clock.wall())
+            ),
+            client=self._etcd,
+            keys=KEYS,
+            engine=self.driver,
+            store=self.store,
+            maintenance=self.store.maintenance if keeping.grace_seconds == GRACE_SECONDS else Removing(self.store),
+            place="rig",
+            state=folder / "state",
+            clock=clock,
+            answer=None if self.socket is None else partial(answer_questions, self.socket),
+            on_round=self._take,
+            grace_seconds=keeping.grace_seconds,
+            keep_seconds=keeping.pause_seconds,
         )
 
-    def _take(self, report: Report) -> None:
-        self.statuses.append(derive_status(self._replica, report.situation, self._chance.moment()))
+    def _take(self, _: RoundReport) -> None:
+        self.statuses.append(self.sidecar.status.status)
+
+    async def serve(self) -> None:
+        """Does until it is cancelled what a sidecar does but for following etcd and writing to it."""
+        async with asyncio.TaskGroup() as tasks:
+            self.sidecar.start_serving(tasks)
+
+    async def aclose(self) -> None:
+        """Closes what it opened."""
+        await self.client.aclose()
+        await self.driver.aclose()
+        await self._etcd.aclose()
+        self.store.close()
 
     def desire(self, revision: int, *, lazy: Collection[str] = (), **sources: str) -> None:
         """Makes this the desired state: each name with the adapter called so."""
@@ -140,7 +148,7 @@ class Rig:
             folder = self.sources / source
             if not folder.exists():
                 write_adapter(folder, seed=sum(source.encode()))
-            spec = AdapterSpec(source=Source(uri=folder.as_uri()), load="lazy" if name in lazy else "eager")
+            spec = AdapterSpec(source=SourceSpec(uri=folder.as_uri()), load="lazy" if name in lazy else "eager")
             record = AdapterRecord(
                 name=name,
                 pool=POOL,
@@ -154,13 +162,16 @@ class Rig:
             kvs.append(KeyValue(KEYS.adapter(POOL, name), record.to_bytes(), 1, revision, 1))
         self.records = {kv.key: kv.value for kv in kvs}
         self._informer.replace(revision, kvs)
-        self.inputs.desired = self._informer.state
-        self.inputs.wake()
+        self.mailbox.post(replace(self.mailbox.snapshot, desired=self._informer.state))
+
+    def set_pool(self, pool: PoolSpec | None, *, is_read: bool = True) -> None:
+        """Makes this the pool's record; not `is_read`: nobody knows yet whether it has one."""
+        self.mailbox.post(replace(self.mailbox.snapshot, pool=pool, pool_read=is_read))
 
     def let_idle(self, seconds: float = IDLE_SECONDS) -> None:
         """From now on lazy adapters that nobody uses for longer are unloaded."""
         self.demand._idle_seconds = seconds
-        self.inputs.wake()
+        self.mailbox.wake()
 
     async def request(self, name: str) -> int:
         """Asks the engine for a completion of a model; gives the HTTP status."""
@@ -209,20 +220,11 @@ async def running_rig(
 
 @asynccontextmanager
 async def running(rig: Rig) -> AsyncIterator[Rig]:
-    """Runs a rig's loops within the body."""
-    tasks: Sequence[asyncio.Task[None]] = (
-        asyncio.create_task(rig.reconciler.run()),
-        *([asyncio.create_task(answer_questions(rig.socket, rig.desk))] if rig.socket else []),
-        asyncio.create_task(watch_engine(rig.driver, rig.reconciler.distrust)),
-        asyncio.create_task(rig.keeper.run()),
-        asyncio.create_task(rig.keeper.scrub()),
-    )
+    """Runs what serves, within the body."""
+    serving = asyncio.create_task(rig.serve())
     try:
         yield rig
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await rig.client.aclose()
-        await rig.driver.aclose()
-        rig.store.close()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        await rig.aclose()

@@ -1,4 +1,4 @@
-"""Keys for signing adapters, made with openssl as README shows it."""
+"""Keys for signing adapters, made with openssl as docs/signatures.md shows it."""
 
 from __future__ import annotations
 

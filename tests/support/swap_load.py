@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import httpx
 
-from sidecar.engines.vllm import VllmEngine
-from sidecar.observed import Done, Gone, Outcome, Unknown
+from sidecar.engines.observed import Done, EngineGone, Outcome, Unknown
+from sidecar.engines.vllm.driver import VllmEngine
 from tests.support.engines import Asker
 from tests.support.swap_verdict import Answer, Era, Sequenced, Verdict, judge
 from tests.support.tiny import Tiny
@@ -86,7 +86,7 @@ class ByHand:
             assert (await self.asker.unload(name)).status_code == 200
             await self.begin(name, new)
         except httpx.TransportError as error:
-            return Gone(f"{error!r}")
+            return EngineGone(f"{error!r}")
         return Done()
 
 
@@ -165,7 +165,7 @@ class SwapLoad:
             started = time.monotonic()
             outcome = await swapper.swap(name, old, new)
             ended = time.monotonic()
-            if isinstance(outcome, Gone | Unknown):
+            if isinstance(outcome, EngineGone | Unknown):
                 self.ended_by = outcome
                 current[name] = (new, started)
                 break

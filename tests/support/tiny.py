@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.dev.engine_python import find_engine_python
-from registry.dev.tiny_adapters import write_adapter
-from registry.dev.tiny_model import write_model
-from registry.dev.vllm_process import reference_command
+from registry.tools.devstack.engine_environment import find_engine_python, reference_command
+from registry.tools.devstack.tiny_adapters import write_adapter
+from registry.tools.devstack.tiny_model import write_model
 
 REFERENCE_SECONDS = 240
 

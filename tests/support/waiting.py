@@ -11,10 +11,14 @@ Value = TypeVar("Value")
 
 
 @overload
-async def eventually(check: Callable[[], Awaitable[Value | None]], *, timeout_seconds: float = 60) -> Value: ...
+async def eventually(
+    check: Callable[[], Awaitable[Value | None]], *, timeout_seconds: float = 60, every_seconds: float = 0.02
+) -> Value: ...
 @overload
-async def eventually(check: Callable[[], Value | None], *, timeout_seconds: float = 60) -> Value: ...
-async def eventually(check: Callable[[], Any], *, timeout_seconds: float = 60) -> Any:
+async def eventually(
+    check: Callable[[], Value | None], *, timeout_seconds: float = 60, every_seconds: float = 0.02
+) -> Value: ...
+async def eventually(check: Callable[[], Any], *, timeout_seconds: float = 60, every_seconds: float = 0.02) -> Any:
     """Polls `check` until it returns something true, and returns that.
 
     A check may be a plain or a coroutine function. AssertionError counts as "not yet"; the last one is raised
@@ -32,6 +36,6 @@ async def eventually(check: Callable[[], Any], *, timeout_seconds: float = 60) -
                         return value
                 except AssertionError as error:
                     last = error
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(every_seconds)
     except TimeoutError:
         raise AssertionError(f"not within {timeout_seconds:g} s: {last or inspect.getsource(check).strip()}") from last

@@ -14,6 +14,7 @@ from socketserver import TCPServer
 from typing import Any
 
 from registry.etcd3.options import TlsFiles
+from tests.support.ordered import ordered
 
 
 class Exchange(BaseHTTPRequestHandler):
@@ -82,6 +83,7 @@ class Site:
     files: dict[str, bytes] = field(default_factory=dict)
     answers: dict[str, Answer] = field(default_factory=dict)
     has_tags: bool = True
+    are_tags_weak: bool = False
     seen: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     accepted: list[tuple[str, int]] = field(default_factory=list)
     ended: list[tuple[str, int]] = field(default_factory=list)
@@ -113,7 +115,8 @@ class Site:
         if content is None:
             exchange.send(404, b"none")
             return
-        tag = f'"{sha256(content).hexdigest()[:16]}"'
+        weak = "W/" if self.are_tags_weak else ""
+        tag = f'{weak}"{sha256(content).hexdigest()[:16]}"'
         headers: dict[str, Any] = {"ETag": tag, "Accept_Ranges": "bytes"} if self.has_tags else {}
         status, start = 200, _start(exchange, tag) if self.has_tags else 0
         if start:
@@ -132,6 +135,7 @@ class Site:
             self.serve(exchange, cut_after=after_bytes)
 
         self.answers[path] = broken
+        ordered(f"the answer to {path} was not cut", lambda: self.answers.get(path) is not broken)
 
     def hang(self, exchange: Exchange) -> None:
         """Says nothing until the test is over."""

@@ -1,19 +1,24 @@
-"""Desired and observed states for tests of the planner."""
+"""Desired states, live replicas and observed engines as values, for tests of placement and of the planner."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 from registry.etcd3.ops import KeyValue
-from registry.model.records import EngineNames, PoolLimits, PoolSpec
+from registry.model.placement import Member
+from registry.model.records import AdapterSpec, CanaryRollout, EngineNames, PoolLimits, PoolSpec, SourceSpec
 from sidecar.artifacts.types import ArtifactRef, Staged
-from sidecar.desired import DesiredState, Informer
-from sidecar.failures import Failure
-from sidecar.known import Known
-from sidecar.observed import EngineFacts, EngineLimits, Observed
-from tests.support.records import POOL, kv
+from sidecar.desired.assignment import Share
+from sidecar.desired.informer import DesiredState, Informer
+from sidecar.engines.observed import EngineFacts, EngineLimits, Observed
+from sidecar.plan.backoff import Failure
+from sidecar.plan.planner import make_plan
+from sidecar.plan.selection import select
+from sidecar.plan.types import LazySelection, PlanContext, Selection
+from sidecar.resolver.demand import ResidentSet
+from tests.support.records import KEYS, POOL, digest, kv, record
 
 STORE = "/store/adapters/sha256-"
 
@@ -70,12 +75,58 @@ def known(
     staging: AbstractSet[ArtifactRef] = frozenset(),
     failures: Mapping[str, Failure] | None = None,
     unsettled: AbstractSet[str] = frozenset(),
-) -> Known:
+) -> PlanContext:
     """Known facts: these sources staged, and by default nothing in progress and nothing failed."""
-    return Known(staged(state, *sources), staging, failures or {}, unsettled, owns)
+    return PlanContext(staged(state, *sources).get, staging, failures or {}, unsettled, owns)
 
 
 def pool(*base_models: str, names: EngineNames = "plain", **limits: Any) -> PoolSpec:
     """A pool's record."""
     bases = list(base_models or ("base",))
     return PoolSpec(name=POOL, base_models=bases, limits=PoolLimits(**limits), engine_names=names)
+
+
+def chosen(
+    state: DesiredState, engine: Observed, *, spec: PoolSpec | None = None, share: Share | None = None
+) -> Selection:
+    """What is chosen of the eager adapters."""
+    return select(state, spec, engine, PlanContext(lambda _: None, set(), {}, set(), owns, share=share), now=0.0)
+
+
+def review(
+    demand: ResidentSet, state: DesiredState, engine: Observed, *, now: float, spec: PoolSpec | None = None
+) -> LazySelection:
+    """One round of a replica with an empty store, as far as lazy adapters go; gives what was chosen of them."""
+    lazy = demand.candidates(state, engine, owns, now=now)
+    context = PlanContext(lambda _: None, set(), {}, set(), owns, lazy=lazy)
+    plan = make_plan(state, spec or pool(), engine, context, now=now)
+    demand.follow(plan, owns)
+    return plan.chosen.lazy
+
+
+def fleet(*names: str, capacity: int | None = None, **labels: str) -> dict[str, Member]:
+    """Replicas that are alike, by name."""
+    return {name: Member(name, labels, capacity) for name in names}
+
+
+def placed_at(replicas: int | str, **selector: str) -> dict[str, Any]:
+    """What a record says of its placement."""
+    return {"replicas": replicas, "selector": selector}
+
+
+def rolling(name: str, revision: int, *, generation: int = 2, stable: str = "v1", **spec: Any) -> KeyValue:
+    """A record whose generation only canaries take; the others keep the source `stable` of the generation before."""
+    kept = AdapterSpec(source=SourceSpec(uri=f"file:///a/{stable}", digest=digest(stable)))
+    rollout = CanaryRollout(stable_generation=generation - 1, stable_spec=kept)
+    made = record(name, generation, source="v2", **spec).model_copy(update={"rollout": rollout})
+    return KeyValue(KEYS.adapter(POOL, name), made.to_bytes(), 1, revision, 1)
+
+
+def keys_of(order: Iterable[tuple[int, str]]) -> list[str]:
+    """The name keys of some ranks."""
+    return [key for _, key in order]
+
+
+def without(members: Mapping[str, Member], *names: str) -> dict[str, Member]:
+    """The others."""
+    return {name: one for name, one in members.items() if name not in names}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from registry.errors import Reason
+from registry.model.errors import Reason
 from tests.support.errors_page import MEANING, PAGE, page
 
 

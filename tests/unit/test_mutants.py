@@ -74,7 +74,7 @@ def test_a_copy_has_the_files_of_the_checkout_and_is_gone_at_the_end():
             assert not (copy / ".venv").exists()
     assert not tree.exists()
     assert not second.exists()
-    assert "sidecar/plan.py" in tracked_files()
+    assert "sidecar/plan/types.py" in tracked_files()
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_a_seed_that_fails_is_named(tmp_path):
 
 
 def test_tests_near_what_a_patch_touches_come_first(tmp_path):
-    near, *others = cheap_layers(ROOT, ["sidecar/engines/vllm.py", "registry/keys.py"])
-    assert near.arguments[-2:] == ("tests/unit/sidecar", "tests/unit/engines")
-    assert others == cheap_layers(ROOT, ["registry/keys.py"]) == list(CHEAP)
-    assert cheap_layers(ROOT, ["sidecar/engines/vllm.py"])[1] == UNIT_OF_SIDECAR
+    near, *others = cheap_layers(ROOT, ["sidecar/engines/vllm/driver.py", "registry/model/keys.py"])
+    assert near.arguments[-3:] == ("tests/unit/sidecar", "tests/unit/engines", "tests/unit/model")
+    assert others == cheap_layers(ROOT, ["registry/model/keys.py"])[1:] == list(CHEAP)
+    assert cheap_layers(ROOT, ["sidecar/engines/vllm/driver.py"])[1] == UNIT_OF_SIDECAR
     patch = tmp_path / "bad.patch"
     patch.write_text(HEADER + DIFF)
     assert read_mutant(patch).touches == ("a.py",)

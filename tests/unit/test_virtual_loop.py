@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.support.sim.loop import Livelock, VirtualLoop
+from tests.simulation.loop import Livelock, VirtualLoop
 
 
 def test_time_comes_to_a_timer_that_is_as_near_as_can_be():

@@ -1,4 +1,4 @@
-"""A vLLM that is not there: the HTTP contract of vLLM 0.32 as measured, without a model.
+"""Simulated vLLM: the HTTP contract of vLLM 0.32 without a model.
 
 For machines without room for the real one, and for benches and tests with many replicas. One and the same contract
 suite runs against it and against real vLLM.

@@ -8,11 +8,12 @@ import os
 import signal
 import sys
 
-from registry.daemon.http import listen
+from registry.runtime.http import listen
+from sidecar.engines.simulated.app import serve
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import DEFAULTS, Options
-from sidecar.engines.simulated.server import serve
 from sidecar.vllm_plugin.entry import RUNTIME_LORA_VARIABLE, is_on, resolver_socket
+from sidecar.vllm_plugin.guard import guard_of_environment
 
 PLUGIN = "loraplane"
 
@@ -45,6 +46,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         runtime_lora=is_on(RUNTIME_LORA_VARIABLE),
         plugin=is_on() and is_on(RUNTIME_LORA_VARIABLE) and PLUGIN in os.environ.get("VLLM_PLUGINS", "").split(","),
         resolver=resolver_socket() or None,
+        guard=guard_of_environment(),
         api_key=arguments.api_key,
         version=arguments.vllm_version,
         load_seconds=arguments.load_seconds,

@@ -1,12 +1,16 @@
-"""The simulated engine's HTTP application."""
+"""The HTTP application of simulated engines, and what serves it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import cast
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -14,10 +18,15 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from registry.runtime.http import Server, listen
 from sidecar.engines.simulated import pages
-from sidecar.engines.simulated.engine import Call, EngineDead, Rejection, SimulatedVllm
-from sidecar.engines.simulated.faults import Answer, Cut, Die, Hang, RouteName
-from sidecar.engines.simulated.plugin import plugin_routes
+from sidecar.engines.simulated.engine import Card, EngineDead, Rejection, SimulatedCall, SimulatedVllm
+from sidecar.engines.simulated.options import Cut, Die, Hang, OrderedAnswer, RouteName
+from sidecar.vllm_plugin.adapters import Adapters
+from sidecar.vllm_plugin.resolver import ResolverClient
+from sidecar.vllm_plugin.routes import Plugin, routes
+from sidecar.vllm_plugin.server import EngineAdapter
+from sidecar.vllm_plugin.usage import Usage
 
 Endpoint = Callable[[Request, asyncio.Event | None], Awaitable[Response]]
 
@@ -60,9 +69,38 @@ def make_app(engine: SimulatedVllm) -> Starlette:
         routes.append(_route("POST", "/v1/load_lora_adapter", pages_of.wrap("load", pages_of.load)))
         routes.append(_route("POST", "/v1/unload_lora_adapter", pages_of.wrap("unload", pages_of.unload)))
         routes += plugin_routes(engine) if engine.options.plugin else []
+    routes += _development(engine, pages_of) if engine.options.development else []
     key = engine.options.api_key
     guard = [Middleware(_KeyGuard, key)] if key else []
     return Starlette(routes=routes, middleware=guard, exception_handlers={404: _not_found, 405: _not_found})
+
+
+def _development(engine: SimulatedVllm, pages_of: _Pages) -> list[Route]:
+    """The pages that pause an engine, as vLLM has them in its development mode. Requests are kept meanwhile."""
+
+    def setting(**state: bool) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(_: Request) -> Response:
+            engine.pause(**state)
+            return JSONResponse({})
+
+        return answer
+
+    async def is_sleeping(_: Request, hold: asyncio.Event | None) -> Response:
+        await _wait(hold)
+        return JSONResponse({"is_sleeping": engine.is_paused or engine.sleeps})
+
+    async def is_paused(_: Request, hold: asyncio.Event | None) -> Response:
+        await _wait(hold)
+        return JSONResponse({"is_paused": engine.is_paused})
+
+    return [
+        _route("POST", "/sleep", setting(is_paused=True, sleeps=True)),
+        _route("POST", "/wake_up", setting(is_paused=False, sleeps=False)),
+        _route("POST", "/pause", setting(is_paused=True)),
+        _route("POST", "/resume", setting(is_paused=False)),
+        _route("GET", "/is_sleeping", pages_of.wrap("paused", is_sleeping)),
+        _route("GET", "/is_paused", pages_of.wrap("paused", is_paused)),
+    ]
 
 
 def _route(method: str, path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
@@ -86,7 +124,7 @@ class _Pages:
         async def answer(request: Request) -> Response:
             fault = self._engine.faults.take(route)
             match fault:
-                case Answer(status, body):
+                case OrderedAnswer(status, body):
                     return PlainTextResponse(body, status)
                 case Cut(is_done=False):
                     return _CutShort()
@@ -104,7 +142,7 @@ class _Pages:
 
     async def version(self, _: Request, hold: asyncio.Event | None) -> Response:
         await _wait(hold)
-        return JSONResponse({"version": self._engine.options.version})
+        return JSONResponse(pages.version(self._engine))
 
     async def metrics(self, _: Request, hold: asyncio.Event | None) -> Response:
         await _wait(hold)
@@ -121,14 +159,14 @@ class _Pages:
         received_at = time.monotonic()
         fields = await _fields(request, "lora_name", "lora_path")
         name, path = fields["lora_name"], fields["lora_path"]
-        self._engine.note(Call("load", name, path, _request_id(request), received_at))
+        self._engine.note(SimulatedCall("load", name, path, _request_id(request), received_at))
         await self._engine.load(name, path, hold)
         return Response(f"Success: LoRA adapter '{name}' added successfully.")
 
     async def unload(self, request: Request, hold: asyncio.Event | None) -> Response:
         received_at = time.monotonic()
         name = (await _fields(request, "lora_name"))["lora_name"]
-        self._engine.note(Call("unload", name, "", _request_id(request), received_at))
+        self._engine.note(SimulatedCall("unload", name, "", _request_id(request), received_at))
         await self._engine.unload(name, hold)
         return Response(f"Success: LoRA adapter '{name}' removed successfully.")
 
@@ -200,3 +238,123 @@ async def _fields(request: Request, *names: str) -> dict[str, str]:
 
 def _request_id(request: Request) -> str:
     return request.headers.get("x-request-id", "")
+
+
+class SimulatedServer:
+    """Implements `sidecar.vllm_plugin.server.ApiServer`."""
+
+    def __init__(self, engine: SimulatedVllm) -> None:
+        self._engine = engine
+
+    @property
+    def registered(self) -> Usage[EngineAdapter]:
+        """See `ApiServer.registered`."""
+        return cast("Usage[EngineAdapter]", self._engine.cards)
+
+    def lock(self, name: str) -> asyncio.Lock:
+        """See `ApiServer.lock`."""
+        return self._engine.name_lock(name)
+
+    @property
+    def ask_workers(self) -> None:
+        """See `ApiServer.ask_workers`. A simulated engine has no modules."""
+        return
+
+    @property
+    def prober(self) -> None:
+        """See `ApiServer.prober`. A simulated engine computes nothing."""
+        return
+
+    @property
+    def is_full(self) -> bool:
+        """See `ApiServer.is_full`."""
+        return False
+
+    @property
+    def limits(self) -> Mapping[str, int | None]:
+        """See `ApiServer.limits`."""
+        told = self._engine.options
+        return {name: getattr(told, name) for name in ("max_loras", "max_cpu_loras", "max_lora_rank")}
+
+    @property
+    def kv_connectors(self) -> list[str]:
+        """See `ApiServer.kv_connectors`."""
+        return list(self._engine.options.kv_connectors)
+
+    def make(self, name: str, path: str, like: EngineAdapter | None) -> EngineAdapter:  # noqa: ARG002 - a card has nothing else
+        """See `ApiServer.make`."""
+        return self._engine.card(name, path)
+
+    async def add(self, adapter: EngineAdapter) -> None:
+        """See `ApiServer.add`."""
+        await self._engine.add(cast("Card", adapter))
+
+    async def remove(self, number: int) -> None:
+        """See `ApiServer.remove`."""
+        await self._engine.remove(number)
+
+    async def resident(self) -> set[int]:
+        """See `ApiServer.resident`."""
+        return await self._engine.resident()
+
+    def in_flight(self) -> Iterable[EngineAdapter]:
+        """See `ApiServer.in_flight`."""
+        return self._engine.bound
+
+
+def plugin_routes(engine: SimulatedVllm) -> list[Route]:
+    """The plugin's routes, serving `engine`, which asks the plugin for names that it does not know."""
+    socket, guard = engine.options.resolver, engine.options.guard
+    adapters = Adapters(SimulatedServer(engine), ResolverClient(socket, store=guard.store) if socket else None)
+
+    async def resolve(name: str) -> Card | None:
+        return cast("Card | None", await adapters.resolve(name, engine.options.model))
+
+    engine.resolve = resolve
+    return routes(Plugin(adapters, guard))
+
+
+DEATH_SECONDS = 0.3  # vLLM says 503 for at least so long before its port is closed
+
+
+async def serve(engine: SimulatedVllm, listener: socket.socket) -> None:
+    """Serves until it is cancelled or the engine dies."""
+    async with served(make_app(engine), listener) as serving:
+        death = asyncio.create_task(engine.dead.wait())
+        await asyncio.wait({serving, death}, return_when=asyncio.FIRST_COMPLETED)
+        death.cancel()
+        if engine.dead.is_set():
+            await asyncio.sleep(DEATH_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def serving(engine: SimulatedVllm, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+    """Serves within the body, and breaks all connections at its end; gives the base URL. Port 0: any free one."""
+    listener = listen(host, port)
+    task = asyncio.create_task(serve(engine, listener))
+    try:
+        yield f"http://{host}:{listener.getsockname()[1]}"
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@contextlib.asynccontextmanager
+async def served(app: Starlette, listener: socket.socket) -> AsyncIterator[asyncio.Task[None]]:
+    """An application that serves within the body, and at its end dies as a killed process does."""
+    server = Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none"))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield task
+    finally:
+        # Running requests are cancelled, and their connections break.
+        task.cancel()
+        for port in getattr(server, "servers", ()):  # none, if it was cancelled before it began
+            port.close()
+        listener.close()
+        for connection in server.server_state.connections:
+            connection.transport.abort()
+        for running in server.server_state.tasks:
+            running.cancel()
+        await asyncio.gather(task, return_exceptions=True)

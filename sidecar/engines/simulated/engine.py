@@ -1,4 +1,4 @@
-"""The engine itself: names, what is in memory, and one thing at a time."""
+"""The simulated engine: names, memory, one thing at a time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,34 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
-from sidecar.engines.simulated.card import Card
-from sidecar.engines.simulated.faults import Faults
-from sidecar.engines.simulated.options import DEFAULTS, Options
-from sidecar.engines.simulated.versions import manners
+from sidecar.engines.simulated.options import DEFAULTS, Faults, Options, manners
 from sidecar.engines.simulated.weights import AdapterMissing, AdapterRefused, read_weights
-from sidecar.vllm_plugin.locks import Locks
-from sidecar.vllm_plugin.registered import Registered
+from sidecar.vllm_plugin.usage import NameLocks, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A loaded adapter. `number` is new with each load. Implements `sidecar.vllm_plugin.server.Adapter`."""
+
+    name: str
+    path: str
+    number: int
+
+    @property
+    def lora_name(self) -> str:
+        """See `Adapter.lora_name`."""
+        return self.name
+
+    @property
+    def lora_int_id(self) -> int:
+        """See `Adapter.lora_int_id`."""
+        return self.number
+
+    @property
+    def lora_path(self) -> str:
+        """See `Adapter.lora_path`."""
+        return self.path
+
 
 CALLS_KEPT = 100_000
 _PRINTABLE = range(0x20, 0x7F)
@@ -37,7 +58,7 @@ class EngineDead(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SimulatedCall:
     """A request that loads or unloads, as it came in; `received_at` is in monotonic seconds of this machine."""
 
     kind: Literal["load", "unload"]
@@ -65,18 +86,20 @@ class SimulatedVllm:
     `resolve` is asked, under the name's lock, for a card of a name that is not loaded.
     """
 
-    def __init__(self, options: Options = DEFAULTS, on_call: Callable[[Call], None] | None = None) -> None:
+    def __init__(self, options: Options = DEFAULTS, on_call: Callable[[SimulatedCall], None] | None = None) -> None:
         self.options = options
         self.manners = manners(options.version)
         self.started_at = time.time()
-        self.cards: Registered[Card] = Registered()
+        self.cards: Usage[Card] = Usage()
         self.resolve: Callable[[str], Awaitable[Card | None]] = _unresolved
         self.faults = Faults()
-        self.calls: deque[Call] = deque(maxlen=CALLS_KEPT)
+        self.calls: deque[SimulatedCall] = deque(maxlen=CALLS_KEPT)
         self.dead = asyncio.Event()
+        self.is_paused = self.sleeps = False
         self.samples: dict[tuple[str, str], float] = {}
         self.running: list[str] = []
         self.waiting: list[str] = []
+        self.tokens = 0
         self._ended = asyncio.Event()
         self.bound: list[Card] = []
         self._on_call = on_call
@@ -84,9 +107,9 @@ class SimulatedVllm:
         self._remembered: dict[tuple[str, str], str] = {}
         self._resident: OrderedDict[int, str] = OrderedDict()
         self._turn = asyncio.Lock()
-        self._name_locks = Locks()
+        self._name_locks = NameLocks()
 
-    def note(self, call: Call) -> None:
+    def note(self, call: SimulatedCall) -> None:
         """Remembers a request that loads or unloads."""
         self.calls.append(call)
         if self._on_call is not None:
@@ -193,6 +216,12 @@ class SimulatedVllm:
             with self._among(self.running, name):
                 return await self._steps(card, prompt, tokens)
 
+    def pause(self, *, is_paused: bool, sleeps: bool | None = None) -> None:
+        """Makes no steps any more while it is paused, or goes on; `sleeps` None: that it does or not stays so."""
+        self.is_paused, self.sleeps = is_paused, self.sleeps if sleeps is None else sleeps
+        self._ended.set()
+        self._ended = asyncio.Event()
+
     def die(self) -> None:
         """Fails all requests; whoever serves this engine ends it."""
         self.dead.set()
@@ -200,9 +229,12 @@ class SimulatedVllm:
     async def _steps(self, card: Card | None, prompt: str, tokens: int) -> list[Token]:
         made: list[Token] = []
         for _ in range(tokens):
+            while self.is_paused and not self.dead.is_set():
+                await self._ended.wait()
             async with self._turn:
                 await asyncio.sleep(self.options.token_seconds)
                 weights = self._remember(card, prompt, await self._weights_for(card))
+            self.tokens += 1
             letters = "".join(chr(token.number) for token in made)
             made.append(_next_token(f"{self.options.model}\0{weights}\0{prompt}{letters}"))
         return made

@@ -1,8 +1,92 @@
-"""What a simulated engine is started with, under the names of vLLM's own flags."""
+"""Options of a simulated engine: flags, releases of vLLM, ordered faults."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+import re
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sidecar.vllm_plugin.guard import ANYONE_BESIDE, Guard
+
+RouteName = Literal["load", "unload", "models", "metrics", "version", "health", "completions", "paused"]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedAnswer:
+    """Answers this instead of doing anything."""
+
+    status: int
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """Does nothing until `until` is set, then goes on, whether or not the client still waits."""
+
+    until: asyncio.Event
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Breaks the connection within the reply: after doing what was asked, or before it."""
+
+    is_done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Die:
+    """Dies, as vLLM does when a step fails."""
+
+
+Fault = OrderedAnswer | Hang | Cut | Die
+
+
+@dataclass
+class Faults:
+    """The faults that are still to strike, by route and in order."""
+
+    _waiting: defaultdict[RouteName, deque[Fault | None]] = field(default_factory=lambda: defaultdict(deque))
+
+    def order(self, route: RouteName, *faults: Fault, spare: int = 0) -> None:
+        """Lets `faults` strike the next requests of `route`, one each, after sparing the first `spare` of them."""
+        self._waiting[route].extend([*[None] * spare, *faults])
+
+    @property
+    def left(self) -> set[RouteName]:
+        """Routes whose next requests are to be struck, or spared, yet."""
+        return {route for route, waiting in self._waiting.items() if waiting}
+
+    def take(self, route: RouteName) -> Fault | None:
+        """The fault that strikes now, if any."""
+        waiting = self._waiting[route]
+        return waiting.popleft() if waiting else None
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """How a release behaves.
+
+    Attributes:
+        flat_errors: error replies have no ``error`` object around them.
+        failed_load: status and type of the reply to a load that the worker refuses.
+        remembers_names: the prefix cache knows an adapter by its name only.
+    """
+
+    flat_errors: bool
+    failed_load: tuple[int, str]
+    remembers_names: bool
+
+
+def manners(version: str) -> Manners:
+    """How the release of that number behaves."""
+    found = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    return Manners(
+        flat_errors=found < (0, 10, 1),
+        failed_load=(400, "BadRequestError") if found < (0, 23) else (500, "InternalServerError"),
+        remembers_names=found < (0, 31),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +102,13 @@ class Options:
         runtime_lora: False: the routes that load and unload do not exist.
         plugin: True: it has our plugin, with the routes below ``/v1/loraplane``.
         resolver: the socket that our plugin asks for names which are not loaded; None: they are not asked for.
+        guard: of the plugin's routes.
         api_key: guards /v1; None: nothing is guarded.
         version: what /version says; an earlier release's is played as far as `versions` tells.
+        development: True: it has the pages that pause it, as with VLLM_SERVER_DEV_MODE=1.
+        kv_connectors: through which it shares what it computes.
+        frontend: ``rust``: vLLM's frontend without plugins; ``several``: several API servers. Only their pages are
+            played.
         load_seconds: how long each load takes beside reading the files.
         token_seconds: how long each token takes.
     """
@@ -32,8 +121,12 @@ class Options:
     runtime_lora: bool = True
     plugin: bool = False
     resolver: str | None = None
+    guard: Guard = ANYONE_BESIDE
     api_key: str | None = None
     version: str = "0.32.0"
+    development: bool = False
+    kv_connectors: tuple[str, ...] = ()
+    frontend: Literal["python", "rust", "several"] = "python"
     load_seconds: float = 0.0
     token_seconds: float = 0.0
 

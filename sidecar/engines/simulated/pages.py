@@ -38,23 +38,36 @@ def _card(name: str, root: str, parent: str | None) -> dict[str, object]:
     }
 
 
+def version(engine: SimulatedVllm) -> dict[str, str]:
+    """/version, in which the Rust frontend names itself too."""
+    told = {"version": engine.options.version}
+    return {**told, "rust_frontend_version": engine.options.version} if engine.options.frontend == "rust" else told
+
+
 def metrics(engine: SimulatedVllm) -> str:
     """/metrics, the part of it that a control plane reads."""
     labels = f'engine="0",model_name="{engine.options.served_model_name}"'
+    queries = engine.tokens if engine.options.kv_connectors else 0
+    # Only a single server of vLLM's own tells of its process.
+    is_one = engine.options.frontend == "python"
+    process = ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {engine.started_at!r}"]
     lines = [
-        "# TYPE process_start_time_seconds gauge",
-        f"process_start_time_seconds {engine.started_at!r}",
+        *(process if is_one else ()),
         "# TYPE vllm:num_requests_running gauge",
         f"vllm:num_requests_running{{{labels}}} {float(len(engine.running))}",
         "# TYPE vllm:num_requests_waiting gauge",
         f"vllm:num_requests_waiting{{{labels}}} {float(len(engine.waiting))}",
-        f'vllm:engine_sleep_state{{{labels},sleep_state="awake"}} 1.0',
+        "# TYPE vllm:generation_tokens_total counter",
+        f"vllm:generation_tokens_total{{{labels}}} {float(engine.tokens)}",
+        f'vllm:engine_sleep_state{{{labels},sleep_state="awake"}} {float(not engine.sleeps)}',
+        "# TYPE vllm:external_prefix_cache_queries counter",
+        f"vllm:external_prefix_cache_queries_total{{{labels}}} {float(queries)}",
         "# TYPE vllm:lora_requests_info gauge",
     ]
     for (running, waiting), at in engine.samples.items():
         who = f'running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"'
         lines.append(f'vllm:lora_requests_info{{max_lora="{engine.options.max_loras}",{who}}} {at!r}')
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *(["# EOF"] if engine.options.frontend == "rust" else ()), ""])
 
 
 def openapi(engine: SimulatedVllm) -> dict[str, object]:

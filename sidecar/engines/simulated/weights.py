@@ -1,4 +1,4 @@
-"""Reads an adapter's files as vLLM's worker does: far enough to refuse what it refuses, and to tell weights apart."""
+"""Reads an adapter's files as vLLM's worker does, far enough to refuse."""
 
 from __future__ import annotations
 

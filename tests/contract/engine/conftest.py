@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from sidecar.engines import exchange
+from sidecar.engines import transport
+from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
-from sidecar.engines.simulated.server import serving
-from sidecar.engines.vllm import VllmEngine
+from sidecar.engines.vllm.driver import VllmEngine
 from tests.support.engine_steps import write_sources
-from tests.support.engines import BASE_MODEL, PATIENT, Asker, RealVllm
-from tests.support.tiny import Tiny, make_tiny
+from tests.support.engines import BASE_MODEL, PATIENT, Asker, VllmFlags
+from tests.support.ordered import ordered
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch) -> None:
     """A connection on the loopback stands at once, unless the machine stands still."""
-    monkeypatch.setattr(exchange, "CONNECT_SECONDS", 60.0)
+    monkeypatch.setattr(transport, "CONNECT_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory) -> Tiny:
-    """The model and its adapters, shared: nothing changes them."""
-    return make_tiny(tmp_path_factory.mktemp("tiny"))
+def socket() -> Iterator[str]:
+    """A path short enough for a socket, on which engines ask; whether anybody answers there is up to each test."""
+    folder = tempfile.mkdtemp(prefix="lp-")
+    yield f"{folder}/resolver.sock"
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")
-def real_vllm(tmp_path_factory, tiny) -> Iterator[RealVllm]:
-    """Real vLLM, started when first needed and ended with the session."""
-    vllm = RealVllm(tiny.model, tmp_path_factory.mktemp("vllm"))
-    yield vllm
-    vllm.stop()
+def asking_flags(socket) -> VllmFlags:
+    """With the plugin, which asks on `socket`: of one process for all who need no more of it."""
+    return VllmFlags(plugin=True, resolver=socket)
 
 
 @pytest.fixture(scope="session")
@@ -44,9 +46,17 @@ def sources(tiny) -> Path:
 
 
 @pytest.fixture
-def simulated(tiny) -> SimulatedVllm:
+def simulated_options(tiny) -> Options:
+    """Of the engine that the tests of a file simulate."""
+    return Options(served_model_name=BASE_MODEL, model=str(tiny.model), development=True)
+
+
+@pytest.fixture
+def simulated(simulated_options) -> SimulatedVllm:
     """A simulated engine, not yet served."""
-    return SimulatedVllm(Options(served_model_name=BASE_MODEL, model=str(tiny.model)))
+    engine = SimulatedVllm(simulated_options)
+    ordered("a fault of the simulated engine", lambda: not engine.faults.left)
+    return engine
 
 
 @pytest.fixture(params=["simulated", pytest.param("vllm", marks=pytest.mark.engine)])

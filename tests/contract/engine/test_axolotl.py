@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import shutil
 from collections.abc import AsyncIterator
 
 import pytest
 
-from sidecar.engines.axolotl_engine import FILE, AxolotlEngine
-from sidecar.engines.deadlines import Deadlines
-from sidecar.engines.driver import EngineUnreachable, EngineUnusable
-from sidecar.engines.simulated.card import Card
-from sidecar.observed import AlreadyThere, Done, NotThere, PathMissing, Refused, Transient, Unknown
+from sidecar.engines.driver import Deadlines, EngineUnreachable, EngineUnusable
+from sidecar.engines.observed import AlreadyThere, Done, NotThere, PathMissing, Refused, Transient, Unknown
+from sidecar.engines.others.axolotl import AxolotlEngine
+from sidecar.engines.simulated.engine import Card
 from tests.support.engines import BASE_MODEL, PATIENT
 from tests.support.kinds import Played
 from tests.support.other_engines.axolotl import SimulatedAxolotl
@@ -153,12 +153,16 @@ async def test_it_is_told_of_no_files_that_are_not_there(played, axolotl, tiny, 
     assert axolotl.active is None
 
 
-async def test_what_cannot_be_recorded_is_not_told(played, axolotl, tiny, tmp_path):
+async def test_what_cannot_be_recorded_is_not_told(played, axolotl, tiny, monkeypatch):
     """R12: a sidecar that dies meanwhile would not know of it."""
+
+    def disk_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
     a, b = tiny.adapter("a"), tiny.adapter("b")
     await played.engine.load("x", a, request_id="r")
     told = list(axolotl.told)
-    (tmp_path / FILE).with_suffix(".tmp").mkdir()
+    monkeypatch.setattr("sidecar.engines.others.axolotl.write_synced", disk_full)
     assert isinstance(await played.engine.swap("x", a, b, request_id="r"), Transient)
     assert isinstance(await played.engine.unload("x", request_id="r"), Transient)
     assert axolotl.told == told

@@ -9,11 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sidecar.engines.driver import EngineUnreachable
-from sidecar.engines.simulated.engine import SimulatedVllm
-from sidecar.engines.simulated.faults import Hang
-from sidecar.engines.simulated.options import Options
-from sidecar.engines.simulated.server import serving
-from sidecar.engines.vllm import VllmEngine
+from sidecar.engines.simulated.app import serving
+from sidecar.engines.simulated.options import Hang, Options
+from sidecar.engines.vllm.driver import VllmEngine
 from tests.contract.engine.faults.hasty import SHORT
 from tests.support.engines import BASE_MODEL, Asker, while_it_runs
 from tests.support.waiting import eventually
@@ -24,9 +22,9 @@ LONG = 400
 
 
 @pytest.fixture
-def simulated(tiny) -> SimulatedVllm:
+def simulated_options(tiny) -> Options:
     """Slow enough that a request is seen while it runs."""
-    return SimulatedVllm(Options(served_model_name=BASE_MODEL, model=str(tiny.model), token_seconds=0.01))
+    return Options(served_model_name=BASE_MODEL, model=str(tiny.model), token_seconds=0.01)
 
 
 @contextlib.asynccontextmanager
@@ -111,7 +109,7 @@ async def test_an_engine_that_stands_still_gives_no_evidence(simulated, tiny):
         simulated.faults.order("load", Hang(release))
         load = asyncio.create_task(asker.load("x", tiny.adapter("a")))
         await eventually(lambda: simulated.calls)
-        with pytest.raises(EngineUnreachable, match="generates nothing"):
+        with pytest.raises(EngineUnreachable, match="does not complete"):
             await hasty.drain_evidence()
         release.set()
         await load

@@ -8,13 +8,13 @@ import shutil
 import pytest
 
 from registry.model.names import PROOF_PREFIX
-from sidecar.engines.deadlines import Deadlines
+from sidecar.engines.driver import Deadlines
+from sidecar.engines.observed import AlreadyThere, Done, NotThere, PathMissing, Refused, Transient
+from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
-from sidecar.engines.simulated.server import serving
-from sidecar.engines.vllm import VllmEngine
-from sidecar.observed import AlreadyThere, Done, NotThere, PathMissing, Refused, Transient
-from tests.support.engines import BASE_MODEL, Asker
+from sidecar.engines.vllm.driver import VllmEngine
+from tests.support.engines import BASE_MODEL, Asker, VllmFlags
 from tests.support.real_and_models import RealAndModels
 from tests.support.waiting import eventually
 from tests.support.wire import wire_to
@@ -238,4 +238,4 @@ def test_real_vllm_and_what_stands_for_it_say_the_same(real_vllm, tiny, sources,
     test after this one; they are played by themselves, in test_files_pinned.py and e2e/test_swaps.py. Nor is a load in
     place, which the driver never asks for.
     """
-    RealAndModels(real_vllm, tiny.model, sources, tmp_path / "leases", plugin=False).play_many()
+    RealAndModels(real_vllm, tiny.model, sources, tmp_path / "leases", VllmFlags()).play_many()

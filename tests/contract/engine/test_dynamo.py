@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
-from sidecar.observed import AlreadyThere, Done, Gone, Refused, Transient, Unknown
+from sidecar.engines.observed import AlreadyThere, Done, EngineGone, Refused, Transient, Unknown
 from tests.support.engines import BASE_MODEL
 from tests.support.kinds import drive
 from tests.support.other_engines.dynamo import SimulatedDynamo
@@ -33,7 +33,7 @@ async def test_dynamo_that_cannot_be_driven_yet_is_sent_nothing(tiny):
         engine = drive("dynamo", url)
         with pytest.raises(EngineUnreachable, match="list_loras"):
             await engine.observe()
-        assert isinstance(await engine.load("x", tiny.adapter("a"), request_id="r"), Gone)
+        assert isinstance(await engine.load("x", tiny.adapter("a"), request_id="r"), EngineGone)
         assert isinstance(await engine.unload("x", request_id="r"), Unknown)
         assert not await engine.turns()
 

@@ -14,12 +14,12 @@ from typing import Literal
 import httpx
 import pytest
 
-from registry.dev.vllm_process import MAX_CPU_LORAS, MAX_LORAS
-from sidecar import retention
+from registry.tools.devstack.engine_environment import MAX_CPU_LORAS, MAX_LORAS
+from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
-from sidecar.engines.simulated.server import serving
-from sidecar.retention import Retention
+from sidecar.loop import drain
+from sidecar.loop.drain import DrainTracker
 from tests.support.engines import BASE_MODEL, Asker
 from tests.support.rig import Keeping, Rig, running
 from tests.support.waiting import eventually
@@ -42,7 +42,7 @@ def simulated(tiny) -> SimulatedVllm:
 @pytest.fixture(autouse=True)
 def gap(monkeypatch) -> None:
     """Two answers of the engine may follow each other quickly."""
-    monkeypatch.setattr(retention, "EVIDENCE_GAP_SECONDS", 0.05)
+    monkeypatch.setattr(drain, "EVIDENCE_GAP_SECONDS", 0.05)
 
 
 async def rig_of(folder: Path, tiny, url: str, keeping: Keeping) -> Rig:
@@ -72,9 +72,9 @@ class Traffic:
     right: int = 0
 
     async def caller(self, seed: int) -> None:
-        chance = random.Random(seed)
+        clock = random.Random(seed)
         while True:
-            name = chance.choice(NAMES)
+            name = clock.choice(NAMES)
             try:
                 reply = await self.asker.complete(name, PROMPT)
             except httpx.TransportError as error:
@@ -106,9 +106,9 @@ def staged(rig: Rig) -> int:
 
 async def changes(rig: Rig, asker: Asker, traffic: Traffic) -> None:
     """Some adapters go and come back, again and again, under requests."""
-    chance = random.Random(1)
+    clock = random.Random(1)
     for change in range(CHANGES):
-        left = [name for name in NAMES if chance.random() < 0.5]
+        left = [name for name in NAMES if clock.random() < 0.5]
         await serve(rig, asker, 2 + change, left)
         before = traffic.right
         await eventually(lambda before=before: traffic.wrong or traffic.right > before, timeout_seconds=120)
@@ -186,7 +186,7 @@ async def test_a_request_that_queued_when_its_adapter_was_unloaded_is_answered(u
     assert (await asker.client.get("/health")).status_code == 200
 
 
-class Impatient(Retention):
+class Impatient(DrainTracker):
     """Lets go of what is not listed at the moment."""
 
     def is_due(self, now: float) -> bool:

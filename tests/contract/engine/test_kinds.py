@@ -8,13 +8,12 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from registry.dev.ports import free_ports
+from registry.tools.devstack.processes import free_ports
 from sidecar.engines.driver import Engine, EngineUnreachable, EngineUnusable
-from sidecar.engines.simulated.card import Card
-from sidecar.engines.simulated.engine import SimulatedVllm, Token
+from sidecar.engines.observed import AlreadyThere, Done, EngineGone, NotThere, PathMissing, Refused, Unknown
+from sidecar.engines.simulated.app import serving as serving_vllm
+from sidecar.engines.simulated.engine import Card, SimulatedVllm, Token
 from sidecar.engines.simulated.options import Options
-from sidecar.engines.simulated.server import serving as serving_vllm
-from sidecar.observed import AlreadyThere, Done, Gone, NotThere, PathMissing, Refused, Unknown
 from tests.support.engines import BASE_MODEL
 from tests.support.kinds import KINDS, LISTING_PATHS, OTHER_KINDS, SWAPS, Played, Simulated, drive
 from tests.support.other_engines.axolotl import SimulatedAxolotl
@@ -121,7 +120,7 @@ async def test_another_process_is_another_incarnation_and_has_nothing(played, ti
         assert dict(before.adapters) == {"x": tiny.adapter("a")}
     with pytest.raises(EngineUnreachable):
         await engine.observe()
-    assert isinstance(await engine.load("y", tiny.adapter("a"), request_id="r"), Gone)
+    assert isinstance(await engine.load("y", tiny.adapter("a"), request_id="r"), EngineGone)
     _, second = play(played.kind, port)
     async with second:
         after = await again.observe()

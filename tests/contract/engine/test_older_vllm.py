@@ -5,17 +5,18 @@ They are played by the simulated engine, as far as their sources and facts say w
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
-from sidecar.engines.loaded import FILE, LoadedNames
+from sidecar.engines import load_ledger
+from sidecar.engines.load_ledger import FILE, LoadLedger
+from sidecar.engines.observed import AlreadyThere, Done, NotThere, PathMissing, Refused, Transient
+from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
-from sidecar.engines.simulated.server import serving
-from sidecar.engines.vllm import VllmEngine
-from sidecar.observed import AlreadyThere, Done, NotThere, PathMissing, Refused, Transient
+from sidecar.engines.vllm.driver import VllmEngine
 from tests.support.engines import BASE_MODEL
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 6
@@ -80,23 +81,27 @@ async def test_what_a_name_had_is_known_after_its_unload_and_what_failed_is_not(
 async def test_it_is_known_after_a_restart_of_the_sidecar_but_not_of_the_engine(url, tiny, tmp_path):
     """R12 crash-only."""
     a = tiny.adapter("a")
-    first = VllmEngine(url, past=LoadedNames(tmp_path))
+    first = VllmEngine(url, past=LoadLedger(tmp_path))
     await first.observe()
     await first.load("x", a, request_id="r")
     await first.unload("x", request_id="r")
-    again = VllmEngine(url, past=LoadedNames(tmp_path))
+    again = VllmEngine(url, past=LoadLedger(tmp_path))
     assert dict((await again.observe()).past) == {"x": a}
     options = Options(served_model_name=BASE_MODEL, version=RELEASES[-1])
     async with serving(SimulatedVllm(options)) as other:
-        assert dict((await VllmEngine(other, past=LoadedNames(tmp_path)).observe()).past) == {}
+        assert dict((await VllmEngine(other, past=LoadLedger(tmp_path)).observe()).past) == {}
 
 
-async def test_nothing_is_loaded_that_cannot_be_recorded(url, tiny, tmp_path, asker):
-    engine = VllmEngine(url, past=LoadedNames(tmp_path))
+async def test_nothing_is_loaded_that_cannot_be_recorded(url, tiny, tmp_path, asker, monkeypatch):
+    engine = VllmEngine(url, past=LoadLedger(tmp_path))
     await engine.observe()
-    (tmp_path / Path(FILE).with_suffix(".tmp")).mkdir()
+    monkeypatch.setattr(load_ledger, "write_synced", disk_full)
     assert isinstance(await engine.load("x", tiny.adapter("a"), request_id="r"), Transient)
     assert await asker.adapters() == {}
+
+
+def disk_full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "no space left")
 
 
 DAMAGED = [b"", b"[", b"[]", b'{"schema": 2}', b'{"schema": 1, "incarnation": "e", "paths": {"x": 1}}']
@@ -105,4 +110,4 @@ DAMAGED = [b"", b"[", b"[]", b'{"schema": 2}', b'{"schema": 1, "incarnation": "e
 @pytest.mark.parametrize("content", DAMAGED)
 def test_a_damaged_record_says_nothing(tmp_path, content):
     (tmp_path / FILE).write_bytes(content)
-    assert dict(LoadedNames(tmp_path).of("e")) == {}
+    assert dict(LoadLedger(tmp_path).of("e")) == {}

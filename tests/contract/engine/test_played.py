@@ -14,21 +14,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from registry.model.names import PROOF_PREFIX
+from sidecar.engines.observed import Outcome
+from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import Rejection, SimulatedVllm
 from sidecar.engines.simulated.options import Options
-from sidecar.engines.simulated.server import serving
-from sidecar.engines.vllm import VllmEngine
-from sidecar.lazy.server import ResolverServer
-from sidecar.lazy.socket_file import SocketFile
-from sidecar.lazy.wire import Answer, Found
-from sidecar.observed import Outcome
+from sidecar.engines.vllm.driver import VllmEngine
+from sidecar.resolver.server import ResolverServer, SocketFile
 from sidecar.vllm_plugin.draining import Drain
+from sidecar.vllm_plugin.protocol import Answer, Resolved
+from tests.simulation.artifacts import REFUSED, source_of
+from tests.simulation.engines import BASE, EngineHost
+from tests.simulation.played import STORE, driver_of, started
+from tests.simulation.plugin import Socket, playing
 from tests.support.adapters import write_adapter
 from tests.support.engine_steps import Load, Swap, Unload
-from tests.support.sim.artifacts import REFUSED, source_of
-from tests.support.sim.engines import BASE, EngineHost
-from tests.support.sim.played import STORE, driver_of, started
-from tests.support.sim.plugin import Socket, playing
 
 GOOD, WRONG, NOWHERE = ("good1", "good2"), f"{REFUSED}1", "nowhere"
 names, sources = st.sampled_from(["a", "b", BASE]), st.sampled_from([*GOOD, WRONG, NOWHERE])
@@ -75,7 +74,7 @@ def folder(tmp_path_factory) -> Path:
 @asynccontextmanager
 async def _playing(host: EngineHost) -> AsyncIterator[None]:
     """What drains stays, on both sides: when it goes is a matter of seconds."""
-    with playing(lambda: [host]), mock.patch.object(Drain, "_sweep_until_empty", _never):
+    with playing(lambda: [host]), mock.patch.object(Drain, "sweep", _never):
         yield
 
 
@@ -146,7 +145,7 @@ class Told:
         self._root = root
 
     async def ask(self, name: str) -> Answer:
-        return Found(f"{self._root}/{name.rpartition('-')[0]}")
+        return Resolved(f"{self._root}/{name.rpartition('-')[0]}")
 
 
 async def _bound(engine: SimulatedVllm, name: str) -> str:

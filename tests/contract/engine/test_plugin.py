@@ -3,44 +3,95 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 
+import httpx
 import pytest
 
+from registry.lora.base_directory import read_base
+from registry.lora.coverage.findings import evidence_finding
+from sidecar.engines.driver import EngineUnusable
+from sidecar.engines.observed import Done, NoEffect, NotThere, PathMissing, Refused, Transient
+from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
-from sidecar.engines.simulated.server import serving
-from sidecar.engines.vllm import VllmEngine
-from sidecar.observed import Done, NotThere, PathMissing, Refused, Transient
+from sidecar.engines.vllm.driver import VllmEngine
+from sidecar.engines.vllm.http import VllmHttp
+from sidecar.vllm_plugin.guard import CONTROL_HEADER, Guard
+from sidecar.vllm_plugin.routes import Plugin
 from tests.support.engines import BASE_MODEL, PATIENT, Asker, VllmFlags, while_it_runs
 from tests.support.real_and_models import RealAndModels
+from tests.support.rig import Rig, running
 from tests.support.waiting import eventually
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 6
 LONG = 450
 
 
+TOKEN = "the-control-token"  # noqa: S105 - of the test
+
+
+@pytest.fixture(scope="module")
+def token(tmp_path_factory) -> Path:
+    """The file with the token that the plugin asks for."""
+    file: Path = tmp_path_factory.mktemp("token") / "token"
+    file.write_text(f"{TOKEN}\n")
+    return file
+
+
+def guarded(url: str) -> Asker:
+    """Raw requests with the token."""
+    asker = Asker(url)
+    asker.client.headers[CONTROL_HEADER] = TOKEN
+    return asker
+
+
+@pytest.fixture
+async def asker(url) -> AsyncIterator[Asker]:
+    """Raw requests with the token, in place of those of all other suites."""
+    asker = guarded(url)
+    yield asker
+    await asker.client.aclose()
+
+
+@pytest.fixture(scope="module")
+def guarded_flags(tiny, token) -> VllmFlags:
+    """With the plugin, told whom to obey and which files may be named."""
+    return VllmFlags(plugin=True, store=str(tiny.folder), control_token_file=str(token))
+
+
 @pytest.fixture(params=["simulated", pytest.param("vllm", marks=pytest.mark.engine)])
-async def url(request, tiny) -> AsyncIterator[str]:
+async def url(request, tiny, token, guarded_flags) -> AsyncIterator[str]:
     """The URL of an engine with the plugin and without adapters, each kind in turn."""
     if request.param == "simulated":
-        options = Options(served_model_name=BASE_MODEL, model=str(tiny.model), plugin=True, token_seconds=0.001)
+        options = Options(
+            served_model_name=BASE_MODEL,
+            model=str(tiny.model),
+            plugin=True,
+            token_seconds=0.001,
+            guard=Guard(str(tiny.folder), token),
+        )
         async with serving(SimulatedVllm(options)) as url:
             yield url
         return
     real = request.getfixturevalue("real_vllm")
-    await real.ensure(VllmFlags(plugin=True))
-    asker = Asker(real.url)
+    await real.ensure(guarded_flags)
+    asker = guarded(real.url)
     await asker.clear()
     await asker.client.aclose()
     yield real.url
 
 
 @pytest.fixture
-async def engine(url) -> AsyncIterator[VllmEngine]:
+async def engine(url, token) -> AsyncIterator[VllmEngine]:
     """The driver, which has looked at the engine."""
-    engine = VllmEngine(url, deadlines=PATIENT)
+    engine = VllmEngine(url, deadlines=PATIENT, control_token_file=token)
     assert (await engine.observe()).facts.swap == "plugin"
     yield engine
     await engine.aclose()
@@ -73,9 +124,75 @@ async def test_the_plugin_tells_what_it_can(asker):
     """A sidecar asks once for each process."""
     about = (await asker.client.get("/v1/loraplane/plugin")).json()
     assert about["schema"] == 1
-    assert set(about["capabilities"]) == {"swap", "unload", "state", "uses"}
+    assert set(about["capabilities"]) - {"coverage", "proof"} == {"swap", "unload", "state", "uses", "changes"}
     assert about["limits"] == {"max_loras": 4, "max_cpu_loras": 16, "max_lora_rank": 16}
     assert about["incarnation"] == (await asker.client.get("/v1/loraplane/state")).json()["incarnation"]
+
+
+@pytest.mark.engine
+async def test_real_vllm_says_what_it_applies(real_vllm, tiny, token, guarded_flags):
+    """R22 applied-whole: all linear layers, embedding and head of a Llama, within 50 ms, and by name what is none."""
+    await real_vllm.ensure(guarded_flags)
+    engine = VllmEngine(real_vllm.url, deadlines=PATIENT, control_token_file=token)
+    evidence = (await engine.observe()).facts.evidence
+    await engine.aclose()
+    assert evidence is not None
+    assert (evidence.engine, evidence.architecture) == ("vllm 0.32.0", "LlamaForCausalLM")
+    modules = read_base(tiny.model).served
+    assert evidence_finding(tuple(modules), evidence) is None
+    assert {"lm_head", "model.embed_tokens", "model.layers.0.self_attn.q_proj"} <= modules.keys()
+    assert evidence_finding(("model.layers.0.mlp.gate",), evidence).reason == "not_taken_by_engine"
+    assert evidence_finding(("model.layers.99.mlp.up_proj",), evidence).reason == "not_applied_by_engine"
+
+
+@pytest.mark.engine
+async def test_real_vllm_refuses_what_has_no_effect_before_a_name_is_bound(real_vllm, tiny, tmp_path):
+    """R22 applied-whole, R5: one that changes nothing, though its lora_B are not 0; an untrained one may do so."""
+    await real_vllm.ensure(VllmFlags(plugin=True, proves=True))
+    asker, engine = guarded(real_vllm.url), VllmEngine(real_vllm.url, deadlines=PATIENT)
+    assert (await engine.observe()).facts.proves
+    paths = {half: without(half, Path(tiny.adapter("a")), tmp_path / half) for half in ("lora_A", "lora_B")}
+    listed = await asker.adapters()
+    assert await proof(asker, tiny.adapter("a")) == "effect"
+    assert await proof(asker, paths["lora_B"]) == "effect"
+    assert await proof(asker, paths["lora_A"]) == "no_effect"
+    assert await engine.prove(tiny.adapter("a"), request_id="r") == Done()
+    assert isinstance(await engine.prove(paths["lora_A"], request_id="r"), NoEffect)
+    assert await engine.prove(str(tmp_path / "nowhere"), request_id="r") == Done()
+    assert await asker.adapters() == listed
+    assert (await engine.observe()).no_effect == {paths["lora_A"]}
+    await engine.aclose()
+    await asker.client.aclose()
+
+
+async def proof(asker: Asker, path: str) -> str:
+    """What the plugin says of an adapter once the engine, whose first answer takes long, has answered."""
+    found = ""
+
+    async def has_come() -> bool:
+        nonlocal found
+        reply = await asker.client.post("/v1/loraplane/prove", json={"lora_path": path})
+        # 504: the engine, in the same process, held the server up for so long that the plugin's own deadline passed.
+        assert reply.status_code in {200, 504}, reply.text
+        found = reply.json().get("proof", "later")
+        return found != "later"
+
+    await eventually(has_come, timeout_seconds=120)
+    return found
+
+
+def without(half: str, adapter: Path, folder: Path) -> str:
+    """A copy in which all of one half's numbers are 0."""
+    shutil.copytree(adapter, folder)
+    weights = folder / "adapter_model.safetensors"
+    content = bytearray(weights.read_bytes())
+    start = 8 + int.from_bytes(content[:8], "little")
+    for name, entry in json.loads(content[8:start]).items():
+        if half in name:
+            begin, end = entry["data_offsets"]
+            content[start + begin : start + end] = bytes(end - begin)
+    weights.write_bytes(content)
+    return str(folder)
 
 
 async def test_swap_changes_the_weights_and_removes_the_old_ones(engine, asker, tiny):
@@ -94,6 +211,56 @@ async def test_swap_changes_the_weights_and_removes_the_old_ones(engine, asker, 
 async def forgotten(asker: Asker, path: str) -> bool:
     """True once nobody uses it and the engine has removed it."""
     return path not in await state(asker)
+
+
+async def test_what_anybody_changes_is_told_until_it_was_looked_at(engine, asker, tiny):
+    """R3 converge: by vLLM's own routes too, so that a sidecar need not look again and again."""
+    a, b = tiny.adapter("a"), tiny.adapter("b")
+    assert await engine.has_changed()  # the first look did not know that it could ask
+    await engine.observe()
+    assert not await engine.has_changed()
+    await asker.load("x", a)
+    assert await engine.has_changed()
+    await engine.observe()
+    assert not await engine.has_changed()
+    await asker.text("x", PROMPT)
+    assert not await engine.has_changed()
+    assert await swap(asker, "x", b, a) == (200, "")
+    assert await engine.has_changed()
+    await engine.observe()
+    await asker.unload("x")
+    assert await engine.has_changed()
+
+
+async def test_what_somebody_does_to_our_names_is_mended_at_once(url, asker, tiny, token, tmp_path, monkeypatch):
+    """R3, R4, R11: without any look that comes because time has passed."""
+    for room in ("observer", "reconciler"):
+        monkeypatch.setattr(f"sidecar.loop.{room}.RESYNC_SECONDS", 3600.0)
+    monkeypatch.setattr("tests.support.rig.VllmEngine", partial(VllmEngine, control_token_file=token))
+    rig = Rig(tmp_path, SimulatedVllm(), url)  # it only plays the tune: the engine is at the URL
+    for name in ("a", "b"):
+        shutil.copytree(tiny.adapter(name), rig.sources / name)
+    async with running(rig):
+        rig.desire(1, a="a", b="b")
+        await eventually(lambda: bool(rig.statuses) and rig.status.served.count == 2)
+        ours, theirs = await asker.adapters(), tiny.adapter("c")
+        expected = await asker.text("a", PROMPT)
+        began = time.monotonic()
+        await asker.unload("a")
+        await eventually(lambda: lists(asker, ours))
+        print(f"unloaded by somebody else, back after {time.monotonic() - began:.2f} s")
+        await asker.unload("a")
+        await asker.load("a", theirs)
+        await eventually(lambda: lists(asker, ours))
+        assert await asker.text("a", PROMPT) == expected
+        assert await swap(asker, "a", theirs, ours["a"]) == (200, "")  # this one is below the folder that is allowed
+        await eventually(lambda: lists(asker, ours))
+        assert await asker.text("a", PROMPT) == expected
+
+
+async def lists(asker: Asker, adapters: dict[str, str]) -> bool:
+    """Whether these are loaded, and nothing else."""
+    return await asker.adapters() == adapters
 
 
 async def test_swap_back_answers_as_before(engine, asker, tiny):
@@ -183,7 +350,10 @@ async def test_swap_to_bad_files_leaves_the_old_version_serving(engine, asker, t
     a = tiny.adapter("a")
     await asker.load("x", a)
     before, rows = await asker.text("x", PROMPT), await state(asker)
-    assert isinstance(await engine.swap("x", a, str(tmp_path / "missing"), request_id="r"), PathMissing)
+    outside = await engine.swap("x", a, str(tmp_path / "missing"), request_id="r")
+    assert isinstance(outside, Refused)
+    assert "LORAPLANE_STORE" in outside.message
+    assert isinstance(await engine.swap("x", a, f"{a}-missing", request_id="r"), PathMissing)
     worse = tiny.changed("worse", rank=32)
     assert isinstance(await engine.swap("x", a, worse, request_id="r"), Refused)
     assert await asker.adapters() == {"x": a}
@@ -258,6 +428,77 @@ async def test_unload_fails_new_requests_and_lets_old_ones_end(engine, asker, ti
     await while_it_runs(fails)
 
 
+FORM = {"Content-Type": "text/plain"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({CONTROL_HEADER: None}, 404),
+        ({CONTROL_HEADER: None, "Origin": "https://evil.example"} | FORM, 404),
+        ({CONTROL_HEADER: "another"}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Host": "evil.example"}, 403),
+        (FORM, 415),
+    ],
+)
+async def test_a_web_page_unloads_nothing(asker, tiny, headers, status):
+    """X2 unbreakable: vLLM itself lets every origin and every kind of body through."""
+    await asker.load("x", tiny.adapter("a"))
+    sent = {**asker.client.headers, "content-type": "application/json"} | {k.lower(): v for k, v in headers.items()}
+    request = httpx.Request(
+        "POST",
+        f"{asker.url}/v1/loraplane/unload",
+        content=b'{"lora_name": "x"}',
+        headers={name: value for name, value in sent.items() if value is not None},
+    )
+    assert (await asker.client.send(request)).status_code == status
+    assert await asker.adapters() == {"x": tiny.adapter("a")}
+
+
+async def test_a_driver_without_the_token_says_what_is_missing(url, tmp_path):
+    """The engine serves on; a file that cannot be read is told as itself."""
+    for file, said in ((None, "--control-token-file"), (tmp_path / "none", f"--control-token-file {tmp_path}/none")):
+        engine = VllmEngine(url, deadlines=PATIENT, control_token_file=file)
+        with pytest.raises(EngineUnusable, match=said) as caught:
+            await engine.observe()
+        assert caught.value.reason == "engine_unauthorized"
+
+
+@pytest.fixture
+async def unguarded(tiny) -> AsyncIterator[str]:
+    """The URL of a simulated engine whose plugin asks for no token."""
+    async with serving(SimulatedVllm(Options(served_model_name=BASE_MODEL, model=str(tiny.model), plugin=True))) as url:
+        yield url
+
+
+async def test_a_sidecar_of_the_release_before_does_without_a_plugin_that_is_newer(unguarded, tiny, monkeypatch):
+    """It does not send the header, finds no plugin, and calls vLLM's own routes, which go on as they did."""
+    monkeypatch.setattr(VllmHttp, "_headers", lambda _: {})
+    older, (a, b) = VllmEngine(unguarded, deadlines=PATIENT), (tiny.adapter("a"), tiny.adapter("b"))
+    assert (await older.observe()).facts.swap == "pipelined"
+    assert await older.load("x", a, request_id="r") == Done()
+    assert await older.swap("x", a, b, request_id="r") == Done()
+    assert (await older.observe()).adapters == {"x": b}
+    assert await older.unload("x", request_id="r") == Done()
+    assert (await older.drain_evidence()).paths is None
+
+
+async def test_a_sidecar_does_with_a_plugin_of_the_release_before_what_that_can(unguarded, tiny, monkeypatch):
+    """It asks for no header and tells of no changes: those are found by looking, every 15 seconds."""
+    monkeypatch.setattr(Guard, "admit", lambda *_: asyncio.sleep(0))
+    monkeypatch.setattr(Guard, "check_path", lambda *_: asyncio.sleep(0))
+    monkeypatch.setattr("sidecar.vllm_plugin.routes.CAPABILITIES", ("swap", "unload", "state", "uses"))
+    monkeypatch.setattr(Plugin, "changes", lambda *_: asyncio.sleep(0, {"schema": 1, "incarnation": "p"}))
+    newer, (a, b) = VllmEngine(unguarded, deadlines=PATIENT), (tiny.adapter("a"), tiny.adapter("b"))
+    assert (await newer.observe()).facts.swap == "plugin"
+    assert await newer.load("x", a, request_id="r") == Done()
+    assert await newer.swap("x", a, b, request_id="r") == Done()
+    assert (await newer.observe()).adapters == {"x": b}
+    assert not await newer.has_changed()
+    assert (await newer.drain_evidence()).paths == {a, b}
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -276,7 +517,7 @@ async def test_unload_fails_new_requests_and_lets_old_ones_end(engine, asker, ti
 )
 async def test_malformed_swaps_are_400_and_name_the_field(asker, body, field):
     """Names and bodies are bounded."""
-    reply = await asker.client.post("/v1/loraplane/swap", content=body)
+    reply = await asker.client.post("/v1/loraplane/swap", content=body, headers={"Content-Type": "application/json"})
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert (error["type"], error["param"], error["code"]) == ("invalid_argument", field, 400)
@@ -284,6 +525,6 @@ async def test_malformed_swaps_are_400_and_name_the_field(asker, body, field):
 
 @pytest.mark.engine
 @pytest.mark.timeout(1200)  # a difference is made small, which takes up to five minutes more
-def test_real_vllm_and_what_stands_for_it_say_the_same(real_vllm, tiny, sources, tmp_path):
+def test_real_vllm_and_what_stands_for_it_say_the_same(real_vllm, tiny, sources, tmp_path, asking_flags):
     """R5, R9, R11, with the plugin; what is not drawn, and why, says the test of the same name in test_driver.py."""
-    RealAndModels(real_vllm, tiny.model, sources, tmp_path / "leases", plugin=True).play_many()
+    RealAndModels(real_vllm, tiny.model, sources, tmp_path / "leases", asking_flags).play_many()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from registry.dev.ports import free_ports
+from registry.tools.devstack.processes import free_ports
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
+from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
-from sidecar.engines.simulated.server import serving
-from sidecar.engines.vllm import VllmEngine
+from sidecar.engines.vllm.driver import VllmEngine
+from sidecar.vllm_plugin.guard import CONTROL_HEADER
 from tests.support.engines import RealVllm, VllmFlags
 
 KEY = "canary-key"
@@ -76,6 +77,7 @@ async def test_a_real_restart_is_another_incarnation_and_refusals_name_their_rem
         await with_key.observe()
     assert caught.value.reason == "runtime_lora_disabled"
     await with_key.aclose()
+    real_vllm.stop()  # nobody else can use this one, and it keeps 1 GB
 
 
 async def test_the_key_guards_the_plugin(tmp_path):
@@ -89,6 +91,6 @@ async def test_the_key_guards_the_plugin(tmp_path):
 
 
 async def plugin_status(url: str, key: str | None) -> int:
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers = {CONTROL_HEADER: "test"} | ({"Authorization": f"Bearer {key}"} if key else {})
     async with httpx.AsyncClient(timeout=30) as client:
         return (await client.get(f"{url}/v1/loraplane/plugin", headers=headers)).status_code

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from registry.dev.ports import free_ports
+from registry.tools.devstack.processes import free_ports
 from tests.support.engines import Asker
 from tests.support.processes import Program
 from tests.support.waiting import eventually

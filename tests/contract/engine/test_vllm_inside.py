@@ -7,8 +7,7 @@ import subprocess
 
 import pytest
 
-from registry.dev.engine_python import find_engine_python
-from registry.dev.vllm_process import vllm_environment
+from registry.tools.devstack.engine_environment import find_engine_python, vllm_environment
 
 PINNED = {
     "version": "0.32.0",

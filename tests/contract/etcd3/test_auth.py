@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from registry.dev.etcd_binary import child_environment
 from registry.etcd3.client import Client
-from registry.etcd3.errors import PermissionDenied, Unauthenticated
+from registry.etcd3.errors import EtcdPermissionDenied, EtcdUnauthenticated
 from registry.etcd3.ops import Range, prefix_end
 from registry.etcd3.reflector import Changed, Connected, Disconnected, Listed, Reflector
+from registry.tools.devstack.processes import child_environment
 from tests.contract.etcd3.mirror import mirroring, put
 from tests.support.etcd import PATIENCE_SECONDS, ROOT, etcdctl, find_etcdctl, switch_authentication_on
 from tests.support.waiting import eventually
@@ -48,30 +48,37 @@ async def test_a_user_reads_and_writes_what_the_role_allows(client):
 
 
 async def test_beyond_the_role_is_permission_denied(client):
-    with pytest.raises(PermissionDenied) as caught:
+    with pytest.raises(EtcdPermissionDenied) as caught:
         await client.txn(put((b"/theirs", b"1")))
     assert caught.value.certainly_not_applied
-    with pytest.raises(PermissionDenied):
+    with pytest.raises(EtcdPermissionDenied):
         await client.range(Range(b"/theirs"))
 
 
 async def test_a_wrong_password_is_unauthenticated_and_never_shown(guarded):
     """X1 secret-free: neither error nor options show the password."""
-    options = guarded.options(user="lora", password=lambda: "battery-staple", call_timeout_seconds=PATIENCE_SECONDS)
+    asked: list[str] = []
+
+    def password() -> str:
+        asked.append("battery-staple")
+        return asked[-1]
+
+    options = guarded.options(user="lora", password=password, call_timeout_seconds=PATIENCE_SECONDS)
     client = Client(options)
     try:
-        with pytest.raises(Unauthenticated) as caught:
+        with pytest.raises(EtcdUnauthenticated) as caught:
             await client.txn(put((b"/ours/a", b"1")))
     finally:
         await client.aclose()
     shown = [str(caught.value), repr(caught.value.__cause__), repr(caught.value.__context__), repr(options)]
+    assert asked, "there was a secret to be shown"
     assert not any("battery-staple" in one for one in shown)
 
 
 async def test_no_user_is_unauthenticated(guarded):
     client = guarded.patient()
     try:
-        with pytest.raises(Unauthenticated):
+        with pytest.raises(EtcdUnauthenticated):
             await client.range(Range(PREFIX))
     finally:
         await client.aclose()
@@ -100,7 +107,7 @@ async def test_calls_survive_that_the_server_forgot_the_token(guarded, client):
 
 async def test_a_watch_survives_that_the_server_forgot_the_token(guarded, client, rng):
     """Old servers call that "permission denied" on a watch: one fresh token is tried before it is believed."""
-    async with mirroring(Reflector(client, PREFIX, END, rng=rng)) as mirror:
+    async with mirroring(Reflector(client, PREFIX, END, rng=rng, denied_retry_seconds=600.0)) as mirror:
         await mirror.first(Connected)
         await restart(guarded)
         # Written by somebody else, so that no call of this client fetches the fresh token for the watch.

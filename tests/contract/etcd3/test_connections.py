@@ -9,17 +9,14 @@ from itertools import count
 
 import pytest
 
-from registry.dev.ports import free_ports
 from registry.etcd3.client import Client
-from registry.etcd3.errors import (
-    Timeout,
-    Unavailable,
-)
+from registry.etcd3.errors import EtcdUnavailable, Timeout
 from registry.etcd3.ops import (
     Range,
     Txn,
     absent,
 )
+from registry.tools.devstack.processes import free_ports
 from tests.contract.etcd3.mirror import NOT_REACHED, FirstEndpoint, put
 from tests.support.etcd import PATIENCE_SECONDS
 from tests.support.waiting import eventually
@@ -65,7 +62,7 @@ async def test_nobody_there_is_certainly_not_applied(etcd):
     (dead,) = free_ports(1)
     client = Client(etcd.options(endpoints=(f"127.0.0.1:{dead}",), call_timeout_seconds=0.5))
     try:
-        with pytest.raises((Unavailable, Timeout), match=NOT_REACHED) as caught:
+        with pytest.raises((EtcdUnavailable, Timeout), match=NOT_REACHED) as caught:
             await client.txn(put((etcd.key("a"), b"1")))
         assert caught.value.certainly_not_applied
     finally:
@@ -82,7 +79,7 @@ async def test_a_connection_that_breaks_after_the_commit_is_ambiguous_and_never_
         async with _running(client.txn(put((etcd.key("a"), b"1")))) as write:
             await eventually(lambda: _count(etcd_client, etcd.key("a")))
             proxy.cut()
-            with pytest.raises(Unavailable) as caught:
+            with pytest.raises(EtcdUnavailable) as caught:
                 await write
         assert caught.value.maybe_applied
         assert not caught.value.certainly_not_applied
@@ -100,7 +97,7 @@ async def test_a_write_without_an_answer_is_ambiguous_and_a_read_is_not(proxy, p
         proxy.hold_replies()
         error = await _unanswered(proxied_client, key)
         is_applied = await _count(etcd_client, key) == 1
-        with pytest.raises((Timeout, Unavailable)) as caught:
+        with pytest.raises((Timeout, EtcdUnavailable)) as caught:
             await proxied_client.range(Range(key), timeout_seconds=0.5)
         assert caught.value.certainly_not_applied
         proxy.pass_on()
@@ -120,7 +117,7 @@ async def test_a_dead_connection_is_not_used_again(proxy, proxied_client, etcd):
     """gRPC would send the next call over the same connection, and the next, until TCP gives up."""
     await proxied_client.range(Range(etcd.key("a")))
     proxy.strand()
-    with pytest.raises((Timeout, Unavailable)):
+    with pytest.raises((Timeout, EtcdUnavailable)):
         await proxied_client.txn(put((etcd.key("a"), b"1")), timeout_seconds=0.5)
     assert (await proxied_client.txn(put((etcd.key("a"), b"1")))).succeeded
 
@@ -144,7 +141,7 @@ async def test_a_client_that_is_closed_ends_its_calls_as_ambiguous(proxy, etcd):
     async with _running(client.txn(put((etcd.key("a"), b"1")), timeout_seconds=60)) as write:
         await eventually(lambda: _is_sent(etcd, etcd.key("a")))
         await client.aclose()
-        with pytest.raises(Unavailable) as caught:
+        with pytest.raises(EtcdUnavailable) as caught:
             await write
     assert caught.value.maybe_applied
 
@@ -155,17 +152,17 @@ async def test_a_client_that_is_closed_while_it_connects_has_sent_nothing(proxy,
     async with _running(client.txn(put((etcd.key("a"), b"1")))) as write:
         await eventually(lambda: proxy.accepted)
         await client.aclose()
-        with pytest.raises((Unavailable, Timeout)) as caught:
+        with pytest.raises((EtcdUnavailable, Timeout)) as caught:
             await write
     assert caught.value.certainly_not_applied
-    with pytest.raises(Unavailable, match="closed"):
+    with pytest.raises(EtcdUnavailable, match="closed"):
         await client.range(Range(b"a"), timeout_seconds=0.5)
 
 
 async def test_a_transaction_that_only_reads_is_never_ambiguous(proxy, proxied_client, etcd):
     await proxied_client.range(Range(etcd.key("a")))
     proxy.hold_replies()
-    with pytest.raises((Timeout, Unavailable)) as caught:
+    with pytest.raises((Timeout, EtcdUnavailable)) as caught:
         await proxied_client.txn(Txn((absent(etcd.key("a")),), (Range(etcd.key("a")),)), timeout_seconds=0.5)
     assert caught.value.certainly_not_applied
 
@@ -186,7 +183,7 @@ async def test_status_tells_of_each_endpoint_also_of_one_that_is_down(etcd):
         assert up.version.count(".") == 2
         assert up.revision > 0
         assert up.db_size_bytes > 0
-        assert isinstance(down.error, Unavailable)
+        assert isinstance(down.error, EtcdUnavailable)
         assert down.endpoint == f"127.0.0.1:{dead}"
     finally:
         await client.aclose()

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from registry.etcd3.errors import (
-    InvalidArgument,
-    RequestTooLarge,
-    ResponseTooLarge,
-)
+from registry.etcd3.errors import EtcdInvalidArgument, RequestTooLarge, ResponseTooLarge
 from registry.etcd3.ops import (
     Compare,
     Delete,
@@ -183,5 +179,5 @@ async def test_a_reply_of_too_many_bytes(own_client):
 
 
 async def test_one_key_written_twice_in_a_transaction_is_refused(etcd, etcd_client):
-    with pytest.raises(InvalidArgument, match="duplicate key"):
+    with pytest.raises(EtcdInvalidArgument, match="duplicate key"):
         await etcd_client.txn(put((etcd.key("a"), b"1"), (etcd.key("a"), b"2")))

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from registry.etcd3.client import Client
-from registry.etcd3.errors import Timeout, TlsFailed, Unavailable
+from registry.etcd3.errors import EtcdUnavailable, Timeout, TlsFailed
 from registry.etcd3.ops import Range
 from registry.etcd3.options import ClientOptions, TlsFiles
 from registry.etcd3.reflector import Connected, Disconnected, Reflector
@@ -78,6 +78,16 @@ async def test_a_certificate_for_another_name_is_refused(tmp_path, authority):
         cluster.stop()
 
 
+async def test_a_refused_client_certificate_is_named(secured, authority, stranger):
+    """What to do is said, where the server says only after the handshake (TLS 1.3) that it refuses us."""
+    theirs = stranger.issue("mallory")
+    options = secured.options(
+        tls=TlsFiles(ca=authority.certificate, certificate=theirs.certificate, key=theirs.key), call_timeout_seconds=60
+    )
+    with pytest.raises(TlsFailed, match=r"(?i)certificate"):
+        await ask(options)
+
+
 async def test_a_client_without_certificate_is_turned_away(secured, authority):
     """Depending on the TLS version it is told in the handshake or by hanging up after it; both are Unavailable."""
     options = secured.options(tls=TlsFiles(ca=authority.certificate), call_timeout_seconds=1)
@@ -95,11 +105,11 @@ async def test_tls_to_a_plain_port_is_unavailable(etcd, authority):
     assert not isinstance(error, TlsFailed)
 
 
-async def _is_turned_away(options: ClientOptions) -> Unavailable | None:
+async def _is_turned_away(options: ClientOptions) -> EtcdUnavailable | None:
     """None: it is not known, since the machine was busy for all of the deadline."""
     try:
         await ask(options)
-    except Unavailable as error:
+    except EtcdUnavailable as error:
         return error
     except Timeout:
         return None
@@ -137,6 +147,6 @@ async def _is_tls_failure(options: ClientOptions) -> bool:
         await ask(options)
     except TlsFailed as error:
         return "Hostname" in str(error) or "peer certificate" in str(error)
-    except Unavailable:
+    except EtcdUnavailable:
         return False
     raise AssertionError("a certificate for another name was taken")

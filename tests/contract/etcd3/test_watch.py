@@ -105,9 +105,9 @@ async def test_no_change_is_lost_when_cut_in_the_middle_of_catching_up(etcd, etc
         await mirror.first(Connected)
         proxy.refuse()
         written = [(await etcd_client.txn(put((etcd.key(f"{i % 97}"), b"%d" % i * 40)))).revision for i in range(5000)]
-        chance, told = random.Random(7), len(mirror.told)
+        clock, told = random.Random(7), len(mirror.told)
         # etcd sends a thousand revisions at once, of 235 kB: some of these let one through, none two.
-        proxy.cut_after(chance.randrange(1_000, 400_000) for _ in itertools.count())
+        proxy.cut_after(clock.randrange(1_000, 400_000) for _ in itertools.count())
         proxy.pass_on()
         await eventually(lambda: mirror.revision >= written[-1], timeout_seconds=120)
         cuts = [one for one in mirror.told[told:] if isinstance(one, Disconnected)]

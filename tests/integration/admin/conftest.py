@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from registry.admin import supervision
+from registry.admin.rpc import interceptor
 from registry.etcd3.client import Client
 from registry.etcd3.ops import Range
-from registry.keys import Keys
+from registry.model.keys import Keys
 from tests.conftest import EtcdForTest
 from tests.support.admin import Admin, admin_inside, make_pool, wait_ready
 from tests.support.history_check import Fold, History, check_history, read_history
@@ -28,13 +28,13 @@ async def admin(etcd) -> AsyncIterator[Admin]:
 @pytest.fixture
 def unhurried(monkeypatch) -> None:
     """Calls may take a minute: how long they wait for etcd, or for each other, is not what is asked."""
-    monkeypatch.setattr(supervision, "MAX_UNARY_SECONDS", 60.0)
+    monkeypatch.setattr(interceptor, "MAX_UNARY_SECONDS", 60.0)
 
 
 @pytest.fixture
 def answers_early(monkeypatch) -> None:
     """Of the time that a client gives, the service takes a tenth: so its answer comes in time on any machine."""
-    monkeypatch.setattr(supervision, "_FOR_THE_ANSWER", 0.9)
+    monkeypatch.setattr(interceptor, "_FOR_THE_ANSWER", 0.9)
 
 
 @dataclass

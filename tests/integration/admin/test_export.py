@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from registry.check.export import decode, read_history
-from registry.check.main import app
-from registry.check.replay import replay
-from registry.check.steps import Base
 from registry.etcd3.client import Client
-from registry.keys import Keys
+from registry.model.keys import Keys
+from registry.tools.verify.history import HistoryBase
+from registry.tools.verify.main import app, decode, read_history
+from registry.tools.verify.replay import replay
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import admin_inside, change_set, drop, make_pool, put, wait_ready
 from tests.support.etcd import Cluster, compact, make_cluster
@@ -43,7 +42,7 @@ async def store(tmp_path) -> AsyncIterator[tuple[Cluster, Client, list[int]]]:
 
 
 async def exported(cluster: Cluster, out: Path, *flags: str) -> int:
-    """The exit code of ``loraplane-check export``."""
+    """The exit code of ``loraplane-verify export``."""
     arguments = ("export", "--etcd", cluster.endpoints[0], "--prefix", PREFIX, "--out", str(out), *flags)
     return await asyncio.to_thread(app, args=arguments, standalone_mode=False) or 0
 
@@ -65,7 +64,7 @@ async def test_where_it_is_compacted_it_begins_right_behind(store):
     await compact(client, revisions[3])
     for first in (1, revisions[1], revisions[3]):
         steps = await read_history(client, PREFIX, from_revision=first, seconds=60)
-        assert isinstance(steps[0], Base)
+        assert isinstance(steps[0], HistoryBase)
         assert [step.revision for step in steps] == revisions[3:]
         assert replay(Keys(PREFIX), steps).findings == []
     later = await read_history(client, PREFIX, from_revision=revisions[5], seconds=60)

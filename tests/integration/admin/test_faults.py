@@ -11,7 +11,7 @@ import pytest
 from grpc import StatusCode
 
 from registry.etcd3.ops import Range
-from registry.keys import Keys
+from registry.model.keys import Keys
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import Admin, admin_inside, change_set, make_pool, put, refusal, refused, wait_ready
 from tests.support.etcd import Cluster, make_cluster

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from registry.errors import FailedPrecondition
 from registry.etcd3.client import Client
 from registry.etcd3.ops import Put, Range, RangeResult, Txn
-from registry.store.budget import Budget
-from registry.store.pool_sight import read_facts
+from registry.model.errors import FailedPrecondition
+from registry.rollout.pool import PoolSnapshot
+from registry.rollout.pool_reader import read_pool
+from registry.runtime.clock import Deadline
 from tests.support.etcd import compact
-from tests.support.said import SaidReplicas
+from tests.support.made_up_replicas import SaidReplicas
 
 
 class _Compacting:
@@ -34,9 +35,9 @@ async def test_a_compaction_in_the_middle_of_a_look(ledger, admin):
     await replicas.alive("r1", "r2")
     for times, kind in ((2, None), (3, FailedPrecondition)):
         client = _Compacting(ledger.client, times)
-        looking = read_facts(client, ledger.keys, "p", "acme/a", None, Budget.of(60))
+        looking = read_pool(client, ledger.keys, "acme/a", PoolSnapshot("p"), Deadline.of(60))
         if kind is None:
-            assert set((await looking).members) == {"r1", "r2"}
+            assert set((await looking)[1].replicas) == {"r1", "r2"}
         else:
             with pytest.raises(kind):
                 await looking

@@ -120,6 +120,11 @@ async def test_killed_between_commit_and_reply(etcd, ledger, admin, tmp_path):
         (["--tls-cert", "x.pem", "--tls-key", "x.key"], "--tls-cert x.pem: No such file"),
         (["--etcd-tls-ca", "none.pem"], "none.pem"),
         (["--etcd-user", "u"], "--etcd-user and --etcd-password-file go together"),
+        (["--listen", "0.0.0.0:0"], "--listen 0.0.0.0:0: anybody may read and change everything there"),
+        (
+            ["--etcd", "e:1", "--etcd-user", "u", "--etcd-password-file", "f"],
+            "the password would go unencrypted to e:1",
+        ),
         (["--max-txn-ops", "1"], "--max-txn-ops"),
         (["--etcd", ","], "etcd"),
         (["--frob", "x"], "unrecognized arguments: --frob x; see loraplane-admin --help"),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from importlib.metadata import version
+
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 from grpc import StatusCode
 
+from registry.admin.settings import AdminSettings
 from registry.etcd3.ops import Delete, Put, Txn
 from registry.lora.base import fingerprint
 from registry.model.status import EngineStatus, Presence, ReplicaStatus, Served
 from registry.v1 import registry_pb2 as pb
-from tests.support.admin import change_set, drop, make_pool, put, refusal
+from tests.support.admin import admin_inside, change_set, drop, make_pool, put, refusal
 from tests.support.etcd import compact
 
 
@@ -83,8 +87,40 @@ async def test_a_token_of_another_listing(admin):
     """A token fits only the request that it came from."""
     await admin.stub.ApplyAdapters(change_set(put("a1"), put("a2")))
     first = await admin.stub.ListAdapters(pb.ListAdaptersRequest(pool="p", page_size=1))
-    told = await refusal(admin.stub.ListPools(pb.ListPoolsRequest(page_token=first.next_page_token)))
-    assert told.reason == "INVALID_PAGE_TOKEN"
+    others = [
+        admin.stub.ListPools(pb.ListPoolsRequest(page_token=first.next_page_token)),
+        admin.stub.ListAdapters(pb.ListAdaptersRequest(pool="p", filter="name=a*", page_token=first.next_page_token)),
+    ]
+    for other in others:
+        assert (await refusal(other)).reason == "INVALID_PAGE_TOKEN"
+
+
+async def test_changes(ledger, admin):
+    """W7: who did what to a pool, the oldest first, from a time on, in pages; also of a pool that is gone."""
+    await admin.stub.ApplyAdapters(change_set(put("acme/a", priority=1)))
+    await admin.stub.ApplyAdapters(change_set(put("acme/a", priority=2), put("b")))
+
+    async def told(since: str = "", size: int = 0) -> list[tuple[str, str, int, list[str]]]:
+        request, found = pb.ListChangesRequest(pool="p", since=since, page_size=size), []
+        while True:
+            page = await admin.stub.ListChanges(request)
+            found += [(one.action, one.name, one.generation, list(one.fields)) for one in page.changes]
+            at.extend(one.at for one in page.changes)
+            if not page.next_page_token:
+                return found
+            request.page_token = page.next_page_token
+
+    at: list[str] = []
+    both = [("updated", "acme/a", 2, ["priority"]), ("created", "b", 1, [])]
+    whole = [("created", "p", 0, []), ("created", "acme/a", 1, []), *both]
+    assert await told() == whole == await told(size=1)
+    assert (await told(at[2]))[-2:] == both
+    assert await told("2999-01-01T00:00:00Z") == []
+    wrong = await refusal(admin.stub.ListChanges(pb.ListChangesRequest(pool="p", since="soon")))
+    assert (wrong.code, wrong.field) == (StatusCode.INVALID_ARGUMENT, "since")
+    await admin.stub.ApplyAdapters(change_set(drop("acme/a"), drop("b")))
+    await admin.stub.DeletePool(pb.DeletePoolRequest(name="p"))
+    assert (await told())[-1] == ("deleted", "p", 0, [])
 
 
 NOT_FOUND = {
@@ -97,6 +133,7 @@ NOT_FOUND = {
     "replica": ("GetReplica", pb.GetReplicaRequest(pool="p", name="r"), "REPLICA_NOT_FOUND"),
     "replica's pool": ("GetReplica", pb.GetReplicaRequest(pool="q", name="r"), "POOL_NOT_FOUND"),
     "replicas": ("ListReplicas", pb.ListReplicasRequest(pool="q"), "POOL_NOT_FOUND"),
+    "changes": ("ListChanges", pb.ListChangesRequest(pool="q"), "POOL_NOT_FOUND"),
     "delete": ("ApplyAdapters", change_set(drop("none")), "ADAPTER_NOT_FOUND"),
     "update pool": ("UpdatePool", pb.UpdatePoolRequest(pool=pb.Pool(name="q", base_models=["b"])), "POOL_NOT_FOUND"),
     "delete pool": ("DeletePool", pb.DeletePoolRequest(name="q"), "POOL_NOT_FOUND"),
@@ -114,7 +151,13 @@ async def test_not_found(admin, name):
 
 def presence(replica: str) -> Presence:
     return Presence(
-        pool="p", replica=replica, incarnation="i1", owner="o", labels={"zone": "a"}, started_at="2026-01-01T00:00:00Z"
+        pool="p",
+        replica=replica,
+        incarnation="i1",
+        owner="o",
+        labels={"zone": "a"},
+        started_at="2026-01-01T00:00:00Z",
+        version="9.9",
     )
 
 
@@ -134,15 +177,19 @@ def status(replica: str) -> ReplicaStatus:
 
 
 async def test_replicas(ledger, admin):
-    """A replica lives as long as its presence; a status without one is a dead replica's."""
+    """A replica lives as long as its presence; a status that is not under the lease of one does not count."""
     keys = ledger.keys
-    puts = [Put(keys.replica("p", one), presence(one).to_bytes()) for one in ("r1", "r2")]
-    puts += [Put(keys.status("p", one), status(one).to_bytes()) for one in ("r1", "dead")]
+    lease, other = await ledger.client.lease_grant(600), await ledger.client.lease_grant(600)
+    puts = [Put(keys.replica("p", one), presence(one).to_bytes(), lease) for one in ("r1", "r2")]
+    puts += [Put(keys.status("p", one), status(one).to_bytes(), lease) for one in ("r1", "dead")]
+    puts.append(Put(keys.status("p", "r2"), status("r2").to_bytes(), other))
     await ledger.client.txn(Txn((), (*puts, Put(keys.replica("p", "r3"), b"?"))))
     listed = await admin.stub.ListReplicas(pb.ListReplicasRequest(pool="p"))
     shown = {one.name: (one.labels.get("zone"), one.status_json) for one in listed.replicas}
     assert shown == {"r1": ("a", status("r1").to_bytes().decode()), "r2": ("a", ""), "r3": (None, "")}
     one = await admin.stub.GetReplica(pb.GetReplicaRequest(pool="p", name="r1"))
+    assert [one.version for one in listed.replicas] == ["9.9", "9.9", ""], "one cannot be read"
+    assert (await admin.stub.ListPools(pb.ListPoolsRequest())).admin_version == version("loraplane")
     assert (one.incarnation, one.started_at, one.status_json) == ("i1", "2026-01-01T00:00:00Z", shown["r1"][1])
     await ledger.client.txn(Txn((), (Delete(keys.replica("p", "r1")),)))
     told = await refusal(admin.stub.GetReplica(pb.GetReplicaRequest(pool="p", name="r1")))
@@ -153,6 +200,29 @@ async def test_replicas(ledger, admin):
     )
     assert [one.name for one in (*first.replicas, *rest.replicas)] == ["r2", "r3"]
     assert not rest.next_page_token
+
+
+async def test_replicas_whose_engines_the_pool_does_not_allow(ledger, admin):
+    """X2: their URLs are told apart from the status, where no router takes them for an engine's."""
+    keys, lease = ledger.keys, await ledger.client.lease_grant(600)
+    puts = (
+        Put(keys.replica("p", "r1"), presence("r1").to_bytes(), lease),
+        Put(keys.status("p", "r1"), status("r1").to_bytes(), lease),
+    )
+    await ledger.client.txn(Txn((), puts))
+    pool = pb.Pool(name="p", limits=pb.PoolLimits(engine_hosts=["10.0.0.0/8"]))
+    await admin.stub.UpdatePool(pb.UpdatePoolRequest(pool=pool, update_mask=FieldMask(paths=["limits.engine_hosts"])))
+    one = await admin.stub.GetReplica(pb.GetReplicaRequest(pool="p", name="r1"))
+    assert list((await admin.stub.ListReplicas(pb.ListReplicasRequest(pool="p"))).replicas) == [one]
+    assert (one.withheld_engine_url, json.loads(one.status_json)["engine"]["url"]) == ("http://e", "")
+
+
+async def test_what_the_service_bears_unprotected_is_told(ledger, admin, etcd, monkeypatch):
+    """X1: to whoever asks it, as doctor does."""
+    assert not (await admin.stub.ListPools(pb.ListPoolsRequest())).admin_insecure
+    monkeypatch.setattr(AdminSettings, "unprotected", lambda _: ("--listen: open",))
+    async with admin_inside(etcd.endpoints, etcd.prefix, insecure=True) as open_one:
+        assert (await open_one.stub.ListPools(pb.ListPoolsRequest())).admin_insecure == ["--listen: open"]
 
 
 async def test_no_replicas(admin):

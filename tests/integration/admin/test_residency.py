@@ -6,18 +6,19 @@ import asyncio
 
 import httpx
 import pytest
+from google.protobuf.field_mask_pb2 import FieldMask
 from grpc import StatusCode
 
-from registry.admin import wire_residency
+from registry.admin.rpc import encode_residency
 from registry.etcd3.ops import Put, Txn
 from registry.model.records import Placement
 from registry.model.status import Failed, Pending
-from registry.store import residency_board
+from registry.residency import hub
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import admin_inside, change_set, drop, put, refusal
 from tests.support.proxy import Proxy
 from tests.support.records import record
-from tests.support.replicas import Replicas, among, members
+from tests.support.residency_world import Replicas, among, members
 from tests.support.waiting import eventually
 
 Where = dict[str, dict[str, str]]
@@ -99,6 +100,26 @@ async def test_the_whole_and_what_changes(ledger, admin, replicas):
     router.call.cancel()
 
 
+async def test_engines_that_a_pool_does_not_allow(admin, replicas):
+    """X2: neither the stream nor the page hands their URLs to routers; and both follow the pool's record."""
+    revision = (await admin.stub.ApplyAdapters(change_set(put("a")))).revision
+    await replicas.alive("r1")
+    await replicas.says("r1", revision)
+    router = Router(admin)
+    await router.until({"a": {"r1": "SERVING"}})
+    for hosts, state, url in ((["10.0.0.0/8"], "FAILED", ""), (["r1"], "SERVING", "http://r1")):
+        pool = pb.Pool(name="p", limits=pb.PoolLimits(engine_hosts=hosts))
+        await admin.stub.UpdatePool(
+            pb.UpdatePoolRequest(pool=pool, update_mask=FieldMask(paths=["limits.engine_hosts"]))
+        )
+        await router.until({"a": {"r1": state}})
+        assert router.adapters["a"].replicas[0].engine_url == url
+        async with httpx.AsyncClient(timeout=60) as client:
+            page = (await client.get(f"{admin.http}/v1/residency", params={"pool": "p"})).json()
+        assert page["adapters"][0]["replicas"][0]["engine_url"] == url
+    router.call.cancel()
+
+
 async def test_an_empty_pool_is_told(admin):
     router = Router(admin)
     first = await router.hear()
@@ -114,7 +135,7 @@ async def test_wrong_requests(admin):
 
 async def test_snapshots_come_in_parts(admin, replicas, monkeypatch):
     """The parts say that they belong together, and none is large."""
-    monkeypatch.setattr(wire_residency, "_PARTS_AT_ONCE", 4)
+    monkeypatch.setattr(encode_residency, "_PARTS_AT_ONCE", 4)
     revision = (await admin.stub.ApplyAdapters(change_set(*(put(f"n{i}") for i in range(5))))).revision
     await replicas.alive("r1", "r2")
     await replicas.says("r1", revision)
@@ -176,7 +197,7 @@ async def test_a_status_that_runs_ahead(ledger, admin, replicas):
 
 async def test_a_router_that_does_not_read(admin, replicas, ledger, monkeypatch):
     """R16 bounded: a stream that nobody reads holds nothing up and is whole again when it is read."""
-    monkeypatch.setattr(residency_board, "_STEPS_REMEMBERED", 2)
+    monkeypatch.setattr(hub, "_STEPS_REMEMBERED", 2)
     names = [f"{'n' * 90}{i}" for i in range(200)]
     puts = tuple(Put(ledger.keys.adapter("p", name), record(name).to_bytes()) for name in names)
     revision = (await ledger.client.txn(Txn((), puts))).revision

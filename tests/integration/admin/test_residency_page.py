@@ -5,12 +5,12 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from registry.admin import residency, wire_residency
-from registry.cli.lodging import residency_dict
+from registry.admin.rpc import encode_residency, streams
+from registry.cli.views.residency_view import residency_dict
 from registry.model.status import Failed, Lazy, Leaving, Pending, Resident
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, put
-from tests.support.replicas import Replicas, among, members
+from tests.support.residency_world import Replicas, among, members
 from tests.support.waiting import eventually
 
 
@@ -21,7 +21,7 @@ def replicas(ledger) -> Replicas:
 
 @pytest.fixture(autouse=True)
 def _in_time_however_slow_the_machine(monkeypatch) -> None:
-    monkeypatch.setattr(residency, "_PAGE_SECONDS", 60.0)
+    monkeypatch.setattr(streams, "_PAGE_SECONDS", 60.0)
 
 
 async def page(admin, etag: str = "", **query: str) -> httpx.Response:
@@ -54,6 +54,7 @@ async def test_the_page(ledger, admin, replicas):
                 "reason": "",
                 "loaded": True,
                 "last_used": "",
+                "wanted": None,
             }
         ],
         "note": "",
@@ -112,7 +113,7 @@ async def test_the_page_and_the_stream_agree_on_everything(ledger, admin, replic
 
 
 async def test_the_page_in_parts(admin, monkeypatch):
-    monkeypatch.setattr(wire_residency, "_PARTS_AT_ONCE", 2)
+    monkeypatch.setattr(encode_residency, "_PARTS_AT_ONCE", 2)
     assert (await page(admin)).json()["adapters"] == []
     await admin.stub.ApplyAdapters(change_set(*(put(f"n{i}") for i in range(5))))
 

@@ -11,15 +11,17 @@ import grpc
 import pytest
 from grpc import StatusCode
 
-from registry.admin import pool_conductor
-from registry.errors import FailedPrecondition, PermissionDenied, Reason, Unavailable
-from registry.etcd3.ops import Range, prefix_end
-from registry.store.pool_facts import Facts
-from registry.store.pool_sight import read_facts
+from registry.etcd3.ops import KeyValue, Range, prefix_end
+from registry.model.errors import FailedPrecondition, PermissionDenied, Reason, Unavailable
+from registry.model.records import AdapterRecord
+from registry.rollout import controller
+from registry.rollout.policy import conductor_request_id
+from registry.rollout.pool import PoolSnapshot
+from registry.rollout.pool_reader import read_pool
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import admin_inside, change_set, put, refusal, refused, wait_ready
+from tests.support.made_up_replicas import SaidReplicas
 from tests.support.metrics import read_metrics
-from tests.support.said import SaidReplicas
 from tests.support.waiting import eventually
 
 NAME = "acme/a"
@@ -128,12 +130,12 @@ async def test_a_look_that_fails_is_taken_again(ledger, admin, replicas, monkeyp
     """Whatever etcd answers, e.g. that it compacted the revision or that our token expired: the service goes on."""
     failing = [kind(Reason.INTERNAL, "not now")] * 2
 
-    async def read(*arguments: Any) -> Facts:
+    async def read(*arguments: Any) -> tuple[KeyValue | None, PoolSnapshot]:
         if failing:
             raise failing.pop()
-        return await read_facts(*arguments)
+        return await read_pool(*arguments)
 
-    monkeypatch.setattr(pool_conductor, "read_facts", read)
+    monkeypatch.setattr(controller, "read_pool", read)
     await replicas.all_serve(await begun(admin))
 
     async def promoted() -> bool:
@@ -167,6 +169,22 @@ async def test_abortions_against_two_conductors(ledger, admin, etcd, replicas):
     assert sorted(reply.results[0].adapter.name for reply in aborted) == sorted(back)
     told = {refused(error).reason for error in ended if isinstance(error, grpc.RpcError)}
     assert told <= {"NO_ROLLOUT", "LOST_RACE"}
+    await ledger.check()
+
+
+async def test_no_caller_delays_a_halt(ledger, admin, replicas):
+    """W3 idempotent: ids of the conductor that somebody took before are none of its own."""
+    revision = await begun(admin)
+    record = AdapterRecord.parse((await ledger.client.range(Range(ledger.keys.adapter("p", NAME)))).kvs[0].value)
+    for attempt in range(12):
+        taken = conductor_request_id("halt", record, attempt)
+        await admin.stub.ApplyAdapters(change_set(put(f"b/{attempt}"), request_id=taken))
+    call = watch(admin)
+    (canary,) = [one.replica for one in (await call.read()).replicas if one.canary]
+    await replicas.refuse(canary, NAME, 2, revision)
+    assert (await heard(call, lambda rollout: rollout.done)).failure == "halted"
+    (told,) = [one for one in await audits(ledger) if one["role"] == "conductor"]
+    assert told["request_id"] == conductor_request_id("halt", record, 0), "the first id that it asked with"
     await ledger.check()
 
 

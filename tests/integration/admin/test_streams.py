@@ -15,6 +15,7 @@ from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
 from tests.support.admin import admin_inside, change_set, drop, make_pool, put, refusal, wait_ready
 from tests.support.etcd import compact
+from tests.support.residency_world import LEASE_SECONDS
 
 
 def watch(admin, start_revision: int = 0):
@@ -106,6 +107,7 @@ class Replicas:
 
     def __init__(self, ledger) -> None:
         self.ledger = ledger
+        self._lease = 0
 
     async def alive(self, *names: str) -> None:
         for name in names:
@@ -124,7 +126,8 @@ class Replicas:
         await self._put(self.ledger.keys.status("p", name), status.to_bytes())
 
     async def _put(self, key: bytes, value: bytes) -> None:
-        await self.ledger.client.txn(Txn((), (Put(key, value),)))
+        self._lease = self._lease or await self.ledger.client.lease_grant(LEASE_SECONDS)
+        await self.ledger.client.txn(Txn((), (Put(key, value, self._lease),)))
 
 
 def states(rollout: pb.Rollout) -> dict[str, str]:

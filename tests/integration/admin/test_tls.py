@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 from grpc import StatusCode
 
+from registry.admin import server
+from registry.client.address import Tls
+from registry.client.transport import AdminCalls
 from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
 from tests.support.admin import admin_inside, change_set, put, refusal
-from tests.support.tls import Authority
+from tests.support.etcd import make_cluster
+from tests.support.tls import Authority, server_flags
 from tests.support.waiting import eventually
 
 
@@ -42,17 +49,17 @@ async def works(stub) -> bool:
 
 async def test_mutual_tls(etcd, ledger, authority, stranger):
     """W7 audit-complete: the audit record names the certificate's common name; without one nobody comes in."""
-    server = authority.issue("server")
-    files = {"tls_ca": server.ca, "tls_cert": server.certificate, "tls_key": server.key}
+    host = authority.issue("server")
+    files = {"tls_ca": host.ca, "tls_cert": host.certificate, "tls_key": host.key}
     async with admin_inside(etcd.endpoints, etcd.prefix, **files) as admin:
-        async with channel(admin.address, server.ca, authority.issue("alice")) as alice:
+        async with channel(admin.address, host.ca, authority.issue("alice")) as alice:
             stub = registry_pb2_grpc.AdapterRegistryStub(alice)
             await eventually(lambda: works(stub))
             await stub.CreatePool(pb.CreatePoolRequest(pool=pb.Pool(name="p", base_models=["b"])))
             reply = await stub.ApplyAdapters(change_set(put("acme/a")))
         assert reply.results[0].adapter.updated_by == "alice"
         for certificate in (None, stranger.issue("mallory")):
-            async with channel(admin.address, server.ca, certificate) as other:
+            async with channel(admin.address, host.ca, certificate) as other:
                 told = await refusal(registry_pb2_grpc.AdapterRegistryStub(other).ListPools(pb.ListPoolsRequest()))
                 assert told.code is StatusCode.UNAVAILABLE
     listing = await ledger.client.list_prefix(ledger.keys.audits())
@@ -78,6 +85,91 @@ async def test_a_rotated_certificate(etcd, authority, stranger, tmp_path):
             change()
 
 
+@pytest.fixture
+def short_lived(monkeypatch) -> None:
+    """Connections end after a second."""
+    monkeypatch.setattr(server, "CONNECTION_AGE_SECONDS", 1.0)
+
+
+async def test_who_is_no_longer_taken_goes(etcd, authority, stranger, tmp_path, short_lived):
+    """X1 secret-free: a connection does not outlive what its certificate was taken for."""
+    files, alice, ca = authority.issue("server"), authority.issue("alice"), tmp_path / "ca"
+    shutil.copy(files.ca, ca)
+    told = {"tls_ca": ca, "tls_cert": files.certificate, "tls_key": files.key}
+    async with (
+        admin_inside(etcd.endpoints, etcd.prefix, **told) as admin,
+        channel(admin.address, files.ca, alice) as connected,
+    ):
+        stub = registry_pb2_grpc.AdapterRegistryStub(connected)
+        await eventually(lambda: works(stub))
+        shutil.copy(stranger.issue("x").ca, ca)
+
+        async def is_out() -> bool:
+            return not await works(stub)
+
+        await eventually(is_out)
+
+
+async def test_certificates_are_replaced_under_load(etcd, authority, stranger, tmp_path, short_lived):
+    """R13 static-stable: on both sides, while connections end all the time; no call fails."""
+    sides = [authority.issue("server"), authority.issue("alice")]
+    places = [(tmp_path / f"cert{side}", tmp_path / f"key{side}") for side in range(2)]
+    ca = tmp_path / "ca"
+    shutil.copy(sides[0].ca, ca)
+    for files, place in zip(sides, places, strict=True):
+        _replace(files, *place)
+    (cert, key), (own_cert, own_key) = places
+    async with admin_inside(etcd.endpoints, etcd.prefix, tls_ca=ca, tls_cert=cert, tls_key=key) as admin:
+        calls = AdminCalls(admin.address, Tls(ca, own_cert, own_key), 120)
+        done, rotated = 0, asyncio.Event()
+
+        async def load() -> None:
+            nonlocal done
+            while not rotated.is_set():
+                await calls.unary("ListPools", pb.ListPoolsRequest(), pb.ListPoolsResponse)
+                done += 1
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(4):
+                tasks.create_task(load())
+            for by in (stranger, authority):
+                before = done
+                await eventually(lambda before=before: done > before + 100)
+                ca.write_bytes(by.issue("server").ca.read_bytes())
+                _replace(by.issue("alice"), own_cert, own_key)
+                _replace(by.issue("server"), cert, key)
+            before = done
+            await eventually(lambda: done > before + 100)
+            rotated.set()
+        await calls.aclose()
+
+
 def _replace(new, cert, key) -> None:
     shutil.copy(new.certificate, cert)
     shutil.copy(new.key, key)
+
+
+async def test_files_for_etcd_that_are_being_replaced(authority, tmp_path, caplog):
+    """R13 static-stable, X2: the service says which it cannot read, and goes on with those that it read last."""
+    issued = authority.issue("admin")
+    files = {"etcd_tls_ca": issued.ca, "etcd_tls_cert": issued.certificate, "etcd_tls_key": issued.key}
+    own = {name: Path(shutil.copy(file, tmp_path / name)) for name, file in files.items() if file}
+    flags = {"unsafe-no-fsync": "true", **server_flags(authority.issue("etcd"), client_certificates=True)}
+    cluster = make_cluster(tmp_path / "etcd", flags=flags, tls=issued)
+    try:
+        async with admin_inside(cluster.endpoints, "/t", **own) as admin:
+            await eventually(lambda: is_said(admin.http, "etcd does not answer"))
+            for file in own.values():
+                file.unlink()
+            await eventually(lambda: [one for one in caplog.messages if f"cannot read {own['etcd_tls_ca']}" in one])
+            cluster.start()
+            await eventually(lambda: is_said(admin.http, ""))
+    finally:
+        cluster.stop()
+
+
+async def is_said(http: str, reason: str) -> bool:
+    """Whether /readyz begins its reason with this; without one it is ready."""
+    async with httpx.AsyncClient(timeout=60) as client:
+        said = (await client.get(f"{http}/readyz")).json()["reason"]
+    return said.startswith(reason) if reason else not said

@@ -7,6 +7,8 @@ import asyncio
 import pytest
 from grpc import RpcError, StatusCode
 
+from registry.etcd3.ops import Put, Txn
+from registry.model.records import TenantRecord
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import admin_inside, change_set, drop, make_pool, put, refusal, refused, wait_ready
 
@@ -201,8 +203,12 @@ DRY_RUNS = {
     "base is an adapter": ("UpdatePool", pb.UpdatePoolRequest(pool=pb.Pool(name="p", base_models=["ACME/a"]))),
     "confirmation": ("ConfirmRemovals", pb.ConfirmRemovalsRequest(name="p", revision=1)),
     "confirmation of what is to come": ("ConfirmRemovals", pb.ConfirmRemovalsRequest(name="p", revision=1 << 60)),
+    "drain of nobody": ("DrainReplica", pb.DrainReplicaRequest(pool="p", name="gone")),
     "pool not empty": ("DeletePool", pb.DeletePoolRequest(name="p")),
     "quota": ("SetTenant", pb.SetTenantRequest(tenant=pb.Tenant(name="acme", max_adapters=5))),
+    "repair of what is right": ("RepairTenant", pb.RepairTenantRequest(name="acme")),
+    "repair": ("RepairTenant", pb.RepairTenantRequest(name="miscounted")),
+    "repair of no name": ("RepairTenant", pb.RepairTenantRequest(name="a/b")),
     "quota below use": ("SetTenant", pb.SetTenantRequest(tenant=pb.Tenant(name="full", max_adapters=1))),
 }
 
@@ -213,6 +219,8 @@ async def test_dry_run(ledger, admin, name):
     await admin.stub.SetTenant(pb.SetTenantRequest(tenant=pb.Tenant(name="full", max_adapters=2)))
     await admin.stub.ApplyAdapters(change_set(put("acme/a"), put("full/a"), put("full/c")))
     await admin.stub.ApplyAdapters(change_set(put("acme/a", "file:///a/v2")))
+    miscounted = TenantRecord(name="miscounted", adapters=2).to_bytes()
+    await ledger.client.txn(Txn((), (Put(ledger.keys.tenant("miscounted"), miscounted),)))
     method, request = DRY_RUNS[name]
     dry = type(request).FromString(request.SerializeToString())
     dry.validate_only = True
@@ -237,4 +245,6 @@ def _comparable(told: object) -> object:
         ]
     if isinstance(told, pb.Pool | pb.Tenant):
         told.ClearField("etag")
+    if isinstance(told, pb.RepairTenantResponse):
+        return told.changed, told.tenant.adapters, list(told.retired)
     return told

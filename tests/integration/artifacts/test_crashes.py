@@ -6,20 +6,21 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from sidecar.artifacts.orders import order_of
-from sidecar.artifacts.steps import Step
+from registry.runtime.failpoints import Point
+from sidecar.artifacts.requests import stage_request_of
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import WrittenAdapter, digest_of, write_adapter
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
-# Steps that only an artifact without digest goes through.
-UNPINNED_ONLY = {Step.PIN_LOCKED, Step.PINNED}
+# Points that only an artifact without digest passes.
+UNPINNED_ONLY = {Point.PIN_LOCKED, Point.PINNED}
 TIMEOUT_SECONDS = 60
 
 
@@ -31,9 +32,9 @@ class Host:
     adapter: WrittenAdapter
     digest: str
 
-    def start(self, action: str = "run", step: str = "-", times: int = 1) -> subprocess.Popen[str]:
+    def start(self, action: str = "run", point: str = "-", times: int = 1) -> subprocess.Popen[str]:
         """Starts a process that stages the adapter."""
-        arguments = [self.store, self.adapter.directory, self.adapter.uri, self.digest, action, step, times]
+        arguments = [self.store, self.adapter.directory, self.adapter.uri, self.digest, action, point, times]
         return subprocess.Popen(
             [sys.executable, "-m", "tests.integration.artifacts.staging_process", *map(str, arguments)],
             cwd=ROOT,
@@ -61,24 +62,24 @@ def make_host(folder: Path, *, is_pinned: bool) -> Host:
     return Host(folder / "store", adapter, adapter.digest if is_pinned else "-")
 
 
-def points() -> list[tuple[Step, int, bool]]:
-    """Every step of either way; the receiving of each of the two files."""
-    found = [(step, times, pinned) for step in Step for times in (1, 2) for pinned in (False, True)]
+def points() -> list[tuple[Point, int, bool]]:
+    """Every point of either way; the receiving of each of the two files."""
+    staging = [point for point in Point if point.startswith("staging.")]
     return [
-        (step, times, pinned)
-        for step, times, pinned in found
-        if (times == 1 or step is Step.RECEIVING) and not (pinned and step in UNPINNED_ONLY)
+        (point, times, pinned)
+        for point, times, pinned in product(staging, (1, 2), (False, True))
+        if (times == 1 or point is Point.RECEIVING) and not (pinned and point in UNPINNED_ONLY)
     ]
 
 
-@pytest.mark.parametrize(("step", "times", "is_pinned"), points())
-async def test_killed_at_any_step_nothing_half_is_visible_and_the_next_try_succeeds(tmp_path, step, times, is_pinned):
+@pytest.mark.parametrize(("point", "times", "is_pinned"), points())
+async def test_killed_at_any_point_nothing_half_is_visible_and_the_next_try_succeeds(tmp_path, point, times, is_pinned):
     """R12 crash-only, R4 digest-true, fault 17."""
     host = make_host(tmp_path, is_pinned=is_pinned)
-    process = host.start("die", step, times)
+    process = host.start("die", point, times)
     output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == -signal.SIGKILL, output
-    assert output.split()[-1] == step
+    assert output.split()[-1] == point
     for directory in host.directories():
         assert digest_of(directory) == host.adapter.digest
     path = await host.stages()
@@ -92,23 +93,23 @@ async def test_killed_at_any_step_nothing_half_is_visible_and_the_next_try_succe
 async def test_two_processes_that_stage_the_same_make_one_copy(tmp_path, is_pinned):
     """R7, R16: one download a host. The second waits for the first, which is held in the middle of its copy."""
     host = make_host(tmp_path, is_pinned=is_pinned)
-    first = host.start("wait", Step.RECEIVING)
-    assert read_until(first, Step.RECEIVING)
+    first = host.start("wait", Point.RECEIVING)
+    assert read_until(first, Point.RECEIVING)
     second = host.start()
     await eventually(lambda: has_lock_open(second, "pin-" if not is_pinned else artifact_of(host.digest)))
     first_path = first.communicate("\n", timeout=TIMEOUT_SECONDS)[0].split()[-1]
     second_output = second.communicate(timeout=TIMEOUT_SECONDS)[0].split()
     assert (first.returncode, second.returncode) == (0, 0)
     assert second_output[-1] == first_path
-    assert Step.RECEIVING not in second_output
+    assert Point.RECEIVING not in second_output
     assert [str(path) for path in host.directories()] == [first_path]
 
 
 async def test_a_second_process_takes_over_from_one_that_dies_in_the_middle(tmp_path):
     """R12: the kernel gives the lock back, and the half copy is swept by who gets it."""
     host = make_host(tmp_path, is_pinned=True)
-    first = host.start("wait", Step.RECEIVING)
-    assert read_until(first, Step.RECEIVING)
+    first = host.start("wait", Point.RECEIVING)
+    assert read_until(first, Point.RECEIVING)
     second = host.start()
     await eventually(lambda: has_lock_open(second, artifact_of(host.digest)))
     first.kill()
@@ -121,13 +122,13 @@ async def test_a_second_process_takes_over_from_one_that_dies_in_the_middle(tmp_
 
 def artifact_of(digest: str) -> str:
     """The id under which the default policy stages a source where no base is known."""
-    return order_of(ArtifactRef("file:///a", digest), None).artifact(digest)
+    return stage_request_of(ArtifactRef("file:///a", digest), None).artifact(digest)
 
 
-def read_until(process: subprocess.Popen[str], step: Step) -> bool:
-    """Reads a process' output up to a step; False if it ended before."""
+def read_until(process: subprocess.Popen[str], point: Point) -> bool:
+    """Reads a process' output up to a point; False if it ended before."""
     assert process.stdout is not None
-    return any(line.strip() == step for line in process.stdout)
+    return any(line.strip() == point for line in process.stdout)
 
 
 def has_lock_open(process: subprocess.Popen[str], name: str) -> bool:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from registry.sources.stop import Stop
+from registry.runtime.failpoints import Point
+from registry.sources.base import Stop
 from sidecar.artifacts.leases import everybodys_leases
-from sidecar.artifacts.steps import RemovalStep
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import WrittenAdapter, digest_of, write_adapter
@@ -48,38 +48,38 @@ async def is_in_order(folder: Path, adapters: list[WrittenAdapter]) -> None:
         for adapter in adapters:
             staged = await store.ensure(ArtifactRef(adapter.uri, adapter.digest))
             assert digest_of(Path(staged.path)) == adapter.digest
-        store.upkeep.round(Stop())
+        store.maintenance.round(Stop())
         assert not list((folder / "store" / "tmp").iterdir())
     finally:
         store.close()
 
 
-@pytest.mark.parametrize("step", list(RemovalStep))
-async def test_killed_at_any_step_of_a_removal_nothing_half_is_visible(tmp_path, step):
+@pytest.mark.parametrize("point", [point for point in Point if point.startswith("removal.")])
+async def test_killed_at_any_point_of_a_removal_nothing_half_is_visible(tmp_path, point):
     """R12 crash-only, R7 files-pinned: what another replica leases is there; what is being removed is whole or gone."""
     shared, own = written(tmp_path, 2)
     store = LocalStore(tmp_path / "store", "other", [(tmp_path / "sources").as_uri()])
     kept = await store.ensure(ArtifactRef(shared.uri, shared.digest))
-    process = start(tmp_path, "dies", [own], 1, step)
+    process = start(tmp_path, "dies", [own], 1, point)
     output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == -signal.SIGKILL, logs(tmp_path)
-    assert output.split() == ["whole", step]
+    assert output.split() == ["whole", point]
     assert digest_of(Path(kept.path)) == shared.digest
     is_leased = len(everybodys_leases(tmp_path / "store" / "leases")) == 2
-    assert is_leased == (step is RemovalStep.LET_GO)  # the file says too much rather than too little
+    assert is_leased == (point is Point.LET_GO)  # the file says too much rather than too little
     store.close()
     await is_in_order(tmp_path, [shared, own])
 
 
 async def test_a_storm_of_kills_harms_nothing(tmp_path):
     """R12, R7: processes stage, read, let go and remove the same few artifacts, and are killed all the time."""
-    adapters, chance = written(tmp_path, 3), random.Random(7)
+    adapters, clock = written(tmp_path, 3), random.Random(7)
     processes = [start(tmp_path, f"r{number}", adapters, 100_000) for number in range(PROCESSES)]
     try:
         for _ in range(KILLS):
-            number = chance.randrange(PROCESSES)
+            number = clock.randrange(PROCESSES)
             process = processes[number]
-            for _ in range(chance.randrange(1, 5)):
+            for _ in range(clock.randrange(1, 5)):
                 assert process.stdout is not None
                 assert process.stdout.readline() == "whole\n", logs(tmp_path)
             process.kill()

@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from registry.cli.main import run
-from registry.dev.ports import free_ports
 from registry.etcd3.ops import Range, prefix_end
+from registry.tools.devstack.processes import free_ports
 from tests.conftest import EtcdForTest
 from tests.support.etcd import make_cluster
 from tests.support.processes import Program

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from registry.cli import survey
-from registry.dev.ports import free_ports
-from registry.keys import Keys
+from registry.cli.doctor import collect, command
+from registry.cli.views.output import Printer
+from registry.etcd3.ops import Delete, Txn
+from registry.model.keys import Keys
 from registry.model.status import Failed
+from registry.tools.devstack.processes import free_ports
 from tests.integration.cli.conftest import Cli, make_admin, with_pool
 from tests.support.fleet import Sidecar, SimulatedEngine
-from tests.support.replicas import Replicas, engine_status
+from tests.support.residency_world import Replicas, engine_status
 from tests.support.waiting import eventually
 
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch) -> None:
     """What answers late on a slow machine is well all the same."""
-    monkeypatch.setattr(survey, "_CALL_SECONDS", 60.0)
+    monkeypatch.setattr(collect, "_CALL_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -55,7 +60,10 @@ WELL = {"engine": engine_status(swap="plugin")}
 def test_a_healthy_installation(cli, etcd, reasons):
     """Exit 0 and a word, where there is nothing to say."""
     write(etcd, ("r1", WELL))
-    assert cli("doctor").out == "nothing is wrong\n"
+    told = cli("doctor").out
+    assert told.startswith("nothing is wrong; looked at: the admin service at ")
+    assert "1 pools, 1 replicas, 0 adapters, " in told
+    assert "not etcd" in told
     assert reasons() == (0, set())
     assert cli("-o", "name", "doctor").out == ""
 
@@ -90,9 +98,95 @@ def test_etcd_is_looked_at_where_it_is_named(etcd, reasons):
     assert (code, found) == (6, {"member_down"})
 
 
+def delete_raw(etcd, *keys: bytes) -> None:
+    """As etcdctl deletes: no counter, history or audit record follows."""
+
+    async def carry_out() -> None:
+        client = etcd.patient()
+        try:
+            await client.txn(Txn((), tuple(map(Delete, keys))))
+        finally:
+            await client.aclose()
+
+    asyncio.run(carry_out())
+
+
+def test_counters_are_repaired_where_that_is_asked_for(cli, etcd, reasons):
+    """W5, W6: deletions past the admin service are named, then made good, and nothing is left to be named."""
+    write(etcd, ("r1", WELL))
+    assert cli("apply", "-f", cli.manifest("acme/a", "acme/b", "c")).code == 0
+    delete_raw(etcd, Keys(etcd.prefix).adapter("dev", "acme/a"), Keys(etcd.prefix).adapter("dev", "c"))
+    before = cli.json("get", "tenants")
+    code, found = reasons()
+    assert (code, found) == (4, {"counter_differs"})
+    assert cli.json("get", "tenants") == before
+    (told,) = [row for row in cli("doctor").out.splitlines() if "acme" in row]
+    assert "its counter says 2, and it has 1 adapters; history lacks generation 1 of acme/a in pool dev" in told
+    assert "loraplane doctor --repair" in told
+    repaired = cli("-o", "json", "doctor", "--repair")
+    assert (repaired.code, {one["severity"] for one in repaired.json["findings"]}) == (0, {"warning"})
+    assert [one["finding"] for one in repaired.json["findings"] if one["subject"] == "acme"] == [
+        "repaired: its counter said 2, and says 1 now; history has generation 1 of acme/a in pool dev"
+    ]
+    assert "counter_differs" not in reasons("--repair")[1] | reasons()[1]
+    assert "1" in cli("history", "acme/a").out.splitlines()[1].split()
+
+
+def test_more_deletions_than_one_transaction_accounts_for(cli, etcd, reasons):
+    """W5: the doctor repairs until nothing is left."""
+    names = [f"acme/n{number}" for number in range(40)]
+    for start in range(0, len(names), 10):
+        assert cli("apply", "-f", cli.manifest(*names[start : start + 10])).code == 0
+    delete_raw(etcd, *(Keys(etcd.prefix).adapter("dev", name) for name in names))
+    ran = cli("-o", "json", "doctor", "--repair")
+    (told,) = [one["finding"] for one in ran.json["findings"] if one["reason"] == "counter_repaired"]
+    assert "its counter said 40, and says 0 now" in told
+    assert told.count("generation 1 of acme/n") == 40
+
+
 def test_options_that_do_not_fit(cli):
     for arguments in (("--etcd-user", "me"), ("--etcd", "e:1", "--etcd-user", "me")):
         assert cli("doctor", *arguments).code == 2
+
+
+class Pauses:
+    """The pauses of the doctor, in which things happen; after the last it is interrupted."""
+
+    def __init__(self, *happens: Callable[[], None]) -> None:
+        self._happens = iter(happens)
+
+    def sleep(self, _seconds: float) -> None:
+        next(self._happens, _interrupt)()
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+def test_watching_tells_what_comes_and_goes(cli, etcd, monkeypatch, is_live):
+    """Findings that stay are told once, but on a terminal, which is drawn anew each time."""
+    ill = {"stale": True, **WELL}
+    becomes_ill, becomes_well = partial(write, etcd, ("r1", ill)), partial(write, etcd, ("r1", WELL))
+    monkeypatch.setattr(command, "time", Pauses(lambda: None, becomes_ill, lambda: None, becomes_well))
+    monkeypatch.setattr(Printer, "is_live", is_live)
+    write(etcd, ("r1", WELL))
+    ran = cli("doctor", "--watch")
+    told = [line for line in ran.out.splitlines() if line.startswith(("nothing", "error"))]
+    assert ran.code == 130
+    assert [line.split()[0] for line in told] == (
+        ["nothing", "nothing", "error", "error", "nothing"] if is_live else ["nothing", "error", "nothing"]
+    )
+
+
+def test_watching_for_programs_is_a_line_for_each_change(cli, etcd, monkeypatch):
+    monkeypatch.setattr(command, "time", Pauses(partial(write, etcd, ("r1", WELL))))
+    ran = cli("-o", "json", "doctor", "-w")
+    assert [[one["reason"] for one in json.loads(line)["findings"]] for line in ran.out.splitlines()] == [
+        ["no_replicas"],
+        [],
+    ]
+    assert cli("doctor", "--watch", "--repair").code == 2
 
 
 def test_out_of_reach(cli, reasons):
@@ -108,7 +202,9 @@ def test_etcd_is_away(own_etcd, tmp_path):
         own_etcd.cluster.stop()
         ran = cli("-o", "json", "doctor", "--timeout", "2", "--etcd", own_etcd.endpoints[0])
         assert ran.code == 6
-        assert {one["reason"] for one in ran.json["findings"]} >= {"unreachable", "member_down"}
+        found = {(one["part"], one["reason"]) for one in ran.json["findings"]}
+        assert found >= {("etcd", "unreachable"), ("etcd", "member_down")}
+        assert "admin" not in {part for part, _ in found}
     finally:
         admin.program.kill()
 

@@ -79,3 +79,16 @@ def test_watching_goes_on_after_the_admin_service_came_back(cli, admin: Admin):
         watching.kill()
     assert (first["change"], first["item"]["name"]) == ("put", "a")
     assert [(one["change"], one.get("name") or one["item"]["name"]) for one in rest] == [("put", "b"), ("deleted", "a")]
+
+
+def test_without_etcd_a_command_ends_once_the_admin_service_knows(lonely):
+    """Within about two seconds instead of all of the time that it may take; who gives a time waits."""
+    cli, member = lonely
+    member.kill()
+    asyncio.run(eventually(lambda: not cli.admin.is_ready()))
+    change = "apply", "-f", cli.manifest("a")
+    for command in (("get", "pools"), ("describe", "pool", "dev"), change):
+        ran = cli(*command)
+        assert ran.code == 6
+        assert "error: ETCD_UNAVAILABLE: the admin service at" in ran.err
+        assert "answers, but reaches no majority of etcd" in ran.err

@@ -5,24 +5,34 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from datetime import datetime, timedelta, tzinfo
 
 import pytest
 
-from registry.check.export import decode
+from registry.cli.doctor import command as doctor
 from registry.etcd3.ops import Put, Txn
-from registry.keys import Keys
+from registry.model.keys import Keys
+from registry.tools.verify.main import decode
 from tests.integration.cli.conftest import Cli, make_admin
 from tests.support.etcd import make_cluster
 from tests.support.tls import Authority, server_flags
 
 
 def export(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs ``loraplane-check export``."""
-    words = [sys.executable, "-m", "registry.check", "export", *arguments]
+    """Runs ``loraplane-verify export``."""
+    words = [sys.executable, "-m", "registry.tools.verify.main", "export", *arguments]
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_mutual_tls(etcd, tmp_path):
+class InTwoDays(datetime):
+    """A clock that is so far ahead that what was issued for two days has an hour left."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:
+        return datetime.now(tz) + timedelta(hours=47)
+
+
+def test_mutual_tls(etcd, tmp_path, monkeypatch):
     """W7 audit-complete: who changed something is whom the certificate names; without a right one nobody comes in."""
     ours, theirs = Authority(tmp_path / "ours", "ours"), Authority(tmp_path / "theirs", "theirs")
     server, alice, mallory = ours.issue("server"), ours.issue("alice"), theirs.issue("mallory")
@@ -38,6 +48,15 @@ def test_mutual_tls(etcd, tmp_path):
         assert cli(*known, "pool", "create", "dev", "--base-model", "tiny").code == 0
         assert cli(*known, "apply", "-f", cli.manifest("a")).code == 0
         assert cli.json(*known, "get", "adapter", "a")["updated_by"] == "alice"
+        findings = cli("-o", "json", *known, "doctor").json["findings"]
+        assert not [one for one in findings if one["reason"].startswith("certificate")]
+        monkeypatch.setattr(doctor, "datetime", InTwoDays)
+        findings = cli("-o", "json", *known, "doctor").json["findings"]
+        ends = sorted(
+            one["finding"].partition(" ends at")[0] for one in findings if one["reason"] == "certificate_expires"
+        )
+        assert ends == [f"certificate 1 of {ours.certificate}", "the certificate of the admin service"]
+        monkeypatch.undo()
         stranger = ["--tls-cert", str(mallory.certificate), "--tls-key", str(mallory.key)]
         for flags in ([], ["--tls-ca", str(ours.certificate), *stranger], ["--tls-ca", str(theirs.certificate)]):
             ran = cli(*flags, "get", "pools", "--timeout", "0.5")
@@ -78,5 +97,5 @@ async def test_a_history_is_exported_from_an_etcd_that_asks_for_certificates(tmp
 def test_wrong_ways_to_etcd_are_one_line(tmp_path, arguments, complaint):
     ran = export(*arguments, "--out", str(tmp_path / "out"))
     assert ran.returncode == 2
-    assert ran.stderr.startswith(f"loraplane-check: {complaint}")
+    assert ran.stderr.startswith(f"loraplane-verify: {complaint}")
     assert ran.stderr.count("\n") == 1

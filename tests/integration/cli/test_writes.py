@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from registry.errors import Reason
+from registry.model.errors import Reason
 from tests.integration.cli.conftest import MAX_TXN_OPS
 from tests.support.waiting import eventually
 
@@ -66,6 +66,17 @@ def test_a_full_quota_is_refused(cli, revision):
     assert (ran.code, ran.error["reason"]) == (4, "QUOTA_EXCEEDED")
     assert revision() == before
     assert cli.json("get", "tenants", "acme")["adapters"] == 2
+
+
+def test_a_description_is_shown_wherever_the_spec_is(cli):
+    """W6 one-digest: another description is another generation."""
+    cli.json("apply", "-f", cli.manifest("a", description="of March"))
+    path = cli.manifest("a", description="of April")
+    assert "-description: of March\n+description: of April" in cli("diff", "-f", path).out
+    assert outcomes(cli.json("apply", "-f", path)) == {"a": ("updated", 2)}
+    assert "\n    description: of April\n" in cli("-o", "yaml", "get", "adapters").out
+    assert "Spec description:" in (shown := cli("describe", "adapter", "a").out)
+    assert " of April\n" in shown
 
 
 def test_generations_rise_only_with_the_spec(cli):
@@ -150,7 +161,16 @@ def test_pools(cli):
         "target_modules": None,
         "require_signature": False,
         "require_digest": False,
+        "engine_hosts": [],
+        "expected_replicas": None,
+        "prove": "effect",
     }
+    refused = cli("-o", "json", "pool", "update", "dev", "--engine-host", "*.svc", "--engine-host", "http://vllm")
+    assert (refused.code, refused.error["field"]) == (4, "pool.limits.engine_hosts")
+    assert "10.0.0.0/8" in refused.error["message"]
+    for hosts in (["10.0.0.0/8", "*.svc:8000"], ["*"]):
+        cli.json("pool", "update", "dev", *(f"--engine-host={one}" for one in hosts))
+        assert cli.json("get", "pool", "dev")["limits"]["engine_hosts"] == hosts
     for flag, is_required in (("--require-signature", True), ("--max-rank=4", True), ("--no-require-signature", False)):
         cli.json("pool", "update", "dev", flag)
         assert cli.json("get", "pool", "dev")["limits"]["require_signature"] is is_required
@@ -197,7 +217,7 @@ def test_waiting_where_no_replica_lives(cli):
         ("add text --source file:///a", 4, "RESERVED_NAME"),
         ("add a..b --source file:///a", 4, "INVALID_NAME"),
         ("add a --source file:///a --pool nothing", 3, "POOL_NOT_FOUND"),
-        ("add a --source file:///a --priority 5000", 4, "INVALID_FIELD"),
+        ("add a --source file:///a --priority 5000", 4, "INVALID_MANIFEST"),
         ("pool create a/b --base-model x", 4, "INVALID_NAME"),
         ("pool create a --base-model x --engine-kind ollama", 4, "INVALID_FIELD"),
         ("pool create a --base-model x --engine-names any", 4, "INVALID_FIELD"),

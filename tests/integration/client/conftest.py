@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from registry.client import AsyncRegistry
+from loraplane import AsyncRegistry
 from tests.support.admin import Admin, admin_inside, make_pool, wait_ready
 
 

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from registry.client import Canaries
-from registry.errors import FailedPrecondition, Reason
+from loraplane import Canaries
 from registry.etcd3.ops import Range
-from registry.keys import Keys
+from registry.model.errors import FailedPrecondition, Reason
+from registry.model.keys import Keys
 from registry.v1 import registry_pb2 as pb
-from tests.support.said import POOL, SaidReplicas
+from tests.support.made_up_replicas import POOL, SaidReplicas
 from tests.support.waiting import eventually
 
 NAME = "acme/policy"
@@ -45,7 +45,7 @@ async def test_by_hand_it_returns_once_the_canaries_serve_it(registry, admin, re
     """R9: not before, though all others serve what they served."""
     await publish(registry, 1, BY_HAND)
     second = await publish(registry, 2, BY_HAND)
-    waiting = asyncio.create_task(registry.wait_served(second, 60))
+    waiting = asyncio.create_task(registry.wait(second, timeout_seconds=60))
     canary = await canary_of(admin)
     for name in replicas.members:
         if name != canary:
@@ -60,7 +60,7 @@ async def test_of_itself_it_returns_once_all_serve_it(registry, admin, replicas,
     at_once = Canaries("25%", soak_seconds=0)
     await publish(registry, 1, at_once)
     second = await publish(registry, 2, at_once)
-    waiting = asyncio.create_task(registry.wait_served(second, 60))
+    waiting = asyncio.create_task(registry.wait(second, timeout_seconds=60))
     await replicas.all_serve(second.revision)
 
     async def is_promoted() -> bool:
@@ -78,5 +78,5 @@ async def test_a_halted_rollout_is_an_error(registry, admin, replicas):
     canary = await canary_of(admin)
     await replicas.refuse(canary, NAME, 2, second.revision)
     with pytest.raises(FailedPrecondition, match="halted - 1 of 1 canaries refuse it") as told:
-        await registry.wait_served(second, 60)
+        await registry.wait(second, timeout_seconds=60)
     assert (told.value.reason, set(told.value.metadata)) == (Reason.ROLLOUT_FAILED, {canary})

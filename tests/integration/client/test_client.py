@@ -9,24 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from registry.client import Published, Registry, State, Tls
-from registry.dev.ports import free_ports
-from registry.dev.stack_file import DEFAULT_FOLDER
-from registry.dev.stack_parts import Folder
-from registry.errors import (
+from loraplane import (
+    Conflict,
     FailedPrecondition,
     InvalidArgument,
     NotFound,
+    Published,
     Reason,
+    Registry,
     RegistryError,
     ResourceExhausted,
+    State,
+    Tls,
     Unavailable,
 )
+from registry.tools.devstack.processes import free_ports
+from registry.tools.devstack.stack_file import DEFAULT_FOLDER
+from registry.tools.devstack.stack_parts import Folder
 from registry.v1 import registry_pb2 as pb
 from tests.support.adapters import write_adapter
 from tests.support.admin import Admin, change_set, put
-from tests.support.fleet import POOL
-from tests.support.known_replicas import known_replicas
+from tests.support.fleet import POOL, known_replicas
 from tests.support.waiting import eventually
 
 EXAMPLE = Path(__file__).parents[3] / "docs/examples/training_loop.py"
@@ -44,7 +47,7 @@ async def test_published_is_served_by_every_replica(registry, replicas, tmp_path
     for step in (1, 2):
         source = tmp_path / "sources" / f"step-{step}"
         write_adapter(source, seed=step)
-        published = await registry.publish(source, "acme/policy", POOL, labels={"step": str(step)}, wait=120)
+        published = await registry.publish(source, "acme/policy", POOL, labels={"step": str(step)}, timeout_seconds=120)
         assert (published.name, published.pool, published.generation) == ("acme/policy", POOL, step)
         assert published.uri == source.as_uri()
         listings = [await engine.listing() for engine in replicas]
@@ -59,7 +62,7 @@ async def test_replicas_that_refuse_are_named(registry, replicas, tmp_path):
     outside = tmp_path / "elsewhere"
     write_adapter(outside, seed=1)
     with pytest.raises(FailedPrecondition) as refused:
-        await registry.publish(outside, "x", POOL, wait=120)
+        await registry.publish(outside, "x", POOL, timeout_seconds=120)
     assert refused.value.reason is Reason.ROLLOUT_FAILED
     assert all("source_not_allowed" in why for why in refused.value.metadata.values())
     assert set(refused.value.metadata) <= {"r1", "r2"}
@@ -73,13 +76,35 @@ async def test_the_same_again_changes_nothing(registry, tmp_path):
     assert (await registry.publish(tmp_path / "a", "x", POOL, wait=False)).generation == 1
 
 
+async def test_an_adapter_through_its_generations(registry, tmp_path):
+    """W4 etag, W6: a rollback is a new generation, too."""
+    for step in (1, 2):
+        write_adapter(tmp_path / f"v{step}", seed=step)
+        await registry.publish(tmp_path / f"v{step}", "acme/X", POOL, labels={"step": str(step)}, wait=False)
+    second = await registry.get("ACME/x", POOL)
+    assert (second.name, second.tenant, second.generation, dict(second.labels)) == ("acme/X", "acme", 2, {"step": "2"})
+    assert (await registry.list(POOL)).adapters == (second,)
+    assert (await registry.list(POOL, matching="label.step=1")).adapters == ()
+    back = await registry.rollback("acme/x", POOL, etag=second.etag, wait=False)
+    assert (back.generation, back.uri) == (3, (tmp_path / "v1").as_uri())
+    history = await registry.history("acme/x", POOL)
+    assert [(one.generation, one.labels["step"]) for one in history.generations] == [(3, "1"), (2, "2"), (1, "1")]
+    for changed in (registry.withdraw, registry.rollback):
+        with pytest.raises(Conflict) as stale:
+            await changed("acme/x", POOL, etag=second.etag)
+        assert stale.value.reason is Reason.ETAG_MISMATCH
+    await registry.withdraw("acme/x", POOL, etag=(await registry.get("acme/x", POOL)).etag)
+    with pytest.raises(NotFound):
+        await registry.get("acme/x", POOL)
+
+
 async def test_what_nobody_serves_in_time_is_said(registry, tmp_path):
     write_adapter(tmp_path / "a", seed=1)
 
     async def told() -> str | None:
         """On a slow machine nothing may have been heard in time."""
         with pytest.raises(Unavailable) as late:
-            await registry.publish(tmp_path / "a", "x", POOL, wait=1)
+            await registry.publish(tmp_path / "a", "x", POOL, timeout_seconds=1)
         assert late.value.reason is Reason.DEADLINE_EXCEEDED
         is_heard = "x generation 1 is not served in time" in late.value.message
         return late.value.metadata["request_id"] if is_heard else None

@@ -7,17 +7,16 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from registry.client import AsyncRegistry, Published
-from registry.client.published import published_of
-from registry.errors import FailedPrecondition, Reason, Unavailable
-from registry.keys import Keys
-from registry.model.assignment import rate
-from registry.model.placement import placed, weights_digest
+from loraplane import AsyncRegistry, Published
+from registry.client.adapters import published_of
+from registry.model.errors import FailedPrecondition, Reason, Unavailable
+from registry.model.keys import Keys
+from registry.model.placement import placed, rate, weights_digest
 from registry.model.records import Placement
 from registry.model.status import Found, Lazy
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import Admin, change_set, put
-from tests.support.said import POOL, SaidReplicas
+from tests.support.made_up_replicas import POOL, SaidReplicas
 from tests.support.waiting import eventually
 
 NAMES = ("r1", "r2", "r3")
@@ -44,7 +43,7 @@ async def told(registry: AsyncRegistry, published: Published, words: str) -> Una
 
     async def waited() -> Unavailable | None:
         with pytest.raises(Unavailable) as late:
-            await registry.wait_served(published, 1)
+            await registry.wait(published, timeout_seconds=1)
         return late.value if words in late.value.message else None
 
     return await eventually(waited)
@@ -53,7 +52,7 @@ async def told(registry: AsyncRegistry, published: Published, words: str) -> Una
 async def test_not_before_the_last_of_all(registry, replicas, apply):
     """R9: READY(generation) of each."""
     published = await apply()
-    waiting = asyncio.create_task(registry.wait_served(published, 60))
+    waiting = asyncio.create_task(registry.wait(published, timeout_seconds=60))
     for name in NAMES[:2]:
         await replicas.say(name, published.revision)
     late = await told(registry, published, "not served in time: r3: pending - no_status")
@@ -72,14 +71,14 @@ async def test_only_those_that_it_is_placed_on(registry, replicas, apply):
             await replicas.say(name, published.revision, weights=weights_digest(candidates))
     await told(registry, published, f"not served in time: {chosen}: pending")
     await replicas.say(chosen, published.revision, weights=weights_digest(candidates))
-    await registry.wait_served(published, 60)
+    await registry.wait(published, timeout_seconds=60)
 
 
 async def test_only_those_that_match(registry, replicas, apply):
     await replicas.alive("r4", zone="b")
     published = await apply(placement=pb.Placement(selector={"zone": "b"}))
     await replicas.say("r4", published.revision)
-    await registry.wait_served(published, 60)
+    await registry.wait(published, timeout_seconds=60)
     nobody = await apply(placement=pb.Placement(selector={"zone": "c"}))
     await told(registry, nobody, "no live replica of the pool matches its selector")
 
@@ -88,10 +87,10 @@ async def test_a_lazy_one_once_everybody_would_load_it(registry, replicas, apply
     published = await apply(load="lazy")
     for name in NAMES:
         await replicas.say(name, published.revision, lazy=Lazy(servable=True))
-    await registry.wait_served(published, 60)
+    await registry.wait(published, timeout_seconds=60)
     await replicas.say("r2", published.revision, lazy=Lazy(servable=False, reason="no_plugin"))
     with pytest.raises(FailedPrecondition) as told:
-        await registry.wait_served(published, 60)
+        await registry.wait(published, timeout_seconds=60)
     assert dict(told.value.metadata) == {"r2": "failed - no_plugin - this replica cannot load at the first request"}
 
 
@@ -103,7 +102,7 @@ async def test_not_where_replicas_found_different_files(registry, replicas, appl
         found = Found(name="acme/a", generation=1, digest=digest)
         await replicas.say(name, published.revision, found=[found])
     with pytest.raises(FailedPrecondition, match="digests_differ") as told:
-        await registry.wait_served(published, 60)
+        await registry.wait(published, timeout_seconds=60)
     assert set(told.value.metadata) == set(NAMES)
 
 
@@ -112,7 +111,7 @@ async def test_one_refusal_is_enough(registry, replicas, apply):
     await replicas.all_serve(published.revision)
     await replicas.refuse("r2", "acme/a", 1, published.revision)
     with pytest.raises(FailedPrecondition) as told:
-        await registry.wait_served(published, 60)
+        await registry.wait(published, timeout_seconds=60)
     assert (told.value.reason, dict(told.value.metadata)) == (
         Reason.ROLLOUT_FAILED,
         {"r2": "failed - digest_mismatch - m"},
@@ -124,4 +123,4 @@ async def test_what_is_no_longer_meant(registry, replicas, apply, gone):
     published = await apply()
     await (registry.withdraw("acme/a", POOL) if gone else apply("s3://acme/v2/"))
     with pytest.raises(FailedPrecondition, match="deleted" if gone else "superseded"):
-        await registry.wait_served(published, 60)
+        await registry.wait(published, timeout_seconds=60)

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 FOLDER = Path(__file__).parents[3] / "compose"
-_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+_VARIABLE = re.compile(r"\$\{(\w+)(?::[-?]([^}]*))?\}")
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,13 @@ class Service:
 
     @property
     def target(self) -> str | None:
-        """The target in our Dockerfile; None if the image is not ours."""
+        """The target in our Dockerfile; None if it is not built there."""
         build = self.settings.get("build")
         return build.get("target") if build else None
 
     @property
-    def host(self) -> str:
-        """The name under which others reach it: that of whoever owns its network."""
-        return str(self.settings.get("network_mode", f"service:{self.name}")).removeprefix("service:")
+    def networks(self) -> set[str]:
+        return set(self.settings["networks"])
 
     @property
     def healthcheck(self) -> list[str]:
@@ -85,9 +84,16 @@ def services() -> dict[str, Service]:
     return {name: Service(name, settings) for name, settings in file["services"].items()}
 
 
-def base_images() -> list[str]:
-    """Images that the Dockerfile starts from, targets of its own left out."""
-    return [text.split()[0] for word, text in _instructions() if word == "FROM" and ":" in text]
+def without_gpus() -> dict[str, Service]:
+    """What compose.cpu.yaml says of services, by itself."""
+    text = (FOLDER / "compose.cpu.yaml").read_text().replace("!reset null", "reset")
+    file = yaml.safe_load(_VARIABLE.sub(lambda match: match[2] or "", text))
+    return {name: Service(name, settings) for name, settings in file["services"].items()}
+
+
+def arguments(file: str) -> dict[str, str]:
+    """The build arguments of a Dockerfile, with their defaults."""
+    return dict(re.findall(r"^ARG (\w+)=(\S+)$", (FOLDER / file).read_text(), re.MULTILINE))
 
 
 def engine_file() -> str:
@@ -103,7 +109,8 @@ def targets() -> dict[str, Target]:
         if word == "FROM":
             parent, _, name = text.partition(" AS ")
             found[name] = Target([*found[parent].instructions] if parent in found else [])
-        found[name].instructions.append((word, text))
+        if name:  # what stands before the first are arguments
+            found[name].instructions.append((word, text))
     return found
 
 

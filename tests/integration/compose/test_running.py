@@ -17,8 +17,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from registry.dev.engine_plugin import PLUGIN_VARIABLES
-from registry.dev.ports import free_ports
+from registry.tools.devstack.engine_environment import PLUGIN_VARIABLES
+from registry.tools.devstack.processes import free_ports
 from tests.integration.compose.compose_file import Service, alert_metrics, services, targets
 from tests.support.adapters import write_adapter
 from tests.support.etcd import Cluster, make_cluster
@@ -54,7 +54,10 @@ class Machine:
             text = text.replace(f"etcd-{number}:2379", endpoint)
         for port in ("7600", "7601", "7602", "8000"):
             for address in ("0.0.0.0", "127.0.0.1"):  # noqa: S104 - what stands in the file, replaced here
-                text = text.replace(f"{address}:{port}", f"127.0.0.1:{self.port(service.host, port)}")
+                text = text.replace(f"{address}:{port}", f"127.0.0.1:{self.port(service.name, port)}")
+            for other in SERVICES:
+                if f"{other}:{port}" in text:
+                    text = text.replace(f"{other}:{port}", f"127.0.0.1:{self.port(other, port)}")
         text = text.replace("/var/lib/loraplane", f"{self.folder}/volume").replace("/run/loraplane", self.sockets)
         return text.replace("file:///adapters", (self.folder / "adapters").as_uri())
 
@@ -67,7 +70,7 @@ class Machine:
 
     def start_engine(self, service: Service) -> None:
         """A simulated engine in place of vLLM, told what the file tells vLLM of its name, port and limits."""
-        flags = ["--host", "127.0.0.1", "--port", str(self.port(service.host, service.flags["port"]))]
+        flags = ["--host", "127.0.0.1", "--port", str(self.port(service.name, service.flags["port"]))]
         flags += [word for name in ENGINE_FLAGS for word in (f"--{name}", service.flags[name])]
         command = [sys.executable, "-m", "sidecar.engines.simulated", *flags]
         environment = {name: self.translate(service, value) for name, value in service.environment.items()}
@@ -91,7 +94,7 @@ class Machine:
 
     def run(self, service: Service, *arguments: str) -> None:
         """Runs the CLI as `docker compose exec` would, in the container of a service."""
-        admin = f"127.0.0.1:{self.port(service.host, '7600')}"
+        admin = f"127.0.0.1:{self.port(service.name, '7600')}"
         words = [str(BIN / "loraplane"), "--admin", admin, *(self.translate(service, word) for word in arguments)]
         done = subprocess.run(words, env={"PATH": os.environ["PATH"]}, capture_output=True, check=False, timeout=200)
         assert done.returncode == 0, done.stderr.decode()
@@ -129,11 +132,9 @@ async def test_the_services_come_up_serve_an_adapter_and_export_what_the_alerts_
         machine.start(SERVICES[name])
     for name in ("engine-1", "engine-2"):
         machine.start_engine(SERVICES[name])
-    for name in ("admin-1", "admin-2", "sidecar-1", "sidecar-2"):
-        service = SERVICES[name]
-        await eventually(lambda service=service: machine.is_healthy(service, service.healthcheck), timeout_seconds=60)
-        assert machine.is_healthy(service, targets()[service.target].healthcheck)
+    await are_healthy(machine, "admin-1", "admin-2")
     machine.run(SERVICES["admin-1"], "pool", "create", "main", "--base-model", "base")
+    await are_healthy(machine, "sidecar-1", "sidecar-2")  # not before: until then their pool does not exist
     machine.run(SERVICES["admin-2"], "add", "acme/sql", "--pool", "main", "--source", "file:///adapters/sql", "--wait")
     for name in ("engine-1", "engine-2"):
         assert await adapters(machine, SERVICES[name]) == {"acme/sql"}
@@ -143,21 +144,28 @@ async def test_the_services_come_up_serve_an_adapter_and_export_what_the_alerts_
     assert alert_metrics() - await exported(machine) == set()
 
 
+async def are_healthy(machine: Machine, *names: str) -> None:
+    for name in names:
+        service = SERVICES[name]
+        await eventually(lambda service=service: machine.is_healthy(service, service.healthcheck), timeout_seconds=60)
+        assert machine.is_healthy(service, targets()[service.target].healthcheck)
+
+
 async def answers(machine: Machine, engine: Service, model: str) -> bool:
     """True if the engine serves a request for that model."""
-    url = f"http://127.0.0.1:{machine.port(engine.host, '8000')}/v1/completions"
+    url = f"http://127.0.0.1:{machine.port(engine.name, '8000')}/v1/completions"
     async with httpx.AsyncClient(timeout=60) as client:
         return (await client.post(url, json={"model": model, "prompt": "x", "max_tokens": 1})).status_code == 200
 
 
 async def adapters(machine: Machine, engine: Service) -> set[str]:
-    cards = (await fetch(machine.port(engine.host, "8000"), "/v1/models")).json()["data"]
+    cards = (await fetch(machine.port(engine.name, "8000"), "/v1/models")).json()["data"]
     return {card["id"] for card in cards if card.get("parent")}
 
 
 async def exported(machine: Machine) -> set[str]:
     """Names of all metrics that etcd, an admin and a sidecar export."""
-    ports = [machine.etcd.members[0].client_port, machine.port("admin-1", "7601"), machine.port("pod-1", "7602")]
+    ports = [machine.etcd.members[0].client_port, machine.port("admin-1", "7601"), machine.port("sidecar-1", "7602")]
     texts = [(await fetch(port, "/metrics")).text for port in ports]
     lines = [line.split()[2:3] for text in texts for line in text.splitlines() if line.startswith("# TYPE ")]
     return {name for names in lines for name in names}

@@ -6,21 +6,24 @@ import re
 
 import pytest
 
-from registry.dev.engine_plugin import PLUGIN_VARIABLES
+from registry.tools.devstack.engine_environment import PLUGIN_VARIABLES
+from sidecar.settings import DRAIN_SECONDS
 from tests.integration.compose.compose_file import (
     Service,
-    base_images,
+    arguments,
     engine_file,
     prometheus_targets,
     services,
     targets,
+    without_gpus,
 )
 
 SERVICES = services()
 ETCD = [SERVICES[f"etcd-{n}"] for n in (1, 2, 3)]
 OURS = [service for service in SERVICES.values() if service.target is not None]
 REPLICAS = (1, 2)
-PINNED = re.compile(r".+:v?\d+\.\d+(\.\d+)?(-[a-z0-9-]+)?$")
+SIDECARS_AND_ADMINS = [service for service in OURS if not service.name.startswith("etcd")]
+PINNED = re.compile(r".+:v?\d+\.\d+(\.\d+)?(-[a-z0-9-]+)?(@sha256:[0-9a-f]{64})?$")
 
 
 def mounts(service: Service) -> dict[str, tuple[str, bool]]:
@@ -36,9 +39,18 @@ def mounts(service: Service) -> dict[str, tuple[str, bool]]:
 
 
 def test_every_image_is_pinned():
-    images = [service.settings["image"] for service in SERVICES.values()] + base_images()
-    assert len(base_images()) == 2
+    images = [service.settings["image"] for service in SERVICES.values()]
+    images += [*arguments("Dockerfile").values(), *arguments("Dockerfile.engine").values()]
     assert [image for image in images if not PINNED.match(image)] == []
+    assert "@sha256:" in arguments("Dockerfile")["PYTHON_IMAGE"]
+    assert "@sha256:" in SERVICES["prometheus"].settings["image"]
+
+
+@pytest.mark.parametrize("name", ["etcd-1", "admin-1", "sidecar-1", "engine-1"])
+def test_the_file_and_the_dockerfiles_name_the_same_images(name):
+    build = SERVICES[name].settings["build"]
+    there = arguments(build["dockerfile"].removeprefix("compose/"))
+    assert there.items() <= build["args"].items()
 
 
 @pytest.mark.parametrize("number", REPLICAS)
@@ -47,31 +59,71 @@ def test_engines_are_built_with_the_plugin_on_a_pinned_image(number):
     build = SERVICES[f"engine-{number}"].settings["build"]
     assert (build["dockerfile"], build["context"]) == ("compose/Dockerfile.engine", "..")
     assert PINNED.match(build["args"]["ENGINE_IMAGE"])
-    assert f"ARG ENGINE_IMAGE={build['args']['ENGINE_IMAGE']}\n" in engine_file()
     assert set(re.findall(r"(\w+)=(\S+)", engine_file().rpartition("ENV ")[2])) == {
         ("PYTHONPATH", "/opt/loraplane-plugin"),
         *PLUGIN_VARIABLES.items(),
     }
 
 
-@pytest.mark.parametrize("service", OURS, ids=lambda service: service.name)
-def test_our_containers_have_no_more_rights_than_they_need(service):
-    user = targets()[service.target].last("USER")
-    assert user.isdecimal()
-    assert int(user) > 0
+@pytest.mark.parametrize("service", SERVICES.values(), ids=lambda service: service.name)
+def test_containers_have_no_more_rights_than_they_need(service):
+    """Prometheus' own image is that of a user."""
     assert service.settings["read_only"] is True
     assert service.settings["cap_drop"] == ["ALL"]
     assert service.settings["security_opt"] == ["no-new-privileges:true"]
+    assert service.settings["pids_limit"] > 0
+    assert "max-size" in service.settings["logging"]["options"]
+    if service.target is not None:
+        assert int(targets()[service.target].last("USER").partition(":")[0]) > 0
+    if "engine" not in service.name:  # how much a model needs is not known here
+        assert service.settings["mem_limit"]
+
+
+def test_engines_are_of_a_user_in_the_group_that_may_read_the_store():
+    user = re.findall(r"^USER (\d+)$", engine_file(), re.MULTILINE)[-1]
+    assert f"--uid {user} --gid 10001 " in engine_file()
+    assert "--gid 10001 loraplane" in targets()["sidecar"].instructions[1][1]
+    assert user != targets()["sidecar"].last("USER")
 
 
 def test_there_are_two_admins_and_a_sidecar_beside_each_engine():
-    assert sorted(service.name for service in OURS) == ["admin-1", "admin-2", "sidecar-1", "sidecar-2"]
+    names = [service.name for service in SIDECARS_AND_ADMINS]
+    assert sorted(names) == ["admin-1", "admin-2", "sidecar-1", "sidecar-2"]
     for number in REPLICAS:
         engine, sidecar = SERVICES[f"engine-{number}"], SERVICES[f"sidecar-{number}"]
-        assert engine.host == sidecar.host == f"pod-{number}"
-        assert sidecar.flags["engine"] == f"http://127.0.0.1:{engine.flags['port']}"
+        assert sidecar.flags["engine"] == f"http://engine-{number}:{engine.flags['port']}"
     replicas = {SERVICES[f"sidecar-{number}"].environment["LORAPLANE_REPLICA"] for number in REPLICAS}
     assert len(replicas) == len(REPLICAS)
+
+
+@pytest.mark.parametrize("number", REPLICAS)
+def test_an_engine_reaches_its_sidecar_and_neither_etcd_nor_an_admin_service(number):
+    """Whoever reaches those may change everything, and an engine runs code of models."""
+    engine = SERVICES[f"engine-{number}"]
+    met = {name for name, service in SERVICES.items() if service.networks & engine.networks}
+    assert met == {f"engine-{number}", f"sidecar-{number}", "prometheus"}
+
+
+def test_no_container_lives_in_the_network_of_another():
+    """It would be left in a network that is no more, once the other restarts."""
+    assert [name for name, service in SERVICES.items() if "network_mode" in service.settings] == []
+
+
+@pytest.mark.parametrize("number", REPLICAS)
+def test_a_sidecar_has_the_time_to_hand_over_before_it_is_killed(number):
+    """R20 drain: its own time limit is the default."""
+    grace = SERVICES[f"sidecar-{number}"].settings["stop_grace_period"]
+    assert int(grace.removesuffix("s")) >= DRAIN_SECONDS + 5
+
+
+def test_the_file_for_cpus_changes_what_it_must_and_nothing_else():
+    for name, service in without_gpus().items():
+        whole = SERVICES[name]
+        assert whole.flags.items() <= service.flags.items()
+        assert set(service.settings) == {"deploy", "build", "environment", "command"}
+        assert service.settings["deploy"] == "reset"
+        assert whole.settings["deploy"]["resources"]["reservations"]["devices"]
+    assert set(without_gpus()) == {"engine-1", "engine-2"}
 
 
 @pytest.mark.parametrize("number", REPLICAS)
@@ -81,7 +133,7 @@ def test_the_engine_sees_the_store_where_the_sidecar_has_it_and_cannot_write_to_
     store = sidecar.flags["store"]
     assert mounts(sidecar)[store] == ("store", False)
     assert engine[store] == ("store", True)
-    assert f"--owner=loraplane --group=loraplane {store}" in targets()["sidecar"].last("RUN")
+    assert f"--owner=loraplane --group=loraplane --mode=2750 {store}" in targets()["sidecar"].last("RUN")
 
 
 @pytest.mark.parametrize("number", REPLICAS)
@@ -127,11 +179,13 @@ def test_the_members_differ_in_their_names_alone():
     without_cluster = [[word for word in command if "initial-cluster=" not in word] for command in commands]
     assert without_cluster[0] == without_cluster[1] == without_cluster[2]
     assert {member.settings["image"] for member in ETCD} == {ETCD[0].settings["image"]}
+    assert targets()["etcd"].last("COPY").endswith("--chown=10003:10003 /folders /var/lib/loraplane")
+    assert all(member.flags["data-dir"] == "/var/lib/loraplane/etcd" for member in ETCD)
 
 
 def test_etcd_is_recent_enough_and_bounded():
     """Earlier releases let a revoked permission stand; without a quota and compaction the disk fills up."""
-    version = tuple(map(int, ETCD[0].settings["image"].rpartition(":v")[2].split(".")))
+    version = tuple(map(int, arguments("Dockerfile")["ETCD_IMAGE"].rpartition(":v")[2].split(".")))
     assert version >= (3, 6, 14)
     for member in ETCD:
         assert int(member.flags["quota-backend-bytes"]) >= 2 << 30
@@ -145,7 +199,7 @@ def test_the_admins_know_how_many_operations_a_transaction_takes():
     assert limits == {"1024"}
 
 
-@pytest.mark.parametrize("service", OURS, ids=lambda service: service.name)
+@pytest.mark.parametrize("service", SIDECARS_AND_ADMINS, ids=lambda service: service.name)
 def test_our_services_ask_every_member(service):
     addresses = {f"{member.name}:2379" for member in ETCD}
     assert set(service.environment["LORAPLANE_ETCD"].split(",")) == addresses
@@ -159,14 +213,15 @@ def test_nothing_is_published_beyond_this_host():
 
 def test_prometheus_scrapes_every_part():
     expected = {f"{member.name}:2379" for member in ETCD}
-    expected |= {f"{SERVICES[f'admin-{n}'].host}:7601" for n in (1, 2)}
-    expected |= {f"{SERVICES[f'sidecar-{n}'].host}:7602" for n in REPLICAS}
-    expected |= {f"{SERVICES[f'engine-{n}'].host}:8000" for n in REPLICAS}
+    expected |= {f"admin-{n}:7601" for n in (1, 2)}
+    expected |= {f"{part}-{n}:{port}" for part, port in (("sidecar", 7602), ("engine", 8000)) for n in REPLICAS}
     assert prometheus_targets() == expected | {"127.0.0.1:9090"}
+    for target in expected:
+        assert SERVICES[target.partition(":")[0]].networks & SERVICES["prometheus"].networks
 
 
-def test_every_part_but_the_pods_and_prometheus_has_a_health_check():
+def test_every_part_but_prometheus_has_a_health_check():
     unchecked = {name for name, service in SERVICES.items() if "healthcheck" not in service.settings}
-    assert unchecked == {"pod-1", "pod-2", "prometheus"}
+    assert unchecked == {"prometheus"}
     for name in ("admin", "sidecar"):
         assert targets()[name].healthcheck[0] == "python"

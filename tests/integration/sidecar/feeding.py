@@ -9,25 +9,25 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from sidecar.chance import Chance
-from sidecar.feed import Feed
-from sidecar.inputs import Inputs
-from sidecar.journal import Journal
+from registry.runtime.clock import Clock
+from sidecar.desired.journal import Journal
+from sidecar.desired.mailbox import Mailbox
+from sidecar.desired.watcher import Watcher
 from tests.support.fleet import POOL, Hand
 from tests.support.waiting import eventually
 
-Followed = TypeVar("Followed", bound=Inputs)
+Followed = TypeVar("Followed", bound=Mailbox)
 
 
 @asynccontextmanager
-async def feeding(hand: Hand, state: Path, inputs: Followed) -> AsyncIterator[Followed]:
-    """The feed of replica r1, which fills `inputs`; gives these. It is not ended before its first snapshot is there."""
+async def feeding(hand: Hand, state: Path, mailbox: Followed) -> AsyncIterator[Followed]:
+    """Runs the watcher of replica r1, which fills `mailbox`, until its first snapshot is there at least."""
     journal = Journal(state)
-    feed = Feed(hand.client, hand.keys, POOL, "r1", inputs, journal, Chance())
+    feed = Watcher(hand.client, hand.keys, POOL, "r1", mailbox, journal, Clock())
     feed.restore()
     running = asyncio.create_task(feed.run())
     try:
-        yield inputs
+        yield mailbox
         await eventually(lambda: any(state.glob("snapshot-*")))
     finally:
         running.cancel()

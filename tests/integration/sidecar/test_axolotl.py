@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from registry.dev.ports import free_ports
 from registry.lora.base import BaseModules, compress
 from registry.model.records import BaseShapes
+from registry.tools.devstack.processes import free_ports
 from tests.integration.sidecar.test_reconcile import settled
 from tests.support.adapters import MODULES
 from tests.support.fleet import BASE, Hand, Sidecar
@@ -20,7 +20,9 @@ from tests.support.other_engines.server import serving
 from tests.support.waiting import eventually
 
 BASE_MODULES = BaseModules({f"model.layers.0.self_attn.{module}": (16, 16) for module in MODULES})
-SHAPES = BaseShapes(modules=compress(BASE_MODULES.modules), fingerprint=BASE_MODULES.fingerprint)
+SHAPES = BaseShapes(
+    modules=compress(BASE_MODULES.modules), fingerprint=BASE_MODULES.fingerprint, architecture="LlamaForCausalLM"
+)
 
 
 class Server:
@@ -157,6 +159,7 @@ async def test_what_somebody_else_set_is_overwritten(hand, server, sidecar):
     """R11 is not kept here, and said; the registry has the last word."""
     await with_pool(hand)
     revision = await hand.put(hand.record("policy", "v1"))
+    sidecar.change("attentive")
     sidecar.program.start()
     await settled(sidecar, revision)
     ours = server.simulated.active

@@ -34,10 +34,14 @@ async def note(sidecar: Sidecar, *words: str) -> None:
         ({"--pool": "a/b"}, ["--pool", "not a name"]),
         ({"--replica": ".."}, ["--replica", "not a name"]),
         ({"--engine": "localhost:8000"}, ["engine", "http://"]),
+        ({"--advertise-url": "10.0.0.1:8000"}, ["advertise", "http://"]),
+        ({"--drain-timeout": "-1"}, ["--drain-timeout"]),
         ({"--http": "7602"}, ["--http", "HOST:PORT"]),
         ({"--prefix": "loraplane/"}, ["prefix", "/loraplane/v1"]),
         ({"--labels": "zone"}, ["--labels", "k=v"]),
         ({"--etcd-user": "me"}, ["--etcd-password-file"]),
+        ({"--etcd": "e:1", "--etcd-user": "me", "--etcd-password-file": "f"}, ["unencrypted to e:1", "--etcd-tls-ca"]),
+        ({"--engine": "http://e:8000", "--engine-api-key-file": "f"}, ["unencrypted to e:8000", "--insecure"]),
         ({"--store": "/proc/store"}, ["/proc/store"]),
         ({"--allow-source": "/adapters"}, ["/adapters", "file:///"]),
         ({"--credentials": "/nowhere"}, ["--credentials", "/nowhere"]),
@@ -47,6 +51,8 @@ async def note(sidecar: Sidecar, *words: str) -> None:
         ({"--resolver-socket": "/run/" + "s" * 103}, ["--resolver-socket", "108 bytes"]),
         ({"--resolver-socket": "/nowhere/s"}, ["--resolver-socket", "/nowhere"]),
         ({"--lazy-idle": "-1"}, ["--lazy-idle"]),
+        ({"--ready-when": "soon"}, ["--ready-when", "any", "served"]),
+        ({"--degraded-share": "2"}, ["--degraded-share"]),
         ({"--frob": "x"}, ["unrecognized arguments: --frob x", "--help"]),
     ],
 )
@@ -70,7 +76,7 @@ async def test_a_taken_port_is_a_clear_error(tmp_path, engine):
 
 async def test_etcd_down_at_start_is_waited_for(hand, engine, tmp_path):
     """It waits, says so, and comes up when etcd does."""
-    from registry.keys import Keys
+    from registry.model.keys import Keys
     from tests.support.fleet import Hand
 
     cluster = make_cluster(tmp_path / "etcd")
@@ -109,6 +115,26 @@ async def test_an_engine_that_is_not_there_is_named_and_waited_for(hand, etcd, t
     finally:
         sidecar.program.kill()
         engine.program.kill()
+
+
+async def test_a_key_that_goes_unencrypted_is_told_to_everybody(hand, etcd, tmp_path):
+    """X1: with --insecure it is borne, and in the status that doctor reads."""
+    key = tmp_path / "key"
+    key.write_text("k")
+    await hand.pool()
+    url, flags = "http://engine.invalid:8000", ["--engine-api-key-file", str(key), "--insecure"]
+    sidecar = Sidecar(tmp_path, etcd.endpoints, etcd.prefix, url, extra=flags)
+
+    async def is_told() -> bool:
+        (said,) = (await sidecar.status())["insecure"]
+        return "unencrypted to engine.invalid:8000" in said
+
+    try:
+        sidecar.program.start()
+        await note(sidecar, url)
+        await eventually(is_told)
+    finally:
+        sidecar.program.kill()
 
 
 async def test_something_that_is_no_engine_is_called_that(hand, etcd, sidecar, tmp_path):

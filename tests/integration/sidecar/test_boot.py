@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from registry.keys import Keys
+from registry.model.keys import Keys
 from tests.support.fleet import Hand, Sidecar, serves, settled
 from tests.support.waiting import eventually
 

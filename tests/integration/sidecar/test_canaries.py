@@ -10,8 +10,7 @@ import pytest
 from registry.v1 import registry_pb2 as pb
 from tests.support.adapters import write_adapter
 from tests.support.admin import Admin, admin_inside, change_set, make_pool, put, wait_ready
-from tests.support.fleet import BASE, POOL, SimulatedEngine
-from tests.support.known_replicas import known_replicas
+from tests.support.fleet import BASE, POOL, SimulatedEngine, known_replicas
 
 NAME = "acme/a"
 REPLICAS = ("r1", "r2", "r3")

@@ -9,8 +9,7 @@ import pytest
 
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import Admin, admin_inside, change_set, make_pool, put, wait_ready
-from tests.support.fleet import BASE, POOL, Hand
-from tests.support.placed_fleet import PlacedFleet
+from tests.support.fleet import BASE, POOL, Hand, PlacedFleet
 from tests.support.waiting import eventually
 
 NAME = "acme/a"

@@ -1,32 +1,31 @@
-"""A sidecar that is killed at every step that the code names, and what its next process makes of what it left."""
+"""A sidecar that is killed at every failpoint, and what its next process makes of what it left."""
 
 from __future__ import annotations
 
 import shutil
 import signal
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 import pytest
 
 from registry.etcd3.ops import Range, prefix_end
-from registry.keys import last_part
+from registry.model.keys import last_part
 from registry.model.status import ReplicaStatus
-from sidecar.artifacts.steps import Step as StagingStep
+from registry.runtime.failpoints import Point
 from sidecar.artifacts.store import LocalStore
-from sidecar.desired import DesiredAdapter, Informer, RawRecord, parse_adapter
-from sidecar.journal import Journal
-from sidecar.plan import ServedAdapter
-from sidecar.snapshot import AdaptersChanged, Base
-from sidecar.status import served_hash
-from sidecar.steps import Step
+from sidecar.desired.informer import DesiredAdapter, Informer, RawRecord, parse_adapter
+from sidecar.desired.journal import Journal
+from sidecar.desired.snapshot import AdaptersChanged, SnapshotBase
+from sidecar.plan.types import ServedAdapter
+from sidecar.report.status import served_hash
 from tests.support.adapters import digest_of
 from tests.support.fleet import POOL, Hand, Sidecar, SimulatedEngine
 from tests.support.processes import Program
 from tests.support.waiting import eventually
 
-STEPS: tuple[StrEnum, ...] = (*Step, *StagingStep)
+# Nothing is removed here; tests/integration/artifacts/test_removals.py dies in removals.
+POINTS = [point for point in Point if not point.startswith("removal.")]
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ async def place(hand: Hand, engine: SimulatedEngine, sidecar: Sidecar) -> Place:
     cluster = (await hand.client.list_range(hand.keys.pool(POOL), b"")).cluster_id
     state = sidecar.store / "state" / sidecar.replica
     journal = Journal(state)
-    await journal.rewrite(Base(POOL, cluster, revision, pool, records))
+    await journal.rewrite(SnapshotBase(POOL, cluster, revision, pool, records))
     journal.close()
     with (state / "journal-1").open("ab") as file:
         file.write(b"torn")
@@ -94,17 +93,17 @@ async def place(hand: Hand, engine: SimulatedEngine, sidecar: Sidecar) -> Place:
     return Place(hand, engine, sidecar, theirs, revision, await hand.delete("gone"))
 
 
-async def test_there_is_a_way_through_all_steps(place: Place):
+async def test_there_is_a_way_through_all_points(place: Place):
     """R12 crash-only: what the next test waits for is what a sidecar comes to that nobody kills."""
     place.sidecar.program.start()
     await has_converged(place)
 
 
-@pytest.mark.parametrize("step", STEPS)
-async def test_killed_at_any_step_the_next_process_comes_to_the_same_end(place: Place, step: StrEnum):
+@pytest.mark.parametrize("point", POINTS)
+async def test_killed_at_any_point_the_next_process_comes_to_the_same_end(place: Place, point: Point):
     """R12 crash-only, R1 monotonic, R4 digest-true, R11 foreign-safe, fault 17."""
     sidecar = place.sidecar.program
-    dying = Program("tests.support.dying_sidecar", [step, *sidecar.arguments], sidecar.log)
+    dying = Program("tests.support.changed_sidecar", [point, *sidecar.arguments], sidecar.log)
     dying.start()
     try:
         assert dying.wait() == -signal.SIGKILL

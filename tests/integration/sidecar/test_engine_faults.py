@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import MutableMapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
+import structlog.testing
 
 from sidecar.engines.simulated.engine import SimulatedVllm
-from sidecar.engines.simulated.faults import Answer, Cut, Hang
-from sidecar.engines.simulated.options import Options
-from sidecar.executor import REST_FACTOR
+from sidecar.engines.simulated.options import Cut, Hang, Options, OrderedAnswer
+from sidecar.loop.executor import REST_FACTOR
 from tests.support.rig import QUICK, running_rig
 from tests.support.waiting import eventually
 
@@ -51,9 +53,12 @@ async def test_a_load_whose_reply_is_lost_is_settled_by_looking(tmp_path, is_don
     """Fault 20: the connection breaks after, or before, the load was carried out."""
     async with running_rig(tmp_path) as rig:
         rig.engine.faults.order("load", Cut(is_done=is_done))
-        rig.desire(1, a="v1")
-        await rig.served(1, "a")
+        with structlog.testing.capture_logs() as logged:
+            rig.desire(1, a="v1")
+            await rig.served(1, "a")
+            await eventually(lambda: outcomes(logged, "load"))  # a look may have seen it before the call came back
         assert rig.calls("load") == ["a"]  # the engine notes what it carries out
+        assert outcomes(logged, "load")[0] == "Unknown"
 
 
 @pytest.mark.parametrize("is_done", [True, False])
@@ -63,34 +68,49 @@ async def test_an_unload_whose_reply_is_lost_is_settled_by_looking(tmp_path, is_
         rig.desire(1, a="v1")
         await rig.served(1, "a")
         rig.engine.faults.order("unload", Cut(is_done=is_done))
-        rig.desire(2)
-        await rig.served(2)
+        with structlog.testing.capture_logs() as logged:
+            rig.desire(2)
+            await rig.served(2)
+            await eventually(lambda: outcomes(logged, "unload"))  # a look may have seen it before the call came back
+        assert outcomes(logged, "unload")[0] == "Unknown"
+        assert rig.calls("unload") == ["a"]
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503])
 async def test_a_passing_refusal_is_retried_and_the_others_are_served(tmp_path, status):
     """Fault 21, R8: classified by a table; one failure delays no other."""
     async with running_rig(tmp_path) as rig:
-        rig.engine.faults.order("load", Answer(status, "no"))
-        rig.desire(1, a="v1", b="v2")
-        await rig.served(1, "a", "b")
+        rig.engine.faults.order("load", OrderedAnswer(status, "no"))
+        with structlog.testing.capture_logs() as logged:
+            rig.desire(1, a="v1", b="v2")
+            await rig.served(1, "a", "b")
+            await eventually(lambda: len(outcomes(logged, "load")) == 3)
+        kind = {429: "Transient", 500: "Refused"}.get(status, "Unknown")
+        assert sorted(outcomes(logged, "load")) == sorted([kind, "Done", "Done"])
 
 
-async def test_an_adapter_that_the_engine_keeps_refusing_is_given_up(tmp_path):
-    """R8 isolation: retries are bounded, per artifact and engine process."""
+def outcomes(logged: Sequence[MutableMapping[str, Any]], call: str) -> list[str]:
+    """The kinds of what became of the engine's calls, in order."""
+    calls = [line for line in logged if line["event"] == "engine_call" and line["call"] == call]
+    return [line["outcome"].partition("(")[0] for line in calls]
+
+
+async def test_an_adapter_that_the_engine_refuses_is_served_once_it_does_not(tmp_path):
+    """R17 heals: a refusal is never final, and its own sentence is told meanwhile."""
     async with running_rig(tmp_path) as rig:
-        rig.engine.faults.order("load", *[Answer(500, '{"error":{"message":"bad rank"}}')] * 3)
+        rig.engine.faults.order("load", *[OrderedAnswer(500, '{"error":{"message":"bad rank"}}')] * 4)
         rig.desire(1, a="v1")
 
-        def given_up() -> bool:
+        def is_refused() -> bool:
             assert rig.statuses
             assert rig.status.failed
-            return rig.status.failed[0].retry_at is None
+            return rig.status.failed[0].attempts >= 3
 
-        await eventually(given_up)
+        await eventually(is_refused)
         (failed,) = rig.status.failed
-        assert (failed.reason, failed.attempts, failed.message) == ("engine_refused", 3, "bad rank")
-        assert rig.status.ready
+        assert (failed.reason, failed.message, failed.settled) == ("engine_refused", "bad rank", False)
+        assert failed.retry_at is not None
+        await rig.served(1, "a")
 
 
 async def test_a_listing_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path):
@@ -98,7 +118,7 @@ async def test_a_listing_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_p
     async with running_rig(tmp_path) as rig:
         rig.desire(1, a="v1")
         await rig.served(1, "a")
-        rig.engine.faults.order("models", *[Answer(200, '{"object":"list","data":[{"id":1}]}')] * 3)
+        rig.engine.faults.order("models", *[OrderedAnswer(200, '{"object":"list","data":[{"id":1}]}')] * 5)
         rig.reconciler.distrust()
 
         def is_unreadable() -> bool:

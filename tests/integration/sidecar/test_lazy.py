@@ -7,13 +7,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
-from sidecar.engines.simulated.server import serving
-from sidecar.retention import Retention
+from sidecar.loop.drain import DrainTracker
 from tests.support.rig import Keeping, Rig, running, running_rig
 from tests.support.waiting import eventually
 
@@ -21,7 +22,7 @@ from tests.support.waiting import eventually
 @pytest.fixture(autouse=True)
 def patience(monkeypatch) -> None:
     """Engine and sidecar are one process here, and whoever stands still for two seconds has still asked a question."""
-    monkeypatch.setattr("sidecar.lazy.server.TRANSFER_SECONDS", 60.0)
+    monkeypatch.setattr("sidecar.resolver.server.TRANSFER_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -140,6 +141,12 @@ async def test_an_engine_full_of_eager_adapters_says_no_room(tmp_path, options):
         assert await rig.request("e4") == 404, "an eager one is not loaded by asking for it"
 
 
+def happened(rig: Rig) -> list[str]:
+    """What the ring tells of adapters."""
+    events: Any = rig.sidecar.events.as_dict()["events"]
+    return [f"{one['event']} {one['name']}" for one in events if one["name"]]
+
+
 async def test_what_is_idle_is_unloaded_and_its_files_stay_for_the_grace(tmp_path, options):
     """R7 files-pinned."""
     engine = SimulatedVllm(options)
@@ -152,9 +159,10 @@ async def test_what_is_idle_is_unloaded_and_its_files_stay_for_the_grace(tmp_pat
         await eventually(lambda: not engine.cards)
         assert is_there(path)
         assert rig.status.lazy.resident == []
+        await eventually(lambda: happened(rig)[-2:] == ["loaded a", "evicted a"])
 
 
-class Hasty(Retention):
+class Hasty(DrainTracker):
     """Believes an engine at once."""
 
     def proven(self) -> frozenset[str]:
@@ -164,7 +172,7 @@ class Hasty(Retention):
 async def test_no_file_goes_between_the_answer_and_the_listing(tmp_path, options):
     """R7 files-pinned: a keeper that removes whatever may go runs all the time, while the engine is slow to load."""
     slow = SimulatedVllm(Options(plugin=True, resolver=options.resolver, load_seconds=1.0))
-    hasty = Keeping(grace_seconds=0, pause_seconds=0.01, retention=Hasty)
+    hasty = Keeping(grace_seconds=0, pause_seconds=0.01, drain_tracker=Hasty)
     async with serving(slow) as url, running(Rig(tmp_path, slow, url, hasty)) as rig:
         rig.desire(1, lazy="a", a="v1")
         await rig.served(1)
@@ -212,17 +220,13 @@ async def test_one_bad_adapter_delays_no_other_and_is_named_in_the_status(tmp_pa
 async def test_an_adapter_above_the_rank_is_refused_and_served_once_the_pool_allows_it(tmp_path, options):
     """R8: a lazy adapter has to be as fit for the replica as an eager one."""
     async with running_rig(tmp_path, SimulatedVllm(options)) as rig:
-        rig.inputs.pool = rig.inputs.pool.model_copy(
-            update={"limits": rig.inputs.pool.limits.model_copy(update={"max_rank": 2})}
-        )
+        spec = rig.mailbox.snapshot.pool
+        rig.set_pool(spec.model_copy(update={"limits": spec.limits.model_copy(update={"max_rank": 2})}))
         rig.desire(1, lazy="a", a="v1")
         await rig.served(1)
         assert await rig.request("a") == 404
         await eventually(lambda: rig.reasons() == {"a": "rank_too_high"})
-        rig.inputs.pool = rig.inputs.pool.model_copy(
-            update={"limits": rig.inputs.pool.limits.model_copy(update={"max_rank": 8})}
-        )
-        rig.inputs.wake()
+        rig.set_pool(spec.model_copy(update={"limits": spec.limits.model_copy(update={"max_rank": 8})}))
 
         async def is_served() -> bool:
             return await rig.request("a") == 200

@@ -9,18 +9,18 @@ import structlog
 
 from registry.etcd3.client import Client
 from registry.etcd3.ops import Delete, Put
-from registry.keys import Keys
-from registry.model.assignment import assign
+from registry.model.keys import Keys
 from registry.model.placement import Member
 from registry.model.records import Placement, PoolSpec
 from registry.model.status import Presence
-from sidecar.inputs import Inputs
-from sidecar.journal import Journal
-from sidecar.roll import Roll
-from sidecar.snapshot import Base
+from sidecar.desired.journal import Journal
+from sidecar.desired.mailbox import Mailbox
+from sidecar.desired.members import Membership
+from sidecar.desired.snapshot import SnapshotBase
 from tests.integration.sidecar.feeding import feeding
 from tests.support.etcd import compact
 from tests.support.fleet import POOL, Hand, Sidecar
+from tests.support.residency_world import assigned
 from tests.support.waiting import eventually
 
 ONE = Placement(replicas=1)
@@ -34,35 +34,35 @@ def presence(hand: Hand, replica: str, value: bytes | None = None, **labels: str
     return Put(hand.keys.replica(POOL, replica), made.to_bytes() if value is None else value)
 
 
-def knows(inputs: Inputs, *replicas: str) -> bool:
-    return inputs.members is not None and set(inputs.members) == set(replicas)
+def knows(mailbox: Mailbox, *replicas: str) -> bool:
+    return mailbox.snapshot.members is not None and set(mailbox.snapshot.members) == set(replicas)
 
 
 async def test_replicas_are_known_while_a_place_depends_on_them_and_survive_a_restart(hand, tmp_path):
     """R13 static-stable, R14 nack: a presence that cannot be read is told, and left out."""
     await hand.commit(presence(hand, "r1"), presence(hand, "r2", zone="x"), presence(hand, "r9", b"{"))
     await hand.put(hand.record("a", "v1"))
-    with structlog.testing.capture_logs() as logs, mock.patch("sidecar.roll.BELIEVE_SECONDS", 0.3):
-        async with feeding(hand, tmp_path / "state", Inputs()) as inputs:
-            await eventually(lambda: inputs.desired is not None)
-            assert inputs.members is None
+    with structlog.testing.capture_logs() as logs, mock.patch("sidecar.desired.members.BELIEVE_SECONDS", 0.3):
+        async with feeding(hand, tmp_path / "state", Mailbox()) as mailbox:
+            await eventually(lambda: mailbox.snapshot.desired is not None)
+            assert mailbox.snapshot.members is None
             await hand.put(hand.record("b", "v1", placement=ONE))
-            await eventually(lambda: knows(inputs, "r1", "r2"))
-            assert inputs.members is not None
-            assert inputs.members["r2"] == Member("r2", {"zone": "x"}, 8)
+            await eventually(lambda: knows(mailbox, "r1", "r2"))
+            assert mailbox.snapshot.members is not None
+            assert mailbox.snapshot.members["r2"] == Member("r2", {"zone": "x"}, 8)
             await hand.commit(presence(hand, "r3"))
-            await eventually(lambda: knows(inputs, "r1", "r2", "r3"))
+            await eventually(lambda: knows(mailbox, "r1", "r2", "r3"))
             await hand.commit(Delete(hand.keys.replica(POOL, "r2")))
-            await eventually(lambda: knows(inputs, "r1", "r3"))
+            await eventually(lambda: knows(mailbox, "r1", "r3"))
             await hand.commit(presence(hand, "r1", b"?"), presence(hand, "r4"))
             await hand.commit(presence(hand, "r1"))
-            await eventually(lambda: knows(inputs, "r1", "r3", "r4"))
+            await eventually(lambda: knows(mailbox, "r1", "r3", "r4"))
     assert {line["replica"] for line in logs if line["event"] == "presence_refused"} == {"r1", "r9"}
 
     nowhere = Client(hand.client.options.__class__(("127.0.0.1:1",)))
     try:
-        async with feeding(Hand(nowhere, hand.keys, hand.sources), tmp_path / "state", Inputs()) as inputs:
-            assert knows(inputs, "r1", "r3", "r4")
+        async with feeding(Hand(nowhere, hand.keys, hand.sources), tmp_path / "state", Mailbox()) as mailbox:
+            assert knows(mailbox, "r1", "r3", "r4")
     finally:
         await nowhere.aclose()
 
@@ -70,14 +70,14 @@ async def test_replicas_are_known_while_a_place_depends_on_them_and_survive_a_re
 async def test_nobody_is_followed_any_more_once_no_place_depends_on_them(hand, tmp_path):
     await hand.commit(presence(hand, "r1"))
     await hand.put(hand.record("b", "v1", placement=ONE))
-    with mock.patch("sidecar.roll.BELIEVE_SECONDS", 0.0):
-        async with feeding(hand, tmp_path / "state", Inputs()) as inputs:
-            await eventually(lambda: knows(inputs, "r1"))
+    with mock.patch("sidecar.desired.members.BELIEVE_SECONDS", 0.0):
+        async with feeding(hand, tmp_path / "state", Mailbox()) as mailbox:
+            await eventually(lambda: knows(mailbox, "r1"))
             await hand.delete("b")
-            await eventually(lambda: inputs.members is None)
+            await eventually(lambda: mailbox.snapshot.members is None)
             await hand.commit(presence(hand, "r2"))
             await hand.put(hand.record("b", "v1", placement=ONE))
-            await eventually(lambda: knows(inputs, "r1", "r2"))
+            await eventually(lambda: knows(mailbox, "r1", "r2"))
 
 
 async def test_a_store_whose_list_is_held_says_nothing_of_who_lives(own_etcd, tmp_path):
@@ -90,24 +90,24 @@ async def test_a_store_whose_list_is_held_says_nothing_of_who_lives(own_etcd, tm
         await hand.pool()
         await hand.commit(presence(hand, "r1"), presence(hand, "r2"))
         await hand.put(*(hand.record(name, "v1", placement=ONE) for name in many))
-        with mock.patch("sidecar.roll.BELIEVE_SECONDS", 0.0):
-            async with feeding(hand, tmp_path / "state", Inputs()) as inputs:
-                await eventually(lambda: knows(inputs, "r1", "r2"))
+        with mock.patch("sidecar.desired.members.BELIEVE_SECONDS", 0.0):
+            async with feeding(hand, tmp_path / "state", Mailbox()) as mailbox:
+                await eventually(lambda: knows(mailbox, "r1", "r2"))
             await hand.delete(*many)
             await compact(client, await hand.commit(Delete(hand.keys.replica(POOL, "r2"))))
-            with mock.patch.object(Roll, "call", autospec=True, side_effect=Roll.call) as call:
-                async with feeding(hand, tmp_path / "state", Inputs()) as inputs:
-                    await eventually(lambda: inputs.held and inputs.desired is not None)
+            with mock.patch.object(Membership, "call", autospec=True, side_effect=Membership.call) as call:
+                async with feeding(hand, tmp_path / "state", Mailbox()) as mailbox:
+                    await eventually(lambda: mailbox.snapshot.held and mailbox.snapshot.desired is not None)
                     await hand.commit(presence(hand, "r3"))
                     await eventually(lambda: any("r3" in one.args[1] for one in call.mock_calls))
                     await asyncio.sleep(0)
-                    assert knows(inputs, "r1", "r2")
-                    revision = int(inputs.held.rpartition("--revision ")[2])
+                    assert knows(mailbox, "r1", "r2")
+                    revision = int(mailbox.snapshot.held.rpartition("--revision ")[2])
                     spec = PoolSpec(name=POOL, base_models=["base"], removals_confirmed_revision=revision)
                     again = hand.record(many[0], "v1", placement=ONE)
                     await hand.put(again)
                     await hand.commit(Put(hand.keys.pool(POOL), spec.to_bytes()))
-                    await eventually(lambda: knows(inputs, "r1", "r3"))
+                    await eventually(lambda: knows(mailbox, "r1", "r3"))
     finally:
         await client.aclose()
 
@@ -119,7 +119,7 @@ class Gate:
         self.is_reached, self.is_open = asyncio.Event(), asyncio.Event()
         self._rewrite = Journal.rewrite
 
-    async def rewrite(self, journal: Journal, base: Base) -> None:
+    async def rewrite(self, journal: Journal, base: SnapshotBase) -> None:
         self.is_reached.set()
         await self.is_open.wait()
         await self._rewrite(journal, base)
@@ -135,28 +135,28 @@ async def test_a_list_that_is_confirmed_comes_into_force_with_its_pool_and_its_r
         await hand.pool()
         await hand.commit(presence(hand, "r1"), presence(hand, "r2"))
         await hand.put(*(hand.record(name, "v1", placement=ONE) for name in many))
-        with mock.patch("sidecar.roll.BELIEVE_SECONDS", 0.0), structlog.testing.capture_logs() as logs:
-            async with feeding(hand, tmp_path / "state", Inputs()) as inputs:
-                await eventually(lambda: knows(inputs, "r1", "r2"))
+        with mock.patch("sidecar.desired.members.BELIEVE_SECONDS", 0.0), structlog.testing.capture_logs() as logs:
+            async with feeding(hand, tmp_path / "state", Mailbox()) as mailbox:
+                await eventually(lambda: knows(mailbox, "r1", "r2"))
             await hand.delete(*many)
             await compact(client, await hand.commit(Delete(hand.keys.replica(POOL, "r2"))))
-            async with feeding(hand, tmp_path / "state", Inputs()) as inputs:
-                await eventually(lambda: inputs.held and inputs.desired is not None)
+            async with feeding(hand, tmp_path / "state", Mailbox()) as mailbox:
+                await eventually(lambda: mailbox.snapshot.held and mailbox.snapshot.desired is not None)
                 with mock.patch.object(Journal, "rewrite", autospec=True, side_effect=gate.rewrite):
-                    revision = int(inputs.held.rpartition("--revision ")[2])
+                    revision = int(mailbox.snapshot.held.rpartition("--revision ")[2])
                     spec = PoolSpec(name=POOL, base_models=["other"], removals_confirmed_revision=revision)
                     await hand.commit(Put(hand.keys.pool(POOL), spec.to_bytes()))
                     await gate.is_reached.wait()
                     for _ in range(100):  # whoever waits for no more than news has its turn
                         await asyncio.sleep(0)
-                    assert knows(inputs, "r1", "r2")
-                    assert inputs.pool is not None
-                    assert (inputs.pool.base_models, inputs.desired.count) == (["base"], len(many))
-                    assert inputs.held
+                    assert knows(mailbox, "r1", "r2")
+                    assert mailbox.snapshot.pool is not None
+                    assert (mailbox.snapshot.pool.base_models, mailbox.snapshot.desired.count) == (["base"], len(many))
+                    assert mailbox.snapshot.held
                     assert not [line for line in logs if line["event"] == "removals_confirmed"]
                     gate.is_open.set()
-                    await eventually(lambda: not inputs.held)
-                    assert (inputs.pool.base_models, inputs.desired.count) == (["other"], 0)
+                    await eventually(lambda: not mailbox.snapshot.held)
+                    assert (mailbox.snapshot.pool.base_models, mailbox.snapshot.desired.count) == (["other"], 0)
     finally:
         await client.aclose()
 
@@ -168,7 +168,7 @@ async def test_without_etcd_a_restart_comes_back_to_its_own_share(hand, engine, 
     sidecar = Sidecar(tmp_path, own_etcd.endpoints, "/x", engine.url, extra=["--engine-max-cpu-loras", "8"])
     records = [hand.record(name, "v1", placement=ONE) for name in NAMES]
     members = [Member(name, {}, 8) for name in ("r1", "r2", "r3")]
-    share = {one.name for one in records if assign(POOL, one.name, one.spec, members, {}).serving == ("r1",)}
+    share = {one.name for one in records if assigned(POOL, one.name, one.spec, members, {}).serving == ("r1",)}
     assert 0 < len(share) < len(NAMES)
 
     async def serves_its_share() -> bool:

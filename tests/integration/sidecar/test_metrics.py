@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from registry.keys import Keys
+from registry.model.keys import Keys
 from registry.model.records import AdapterRecord
 from tests.support.fleet import Hand, Sidecar, SimulatedEngine
 from tests.support.waiting import eventually

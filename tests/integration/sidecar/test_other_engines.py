@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from registry.dev.ports import free_ports
+from registry.tools.devstack.processes import free_ports
 from tests.support.fleet import BASE, Sidecar, settled
 from tests.support.processes import Program
 from tests.support.waiting import eventually

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+from importlib.metadata import version
 
-from registry.etcd3.ops import Delete, Put, Range
+from registry.etcd3.ops import Delete, Range
 from registry.model.status import Presence
 from sidecar.main import EXIT_REPLICA_TAKEN
 from tests.support.fleet import POOL, Sidecar, SimulatedEngine, serves, settled
+from tests.support.made_up_replicas import take_over
 from tests.support.waiting import eventually
 
 
@@ -33,6 +35,7 @@ async def test_presence_and_status_stand_in_etcd_under_a_lease(hand, engine, sid
     assert value["served"]["count"] == 1
     presence = (await hand.client.range(Range(hand.keys.replica(POOL, "r1")))).kvs[0]
     assert json.loads(presence.value)["pool"] == POOL
+    assert json.loads(presence.value)["version"] == version("loraplane")
     assert sidecar.program.stop() == 0
 
     async def is_gone() -> bool:
@@ -83,15 +86,15 @@ async def test_who_loses_its_id_twice_ends(hand, engine, sidecar):
 
     async def is_lost() -> bool:
         code, body = await sidecar.get("/readyz")
-        return code == 503 and "held by another sidecar (twin)" in body["note"]
+        return code == 503 and "held by another sidecar (twin, lease " in body["note"]
 
     await eventually(is_ours)
-    await hand.commit(Put(key, twin.to_bytes()), Put(hand.keys.adapter(POOL, "b"), hand.record("b", "v2").to_bytes()))
+    await take_over(hand.client, key, twin)
     await eventually(is_lost)
     await hand.commit(Delete(key))
     await eventually(is_ours)
     await settled(sidecar, 0)
-    await hand.commit(Put(key, twin.to_bytes()), Put(hand.keys.adapter(POOL, "c"), hand.record("c", "v3").to_bytes()))
+    await take_over(hand.client, key, twin)
     assert sidecar.program.wait() == EXIT_REPLICA_TAKEN == 3, "as docs/operations.md says"
     assert "was lost to another sidecar twice; give each its own" in sidecar.program.log.read_text()
 

@@ -12,10 +12,9 @@ import pytest
 
 from registry.etcd3.ops import Range
 from registry.model.records import AdapterRecord, Canary, CanaryRollout, Placement, Strategy
-from sidecar.publisher import LEASE_TTL_SECONDS
+from sidecar.report.writer import LEASE_TTL_SECONDS
 from tests.support.etcd import etcdctl
-from tests.support.fleet import POOL, Hand
-from tests.support.placed_fleet import PlacedFleet
+from tests.support.fleet import POOL, Hand, PlacedFleet
 from tests.support.waiting import eventually
 
 NAMES = [f"n{number}" for number in range(12)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from sidecar.engines.simulated.card import Card
-from sidecar.engines.simulated.engine import SimulatedVllm
+import pytest
+
+from sidecar.engines.simulated.engine import Card, SimulatedVllm
 from sidecar.engines.simulated.options import Options
+from tests.support.adapters import write_adapter
 from tests.support.rig import QUICK, running_rig
 from tests.support.waiting import eventually
 
@@ -81,3 +83,45 @@ async def test_a_bad_version_costs_its_own_name_nothing(tmp_path):
         await eventually(lambda: rig.reasons() == {"a": "engine_refused"})
         assert engine.cards["a"] == old
         assert rig.status.served.count == 1
+
+
+async def test_what_somebody_else_unloads_is_back_at_once(tmp_path, monkeypatch):
+    """R3 converge: the plugin tells of it, so that nothing waits for the look that comes every 15 seconds."""
+    monkeypatch.setattr("sidecar.loop.observer.RESYNC_SECONDS", 3600.0)
+    monkeypatch.setattr("sidecar.loop.reconciler.RESYNC_SECONDS", 3600.0)
+    async with running_rig(tmp_path, SimulatedVllm(PLUGIN)) as rig:
+        rig.desire(1, a="v1", b="v1")
+        await rig.served(1, "a", "b")
+        before = rig.engine.cards["a"]
+        reply = await rig.client.post("/v1/unload_lora_adapter", json={"lora_name": "a"})
+        assert reply.status_code == 200
+        await eventually(lambda: "a" in rig.engine.cards)
+        assert rig.engine.cards["a"].path == before.path
+        await rig.served(1, "a", "b")
+
+
+@pytest.mark.parametrize("options", [PLUGIN, Options()], ids=["plugin", "pipelined"])
+async def test_what_somebody_puts_under_a_name_of_ours_is_replaced_by_what_is_desired(tmp_path, options):
+    """R4 digest-true, R11 foreign-safe: other files of the store, and files that are not ours at all."""
+    theirs = tmp_path / "theirs"
+    write_adapter(theirs, seed=5)
+    async with running_rig(tmp_path, SimulatedVllm(options)) as rig:
+        rig.desire(1, a="v1", b="v2")
+        await rig.served(1, "a", "b")
+        ours = {name: card.path for name, card in rig.engine.cards.items()}
+        for path in (ours["b"], str(theirs)):
+            rig.engine.cards["a"] = rig.engine.card("a", path)  # as by a swap
+            rig.reconciler.distrust()
+            await eventually(lambda: rig.engine.cards.get("a") is not None and rig.engine.cards["a"].path == ours["a"])
+            await rig.served(1, "a", "b")
+
+
+async def test_a_name_that_was_never_ours_in_this_engine_stays_theirs(tmp_path):
+    """R11 foreign-safe: a conflict is reported, and nothing is unloaded."""
+    theirs = tmp_path / "theirs"
+    write_adapter(theirs, seed=5)
+    async with running_rig(tmp_path, SimulatedVllm(PLUGIN)) as rig:
+        await rig.engine.load("a", str(theirs))
+        rig.desire(1, a="v1", b="v1")
+        await eventually(lambda: bool(rig.statuses) and rig.reasons() == {"a": "name_conflict"})
+        assert rig.engine.cards["a"].path == str(theirs)

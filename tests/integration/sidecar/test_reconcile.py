@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from registry.etcd3.ops import Delete, Put, Range, prefix_end
-from registry.keys import last_part
-from sidecar.raw_records import record_hash
+from registry.model.keys import last_part
+from sidecar.desired.informer import record_hash
 from tests.support.adapters import digest_of
 from tests.support.fleet import POOL, Hand, serves, settled
 from tests.support.waiting import eventually
@@ -86,6 +86,7 @@ async def test_foreign_adapters_are_left_alone_and_drift_is_repaired(hand, engin
     await engine.load("foreign", str(hand.source("foreign")))
     await engine.load("taken", str(hand.source("taken")))
     await hand.put(hand.record("a", "v1"), hand.record("taken", "v2"))
+    sidecar.change("attentive")
     sidecar.program.start()
 
     async def conflict() -> bool:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from registry.model.records import PoolLimits, PoolSpec
+from sidecar.artifacts.examiner import EXAMINER, ExaminationLimits
+from sidecar.artifacts.proof import read_keys
 from sidecar.artifacts.types import ArtifactRef, Staged
+from tests.support.adapters import write_adapter, write_costly_adapter
+from tests.support.records import POOL
 from tests.support.rig import running_rig
+from tests.support.signing import make_key
 from tests.support.waiting import eventually
 
 
@@ -31,3 +37,66 @@ async def test_a_fault_of_ours_over_one_adapter_ends_nothing_else(tmp_path, monk
         monkeypatch.undo()
         rig.desire(3, bad="bad", good="good")
         await rig.served(3, "bad", "good")
+
+
+async def test_an_adapter_whose_examination_was_ended_is_told_and_costs_nothing_else(tmp_path, monkeypatch):
+    """R8, R16, X2: for good, in the status, by its reason; beside it everything is served."""
+    monkeypatch.setattr(EXAMINER, "_limits", ExaminationLimits(processor_seconds=1))
+    async with running_rig(tmp_path) as rig:
+        write_costly_adapter(rig.sources / "bad")
+        rig.desire(1, bad="bad", good="good")
+
+        def is_told() -> bool:
+            failed = [(one.name, one.reason, one.attempts, one.retry_at) for one in rig.status.failed]
+            return failed == [("bad", "examination_failed", 1, None)] and set(rig.engine.cards) == {"good"}
+
+        await eventually(lambda: bool(rig.statuses) and is_told())
+
+
+async def test_what_was_refused_is_looked_at_anew_with_new_keys(tmp_path):
+    """R8: without a restart, and without a change of its record."""
+    keys = tmp_path / "keys.yaml"
+    public = make_key(tmp_path)[1]
+    keys.write_text("team: |\n" + "".join(f"  {line}\n" for line in public.splitlines()))
+    async with running_rig(tmp_path) as rig:
+        limits = PoolLimits(require_signature=True)
+        rig.set_pool(PoolSpec(name=POOL, base_models=["tiny"], limits=limits))
+        rig.desire(1, a="a")
+        await eventually(lambda: rig.statuses and rig.reasons() == {"a": "signature_keys_missing"})
+        rig.store.follow(keys, read_keys, rig.store.use_keys)
+        rig.mailbox.wake()
+        await eventually(lambda: rig.reasons() == {"a": "signature_missing"})
+
+
+async def test_a_replica_whose_pool_does_not_exist_is_not_ready(tmp_path):
+    """R9 status-truth: what it is to serve, nobody can say; it says what is wrong until there is such a pool."""
+    async with running_rig(tmp_path) as rig:
+        there = rig.mailbox.snapshot.pool
+        rig.set_pool(None)
+        rig.desire(1, a="a")
+        await eventually(lambda: rig.statuses and "loraplane pool create" in rig.status.note)
+        assert not rig.status.ready
+        rig.set_pool(there)
+        await eventually(lambda: rig.status.ready)
+        rig.set_pool(None)
+        await eventually(lambda: not rig.status.ready)
+
+
+async def test_a_bad_update_is_told_beside_what_the_engine_goes_on_answering_with(tmp_path):
+    """R9 status-truth: clients get 200, so nobody says that it is not served."""
+    async with running_rig(tmp_path) as one:
+        one.desire(3, a="a")
+        await one.served(3, "a")
+        write_adapter(one.sources / "bad", seed=9)
+        (one.sources / "bad" / "adapter_model.safetensors").write_bytes(b"?")
+        one.desire(4, a="bad")
+
+        def is_told() -> bool:
+            return bool(one.status.failed) and one.status.observed_revision == 4
+
+        await eventually(is_told)
+        assert [(kept.name, kept.generation) for kept in one.status.kept] == [("a", 3)]
+        assert await one.request("a") == 200
+        one.desire(5, a="a")
+        await one.served(5, "a")
+        assert one.status.kept == []

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from registry.etcd3.ops import KeyValue
-from registry.keys import Keys
 from registry.lora.directory import digest_of
-from registry.store.pool_facts import facts_of
-from registry.store.rollout import Failure, Question, Rollout, derive_rollout
+from registry.model.keys import Keys
+from registry.rollout.status import Question, ReplicaFailure, Rollout, derive_rollout
 from tests.support.adapters import write_adapter
+from tests.support.residency_world import LEASE, pool_snapshot
 from tests.support.rig import POOL, Rig, running_rig
 
 KEYS = Keys()
@@ -17,10 +17,10 @@ def rollout(*rigs: Rig) -> Rollout:
     """What the admin service makes of what the replicas say."""
     kv = KeyValue(KEYS.adapter(POOL, "a"), rigs[0].record("a"), 1, 1, 1)
     names = [f"r{number}" for number in range(len(rigs))]
-    presences = [KeyValue(KEYS.replica(POOL, name), b"", 1, 1, 1) for name in names]
+    presences = [KeyValue(KEYS.replica(POOL, name), b"", 1, 1, 1, LEASE) for name in names]
     said = zip(names, rigs, strict=True)
-    statuses = [KeyValue(KEYS.status(POOL, name), rig.status.to_bytes(), 1, 1, 1) for name, rig in said]
-    return derive_rollout(Question(POOL, "a", 0), facts_of([[kv], presences, statuses]))
+    statuses = [KeyValue(KEYS.status(POOL, name), rig.status.to_bytes(), 1, 1, 1, LEASE) for name, rig in said]
+    return derive_rollout(Question(POOL, "a", 0), kv, pool_snapshot(presences, statuses))
 
 
 async def test_two_hosts_with_different_files_are_told_apart(tmp_path):
@@ -35,5 +35,5 @@ async def test_two_hosts_with_different_files_are_told_apart(tmp_path):
         assert [found.digest for found in two.status.found] == [digest_of(two.sources / "a")]
         assert rollout(one, one).failure is None
         differing = rollout(one, two)
-        assert differing.failure is Failure.REPLICAS_FAILED
+        assert differing.failure is ReplicaFailure.REPLICAS_FAILED
         assert {replica.reason for replica in differing.replicas} == {"digests_differ"}

@@ -60,7 +60,12 @@ async def test_with_plain_names_other_weights_wait_for_another_name_or_process(h
     sidecar.program.start()
     await hand.put(hand.record("a", "v2", generation=2), hand.record("b", "v2", generation=2))
     if not old:
-        await serves(engine, sidecar, "a", "b")
+
+        async def are_new() -> bool:
+            now = await engine.listing()
+            return set(now) == {"a", "b"} and not set(now.values()) & set(first.values())
+
+        await eventually(are_new)
         return
     await eventually(lambda: refused(sidecar, "a", "b"))
     status = await sidecar.status()

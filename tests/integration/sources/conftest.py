@@ -11,10 +11,9 @@ import pytest
 
 from registry.etcd3.options import TlsFiles
 from registry.sources.allowed import RemoteOptions
+from registry.sources.base import ArtifactError, SourceLimits
 from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
-from registry.sources.errors import ArtifactError
-from registry.sources.limits import Limits
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import adapter_config, adapter_weights
@@ -23,8 +22,8 @@ from tests.support.web import Site, serving
 
 CONFIG, WEIGHTS = adapter_config(8), adapter_weights(8, 1, hidden=512, layers=4)
 # For sources that keep nobody waiting, on any machine; and for those that do, which end as fast in the same way.
-PATIENT = Limits(connect_seconds=60, idle_seconds=60, pace_seconds=60)
-QUICK = Limits(connect_seconds=60, idle_seconds=0.5, pace_seconds=0.5)
+PATIENT = SourceLimits(connect_seconds=60, idle_seconds=60, pace_seconds=60)
+QUICK = SourceLimits(connect_seconds=60, idle_seconds=0.5, pace_seconds=0.5)
 
 OpenStore = Callable[..., LocalStore]
 
@@ -60,7 +59,7 @@ def open_store(tmp_path) -> Iterator[OpenStore]:
         *allowed: str,
         credentials: dict[str, Any] | None = None,
         replica: str = "r1",
-        limits: Limits = PATIENT,
+        limits: SourceLimits = PATIENT,
         **remote: Any,
     ) -> LocalStore:
         file = tmp_path / "credentials.json"

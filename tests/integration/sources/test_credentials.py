@@ -10,10 +10,9 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from registry.sources.credentials_fetch import fetch_secret
-from registry.sources.credentials_file import read_credentials
-from registry.sources.errors import ArtifactError, StoreError
-from registry.sources.secrets import MAX_SECRET_BYTES, Secret, SecretError
+from registry.sources.base import ArtifactError, StoreError
+from registry.sources.credentials import fetch_secret
+from registry.sources.credentials_file import MAX_SECRET_BYTES, Secret, SecretError, read_credentials
 from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, ref, refusal
 from tests.support.web import Exchange, Site, serving
 
@@ -148,6 +147,7 @@ def test_a_token_endpoint_that_gives_no_token_is_said_without_its_answer(tmp_pat
             tmp_path, kind="token_exchange", url=f"{site.url}/token", subject_token_file=str(tmp_path / "subject")
         )
         error = unavailable(found)
+    assert site.paths[0] == "/token"
     assert "CANARY" not in error
 
 
@@ -219,6 +219,8 @@ def test_a_secret_that_can_be_no_header_is_refused_without_showing_it(text):
         "a: !!python/object/apply:os.system ['tCANARY']",
         "a: 'tCANARY",
         "a: " + "[" * 5000,
+        "a: {kind: none, prefixes: [s3://b], CANARY: 2001-99-99}",
+        "CANARY: " + "9" * 5000,
     ],
 )
 def test_a_file_that_makes_no_sense_stops_the_start_and_is_not_quoted(tmp_path, file):
@@ -261,4 +263,5 @@ async def test_no_error_shows_a_secret(web, open_store, monkeypatch, answer):
     store = open_store(f"{web.url}/team", credentials=entry(web, kind="env", variable="TEAM_TOKEN"))
     with pytest.raises(ArtifactError) as refused:
         await store.ensure(ref(f"{web.url}/team/a/", "team"))
+    assert web.headers(CONFIG_PATH)[0]["Authorization"] == "Bearer tCANARY"
     assert "CANARY" not in "".join(traceback.format_exception(refused.value))

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from registry.cli import desk
+from registry.cli import source_reader
 from registry.cli.local_adapters import base_here, base_message
 from registry.cli.main import run
+from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE
 from registry.lora.directory import digest_of
-from registry.lora.manifest import CONFIG_FILE, WEIGHTS_FILE
 from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA, Draft
 from tests.integration.sources.conftest import PATIENT
@@ -30,7 +30,7 @@ def base(tmp_path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch) -> None:
-    monkeypatch.setattr(desk, "_LIMITS", PATIENT)
+    monkeypatch.setattr(source_reader, "_LIMITS", PATIENT)
 
 
 def host(site: Site, draft: Draft, path: str = "/team/good/") -> str:

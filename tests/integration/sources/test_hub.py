@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from registry.sources.errors import StoreError
+from registry.sources.base import StoreError
 from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, ref, refusal
 from tests.support.web import Exchange
 

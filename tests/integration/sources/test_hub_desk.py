@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from registry.cli import desk
+from registry.cli import source_reader
 from registry.cli.main import run
+from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
 from registry.lora.directory import digest_of
-from registry.lora.manifest import CONFIG_FILE, FILES, WEIGHTS_FILE
 from tests.corpus.drafts import LLAMA, Draft
 from tests.integration.sources.conftest import PATIENT
 from tests.support.web import Exchange, Site
@@ -23,7 +23,7 @@ TOKEN = "hf_CANARY"  # noqa: S105 - what is looked for
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch) -> None:
-    monkeypatch.setattr(desk, "_LIMITS", PATIENT)
+    monkeypatch.setattr(source_reader, "_LIMITS", PATIENT)
 
 
 @pytest.fixture

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import types
 from collections.abc import Callable
 
 import pytest
 
 from registry.sources import connections
-from registry.sources.errors import ArtifactError
-from registry.sources.stop import Stop
+from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts.store import MAX_WORKERS
 from tests.integration.sources.conftest import CONFIG, PATIENT, QUICK, WEIGHTS, content, left_behind, ref
 from tests.support.waiting import eventually
@@ -220,7 +221,28 @@ async def test_a_credential_is_not_remembered_by_a_connection(web, open_store, f
     await store.ensure(ref(web.url + folders[1]))
     assert ["Authorization" in headers for _, headers in web.seen] == [True, True, False, False]
     assert len(web.accepted) == 1
-    assert "CANARY" not in str(vars(store._allowed._web.connections))
+    kept = store._allowed._web.connections._kept
+    assert kept
+    assert not [text for text in texts_of(kept) if "CANARY" in text]
+    assert "tokenCANARY" in texts_of([kept, {"planted": b"tokenCANARY"}])
+
+
+def texts_of(root: object) -> set[str]:
+    """All text that an object leads to, whatever it shows of itself; not by way of code, which is everybody's."""
+    code = (type, types.ModuleType, types.FunctionType, types.MethodType, types.FrameType)
+    seen, left, found = set[int](), [root], set[str]()
+    while left:
+        one = left.pop()
+        if id(one) in seen or isinstance(one, code):
+            continue
+        seen.add(id(one))
+        if isinstance(one, str):
+            found.add(one)
+        elif isinstance(one, bytes | bytearray):
+            found.add(one.decode("latin-1"))
+        else:
+            left += gc.get_referents(one)
+    return found
 
 
 def test_there_is_room_for_a_hub_and_its_store_for_each_worker():
@@ -236,6 +258,8 @@ async def test_more_than_are_kept_are_closed(open_store, monkeypatch):
             site.put(f"/{number}/", CONFIG, WEIGHTS)
             site.answers[f"/{number}/{WEIGHTS_FILE}"] = lambda exchange: together.wait() < 3 and site.serve(exchange)
         await asyncio.gather(*(store.ensure(ref(f"{site.url}/{number}/")) for number in range(3)))
-        await eventually(lambda: len(site.ended) == 2)
+        # Three or more: one that is given back between two files may be closed for another one's sake.
+        assert len(site.accepted) >= 3
+        await eventually(lambda: len(site.accepted) - len(site.ended) == 1)
         store.close()
-        await eventually(lambda: len(site.ended) == 3)
+        await eventually(lambda: len(site.ended) == len(site.accepted))

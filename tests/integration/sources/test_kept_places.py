@@ -9,11 +9,9 @@ import httpx
 import pytest
 
 from registry.sources import connections
-from registry.sources.addresses import Reach
-from registry.sources.connections import Connections, Requests
-from registry.sources.errors import ArtifactError
-from registry.sources.limits import Limits
-from registry.sources.stop import Stop
+from registry.sources.base import ArtifactError, SourceLimits, Stop
+from registry.sources.connections import ConnectionPool, SourceRequests
+from registry.sources.urls import Reach
 from tests.support.web import Site, serving
 
 
@@ -24,14 +22,14 @@ def site() -> Iterator[Site]:
 
 
 @pytest.fixture
-def kept() -> Iterator[Connections]:
-    kept = Connections(httpx.create_ssl_context, Limits())
+def kept() -> Iterator[ConnectionPool]:
+    kept = ConnectionPool(httpx.create_ssl_context, SourceLimits())
     yield kept
     kept.close()
 
 
-def ask(kept: Connections, url: str, reach: Reach) -> bytes:
-    requests = Requests(kept, Stop())
+def ask(kept: ConnectionPool, url: str, reach: Reach) -> bytes:
+    requests = SourceRequests(kept, Stop())
     try:
         return b"".join(requests.get(f"{url}/a", reach, [("Host", "host")]).iter_stream())
     finally:
@@ -65,13 +63,13 @@ def test_a_name_is_judged_anew_for_each_new_connection(kept, site, addresses, mo
     monkeypatch.setattr(connections, "KEPT_SECONDS", kept_seconds)
     addresses += ["127.0.0.1", "169.254.169.254"]
     named = site.url.replace("127.0.0.1", "rebind.test")
-    assert ask(kept, named, Reach.NAMED) == b"content"
+    assert ask(kept, named, Reach.LOCALHOST) == b"content"
     if kept_seconds > 0:
-        assert ask(kept, named, Reach.NAMED) == b"content"
+        assert ask(kept, named, Reach.LOCALHOST) == b"content"
         assert (len(site.accepted), addresses) == (1, ["169.254.169.254"])
     else:
         with pytest.raises(ArtifactError) as refused:
-            ask(kept, named, Reach.NAMED)
+            ask(kept, named, Reach.LOCALHOST)
         assert (refused.value.reason, addresses) == ("address_not_allowed", [])
 
 

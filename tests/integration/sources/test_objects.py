@@ -11,13 +11,11 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from registry.model.source_uri import parse_source
+from registry.sources.base import ArtifactError, Stop
 from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
-from registry.sources.errors import ArtifactError
-from registry.sources.kept_stores import Stores
+from registry.sources.object_stores import ObjectSource, Stores
 from registry.sources.object_stores import open_store as open_object_store
-from registry.sources.objects import ObjectSource
-from registry.sources.stop import Stop
 from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, ref, refusal
 from tests.support.web import Exchange, Site, serving
 
@@ -164,6 +162,7 @@ async def test_a_credential_that_stays_refused_is_transient(s3, open_store, tmp_
     error = await refusal(open_store(f"s3://{BUCKET}", credentials=entry), f"s3://{BUCKET}/sql/", "acme")
     assert (error.reason, error.permanent) == ("source_denied", False)
     assert len(s3.seen) == 2
+    assert all("AKIACANARY" in headers["authorization"] for _, headers in s3.seen)
     assert "CANARY" not in f"{error} {error.__cause__}"
 
 

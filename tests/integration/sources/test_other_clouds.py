@@ -12,11 +12,10 @@ import pytest
 
 from registry.model.source_uri import parse_source
 from registry.sources import object_stores
+from registry.sources.base import Stop
 from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
-from registry.sources.kept_stores import Stores
-from registry.sources.objects import ObjectSource
-from registry.sources.stop import Stop
+from registry.sources.object_stores import ObjectSource, Stores
 from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, ref, refusal
 from tests.support.clouds import CLOUDS, KEY, ONE_OF_EACH, ByPath, Cloud, asked, blob, guarded, plain
 from tests.support.web import Exchange, Site, serving

@@ -11,9 +11,9 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from registry.cli.main import run
+from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
 from registry.lora.directory import digest_of
-from registry.lora.manifest import CONFIG_FILE, FILES, WEIGHTS_FILE
-from registry.publish import destination as destinations
+from registry.tools.convert import destination as destinations
 from tests.corpus.drafts import LLAMA, Draft
 
 BUCKET = "acme-published"  # of its own: moto keeps what other modules made

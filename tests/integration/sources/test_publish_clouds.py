@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from registry.cli.main import run
+from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE
 from registry.lora.directory import digest_of
-from registry.lora.manifest import CONFIG_FILE, WEIGHTS_FILE
 from tests.corpus.drafts import LLAMA
 from tests.integration.sources.conftest import content, ref, refusal
 from tests.support.clouds import CLOUDS, KEY, ONE_OF_EACH, ByPath, Cloud, bucket, plain

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from registry.etcd3.ops import Put
-from registry.keys import Keys
-from registry.model.records import AdapterRecord, AdapterSpec, Source
+from registry.model.keys import Keys
+from registry.model.records import AdapterRecord, AdapterSpec, SourceSpec
 from tests.support.fleet import POOL, Hand, Sidecar, SimulatedEngine
 from tests.support.waiting import eventually
 from tests.support.web import Site
@@ -33,7 +33,7 @@ def record(name: str, uri: str, credentials: str | None) -> AdapterRecord:
         pool=POOL,
         tenant="default",
         generation=1,
-        spec=AdapterSpec(source=Source(uri=uri), credentials=credentials),
+        spec=AdapterSpec(source=SourceSpec(uri=uri), credentials=credentials),
         updated_at="2026-01-01T00:00:00.000Z",
         updated_by="test",
     )

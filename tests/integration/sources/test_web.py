@@ -6,14 +6,21 @@ import asyncio
 import gzip
 import io
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Event
 
+import httpcore
 import pytest
 
-from registry.sources.errors import ArtifactError
+from registry.sources.base import ArtifactError, Stop
+from registry.sources.connections import SourceRequests
+from registry.sources.http import Web
+from registry.sources.urls import Reach
 from sidecar.artifacts.store import MAX_WORKERS
 from sidecar.artifacts.types import ArtifactRef
 from tests.integration.sources.conftest import CONFIG, PATIENT, QUICK, WEIGHTS, content, left_behind, ref, refusal
+from tests.support.tls import Authority
 from tests.support.waiting import eventually
 from tests.support.web import Exchange, Site, serving
 
@@ -39,8 +46,10 @@ async def test_a_download_that_breaks_off_goes_on_where_it_did(web, open_store):
     assert second["If-Range"].startswith('"')
 
 
-async def test_without_a_tag_it_starts_over(web, open_store):
-    web.has_tags = False
+@pytest.mark.parametrize("kind", ["none", "weak"])
+async def test_without_a_tag_that_says_something_of_bytes_it_starts_over(web, open_store, kind):
+    """R4 digest-true: files with one weak tag need not be one file, byte for byte."""
+    web.has_tags, web.are_tags_weak = kind == "weak", kind == "weak"
     web.cut_once(WEIGHTS_PATH, 50_000)
     staged = await open_store(f"{web.url}/team").ensure(ref(f"{web.url}/team/a/"))
     assert content(staged.path) == (CONFIG, WEIGHTS)
@@ -169,6 +178,40 @@ async def test_authorities_that_cannot_be_read_are_no_fault_of_the_store(
     assert (error.reason, error.permanent, "SSL_CERT_FILE" in error.message) == ("source_untrusted", False, True)
 
 
+async def test_authorities_are_replaced_under_load(certificate, tmp_path, monkeypatch):
+    """R13 static-stable: no request fails, whatever the file is meanwhile; a new authority counts from then on."""
+    stranger, file = Authority(tmp_path / "stranger", "stranger").issue("web"), tmp_path / "authorities"
+    file.write_bytes(certificate.ca.read_bytes())
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    web, done, is_over, both = Web(PATIENT), [], Event(), certificate.ca.read_bytes() + stranger.ca.read_bytes()
+
+    def get(url: str) -> None:
+        requests = SourceRequests(web.connections, Stop())
+        requests.get(f"{url}/a", Reach.LITERAL, [("Host", "h"), ("Connection", "close")]).read()
+        requests.close()
+        done.append(url)
+
+    def get_on(url: str) -> None:
+        while not is_over.is_set():
+            get(url)
+
+    with serving(Site({"/a": b"a"}), certificate) as site, serving(Site({"/a": b"b"}), stranger) as new:
+        get(site.url)
+        with pytest.raises(httpcore.ConnectError):
+            get(new.url)
+        with ThreadPoolExecutor(4) as workers:
+            load = [workers.submit(get_on, site.url) for _ in range(4)]
+            for content in (both[:-100], b"", both):
+                before = len(done)
+                file.write_bytes(content)
+                await eventually(lambda before=before: len(done) > before + 10)
+            is_over.set()
+            for one in load:
+                one.result()
+        get(new.url)
+    web.close()
+
+
 async def test_a_certificate_that_nobody_vouches_for_is_refused(web, open_store, monkeypatch):
     monkeypatch.delenv("SSL_CERT_FILE")
     error = await refusal(open_store(f"{web.url}/team"), f"{web.url}/team/a/")
@@ -275,10 +318,12 @@ async def test_several_downloads_run_at_once_and_no_more_than_the_cap(web, open_
 
 
 async def test_a_staging_that_nobody_waits_for_ends_soon(web, open_store):
-    store = open_store(f"{web.url}/team", limits=replace(PATIENT, idle_seconds=5))
+    """R19: not only once the source has been silent for as long as it may."""
+    store = open_store(f"{web.url}/team", limits=replace(PATIENT, idle_seconds=600))
     web.answers[WEIGHTS_PATH] = web.hang
     task = asyncio.create_task(store.ensure(ref(f"{web.url}/team/a/")))
     await eventually(lambda: WEIGHTS_PATH in web.paths)
+    assert left_behind(store)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from registry.errors import RegistryError
+from registry.model.errors import RegistryError
+from registry.model.names import tenant_of
 from registry.model.records import AdapterRecord, Canary, PoolLimits, Strategy
+from registry.transactions.builder import Settled
 from registry.transactions.changes import (
     AbortRollout,
     ApplyAdapters,
@@ -18,12 +20,12 @@ from registry.transactions.changes import (
     DeletePool,
     PromoteRollout,
     Remove,
+    RepairTenant,
     RollbackAdapter,
     SetTenant,
     UpdatePool,
 )
-from registry.transactions.replay import Settled
-from tests.support.changes import KEYS, Desk, creating, upsert
+from tests.support.changes import KEYS, Desk, creating, lost_records, upsert
 from tests.support.history_check import check_history
 
 NAMES = ["x", "acme/a", "acme/b", "other/a"]
@@ -49,6 +51,7 @@ changes: st.SearchStrategy[Change] = st.one_of(
     st.builds(DeletePool, pools, no_etag),
     st.builds(SetTenant, st.sampled_from(["acme", "default"]), st.sampled_from([None, 1, 2]), no_etag),
 )
+repairs = st.tuples(st.none(), names)
 request_ids = st.sampled_from(["", "", "", "", "", "r1", "r2"])
 
 
@@ -59,15 +62,22 @@ class Race:
     desk: Desk = field(default_factory=Desk)
     replies: dict[tuple[str, str], Settled] = field(default_factory=dict)
 
-    def one(self, change: Change, request_id: str, meanwhile: list[tuple[Change, str]]) -> None:
-        """A racer reads, others change things, it commits."""
+    def one(self, change: Change, request_id: str, meanwhile: list[tuple[Change | None, str]]) -> None:
+        """A racer reads, others change things, or delete one past the admin service (None and its name), it commits."""
         context = self.desk.context(change, request_id)
         with suppress(RegistryError):
             view = self.desk.view(change, context)
             for other, other_id in meanwhile:
-                self.one(other, other_id, [])
+                self.one(other, other_id, []) if other is not None else self.repair(other_id)
             settled = self.desk.settle(change, context, view)
             self._note(request_id, context.payload_digest, settled)
+
+    def repair(self, name: str) -> None:
+        """An adapter is deleted past the admin service, if it stands, and its tenant is repaired."""
+        key, tenant = KEYS.adapter("p", name), tenant_of(name)
+        if key in self.desk.etcd.kvs:
+            self.desk.etcd.delete(key)
+            self.desk.change(RepairTenant(tenant, lost_records(self.desk.etcd, tenant)))
 
     def _note(self, request_id: str, digest: str, settled: Settled) -> None:
         if request_id:
@@ -76,7 +86,9 @@ class Race:
 
 
 steps = st.lists(
-    st.tuples(changes, request_ids, st.lists(st.tuples(changes, request_ids), max_size=3)), min_size=1, max_size=20
+    st.tuples(changes, request_ids, st.lists(st.one_of(*[st.tuples(changes, request_ids)] * 4, repairs), max_size=3)),
+    min_size=1,
+    max_size=20,
 )
 
 

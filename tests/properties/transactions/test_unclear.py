@@ -9,13 +9,12 @@ from functools import partial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from registry.errors import Reason, RegistryError
+from registry.model.errors import Reason, RegistryError
 from registry.model.records import PoolLimits
-from registry.store.budget import Budget
-from registry.store.gate import Gate
-from registry.store.writer import Writer
+from registry.runtime.clock import Deadline
+from registry.store.writer import WriteGate, Writer
 from registry.transactions.changes import Change, CreatePool, DeletePool, Remove, SetTenant, UpdatePool
-from registry.transactions.context import Caller, Limits
+from registry.transactions.context import Caller, TxnLimits
 from tests.support.changes import KEYS, POOL, Desk, applying, creating, upsert
 from tests.support.flaky_etcd import Fault, FlakyEtcd, NoChance
 from tests.support.history_check import check_history
@@ -36,9 +35,9 @@ calls = st.tuples(some, st.lists(st.sampled_from(Fault), max_size=4), st.none() 
 
 
 def writer(etcd: FlakyEtcd) -> Writer:
-    gate = Gate()
+    gate = WriteGate()
     gate.open()
-    return Writer(etcd.as_client(), KEYS, Limits(), gate, rng=NoChance())
+    return Writer(etcd.as_client(), KEYS, TxnLimits(), gate, rng=NoChance())
 
 
 async def play(sequence) -> None:
@@ -47,7 +46,7 @@ async def play(sequence) -> None:
     await carry_out(writers[0], creating(), "start")
     outcomes: dict[str, int | Reason] = {}
     for number, (change, faults, other, arrives) in enumerate(sequence):
-        etcd.fail(faults, meanwhile=other and partial(by_somebody_else, etcd, other))
+        etcd.fail(faults, meanwhile=other and partial(by_somebody_else, etcd, other), all_strike=False)
         request_id = f"r{number}"
         outcomes[request_id] = await carry_out(writers[number % 2], change, request_id)
         if arrives:
@@ -67,7 +66,7 @@ async def carry_out(by: Writer, change: Change, request_id: str) -> int | Reason
     """The revision, or the reason of a refusal."""
     caller = Caller("alice", "operator", request_id, request_id_given=False)
     try:
-        return (await by.change(change, caller, Budget.of(30), validate_only=False)).revision
+        return (await by.change(change, caller, Deadline.of(30), validate_only=False)).revision
     except RegistryError as error:
         return error.reason
 

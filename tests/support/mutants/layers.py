@@ -19,9 +19,10 @@ TEST_SECONDS = 120
 LAYER_SECONDS = 420
 _FAILED = 1
 # Of the installation, the local stack, and this program itself; none of them can notice a bug in what is served.
-_LEFT_OUT = tuple(f"--ignore=tests/unit/{path}" for path in ("engines/test_engine_env.py", "dev", "test_mutants.py"))
-# Folders of unit tests that are named otherwise than the code's.
-_TESTED_IN = {"sources": "artifacts"}
+_LEFT_OUT = tuple(
+    f"--ignore=tests/unit/{path}" for path in ("engines/test_engine_env.py", "devstack", "test_mutants.py")
+)
+_ROOMS_OF_SIDECAR = ("artifacts", "desired", "engines", "loop", "plan", "report", "resolver", "sidecar", "vllm_plugin")
 _running: set[int] = set()  # groups of processes
 
 
@@ -49,7 +50,7 @@ def _pytest(*arguments: str) -> tuple[str, ...]:
 
 UNIT = Layer("unit", _pytest("tests/unit"))
 # No other unit test can notice what is wrong in the sidecar: import contracts say that the registry never imports it.
-UNIT_OF_SIDECAR = Layer("unit", _pytest("tests/unit/sidecar", "tests/unit/engines", "tests/unit/artifacts"))
+UNIT_OF_SIDECAR = Layer("unit", _pytest(*(f"tests/unit/{room}" for room in _ROOMS_OF_SIDECAR)))
 PROPERTIES = Layer("properties", _pytest("tests/properties"))
 SIMULATION = Layer("simulation", ("-m", "tests.support.mutants.seeds", str(SEEDS)), is_pytest=False)
 CHEAP = (UNIT, PROPERTIES, SIMULATION)
@@ -60,7 +61,7 @@ def cheap_layers(tree: Path, touched: Sequence[str]) -> list[Layer]:
 
     First come the unit tests in folders that are named as the code's own are: most often one of them fails, and soon.
     """
-    names = dict.fromkeys(_TESTED_IN.get(part, part) for path in touched for part in Path(path).parent.parts)
+    names = dict.fromkeys(part for path in touched for part in Path(path).parent.parts)
     folders = [f"tests/unit/{name}" for name in names if (tree / "tests" / "unit" / name).is_dir()]
     near = [Layer("unit", _pytest(*folders))] if folders else []
     is_of_sidecar = all(path.startswith("sidecar/") for path in touched)

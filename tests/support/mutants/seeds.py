@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.support.sim.simulation import SimulationFailed, simulate
+from tests.simulation.simulation import SimulationFailed, simulate
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A simulated server of axolotl's; `sidecar.engines.axolotl` names the sources of its contract."""
+"""A simulated server of axolotl's; `sidecar.engines.others.axolotl` names the sources of its contract."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from sidecar.engines.simulated.card import Card
-from sidecar.engines.simulated.engine import EngineDead, SimulatedVllm
+from sidecar.engines.simulated.engine import Card, EngineDead, SimulatedVllm
 from sidecar.engines.simulated.options import Options
 
 TYPES = {"lora_name": str, "lora_int_id": int, "lora_path": str}

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from sidecar.engines.simulated.card import Card
-from sidecar.engines.simulated.engine import Rejection, SimulatedVllm
+from sidecar.engines.simulated.engine import Card, Rejection, SimulatedVllm
 
 FindCard = Callable[[str], Awaitable[Card | None]]
 

@@ -1,4 +1,4 @@
-"""A simulated Dynamo worker's system port; `sidecar.engines.dynamo` names the sources of its contract."""
+"""A simulated Dynamo worker's system port; `sidecar.engines.others.dynamo` names the sources of its contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A simulated pegainfer server; `sidecar.engines.pegainfer` names the source of its contract."""
+"""A simulated pegainfer server; `sidecar.engines.others.pegainfer` names the source of its contract."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 from starlette.applications import Starlette
 
-from registry.daemon.http import listen
-from sidecar.engines.simulated.server import served
+from registry.runtime.http import listen
+from sidecar.engines.simulated.app import served
 
 
 @contextlib.asynccontextmanager

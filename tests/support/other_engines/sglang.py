@@ -1,4 +1,4 @@
-"""A simulated SGLang server; `sidecar.engines.sglang` names the sources of its contract."""
+"""A simulated SGLang server; `sidecar.engines.others.sglang` names the sources of its contract."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from sidecar.engines.simulated.card import Card
-from sidecar.engines.simulated.engine import Rejection, SimulatedVllm
+from sidecar.engines.simulated.engine import Card, Rejection, SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from tests.support.other_engines.completions import complete
 

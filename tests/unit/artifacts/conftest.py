@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from registry.sources.stop import Stop
+from registry.sources.base import Stop
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef, Staged
 from tests.support.adapters import WrittenAdapter, write_adapter
@@ -51,6 +51,18 @@ def pinned(adapter: WrittenAdapter) -> ArtifactRef:
     return ArtifactRef(adapter.uri, adapter.digest)
 
 
+def flip(directory: Path | str) -> None:
+    """Flips the last bit of a number, which only a digest finds, and sets the times of the file back."""
+    path = Path(directory) / WEIGHTS
+    before = path.stat()
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(content)
+    path.chmod(0o444)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 def unpinned(adapter: WrittenAdapter, generation: int = 1) -> ArtifactRef:
     """A reference that means whatever is there when it is first read."""
     return ArtifactRef(adapter.uri, None, pin_key=f"pool/a@{generation}")
@@ -73,7 +85,7 @@ def age(store: LocalStore, staged: Staged, seconds: float = 2 * GRACE) -> None:
 
 def release(store: LocalStore, *staged: Staged) -> None:
     assert store.let_go({one.id for one in staged}) == {one.id for one in staged}
-    store.upkeep.write_leases(Stop())
+    store.maintenance.write_leases(Stop())
 
 
 async def stage(store: LocalStore, sources: Path, *seeds: int) -> list[Staged]:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from registry.sources.errors import ArtifactError
-from registry.sources.stop import Stop
+from registry.runtime.failpoints import Point, handling
+from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts.files import locked
 from sidecar.artifacts.leases import read_leases
-from sidecar.artifacts.steps import Step
 from tests.support.adapters import digest_of, write_adapter
 from tests.support.waiting import eventually
 from tests.unit.artifacts.conftest import pinned, unpinned
@@ -24,11 +23,12 @@ async def test_what_is_there_needs_no_worker(open_store, sources, monkeypatch, m
     """R7: leased first, then seen under its lock, in one step of the event loop."""
     adapter = write_adapter(sources / "a")
     staged = await open_store("r1").ensure(make_ref(adapter))
-    seen: list[tuple[Step, set[str]]] = []
-    second = open_store("r2", on_step=lambda step: seen.append((step, read_leases(second._lease_file))))
+    seen: list[tuple[Point, set[str]]] = []
+    second = open_store("r2")
     monkeypatch.setattr(second, "_workers", None)
-    assert await second.ensure(make_ref(adapter)) == staged
-    assert seen == [(Step.LEASED, {staged.id})]
+    with handling(lambda point: seen.append((point, read_leases(second._lease_file)))):
+        assert await second.ensure(make_ref(adapter)) == staged
+    assert seen == [(Point.LEASED, {staged.id})]
     assert second.leased() == {staged.id}
     assert second.lookup(make_ref(adapter)) == staged
 
@@ -37,16 +37,17 @@ async def test_what_is_removed_between_the_guess_and_the_lease_is_fetched(open_s
     """R7: that it is there counts only once it is leased and its lock is held."""
     adapter = write_adapter(sources / "a")
     staged = await open_store("r1").ensure(pinned(adapter))
-    steps: list[Step] = []
+    passed: list[Point] = []
 
-    def on_step(step: Step) -> None:
-        if not steps:
+    def remove_at_first(point: Point) -> None:
+        if not passed:
             shutil.rmtree(staged.path)
-        steps.append(step)
+        passed.append(point)
 
-    assert await open_store("r2", on_step=on_step).ensure(pinned(adapter)) == staged
-    assert steps[:3] == [Step.LEASED, Step.LEASED, Step.LOCKED]
-    assert Step.PLACED in steps
+    with handling(remove_at_first):
+        assert await open_store("r2").ensure(pinned(adapter)) == staged
+    assert passed[:3] == [Point.LEASED, Point.LEASED, Point.LOCKED]
+    assert Point.PLACED in passed
     assert digest_of(Path(staged.path)) == adapter.digest
 
 
@@ -117,3 +118,15 @@ async def test_what_gets_its_name_is_on_the_disk_before_and_the_name_before_anyb
     monkeypatch.setattr(Path, "rename", noting_rename)
     staged = await store.ensure(pinned(write_adapter(sources / "a")))
     assert noted == ["adapter_config", "adapter_model", staged.id, "rename", "adapters"]
+
+
+async def test_a_header_that_takes_long_to_read_is_not_read_in_the_event_loop(open_store, sources):
+    """R19, X2: a worker reads it, once; without the source, and without a report that would spare it."""
+    adapter = write_adapter(sources / "a", rank=1, hidden=2, layers=1500)
+    staged = await open_store().ensure(pinned(adapter))
+    shutil.rmtree(adapter.directory)
+    (Path(staged.path).parents[1] / "reports" / f"{staged.id}.json").unlink()
+    again = open_store()
+    assert again.lookup(pinned(adapter)) is None
+    assert await again.ensure(pinned(adapter)) == staged
+    assert again.lookup(pinned(adapter)) == staged

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
 import pytest
 
-from registry.sources.stop import Stop
-from sidecar.artifacts.steps import Step
+from registry.runtime.failpoints import Point, handling
+from registry.sources.base import Stop
 from tests.support.adapters import digest_of, write_adapter
 from tests.support.waiting import eventually
 from tests.unit.artifacts.conftest import age, pinned, release, stage
@@ -33,7 +34,7 @@ async def test_leases_that_another_process_left_are_read_when_it_has_ended(open_
     staged = await first.ensure(pinned(adapter))
     second.take_over()
     assert second.leased() == {staged.id}
-    assert second.lookup(pinned(adapter)) == staged
+    assert second.lookup(pinned(adapter)) == replace(staged, is_proven=False)
     release(first, staged)
     second.take_over()
     assert not second.leased()
@@ -44,18 +45,19 @@ async def test_what_is_being_staged_is_not_let_go(open_store, sources):
     """R7: a worker thread is about to hand it out, and a plan to load it."""
     reached, go_on = Event(), Event()
 
-    def on_step(step: object) -> None:
-        if step is Step.LOCKED:
+    def wait(point: Point) -> None:
+        if point is Point.LOCKED:
             reached.set()
             go_on.wait()
 
-    adapter, store = write_adapter(sources / "s"), open_store(on_step=on_step)
-    staging = asyncio.create_task(store.ensure(pinned(adapter)))
-    await eventually(reached.is_set)
-    (artifact,) = store.leased()
-    assert not store.let_go({artifact})
-    go_on.set()
-    staged = await staging
+    adapter, store = write_adapter(sources / "s"), open_store()
+    with handling(wait):
+        staging = asyncio.create_task(store.ensure(pinned(adapter)))
+        await eventually(reached.is_set)
+        (artifact,) = store.leased()
+        assert not store.let_go({artifact})
+        go_on.set()
+        staged = await staging
     assert store.leased() == {staged.id}
     assert store.lookup(pinned(adapter)) == staged
     assert store.let_go({artifact}) == {artifact}
@@ -70,7 +72,7 @@ async def test_leases_for_another_address_stay_and_are_told(open_store, sources,
     assert not now.leased()
     assert before._lease_file.name in capsys.readouterr().out
     age(now, staged)
-    now.upkeep.round(Stop())
+    now.maintenance.round(Stop())
     assert digest_of(Path(staged.path)) == staged.digest
 
 
@@ -83,7 +85,7 @@ async def test_a_lease_file_that_nobody_understands_leases_everything(open_store
     assert store.leased() == {one.id for one in staged}
     for one in staged:
         age(store, one)
-    assert store.upkeep.round(Stop()).artifacts == 2
+    assert store.maintenance.round(Stop()).artifacts == 2
     assert file.read_text().split() == sorted(one.id for one in staged)
 
 
@@ -94,7 +96,7 @@ async def test_leases_that_cannot_be_written_are_written_later(store, sources, m
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(OSError, match="No space"):
-            store.upkeep.write_leases(Stop())
+            store.maintenance.write_leases(Stop())
     assert len(store._lease_file.read_text().split()) == 2
-    store.upkeep.write_leases(Stop())
+    store.maintenance.write_leases(Stop())
     assert store._lease_file.read_text().split() == [second.id]

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from registry.sources.errors import ArtifactError
+from registry.runtime.failpoints import Point, handling
+from registry.sources.base import ArtifactError
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import adapter_config, adapter_weights, write_adapter, write_files
@@ -82,8 +83,7 @@ async def test_weights_above_the_cap_are_refused_unread(open_store, sources):
     """R16 bounded; fault 29: a sparse file costs its maker nothing, so its size is judged first."""
     adapter = write_adapter(sources / "a")
     os.truncate(adapter.directory / WEIGHTS, 1 << 40)
-    read = []
-    error = await refusal(open_store(max_weights_bytes=1 << 20, on_step=read.append), unpinned(adapter))
+    error = await refusal(open_store(max_weights_bytes=1 << 20), unpinned(adapter))
     assert (error.reason, error.permanent) == ("too_large", True)
     assert str(1 << 40) in error.message
     assert str(1 << 20) in error.message
@@ -131,7 +131,7 @@ async def test_a_disk_that_fails_under_the_store_fails_that_adapter_alone(
     """R8, fault 25: typed, worth a retry, and the next adapter is staged."""
     bad, good = write_adapter(sources / "bad"), write_adapter(sources / "good", seed=1)
     with monkeypatch.context() as patched:
-        patched.setattr("sidecar.artifacts.incoming.os.fchmod", lambda *_: raise_error(number))
+        patched.setattr("sidecar.artifacts.ingest.os.fchmod", lambda *_: raise_error(number))
         error = await refusal(store, pinned(bad))
     assert (error.reason, error.permanent) == ("store_io", False)
     assert str(tmp_path / "store") in error.message
@@ -161,12 +161,13 @@ async def test_a_disk_that_fills_up_on_the_way_fails_that_adapter_alone(small_di
     ballast = small_disk / "ballast"
     big, small = write_adapter(sources / "big", rank=64, hidden=2048), write_adapter(sources / "small")
 
-    def fill(step: object) -> None:
+    def fill(_: Point) -> None:
         if not ballast.exists():
             fill_up(ballast)
 
-    store = LocalStore(small_disk / "store", "r1", [sources.as_uri()], on_step=fill)
-    error = await refusal(store, unpinned(big))
+    store = LocalStore(small_disk / "store", "r1", [sources.as_uri()])
+    with handling(fill):
+        error = await refusal(store, unpinned(big))
     assert (error.reason, error.permanent) == ("disk_full", False)
     assert "make room" in error.message
     assert is_clean(small_disk / "store")

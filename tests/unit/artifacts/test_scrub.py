@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
 
 import pytest
 
-from registry.sources.errors import ArtifactError
-from registry.sources.stop import Stop
-from sidecar.artifacts import scrub
+from registry.sources.base import ArtifactError, Stop
+from sidecar.artifacts import maintenance, proof, requests
+from sidecar.artifacts.maintenance import Holdings
 from sidecar.artifacts.store import LocalStore
-from sidecar.artifacts.types import Staged
-from sidecar.artifacts.upkeep import Holdings
 from tests.support.adapters import digest_of, write_adapter
-from tests.unit.artifacts.conftest import WEIGHTS, contents, pinned, release, stage
+from tests.unit.artifacts.conftest import WEIGHTS, contents, flip, pinned, release, stage
 
 
 @pytest.fixture
 def at_once(monkeypatch) -> None:
     """Everything is read again in every round."""
-    monkeypatch.setattr(scrub, "PERIOD_SECONDS", -1.0)
-    monkeypatch.setattr(scrub, "BYTES_PER_SECOND", 1 << 60)
+    monkeypatch.setattr(maintenance, "PERIOD_SECONDS", -1.0)
+    monkeypatch.setattr(maintenance, "BYTES_PER_SECOND", 1 << 60)
 
 
 def look_after(store: LocalStore) -> Holdings:
-    store.upkeep.scrub(Stop())
-    return store.upkeep.round(Stop())
-
-
-def damage(staged: Staged) -> None:
-    """Flips a bit of a number, which only a digest finds."""
-    path = Path(staged.path) / WEIGHTS
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.chmod(0o644)
-    path.write_bytes(content)
+    store.maintenance.scrub(Stop())
+    return store.maintenance.round(Stop())
 
 
 @pytest.mark.usefixtures("at_once")
@@ -44,7 +34,7 @@ async def test_a_damaged_artifact_that_nobody_leases_is_fetched_again(store, sou
     """R4 digest-true."""
     adapter = write_adapter(sources / "s")
     staged = await store.ensure(pinned(adapter))
-    damage(staged)
+    flip(staged.path)
     release(store, staged)
     assert look_after(store).damaged == 0
     assert not contents(adapters)
@@ -52,23 +42,57 @@ async def test_a_damaged_artifact_that_nobody_leases_is_fetched_again(store, sou
 
 
 @pytest.mark.usefixtures("at_once")
-async def test_a_damaged_artifact_that_is_leased_is_told_and_not_touched(store, sources):
-    """R4, R7: an engine may be reading it; no engine is given it anew."""
+async def test_a_damaged_artifact_that_is_leased_is_told_and_not_touched_and_fetched_as_a_copy(store, sources):
+    """R4, R7, R21: an engine may be reading it; no engine is given it anew."""
     adapter = write_adapter(sources / "s")
     staged = await store.ensure(pinned(adapter))
-    damage(staged)
+    flip(staged.path)
     before = (Path(staged.path) / WEIGHTS).read_bytes()
     for _ in range(3):
         assert look_after(store).damaged == 1
-    assert (Path(staged.path) / WEIGHTS).read_bytes() == before
     assert store.lookup(pinned(adapter)) is None
+    copy = await store.ensure(pinned(adapter))
+    assert (Path(staged.path) / WEIGHTS).read_bytes() == before
+    assert copy.path != staged.path
+    assert store.owns(copy.path) == copy.id
+    assert digest_of(Path(copy.path)) == adapter.digest
+    assert store.leased() == {staged.id, copy.id}
+    release(store, staged)
+    assert look_after(store).damaged == 0
+    assert staged.id not in store._layout.staged_ids()
+    assert store.lookup(pinned(adapter)) == copy
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_what_one_sidecar_finds_damaged_all_of_the_store_know(open_store, sources):
+    """R4, R21: the others have it fetched anew too, and say so in `loraplane_store_damaged`."""
+    adapter, first, second = write_adapter(sources / "s"), open_store("r1"), open_store("r2")
+    staged = await first.ensure(pinned(adapter))
+    assert await second.ensure(pinned(adapter)) == staged
+    flip(staged.path)
+    assert look_after(first).damaged == 1
+    assert second.lookup(pinned(adapter)) == staged
+    assert second.maintenance.round(Stop()).damaged == 1
+    assert second.lookup(pinned(adapter)) is None
+    assert not second.is_intact(staged.path)
+    assert await second.ensure(pinned(adapter)) == await first.ensure(pinned(adapter)) != staged
+    later = open_store("r3")
+    assert (await later.ensure(pinned(adapter))).path != staged.path
+    assert later.maintenance.round(Stop()).damaged == 1
+
+
+async def test_a_disk_that_damages_every_copy_is_told(store, sources, monkeypatch):
+    """R16: nothing is fetched without end."""
+    monkeypatch.setattr(requests, "MAX_COPIES", 2)
+    adapter = write_adapter(sources / "s")
+    for _ in range(3):
+        flip((await store.ensure(pinned(adapter))).path)
+        assert not store.is_intact(
+            store._layout.adapter(store._order(pinned(adapter)).artifact(adapter.digest)).as_posix()
+        )
     with pytest.raises(ArtifactError) as refused:
         await store.ensure(pinned(adapter))
     assert (refused.value.reason, refused.value.permanent) == ("artifact_damaged", False)
-    release(store, staged)
-    assert await store.ensure(pinned(adapter)) == staged
-    assert digest_of(Path(staged.path)) == adapter.digest
-    assert look_after(store).damaged == 0
 
 
 @pytest.mark.usefixtures("at_once")
@@ -87,14 +111,94 @@ async def test_what_was_read_of_late_is_not_read_again(store, sources, monkeypat
     """R16: once a day, whichever of the host's sidecars does it."""
     (staged,) = await stage(store, sources, 1)
     read: list[Path] = []
-    monkeypatch.setattr(scrub, "_read", lambda path, _stop: str(read.append(path)))
+    monkeypatch.setattr(proof, "hash_directory", lambda path, *_: read.append(path) or staged.digest)
     look_after(store)
     assert not read
-    long_ago = time.time() - scrub.PERIOD_SECONDS - 1
+    long_ago = time.time() - maintenance.PERIOD_SECONDS - 1
     os.utime(store._layout.report(staged.id), (long_ago, long_ago))
     store._scrub._next_at = 0.0
     look_after(store)
     assert read == [Path(staged.path)]
+
+
+@pytest.fixture
+def read(monkeypatch) -> list[str]:
+    """Paths of the artifacts that were hashed, in order."""
+    paths, hash_directory = list[str](), proof.hash_directory
+
+    def note(directory: Path, *rest) -> str:
+        paths.append(str(directory))
+        return hash_directory(directory, *rest)
+
+    monkeypatch.setattr(proof, "hash_directory", note)
+    return paths
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_a_damaged_artifact_that_is_leased_keeps_no_other_from_being_read(store, sources, read):
+    """R4, R8: it stays where it is, and once it is known it is not read again in place of the others."""
+    bad, good = await stage(store, sources, 1, 2)
+    flip(bad.path)
+    os.utime(store._layout.report(bad.id), (1, 1))
+    read.clear()
+    for _ in range(4):
+        look_after(store)
+    assert read == [bad.path, good.path, good.path, good.path]
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_an_artifact_whose_report_cannot_be_read_keeps_no_other_from_being_read(
+    store, sources, read, monkeypatch
+):
+    """R4, R8: as one does on a disk with a bad sector."""
+    bad, good = await stage(store, sources, 1, 2)
+    os.utime(store._layout.report(bad.id), (1, 1))
+    break_report(store, bad.id, monkeypatch)
+    read.clear()
+    with pytest.raises(OSError, match="bad sector"):
+        store.maintenance.scrub(Stop())
+    store.maintenance.scrub(Stop())
+    assert read == [good.path]
+
+
+async def test_what_cannot_be_proven_after_a_restart_keeps_no_other_from_being_proven(
+    open_store, sources, read, monkeypatch
+):
+    """R21, R8: the next round proves what the engine served beside it."""
+    refs = [pinned(write_adapter(sources / f"s{seed}", seed=seed)) for seed in (1, 2)]
+    staged = [await open_store().ensure(ref) for ref in refs]
+    store = open_store()
+    assert [store.lookup(ref).is_proven for ref in refs] == [False, False]
+    break_report(store, staged[0].id, monkeypatch)
+    read.clear()
+    with pytest.raises(OSError, match="bad sector"):
+        store.maintenance.scrub(Stop())
+    store.maintenance.scrub(Stop())
+    assert store.lookup(refs[1]).is_proven
+    assert read == [staged[1].path]
+
+
+def break_report(store: LocalStore, artifact: str, monkeypatch) -> None:
+    """Has the report of one artifact fail to be read."""
+    whole = store._proofs._reports.read
+
+    def broken(one: str):
+        if one == artifact:
+            raise OSError(errno.EIO, "bad sector")
+        return whole(one)
+
+    monkeypatch.setattr(store._proofs._reports, "read", broken)
+
+
+async def test_a_clock_that_was_set_back_keeps_nothing_from_being_read(store, sources, read):
+    """R4: what was read in a year that is yet to come counts as read long ago."""
+    (staged,) = await stage(store, sources, 1)
+    ahead = time.time() + maintenance.PERIOD_SECONDS + 60
+    os.utime(store._layout.report(staged.id), (ahead, ahead))
+    read.clear()
+    look_after(store)
+    look_after(store)
+    assert read == [staged.path]
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -108,9 +212,8 @@ async def test_a_torn_directory_makes_room_for_a_new_copy_unless_another_engine_
         release(open_store("r2"), staged)
     (Path(staged.path) / WEIGHTS).unlink()
     store = open_store("r1")
-    if is_shared:
-        with pytest.raises(ArtifactError):
-            await store.ensure(pinned(adapter))
-    else:
-        assert await store.ensure(pinned(adapter)) == staged
-        assert digest_of(Path(staged.path)) == adapter.digest
+    found = await store.ensure(pinned(adapter))
+    assert (found == staged) is not is_shared
+    assert digest_of(Path(found.path)) == adapter.digest
+    assert is_shared or found.path == staged.path
+    assert store.leased() == {found.id}

@@ -9,11 +9,11 @@ import pytest
 
 from registry.lora.ed25519 import read_public_key, sign
 from registry.model.records import PoolLimits, PoolSpec
-from registry.sources.errors import ArtifactError, StoreError
-from sidecar.artifacts.signatures import read_keys
+from registry.sources.base import ArtifactError, Stop, StoreError
+from sidecar.artifacts.proof import read_keys
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import write_adapter, write_files
-from tests.support.signing import make_key
+from tests.support.signing import make_key, public_pem
 from tests.unit.artifacts.conftest import contents, pinned, unpinned
 
 STRICT = PoolSpec(name="p", base_models=["base"], limits=PoolLimits(require_signature=True))
@@ -33,8 +33,6 @@ def strict(open_store, tmp_path, private):
 
 
 def key(tmp_path):
-    from tests.support.signing import public_pem
-
     return read_public_key(public_pem((tmp_path / "key.pem").read_bytes()))
 
 
@@ -106,7 +104,41 @@ def test_keys_are_read_by_name(tmp_path):
     assert set(read_keys(file)) == {"team", "also"}
 
 
-@pytest.mark.parametrize("content", [None, b"", b"[]", b"{", b"\xff", b"team: secret\n", b"team:\n  - 1\n"])
+async def test_keys_are_read_again(open_store, sources, tmp_path, private):
+    """R4 digest-true, R13: a new key counts, one that is gone does not, and half a file changes nothing."""
+    adapter, store, file = write_adapter(sources / "a"), open_store(), tmp_path / "keys.yaml"
+    ref = signed(pinned(adapter), adapter.digest, private)
+    write_keys(file, other=make_key(tmp_path, "other")[1])
+    store.follow(file, read_keys, store.use_keys)
+    store.use_pool(STRICT)
+    assert await refused(store, ref) == "signature_invalid"
+    taken = store.files_taken
+    write_keys(file, other=make_key(tmp_path, "other")[1], mine=public_pem(private))
+    store.maintenance.round(Stop())
+    store.use_pool(STRICT)
+    assert store.files_taken > taken
+    staged = await store.ensure(ref)
+    file.write_text("[")
+    store.maintenance.round(Stop())
+    store.use_pool(STRICT)
+    assert store.lookup(ref) == staged
+    write_keys(file, other=make_key(tmp_path, "other")[1])
+    store.maintenance.round(Stop())
+    store.use_pool(STRICT)
+    assert store.lookup(ref) is None
+    assert await refused(store, ref) == "signature_invalid"
+
+
+def write_keys(file: Path, **keys: str) -> None:
+    indented = {name: "".join(f"  {line}\n" for line in pem.splitlines()) for name, pem in keys.items()}
+    file.write_text("".join(f"{name}: |\n{pem}" for name, pem in indented.items()))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, b"", b"[]", b"{", b"\xff", b"team: secret\n", b"team:\n  - 1\n", b"team: 2001-99-99\n", b"[" * 5000],
+    ids=range(9),
+)
 def test_a_file_without_keys_is_a_clear_error_at_start(tmp_path, content):
     """X1 secret-free: its content is not shown."""
     file: Path = tmp_path / "keys.yaml"

@@ -9,8 +9,8 @@ from threading import Event
 
 import pytest
 
-from registry.sources.errors import ArtifactError
-from sidecar.artifacts.steps import Step
+from registry.runtime.failpoints import Point, handling
+from registry.sources.base import ArtifactError
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import write_adapter
 from tests.support.waiting import eventually
@@ -23,26 +23,28 @@ async def test_one_staging_that_hangs_does_not_hold_up_another(open_store, sourc
     slow, fast = write_adapter(sources / "slow"), write_adapter(sources / "fast", seed=1)
     waiting: list[None] = []
 
-    def on_step(step: Step) -> None:
-        if step is Step.LOCKED and not waiting:
+    def wait(point: Point) -> None:
+        if point is Point.LOCKED and not waiting:
             waiting.append(None)
             hangs.wait()
 
-    store = open_store(on_step=on_step)
-    held = asyncio.create_task(store.ensure(pinned(slow)))
-    await eventually(lambda: waiting)
-    assert (await store.ensure(pinned(fast))).digest == fast.digest
-    assert not held.done()
-    hangs.set()
-    assert (await held).digest == slow.digest
+    store = open_store()
+    with handling(wait):
+        held = asyncio.create_task(store.ensure(pinned(slow)))
+        await eventually(lambda: waiting)
+        assert (await store.ensure(pinned(fast))).digest == fast.digest
+        assert not held.done()
+        hangs.set()
+        assert (await held).digest == slow.digest
 
 
 async def test_a_staging_that_takes_too_long_is_given_up_and_leaves_nothing(open_store, sources, tmp_path):
     """R8, R16: every wait has an end."""
     hangs = Event()
     adapter = write_adapter(sources / "a")
-    store = open_store(timeout_seconds=0.05, on_step=lambda step: step is Step.RECEIVING and hangs.wait())
-    with pytest.raises(ArtifactError) as refused:
+    store = open_store(timeout_seconds=0.05)
+    hanging = handling(lambda point: point is Point.RECEIVING and hangs.wait())
+    with hanging, pytest.raises(ArtifactError) as refused:
         await store.ensure(pinned(adapter))
     assert (refused.value.reason, refused.value.permanent) == ("staging_timeout", False)
     hangs.set()
@@ -57,18 +59,19 @@ async def test_a_cancelled_staging_leaves_nothing_and_can_be_repeated(open_store
     """R12: cancellation ends the copying, not only the waiting for it."""
     reached, go_on = Event(), Event()
 
-    def on_step(step: Step) -> None:
-        if step is Step.RECEIVING:
+    def wait(point: Point) -> None:
+        if point is Point.RECEIVING:
             reached.set()
             go_on.wait()
 
     adapter = write_adapter(sources / "a")
-    store = open_store(on_step=on_step)
-    task = asyncio.create_task(store.ensure(make_ref(adapter)))
-    await eventually(reached.is_set)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    store = open_store()
+    with handling(wait):
+        task = asyncio.create_task(store.ensure(make_ref(adapter)))
+        await eventually(reached.is_set)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
     go_on.set()
     store.close()
     assert not contents(tmp_path / "store" / "tmp")

@@ -7,13 +7,14 @@ import fcntl
 import os
 import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from registry.sources.errors import ArtifactError
-from sidecar.artifacts.leases import Leases, read_leases
-from sidecar.artifacts.steps import Step
+from registry.runtime.failpoints import Point, handling
+from registry.sources.base import ArtifactError
+from sidecar.artifacts.leases import ArtifactLeases, read_leases
 from tests.support.adapters import digest_of, write_adapter
 from tests.unit.artifacts.conftest import WEIGHTS, contents, pinned, unpinned
 
@@ -33,7 +34,7 @@ async def test_what_is_staged_is_a_copy_that_nobody_writes_to(store, sources, tm
     assert directory == tmp_path / "store" / "adapters" / f"sha256-{staged.id}"
     assert digest_of(directory) == adapter.digest
     assert contents(directory) == ["adapter_config.json", WEIGHTS]
-    assert modes(directory) == {".": 0o755, "adapter_config.json": 0o444, WEIGHTS: 0o444}
+    assert modes(directory) == {".": 0o750, "adapter_config.json": 0o444, WEIGHTS: 0o444}
     assert store.owns(staged.path) == staged.id
     assert not contents(tmp_path / "store" / "tmp")
 
@@ -62,7 +63,7 @@ async def test_a_restarted_sidecar_finds_what_it_had_without_the_source(open_sto
     staged = await open_store().ensure(make_ref(adapter))
     shutil.rmtree(sources / "a")
     restarted = open_store()
-    assert restarted.lookup(make_ref(adapter)) == staged
+    assert restarted.lookup(make_ref(adapter)) == replace(staged, is_proven=False)
     assert await restarted.ensure(make_ref(adapter)) == staged
 
 
@@ -87,19 +88,20 @@ async def test_a_restarted_sidecar_does_not_look_while_the_artifact_is_locked(op
     with (tmp_path / "store" / "locks" / staged.id).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert restarted.lookup(pinned(adapter)) is None
-    assert restarted.lookup(pinned(adapter)) == staged
+    assert restarted.lookup(pinned(adapter)) == replace(staged, is_proven=False)
 
 
-async def test_the_lease_is_on_disk_before_the_directory_is_looked_for(open_store, sources, tmp_path):
+async def test_the_lease_is_on_disk_before_the_directory_is_looked_for(store, sources, tmp_path):
     """R7: in this order, or a removal could come between."""
-    seen: list[tuple[Step, bool]] = []
+    seen: list[tuple[Point, bool]] = []
 
-    def on_step(step: Step) -> None:
-        seen.append((step, (tmp_path / "store" / "leases" / "r1").exists()))
+    def look(point: Point) -> None:
+        seen.append((point, (tmp_path / "store" / "leases" / "r1").exists()))
 
-    await open_store(on_step=on_step).ensure(pinned(write_adapter(sources / "a")))
-    assert seen[0] == (Step.LEASED, True)
-    assert seen[1] == (Step.LOCKED, True)
+    with handling(look):
+        await store.ensure(pinned(write_adapter(sources / "a")))
+    assert seen[0] == (Point.LEASED, True)
+    assert seen[1] == (Point.LOCKED, True)
 
 
 async def test_two_names_for_the_same_files_share_a_directory(store, sources, tmp_path):
@@ -162,25 +164,26 @@ async def test_a_directory_that_somebody_damaged_is_not_handed_out(open_store, s
     (Path(staged.path) / file).unlink()
     restarted = open_store()
     assert restarted.lookup(pinned(adapter)) is None
-    with pytest.raises(ArtifactError) as refused:
-        await restarted.ensure(pinned(adapter))
-    assert refused.value.reason == "store_io"
-    assert staged.path in refused.value.message
+    copy = await restarted.ensure(pinned(adapter))
+    assert copy.path != staged.path
+    assert digest_of(Path(copy.path)) == adapter.digest
 
 
-async def test_a_changed_config_in_the_store_is_called_damage_not_a_bad_adapter(open_store, sources):
+async def test_a_changed_config_in_the_store_is_damage_and_no_bad_adapter(open_store, sources):
+    """R4, R21."""
     adapter = write_adapter(sources / "a")
-    path = Path((await open_store().ensure(pinned(adapter))).path) / "adapter_config.json"
+    staged = await open_store().ensure(pinned(adapter))
+    path = Path(staged.path) / "adapter_config.json"
     path.chmod(0o644)
     path.write_bytes(b"{}")
-    with pytest.raises(ArtifactError, match="damaged") as refused:
-        await open_store().ensure(pinned(adapter))
-    assert (refused.value.reason, refused.value.permanent) == ("artifact_damaged", False)
+    copy = await open_store().ensure(pinned(adapter))
+    assert copy.path != staged.path
+    assert digest_of(Path(copy.path)) == adapter.digest
 
 
 async def test_what_is_forgotten_is_found_again(store, sources, monkeypatch):
     """R16 bounded: memory has a cap, and nothing depends on it."""
-    monkeypatch.setattr("sidecar.artifacts.remembered.MAX_REMEMBERED", 1)
+    monkeypatch.setattr("sidecar.artifacts.leases.MAX_REMEMBERED", 1)
     adapters = [write_adapter(sources / f"a{seed}", seed=seed) for seed in range(3)]
     staged = [await store.ensure(pinned(adapter)) for adapter in adapters]
     assert len(store._seen) == 1
@@ -208,7 +211,7 @@ async def test_a_lease_that_was_cut_off_does_not_swallow_the_next(open_store, so
 def test_half_a_line_is_an_error_of_the_store(tmp_path, monkeypatch):
     """R7: what is not wholly written is not leased."""
     monkeypatch.setattr("sidecar.artifacts.files.os.write", lambda descriptor, content: len(content) - 1)
-    leases = Leases(tmp_path / "r1", lambda: ())
+    leases = ArtifactLeases(tmp_path / "r1", lambda: ())
     with pytest.raises(OSError, match="No space"):
         leases.add("a" * 64)
     assert "a" * 64 not in leases
@@ -221,4 +224,4 @@ async def test_the_engine_can_read_whatever_our_umask_is(store, sources):
         staged = await store.ensure(pinned(write_adapter(sources / "a")))
     finally:
         os.umask(before)
-    assert modes(Path(staged.path)) == {".": 0o755, "adapter_config.json": 0o444, WEIGHTS: 0o444}
+    assert modes(Path(staged.path)) == {".": 0o750, "adapter_config.json": 0o444, WEIGHTS: 0o444}

@@ -9,8 +9,8 @@ from threading import Lock, Semaphore, get_ident
 
 import pytest
 
-from sidecar.artifacts import syncing
-from sidecar.artifacts.syncing import SharedSync
+from sidecar.artifacts import files
+from sidecar.artifacts.files import SharedSync
 from tests.support.waiting import eventually
 
 
@@ -47,7 +47,7 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch) -> Iterator[Disk]:
     disk = Disk()
-    monkeypatch.setattr(syncing, "sync_directory", disk.sync)
+    monkeypatch.setattr(files, "sync_directory", disk.sync)
     yield disk
     disk.may_end.release(100)
 

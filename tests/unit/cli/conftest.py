@@ -63,8 +63,7 @@ def patience(monkeypatch) -> None:
 def clock(monkeypatch) -> Clock:
     """What the CLI takes for the time while it repeats a call. What a single call may take is real."""
     clock = Clock()
-    for module in ("registry.cli.client", "tenacity"):
-        monkeypatch.setattr(f"{module}.time", clock)
+    monkeypatch.setattr("registry.client.transport.time", clock)
     return clock
 
 

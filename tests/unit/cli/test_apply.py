@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
 from pathlib import Path
@@ -141,7 +142,8 @@ def test_no_atomic_splits_what_does_not_fit_with_ids_that_follow_from_the_first(
     assert len(first.changes) == 5
     assert [one.request_id for one in parts] == ["q1:part1", "q1:part2", "q1:part3"]
     assert [change.upsert.name for one in parts for change in one.changes] == list("abcde")
-    cli("apply", "-f", path, "--no-atomic", "--request-id", "q1")
+    ran = cli("apply", "-f", path, "--no-atomic", "--request-id", "q1")
+    assert "3 of 3 transactions applied" in ran.out
     assert [one.request_id for one in admin.asked("ApplyAdapters")[5:]] == ["q1:part1", "q1:part2", "q1:part3"]
 
 
@@ -152,7 +154,10 @@ def test_no_atomic_goes_on_after_a_refusal_and_reports_each(cli, admin, manifest
     assert ran.code == 4
     assert "error: QUOTA_EXCEEDED: full" in ran.out
     assert "request id q1:part2" in ran.out
-    assert ran.err == "error: QUOTA_EXCEEDED: 1 of 2 transactions were not applied; the first: full\n"
+    assert ran.err == (
+        "error: QUOTA_EXCEEDED: 1 of 2 transactions were not applied; the first: full; once that is mended, the same "
+        "command goes on with the rest\n"
+    )
 
 
 def test_no_atomic_stops_where_nobody_answers(cli, admin, manifest, clock):
@@ -172,7 +177,9 @@ def test_a_manifest_must_be_named(cli, line):
 
 def test_a_file_that_is_not_there(cli):
     ran = cli("apply", "-f", "nowhere.yaml")
-    assert (ran.code, ran.err) == (2, "error: USAGE: cannot read nowhere.yaml: No such file or directory\n")
+    remedy = "name a file or a folder that can be read, or - for standard input"
+    told = f"error: USAGE: --file: cannot read nowhere.yaml: No such file or directory; {remedy}\n"
+    assert (ran.code, ran.err) == (2, told)
 
 
 def test_a_file_that_is_no_text(cli, tmp_path):
@@ -188,6 +195,7 @@ def test_a_request_id_that_cannot_be_one(cli, admin, manifest):
 
 def test_add_makes_a_path_absolute(cli, admin, tmp_path):
     admin.answers["ApplyAdapters"] = [applied]
+    (tmp_path / "adapters" / "sql").mkdir(parents=True)
     ran = cli("add", "sql", "--source", "adapters/sql", "--lazy", "--label", "team=bi", "--priority", "3")
     assert ran.code == 0
     [request] = admin.asked("ApplyAdapters")
@@ -201,7 +209,7 @@ def test_add_makes_a_path_absolute(cli, admin, tmp_path):
     ("arguments", "code", "told"),
     [
         (["--source", "file:sql"], 4, "write file:///absolute/path"),
-        (["--source", "file:///sql", "--digest", "md5:1"], 4, "64 hexadecimal digits"),
+        (["--source", "file:///sql", "--digest", "md5:1"], 4, "64 lower-case hex digits"),
         (["--source", "file:///sql", "--label", "team"], 2, "KEY=VALUE"),
         ([], 2, "--source"),
     ],
@@ -276,3 +284,197 @@ def test_diff_shows_what_is_new_and_leaves_out_what_is_equal(cli, admin, manifes
     changes = cli("-o", "json", "diff", "-f", path).json["changes"]
     assert [(one["outcome"], one["before"] is None) for one in changes] == [("created", True), ("unchanged", False)]
     assert cli("-o", "name", "diff", "-f", path).out == "a\n"
+
+
+def test_nothing_that_is_written_comes_from_the_environment(cli, admin, monkeypatch):
+    """A variable for the stack, or for a sidecar, is no wish for an adapter."""
+    for name, value in {"REPLICAS": "16", "PRIORITY": "3", "LABEL": "a=b", "LAZY": "1", "DIGEST": "sha256:1"}.items():
+        monkeypatch.setenv(f"LORAPLANE_{name}", value)
+    admin.answers["ApplyAdapters"] = [applied]
+    assert cli("add", "sql", "--source", "s3://b/sql").code == 0
+    spec = admin.asked("ApplyAdapters")[0].changes[0].upsert.spec
+    assert (spec.placement.replicas, spec.priority, spec.labels, spec.load, spec.source.digest) == (
+        0,
+        0,
+        {},
+        "eager",
+        "",
+    )
+
+
+def test_add_is_for_new_names(cli, admin):
+    """What is not given of one that exists would be erased without a word."""
+    admin.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.ABORTED, "ETAG_MISMATCH", "stale etag")]
+    ran = cli("add", "sql", "--source", "s3://b/sql")
+    assert (ran.code, admin.asked("ApplyAdapters")[0].changes[0].etag) == (5, "0")
+    assert "error: ADAPTER_EXISTS:" in ran.err
+    assert "loraplane set sql" in ran.err
+    admin.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", "full")]
+    assert "QUOTA_EXCEEDED" in cli("add", "sql", "--source", "s3://b/sql").err
+    admin.answers["ApplyAdapters"] = [applied]
+    assert cli("add", "sql", "--source", "s3://b/sql", "--replace").code == 0
+    assert admin.asked("ApplyAdapters")[-1].changes[0].etag == ""
+
+
+def updated(request: pb.ApplyAdaptersRequest) -> pb.ApplyAdaptersResponse:
+    """The answer of a service in which all of it stands already, with other specs."""
+    reply = applied(request)
+    for result in reply.results:
+        result.outcome, result.adapter.generation = pb.AdapterResult.UPDATED, 2
+    return reply
+
+
+def test_what_changes_of_an_adapter_is_told(cli, admin, manifest):
+    """No field is erased without a word, neither by a file nor in a dry run."""
+    earlier = [pb.Adapter(name=name, pool="dev", generation=1) for name in "ab"]
+    for one in earlier:
+        one.spec.CopyFrom(pb.AdapterSpec(source=pb.Source(uri="s3://b/v0"), priority=7))
+    admin.answers["ApplyAdapters"] = [updated]
+    admin.answers["GetAdapter"] = [earlier[0]]
+    told = ["priority: 7 → 0", "source.uri: s3://b/v0 → file:///adapters/a"]
+    dry = cli("apply", "-f", manifest("a"), "--dry-run")
+    assert dry.out.splitlines()[:2] == told
+    admin.answers["ListAdapterHistory"] = [lambda asked: history_of(asked.name, earlier)]
+    assert cli("apply", "-f", manifest("a")).out.splitlines()[:2] == told
+    both = cli("apply", "-f", manifest("a", "b", "c")).out.splitlines()
+    assert both[:2] == [f"a: {line}" for line in told]
+    assert both[2] == "b: priority: 7 → 0"
+    assert "→" not in cli("apply", "-f", manifest("a"), "--retry").out, "whose generation stays is not looked up"
+    assert "→" not in cli("apply", "-f", manifest(*(f"a{number}" for number in range(21)))).out
+    admin.answers["ListAdapterHistory"] = [Refusal(grpc.StatusCode.UNIMPLEMENTED)]
+    ran = cli("apply", "-f", manifest("a"))
+    assert (ran.code, "→" in ran.out) == (0, False)
+
+
+def history_of(name: str, earlier: list[pb.Adapter]) -> pb.ListAdapterHistoryResponse:
+    return pb.ListAdapterHistoryResponse(generations=[one for one in earlier if one.name == name])
+
+
+def there(**spec: object) -> pb.Adapter:
+    source = pb.Source(uri="s3://b/v1", digest="sha256:" + "1" * 64, signature="s")
+    return pb.Adapter(
+        name="sql",
+        pool="dev",
+        generation=1,
+        etag="9",
+        spec=pb.AdapterSpec(source=source, labels={"team": "bi", "old": "1"}, **spec),
+    )
+
+
+def test_set_changes_what_it_names_and_shows_it(cli, admin):
+    before = there(priority=1, load="lazy")
+    admin.answers["GetAdapter"] = [before]
+    admin.answers["ListAdapterHistory"] = [pb.ListAdapterHistoryResponse(generations=[before])]
+    admin.answers["ApplyAdapters"] = [updated]
+    ran = cli("set", "sql", "--priority", "5", "--label", "team=ml", "--label", "old-", "--replicas", "2", "--eager")
+    assert ran.code == 0
+    (change,) = admin.asked("ApplyAdapters")[0].changes
+    spec = change.upsert.spec
+    assert (change.etag, spec.priority, dict(spec.labels), spec.load) == ("9", 5, {"team": "ml"}, "eager")
+    assert (spec.source.digest, spec.source.signature, spec.placement.replicas) == ("sha256:" + "1" * 64, "s", 2)
+    assert ran.out.splitlines()[:5] == [
+        "labels.old: 1 → -",
+        "labels.team: bi → ml",
+        "load: lazy → eager",
+        "placement.replicas: all → 2",
+        "priority: 1 → 5",
+    ]
+
+
+def test_set_moves_an_adapter_to_the_replicas_of_labels(cli, admin):
+    admin.answers["GetAdapter"] = [there(placement=pb.Placement(replicas=1, selector={"zone": "a", "gpu": "a10"}))]
+    admin.answers["ApplyAdapters"] = [applied]
+    assert cli("set", "sql", "--on", "zone=b", "--on", "gpu-").code == 0
+    placement = admin.asked("ApplyAdapters")[0].changes[0].upsert.spec.placement
+    assert (placement.replicas, dict(placement.selector)) == (1, {"zone": "b"})
+
+
+def test_add_takes_the_labels_of_replicas(cli, admin):
+    admin.answers["ApplyAdapters"] = [applied]
+    assert cli("add", "sql", "--source", "s3://b/v1", "--on", "zone=b", "--on", "gpu=a10").code == 0
+    spec = admin.asked("ApplyAdapters")[0].changes[0].upsert.spec
+    assert (spec.placement.replicas, dict(spec.placement.selector)) == (0, {"zone": "b", "gpu": "a10"})
+
+
+@pytest.mark.parametrize("command", [("set", "sql"), ("add", "sql", "--source", "s3://b/v1")])
+def test_a_label_of_replicas_that_is_no_pair_is_named(cli, admin, command):
+    admin.answers["GetAdapter"] = [there()]
+    ran = cli(*command, "--on", "zone")
+    assert (ran.code, admin.asked("ApplyAdapters")) == (2, [])
+    assert "--on zone: write KEY=VALUE" in ran.err
+
+
+def test_a_digest_goes_with_the_source_that_it_was_of(cli, admin):
+    admin.answers["GetAdapter"] = [there()]
+    admin.answers["ApplyAdapters"] = [applied]
+    assert cli("-o", "json", "set", "sql", "--source", "s3://b/v2", "--lazy").json["results"]
+    spec = admin.asked("ApplyAdapters")[0].changes[0].upsert.spec
+    assert (spec.source.uri, spec.source.digest, spec.source.signature, spec.load) == ("s3://b/v2", "", "", "lazy")
+
+
+@pytest.mark.parametrize("flags", [[], ["--label", "team=bi"], ["--label", "none-"]])
+def test_set_says_so_where_there_is_nothing_to_set(cli, admin, flags):
+    admin.answers["GetAdapter"] = [there()]
+    ran = cli("set", "sql", *flags)
+    assert (ran.code, admin.asked("ApplyAdapters")) == (2, [])
+    assert "say what to set" in ran.err
+
+
+@pytest.mark.parametrize("root", ["q1", "x" * 126, "x" * 128])
+def test_ids_of_parts_of_parts_stay_short_and_the_same(cli, admin, manifest, root):
+    """A service that says again and again that less fits than it said: nobody gave an id that is too long."""
+
+    def fits_one_less(request: pb.ApplyAdaptersRequest) -> object:
+        count = len(request.changes)
+        too_many = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "TOO_MANY_CHANGES", "no", {"max_changes": str(count - 1)})
+        return too_many if count > 1 else applied(request)
+
+    admin.answers["ApplyAdapters"] = [fits_one_less]
+    path = manifest(*(f"a{number:02}" for number in range(24)))
+    assert cli("apply", "-f", path, "--no-atomic", "--request-id", root).code == 0
+    asked = admin.asked("ApplyAdapters")
+    ids = [one.request_id for one in asked]
+    assert len(set(ids)) == len(ids)
+    assert max(map(len, ids)) <= 128
+    assert sorted(one.changes[0].upsert.name for one in asked if len(one.changes) == 1) == [
+        f"a{i:02}" for i in range(24)
+    ]
+    assert cli("apply", "-f", path, "--no-atomic", "--request-id", root).code == 0
+    assert [one.request_id for one in admin.asked("ApplyAdapters")][len(ids) :] == ids
+
+
+def replica_with(room: int, served: int, revision: int) -> pb.ListReplicasResponse:
+    status = {"served": {"count": served}, "pending_count": 2, "observed_revision": revision}
+    status["engine"] = {"limits": {"max_cpu_loras": room}}
+    return pb.ListReplicasResponse(replicas=[pb.Replica(name="r1", pool="dev", status_json=json.dumps(status))])
+
+
+@pytest.mark.parametrize(
+    ("room", "served", "revision", "limit", "told"),
+    [
+        (16, 13, 6, 0, "has room for 16 adapters and is to hold 17: 1 of them wait"),
+        (16, 13, 7, 0, ""),
+        (16, 12, 6, 0, ""),
+        (16, 12, 6, 4, "has room for 4 adapters and is to hold 16: 12 of them wait"),
+        (0, 900, 6, 0, ""),
+    ],
+)
+@pytest.mark.parametrize("flags", [[], ["--dry-run"]])
+def test_more_than_there_is_room_for_is_warned_of(cli, admin, manifest, room, served, revision, limit, told, flags):
+    """Whether replicas have heard of the change already is seen by the revision; a dry run has none of its own."""
+    admin.answers["ApplyAdapters"] = [lambda request: applied(request, 0 if request.validate_only else 7)]
+    admin.answers["GetPool"] = [pb.Pool(name="dev", limits=pb.PoolLimits(max_adapters=limit))]
+    admin.answers["ListReplicas"] = [replica_with(room, served, revision)]
+    ran = cli("apply", "-f", manifest("a", "b"), *flags)
+    assert ran.code == 0
+    if not flags:
+        assert (told in ran.err) if told else ran.err == ""
+    elif told:
+        assert "of them wait (over_capacity)" in ran.err
+
+
+@pytest.mark.parametrize("spec", [{"load": "lazy"}, {"placement": {"replicas": 1}}])
+def test_what_takes_no_room_everywhere_is_not_counted(cli, admin, manifest, spec):
+    admin.answers["ApplyAdapters"] = [applied]
+    assert cli("apply", "-f", manifest("a", **spec)).code == 0
+    assert admin.asked("ListReplicas") == []

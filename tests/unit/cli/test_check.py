@@ -12,7 +12,7 @@ from registry.cli.main import run
 from registry.lora.base_directory import read_base
 from registry.lora.directory import digest_of
 from registry.v1 import registry_pb2 as pb
-from tests.corpus.drafts import LLAMA
+from tests.corpus.drafts import LLAMA, Architecture
 
 
 @pytest.fixture
@@ -63,8 +63,6 @@ def test_a_policy_may_be_tried_out(capsys, base, tmp_path):
 def test_what_is_typed_goes_before_a_variable_for_other_commands(cli, admin, monkeypatch, base, adapter):
     monkeypatch.setenv("LORAPLANE_POOL", "some")
     assert cli("check", str(adapter), "--base-model", str(base)).code == 0
-    monkeypatch.setenv("LORAPLANE_BASE_MODEL", str(base))
-    assert cli("check", str(adapter)).code == 2
     admin.answers["GetPool"] = [pb.Pool(name="other")]
     assert cli("check", str(adapter), "--pool", "other").code == 0
     assert [one.name for one in admin.asked("GetPool")] == ["other"]
@@ -73,7 +71,6 @@ def test_what_is_typed_goes_before_a_variable_for_other_commands(cli, admin, mon
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["check", "{adapter}"], 2),
         (["check", "{adapter}", "--base-model", "{base}", "--pool", "p"], 2),
         (["check", "{adapter}", "--base-model", "{adapter}/.."], 4),
         (["check", "oci://bucket/a", "--base-model", "{base}"], 4),
@@ -102,3 +99,38 @@ def test_a_base_survives_the_wire(base):
 
     assert base_of_pool(pb.Pool(base=base_message(read))) == read
     assert base_of_pool(pb.Pool()) is None
+
+
+def test_what_the_engine_ignores_is_refused_dropped_or_explained(capsys, tmp_path):
+    """R22 applied-whole: the same words in check, in a pool's record, and in a row for each kind of matrix."""
+    gate = "model.layers.0.mlp.gate"
+    moe = Architecture("moe", {**LLAMA.modules, gate: (4, 32)}, (*LLAMA.targets, gate))
+    base = moe.write_base(tmp_path / "moe")
+    (base / "config.json").write_text(json.dumps({"architectures": ["Qwen3MoeForCausalLM"], "head_dim": 8}))
+    arguments = ["check", str(moe.draft().write(tmp_path / "a")), "--base-model", str(base)]
+    assert run(["-o", "json", *arguments, "--explain"]) == 4
+    said = json.loads(capsys.readouterr().out)
+    assert [one["reason"] for one in said["findings"]] == ["not_applied_by_engine"]
+    assert said["matrices"][0] == {"module": gate, "fate": "refused", "note": "not_applied_by_engine"}
+    assert run([*arguments, "--drop", "mlp.gate", "--explain"]) == 0
+    out = capsys.readouterr().out
+    assert "warning: modules_dropped" in out
+    assert "dropped" in out
+    kept = base_of_pool(pb.Pool(base=base_message(read_base(base))))
+    assert kept == read_base(base)
+    assert kept.architecture == "Qwen3MoeForCausalLM"
+
+
+def test_only_what_can_be_opened_is_explained(capsys, base, adapter):
+    (adapter / "adapter_config.json").write_text("{")
+    assert run(["-o", "json", "check", str(adapter), "--base-model", str(base), "--explain"]) == 4
+    assert json.loads(capsys.readouterr().out)["matrices"] == []
+
+
+def test_check_takes_the_only_pool(cli, admin, adapter):
+    admin.answers["GetPool"] = [pb.Pool(name="dev", base_models=["tiny"])]
+    assert cli("check", str(adapter)).code == 0
+    assert admin.asked("GetPool")[0].name == "dev"
+    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="dev"), pb.Pool(name="ops")])]
+    ran = cli("check", str(adapter))
+    assert (ran.code, "several pools (dev, ops)" in ran.err) == (2, True)

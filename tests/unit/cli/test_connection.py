@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import os
+import threading
+from pathlib import Path
+
 import grpc
 import pytest
-from tenacity import wait_fixed
 
 from registry.cli.main import run
-from registry.client.connection import check_address
-from tests.support.deaf import nobody_listens
-from tests.unit.cli.fake_admin import Refusal
+from registry.client.address import check_address
+from registry.etcd3.backoff import Backoff
+from registry.tools.devstack.processes import Process, remember
+from registry.tools.devstack.stack_file import DEFAULT_FOLDER, EngineKind, make_layout, pid_file, save
+from registry.v1 import registry_pb2 as pb
+from tests.support.unanswered import nobody_listens
+from tests.unit.cli.fake_admin import Refusal, applied
 
 
 def test_nobody_listens(capsys, monkeypatch):
     """Told after the first try: the last of several might have so little time left that it ends before any answer."""
-    monkeypatch.setattr("registry.cli.client.wait_random_exponential", lambda **_: wait_fixed(3600))
+    monkeypatch.setattr("registry.client.transport.REPEAT", Backoff(base_seconds=3600.0, cap_seconds=3600.0))
+    monkeypatch.setattr("registry.client.transport.random.uniform", lambda _, most: most)
     with nobody_listens() as address:
         assert run(["--admin", address, "get", "adapters"]) == 6
     error = capsys.readouterr().err
@@ -56,12 +65,11 @@ def test_a_wrong_command_line_is_told_in_one_line(cli, line):
     assert ran.err.startswith("error: USAGE: ")
 
 
-@pytest.mark.parametrize("line", ["", "pool"])
-def test_without_a_command_the_commands_are_shown(capsys, line):
-    assert run(line.split()) == 2
+def test_a_group_without_a_command_shows_its_commands(capsys):
+    assert run(["pool"]) == 2
     shown = capsys.readouterr()
-    assert "create" in shown.out if line else "apply" in shown.out
-    assert shown.err == "error: USAGE: name a command; see loraplane --help\n"
+    assert "create" in shown.out
+    assert shown.err == "error: USAGE: name a command; see loraplane pool --help\n"
 
 
 def test_a_wrong_command_line_is_told_as_json(cli):
@@ -87,3 +95,110 @@ def test_a_certificate_needs_its_key(cli, tmp_path):
     assert ran.code == 2
     assert "belong together" in ran.err
     assert "cannot read ca.pem" in cli("get", "pools", "--tls-ca", "ca.pem").err
+
+
+@pytest.fixture
+def unnamed(monkeypatch, tmp_path) -> Path:
+    """An empty working directory, where nothing names an admin service."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LORAPLANE_ADMIN", raising=False)
+    return tmp_path
+
+
+def make_stack(address: str, *, runs: bool) -> None:
+    """Writes down a local stack whose admin service is at that address; it is this process, or has ended."""
+    save(DEFAULT_FOLDER, make_layout(EngineKind.SIM, 1, {"admin": int(address.rpartition(":")[2])}))
+    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    remember(pid_file(DEFAULT_FOLDER, "admin"), Process(os.getpid(), started if runs else started + 1))
+
+
+def test_an_admin_service_that_was_not_named_is_told(unnamed, address, admin, capsys, monkeypatch):
+    """Standard output is what it was; of two calls, one line."""
+    monkeypatch.setattr("registry.cli.session.DEFAULT_ADMIN", address)
+    assert run(["-o", "name", "get", "pools"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "dev\n"
+    assert shown.err == f"admin service: {address} (the default; --admin or LORAPLANE_ADMIN names one)\n"
+    assert run(["--admin", address, "-o", "name", "get", "pools"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_the_stack_of_this_folder_is_told(unnamed, address, admin, capsys):
+    make_stack(address, runs=True)
+    assert run(["-o", "name", "get", "pools"]) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("dev\n", f"admin service: {address} (of the stack in .loraplane)\n")
+
+
+def test_standard_error_stays_one_object_for_programs(unnamed, capsys, monkeypatch):
+    with nobody_listens() as nobody:
+        monkeypatch.setattr("registry.cli.session.DEFAULT_ADMIN", nobody)
+        assert run(["-o", "json", "get", "pools", "--timeout", "0.2"]) == 6
+    error = json.loads(capsys.readouterr().err)["error"]
+    assert nobody in error["message"]
+
+
+def test_a_stack_that_is_down_is_an_error_and_no_other_service_is_spoken_to(
+    unnamed, address, admin, capsys, monkeypatch
+):
+    """X2: another service than the user means would be told everything, and changed."""
+    monkeypatch.setattr("registry.cli.session.DEFAULT_ADMIN", address)
+    make_stack(address, runs=False)
+    assert run(["get", "pools"]) == 6
+    error = capsys.readouterr().err
+    assert error.startswith("error: STACK_NOT_READY: the admin service of the stack in .loraplane does not run; ")
+    assert "loraplane dev up" in error
+    assert "--admin" in error
+    assert run(["doctor"]) == 6
+    assert capsys.readouterr().err.startswith("error: STACK_NOT_READY: ")
+    assert run(["--admin", address, "-o", "name", "get", "pools"]) == 0
+
+
+@pytest.mark.parametrize("command", ["get pools", "dev status", "dev down", "dev up"])
+def test_a_stack_of_another_user_is_not_obeyed(unnamed, address, admin, capsys, monkeypatch, command):
+    """X2: whoever may write into the working directory would be told everything."""
+    make_stack(address, runs=True)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert run(command.split()) == 4
+    error = capsys.readouterr().err
+    assert error.startswith("error: STACK_NOT_TRUSTED: .loraplane is another user's; ")
+    assert error.count("\n") == 1
+
+
+def test_what_needs_no_admin_service_minds_no_stack(unnamed, address, capsys):
+    make_stack(address, runs=False)
+    assert run(["digest", "nothing"]) != 6
+    assert "STACK" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", ["10", "30", "60"])
+def test_a_change_ends_as_well_once_etcd_is_known_to_be_away(cli, admin, monkeypatch, given):
+    """W8 no-false-fail: it may have been made, so the error says how that is settled; who gives a time waits."""
+    held = threading.Event()
+
+    async def says_so(_calls: object) -> bool:
+        return True
+
+    def slow(request: pb.ApplyAdaptersRequest) -> object:
+        held.wait(60)
+        return applied(request)
+
+    monkeypatch.delenv("LORAPLANE_TIMEOUT")
+    monkeypatch.setattr("registry.cli.client._ASK_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("registry.cli.client._is_without_etcd", says_so)
+    admin.answers["ApplyAdapters"] = [slow]
+    ran = cli("delete", "adapter", "a", "--pool", "dev", "--request-id", "q1")
+    held.set()
+    assert ran.code == 6
+    assert "ETCD_UNAVAILABLE: the admin service at" in ran.err
+    assert "--request-id q1" in ran.err
+    assert cli("delete", "adapter", "a", "--pool", "dev", "--timeout", given).code == 0
+
+
+def test_an_answer_that_takes_long_is_waited_for_where_nobody_says_that_etcd_is_away(cli, admin, monkeypatch):
+    monkeypatch.delenv("LORAPLANE_TIMEOUT")
+    monkeypatch.setattr("registry.cli.client._ASK_AFTER_SECONDS", 0.0)
+    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="a")])]
+    admin.answers["GetPool"] = [pb.Pool(name="a")]
+    assert cli("-o", "name", "get", "pools").out == "a\n"
+    assert cli("-o", "name", "get", "pool", "a").out == "a\n"

@@ -9,20 +9,21 @@ from typing import Any
 
 import pytest
 
-from registry.cli import replica_findings
-from registry.cli.diagnosis import PoolSeen, Seen, diagnose, methods_differ
-from registry.cli.etcd_findings import etcd_findings
-from registry.cli.finding import Finding, Severity
-from registry.cli.replica_view import ReplicaView, replica_view
+from registry.cli.doctor import replica_findings
+from registry.cli.doctor.collect import look_at_certificates
+from registry.cli.doctor.diagnosis import Miscount, PoolSeen, Survey, diagnose, methods_differ, miscounts
+from registry.cli.doctor.findings import DoctorFinding, Severity, etcd_findings, expiry_findings, folded
+from registry.cli.views.replica_view import ReplicaView, missing_view, replica_view
+from registry.client.address import Tls
 from registry.etcd3.client import MemberDown, MemberStatus
 from registry.etcd3.errors import NoLeader
-from registry.model.status import Failed, Found, Lazy, Pending, Warned
+from registry.model.status import Failed, Found, Lazy, Pending, ReportedLimits, Warned
 from registry.v1 import registry_pb2 as pb
-from tests.support.replicas import engine_status, replica_status
+from tests.support.residency_world import engine_status, replica_status
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 # What a remedy is made of: our programs and flags, and those of others that an operator has at hand.
-COMMANDS = ("loraplane", "--", "pip install", "etcdctl", "timedatectl", "VLLM_PLUGINS", "GET /readyz")
+COMMANDS = ("loraplane", "--", "pip install", "etcdctl", "timedatectl", "VLLM_PLUGINS", "GET /readyz", "POST /")
 
 
 def replica(name: str = "r1", **fields: Any) -> ReplicaView:
@@ -41,11 +42,11 @@ def adapter(etag: str = "7", **placement: Any) -> pb.Adapter:
     return pb.Adapter(name="a", pool="p", etag=etag, spec=pb.AdapterSpec(placement=pb.Placement(**placement)))
 
 
-def pool(*replicas: ReplicaView, adapters: tuple[pb.Adapter, ...] = (), unreadable: tuple[str, ...] = ()) -> Seen:
-    return Seen([PoolSeen("p", adapters, unreadable, replicas)], (), (), ())
+def pool(*replicas: ReplicaView, adapters: tuple[pb.Adapter, ...] = (), unreadable: tuple[str, ...] = ()) -> Survey:
+    return Survey([PoolSeen("p", adapters, unreadable, replicas)], (), (), ())
 
 
-def tenant(adapters: int, quota: int) -> Seen:
+def tenant(adapters: int, quota: int) -> Survey:
     return replace(pool(replica()), tenants=[pb.Tenant(name="t", adapters=adapters, max_adapters=quota)])
 
 
@@ -61,10 +62,53 @@ def found(char: str) -> list[Found]:
     return [Found(name="a", generation=1, digest=f"sha256:{char}")]
 
 
+def near(name: str, host: str, url: str = "http://localhost:8000") -> ReplicaView:
+    """A replica that tells routers an address which they reach on its own host only."""
+    return replace(replica(name), host=host, engine_url=url)
+
+
+def far(name: str, host: str) -> ReplicaView:
+    """A replica that reaches its engine by the loopback, and tells routers another address."""
+    seen = replica(name, engine=engine_status(url="http://127.0.0.1:8000", swap="plugin"))
+    return replace(seen, host=host, engine_url=f"http://{name}:8000")
+
+
 BLIND = Lazy(count=3, servable=False, reason="needs_plugin")
 WARNED = [Warned(name="", generation=0, reason="base_unknown", message="")]
 E, W = Severity.ERROR, Severity.WARNING
+
+
+def warned(reason: str, **engine: Any) -> Survey:
+    warnings = [Warned(name="", generation=0, reason=reason, message="")]
+    return pool(replica(warnings=warnings, engine=engine_status(**{"swap": "plugin", **engine})))
+
+
+def ranked(limit: int, *highest: int | None, **fields: Any) -> Survey:
+    """A pool of replicas whose engines are started for ranks up to `limit` and hold these."""
+    limits = ReportedLimits(max_lora_rank=limit)
+    engines = [engine_status(url=f"http://{rank}", swap="plugin", limits=limits, highest_rank=rank) for rank in highest]
+    return pool(*(replica(f"r{index}", engine=engine, **fields) for index, engine in enumerate(engines)))
+
+
+def started_for(
+    allowed: pb.PoolLimits, *adapters: pb.Adapter, waits: tuple[Pending, ...] = (), **limits: int
+) -> Survey:
+    """A pool with such limits, whose one engine was started with these."""
+    engine = engine_status(url="http://r1", swap="plugin", limits=ReportedLimits(**limits))
+    return Survey(
+        [PoolSeen("p", adapters, (), [replica(engine=engine, pending=list(waits))], (), 0, allowed)], (), (), ()
+    )
+
+
 PROVOKED = {
+    "rank_limit_too_low": (W, started_for(pb.PoolLimits(max_rank=64), max_lora_rank=16)),
+    "room_too_small": (W, started_for(pb.PoolLimits(max_adapters=8), max_cpu_loras=4)),
+    "engine_paused": (W, warned("engine_paused")),
+    "kv_connector": (W, warned("kv_connector", swap="refused")),
+    "rust_frontend": (W, warned("rust_frontend", swap="refused")),
+    "kv_shared": (E, warned("kv_shared")),
+    "etcd_proxy": (W, warned("etcd_proxy")),
+    "rank_limit_too_high": (W, ranked(64, 9)),
     "no_status": (E, pool(raw("r1", ""))),
     "unreadable_status": (E, pool(raw("r1", "?"))),
     "held": (E, pool(replica(held="mass_removal", stale=True))),
@@ -80,18 +124,27 @@ PROVOKED = {
     "plugin_absent": (W, pool(replica(engine=engine_status(swap="pipelined")))),
     "engine_unsupported": (E, pool(replica(engine=engine_status(swap="refused")))),
     "clock_skew": (W, pool(replica(updated_at="2026-01-01T01:00:00.000Z"))),
-    "no_pools": (W, Seen((), (), (), ())),
+    "versions_differ": (W, replace(pool(replica()), version_here="2")),
+    "no_pools": (W, Survey((), (), (), ())),
+    "pool_unknown": (
+        E,
+        Survey((), (), (), (), unknown_pools=[pb.UnknownPool(name="p", replicas=2, names=["r1", "r2"])]),
+    ),
     "unreadable_record": (E, pool(replica(), unreadable=("a",))),
     "too_few_replicas": (E, pool(replica(), adapters=(adapter(replicas=2),))),
     "behind": (W, pool(replica(), adapters=(adapter("8"),))),
     "digests_differ": (E, pool(replica(found=found("1")), replica("r2", found=found("2")))),
     "engine_versions_differ": (W, pool(replica(), replica("r2", engine=engine_status(url="http://r2", version="2")))),
     "engine_shared": (E, pool(replica(engine=engine_status()), replica("r2", engine=engine_status()))),
+    "engine_url_not_allowed": (E, pool(replace(replica(), withheld_engine_url="http://evil.test"))),
+    "insecure": (W, pool(replica(insecure=["--etcd-password-file: the password would go unencrypted"]))),
     "over_quota": (E, tenant(3, 2)),
+    "draining": (W, pool(replace(replica(ready=False, note="it drains"), leaving=True))),
+    "engine_url_loopback": (W, pool(near("r1", "h1"), near("r2", "h2", "http://[::1]:8000"), far("r3", "h2"))),
 }
 
 
-def check(finding: Finding, reason: str, severity: Severity) -> None:
+def check(finding: DoctorFinding, reason: str, severity: Severity) -> None:
     assert (finding.reason, finding.severity) == (reason, severity)
     assert finding.subject
     assert any(command in finding.remedy for command in COMMANDS), finding.remedy
@@ -109,6 +162,62 @@ def test_nothing_is_wrong():
     assert diagnose(replace(seen, tenants=[pb.Tenant(name="t", adapters=2, max_adapters=2)]), NOW) == []
 
 
+def test_flags_of_an_engine_that_cannot_hold_its_pool():
+    """The remedies name values that do; nothing is said of limits that an engine does not tell, or twice."""
+    (rank,) = diagnose(started_for(pb.PoolLimits(max_rank=20), max_lora_rank=16), NOW)
+    assert "--max-lora-rank 32" in rank.remedy
+    assert "pool update p --max-rank 16" in rank.remedy
+    three = [adapter(), adapter(), adapter()]
+    (room,) = diagnose(started_for(pb.PoolLimits(max_adapters=8), *three, max_cpu_loras=2), NOW)
+    check(room, "room_too_small", E)
+    assert "--max-cpu-loras 3" in room.remedy
+    lazy = pb.Adapter(name="z", etag="7", spec=pb.AdapterSpec(load="lazy"))
+    for others in ([lazy], [adapter(replicas=1)]):
+        assert diagnose(started_for(pb.PoolLimits(), *three[:2], *others, max_cpu_loras=2), NOW) == []
+    assert (
+        diagnose(started_for(pb.PoolLimits(max_rank=16, max_adapters=2), max_cpu_loras=2, max_lora_rank=16), NOW) == []
+    )
+    assert diagnose(started_for(pb.PoolLimits(max_rank=512, max_adapters=512), *three), NOW) == []
+    told = diagnose(started_for(pb.PoolLimits(), *three, waits=(*pending("over_capacity"),), max_cpu_loras=2), NOW)
+    assert [one.reason for one in told] == ["over_capacity"]
+    seen = started_for(pb.PoolLimits(max_rank=64), max_lora_rank=16)
+    leaving = [replace(one, leaving=True, status={**one.status, "ready": False}) for one in seen.pools[0].replicas]
+    told = diagnose(replace(seen, pools=[replace(seen.pools[0], replicas=leaving)]), NOW)
+    assert [one.reason for one in told] == ["draining"]
+
+
+def test_certificates_that_end_soon():
+    """The last fifth of a life, at most 30 days: a certificate of an hour is not told of while it is new."""
+
+    def found(begin: str, end: str) -> list[tuple[str, Severity]]:
+        one = {"notBefore": begin, "notAfter": end}
+        return [(it.reason, it.severity) for it in expiry_findings("a:1", {"the CA": one, "none": {}}, NOW)]
+
+    soon, gone = [("certificate_expires", W)], [("certificate_expired", E)]
+    assert found("Jan  1 00:00:00 2025 GMT", "Jan 20 00:00:00 2026 GMT") == soon
+    assert found("Jan  1 00:00:00 2025 GMT", "Feb  2 00:00:00 2026 GMT") == []
+    assert found("Dec 31 23:50:00 2025 GMT", "Jan  1 00:50:00 2026 GMT") == []
+    assert found("Dec 31 23:05:00 2025 GMT", "Jan  1 00:05:00 2026 GMT") == soon
+    assert found("Jan  1 00:00:00 2025 GMT", "Dec 31 23:59:00 2025 GMT") == gone
+    (one,) = expiry_findings(
+        "a:1", {"the CA": {"notBefore": "Jan  1 00:00:00 2025 GMT", "notAfter": "Jan  2 00:00:00 2026 GMT"}}, NOW
+    )
+    assert one.finding == "the CA ends at 2026-01-02 00:00 UTC"
+    assert "--tls-cert" in one.remedy
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "unix:/nowhere", "dns:///a.invalid:1"])
+def test_without_a_handshake_nothing_is_known_of_certificates(address):
+    """What hinders it is told by the connection itself."""
+    assert look_at_certificates(address, Tls(), NOW) == []
+
+
+def test_an_admin_service_that_bears_what_is_unprotected():
+    (finding,) = diagnose(replace(pool(replica()), insecure_admin=["--listen: anybody may change everything"]), NOW)
+    check(finding, "insecure", W)
+    assert "anybody may change everything" in finding.finding
+
+
 def test_pools_without_replicas():
     """What is to be served and is not needs action; an empty pool may be new."""
     for adapters, severity in (((adapter(),), E), ((), W)):
@@ -122,7 +231,7 @@ def test_a_selector_that_nobody_matches():
 
 
 def test_records_that_cannot_be_read():
-    for finding in diagnose(Seen((), ("p",), (), ("t",)), NOW):
+    for finding in diagnose(Survey((), ("p",), (), ("t",)), NOW):
         check(finding, "unreadable_record", E)
 
 
@@ -198,6 +307,19 @@ def test_releases():
     check(newer, "version_skew", W)
 
 
+def test_versions_that_differ_are_one_finding():
+    replicas = [replace(replica(f"r{number}"), version="1" if number else "2") for number in range(8)]
+    seen = replace(pool(*replicas), version_here="2")
+    (finding,) = (one for one in diagnose(seen, NOW) if one.reason == "versions_differ")
+    assert finding.finding == (
+        "parts are of several versions: not told: the admin service; "
+        "1: sidecar p/r1, sidecar p/r2, sidecar p/r3, sidecar p/r4, sidecar p/r5 and 2 more; "
+        "2: this program, sidecar p/r0"
+    )
+    alike = replace(pool(replace(replica(), version="2")), version_here="2", version_admin="2")
+    assert diagnose(alike, NOW) == []
+
+
 def member(name: str = "m1", **fields: Any) -> MemberStatus:
     said = {"version": "3.6.14", "cluster_id": 1, "member_id": 1, "leader_id": 1, "raft_term": 1, "revision": 5}
     return MemberStatus(**{"endpoint": name, "db_size_bytes": 1, **said, **fields})
@@ -221,5 +343,94 @@ def test_etcd(reason, severity, members, is_full):
     check(finding, reason, severity)
 
 
+def test_counters_that_differ_from_what_is_listed():
+    """W5: over all pools; records that cannot be read count, and tenants that cannot be read are left out."""
+    adapters = [pb.Adapter(name=name) for name in ("Acme/a", "x", "other/a", "odd/a")]
+    pools = [PoolSeen("p", adapters, ("acme/b",), ()), PoolSeen("q", [pb.Adapter(name="acme/a")], (), ())]
+    tenants = [pb.Tenant(name="acme", adapters=4), pb.Tenant(name="default", adapters=1), pb.Tenant(name="gone")]
+    assert miscounts(Survey(pools, (), tenants, ("odd",))) == [Miscount("acme", 4, 3), Miscount("other", 0, 1)]
+
+
 def test_etcd_is_well():
     assert etcd_findings([member(), member("m2")], is_full=False) == []
+
+
+def test_a_limit_of_ranks_is_compared_with_the_highest_of_the_pool():
+    """Any replica may get any adapter of it; where some rank is not known, nothing is said."""
+    assert diagnose(ranked(64, 9, 17), NOW) == [], "twice what is needed is not far above"
+    assert [one.subject for one in diagnose(ranked(256, 8, 16, None), NOW)] == ["p/r0", "p/r1", "p/r2"]
+    (finding,) = diagnose(ranked(256, 9), NOW)
+    assert "--max-lora-rank 16" in finding.remedy
+    assert diagnose(ranked(256, None), NOW) == []
+    assert [one.reason for one in diagnose(ranked(256, 8, pending=pending("staging")), NOW)] == ["adapters_pending"]
+    lazy = pb.Adapter(name="a", pool="p", etag="7", spec=pb.AdapterSpec(load="lazy"))
+    seen = ranked(256, 8)
+    assert diagnose(replace(seen, pools=[replace(seen.pools[0], adapters=(lazy,))]), NOW) == []
+    assert diagnose(ranked(2048, 1000), NOW) == [], "above all that vLLM takes"
+
+
+def test_addresses_of_the_loopback_are_fit_for_one_host():
+    """R20: and what is no address at all says nothing."""
+    assert diagnose(pool(near("r1", "h1"), near("r2", "h1", "http://localhost:8001")), NOW) == []
+    assert diagnose(pool(near("r1", ""), far("r2", "h1")), NOW) == []
+    assert diagnose(pool(near("r1", "h1", "http://["), far("r2", "h2")), NOW) == []
+
+
+def test_a_replica_that_drains_serves_nothing_that_is_placed():
+    """R20 drain."""
+    seen = pool(replica(), replace(replica("r2"), leaving=True), adapters=(adapter(replicas=2),))
+    assert {one.reason for one in diagnose(seen, NOW)} == {"draining", "too_few_replicas"}
+
+
+def missing(name: str, last_seen: str = "2025-12-31T23:59:20Z") -> ReplicaView:
+    return missing_view("p", pb.MissingReplica(name=name, last_seen=last_seen))
+
+
+def test_replicas_that_do_not_live_are_one_finding():
+    """A sidecar that dies is not forgotten: somebody has to act."""
+    seen = Survey([PoolSeen("p", (), (), [replica()], [missing("r2"), missing("r3", "?")])], (), (), ())
+    (finding,) = diagnose(seen, NOW)
+    check(finding, "replicas_missing", E)
+    assert finding.finding == "2 of 3 replicas do not live: r2 (last seen 40 s ago), r3 (just gone)"
+    (nobody,) = diagnose(Survey([PoolSeen("p", (), (), [], [missing("r2", "2025-12-31T20:00:00Z")])], (), (), ()), NOW)
+    assert nobody.finding == "1 of 1 replicas do not live: r2 (last seen 4 h ago)"
+
+
+def test_a_pool_that_is_to_have_more_replicas_says_so():
+    (finding,) = diagnose(Survey([PoolSeen("p", (), (), [replica()], [], 3)], (), (), ()), NOW)
+    check(finding, "replicas_missing", E)
+    assert (finding.finding, "--expect 1" in finding.remedy) == ("2 of 3 replicas do not live", True)
+
+
+def test_replicas_whose_pool_does_not_exist_are_told():
+    """They are in no listing of any pool's replicas; and nobody is told that there is no pool at all besides."""
+    many = pb.UnknownPool(name="p", replicas=21, names=[f"r{number}" for number in range(20)])
+    (finding,) = diagnose(Survey((), (), (), (), unknown_pools=[many]), NOW)
+    assert finding.finding.startswith("it does not exist, and 21 replicas are of it: r0, r1, ")
+    assert finding.finding.endswith("r19 and 1 more")
+
+
+def test_one_cause_is_one_finding_for_people():
+    """Of eight replicas with one fault there are not eight rows to read; programs get each."""
+    far = [replica(f"r{number}", stale=True) for number in range(1, 8)]
+    every = diagnose(pool(*far, replica("r9", ready=False, note="it waits")), NOW)
+    assert len(every) == 8
+    stale, other = folded(every)
+    assert (stale.subject, stale.reason) == ("p", "stale")
+    assert stale.finding == "7 replicas (r1, r2, r3, r4, r5 and 2 more): it does not reach etcd"
+    assert other == every[-1]
+    unready = [replica(name, ready=False, note="it waits") for name in ("r1", "r2")]
+    (both,) = folded(diagnose(pool(*unready), NOW))
+    assert both.remedy == "loraplane describe replica NAME --pool p"
+    assert folded(etcd_findings([member(version="3.5.0")], is_full=True)) == etcd_findings(
+        [member(version="3.5.0")], is_full=True
+    )
+
+
+def test_one_revision_lets_all_replicas_follow_what_they_hold():
+    """R15: each names the revision of its own list, and a confirmation holds for all up to it."""
+    texts = [f"mass_removal …: loraplane pool confirm-removals p --revision {revision}" for revision in (7, 19, 12)]
+    (finding,) = diagnose(pool(*(replica(f"r{i}", held=one, stale=True) for i, one in enumerate(texts))), NOW)
+    check(finding, "held", E)
+    assert "--revision 19" in finding.remedy
+    assert finding.finding.startswith("3 replicas (r0, r1, r2) do not follow etcd: mass_removal")

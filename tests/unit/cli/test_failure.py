@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from registry.cli.failure import EXIT_OF, Exit, Failure, failure_of
-from registry.client.refusals import KIND_OF
-from registry.errors import NotFound, Reason, RegistryError
+from registry.cli.failure import EXIT_OF, CommandFailure, Exit, failure_of
+from registry.client.errors import KIND_OF
+from registry.model.errors import NotFound, Reason, RegistryError
 
 
 def _leaves(kind: type[RegistryError]) -> Iterator[type[RegistryError]]:
@@ -49,7 +49,7 @@ def test_exit_codes_are_those_of_the_interface(code, exit_code):
 
 
 def test_a_failure_is_one_line_whatever_the_message_holds():
-    failure = Failure(Exit.REFUSED, "X", "first\nsecond\r\n third", field="a.yaml:\n1", request_id="r1")
+    failure = CommandFailure(Exit.REFUSED, "X", "first\nsecond\r\n third", field="a.yaml:\n1", request_id="r1")
     assert failure.line() == "error: X: a.yaml: 1: first second third (request id r1)"
 
 

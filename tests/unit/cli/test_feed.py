@@ -6,7 +6,7 @@ import json
 
 import grpc
 
-from registry.cli.feed import Feed, Gone, Put, Unreadable
+from registry.cli.watching import AdapterFeed, AdapterGone, AdapterPut, AdapterUnreadable
 from registry.v1 import registry_pb2 as pb
 from tests.unit.cli.fake_admin import Refusal
 
@@ -25,13 +25,13 @@ def answer(revision: int, *events: pb.AdapterEvent, **more: bool) -> pb.WatchAda
     return pb.WatchAdaptersResponse(revision=revision, events=events, **more)
 
 
-def told(feed: Feed, response: pb.WatchAdaptersResponse) -> list[object]:
-    return [one.item.name if isinstance(one, Put) else one for one in feed.take(response)]
+def told(feed: AdapterFeed, response: pb.WatchAdaptersResponse) -> list[object]:
+    return [one.item.name if isinstance(one, AdapterPut) else one for one in feed.take(response)]
 
 
 def test_a_snapshot_that_broke_off_is_read_again():
     """R2 replay-equal, for who watches from outside: half a state is never taken for the whole."""
-    feed = Feed(None)
+    feed = AdapterFeed(None)
     feed.begin()
     assert told(feed, answer(5, put("a"), snapshot=True, more=True)) == ["a"]
     assert feed.start == 0
@@ -42,18 +42,18 @@ def test_a_snapshot_that_broke_off_is_read_again():
 
 
 def test_what_is_gone_unseen_is_told():
-    feed = Feed(None)
+    feed = AdapterFeed(None)
     feed.begin()
     told(feed, answer(5, put("a"), put("B"), put("c"), snapshot=True))
-    assert told(feed, answer(6, gone("c"))) == [Gone("c")]
+    assert told(feed, answer(6, gone("c"))) == [AdapterGone("c")]
     feed.begin()
-    assert told(feed, answer(9, put("a", "8"), put("d"), snapshot=True)) == ["a", "d", Gone("b")]
+    assert told(feed, answer(9, put("a", "8"), put("d"), snapshot=True)) == ["a", "d", AdapterGone("b")]
 
 
 def test_parts_of_a_change_that_broke_off_are_told_once():
-    feed = Feed(None)
+    feed = AdapterFeed(None)
     told(feed, answer(5, put("a"), snapshot=True))
-    assert told(feed, answer(6, put("b", "6"), gone("a"), more=True)) == ["b", Gone("a")]
+    assert told(feed, answer(6, put("b", "6"), gone("a"), more=True)) == ["b", AdapterGone("a")]
     assert feed.start == 6
     feed.begin()
     assert told(feed, answer(6, put("b", "6"), gone("a"), more=True)) == []
@@ -62,17 +62,17 @@ def test_parts_of_a_change_that_broke_off_are_told_once():
 
 
 def test_what_cannot_be_read_is_not_gone():
-    feed = Feed(None)
+    feed = AdapterFeed(None)
     told(feed, answer(5, put("A"), put("b"), snapshot=True))
-    assert told(feed, answer(6, pb.AdapterEvent(unreadable="a"))) == [Unreadable("a")]
+    assert told(feed, answer(6, pb.AdapterEvent(unreadable="a"))) == [AdapterUnreadable("a")]
     assert told(feed, answer(7, pb.AdapterEvent(unreadable="a"), pb.AdapterEvent())) == []
     assert told(feed, answer(8, put("A", "8"))) == ["A"]
 
 
 def test_one_of_them():
-    feed = Feed("Acme/A")
+    feed = AdapterFeed("Acme/A")
     assert told(feed, answer(5, put("acme/a"), put("b"), snapshot=True)) == ["acme/a"]
-    assert told(feed, answer(6, gone("b"), gone("acme/a"))) == [Gone("acme/a")]
+    assert told(feed, answer(6, gone("b"), gone("acme/a"))) == [AdapterGone("acme/a")]
 
 
 def test_the_command_tells_what_cannot_be_read(cli, admin):

@@ -8,8 +8,8 @@ from tests.unit.cli.fake_admin import applied
 def test_no_atomic_sends_no_message_that_the_service_does_not_take(cli, admin, manifest):
     """One of 5 MiB is refused by gRPC itself, which does not say how much fits."""
     admin.answers["ApplyAdapters"] = [applied]
-    names = [f"a{number}" for number in range(40)]
-    path = manifest(*names, baseModel="x" * (1 << 17))
+    names = [f"a{number}" for number in range(300)]
+    path = manifest(*names, placement={"selector": {f"label-{number}": "x" * 256 for number in range(64)}})
     ran = cli("-o", "json", "apply", "-f", path)
     assert (ran.code, ran.error["reason"]) == (4, "TOO_LARGE")
     assert "--no-atomic" in ran.error["message"]

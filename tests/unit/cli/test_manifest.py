@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.cli.manifest import check_unique, manifest_of, read_manifests
-from registry.cli.wire import adapter_of
-from registry.errors import InvalidArgument, Reason
+from registry.model.errors import InvalidArgument, Reason
 
 HEAD = "apiVersion: loraplane/v1\nkind: Adapter\n"
 META = "metadata: {name: sql, pool: dev}\n"
@@ -46,15 +45,17 @@ spec:
   prepare: {{remap: off, vision: drop, dora: strip}}
   baseModel: qwen
   credentials: loras
+  description: SQL, für alle
   strategy: {{canary: {{replicas: "25%"}}, promote: manual, maxFailures: 1, soak: 5}}
 """
     )
     [placed] = read_manifests(text, "a.yaml")
-    adapter = adapter_of(placed.manifest)
+    adapter = placed.manifest.message()
     assert (adapter.name, adapter.pool, dict(adapter.spec.labels)) == ("acme/sql", "qwen", {"team": "bi"})
     spec = adapter.spec
     assert (spec.source.uri, spec.source.digest) == ("s3://loras/sql/", DIGEST)
     assert (spec.load, spec.priority, spec.placement.replicas) == ("lazy", -3, 2)
+    assert spec.description == "SQL, für alle"
     assert (spec.prepare.remap, spec.prepare.vision, spec.prepare.dora) == ("off", "drop", "strip")
     assert (spec.base_model, spec.credentials, dict(spec.placement.selector)) == ("qwen", "loras", {"zone": "a"})
     strategy = spec.strategy
@@ -64,10 +65,10 @@ spec:
 
 def test_a_strategy_may_be_short_or_left_out():
     few = read_manifests(GOOD.replace("{source", "{strategy: {canary: {replicas: 2}}, source"), "a.yaml")[0].manifest
-    strategy = adapter_of(few).spec.strategy
+    strategy = few.message().spec.strategy
     assert (strategy.canary_replicas, strategy.promote, strategy.max_failures) == ("2", "auto", 0)
     assert strategy.soak_seconds == 60
-    assert not adapter_of(read_manifests(GOOD, "a.yaml")[0].manifest).spec.HasField("strategy")
+    assert not read_manifests(GOOD, "a.yaml")[0].manifest.message().spec.HasField("strategy")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_a_wrong_strategy(strategy, path, remedy):
 
 
 def test_what_is_left_out_has_the_default():
-    spec = adapter_of(read_manifests(GOOD, "a.yaml")[0].manifest).spec
+    spec = read_manifests(GOOD, "a.yaml")[0].manifest.message().spec
     assert (spec.load, spec.priority, spec.placement.replicas) == ("eager", 0, 0)
     assert (spec.prepare.remap, spec.prepare.vision, spec.prepare.dora) == ("auto", "reject", "reject")
     assert (spec.base_model, spec.credentials, spec.source.digest) == ("", "", "")
@@ -136,16 +137,20 @@ def test_documents_are_counted_and_empty_ones_are_skipped():
         (GOOD.replace("pool: dev", "pool: dev, labels: [a]"), "metadata.labels", "must be a mapping"),
         (GOOD.replace("pool: dev", "pool: dev, lables: {}"), "metadata.lables", "did you mean labels?"),
         (GOOD.replace("}}\n", "}, laod: lazy}\n"), "spec.laod", "unknown field; did you mean load?"),
-        (GOOD.replace("}}\n", "}, xyz: 1}\n"), "spec.xyz", "unknown field; known here: source, load, priority"),
+        (
+            GOOD.replace("}}\n", "}, xyz: 1}\n"),
+            "spec.xyz",
+            "unknown field; known here: source, baseModel, load, priority",
+        ),
         (GOOD.replace("}}\n", "}, base_model: x}\n"), "spec.base_model", "did you mean baseModel?"),
         (GOOD.replace("'}}", "', sha: x}}"), "spec.source.sha", "unknown field; known here: uri, digest"),
         (GOOD.replace("}}\n", "}, load: fast}\n"), "spec.load", "must be 'eager' or 'lazy', found 'fast'"),
-        (GOOD.replace("}}\n", "}, priority: high}\n"), "spec.priority", "must be a whole number, found text"),
+        (GOOD.replace("}}\n", "}, priority: high}\n"), "spec.priority", "found text; use a whole number"),
         (GOOD.replace("}}\n", "}, placement: all}\n"), "spec.placement", "must be a mapping"),
         (GOOD.replace("}}\n", "}, placement: {replicas: 0}}\n"), "spec.placement.replicas", "all, or a whole number"),
         (GOOD.replace("}}\n", "}, placement: {replicas: true}}\n"), "spec.placement.replicas", "all, or a whole"),
         (GOOD.replace("}}\n", "}, prepare: {dora: convert}}\n"), "spec.prepare.dora", "must be 'reject' or 'strip'"),
-        (GOOD.replace("'}}", "', digest: abc}}"), "spec.source.digest", "sha256: and 64 hexadecimal digits"),
+        (GOOD.replace("'}}", "', digest: abc}}"), "spec.source.digest", 'write "sha256:" and 64 lower-case hex digits'),
         (GOOD.replace("file:///adapters", "file:adapters"), "spec.source.uri", "write file:///absolute/path"),
         (GOOD.replace("file:///adapters", "file://adapters"), "spec.source.uri", "write file:///absolute/path"),
         (GOOD.replace("file:///adapters", "./adapters"), "spec.source.uri", "write file:///absolute/path"),
@@ -155,6 +160,9 @@ def test_documents_are_counted_and_empty_ones_are_skipped():
         (GOOD.replace("}}\n", f"}}, priority: {'1' * 5000}}}\n"), "a.yaml: document 1, line 4", "put text in quotes"),
         (GOOD.replace("kind: Adapter", "kind: !!timestamp x"), "a.yaml: document 1, line 2", "put text in quotes"),
         (GOOD.replace("kind: Adapter", "kind: !!int ''"), "a.yaml: document 1, line 2", "put text in quotes"),
+        (GOOD.replace("}}\n", '}, description: "a\\nb"}\n'), "spec.description", "without control characters"),
+        (GOOD.replace("}}\n", f"}}, description: {'x' * 1025}}}\n"), "spec.description", "at most 1024 characters"),
+        (GOOD.replace("}}\n", "}, labels: {a: b}}\n"), "spec.labels", "stand in metadata"),
         (GOOD.replace("}}\n", "}, priority: 99999999999}\n"), "spec.priority", "from -1000 to 1000"),
         (GOOD.replace("}}\n", "}, priority: -99999999999}\n"), "spec.priority", "from -1000 to 1000"),
         (GOOD.replace("}}\n", "}, placement: {replicas: 99999999999}}\n"), "placement.replicas", "from 1 to 10000"),

@@ -63,7 +63,6 @@ def test_an_empty_source_is_not_the_working_directory(cli, admin):
         "rollback sql",
         "history sql",
         "check . --pool dev",
-        "break-glass delete adapter sql --yes",
     ],
 )
 def test_a_timeout_is_kept_by_what_is_read_before_too(cli, admin, monkeypatch, line):

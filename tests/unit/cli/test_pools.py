@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from registry.cli.local_adapters import base_here, base_message
+from registry.model.status import EngineStatus, ReplicaStatus, ReportedEvidence, Served
 from registry.v1 import registry_pb2 as pb
+from tests.corpus.drafts import LLAMA, QWEN2
 from tests.unit.cli.test_read import R1, SQL
 
 
@@ -57,9 +62,19 @@ def test_pool_create_update_delete(cli, admin):
     assert admin.asked("CreatePool")[0].pool == pb.Pool(
         name="dev", base_models=["tiny"], limits=pb.PoolLimits(max_rank=16)
     )
+    assert (
+        cli("pool", "create", "dev", "--base-model", "tiny", "--engine-host", "vllm-0", "--engine-host", "*.a").code
+        == 0
+    )
+    assert list(admin.asked("CreatePool")[1].pool.limits.engine_hosts) == ["vllm-0", "*.a"]
+    assert cli("pool", "update", "dev", "--engine-host", "10.0.0.0/8").code == 0
+    assert list(admin.asked("UpdatePool")[0].update_mask.paths) == ["limits.engine_hosts"]
+    assert cli("pool", "update", "dev", "--prove", "off").code == 0
+    assert list(admin.asked("UpdatePool")[-1].update_mask.paths) == ["limits.prove"]
+    assert admin.asked("UpdatePool")[-1].pool.limits.prove == "off"
     assert cli("pool", "update", "dev", "--max-adapters", "5").code == 0
     assert list(admin.asked("UpdatePool")[-1].update_mask.paths) == ["limits.max_adapters"]
-    changed = admin.asked("UpdatePool")[0].pool
+    changed = admin.asked("UpdatePool")[-1].pool
     assert (changed.limits.max_rank, changed.limits.max_adapters, changed.etag) == (16, 5, "4")
     assert cli("-o", "json", "pool", "delete", "dev").json["revision"] == 8
 
@@ -95,3 +110,93 @@ def test_changes_of_pools_and_tenants_tell_their_request_id(cli, admin):
         assert "request id q1" in cli(*arguments).out
         assert cli("-o", "name", *arguments).out in {"dev\n", "acme\n"}
     assert list(admin.asked("UpdatePool")[0].pool.base_models) == ["small"]
+
+
+STATUS = ReplicaStatus(
+    replica="r1",
+    pool="dev",
+    engine=EngineStatus(kind="vllm", version="0.32.0", url="", base_models=["tiny"], incarnation="e1"),
+    observed_revision=1,
+    ready=True,
+    stale=False,
+    served=Served(count=0, hash=""),
+    pending=[],
+    failed=[],
+    updated_at="",
+)
+SAID = ReportedEvidence(engine="vllm 0.32.0", architecture="LlamaForCausalLM", applied=["a"], taken=["q_proj"])
+
+
+def replica(said: ReportedEvidence | None) -> pb.Replica:
+    engine = STATUS.engine.model_copy(update={"evidence": said})
+    status = STATUS.model_copy(update={"engine": engine}).to_bytes().decode()
+    return pb.Replica(name="r1", pool="dev", status_json=status)
+
+
+def test_a_pool_keeps_what_its_engines_say_that_they_apply(cli, admin, tmp_path):
+    """R22 applied-whole: check and apply then know what a replica would."""
+    base = base_here(LLAMA.write_base(tmp_path / "base"))
+    admin.answers["GetPool"] = [pb.Pool(name="dev", base_models=["tiny"], base=base_message(base))]
+    admin.answers |= {"UpdatePool": [lambda request: request.pool], "GetReplica": [replica(SAID)]}
+    assert cli("pool", "update", "dev", "--evidence-from", "r1").code == 0
+    [request] = admin.asked("UpdatePool")
+    assert list(request.update_mask.paths) == ["base"]
+    assert request.pool.base.evidence.engine == "vllm 0.32.0"
+    admin.answers["GetPool"] = [request.pool]
+    ran = cli("-o", "json", "check", str(LLAMA.draft().write(tmp_path / "a")), "--pool", "dev")
+    assert (ran.code, ran.json["findings"][0]["reason"]) == (4, "not_applied_by_engine")
+    admin.answers["UpdatePool"] = [lambda request: request.pool]
+    assert cli("pool", "update", "dev", "--from", str(tmp_path / "base")).code == 0
+    assert admin.asked("UpdatePool")[-1].pool.base.evidence.engine == "vllm 0.32.0"
+    other = QWEN2.write_base(tmp_path / "other")
+    assert cli("pool", "update", "dev", "--from", str(other)).code == 0
+    assert not admin.asked("UpdatePool")[-1].pool.base.HasField("evidence")
+
+
+def test_what_no_engine_said_is_not_kept(cli, admin, tmp_path):
+    pool = pb.Pool(name="dev", base_models=["tiny"])
+    admin.answers |= {"GetPool": [pool], "GetReplica": [replica(SAID)]}
+    assert "--from DIR" in cli("pool", "update", "dev", "--evidence-from", "r1").err
+    pool.base.CopyFrom(base_message(base_here(LLAMA.write_base(tmp_path / "base"))))
+    for told, message in ((replica(None), "does not say"), (pb.Replica(name="r1", status_json="{"), "cannot be read")):
+        admin.answers["GetReplica"] = [told]
+        ran = cli("pool", "update", "dev", "--evidence-from", "r1")
+        assert (ran.code, message in ran.err) == (4, True)
+    assert not admin.asked("UpdatePool")
+
+
+def test_a_replica_is_drained_and_taken_back(cli, admin):
+    """R20 drain: what is so already is said, and no mistake."""
+    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="dev", base_models=["tiny"])])]
+    for changed, drained, undrained in (
+        (True, "replica r1 is to drain", "replica r1 is to serve again"),
+        (False, "replica r1 drains already", "replica r1 does not drain"),
+    ):
+        admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=changed, revision=8)]
+        ran = cli("drain", "r1", "--request-id", "q1")
+        assert (ran.code, ran.out.splitlines()) == (0, [drained, "revision 8, request id q1"])
+        ran = cli("undrain", "r1", "--pool", "other")
+        assert (ran.code, ran.out.splitlines()[0]) == (0, undrained)
+        assert cli("-o", "json", "undrain", "r1").json["changed"] is changed
+        assert cli("-o", "name", "drain", "r1").out == "r1\n"
+    first, second = admin.asked("DrainReplica")[:2]
+    assert (first.pool, first.name, first.undrain, first.request_id) == ("dev", "r1", False, "q1")
+    assert (second.pool, second.undrain) == ("other", True)
+
+
+def test_a_pool_says_how_many_replicas_it_is_to_have(cli, admin):
+    admin.answers["GetPool"] = [pb.Pool(name="dev", base_models=["base"])]
+    admin.answers["UpdatePool"] = [lambda asked: asked.pool]
+    assert cli("pool", "update", "dev", "--expect", "3").code == 0
+    (asked,) = admin.asked("UpdatePool")
+    assert (list(asked.update_mask.paths), asked.pool.limits.expected_replicas) == (["limits.expected_replicas"], 3)
+
+
+@pytest.mark.parametrize(("flags", "told"), [([], "r3 forgotten"), (["--dry-run"], "r3 would be forgotten")])
+def test_a_replica_that_is_gone_is_forgotten(cli, admin, flags, told):
+    admin.answers["ForgetReplica"] = [pb.ForgetReplicaResponse()]
+    assert cli("replica", "forget", "r3", "--pool", "dev", *flags).out == told + "\n"
+    (asked,) = admin.asked("ForgetReplica")
+    assert (asked.pool, asked.name, asked.validate_only) == ("dev", "r3", bool(flags))
+    shown = cli("-o", "json", "replica", "forget", "r3", "--pool", "dev", *flags).json
+    assert shown == {"replica": "r3", "pool": "dev", "forgotten": not flags}

@@ -38,12 +38,95 @@ def test_tables_are_not_cut_where_there_is_no_terminal(cli, admin):
     assert SPEC.source.uri in row
 
 
+def test_pages_without_end_are_refused(cli, admin):
+    """X2 unbreakable: one clear error."""
+    page = pb.ListPoolsResponse(pools=[pb.Pool(name="dev")])
+    page.next_page_token = "p"  # noqa: S105 - no password
+    admin.answers["ListPools"] = [page]
+    ran = cli("get", "pools")
+    assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
+    assert "page_token came twice" in ran.err
+    assert len(admin.asked("ListPools")) == 2
+
+
 def test_all_pages_are_read(cli, admin):
     first, second = pb.ListAdaptersResponse(adapters=[SQL]), pb.ListAdaptersResponse(adapters=[pb.Adapter(name="law")])
     first.next_page_token = "p2"  # noqa: S105 - no password
     admin.answers["ListAdapters"] = [first, second]
     assert cli("-o", "name", "get", "adapters").out == "sql\nlaw\n"
     assert [one.page_token for one in admin.asked("ListAdapters")] == ["", "p2"]
+
+
+def many(admin: FakeAdmin) -> None:
+    def one(name: str, team: str, generation: int) -> pb.Adapter:
+        return pb.Adapter(name=name, pool="dev", generation=generation, spec=pb.AdapterSpec(labels={"team": team}))
+
+    found = [one("a10", "ml", 2), one("a9", "bi", 10), one("b", "ml", 1)]
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=found)]
+    admin.answers["GetAdapter"] = [lambda asked: next((it for it in found if it.name == asked.name), MISSING)]
+    serving, failed = pb.RolloutReplica.SERVING, pb.RolloutReplica.FAILED
+    well = pb.Residence(replica="r1", state=serving, loaded=True, model="m", generation=2)
+    bad = pb.Residence(replica="r2", state=failed, reason="over_capacity")
+    kept = pb.Residence(replica="r3", state=serving, wanted_state=failed, wanted_reason="over_capacity", loaded=True)
+    waits = pb.Residence(replica="r1", state=pb.RolloutReplica.PENDING, reason="staging")
+    homes = {"a10": [well], "a9": [well, bad, kept], "b": [well, waits], "c": []}
+    found_at = [pb.AdapterResidency(name=name, replicas=parts) for name, parts in homes.items()]
+    admin.answers["WatchResidency"] = [[pb.WatchResidencyResponse(snapshot=True, adapters=found_at)]]
+
+
+def names_told(cli, *arguments: str) -> list[str]:
+    ran = cli("get", "adapters", *arguments, "--pool", "dev")
+    assert (ran.code, ran.err) == (0, "")
+    return [line.split()[0] for line in ran.out.splitlines()[1:]]
+
+
+def test_what_is_listed_can_be_chosen_and_ordered(cli, admin):
+    """Of 500 adapters those that matter: by label, by what a column says, the worst first."""
+    many(admin)
+    assert names_told(cli, "-l", "team=ml") == ["a10", "b"]
+    assert names_told(cli, "-l", "team=ml,stage=test") == names_told(cli, "-l", "team=ml", "-l", "stage=test") == []
+    assert names_told(cli, "--sort-by", "name") == ["a9", "a10", "b"]
+    assert names_told(cli, "--sort-by", "-generation") == ["a9", "a10", "b"]
+    assert names_told(cli, "b", "a9") == ["b", "a9"]
+    assert names_told(cli, "-o", "wide", "--field-selector", "state=degraded") == ["a9"]
+    assert names_told(cli, "-o", "wide", "--field-selector", "state=Progressing") == ["b", "c"]
+    assert names_told(cli, "-o", "wide", "-l", "team=bi") == ["a9"]
+    assert "2 x over_capacity" in cli("-o", "wide", "get", "adapters", "--pool", "dev").out
+    assert [one["name"] for one in cli("-o", "json", "get", "adapters", "a9", "b", "--pool", "dev").json["items"]] == [
+        "a9",
+        "b",
+    ]
+    admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[R1, pb.Replica(name="r2", labels={"z": "1"})])]
+    assert cli("-o", "name", "get", "replicas", "-l", "z=1", "--pool", "dev").out == "r2\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["adapters", "-l", "team"], "write KEY=VALUE"),
+        (["adapters", "--field-selector", "load"], "--field-selector load: write COLUMN=VALUE"),
+        (["pools", "-l", "a=b"], "nothing else has labels"),
+        (["adapters", "--sort-by", "size"], "--sort-by size: there is no such column; choose one of NAME"),
+        (["adapters", "--field-selector", "size=1"], "choose one of NAME"),
+        (["adapters", "-w", "--sort-by", "name"], "leave out"),
+        (["adapters", "-w", "a", "b"], "leave out"),
+    ],
+)
+def test_what_cannot_be_chosen_by_is_told(cli, admin, arguments, told):
+    many(admin)
+    ran = cli("get", *arguments)
+    assert (ran.code, told in ran.err) == (2, True)
+
+
+def test_what_a_replica_serves_is_listed(cli, admin):
+    many(admin)
+    admin.answers["GetReplica"] = [R1]
+    out = cli("describe", "replica", "r1", "--pool", "dev").out
+    assert "Serves 3:" in out
+    serves = cli("-o", "json", "describe", "replica", "r1", "--pool", "dev").json["serves"]
+    assert serves[0] == {"name": "a10", "generation": 2, "model": "m", "last_used": None}
+    assert [one["name"] for one in serves] == ["a10", "a9", "b"]
+    assert cli("-o", "name", "describe", "replica", "r1", "--pool", "dev").out == "r1\n"
 
 
 def test_without_a_pool_all_pools_are_shown(cli, admin):
@@ -168,5 +251,38 @@ def test_one_replica_by_its_name(cli, admin):
     admin.answers["GetReplica"] = [R1]
     assert cli("-o", "json", "get", "replica", "r1").json["status"]["served"]["count"] == 3
     admin.answers["GetReplica"] = [Refusal(grpc.StatusCode.NOT_FOUND, "REPLICA_NOT_FOUND", "none")]
+    admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[R1])]
     ran = cli("get", "replica", "r9")
     assert (ran.code, ran.err) == (3, "error: REPLICA_NOT_FOUND: none\n")
+    admin.answers["GetReplica"] = [Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "no")]
+    assert cli("get", "replica", "r9").code == 4
+
+
+def test_numbers_of_a_replica_count_what_its_lists_leave_out(cli, admin):
+    """R9: 384 names wait for room, of which 200 are listed; of 18 names that are answered to, 2 are not as desired."""
+    full = STATUS | {"served": {"count": 16}, "pending_count": 384, "failed_count": 3}
+    full |= {"kept": [{"name": "a", "generation": 1}, {"name": "b", "generation": 1}, {"name": "c", "counted": True}]}
+    admin.answers["ListReplicas"] = [
+        pb.ListReplicasResponse(replicas=[pb.Replica(name="r1", status_json=json.dumps(full))])
+    ]
+    _, row = cli("get", "replicas").out.splitlines()
+    assert "yes    no     18 (2 not as desired)  384      3" in row
+
+
+GONE = pb.MissingReplica(name="r3", labels={"zone": "a"}, last_seen="2026-01-01T00:00:00Z")
+
+
+def test_replicas_that_are_expected_and_do_not_live_are_shown(cli, admin):
+    """A sidecar that dies does not vanish."""
+    first = pb.ListReplicasResponse(replicas=[R1], next_page_token="2")  # noqa: S106 - no password
+    admin.answers["ListReplicas"] = [
+        lambda asked: pb.ListReplicasResponse(missing=[GONE]) if asked.page_token else first
+    ]
+    _, _, gone = cli("get", "replicas").out.splitlines()
+    assert gone.split()[:4] == ["r3", "dev", "NotReady", "-"]
+    assert "last seen" in gone
+    _, shown = cli("-o", "json", "get", "replicas").json["items"]
+    assert (shown["name"], shown["missing"], shown["status"]) == ("r3", True, None)
+    admin.answers["GetReplica"] = [Refusal(grpc.StatusCode.NOT_FOUND, "REPLICA_NOT_FOUND", "none")]
+    assert "NotReady" in cli("get", "replica", "r3").out
+    assert cli("get", "replica", "r4").code == 3

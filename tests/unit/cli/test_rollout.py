@@ -5,6 +5,8 @@ from __future__ import annotations
 import grpc
 import pytest
 
+from registry.cli.rollout import RolloutTarget
+from registry.cli.views.report import summary
 from registry.v1 import registry_pb2 as pb
 from tests.unit.cli.conftest import Cli
 from tests.unit.cli.fake_admin import Hold, Refusal, applied
@@ -75,6 +77,17 @@ def test_at_the_deadline_those_who_are_behind_are_named(cli, admin):
     )
 
 
+def test_a_rollout_of_which_nothing_was_heard_is_not_served(cli, admin, manifest):
+    admin.answers["ApplyAdapters"] = [applied]
+    admin.answers["WatchRollout"] = [[Hold()]]
+    for waits in ("rollout", "sql"), ("apply", "-f", manifest("sql"), "--wait"):
+        ran = cli(*waits, "--timeout", "0.5")
+        assert (ran.code, ran.err) == (
+            6,
+            "error: DEADLINE_EXCEEDED: not served in time: sql: nothing was heard of it\n",
+        )
+
+
 def test_without_replicas_what_is_waited_for_is_told(cli, admin):
     nobody = pb.Rollout(name="sql", generation=2, waiting="no replica of the pool is alive")
     admin.answers["WatchRollout"] = [[nobody, Hold()]]
@@ -96,7 +109,10 @@ def test_a_stream_that_ends_early_is_taken_up_again(cli, admin):
 def test_no_such_adapter(cli, admin):
     admin.answers["WatchRollout"] = [[Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "no sql")]]
     ran = cli("rollout", "sql")
-    assert (ran.code, ran.err) == (3, "error: ADAPTER_NOT_FOUND: no sql\n")
+    assert (ran.code, ran.err) == (
+        3,
+        "error: ADAPTER_NOT_FOUND: no sql; loraplane get adapters lists those there are\n",
+    )
 
 
 def test_json_is_one_value(cli, admin):
@@ -114,6 +130,44 @@ def test_apply_waits_for_each_adapter_at_its_generation(cli, admin, manifest):
     assert cli("apply", "-f", manifest("a", "b"), "--wait").code == 0
     asked = {(one.pool, one.name, one.generation) for one in admin.asked("WatchRollout")}
     assert asked == {("dev", "a", 1), ("dev", "b", 1)}
+
+
+def target(name: str) -> RolloutTarget:
+    return RolloutTarget("dev", name, 2)
+
+
+def test_how_far_many_rollouts_are_is_one_line():
+    """Of 500 adapters nobody reads 500 lines."""
+    staging = rollout(SERVING, PENDING, PENDING, reason="staging")
+    staging.replicas[1].reason = "over_capacity"
+    rollouts = {
+        target("a"): SERVED,
+        target("b"): REFUSED,
+        target("c"): rollout(SERVING, PENDING, reason="staging"),
+        target("d"): rollout(SERVING, PENDING),
+        target("e"): staging,
+        target("f"): rollout(),
+    }
+    told = summary([*rollouts, target("g")], rollouts)
+    assert told == (
+        "1/7 served, 1 failed, 1 staging, 1 pending, 1 over_capacity, 1 waiting, 1 not heard of, slowest r2"
+    )
+    assert summary([target("a")], {target("a"): SERVED}) == "1/1 served"
+    few = RolloutTarget("dev", "a", 2, min_ready=1)
+    assert summary([few], {few: rollout(SERVING, PENDING)}) == "1/1 served"
+
+
+def test_in_a_pipe_many_rollouts_are_told_every_few_seconds_and_at_the_end(cli, admin, manifest, monkeypatch):
+    admin.answers["ApplyAdapters"] = [applied]
+    admin.answers["WatchRollout"] = [[rollout(PENDING, reason="staging"), SERVED]]
+    out = cli("apply", "-f", manifest("a", "b"), "--wait").out
+    assert out.splitlines()[-1] == "2/2 served"
+    assert "sql generation" not in out
+    monkeypatch.setattr("registry.cli.views.report._EVERY_SECONDS", 0.0)
+    lines = cli("apply", "-f", manifest("a", "b"), "--wait").out.splitlines()
+    assert lines[-1] == "2/2 served"
+    assert len(lines) == len(set(lines)), "nothing is printed twice"
+    assert any("1 staging" in line for line in lines)
 
 
 def test_apply_that_waits_tells_the_change_even_if_it_is_not_served(cli, admin, manifest):
@@ -136,3 +190,43 @@ def test_a_dry_run_waits_for_nothing(cli, admin, manifest):
     admin.answers["ApplyAdapters"] = [applied]
     assert cli("apply", "-f", manifest("a"), "--wait", "--dry-run").code == 0
     assert admin.asked("WatchRollout") == []
+
+
+@pytest.mark.parametrize(("generation", "told"), [(1, "serving generation 1"), (0, "serving an earlier generation")])
+def test_what_is_served_instead_is_told(cli, admin, generation, told):
+    """R9 status-truth: a rollout that fails takes nothing away."""
+    bad = rollout(FAILED, done=True, failure="replicas_failed", reason="digest_mismatch")
+    bad.replicas[0].serving_generation = generation
+    bad.replicas[0].generation = 2
+    admin.answers["WatchRollout"] = [[bad]]
+    ran = cli("rollout", "sql")
+    assert ran.code == 7
+    assert f"(r1 {told}, generation 2 failed: digest_mismatch)" in ran.err
+
+
+@pytest.mark.parametrize(("suffice", "code"), [("1", 0), ("2", 7), ("0", 7)])
+def test_so_many_replicas_may_suffice(cli, admin, suffice, code):
+    admin.answers["WatchRollout"] = [[REFUSED]]
+    assert cli("rollout", "sql", "--min-ready", suffice).code == code
+
+
+def test_who_has_enough_replicas_waits_for_no_other(cli, admin):
+    admin.answers["WatchRollout"] = [[rollout(PENDING, PENDING), rollout(SERVING, PENDING), Hold()]]
+    assert cli("rollout", "sql", "--min-ready", "1").code == 0
+
+
+def test_what_cannot_come_is_not_waited_for(cli, admin):
+    """Room comes by somebody's change alone: exit 7 at once, and what would help."""
+    full = rollout(SERVING, PENDING, reason="over_capacity")
+    admin.answers["WatchRollout"] = [[rollout(PENDING, PENDING, reason="staging"), full, Hold()]]
+    ran = cli("rollout", "sql")
+    assert ran.code == 7
+    assert "(r2 pending: over_capacity); there is no room for it" in ran.err
+    assert "--max-cpu-loras" in ran.err
+
+
+def test_who_may_still_come_is_waited_for(cli, admin):
+    mixed = rollout(PENDING, PENDING, reason="over_capacity")
+    mixed.replicas[0].reason = "staging"
+    admin.answers["WatchRollout"] = [[mixed, SERVED]]
+    assert cli("rollout", "sql").code == 0

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from registry.v1 import registry_pb2 as pb
-from tests.unit.cli.fake_admin import Hold
+from tests.unit.cli.fake_admin import Hold, applied
 
 SERVING = pb.RolloutReplica(replica="r1", state=pb.RolloutReplica.SERVING)
 PENDING = pb.RolloutReplica(replica="r1", state=pb.RolloutReplica.PENDING, reason="staging")
@@ -54,6 +54,32 @@ def test_a_rollout_on_a_terminal_is_shown_live(address, admin):
     assert "1 of 1 replicas serve it" in seen
 
 
+def test_many_rollouts_on_a_terminal_are_one_line_and_their_failures(address, admin, tmp_path):
+    names = [f"a{number:02}" for number in range(24)]
+    documents = [
+        f"apiVersion: loraplane/v1\nkind: Adapter\nmetadata: {{name: {name}, pool: dev}}\nspec: {{source: {{uri: s3://b/{name}}}}}\n"
+        for name in names
+    ]
+    file = tmp_path / "all.yaml"
+    file.write_text("---\n".join(documents))
+    failed = pb.RolloutReplica(replica="r1", state=pb.RolloutReplica.FAILED, reason="digest_mismatch")
+    served = pb.RolloutReplica(replica="r1", state=pb.RolloutReplica.SERVING)
+
+    def rollout_of(asked: pb.WatchRolloutRequest) -> list[pb.Rollout]:
+        is_well = asked.name in {"a00", "a01"}
+        replica = served if is_well else failed
+        return [
+            pb.Rollout(name=asked.name, replicas=[replica], done=True, failure="" if is_well else "replicas_failed")
+        ]
+
+    admin.answers["ApplyAdapters"] = [applied]
+    admin.answers["WatchRollout"] = [rollout_of]
+    code, seen = on_a_terminal(command(address, "apply", "-f", str(file), "--wait", "--look-seconds", "0"))
+    assert code == 7
+    assert "2/24 served, 22 failed" in seen
+    assert "and 2 more failed" in seen
+
+
 def test_a_table_on_a_narrow_terminal_loses_nothing(address, admin):
     uri = "file:///adapters/" + "".join(f"part{number}/" for number in range(12))
     adapter = pb.Adapter(name="sql", pool="dev", spec=pb.AdapterSpec(source=pb.Source(uri=uri)))
@@ -77,6 +103,28 @@ def test_an_interrupt_ends_it_at_once_without_a_traceback(address, admin, argume
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "")
+
+
+_WRITES_TO_ITSELF = """
+import contextlib, os
+from registry.cli import main
+
+def run(arguments):
+    reads, writes = os.pipe()
+    os.close(reads)
+    with contextlib.suppress(BrokenPipeError):
+        os.write(writes, b"x")
+    return 130
+
+main.run = run
+main.main()
+"""
+
+
+def test_a_pipe_within_the_process_that_nobody_reads_does_not_end_it():
+    program = [sys.executable, "-c", _WRITES_TO_ITSELF]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 def test_a_reader_that_leaves_ends_it_without_a_traceback(address, admin):

@@ -36,7 +36,7 @@ def test_wide_shows_where_each_adapter_is(cli, admin):
     parts = [pb.WatchResidencyResponse(snapshot=True, more=True, adapters=[WHERE]), *whole(LAZY)]
     admin.answers["WatchResidency"] = [parts]
     header, sql, law = cli("get", "adapters", "-o", "wide").out.splitlines()
-    assert header.split() == ["NAME", "POOL", "GENERATION", "LOAD", "SERVING", "REPLICAS", "NOTE"]
+    assert header.split() == "NAME POOL GENERATION LOAD STATE SERVING REASONS REPLICAS NOTE".split()
     assert sql.endswith("r1, r2@1, r3 pending: staging  placed on 4, 3 alive")
     assert "2 of 3" in sql
     assert "r1 used 2026-01-01T00:00Z" in law
@@ -69,7 +69,7 @@ def test_where_adapters_are_can_be_watched(cli, admin):
     gone = pb.WatchResidencyResponse(gone=["sql"])
     admin.answers["WatchResidency"] = [[*whole(WHERE), gone, Refusal(grpc.StatusCode.NOT_FOUND, "POOL_NOT_FOUND")]]
     lines = cli("get", "adapters", "-o", "wide", "-w").out.splitlines()
-    assert lines[1].split()[:6] == ["sql", "dev", "2", "eager", "2", "of"]
+    assert lines[1].split()[:7] == ["sql", "dev", "2", "eager", "Progressing", "2", "of"]
     assert lines[2] == "sql  deleted"
 
 
@@ -83,3 +83,21 @@ def test_describe_adapter_shows_where_it_is(cli, admin):
     assert "r3       sql    2           pending  staging  no" in out
     (where,) = cli("-o", "json", "describe", "adapter", "sql").json["residency"]
     assert [one["state"] for one in where["replicas"]] == ["serving", "serving", "pending"]
+
+
+def test_what_is_served_instead_of_the_newest_is_not_denied(cli, admin):
+    """R9 status-truth: clients get 200 from it."""
+    failed = {"wanted_generation": 4, "wanted_state": pb.RolloutReplica.FAILED, "wanted_reason": "digest_mismatch"}
+    parts = [
+        part("r1", generation=3, loaded=True, reason="earlier_generation", **failed),
+        part("r2", generation=0, loaded=True, reason="earlier_generation", **failed),
+    ]
+    bad = pb.AdapterResidency(name="sql", generation=4, load="eager", replicas=parts)
+    admin.answers["WatchResidency"] = [whole(bad)]
+    line = cli("get", "adapters", "-o", "wide").out.splitlines()[1]
+    assert "2 of 2" in line
+    assert "r1@3 (generation 4 failed: digest_mismatch), r2@? (generation 4 failed: digest_mismatch)" in line
+    admin.answers["GetAdapter"] = [SQL]
+    admin.answers["WatchRollout"] = [[pb.Rollout(name="sql", generation=4, done=True)]]
+    out = cli("describe", "adapter", "sql").out
+    assert "r1       sql    3           serving  generation 4 failed: digest_mismatch  yes" in out

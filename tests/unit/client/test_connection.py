@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from registry.client import Registry
-from registry.errors import InvalidArgument
+from loraplane import Registry
+from registry.model.errors import InvalidArgument
 
 
 @pytest.mark.parametrize("address", ["admin", "http://admin:7600"])

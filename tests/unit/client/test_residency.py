@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from registry.client.residency import Follower, PoolResidency, State
+from registry.client.residency import Follower, PoolResidency, State, WantedResidence
 from registry.v1 import registry_pb2 as pb
 
 
@@ -43,3 +43,20 @@ def test_only_what_is_proven_is_served():
         assert told is not None
         (one,) = told.adapters["a"].replicas
         assert (one.state, len(told.adapters["a"].serving)) == (known, known is State.SERVING)
+
+
+def test_what_is_served_instead_of_the_newest_is_told_with_what_became_of_that():
+    """R9: requests may go there, and whoever asks which weights they get is told."""
+    one = pb.Residence(
+        replica="r1",
+        generation=3,
+        state=pb.RolloutReplica.SERVING,
+        reason="earlier_generation",
+        wanted_generation=4,
+        wanted_state=pb.RolloutReplica.FAILED,
+        wanted_reason="digest_mismatch",
+    )
+    told = Follower().take(response(pb.AdapterResidency(name="a", generation=4, replicas=[one]), snapshot=True))
+    assert told is not None
+    (served,) = told.adapters["a"].serving
+    assert (served.generation, served.wanted) == (3, WantedResidence(4, State.FAILED, "digest_mismatch"))

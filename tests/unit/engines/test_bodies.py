@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
 
-from sidecar.engines.bodies import fields_of, json_of
+from sidecar.engines.driver import EngineUnreachable
+from sidecar.engines.transport import MAX_METRICS_BYTES, MetricLines, fields_of, json_of
+from sidecar.engines.vllm.http import MAX_AT_ONCE_METRICS_BYTES, metric_lines
 
 
 @pytest.mark.parametrize(
@@ -19,3 +24,48 @@ def test_only_an_object_has_fields():
     assert fields_of(b'{"a": 1}') == {"a": 1}
     assert fields_of(b"[1]") == {}
     assert json_of(b"[1]") == [1]
+
+
+@pytest.mark.parametrize(
+    "body", [b"[[]" + b",[]" * 1_500_000 + b"]", b"[1" + b",1" * 2_000_000 + b"]"], ids=["lists", "ones"]
+)
+def test_a_body_of_more_parts_than_a_listing_has_is_not_read(body):
+    """X2 unbreakable: its reader would hold the event loop for seconds. Found by the fuzzer."""
+    assert json_of(body) is None
+    assert fields_of(body) == {}
+
+
+LINES = MetricLines((b"a{", b"b "), newest=b"s{")
+
+
+def test_of_metrics_only_what_is_read_is_kept():
+    """X2 unbreakable: an engine may have written a sample for each set of adapters that it ever served."""
+    page = b'# HELP a\na{x="1"} 1\nc 3\n' + b"".join(b's{n="%d"} %d.0\n' % (n, n % 1000) for n in range(2999)) + b"b 2"
+    assert LINES.of(page) == 'a{x="1"} 1\nb 2s{n="999"} 999.0\ns{n="1999"} 999.0\n'
+    assert MetricLines((b"s{n",)).of(b's{n="1"} 1.0\ns{n="2"} 2.0\n') == 's{n="1"} 1.0\ns{n="2"} 2.0\n'
+
+
+@pytest.mark.parametrize(
+    ("value", "is_met"), [("1e999", True), ("-", True), ("inf", False), ("NaN", False), ("", False)]
+)
+def test_a_sample_without_a_time_hides_no_other(value, is_met):
+    """R7, X2: a reader meets a number that is none, and says so; what is no sample is passed over by readers too."""
+    kept = LINES.of(f's{{n="1"}} 5.0\ns{{n="2"}} {value}\ns{{n="3"}} 4.0\n'.encode())
+    assert kept == (f's{{n="2"}} {value}\n' if is_met else 's{n="1"} 5.0\n')
+
+
+async def test_metrics_without_end_are_refused():
+    """X2: what is read of them is bounded, and so is the time that its reader takes."""
+    page = b"a{} 1\n" * (MAX_METRICS_BYTES // 6 + 1)
+    with pytest.raises(EngineUnreachable, match="more than 1048576 bytes"):
+        await metric_lines(page, LINES, "http://e")
+    assert len(await metric_lines(page[6:], LINES, "http://e")) <= MAX_METRICS_BYTES
+
+
+async def test_large_metrics_are_looked_through_beside_the_event_loop(monkeypatch):
+    """X2: pages of 64 MiB take seconds, in which leases have to be renewed."""
+    is_free = threading.Event()
+    asyncio.get_running_loop().call_later(0.01, is_free.set)
+    monkeypatch.setattr(MetricLines, "of", lambda _, page: f"{is_free.wait(20)} {len(page)}")
+    size_bytes = MAX_AT_ONCE_METRICS_BYTES + 1
+    assert await metric_lines(b"x" * size_bytes, LINES, "http://e") == f"True {size_bytes}"

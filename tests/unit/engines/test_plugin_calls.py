@@ -6,12 +6,23 @@ import json
 
 import pytest
 
-from sidecar.engines import plugin_calls as plugin
+from registry.lora.coverage.findings import EngineEvidence
 from sidecar.engines.driver import EngineUnreachable
-from sidecar.engines.exchange import Lost, NotSent, Reply
-from sidecar.engines.plugin_calls import About
-from sidecar.observed import Done, EngineLimits, Gone, NotThere, PathMissing, Refused, Transient, Unknown
-from sidecar.vllm_plugin import errors
+from sidecar.engines.observed import (
+    Done,
+    EngineGone,
+    EngineLimits,
+    NoEffect,
+    NotThere,
+    PathMissing,
+    Refused,
+    Transient,
+    Unknown,
+)
+from sidecar.engines.transport import Lost, NotSent, Reply
+from sidecar.engines.vllm import plugin_calls as plugin
+from sidecar.engines.vllm.plugin_calls import About, ChangeCount
+from sidecar.vllm_plugin import server as errors
 from sidecar.vllm_plugin.routes import PREFIX, SCHEMA
 
 
@@ -22,7 +33,7 @@ def error(status: int, reason: object) -> Reply:
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        (NotSent("m"), Gone),
+        (NotSent("m"), EngineGone),
         (Lost("m"), Unknown),
         (Reply(200, b"{}"), Done),
         (error(404, "not_loaded"), NotThere),
@@ -38,6 +49,13 @@ def error(status: int, reason: object) -> Reply:
 )
 def test_each_answer_has_one_meaning(answer, kind):
     assert isinstance(plugin.plugin_outcome(answer), kind)
+
+
+@pytest.mark.parametrize("age", [10**400, 1e300, float("inf"), float("nan"), -1, True, "1", None])
+def test_an_age_that_no_use_can_have_makes_all_of_them_unknown(age):
+    """X2 unbreakable: found by review."""
+    body = json.dumps({"schema": 1, "last_used": {"a": 1.5, "b": age}}).encode()
+    assert plugin.read_last_used(body) == {}
 
 
 def test_every_reason_that_the_plugin_has_is_understood():
@@ -61,7 +79,9 @@ TOLD = EngineLimits(max_loras=4, max_lora_rank=8)
     [
         ({"schema": 1, "capabilities": [*NEEDED, "more", 3]}, About()),
         ({"schema": 1, "capabilities": [*NEEDED, "uses", "resolve"]}, About(resolves=True, tells_uses=True)),
+        ({"schema": 1, "capabilities": [*NEEDED, "uses", "changes"]}, About(tells_uses=True, tells_changes=True)),
         ({"schema": 1, "capabilities": NEEDED, "limits": LIMITS}, About(limits=TOLD)),
+        ({"schema": 1, "capabilities": [*NEEDED, "coverage"]}, About(tells_coverage=True)),
         ({"schema": 1, "capabilities": NEEDED, "limits": {"max_loras": True, "more": 1}}, About()),
         ({"schema": 1, "capabilities": NEEDED, "limits": 3}, About()),
         ({"schema": 2, "capabilities": NEEDED}, None),
@@ -93,10 +113,65 @@ def test_ages_are_taken_whole_or_not_at_all(body, ages):
     assert plugin.read_last_used(b"") == {}
 
 
+COVERAGE: dict[str, object] = {
+    "schema": 1,
+    "architecture": "A",
+    "applied": ["a.{0-3}.q", "b"],
+    "taken": ["q"],
+    "renames": [{"x": "y"}, {}, {}],
+}
+
+
+def test_coverage_is_taken_whole_or_not_at_all():
+    """R22 applied-whole: half of it would refuse what the engine applies."""
+    told = EngineEvidence("vllm 0.32.0", "A", ("a.{0-3}.q", "b"), ("q",), (("x", "y"),))
+    assert plugin.read_coverage(json.dumps(COVERAGE).encode(), "0.32.0") == told
+    for wrong in (
+        {"schema": 2},
+        {"renames": None},
+        {"applied": [3]},
+        {"taken": "q"},
+        {"applied": ["a.{0-99999}.{0-99999}"]},
+        {"applied": ["a.{0-9999999}"]},
+        {"applied": ["a" * 513]},
+        {"applied": ["a"] * 4096},
+        {"applied": ["a" * 500] * 70},
+        {"renames": [{"a": 3}, {}, {}]},
+        {"renames": [dict.fromkeys(map(str, range(65)), "a"), {}, {}]},
+    ):
+        assert plugin.read_coverage(json.dumps(COVERAGE | wrong).encode(), "0.32.0") is None
+    assert plugin.read_coverage(b"<html>", "0.32.0") is None
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ({"schema": 1, "incarnation": "a", "changes": 3, "last_used": {}}, ChangeCount("a", 3)),
+        ({"schema": 1, "incarnation": "a", "last_used": {}}, None),
+        ({"schema": 2, "incarnation": "a", "changes": 3}, None),
+        ({"schema": 1, "incarnation": 7, "changes": 3}, None),
+        ({"schema": 1, "incarnation": "a", "changes": "3"}, None),
+        ([], None),
+    ],
+)
+def test_a_count_of_changes_is_taken_whole_or_not_at_all(body, count):
+    """One of an earlier version tells none."""
+    assert plugin.read_changes(json.dumps(body).encode()) == count
+
+
+def test_counts_of_another_life_say_nothing():
+    """That the engine restarted is told by its watch."""
+    seen = ChangeCount("a", 3)
+    assert ChangeCount("a", 4).is_later_than(seen)
+    assert not ChangeCount("a", 3).is_later_than(seen)
+    assert not ChangeCount("b", 4).is_later_than(seen)
+
+
 def test_both_sides_mean_the_same_routes_and_schema():
     calls = {plugin.swap_call("x", "/a", "/b").path, plugin.unload_call("x").path}
-    paths = {plugin.ABOUT_PATH, plugin.STATE_PATH, plugin.USES_PATH, *calls}
-    assert paths == {f"{PREFIX}/{name}" for name in ("plugin", "state", "uses", "swap", "unload")}
+    told = {plugin.ABOUT_PATH, plugin.STATE_PATH, plugin.USES_PATH, plugin.COVERAGE_PATH, plugin.CHANGES_PATH}
+    names = ("plugin", "state", "uses", "coverage", "changes", "swap", "unload")
+    assert told | calls == {f"{PREFIX}/{name}" for name in names}
     about = {"schema": SCHEMA, "capabilities": ["swap", "unload", "state"]}
     assert plugin.read_about(json.dumps(about).encode()) == plugin.About()
 
@@ -108,3 +183,57 @@ def test_every_path_of_a_state_is_in_use():
     for bad in ({"schema": 2, "adapters": []}, {"schema": 1, "adapters": [{}]}, {}, 3):
         with pytest.raises(EngineUnreachable):
             plugin.read_paths_in_use(json.dumps(bad).encode())
+
+
+@pytest.mark.parametrize(
+    ("told", "read"),
+    [
+        (["NixlConnector", 3], ("NixlConnector",)),
+        ([], ()),
+        (None, None),
+        ("NixlConnector", None),
+        (["x"] * 17, None),
+        (["x" * 1000], ("x" * 512,)),
+    ],
+)
+def test_connectors_are_read_as_far_as_they_are_told(told, read):
+    body = json.dumps({"schema": 1, "capabilities": NEEDED, "kv_connectors": told}).encode()
+    about = plugin.read_about(body)
+    assert about is not None
+    assert about.kv_connectors == read
+
+
+def proof(told: object) -> Reply:
+    return Reply(200, json.dumps({"schema": 1, "proof": told, "message": "m"}).encode())
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (proof("no_effect"), NoEffect("m")),
+        (proof("not_finite"), NoEffect("m")),
+        *((proof(told), Done()) for told in ("effect", "later", "unknown", "newer", 3)),
+        (Reply(200, b"<html>"), Done()),
+        (Lost("m"), Done()),
+        (NotSent("m"), Done()),
+        (error(503, "busy"), Done()),
+        (Reply(404, b"{}"), Done()),
+        *((error(500, reason), Done()) for reason in ("path_missing", "refused", "forbidden")),
+    ],
+)
+def test_only_a_proof_speaks_against_a_load(answer, outcome):
+    """R22, R18: what was put off or did not come about holds nothing up, and the load itself says why not."""
+    assert plugin.proof_outcome(answer) == outcome
+
+
+@pytest.mark.parametrize(
+    ("told", "paths"),
+    [({"no_effect": ["/a", 3, "/b"]}, {"/a", "/b"}), ({"no_effect": "/a"}, set()), ({}, set())],
+)
+def test_what_has_no_effect_is_read_from_a_page_that_strangers_may_write(told, paths):
+    assert plugin.read_no_effect(json.dumps({"schema": 1, **told}).encode()) == paths
+
+
+def test_a_plugin_says_that_it_can_prove():
+    able = {"schema": 1, "capabilities": ["swap", "unload", "state", "proof"]}
+    assert plugin.read_about(json.dumps(able).encode()) == About(proves=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.engines.swap_risk import MAX_NAMES, QUEUE_SECONDS, LastThere, reload_risk, swap_risk
-from sidecar.observed import DrainEvidence
+from sidecar.engines.observed import DrainEvidence
+from sidecar.engines.vllm.swap_risk import MAX_NAMES, QUEUE_SECONDS, LastThere, reload_risk, swap_risk
 
 
 def evidence(waiting: int = 0, running: int = 0, adapters: frozenset[str] | None = frozenset()) -> DrainEvidence:

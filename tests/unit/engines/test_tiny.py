@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-from registry.dev import tiny_model
-from registry.dev.tiny_adapters import write_adapter
-from registry.dev.tiny_files import Tensor, write_safetensors
-from registry.dev.tiny_model import write_model
+from registry.tools.devstack import tiny_model
+from registry.tools.devstack.tiny_adapters import write_adapter
+from registry.tools.devstack.tiny_model import TinyTensor, write_model, write_safetensors
 
 
 def content(folder) -> dict[str, bytes]:
@@ -47,7 +46,7 @@ def test_an_adapter_fits_its_model(tmp_path):
 
 
 def test_a_file_holds_its_tensors_without_gaps(tmp_path):
-    write_safetensors(tmp_path / "f", {"b": Tensor((2,), [1.0, 2.0]), "a": Tensor((1, 1), [3.0])})
+    write_safetensors(tmp_path / "f", {"b": TinyTensor((2,), [1.0, 2.0]), "a": TinyTensor((1, 1), [3.0])})
     data = (tmp_path / "f").read_bytes()
     fields = header(tmp_path / "f")
     assert fields["a"] == {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
-from sidecar.engines.vllm_http import VllmHttp
+from sidecar.engines.vllm.http import VllmHttp
 from tests.support.other_engines.server import serving
 
 PATH = "/v1/unload_lora_adapter"

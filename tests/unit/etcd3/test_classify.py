@@ -9,20 +9,20 @@ from registry.etcd3.classify import classify, classify_cancel, may_repeat
 from registry.etcd3.errors import (
     Compacted,
     EtcdError,
+    EtcdInvalidArgument,
+    EtcdPermissionDenied,
+    EtcdUnauthenticated,
+    EtcdUnavailable,
     FutureRevision,
-    InvalidArgument,
     LeaseExpired,
     NoLeader,
     NoSpace,
     OtherCluster,
-    PermissionDenied,
     RequestTooLarge,
     ResponseTooLarge,
     Timeout,
     TlsFailed,
     TooManyRequests,
-    Unauthenticated,
-    Unavailable,
     WatchCanceled,
 )
 
@@ -35,43 +35,48 @@ HOST = (
     "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Custom verification check failed with "
     "error: UNAUTHENTICATED: Hostname Verification Check failed."
 )
+# The word is what some servers of TLS 1.3 make of a refused certificate; the rest is as of other failures.
+REFUSED_US = (
+    "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Unwrap failed (TSI_DATA_CORRUPTED)"
+)
 OLD_HOST = "failed to connect to all addresses; last error: UNKNOWN: Peer name etcd is not in peer certificate"
 
 # code, sentence, error of a call that writes, whether it may have been applied
 ROWS = [
     ("OUT_OF_RANGE", "etcdserver: mvcc: required revision has been compacted", Compacted, False),
     ("OUT_OF_RANGE", "etcdserver: mvcc: required revision is a future revision", FutureRevision, False),
-    ("OUT_OF_RANGE", "etcdserver: too large lease TTL", InvalidArgument, False),
+    ("OUT_OF_RANGE", "etcdserver: too large lease TTL", EtcdInvalidArgument, False),
     ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded", NoSpace, False),
     ("RESOURCE_EXHAUSTED", "etcdserver: too many requests", TooManyRequests, False),
     ("RESOURCE_EXHAUSTED", "grpc: received message larger than max (3 vs. 2)", RequestTooLarge, False),
     ("RESOURCE_EXHAUSTED", "CLIENT: Received message larger than max (3 vs. 2)", ResponseTooLarge, True),
     ("INVALID_ARGUMENT", "etcdserver: request is too large", RequestTooLarge, False),
     ("INVALID_ARGUMENT", "etcdserver: too many operations in txn request", RequestTooLarge, False),
-    ("INVALID_ARGUMENT", "etcdserver: authentication failed, invalid user ID or password", Unauthenticated, False),
-    ("INVALID_ARGUMENT", "etcdserver: user name is empty", Unauthenticated, False),
-    ("INVALID_ARGUMENT", "etcdserver: revision of auth store is old", Unauthenticated, False),
-    ("INVALID_ARGUMENT", "etcdserver: duplicate key given in txn request", InvalidArgument, False),
+    ("INVALID_ARGUMENT", "etcdserver: authentication failed, invalid user ID or password", EtcdUnauthenticated, False),
+    ("INVALID_ARGUMENT", "etcdserver: user name is empty", EtcdUnauthenticated, False),
+    ("INVALID_ARGUMENT", "etcdserver: revision of auth store is old", EtcdUnauthenticated, False),
+    ("INVALID_ARGUMENT", "etcdserver: duplicate key given in txn request", EtcdInvalidArgument, False),
     ("NOT_FOUND", "etcdserver: requested lease not found", LeaseExpired, False),
-    ("NOT_FOUND", "etcdserver: member not found", InvalidArgument, False),
-    ("FAILED_PRECONDITION", "etcdserver: authentication is not enabled", InvalidArgument, False),
-    ("UNAUTHENTICATED", "etcdserver: invalid auth token", Unauthenticated, False),
-    ("PERMISSION_DENIED", "etcdserver: permission denied", PermissionDenied, False),
+    ("NOT_FOUND", "etcdserver: member not found", EtcdInvalidArgument, False),
+    ("FAILED_PRECONDITION", "etcdserver: authentication is not enabled", EtcdInvalidArgument, False),
+    ("UNAUTHENTICATED", "etcdserver: invalid auth token", EtcdUnauthenticated, False),
+    ("PERMISSION_DENIED", "etcdserver: permission denied", EtcdPermissionDenied, False),
     ("DEADLINE_EXCEEDED", "Deadline Exceeded", Timeout, True),
     ("UNAVAILABLE", "etcdserver: no leader", NoLeader, False),
-    ("UNAVAILABLE", "etcdserver: leader changed", Unavailable, True),
-    ("UNAVAILABLE", "etcdserver: request timed out", Unavailable, True),
-    ("UNAVAILABLE", "Socket closed", Unavailable, True),
+    ("UNAVAILABLE", "etcdserver: leader changed", EtcdUnavailable, True),
+    ("UNAVAILABLE", "etcdserver: request timed out", EtcdUnavailable, True),
+    ("UNAVAILABLE", "Socket closed", EtcdUnavailable, True),
     ("UNAVAILABLE", TLS, TlsFailed, False),
+    ("UNAVAILABLE", REFUSED_US, TlsFailed, True),
     ("UNAVAILABLE", HOST, TlsFailed, False),
     ("UNAVAILABLE", OLD_HOST, TlsFailed, False),
-    ("UNAVAILABLE", REFUSED, Unavailable, False),
-    ("UNAVAILABLE", "DNS resolution failed for etcd.example:2379", Unavailable, False),
-    ("UNIMPLEMENTED", "unknown service etcdserverpb.KV", Unavailable, False),
-    ("UNKNOWN", "raft proposal dropped", Unavailable, True),
-    ("CANCELLED", "", Unavailable, True),
-    ("INTERNAL", "stream reset", Unavailable, True),
-    ("DATA_LOSS", "etcdserver: corrupt cluster", Unavailable, True),
+    ("UNAVAILABLE", REFUSED, EtcdUnavailable, False),
+    ("UNAVAILABLE", "DNS resolution failed for etcd.example:2379", EtcdUnavailable, False),
+    ("UNIMPLEMENTED", "unknown service etcdserverpb.KV", EtcdUnavailable, False),
+    ("UNKNOWN", "raft proposal dropped", EtcdUnavailable, True),
+    ("CANCELLED", "", EtcdUnavailable, True),
+    ("INTERNAL", "stream reset", EtcdUnavailable, True),
+    ("DATA_LOSS", "etcdserver: corrupt cluster", EtcdUnavailable, True),
 ]
 
 
@@ -95,11 +100,11 @@ GO = "rpc error: code = PermissionDenied desc = "
 CANCELS = [
     ("", 7, Compacted),
     ("etcdserver: mvcc: required revision has been compacted", 7, Compacted),
-    ("etcdserver: permission denied", 0, PermissionDenied),
-    (GO + "etcdserver: permission denied", 0, PermissionDenied),
-    (GO + "etcdserver: invalid auth token", 0, Unauthenticated),
-    (GO + "etcdserver: user name is empty", 0, Unauthenticated),
-    (GO + "etcdserver: revision of auth store is old", 0, Unauthenticated),
+    ("etcdserver: permission denied", 0, EtcdPermissionDenied),
+    (GO + "etcdserver: permission denied", 0, EtcdPermissionDenied),
+    (GO + "etcdserver: invalid auth token", 0, EtcdUnauthenticated),
+    (GO + "etcdserver: user name is empty", 0, EtcdUnauthenticated),
+    (GO + "etcdserver: revision of auth store is old", 0, EtcdUnauthenticated),
     ("etcdserver: no leader", 0, NoLeader),
     ("mvcc: watcher duplicate", 0, WatchCanceled),
     ("", 0, WatchCanceled),
@@ -128,17 +133,17 @@ def test_every_error_comes_out_of_the_table():
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (Unavailable("", maybe_applied=False), True),
-        (Unavailable("", maybe_applied=True), False),
+        (EtcdUnavailable("", maybe_applied=False), True),
+        (EtcdUnavailable("", maybe_applied=True), False),
         (Timeout("", maybe_applied=False), True),
         (Timeout("", maybe_applied=True), False),
         (NoLeader(""), True),
         (TooManyRequests(""), True),
         (TlsFailed("", maybe_applied=False), False),
         (NoSpace(""), False),
-        (PermissionDenied(""), False),
-        (Unauthenticated(""), False),
-        (InvalidArgument(""), False),
+        (EtcdPermissionDenied(""), False),
+        (EtcdUnauthenticated(""), False),
+        (EtcdInvalidArgument(""), False),
     ],
 )
 def test_only_what_passes_by_itself_and_was_not_applied_is_repeated(error, expected):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from registry.etcd3 import rpc_pb2 as rpc
-from registry.etcd3.errors import Compacted, FutureRevision, ResponseTooLarge, Unavailable
+from registry.etcd3.errors import Compacted, EtcdUnavailable, FutureRevision, ResponseTooLarge
 from registry.etcd3.listing import list_range
 from registry.etcd3.ops import Range
 
@@ -81,6 +81,6 @@ async def test_starting_over_has_an_end():
 
 
 async def test_other_errors_pass():
-    store = Store(5, [None, Unavailable("", maybe_applied=False)])
-    with pytest.raises(Unavailable):
+    store = Store(5, [None, EtcdUnavailable("", maybe_applied=False)])
+    with pytest.raises(EtcdUnavailable):
         await list_range(store.read, b"", b"\xff", 2)

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from registry.dev.etcd_binary import EtcdNotFound, child_environment, find_etcd
+from registry.etcd3 import channel
 from registry.etcd3.backoff import Backoff
-from registry.etcd3.endpoints import Rotation
+from registry.etcd3.calls import Rotation
+from registry.etcd3.channel import MemberConnection, TlsReader
+from registry.etcd3.errors import TlsFailed
 from registry.etcd3.options import ClientOptions, TlsFiles
+from registry.tools.devstack.processes import EtcdNotFound, child_environment, find_etcd
 
 
 def test_options_never_show_the_password():
@@ -44,9 +47,9 @@ def test_options_that_make_no_sense_are_refused(wrong):
 def test_backoff_is_bounded_grows_and_is_jittered():
     backoff = Backoff(base_seconds=0.1, cap_seconds=3.0)
     rng = random.Random(1)
-    assert backoff.delay(0, rng) == 0.0
+    assert backoff.delay(0, rng.uniform) == 0.0
     for failures, bound in ((1, 0.1), (2, 0.2), (3, 0.4), (6, 3.0), (1000, 3.0)):
-        delays = [backoff.delay(failures, rng) for _ in range(200)]
+        delays = [backoff.delay(failures, rng.uniform) for _ in range(200)]
         assert 0 <= min(delays) < bound / 4
         assert bound * 3 / 4 < max(delays) <= bound
 
@@ -113,7 +116,9 @@ def test_none_at_all_says_how_to_get_one(bare, monkeypatch):
 
 
 def test_a_package_without_binary_says_so_too(bare, monkeypatch):
-    monkeypatch.setattr("registry.dev.etcd_binary.importlib.util.find_spec", lambda _name: sys.__spec__ or _Spec)
+    monkeypatch.setattr(
+        "registry.tools.devstack.processes.importlib.util.find_spec", lambda _name: sys.__spec__ or _Spec
+    )
     with pytest.raises(EtcdNotFound):
         find_etcd()
 
@@ -128,3 +133,51 @@ def test_etcd_s_variables_are_kept_from_children(monkeypatch):
     monkeypatch.setenv("KEPT", "1")
     assert "ETCD_NAME" not in child_environment()
     assert child_environment()["KEPT"] == "1"
+
+
+def test_tls_files_that_cannot_be_read_leave_those_that_were_read_last(tmp_path, caplog):
+    """R13 static-stable: told once for each cause; at the first use there are none, which is an error."""
+    file = tmp_path / "ca.pem"
+    reader = TlsReader(TlsFiles(ca=file))
+    with pytest.raises(TlsFailed, match=r"^etcd:2379: cannot read .*ca\.pem: No such file"):
+        reader.newest("etcd:2379")
+    for _ in range(2):
+        file.write_bytes(b"authority")
+        reader.newest("etcd:2379")
+        file.unlink()
+        reader.newest("etcd:2379")
+        reader.newest("etcd:2379")
+    assert [one for one in caplog.messages if str(file) not in one] == []
+    assert len(caplog.messages) == 2
+
+
+class Channel:
+    """Notes that it was closed."""
+
+    closed = 0
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+async def test_a_retired_connection_is_closed_when_its_last_call_has_ended(monkeypatch):
+    """R16 bounded: else each member that went away would leave one behind."""
+    opened = Channel()
+    monkeypatch.setattr(channel, "_open", lambda *_: opened)
+    connection = MemberConnection("a:1", None)
+    async with connection:
+        async with connection:
+            await connection.retire()
+        assert not opened.closed
+    assert opened.closed == 1
+
+
+async def test_a_connection_that_nobody_uses_is_closed_as_it_is_retired(monkeypatch):
+    opened = Channel()
+    monkeypatch.setattr(channel, "_open", lambda *_: opened)
+    connection = MemberConnection("a:1", None)
+    async with connection:
+        pass
+    assert not opened.closed
+    await connection.retire()
+    assert opened.closed == 1

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from registry.etcd3 import rpc_pb2 as rpc
-from registry.etcd3.errors import Compacted, NoLeader, OtherCluster, PermissionDenied, WatchCanceled
-from registry.etcd3.reflections import Changed, Progressed
-from registry.etcd3.stream import Mark, WatchProtocol, progress_is_safe
+from registry.etcd3.errors import Compacted, EtcdPermissionDenied, NoLeader, OtherCluster, WatchCanceled
+from registry.etcd3.stream import Changed, Mark, Progressed, WatchProtocol, progress_is_safe
 
 CLUSTER = 77
 
@@ -112,7 +111,7 @@ def test_canceled_is_seen_before_created():
 @pytest.mark.parametrize(
     ("reason", "error"),
     [
-        ("rpc error: code = PermissionDenied desc = etcdserver: permission denied", PermissionDenied),
+        ("rpc error: code = PermissionDenied desc = etcdserver: permission denied", EtcdPermissionDenied),
         ("etcdserver: no leader", NoLeader),
         ("something new", WatchCanceled),
     ],

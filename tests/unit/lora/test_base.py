@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.lora.architectures import UnknownArchitecture, derive
 from registry.lora.base import MAX_MODULES, BaseModules, check_patterns, compress, expand
-from registry.lora.base_directory import BaseUnreadable, names_of, read_base
+from registry.lora.base_directory import BaseUnreadable, UnknownArchitecture, derive, names_of, read_base
 from tests.corpus.drafts import LLAMA, Values, safetensors
 
 CONFIG = {

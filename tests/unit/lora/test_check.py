@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import time
+from itertools import permutations
 from typing import Any
 
 import pytest
 
-from registry.lora.base import BaseModules
+from registry.lora.base import BaseModules, expand
 from registry.lora.check import examine
 from registry.lora.config import read_config
 from registry.lora.directory import check_files, open_directory
-from registry.lora.findings import Finding, UnfitAdapter
-from registry.lora.finite import not_finite
-from registry.lora.patterns import Patterns, pattern_findings
-from registry.lora.policy import Limits, Policy, is_served, policy_of
-from registry.lora.tensors import Tensor
+from registry.lora.findings import Finding, UnfitAdapter, shown
+from registry.lora.json_files import json_object
+from registry.lora.modules import Patterns, pattern_findings, renamed_pattern
+from registry.lora.policy import AdapterLimits, Policy, is_served, policy_of
+from registry.lora.safetensors import Tensor, not_finite, read_header
 from tests.corpus.drafts import CONFIG, CONFIG_FIELDS, LLAMA, QWEN2, RANK, WEIGHTS, Draft
 
-NO_LIMITS = Limits()
+NO_LIMITS = AdapterLimits()
 
 
 def findings(
-    draft: Draft, base: BaseModules | None = None, limits: Limits = NO_LIMITS, **policy: Any
+    draft: Draft, base: BaseModules | None = None, limits: AdapterLimits = NO_LIMITS, **policy: Any
 ) -> dict[str, Finding]:
     tensors = [Tensor(name, one.dtype, one.shape, 0, len(one.data)) for name, one in draft.tensors.items()]
     config = read_config(json.dumps(draft.config).encode())
@@ -31,15 +34,15 @@ def findings(
 
 
 def test_the_rank_is_compared_with_the_replicas_limit():
-    assert not findings(LLAMA.draft(), limits=Limits(max_rank=RANK))
-    found = findings(LLAMA.draft(), limits=Limits(max_rank=RANK - 1))
+    assert not findings(LLAMA.draft(), limits=AdapterLimits(max_rank=RANK))
+    found = findings(LLAMA.draft(), limits=AdapterLimits(max_rank=RANK - 1))
     assert found["rank_too_high"].found == f"rank {RANK}"
 
 
 def test_a_rank_pattern_counts_as_the_engine_counts_it():
     draft = LLAMA.draft()
     draft.config["rank_pattern"] = {"nowhere": 99}
-    assert set(findings(draft, limits=Limits(max_rank=64))) == {"rank_too_high"}
+    assert set(findings(draft, limits=AdapterLimits(max_rank=64))) == {"rank_too_high"}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,7 @@ def test_a_rank_pattern_counts_as_the_engine_counts_it():
 )
 def test_modules_that_the_engine_leaves_out_are_found(targets, served):
     """R5: it would take them, and answer as the base model does."""
-    assert bool(findings(LLAMA.draft(), limits=Limits(target_modules=targets))) is not served
+    assert bool(findings(LLAMA.draft(), limits=AdapterLimits(target_modules=targets))) is not served
 
 
 def test_a_fused_module_is_served_where_one_of_its_parts_is():
@@ -94,20 +97,56 @@ def test_modules_of_two_places_at_once_are_of_none():
 
 
 @pytest.mark.parametrize(
-    "key", ["q_proj", r"model\.layers\.[01]\.self_attn\.(?:q|v)_proj", "^model.*q_proj$", r"layers\.\d.+"]
+    "key",
+    [
+        "q_proj",
+        r"model\.layers\.[01]\.self_attn\.(?:q|v)_proj",
+        "^model.*q_proj$",
+        r"layers\.\d.+",
+        r".*\.0\..*q_proj",
+        r"layers\.\d{1,2}\.self_attn\.[^kv]_proj",
+    ],
 )
-def test_patterns_that_end_soon_are_followed(key):
+def test_patterns_are_followed_as_peft_follows_them(key):
     config = read_config(json.dumps(CONFIG_FIELDS | {"rank_pattern": {key: 8}}).encode())
     assert not pattern_findings(config, 100)
     assert Patterns(config.rank_pattern, 4).value("model.layers.0.self_attn.q_proj") == 8
     assert Patterns(config.rank_pattern, 4).value("model.norm") == 4
 
 
-@pytest.mark.parametrize("key", ["(a+)+b", "(a|b)*c", ".*.*.*x", "a{1,99}", "(", "é", "a" * 999, "[z-a]"])
-def test_patterns_that_may_not_end_are_refused(key):
-    """R8, R16: an expression out of somebody's file must not hold up a sidecar."""
+@pytest.mark.parametrize("key", ["(a+)+b", "(a|b)*c", ".*.*.*x", "a{1,99}", "(((a?)?)?)?" * 20 + "b", "(a?){200}b"])
+def test_no_pattern_takes_long(key):
+    """R8, R16: an expression out of somebody's file must not hold up a sidecar, however it is nested."""
+    started = time.process_time()
+    assert Patterns({key: 8}, 4).value("a" * 512 + "!") == 4
+    assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize(
+    "key", ["(", "é", "a" * 999, "[z-a]", "(?=a)b", r"(a)\1", "(?i)a", "a{,3}", "[[:alpha:]]", "(" * 256]
+)
+def test_patterns_that_are_not_read_as_peft_reads_them_are_refused(key):
+    """R16: and no rank is called wrong because of a pattern that was not followed."""
     config = read_config(json.dumps(CONFIG_FIELDS | {"alpha_pattern": {key: 8}}).encode())
     assert [one.reason for one in pattern_findings(config, 1)] == ["unsupported_pattern"]
+    draft = LLAMA.draft()
+    draft.config["rank_pattern"] = {key: 1, "q_proj": 1}
+    assert set(findings(draft, BaseModules(LLAMA.modules))) == {"unsupported_pattern"}
+
+
+def test_a_key_that_stands_twice_is_found_soon_among_many():
+    """R16 bounded: what somebody sends is read in linear time."""
+    pairs = ", ".join(f'"{number}": 0' for number in range(200_000))
+    started = time.process_time()
+    with pytest.raises(UnfitAdapter, match="'199999' stands there twice"):
+        json_object("adapter_config.json", f'{{{pairs}, "199999": 0}}'.encode())
+    assert time.process_time() - started < 5
+
+
+def test_a_range_that_runs_backward_is_none():
+    """X2 unbreakable: it counts as no module, and what stands beside it would be made all the same."""
+    with pytest.raises(ValueError, match="not a range"):
+        expand({"{0-999999}.{5-1}": (1, 1)})
 
 
 def test_too_many_patterns_are_refused_whatever_they_are():
@@ -116,6 +155,42 @@ def test_too_many_patterns_are_refused_whatever_they_are():
     config = read_config(json.dumps(CONFIG_FIELDS | {"rank_pattern": patterns}).encode())
     assert not pattern_findings(config, 100)
     assert [one.reason for one in pattern_findings(config, 1000)] == ["unsupported_pattern"]
+    slow = read_config(json.dumps(CONFIG_FIELDS | {"rank_pattern": {"(a?){200}b": 8}}).encode())
+    assert [one.reason for one in pattern_findings(slow, 1000)] == ["unsupported_pattern"]
+
+
+@pytest.mark.parametrize("name", ["model.nowhere.{}.q_proj", "model.layers.9{}.experts.0.q_proj"])
+def test_what_the_base_lacks_is_said_in_time_that_grows_with_the_modules(name):
+    """R16, X2: the base was looked through anew for each of them, an hour for as many as a header holds."""
+    base = BaseModules({f"model.layers.{i}.experts.{j}.q_proj": (8, 8) for i in range(60) for j in range(250)})
+    tensors = [Tensor(f"{name.format(i)}.lora_A.weight", "F32", (), 0, 0) for i in range(20_000)]
+    config = read_config(json.dumps(CONFIG_FIELDS).encode())
+    started = time.process_time()
+    found = examine(config, tensors, base, NO_LIMITS, Policy()).findings
+    assert time.process_time() - started < 10
+    assert {one.reason for one in found} & {"no_such_module", "too_many_layers"}
+
+
+def test_more_tensors_or_keys_than_any_adapter_has_are_refused():
+    """R16 bounded."""
+    entry = {"dtype": "F32", "shape": [], "data_offsets": [0, 0]}
+    for entries, found in (
+        ({f"{i}": entry for i in range(200_001)}, "200001 tensors"),
+        ({"__metadata__": {f"{i}": "" for i in range(4097)}, "a": entry}, "at most 4096 keys"),
+    ):
+        header = json.dumps(entries).encode()
+        with pytest.raises(UnfitAdapter, match=found):
+            read_header(header, 8 + len(header), WEIGHTS)
+    with pytest.raises(UnfitAdapter, match="target_modules"):
+        read_config(json.dumps(CONFIG_FIELDS | {"target_modules": ["q"] * 200_001}).encode())
+
+
+def test_a_value_that_is_too_deep_to_be_printed_is_shown_all_the_same():
+    """X2: whoever prints stands deeper than whoever read it."""
+    value: list[object] = []
+    for _ in range(100_000):
+        value = [value]
+    assert shown(value) == "a list"
 
 
 def test_nothing_is_left_where_all_modules_are_dropped():
@@ -192,7 +267,7 @@ def test_halves_of_two_kinds_are_no_pair():
 
 
 def test_a_finding_says_everything_in_one_line():
-    found = findings(LLAMA.draft(), limits=Limits(max_rank=1))["rank_too_high"]
+    found = findings(LLAMA.draft(), limits=AdapterLimits(max_rank=1))["rank_too_high"]
     assert found.sentence().startswith("r: found rank 4, expected at most 1; start the engines with --max-lora-rank 4")
     assert set(found.as_dict()) == {"reason", "key", "found", "expected", "remedy", "permanent"}
 
@@ -204,3 +279,22 @@ def test_what_a_stranger_wrote_has_no_power_over_a_terminal():
     found = findings(draft)["unknown_tensor"]
     assert found.sentence().startswith(r"\x1b]0;mine\x07\nready\u202e: found")
     assert found.as_dict()["key"] == r"\x1b]0;mine\x07\nready\u202e"
+
+
+@pytest.mark.parametrize("names", list(permutations(["proj", "a.proj", "b.a.proj", "xa.proj"])))
+def test_a_renamed_module_keeps_its_rank_beside_one_whose_name_ends_its_own(names):
+    """R4: a key is for every module whose name ends with it, and the first that fits counts."""
+    ranks = {f"old.{name}": rank for name, rank in zip(names, (4, 8, 16, 32), strict=True)}
+    renamed = renamed_pattern(
+        {re.escape(name): rank for name, rank in ranks.items()}, dict(zip(ranks, names, strict=True))
+    )
+    found = Patterns(renamed, 1)
+    assert [found.value(name) for name in names] == [4, 8, 16, 32]
+
+
+@pytest.mark.parametrize("text", ['{"a": "\\ud800"}', '{"\\udfff": 1}', '{"a": ["\\ud83d x"]}'])
+def test_half_a_character_is_refused(text):
+    """X2: it can be read, and never be written anywhere."""
+    with pytest.raises(UnfitAdapter):
+        json_object("adapter_config.json", text.encode())
+    assert json_object("adapter_config.json", b'{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from registry.errors import InvalidArgument, Reason
+from registry.model.errors import InvalidArgument, Reason
 from registry.model.names import (
     RESERVED_NAMES,
     check_adapter_name,
+    check_engine_host,
     check_not_base,
     check_request_id,
     check_segment,
+    is_engine_allowed,
     name_key,
     name_of_key,
     tenant_of,
@@ -86,3 +88,81 @@ def test_bad_request_ids(request_id):
 
 def test_tenants():
     assert [tenant_of(name) for name in ("a", "Acme/x", "acme/x")] == ["default", "acme", "acme"]
+
+
+HOSTS = (
+    "* *.engines.svc engines vllm-0 vllm_0.a:8000 10.0.0.0/8 10.0.0.1 10.0.0.0/8:8000 [fd00::]/8 [fd00::1]:80".split()
+)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_hosts_of_engines(host):
+    assert check_engine_host(host) == host
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "A.svc",
+        "a..b",
+        "*a",
+        "a.*",
+        "http://a",
+        "a/b",
+        "10.0.0.0/33",
+        "10.0.1",
+        "a:0",
+        "a:65536",
+        "a:b",
+        "fd00::1",
+        "[a]",
+    ],
+)
+def test_what_is_no_host_of_an_engine(host):
+    with pytest.raises(ValueError, match="neither a host"):
+        check_engine_host(host)
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("http://10.1.2.3:8000", "10.0.0.0/8"),
+        ("http://10.1.2.3:8000/", "10.1.2.3"),
+        ("http://10.1.2.3:8000", "10.0.0.0/8:8000"),
+        ("http://10.1.2.3", "10.0.0.0/8:80"),
+        ("https://VLLM-0.engines.svc/base", "*.engines.svc:443"),
+        ("http://vllm-0:8000", "vllm-0"),
+        ("http://anything", "*"),
+        ("http://[fd00::7]:8000", "[fd00::]/8"),
+    ],
+)
+def test_engines_that_a_pool_allows(url, host):
+    assert is_engine_allowed(url, ["other", host])
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("http://11.1.2.3:8000", "10.0.0.0/8"),
+        ("http://10.1.2.3:8001", "10.0.0.0/8:8000"),
+        ("http://10.evil.test:8000", "10.0.0.0/8"),
+        ("http://167772161:8000", "10.0.0.0/8"),
+        ("http://[::ffff:10.0.0.1]:8000", "10.0.0.0/8"),
+        ("http://engines.svc", "*.engines.svc"),
+        ("http://evil-engines.svc", "*.engines.svc"),
+        ("http://vllm-0.evil.test", "vllm-0"),
+        ("http://vllm-0@evil.test:8000", "vllm-0"),
+        ("http://evil.test@vllm-0:8000", "vllm-0"),
+        ("http://evil.test\\@vllm-0", "vllm-0"),
+        ("http://vllm-0:8000\n", "vllm-0"),
+        ("http://vllm-0:port", "vllm-0"),
+        ("ftp://vllm-0", "vllm-0"),
+        ("vllm-0", "vllm-0"),
+        ("http://", "*"),
+        ("http://vllm-0", "[vllm-0"),
+    ],
+)
+def test_engines_that_a_pool_does_not_allow(url, host):
+    """X2: however another reader would take the URL."""
+    assert not is_engine_allowed(url, [host])

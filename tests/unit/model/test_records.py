@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from types import UnionType
+from typing import Annotated, Union, get_args, get_origin
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic.fields import FieldInfo
 
-from registry.errors import FailedPrecondition, Reason
-from registry.model.base import MAX_RECORD_BYTES
-from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, Source
-from registry.model.status import EngineStatus, ReplicaStatus, Served
+from registry.model.errors import FailedPrecondition, Reason
+from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, SourceSpec, TenantRecord
+from registry.model.status import EngineStatus, Presence, ReplicaStatus, Served
+from registry.model.stored import MAX_RECORD_BYTES, Part, read_json
 
 RECORD = AdapterRecord(
     name="acme/a",
     pool="p",
     tenant="acme",
     generation=1,
-    spec=AdapterSpec(source=Source(uri="file:///a")),
+    spec=AdapterSpec(source=SourceSpec(uri="file:///a")),
     updated_at="t",
     updated_by="u",
 )
@@ -63,6 +67,50 @@ def test_unreadable(value, reason):
     assert told.value.message
 
 
+def _parts(kind: type) -> set[type]:
+    return {kind}.union(*(_parts(below) for below in kind.__subclasses__()))
+
+
+def _numbers(annotation: object, metadata: Sequence[object] = ()) -> Iterator[tuple[object, set[str]]]:
+    """Each number in an annotation with the names of its bounds."""
+    if get_origin(annotation) is Annotated:
+        inner, *more = get_args(annotation)
+        yield from _numbers(inner, [*metadata, *more])
+    elif annotation in (int, float):
+        found = [one.metadata if isinstance(one, FieldInfo) else [one] for one in metadata]
+        yield annotation, {type(bound).__name__ for many in found for bound in many}
+    for inner in get_args(annotation) if get_origin(annotation) is not Annotated else ():
+        yield from _numbers(inner, metadata if get_origin(annotation) in (Union, UnionType) else ())
+
+
+def test_every_number_of_what_is_stored_is_bounded():
+    """R14 nack: a number of 400 digits is one bad value, and nothing has to calculate with it."""
+    unbounded = [
+        f"{kind.__name__}.{name}"
+        for kind in sorted(_parts(Part), key=lambda kind: kind.__name__)
+        if kind.__module__.startswith("registry.model.")
+        for name, field in kind.model_fields.items()
+        for number, bounds in _numbers(field.annotation, field.metadata)
+        if number is float or not bounds >= {"Ge", "Le"}
+    ]
+    assert unbounded == []
+
+
+@pytest.mark.parametrize("kind", [Presence, ReplicaStatus, PoolSpec, TenantRecord, AdapterRecord])
+def test_a_number_of_400_digits_is_refused(kind):
+    """R14 nack."""
+    for name, field in kind.model_fields.items():
+        if any(True for _ in _numbers(field.annotation, field.metadata)):
+            with pytest.raises(FailedPrecondition) as told:
+                kind.parse(json.dumps({field.alias or name: 10**400}).encode())
+            assert len(told.value.message) < 300
+
+
+def test_json_that_is_nested_too_deeply_is_none():
+    with pytest.raises(ValueError, match="too deeply"):
+        read_json("[" * 30_000)
+
+
 def test_a_complaint_tells_where_but_not_what():
     """X1 secret-free."""
     with pytest.raises(FailedPrecondition) as told:
@@ -93,3 +141,12 @@ def test_a_status_may_be_larger():
         updated_at="t",
     )
     assert ReplicaStatus.parse(status.to_bytes()) == status
+    odd = status.model_copy(update={"note": "half \ud800 of a character"})
+    assert ReplicaStatus.parse(odd.to_bytes()) == status.model_copy(update={"note": "half ? of a character"})
+
+
+def test_a_presence_of_before_versions_has_none():
+    told = Presence(pool="p", replica="r", incarnation="i", owner="o", started_at="t", version="2")
+    assert Presence.parse(told.to_bytes()).version == "2"
+    old = {name: value for name, value in json.loads(told.to_bytes()).items() if name != "version"}
+    assert Presence.parse(json.dumps(old).encode()).version == ""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from registry.errors import InvalidArgument, Reason
-from registry.model.records import AdapterSpec, Source
+from registry.model.errors import InvalidArgument, Reason
+from registry.model.records import AdapterSpec, SourceSpec
 from registry.model.source_uri import (
     SourceUri,
     SourceUriError,
@@ -101,7 +101,7 @@ def test_what_names_no_source_is_refused_with_what_to_write(uri, found):
 def test_no_message_repeats_a_secret(uri):
     """X1: presigned queries and passwords in URLs are refused at apply, with a remedy and without an echo."""
     with pytest.raises(InvalidArgument) as refused:
-        check_supported(AdapterSpec(source=Source(uri=uri)), field="spec")
+        check_supported(AdapterSpec(source=SourceSpec(uri=uri)), field="spec")
     assert refused.value.reason is Reason.INVALID_FIELD
     assert refused.value.field == "spec.source.uri"
     assert "CANARY" not in f"{refused.value} {refused.value.__cause__} {refused.value.metadata}"
@@ -146,7 +146,7 @@ def test_a_prefix_that_makes_no_sense_is_refused(prefix):
 
 
 def spec(uri: str, credentials: str | None = None) -> AdapterSpec:
-    return AdapterSpec(source=Source(uri=uri), credentials=credentials)
+    return AdapterSpec(source=SourceSpec(uri=uri), credentials=credentials)
 
 
 @pytest.mark.parametrize("uri", ["file:///a/b", "s3://bucket/a", f"hf://acme/sql@{COMMIT}", "https://host/a.tgz"])

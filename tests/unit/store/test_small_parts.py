@@ -8,17 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.errors import InvalidArgument, Reason, Unavailable
 from registry.etcd3.ops import Delete, KeyValue, Put, Range, Txn
-from registry.store.budget import Budget
-from registry.store.filters import parse_filter
-from registry.store.hints import Hints
-from registry.store.leases import SharedLease
-from registry.store.locks import Locks
-from registry.store.pages import Page, Sieve
-from registry.store.paging import MAX_PAGE_SIZE, PageToken, check_page_size, decode_token
-from registry.transactions.stored import read_pool
-from registry.transactions.view import View
+from registry.model.errors import InvalidArgument, Reason, Unavailable
+from registry.runtime.clock import Deadline
+from registry.store.pages import MAX_PAGE_SIZE, Page, PageToken, Sieve, check_page_size, decode_token, parse_filter
+from registry.store.txn import ReadCache, SharedLease
+from registry.store.writer import NamedLocks
+from registry.transactions.decode import ReadSet, read_pool
 from tests.support.flaky_etcd import FlakyEtcd
 from tests.support.records import record
 
@@ -102,20 +98,20 @@ def kv(key: bytes, value: bytes = b"x") -> KeyValue:
 
 
 def test_hints_know_what_was_seen_and_written():
-    hints = Hints((b"/a/",))
+    hints = ReadCache((b"/a/",))
     reads = (Range(b"/a/1"), Range(b"/a/2"), Range(b"/b/1"), Range(b"/a/", b"/a0"))
-    hints.saw(View(5, reads, {b"/a/1": kv(b"/a/1"), b"/b/1": kv(b"/b/1"), b"/a/": kv(b"/a/1")}))
-    assert hints.guess(reads) == View(0, reads, {b"/a/1": kv(b"/a/1")})
+    hints.saw(ReadSet(5, reads, {b"/a/1": kv(b"/a/1"), b"/b/1": kv(b"/b/1"), b"/a/": kv(b"/a/1")}))
+    assert hints.guess(reads) == ReadSet(0, reads, {b"/a/1": kv(b"/a/1")})
     hints.wrote(Txn((), (Put(b"/a/2", b"y"), Delete(b"/a/1"), Delete(b"/a/", b"/a0"), Range(b"/a/1"))), 9)
     guess = hints.guess(reads)
     assert [(one.key, one.value, one.mod_revision) for one in guess.found.values()] == [(b"/a/2", b"y", 9)]
-    hints.saw(View(10, (Range(b"/a/2"),), {}))
+    hints.saw(ReadSet(10, (Range(b"/a/2"),), {}))
     assert hints.guess(reads).found == {}
 
 
 def test_hints_are_bounded():
     """R16 bounded: old ones are forgotten, large ones never kept."""
-    hints = Hints((b"/a/",))
+    hints = ReadCache((b"/a/",))
     for i in range(6000):
         hints.wrote(Txn((), (Put(b"/a/%d" % i, b"x"),)), i)
     assert len(hints._known) == 5000
@@ -139,7 +135,7 @@ async def test_a_shared_lease_is_granted_once_and_renewed():
 
 
 async def test_locks_exclude_and_leave_nothing_behind():
-    locks, inside, most = Locks(), [0], [0]
+    locks, inside, most = NamedLocks(), [0], [0]
 
     async def work(names: tuple[str, ...]) -> None:
         async with locks.hold(names, timeout_seconds=30):
@@ -154,7 +150,7 @@ async def test_locks_exclude_and_leave_nothing_behind():
 
 
 async def test_who_cannot_have_a_lock_gives_up_and_leaves_nothing_behind():
-    locks = Locks()
+    locks = NamedLocks()
     async with locks.hold(["a", "b"], timeout_seconds=30):
         with pytest.raises(TimeoutError):
             async with locks.hold(["b", "a", "c"], timeout_seconds=0.01):
@@ -166,18 +162,18 @@ async def test_who_cannot_have_a_lock_gives_up_and_leaves_nothing_behind():
     ("left", "share"), [(100.0, 50.0), (2.0, 1.0), (0.6, 0.5), (0.2, 0.2), (0.0, 0.01), (-1.0, 0.01)]
 )
 def test_what_one_try_may_take_of_a_budget(left, share):
-    assert Budget(left, lambda: 0.0).share() == share
+    assert Deadline(left, lambda: 0.0).share() == share
 
 
 async def test_budgets():
-    assert 0 < Budget.of(100).spend() <= 100
+    assert 0 < Deadline.of(100).spend() <= 100
     with pytest.raises(Unavailable):
-        Budget.of(-1).spend()
+        Deadline.of(-1).spend()
 
 
 def test_what_every_change_reads_is_not_forgotten_for_what_each_wrote():
     """A pool's record is written once and guessed for ever; adapters' records come and go."""
-    hints = Hints([b"p/"])
+    hints = ReadCache([b"p/"])
     pool = Range(b"p/pool")
     hints.wrote(Txn((), (Put(b"p/pool", b"v"),)), 1)
     for number in range(12_000):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from registry.errors import RegistryError
+from registry.model.errors import RegistryError
 from registry.model.records import AdapterRecord
 from registry.transactions.changes import Change
 from tests.support.changes import KEYS, POOL, Desk, creating

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from registry.errors import Conflict, FailedPrecondition, InvalidArgument, NotFound, Reason
+from registry.model.errors import Conflict, FailedPrecondition, InvalidArgument, NotFound, Reason
 from registry.model.records import (
     AdapterRecord,
     AuditRecord,
@@ -12,13 +12,13 @@ from registry.model.records import (
     Placement,
     Prepare,
     RetiredRecord,
-    Source,
+    SourceSpec,
     Strategy,
 )
 from registry.model.status import Presence
 from registry.transactions.changes import AbortRollout, HaltRollout, PromoteRollout, Remove, RollbackAdapter, tenants_of
-from registry.transactions.make import make_rollout_change, make_upsert
 from registry.transactions.plan import may_be_guessed
+from registry.transactions.validate import make_rollout_change, make_upsert
 from tests.support.changes import KEYS, POOL, Desk, applying, upsert
 from tests.support.history_check import check_history
 from tests.unit.transactions.conftest import etag, record, refused
@@ -41,9 +41,10 @@ def put(desk: Desk, source: str, **spec) -> AdapterRecord:
     return record(desk)
 
 
-def alive(desk: Desk, **labels: str) -> None:
+def alive(desk: Desk, *, leaving: bool = False, **labels: str) -> None:
     name = f"r{desk.etcd.revision}"
-    presence = Presence(pool=POOL, replica=name, incarnation="i", owner="o", started_at="t", labels=labels)
+    about = {"pool": POOL, "replica": name, "incarnation": "i", "owner": "o", "started_at": "t"}
+    presence = Presence(**about, labels=labels, leaving=leaving)
     desk.etcd.put(KEYS.replica(POOL, name), presence.to_bytes())
 
 
@@ -70,7 +71,7 @@ def test_what_decides_about_weights(desk, spec):
 
 
 def test_whatever_else_changes_comes_to_all_at_once(desk):
-    other = put(desk, "v1", priority=3, labels={"a": "b"}, load="lazy", strategy=ONE)
+    other = put(desk, "v1", priority=3, labels={"a": "b"}, description="d", load="lazy", strategy=ONE)
     assert (other.generation, other.rollout) == (2, None)
 
 
@@ -275,4 +276,14 @@ def test_a_right_strategy(monkeypatch):
     values = {"source": {"uri": "file:///a"}, "strategy": {"canary": {"replicas": 2}}, "placement": {"replicas": 2}}
     made = make_upsert(NAME, values, "", field="changes[0]")
     assert made.spec.strategy == Strategy(canary=Canary(replicas=2))
-    assert made.spec.source == Source(uri="file:///a")
+    assert made.spec.source == SourceSpec(uri="file:///a")
+
+
+def test_a_replica_that_drains_is_no_canary(desk):
+    """R20 drain: it takes nothing new."""
+    two = Strategy(canary=Canary(replicas=2))
+    alive(desk)
+    alive(desk, leaving=True)
+    assert refused(desk, applying(upsert("other", strategy=two))).reason is Reason.CANARY_TOO_LARGE
+    alive(desk)
+    desk.change(applying(upsert("other", strategy=two)))

@@ -43,6 +43,15 @@ def test_a_rollback_goes_to_what_all_have_served(desk):
     assert (record(desk).spec.source.uri, record(desk).rollout) == ("file:///a/v6", None)
 
 
+def test_a_rollback_to_a_number_goes_there_although_there_are_canaries(desk):
+    """W6: not to what all others serve meanwhile."""
+    put(desk, "v2")
+    desk.change(PROMOTE)
+    put(desk, "v3")
+    desk.change(RollbackAdapter(POOL, NAME, 1))
+    assert (record(desk).spec.source.uri, record(desk).rollout) == ("file:///a/v1", None)
+
+
 def test_a_rollback_of_an_abortion_is_none(desk):
     put(desk, "v2")
     desk.change(ABORT)

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from registry.errors import FailedPrecondition, Reason
-from registry.model.base import MAX_RECORD_BYTES
+from registry.model.errors import FailedPrecondition, Reason
 from registry.model.records import MAX_GENERATION, AuditRecord, PoolLimits
+from registry.model.stored import MAX_RECORD_BYTES
+from registry.transactions.builder import Unchanged
 from registry.transactions.changes import DeletePool, Remove, SetTenant, UpdatePool
-from registry.transactions.draft import Unchanged
-from tests.support.changes import KEYS, POOL, applying, upsert
+from tests.support.changes import ALICE, KEYS, POOL, applying, upsert
 from tests.unit.transactions.conftest import record, refused
 
 
@@ -85,7 +85,7 @@ FUTURE = b'{"schema":2}'
         (KEYS.pool(POOL), DeletePool(POOL)),
         (KEYS.tenant("acme"), applying(upsert("acme/a"))),
         (KEYS.tenant("acme"), SetTenant("acme", 5)),
-        (KEYS.request("r1"), applying(upsert("acme/a"))),
+        (KEYS.request("r1", ALICE), applying(upsert("acme/a"))),
     ],
 )
 def test_a_future_schema(desk, key, change):
@@ -141,6 +141,9 @@ def test_unknown_fields_survive(desk):
             "target_modules": None,
             "require_signature": False,
             "require_digest": False,
+            "engine_hosts": [],
+            "expected_replicas": None,
+            "prove": "effect",
             "new": 3,
         },
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from registry.transactions.draft import fence
-from registry.transactions.replay import is_fenced
+from registry.transactions.builder import fence, is_fenced
 from tests.support.changes import Desk, applying, creating, upsert
 
 

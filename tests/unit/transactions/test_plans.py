@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from registry.errors import (
+from registry.etcd3.ops import Put, Range, Txn
+from registry.model.errors import (
     AlreadyExists,
     Conflict,
     FailedPrecondition,
@@ -13,17 +16,22 @@ from registry.errors import (
     Reason,
     ResourceExhausted,
 )
-from registry.etcd3.ops import Put, Range
 from registry.model.records import (
+    AskedRetry,
     AuditRecord,
+    DrainOrder,
     Placement,
     PoolLimits,
     RequestRecord,
     RetiredRecord,
 )
+from registry.model.status import Presence
+from registry.transactions.builder import Commit, Unchanged, fence, replay
 from registry.transactions.changes import (
     ApplyAdapters,
     DeletePool,
+    DrainReplica,
+    HaltRollout,
     Remove,
     RollbackAdapter,
     SetTenant,
@@ -31,10 +39,10 @@ from registry.transactions.changes import (
     payload_digest,
     tenants_of,
 )
-from registry.transactions.context import Limits
-from registry.transactions.draft import Commit, Unchanged, fence
-from registry.transactions.history import HISTORY_KEPT
-from tests.support.changes import KEYS, POOL, Desk, applying, creating, upsert
+from registry.transactions.context import TxnLimits
+from registry.transactions.decode import read_adapter
+from registry.transactions.steps import HISTORY_KEPT
+from tests.support.changes import ALICE, KEYS, POOL, Desk, applying, creating, upsert
 from tests.unit.transactions.conftest import record, refused
 
 
@@ -44,7 +52,7 @@ def test_create(desk):
     assert (outcome.outcome, outcome.etag, outcome.record) == ("created", None, record(desk, "acme/a"))
     made = record(desk, "acme/a")
     assert (made.generation, made.tenant, made.updated_by, made.request_id) == (1, "acme", "alice", "r1")
-    request = desk.etcd.kvs[KEYS.request("r1")]
+    request = desk.etcd.kvs[KEYS.request("r1", ALICE)]
     assert (request.mod_revision, request.lease) == (settled.revision, 1)
     assert RequestRecord.parse(request.value).reply == settled.reply
     (audit,) = [kv for key, kv in desk.etcd.kvs.items() if key.startswith(KEYS.audit(POOL, "")) and kv.lease == 2][1:]
@@ -77,6 +85,19 @@ def test_unchanged(desk):
     assert isinstance(remembered, Commit)
     assert not remembered.changes
     assert [type(op) for op in remembered.txn.success] == [Put]
+
+
+@pytest.mark.parametrize("replica", ["", "r1"])
+def test_a_retry_is_written_as_the_same_generation(desk, replica):
+    """R17, W6, W7: who asked stands in the record, until the spec changes."""
+    desk.change(applying(upsert("acme/a")))
+    settled = desk.change(ApplyAdapters(POOL, (upsert("acme/a"),), retry=True, retry_replica=replica), "again")
+    assert [one.outcome for one in settled.reply.adapters] == ["updated"]
+    asked = record(desk)
+    assert (asked.generation, asked.retry) == (1, AskedRetry(request_id="again", replica=replica))
+    assert [one.name for one in AuditRecord.parse(_audits(desk)[-1].value).changes] == ["acme/a"]
+    desk.change(ApplyAdapters(POOL, (upsert("acme/a", "v2"),), retry=True))
+    assert (record(desk).generation, record(desk).retry) == (2, None)
 
 
 def test_a_mixed_set_tells_only_what_changed(desk):
@@ -166,6 +187,16 @@ def test_rollback_to_what_is_not_supported(desk, values, field):
     assert (told.reason, told.field) == (Reason.UNSUPPORTED, field)
 
 
+@pytest.mark.parametrize(("pool", "name"), [("q", "acme/a"), (POOL, "acme/b")])
+def test_a_record_under_a_key_that_is_not_its_own_is_not_read(desk, pool, name):
+    """R14, X2: somebody copied it there, past the admin service."""
+    desk.change(applying(upsert("acme/a")))
+    kv = desk.etcd.kvs[KEYS.adapter(POOL, "acme/a")]
+    assert read_adapter(POOL, kv) == record(desk, "acme/a")
+    with pytest.raises(FailedPrecondition, match="under another key than its own"):
+        read_adapter(pool, replace(kv, key=KEYS.adapter(pool, name)))
+
+
 def test_rollback_to_what_cannot_be_read(desk):
     desk.change(applying(upsert("acme/a")))
     desk.etcd.put(KEYS.history(POOL, "acme/a", 7), b"?")
@@ -181,6 +212,52 @@ def test_request_ids(desk):
     assert (told.reason, told.field) == (Reason.REQUEST_ID_REUSED, "request_id")
 
 
+@pytest.mark.parametrize(
+    ("principal", "role"), [("bob", "operator"), ("alice/x", "operator"), ("anonymous", "unauthenticated")]
+)
+def test_request_ids_are_of_who_chose_them(desk, principal, role):
+    """W3 idempotent: an id that somebody else took, with whatever request, is none that is taken."""
+    other = Desk(desk.etcd, made=100, principal=principal, role=role)
+    theirs = other.change(applying(upsert("acme/a")), "r1")
+    ours = desk.change(applying(upsert("acme/b")), "r1")
+    assert (ours.reply.adapters[0].outcome, ours.reply.adapters[0].name) == ("created", "acme/b")
+    assert other.change(applying(upsert("acme/a")), "r1") == theirs
+    assert desk.change(applying(upsert("acme/b")), "r1") == ours
+
+
+def test_nobody_takes_an_id_of_the_conductor(desk):
+    """W3 idempotent: its ids follow from the adapter, but not where they stand; also not by its own name."""
+    conductor = Desk(desk.etcd, made=100, principal="loraplane-admin", role="conductor")
+    halt = HaltRollout(POOL, "acme/a", 1, 1, "why")
+    for number, (principal, role) in enumerate([("anonymous", "unauthenticated"), ("loraplane-admin", "operator")]):
+        somebody = Desk(desk.etcd, made=200 + 100 * number, principal=principal, role=role)
+        somebody.change(applying(upsert(f"acme/x{number}")), "halt-p-1")
+    context = conductor.context(halt, "halt-p-1")
+    assert replay(conductor.view(halt, context), context) is None
+
+
+def test_a_request_of_the_release_before(desk):
+    """W3 idempotent: what it noted under the bare id counts for the same request, and for no other one."""
+    change = applying(upsert("acme/a"))
+    first = desk.change(change, "r1")
+    mine = KEYS.request("r1", ALICE)
+    noted = desk.etcd.kvs[mine].value
+    desk.etcd.delete(mine)
+    assert desk.etcd.put(KEYS.request("r1"), noted) > first.revision
+    assert desk.change(change, "r1").reply == first.reply
+    assert mine not in desk.etcd.kvs, "it was carried out before"
+    assert desk.change(applying(upsert("acme/b")), "r1").reply.adapters[0].outcome == "created"
+
+
+def test_a_request_that_the_release_before_carries_out_meanwhile(desk):
+    """W3 idempotent: two admin services of two releases do not make one change twice."""
+    change = applying(upsert("acme/a"))
+    planned = desk.plan(change, "r1")
+    desk.etcd.put(KEYS.request("r1"), b"{}")
+    assert isinstance(planned, Commit)
+    assert not desk.etcd.txn(planned.txn).succeeded
+
+
 def test_a_fenced_request_stays_refused(desk):
     """W8 no-false-fail: after the fence neither a delayed copy nor the same id again does anything."""
     change = applying(upsert("acme/a"))
@@ -191,8 +268,8 @@ def test_a_fenced_request_stays_refused(desk):
 
 
 def test_too_many_changes():
-    """The number that fits is told exactly where the records are known, and safely where they are not."""
-    desk = Desk(limits=Limits(max_ops=20))
+    """The number that fits is told so that it holds whatever stands in etcd."""
+    desk = Desk(limits=TxnLimits(max_ops=20))
     desk.change(creating())
     told = refused(desk, applying(*(upsert(f"acme/n{i}") for i in range(30))))
     assert (told.reason, told.metadata) == (Reason.TOO_MANY_CHANGES, {"max_changes": "5"})
@@ -203,15 +280,29 @@ def test_too_many_changes():
     for version in range(12, 24):
         desk.change(applying(*(upsert(name, f"{version}") for name in names[2:7])))
     told = refused(desk, applying(*(upsert(name, "last") for name in names)))
-    assert told.metadata == {"max_changes": "6"}
+    assert told.metadata == {"max_changes": "5"}
     desk.change(applying(*(upsert(name, "last") for name in names[:6])))
     told = refused(desk, applying(*(upsert(f"t{i}/a") for i in range(10))))
     assert told.metadata == {"max_changes": "4"}
 
 
+@pytest.mark.parametrize("done", [0, 3, 8])
+def test_the_number_that_fits_holds_for_each_part(done):
+    """Entries that stay as they are take less room than the others, and one tenant less than many."""
+    desk = Desk(limits=TxnLimits(max_ops=20))
+    desk.change(creating())
+    changes = [upsert(f"acme/n{i}") for i in range(8)] + [upsert(f"t{i}/a") for i in range(8)]
+    for change in changes[:done]:
+        desk.change(applying(change))
+    most = int(refused(desk, applying(*changes)).metadata["max_changes"])
+    assert most == 4
+    for start in range(0, len(changes), most):
+        desk.change(applying(*changes[start : start + most]))
+
+
 def test_too_large():
     """Bytes count as well as operations."""
-    desk = Desk(limits=Limits(max_ops=1000, max_bytes=20_000))
+    desk = Desk(limits=TxnLimits(max_ops=1000, max_bytes=20_000))
     desk.change(creating())
     told = refused(desk, applying(*(upsert(f"acme/n{i}", labels={"k": "x" * 250}) for i in range(30))))
     assert told.reason is Reason.TOO_MANY_CHANGES
@@ -238,3 +329,64 @@ def test_reads_need_no_revision(desk):
     planned = desk.plan(applying(upsert("acme/a")))
     assert isinstance(planned, Commit)
     assert all(isinstance(op, Range) and op.revision == 0 for op in planned.txn.failure)
+
+
+def present(desk: Desk, *, leaving: bool = False, lease: int = 7, name: str = "r1") -> None:
+    """A replica lives, or says something new."""
+    presence = Presence(
+        pool=POOL, replica=name, incarnation="i", owner="host:1", labels={}, started_at="", leaving=leaving
+    )
+    desk.etcd.txn(Txn((), (Put(KEYS.replica(POOL, name), presence.to_bytes(), lease),)))
+
+
+def ordered(desk: Desk, *, drain: bool) -> bool:
+    """Gives the order; True if that changed something."""
+    settled = desk.change(DrainReplica(POOL, "r1", drain))
+    return settled.reply.etag is None
+
+
+def test_an_order_to_drain_stands_under_the_lease_of_the_presence(desk):
+    """R20 drain, W7: so it goes with the replica; who gave it stands in the audit trail."""
+    present(desk)
+    assert not ordered(desk, drain=False)
+    assert ordered(desk, drain=True)
+    kv = desk.etcd.kvs[KEYS.drain(POOL, "r1")]
+    order = DrainOrder.parse(kv.value)
+    assert (kv.lease, order.pool, order.replica, order.drain, order.by) == (7, POOL, "r1", True, "alice")
+    audit = AuditRecord.parse(_audits(desk)[-1].value)
+    assert (audit.method, [(one.kind, one.name) for one in audit.changes]) == ("DrainReplica", [("replica", "r1")])
+    assert not ordered(desk, drain=True)
+    assert ordered(desk, drain=False)
+    assert AuditRecord.parse(_audits(desk)[-1].value).changes[0].before == order.model_dump(by_alias=True)
+    assert not ordered(desk, drain=False)
+    assert tenants_of(DrainReplica(POOL, "r1", drain=True)) == ()
+
+
+def test_a_drain_that_began_without_an_order_counts(desk):
+    """R20: it is taken back by an order; and one that was taken back just now is ordered anew."""
+    present(desk, leaving=True)
+    assert not ordered(desk, drain=True)
+    assert ordered(desk, drain=False)
+    assert ordered(desk, drain=False), "it still says that it drains"
+    assert ordered(desk, drain=True), "what it says is older than the order"
+
+
+def test_an_order_to_a_process_that_is_gone_says_nothing_of_the_next(desk):
+    present(desk)
+    assert ordered(desk, drain=True)
+    present(desk, lease=8)
+    assert ordered(desk, drain=True)
+    assert desk.etcd.kvs[KEYS.drain(POOL, "r1")].lease == 8
+    present(desk, lease=9)
+    assert ordered(desk, drain=False), "it may yet read the order of before"
+    assert not ordered(desk, drain=False)
+
+
+def test_orders_to_nobody_are_refused_and_what_cannot_be_read_is_replaced(desk):
+    told = refused(desk, DrainReplica(POOL, "r1", drain=False))
+    assert (told.reason, told.field) == (Reason.REPLICA_NOT_FOUND, "name")
+    assert refused(desk, DrainReplica("q", "r1", drain=True)).reason is Reason.POOL_NOT_FOUND
+    desk.etcd.txn(Txn((), (Put(KEYS.replica(POOL, "r1"), b"?", 7), Put(KEYS.drain(POOL, "r1"), b"?", 7))))
+    assert not ordered(desk, drain=False)
+    assert ordered(desk, drain=True)
+    assert AuditRecord.parse(_audits(desk)[-1].value).changes[0].before == {"unreadable": "?"}

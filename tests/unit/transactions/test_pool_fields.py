@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from registry.errors import FailedPrecondition, InvalidArgument, Reason
 from registry.lora.base import fingerprint
-from registry.model.records import AdapterSpec, Source
-from registry.transactions import make
+from registry.model.errors import FailedPrecondition, InvalidArgument, Reason
+from registry.model.records import AdapterSpec, SourceSpec
+from registry.transactions import validate
 from registry.transactions.changes import Remove, RollbackAdapter, UpdatePool, Upsert
 from tests.support.changes import KEYS, POOL, Desk, applying, creating, upsert
 
@@ -19,7 +19,7 @@ LIMITS = {"max_rank": 8, "max_adapters": 4, "target_modules": ["q_proj"]}
 
 
 def update(limits: dict[str, object], base: object = None, mask: list[str] | None = None) -> UpdatePool:
-    return make.make_update_pool(POOL, ["base"], limits, "", base, mask)
+    return validate.make_update_pool(POOL, ["base"], limits, "", base, mask)
 
 
 def stored(desk) -> dict[str, object]:
@@ -63,7 +63,7 @@ def test_a_mask_replaces_what_it_names_and_nothing_else(whole, mask, expected):
 
 def test_names_may_be_left_out_where_they_are_not_replaced(whole):
     before = stored(whole)
-    whole.change(make.make_update_pool(POOL, [], {"max_rank": 16}, "", None, ["limits.max_rank"]))
+    whole.change(validate.make_update_pool(POOL, [], {"max_rank": 16}, "", None, ["limits.max_rank"]))
     assert stored(whole) == before | {"max_rank": 16}
 
 
@@ -86,6 +86,9 @@ def test_no_part_of_what_cannot_be_read_is_kept(whole):
         "target_modules": None,
         "require_signature": False,
         "require_digest": False,
+        "engine_hosts": [],
+        "expected_replicas": None,
+        "prove": "effect",
         "base": None,
         "base_models": ["base"],
     }
@@ -95,7 +98,7 @@ def test_a_pool_may_ask_for_digests(whole):
     """W6 one-digest, R4: what has none is refused, also by a rollback; what has one, and a deletion, is not."""
     whole.change(applying(upsert("a", "v1"), upsert("b", "v1")))
     whole.change(update({"require_digest": True}, mask=["limits.require_digest"]))
-    pinned = Upsert("a", AdapterSpec(source=Source(uri="file:///a/v2", digest="sha256:" + "1" * 64)), None)
+    pinned = Upsert("a", AdapterSpec(source=SourceSpec(uri="file:///a/v2", digest="sha256:" + "1" * 64)), None)
     for unpinned in (applying(pinned, upsert("b", "v2")), applying(upsert("c"))):
         with pytest.raises(FailedPrecondition) as refused:
             whole.change(unpinned)
@@ -116,26 +119,26 @@ def engines(desk) -> tuple[object, object]:
 
 def test_a_pool_says_what_its_engines_are_and_how_they_name_adapters():
     desk = Desk()
-    desk.change(make.make_create_pool(POOL, ["base"], {}, None, {"engine": "sglang"}))
+    desk.change(validate.make_create_pool(POOL, ["base"], {}, None, {"engine": "sglang"}))
     assert engines(desk) == ("sglang", "plain")
-    desk.change(make.make_update_pool(POOL, ["base"], {}, "", None, None, {"engine_names": "versioned"}))
+    desk.change(validate.make_update_pool(POOL, ["base"], {}, "", None, None, {"engine_names": "versioned"}))
     assert engines(desk) == ("sglang", "versioned")
-    desk.change(make.make_update_pool(POOL, ["base"], {}, "", None, ["limits"], {"engine": "vllm"}))
+    desk.change(validate.make_update_pool(POOL, ["base"], {}, "", None, ["limits"], {"engine": "vllm"}))
     assert engines(desk) == ("sglang", "versioned")
-    desk.change(make.make_update_pool(POOL, [], {}, "", None, ["engine", "engine_names"], {}))
+    desk.change(validate.make_update_pool(POOL, [], {}, "", None, ["engine", "engine_names"], {}))
     assert engines(desk) == ("vllm", "plain")
 
 
 @pytest.mark.parametrize("given", [{"engine": "ollama"}, {"engine_names": "any"}], ids=str)
 def test_unknown_engines_and_ways_to_name_are_refused(given):
     with pytest.raises(InvalidArgument) as refused:
-        make.make_create_pool(POOL, ["base"], {}, None, given)
+        validate.make_create_pool(POOL, ["base"], {}, None, given)
     assert refused.value.field == f"pool.{next(iter(given))}"
 
 
 def test_the_kind_of_engine_stays_while_there_are_adapters(whole):
     """What one kind serves, another may not; the transaction itself finds a concurrent apply."""
-    to_sglang = make.make_update_pool(POOL, [], {}, "", None, ["engine"], {"engine": "sglang"})
+    to_sglang = validate.make_update_pool(POOL, [], {}, "", None, ["engine"], {"engine": "sglang"})
     whole.change(applying(upsert("a", "v1")))
     with pytest.raises(FailedPrecondition) as refused:
         whole.change(to_sglang)
@@ -156,10 +159,10 @@ def test_the_kind_of_engine_stays_while_there_are_adapters(whole):
 )
 def test_what_the_engines_cannot_do_is_refused(whole, field, value, named):
     """Nothing in other engines asks for an adapter that is not loaded; and vLLM does not by another name."""
-    lazy = Upsert("a", AdapterSpec(source=Source(uri="file:///a/v1"), load="lazy"), None)
+    lazy = Upsert("a", AdapterSpec(source=SourceSpec(uri="file:///a/v1"), load="lazy"), None)
     whole.change(applying(lazy))
     whole.change(applying(Remove("a")))
-    whole.change(make.make_update_pool(POOL, [], {}, "", None, [field], {field: value}))
+    whole.change(validate.make_update_pool(POOL, [], {}, "", None, [field], {field: value}))
     with pytest.raises(InvalidArgument) as refused:
         whole.change(applying(lazy))
     assert refused.value.reason is Reason.UNSUPPORTED
@@ -173,5 +176,5 @@ def test_what_the_engines_cannot_do_is_refused(whole, field, value, named):
 
 def test_versioned_names_need_room_for_one_more():
     with pytest.raises(InvalidArgument) as refused:
-        Desk().change(make.make_create_pool(POOL, ["b"], {"max_adapters": 1}, None, {"engine_names": "versioned"}))
+        Desk().change(validate.make_create_pool(POOL, ["b"], {"max_adapters": 1}, None, {"engine_names": "versioned"}))
     assert refused.value.field == "pool.engine_names"

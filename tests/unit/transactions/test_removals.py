@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from registry.errors import Conflict, InvalidArgument, NotFound
+from registry.model.errors import Conflict, InvalidArgument, NotFound
 from registry.model.records import PoolLimits, PoolSpec
 from registry.transactions.changes import ConfirmRemovals, UpdatePool
-from registry.transactions.make import make_confirm_removals
+from registry.transactions.validate import make_confirm_removals
 from tests.support.changes import KEYS, POOL, Desk, applying, upsert
 from tests.support.history_check import check_history
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
-from sidecar.vllm_plugin.registered import Registered
-from sidecar.vllm_plugin.server import Adapter
+from sidecar.vllm_plugin.server import EngineAdapter, Prober
+from sidecar.vllm_plugin.usage import Usage
 
 
 @dataclass(eq=False)
@@ -25,14 +26,18 @@ class Version:
 class PlayedServer:
     """Implements `ApiServer`. `calls` are the engine's; `gate` holds loads back; `fails` makes them fail."""
 
-    registered: Registered[Adapter] = field(default_factory=Registered)
+    registered: Usage[EngineAdapter] = field(default_factory=Usage)
     limits: Mapping[str, int | None] = field(default_factory=dict)
-    flying: list[Adapter] = field(default_factory=list)
+    flying: list[EngineAdapter] = field(default_factory=list)
     memory: set[int] = field(default_factory=set)
     calls: list[tuple[str, int]] = field(default_factory=list)
     gate: asyncio.Event | None = None
     fails: Exception | None = None
     locks: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    ask_workers: Callable[[], Awaitable[list[dict[str, Any]]]] | None = None
+    kv_connectors: list[str] = field(default_factory=list)
+    prober: Prober | None = None
+    is_full: bool = False
     numbers: Iterable[int] = field(default_factory=lambda: count(1))
 
     def load(self, name: str, path: str) -> None:
@@ -42,10 +47,10 @@ class PlayedServer:
     def lock(self, name: str) -> asyncio.Lock:
         return self.locks[name]
 
-    def make(self, name: str, path: str, like: Adapter | None) -> Adapter:
+    def make(self, name: str, path: str, like: EngineAdapter | None) -> EngineAdapter:
         return self._version(name, path)
 
-    async def add(self, adapter: Adapter) -> None:
+    async def add(self, adapter: EngineAdapter) -> None:
         self.calls.append(("add", adapter.lora_int_id))
         if self.gate is not None:
             await self.gate.wait()
@@ -60,7 +65,7 @@ class PlayedServer:
     async def resident(self) -> set[int]:
         return set(self.memory)
 
-    def in_flight(self) -> Iterable[Adapter]:
+    def in_flight(self) -> Iterable[EngineAdapter]:
         return self.flying
 
     def paths(self) -> dict[str, str]:

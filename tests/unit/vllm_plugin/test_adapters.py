@@ -7,10 +7,20 @@ import gc
 
 import pytest
 
+from sidecar.engines.driver import USUAL
+from sidecar.resolver.resolver import ANSWER_SECONDS
 from sidecar.vllm_plugin import adapters as module
 from sidecar.vllm_plugin.adapters import Adapters
-from sidecar.vllm_plugin.errors import Busy, Conflict, DeadlinePassed, NotLoaded, PathMissing, Refused
-from sidecar.vllm_plugin.server import Adapter
+from sidecar.vllm_plugin.resolver import ASK_SECONDS
+from sidecar.vllm_plugin.server import (
+    Busy,
+    DeadlinePassed,
+    EngineAdapter,
+    EngineRefused,
+    FilesMissing,
+    NameConflict,
+    NotLoaded,
+)
 from tests.support.waiting import eventually
 from tests.unit.vllm_plugin.played import PlayedServer
 
@@ -45,7 +55,7 @@ async def test_the_new_version_is_in_the_engine_before_the_old_one_is_touched(se
 
 @pytest.mark.parametrize(
     ("name", "path", "expected", "error"),
-    [("y", "", "/old", NotLoaded), ("x", "", "/other", Conflict), ("x", "/nowhere", "/old", PathMissing)],
+    [("y", "", "/old", NotLoaded), ("x", "", "/other", NameConflict), ("x", "/nowhere", "/old", FilesMissing)],
 )
 async def test_what_is_not_as_the_caller_believes_changes_nothing(server, new, name, path, expected, error):
     with pytest.raises(error):
@@ -53,11 +63,18 @@ async def test_what_is_not_as_the_caller_believes_changes_nothing(server, new, n
     assert (server.paths(), server.calls, dict(server.locks)) == ({"x": "/old"}, [], {})
 
 
+@pytest.mark.parametrize("expected", ["/old", "/another"])
+async def test_a_swap_that_is_done_already_asks_the_engine_for_nothing(server, expected):
+    """R3 converge: a call whose answer was lost is made again; its files, and what it expected, may be gone by then."""
+    await Adapters(server).swap("x", "/old", expected)
+    assert (server.paths(), server.calls) == ({"x": "/old"}, [])
+
+
 async def test_a_refusal_leaves_the_old_version_and_removes_what_may_have_been_loaded(server, new):
     """R8 isolation."""
     server.fails = RuntimeError("rank")
     adapters = Adapters(server, sweep_seconds=0)
-    with pytest.raises(Refused, match="rank"):
+    with pytest.raises(EngineRefused, match="rank"):
         await adapters.swap("x", new, "/old")
     assert server.paths() == {"x": "/old"}
     server.fails = None  # which refers to the frames that it went through
@@ -67,7 +84,7 @@ async def test_a_refusal_leaves_the_old_version_and_removes_what_may_have_been_l
 async def test_a_refusal_that_refers_to_itself_holds_nothing(server, new):
     """vLLM's future and the frame that awaits it hold each other; nothing may depend on when that is collected."""
 
-    async def add(adapter: Adapter) -> None:
+    async def add(adapter: EngineAdapter) -> None:
         future = asyncio.get_running_loop().create_future()
         future.set_exception(RuntimeError("rank"))
         await future
@@ -76,7 +93,7 @@ async def test_a_refusal_that_refers_to_itself_holds_nothing(server, new):
     adapters = Adapters(server, sweep_seconds=0)
     gc.disable()
     try:
-        with pytest.raises(Refused):
+        with pytest.raises(EngineRefused):
             await adapters.swap("x", new, "/old")
         await eventually(lambda: ("remove", 2) in server.calls)
     finally:
@@ -100,19 +117,26 @@ async def test_a_name_that_changes_during_the_load_is_left_alone(server, new, ch
         server.load("x", "/old")
     left = server.paths()
     server.gate.set()
-    with pytest.raises(NotLoaded if changed == "unloaded" else Conflict):
+    with pytest.raises(NotLoaded if changed == "unloaded" else NameConflict):
         await swap
     assert server.paths() == left
 
 
-async def test_a_cancelled_swap_leaves_the_old_version(server, new):
+async def test_a_cancelled_swap_leaves_the_old_version_and_nothing_that_nobody_knows_of(server, new):
+    """R7, R16: the engine goes on with a load that nobody waits for any more."""
     server.gate = asyncio.Event()
-    swap = asyncio.create_task(Adapters(server, sweep_seconds=NEVER).swap("x", new, "/old"))
+    adapters = Adapters(server, sweep_seconds=0)
+    swap = asyncio.create_task(adapters.swap("x", new, "/old"))
     await eventually(lambda: server.calls)
     swap.cancel()
     with pytest.raises(asyncio.CancelledError):
         await swap
     assert server.paths() == {"x": "/old"}
+    number = server.calls[0][1]
+    server.memory.add(number)
+    assert number in {row["int_id"] for row in (await adapters.state())["adapters"]}
+    await eventually(lambda: number not in server.memory)
+    assert ("remove", number) in server.calls
 
 
 async def test_a_name_that_somebody_else_holds_is_busy(server, new, monkeypatch):
@@ -160,3 +184,12 @@ async def test_an_engine_that_lists_nothing_in_time_is_no_answer(server, monkeyp
     monkeypatch.setattr(server, "resident", stuck)
     with pytest.raises(DeadlinePassed):
         await Adapters(server).state()
+
+
+def test_who_asks_waits_longer_than_who_answers():
+    """R9 status-truth: else the sidecar takes for unknown what the plugin knows, and the plugin for lost what comes."""
+    assert USUAL.load_seconds > module.LOAD_SECONDS
+    assert USUAL.unload_seconds > module.LOCK_SECONDS
+    assert USUAL.list_seconds > module.LIST_SECONDS
+    assert USUAL.probe_seconds > module.COVERAGE_SECONDS
+    assert ANSWER_SECONDS < ASK_SECONDS

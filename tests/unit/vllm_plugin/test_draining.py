@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+from sidecar.vllm_plugin.adapters import Adapters
 from sidecar.vllm_plugin.draining import Drain
 from tests.support.waiting import eventually
 from tests.unit.vllm_plugin.played import PlayedServer
@@ -70,6 +73,26 @@ async def test_one_that_comes_back_into_memory_stays():
     assert len(drain) == 0
 
 
+async def test_one_that_gets_a_request_while_the_engine_is_asked_stays():
+    """R7: it was idle when the sweep began; what it waits for takes as long as a step of the engine."""
+    server = PlayedServer()
+    drain = retired(server)
+    resident = server.resident
+
+    async def bound_meanwhile() -> set[int]:
+        server.flying = [drain.retired[0].adapter]
+        return await resident()
+
+    await drain.sweep()
+    server.resident = bound_meanwhile
+    await drain.sweep()
+    assert len(drain) == 1
+    server.flying, server.resident = [], resident
+    await drain.sweep()
+    await drain.sweep()
+    assert len(drain) == 0
+
+
 async def test_one_that_comes_to_be_registered_drains_no_more_and_stays_in_the_engine():
     """What was resolved drains until then: only its request refers to it, and its files must stay."""
     server = PlayedServer()
@@ -97,5 +120,21 @@ async def test_the_sweeper_goes_on_after_a_failure_and_ends_when_nothing_is_left
 
     server.resident = resident
     drain.add(server.registered.pop("x"))
+    assert len(drain) == 1
     await eventually(lambda: not len(drain))
     assert "engine dead" in caplog.text
+
+
+def test_a_swap_that_is_cancelled_as_the_server_ends_leaves_no_task_behind(tmp_path):
+    """What the event loop still runs at its end was asked to end; what comes after that would be destroyed pending."""
+    server = PlayedServer(gate=asyncio.Event())
+    server.load("x", "/old")
+    (tmp_path / "adapter_config.json").write_text("{}")
+
+    async def ended_within_a_swap() -> asyncio.AbstractEventLoop:
+        swap = asyncio.create_task(Adapters(server).swap("x", str(tmp_path), "/old"))
+        await eventually(lambda: server.calls)
+        assert not swap.done()
+        return asyncio.get_running_loop()
+
+    assert not asyncio.all_tasks(asyncio.run(ended_within_a_swap()))

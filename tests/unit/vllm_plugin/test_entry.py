@@ -8,7 +8,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from sidecar.vllm_plugin.asked import SidecarResolver
+from sidecar.vllm_plugin.adapters import SidecarResolver
+from sidecar.vllm_plugin.coverage import coverage
 from sidecar.vllm_plugin.entry import Endpoints, prepare_process
 from tests.unit.vllm_plugin.test_inside import Engine, RequestState, models, request_class
 
@@ -39,13 +40,16 @@ def registry(monkeypatch) -> Registry:
     """Played modules of vLLM, and the variables of an operator who wants everything."""
     registry = Registry()
     modules = {
-        "vllm": {},
+        "vllm": {"SamplingParams": dict},
+        "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: False)},
         "vllm.lora": {},
         "vllm.lora.request": {"LoRARequest": request_class()},
         "vllm.lora.resolver": {"LoRAResolverRegistry": registry, "LoRAResolver": LoRAResolver},
         "vllm.v1": {},
         "vllm.v1.engine": {},
         "vllm.v1.engine.output_processor": {"RequestState": RequestState},
+        "vllm.v1.worker": {},
+        "vllm.v1.worker.worker_base": {"WorkerBase": type("WorkerBase", (), {})},
     }
     for name, content in modules.items():
         module = ModuleType(name)
@@ -139,3 +143,38 @@ async def test_without_a_socket_there_is_no_resolver_and_no_complaint(registry, 
     endpoints, _ = await init(registry)
     assert not endpoints._plugin.adapters.resolves
     assert not caplog.records
+
+
+def test_workers_can_be_asked_what_they_apply(registry, monkeypatch, caplog):
+    """R22 applied-whole: where vLLM's workers are elsewhere, all else is as it was."""
+    prepare_process()
+    assert sys.modules["vllm.v1.worker.worker_base"].WorkerBase.loraplane_coverage is coverage
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.worker_base", None)
+    prepare_process()
+    assert "cannot be asked what it applies" in caplog.text
+
+
+@pytest.mark.parametrize("has_params", [True, False])
+async def test_the_engine_is_asked_for_answers_where_vllm_has_what_that_takes(registry, has_params, caplog):
+    """R22 applied-whole; where it has not, all else is as it was."""
+    if not has_params:
+        del sys.modules["vllm"].SamplingParams
+    prepare_process()
+    Engine.generate = lambda self: None
+    try:
+        endpoints, _ = await init(registry)
+        assert endpoints._plugin.adapters.proves is has_params
+    finally:
+        del Engine.generate
+    assert ("cannot be proven" in caplog.text) is not has_params
+
+
+@pytest.mark.parametrize(("variable", "proves"), [("", False), ("1", True)])
+async def test_on_cpus_nothing_is_proven_unless_the_operator_says_so(registry, monkeypatch, variable, proves):
+    """R5, R8: there a proof would spoil what somebody asks the base in the same step."""
+    monkeypatch.setattr(sys.modules["vllm.platforms"].current_platform, "is_cpu", lambda: True)
+    monkeypatch.setenv("LORAPLANE_PROVE_ON_CPU", variable)
+    monkeypatch.setattr(Engine, "generate", lambda self: None, raising=False)
+    prepare_process()
+    endpoints, _ = await init(registry)
+    assert endpoints._plugin.adapters.proves is proves

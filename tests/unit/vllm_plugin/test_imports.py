@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from registry.dev.engine_plugin import plugin_environment, plugin_folder
+from registry.tools.devstack.engine_environment import plugin_environment, plugin_folder
 
 _SCRIPT = """
 import sys

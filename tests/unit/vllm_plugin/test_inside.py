@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from sidecar.vllm_plugin.entry import Endpoints, prepare_process
-from sidecar.vllm_plugin.inside import VllmServer, complaints, settings_against
-from sidecar.vllm_plugin.versions import are_told_apart, tell_apart
+from sidecar.vllm_plugin.usage import NameLocks, Usage
+from sidecar.vllm_plugin.vllm_internals import VllmServer, are_told_apart, complaints, settings_against, tell_apart
 
 
 def request_class() -> type:
@@ -137,6 +137,7 @@ async def test_the_server_is_vllms_own_parts():
     assert (made.lora_name, made.lora_int_id, made.lora_path, made.base_model_name) == ("x", 7, "/b", "base")
     assert made.is_3d_lora_weight
     assert server.registered is served.lora_requests
+    assert (type(served.lora_requests), type(served.lora_resolver_lock)) == (Usage, NameLocks), "uses are seen"
     lock = server.lock("x")
     assert lock is served.lora_resolver_lock["x"]
     assert server.make("y", "/c", None).base_model_name is None
@@ -184,3 +185,78 @@ async def test_it_declines_in_one_line(monkeypatch, caplog):
     for line, why in zip(said, ("RUNTIME_LORA_UPDATING", "--api-server-count", "vllm"), strict=True):
         assert line.startswith("loraplane: the plugin declines: ")
         assert why in line
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        (None, []),
+        ({"kv_connector": None}, []),
+        ({"kv_connector": "NixlConnector"}, ["NixlConnector"]),
+        ({"kv_connector": "Own", "kv_connector_module_path": "mine.kv"}, ["mine.kv.Own"]),
+        (
+            {
+                "kv_connector": "MultiConnector",
+                "kv_connector_extra_config": {"connectors": [{"kv_connector": "A"}, {"kv_connector": "B"}]},
+            },
+            ["A", "B"],
+        ),
+        ({"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": "A"}}, ["MultiConnector"]),
+        ({"kv_connector": "MultiConnector", "kv_connector_extra_config": {}}, ["MultiConnector"]),
+    ],
+)
+def test_the_connectors_that_the_engine_was_started_with(config, names):
+    """Of several in one, each; what has another form is named as a whole."""
+    engine = Engine()
+    told = None if config is None else SimpleNamespace(**config)
+    engine.vllm_config = SimpleNamespace(kv_transfer_config=told)  # type: ignore[attr-defined] # as vLLM's has it
+    assert VllmServer(engine, models(), request_class()).kv_connectors == names
+
+
+class Answering(Engine):
+    """One that also answers prompts; `asked` are those with what they are bound to."""
+
+    def __init__(self, most: object = 4) -> None:
+        super().__init__()
+        self.asked: list[tuple[int, object]] = []
+        self.vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=most))
+
+    async def generate(self, prompt, sampling_params, request_id, *, lora_request=None):
+        self.asked.append((len(prompt["prompt_token_ids"]), lora_request))
+        row = {9: SimpleNamespace(logprob=-1.0), 3: SimpleNamespace(logprob=-2.0)}
+        for logprobs in ([], [row]):
+            yield SimpleNamespace(outputs=[SimpleNamespace(logprobs=logprobs)])
+
+
+async def test_an_engine_answers_a_prompt_bound_to_an_adapter_or_to_none():
+    """R22 applied-whole: what is compared are logprobs of the next tokens, in one order.
+
+    R8 isolation: never those of the prompt, with which two requests, one bound to an adapter, end vLLM 0.32 on CPUs.
+    """
+    engine, made = Answering(), []
+
+    def params(**fields: object) -> dict[str, object]:
+        made.append(fields)
+        return fields
+
+    server = VllmServer(engine, models(), request_class(), params)
+    adapter = server.make("x", "/a", None)
+    assert server.prober is not None
+    assert await server.prober(adapter, 7) == await server.prober(None, 7) == (-2.0, -1.0)
+    assert [bound for _, bound in engine.asked] == [adapter, None]
+    assert made[0] == {"temperature": 0, "max_tokens": 7, "logprobs": 5, "detokenize": False}
+
+
+def test_an_engine_that_cannot_be_asked_has_no_prober():
+    assert VllmServer(Answering(), models(), request_class()).prober is None
+    assert VllmServer(Engine(), models(), request_class(), dict).prober is None
+
+
+@pytest.mark.parametrize(
+    ("most", "requests", "is_full"), [(4, 1, False), (4, 2, True), (1, 0, False), (None, 99, False)]
+)
+def test_an_engine_is_full_for_a_proof_when_half_of_its_places_are_taken(most, requests, is_full):
+    """R19 not-held-up."""
+    engine = Answering(most)
+    engine.output_processor.request_states = dict.fromkeys(range(requests))
+    assert VllmServer(engine, models(), request_class()).is_full is is_full

@@ -7,8 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from sidecar.vllm_plugin.locks import Locks
-from sidecar.vllm_plugin.registered import Registered
+from sidecar.vllm_plugin.usage import NameLocks, Usage
 from tests.support.waiting import eventually
 
 
@@ -24,7 +23,7 @@ class Clock:
 def test_a_binding_is_a_use_and_a_look_is_none():
     """vLLM looks by ``in`` and `get`, and binds by ``[name]``."""
     clock = Clock()
-    registered = Registered({"a": 1, "b": 2}, now=clock)
+    registered = Usage({"a": 1, "b": 2}, now=clock)
     assert "a" in registered
     assert registered.get("a") == 1
     assert dict(registered.items()) == {"a": 1, "b": 2}
@@ -36,7 +35,7 @@ def test_a_binding_is_a_use_and_a_look_is_none():
 
 def test_a_request_that_still_runs_is_a_use():
     clock = Clock()
-    registered = Registered({"a": 1}, now=clock)
+    registered = Usage({"a": 1}, now=clock)
     registered.note("a")
     registered.note("gone")
     clock.at += 2
@@ -45,7 +44,7 @@ def test_a_request_that_still_runs_is_a_use():
 
 def test_what_is_unloaded_is_forgotten_and_new_weights_keep_the_use_of_their_name():
     """R16 bounded: one entry for each name that is registered."""
-    registered = Registered({"a": 1}, now=Clock())
+    registered = Usage({"a": 1}, now=Clock())
     assert registered["a"] == 1
     registered["a"] = 2
     assert registered.ages() == {"a": 0.0}
@@ -59,9 +58,22 @@ def test_what_is_unloaded_is_forgotten_and_new_weights_keep_the_use_of_their_nam
     assert registered.ages() == {}
 
 
+def test_what_is_registered_and_unregistered_is_counted_and_nothing_else():
+    """R3 converge: vLLM's own routes change the same dictionary, and a sidecar is to hear of it."""
+    registered = Usage({"a": 1}, now=Clock())
+    assert (registered["a"], registered.changes) == (1, 0)
+    registered.note("a")
+    registered["a"] = 2
+    registered["b"] = 3
+    del registered["a"]
+    with pytest.raises(KeyError):
+        del registered["a"]
+    assert registered.changes == 3
+
+
 async def test_a_lock_is_gone_with_the_last_who_needs_it():
     """R16 bounded: hostile names leave nothing behind."""
-    locks = Locks()
+    locks = NameLocks()
     for number in range(1000):
         async with locks[f"hostile-{number}"]:
             assert len(locks) == 1
@@ -70,7 +82,7 @@ async def test_a_lock_is_gone_with_the_last_who_needs_it():
 
 async def test_all_who_ask_for_a_name_meanwhile_get_one_and_the_same_lock():
     """Whoever holds it, waits for it, or was just woken and did not run yet."""
-    locks, inside = Locks(), []
+    locks, inside = NameLocks(), []
 
     async def work(number: int) -> None:
         async with locks["x"]:
@@ -97,7 +109,7 @@ async def test_locks_that_are_held_when_they_are_taken_over_stay_the_same():
     old: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
     async with old["held"]:
         old["idle"]
-        locks = Locks(old)
+        locks = NameLocks(old)
         old = defaultdict(asyncio.Lock)
         assert locks["held"].locked()
         assert list(locks) == ["held"]

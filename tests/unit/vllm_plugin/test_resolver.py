@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
+from pathlib import Path
 
 import pytest
 
 from sidecar.vllm_plugin import resolver as module
-from sidecar.vllm_plugin.adapters import Adapters
-from sidecar.vllm_plugin.asked import SidecarResolver
-from sidecar.vllm_plugin.question import MAX_NAME_LENGTH, BadAnswer, is_askable, question, read_answer
-from sidecar.vllm_plugin.recently import Recently
-from sidecar.vllm_plugin.resolver import Resolver, socket_problem
+from sidecar.vllm_plugin.adapters import Adapters, SidecarResolver
+from sidecar.vllm_plugin.protocol import MAX_NAME_LENGTH, is_askable, read_answer
+from sidecar.vllm_plugin.resolver import ResolverClient, TtlSet, socket_problem
 from tests.support.resolving import PlayedSidecar, found, missing
 from tests.support.waiting import eventually
 from tests.unit.vllm_plugin.played import PlayedServer
@@ -41,55 +39,24 @@ def files(tmp_path) -> str:
     return str(tmp_path)
 
 
-def test_a_question_is_one_line_of_json():
-    line = question("acme/sql", "/models/base")
-    assert line.endswith(b"\n")
-    assert json.loads(line) == {"schema": 1, "name": "acme/sql", "base_model": "/models/base"}
-
-
 @pytest.mark.parametrize("name", ["", "n" * (MAX_NAME_LENGTH + 1), "a\nb", "a\0", "\x7f", "a\u2028b", "\ud800"])
 async def test_names_that_no_record_can_have_are_not_asked_for(sidecar, name):
     """R16 bounded."""
     assert not is_askable(name)
-    assert await Resolver(sidecar.path).path_of(name, "/base") is None
+    assert await ResolverClient(sidecar.path).path_of(name, "/base") is None
     assert sidecar.asked == []
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b'{"schema":1,"path":"/a"}',
-        b"",
-        b"\n",
-        b"nonsense\n",
-        b"[" * 5000 + b"\n",
-        b'{"schema":2,"path":"/a"}\n',
-        b'{"schema":1,"path":"a"}\n',
-        b'{"schema":1,"path":3}\n',
-        b'{"schema":1,"path":null}\n',
-        b'{"schema":1,"path":"/' + b"p" * 5000 + b'"}\n',
-    ],
-)
-def test_what_is_no_answer_is_not_taken_for_one(line):
-    with pytest.raises(BadAnswer):
-        read_answer(line)
-
-
-def test_an_answer_names_a_path_or_says_that_there_is_none():
-    assert read_answer(b'{"schema":1,"path":"/a/b"}\n') == "/a/b"
-    assert read_answer(b'{"schema":1,"path":null,"reason":"not_lazy"}\n') is None
 
 
 async def test_a_name_that_the_sidecar_knows_has_its_path(sidecar, files):
     sidecar.answers["acme/sql"] = found(files)
-    assert await Resolver(sidecar.path).path_of("acme/sql", "/base") == files
+    assert await ResolverClient(sidecar.path).path_of("acme/sql", "/base") == files
     assert sidecar.asked == [{"schema": 1, "name": "acme/sql", "base_model": "/base"}]
 
 
 async def test_a_miss_is_remembered_for_a_second(sidecar, files):
     """Whoever asks for the same unknown name again and again asks the sidecar once a second."""
     clock = Clock()
-    resolver = Resolver(sidecar.path, now=clock)
+    resolver = ResolverClient(sidecar.path, now=clock)
     for _ in range(3):
         assert await resolver.path_of("x", "/base") is None
     assert len(sidecar.asked) == 1
@@ -100,7 +67,7 @@ async def test_a_miss_is_remembered_for_a_second(sidecar, files):
 
 def test_no_more_than_so_many_misses_are_remembered():
     """R16 bounded: those that came last."""
-    misses = Recently(1.0, 2, Clock())
+    misses = TtlSet(1.0, 2, Clock())
     for name in ("a", "b", "a", "c"):
         misses.add(name)
     assert [name in misses for name in "abc"] == [True, False, True]
@@ -123,28 +90,36 @@ def test_no_more_than_so_many_misses_are_remembered():
 async def test_whatever_comes_back_is_no_error(sidecar, caplog, answer, kind):
     """R8 isolation: a request for an unknown name gets 404, not 500."""
     sidecar.answers["x"] = answer
-    assert await Resolver(sidecar.path).path_of("x", "/base") is None
+    assert await ResolverClient(sidecar.path).path_of("x", "/base") is None
     (record,) = caplog.records
     assert f"was not resolved, {kind}: " in record.message
 
 
+async def test_files_outside_the_store_are_not_loaded(sidecar, files, caplog):
+    """R4 digest-true: whoever answers on the socket decides which files the engine loads, but not beyond the store."""
+    sidecar.answers["x"] = found(files)
+    assert await ResolverClient(sidecar.path, store=f"{files}-store").path_of("x", "/base") is None
+    assert "was not resolved, outside_store: " in caplog.text
+    assert await ResolverClient(sidecar.path, store=str(Path(files).parent)).path_of("x", "/base") == files
+
+
 async def test_no_sidecar_and_a_silent_one_are_no_error(sidecar, caplog):
     sidecar.answers["x"] = None
-    assert await Resolver(sidecar.path, ask_seconds=0.05).path_of("x", "/base") is None
-    assert await Resolver(sidecar.path + ".none").path_of("x", "/base") is None
-    assert await Resolver("/" + "p" * 200).path_of("x", "/base") is None
+    assert await ResolverClient(sidecar.path, ask_seconds=0.05).path_of("x", "/base") is None
+    assert await ResolverClient(sidecar.path + ".none").path_of("x", "/base") is None
+    assert await ResolverClient("/" + "p" * 200).path_of("x", "/base") is None
     kinds = [record.message.split(", ")[1].split(":")[0] for record in caplog.records]
     assert kinds == ["deadline", "unreachable", "unreachable"]
 
 
 async def test_a_question_that_would_be_too_long_is_not_put(sidecar, caplog):
-    assert await Resolver(sidecar.path).path_of("x", "/" + "b" * 5000) is None
+    assert await ResolverClient(sidecar.path).path_of("x", "/" + "b" * 5000) is None
     assert sidecar.asked == []
 
 
 async def test_the_same_complaint_is_logged_once_a_minute(sidecar, caplog):
     clock = Clock()
-    resolver = Resolver(sidecar.path + ".none", now=clock)
+    resolver = ResolverClient(sidecar.path + ".none", now=clock)
     for number in range(5):
         await resolver.path_of(f"n{number}", "/base")
     assert len(caplog.records) == 1
@@ -155,7 +130,7 @@ async def test_the_same_complaint_is_logged_once_a_minute(sidecar, caplog):
 
 async def test_no_more_than_so_many_questions_are_open(sidecar, files, caplog):
     """R16 bounded: a sidecar that hangs holds so many requests, and no more; one that goes on is asked again."""
-    resolver = Resolver(sidecar.path)
+    resolver = ResolverClient(sidecar.path)
     names = [f"n{number}" for number in range(module.MAX_ASKING)]
     sidecar.answers |= {"over": found(files)} | dict.fromkeys(names)
     open_questions = [asyncio.create_task(resolver.path_of(name, "/base")) for name in names]
@@ -179,7 +154,7 @@ async def test_what_is_resolved_counts_as_in_use_until_it_is_registered(sidecar,
     sidecar.answers["x"] = found(files)
     asked = SidecarResolver()
     assert await asked.resolve_lora("/base", "x") is None
-    adapters = asked.adapters = Adapters(server, Resolver(sidecar.path), sweep_seconds=0)
+    adapters = asked.adapters = Adapters(server, ResolverClient(sidecar.path), sweep_seconds=0)
     resolved = await asked.resolve_lora("/base", "x")
     assert (resolved.lora_name, resolved.lora_path) == ("x", files)
     resolved.lora_int_id = 77  # as vLLM does, before anything else can run
@@ -196,7 +171,7 @@ async def test_one_that_is_not_registered_after_all_is_removed(sidecar, files):
     """The engine refused it, or the client went away; vLLM had given it a number of its own."""
     server = PlayedServer()
     sidecar.answers["x"] = found(files)
-    adapters = Adapters(server, Resolver(sidecar.path), sweep_seconds=0)
+    adapters = Adapters(server, ResolverClient(sidecar.path), sweep_seconds=0)
     resolved = await adapters.resolve("x", "/base")
     resolved.lora_int_id = 77
     del resolved
@@ -208,7 +183,7 @@ async def test_too_much_that_drains_resolves_no_more(sidecar, files, monkeypatch
     """R16 bounded."""
     monkeypatch.setattr("sidecar.vllm_plugin.adapters.MAX_RETIRED", 1)
     sidecar.answers |= {"x": found(files), "y": found(files)}
-    adapters = Adapters(PlayedServer(), Resolver(sidecar.path), sweep_seconds=3600)
+    adapters = Adapters(PlayedServer(), ResolverClient(sidecar.path), sweep_seconds=3600)
     held = await adapters.resolve("x", "/base")
     await asyncio.sleep(0)
     assert held is not None

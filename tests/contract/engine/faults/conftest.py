@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sidecar.engines.simulated.server import serving
-from sidecar.engines.vllm import VllmEngine
+from sidecar.engines.simulated.app import serving
+from sidecar.engines.vllm.driver import VllmEngine
 from tests.contract.engine.faults.hasty import SHORT
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from sidecar.engines.deadlines import Deadlines
-from sidecar.engines.vllm import VllmEngine
+from sidecar.engines.driver import Deadlines
+from sidecar.engines.vllm.driver import VllmEngine
 
-SHORT = Deadlines(probe_seconds=0.5, list_seconds=0.5, load_seconds=0.5, unload_seconds=0.5, turn_seconds=0.5)
+SHORT = Deadlines(
+    probe_seconds=0.5, list_seconds=0.5, load_seconds=0.5, unload_seconds=0.5, turn_seconds=0.5, pulse_seconds=0.5
+)
 
 
 async def listing_of(engine: VllmEngine) -> dict[str, str]:

@@ -10,16 +10,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from registry.dev.ports import free_ports
+from registry.tools.devstack.processes import free_ports
 from sidecar.engines.driver import EngineUnreachable
+from sidecar.engines.observed import AlreadyThere, Done, EngineGone, Refused, Transient, Unknown
+from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import SimulatedVllm
-from sidecar.engines.simulated.faults import Answer, Cut, Die, Hang
-from sidecar.engines.simulated.options import Options
-from sidecar.engines.simulated.server import serving
-from sidecar.engines.vllm import VllmEngine
-from sidecar.observed import AlreadyThere, Done, Gone, Refused, Transient, Unknown
+from sidecar.engines.simulated.options import Cut, Die, Hang, Options, OrderedAnswer
+from sidecar.engines.vllm.driver import VllmEngine
 from tests.contract.engine.faults.hasty import SHORT, listing_of
-from tests.support.engines import Asker
+from tests.support.engines import BASE_MODEL, Asker
 from tests.support.waiting import eventually
 from tests.support.wire import wire_to
 
@@ -50,6 +49,92 @@ async def test_an_engine_that_hangs_in_a_load_is_seen_not_to_turn(engine, hasty,
     assert await eventually(engine.turns)
 
 
+@pytest.mark.parametrize("status", [404, 405, 501])
+async def test_of_an_engine_that_completes_nothing_it_cannot_be_told_whether_it_turns(engine, simulated, status):
+    """R18: as one that embeds, or whose completions a proxy hides."""
+    simulated.faults.order("completions", OrderedAnswer(status, '{"detail":"Not Found"}'))
+    assert await engine.turns() is None
+    assert await engine.turns() is True
+
+
+async def pulse_of(engine: VllmEngine) -> bool | None:
+    """The pulse, after the probe that runs beside it all the time."""
+    await engine.incarnation()
+    return await engine.pulse()
+
+
+async def test_a_pulse_is_progress_or_a_sign_of_life(engine, hasty, simulated, asker, monkeypatch, tiny):
+    """R18 readiness-follows: an engine that answers and generates nothing is found out, also while nobody asks it."""
+    monkeypatch.setattr("sidecar.engines.vllm.driver.PROGRESS_SECONDS", 0.0)
+    assert await pulse_of(hasty) is None, "not looked at yet"
+    await hasty.observe()
+    assert await eventually(lambda: pulse_of(hasty))
+    release = asyncio.Event()
+    simulated.faults.order("load", Hang(release))
+    assert isinstance(await hasty.load("x", tiny.adapter("a"), request_id="r"), Unknown)
+    assert (await asker.client.get("/health")).status_code == 200
+    assert await pulse_of(hasty) is False
+    release.set()
+    assert await eventually(lambda: pulse_of(hasty))
+
+
+async def test_an_engine_that_makes_progress_is_asked_for_nothing(engine, simulated, asker):
+    """R18: a full one may let a request of ours wait for long, and generates all the same."""
+    await engine.observe()
+    await engine.incarnation()
+    assert await asker.text(BASE_MODEL, "x")
+    simulated.faults.order("completions", OrderedAnswer(500, "no"))
+    assert await pulse_of(engine) is True
+    assert simulated.faults.take("completions") is not None
+
+
+@pytest.mark.parametrize("status", [404, 405, 501, 429, 401])
+async def test_an_engine_without_completions_has_no_pulse(engine, simulated, monkeypatch, status):
+    """R18: that it generates nothing cannot be told of it, so it is not."""
+    monkeypatch.setattr("sidecar.engines.vllm.driver.PROGRESS_SECONDS", 0.0)
+    await engine.observe()
+    simulated.faults.order("completions", OrderedAnswer(status, "no"))
+    assert await pulse_of(engine) is None
+
+
+async def test_an_engine_without_statistics_has_no_pulse(engine, simulated, monkeypatch):
+    """R18: a full one might let a request of ours wait for long, and nothing would tell that it goes on."""
+    monkeypatch.setattr("sidecar.engines.vllm.driver.PROGRESS_SECONDS", 0.0)
+    await engine.observe()
+    simulated.faults.order("metrics", OrderedAnswer(200, f"process_start_time_seconds {simulated.started_at!r}"))
+    simulated.faults.order("completions", OrderedAnswer(500, "no"))
+    assert await pulse_of(engine) is None
+    assert simulated.faults.take("completions") is not None
+
+
+async def test_a_pulse_by_the_plugin_comes_from_the_engines_core(monkeypatch, tiny):
+    """R18 readiness-follows: no request is made for it."""
+    monkeypatch.setattr("sidecar.engines.vllm.driver.PROGRESS_SECONDS", 0.0)
+    simulated = SimulatedVllm(Options(served_model_name=BASE_MODEL, model=str(tiny.model), plugin=True))
+    async with serving(simulated) as url:
+        engine = VllmEngine(url, deadlines=SHORT)
+        await engine.observe()
+        assert await eventually(lambda: pulse_of(engine))
+        assert simulated.tokens == 0
+        release = asyncio.Event()
+        simulated.faults.order("load", Hang(release))
+        assert isinstance(await engine.load("x", tiny.adapter("a"), request_id="r"), Unknown)
+        assert await pulse_of(engine) is False
+        release.set()
+        assert await eventually(lambda: pulse_of(engine))
+        await engine.aclose()
+
+
+async def test_what_is_out_of_reach_is_not_said_to_stand_still(monkeypatch, tiny):
+    """R18: that is another matter, which other probes tell; after its restart nothing would be left of it."""
+    monkeypatch.setattr("sidecar.engines.vllm.driver.PROGRESS_SECONDS", 0.0)
+    async with serving(SimulatedVllm(Options(served_model_name=BASE_MODEL, model=str(tiny.model)))) as url:
+        engine = VllmEngine(url, deadlines=SHORT)
+        await engine.observe()
+    assert await engine.pulse() is None
+    await engine.aclose()
+
+
 @pytest.mark.parametrize("is_done", [True, False])
 async def test_a_connection_that_breaks_in_a_reply_is_unknown(engine, simulated, tiny, is_done):
     """Fault 21: the listing alone tells whether it was done."""
@@ -78,8 +163,8 @@ async def test_a_connection_that_breaks_in_a_reply_is_unknown(engine, simulated,
 async def test_replies_are_classified_by_status(engine, simulated, tiny, status, kind):
     """Fault 21: by a table, never by searching text."""
     text = "" if status == 204 else "has already been loaded; cannot be found; No adapter found for"
-    simulated.faults.order("load", Answer(status, text))
-    simulated.faults.order("unload", Answer(status, text))
+    simulated.faults.order("load", OrderedAnswer(status, text))
+    simulated.faults.order("unload", OrderedAnswer(status, text))
     assert isinstance(await engine.load("x", tiny.adapter("a"), request_id="r"), kind)
     assert isinstance(await engine.unload("x", request_id="r"), kind)
     assert await listing_of(engine) == {}
@@ -121,9 +206,9 @@ async def test_a_reset_in_mid_flight_is_unknown(url, simulated, tiny):
 async def test_a_refused_connection_is_gone(tiny):
     (port,) = free_ports(1)
     engine = VllmEngine(f"http://127.0.0.1:{port}")
-    assert isinstance(await engine.load("x", tiny.adapter("a"), request_id="r"), Gone)
-    assert isinstance(await engine.swap("x", "/a", "/b", request_id="r"), Gone)
-    assert isinstance(await engine.unload("x", request_id="r"), Gone)
+    assert isinstance(await engine.load("x", tiny.adapter("a"), request_id="r"), EngineGone)
+    assert isinstance(await engine.swap("x", "/a", "/b", request_id="r"), EngineGone)
+    assert isinstance(await engine.unload("x", request_id="r"), EngineGone)
     with pytest.raises(EngineUnreachable):
         await engine.observe()
     with pytest.raises(EngineUnreachable):
@@ -161,7 +246,7 @@ async def fails(asker: Asker, name: str) -> bool:
 
 
 async def is_gone(engine: VllmEngine) -> bool:
-    return isinstance(await engine.unload("x", request_id="r"), Gone)
+    return isinstance(await engine.unload("x", request_id="r"), EngineGone)
 
 
 async def test_an_engine_that_dies_in_a_load_is_gone_and_another_after_its_restart(simulated, tiny):

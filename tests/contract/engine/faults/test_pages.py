@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from sidecar.engines.driver import EngineUnreachable
-from sidecar.engines.simulated.faults import Answer, Hang
+from sidecar.engines.simulated.options import Hang, OrderedAnswer
 from tests.contract.engine.faults.hasty import listing_of
 from tests.support.waiting import eventually
 
@@ -15,7 +15,7 @@ from tests.support.waiting import eventually
 async def test_an_endless_page_is_unreachable(engine, monkeypatch):
     """R16 bounded: nor is a listing."""
     await engine.observe()
-    monkeypatch.setattr("sidecar.engines.vllm_http.MAX_ANSWER_BYTES", 100)
+    monkeypatch.setattr("sidecar.engines.vllm.http.MAX_ANSWER_BYTES", 100)
     with pytest.raises(EngineUnreachable, match="more than 100 bytes"):
         await engine.incarnation()
 
@@ -29,7 +29,7 @@ def listing(*cards: str) -> str:
 
 
 async def test_a_listing_of_the_right_form_is_read(engine, simulated):
-    simulated.faults.order("models", Answer(200, listing(BASE_CARD, '{"id": "x", "parent": "t", "root": "/a"}')))
+    simulated.faults.order("models", OrderedAnswer(200, listing(BASE_CARD, '{"id": "x", "parent": "t", "root": "/a"}')))
     assert await listing_of(engine) == {"x": "/a"}
 
 
@@ -54,7 +54,7 @@ async def test_a_listing_of_the_right_form_is_read(engine, simulated):
 async def test_a_listing_that_cannot_be_read_in_full_is_no_listing(engine, simulated, tiny, body):
     """R3 converge: no plan is made from a guess; unknown is not empty."""
     await engine.load("x", tiny.adapter("a"), request_id="r")
-    simulated.faults.order("models", Answer(200, body))
+    simulated.faults.order("models", OrderedAnswer(200, body))
     with pytest.raises(EngineUnreachable):
         await engine.observe()
 
@@ -64,7 +64,7 @@ async def test_a_restart_within_a_look_is_noticed(engine, simulated):
     release = asyncio.Event()
     simulated.faults.order("models", Hang(release))
     look = asyncio.create_task(engine.observe())
-    await eventually(lambda: not simulated.faults._waiting["models"])  # the look hangs in its listing now
+    await eventually(lambda: not simulated.faults.left)  # the look hangs in its listing now
     simulated.started_at += 1
     release.set()
     with pytest.raises(EngineUnreachable, match="restarted"):
@@ -83,6 +83,6 @@ async def test_a_page_that_hangs_is_unreachable(hasty, simulated, page):
 @pytest.mark.parametrize("status", [500, 502, 503, 429])
 @pytest.mark.parametrize("page", ["metrics", "version", "models"])
 async def test_a_page_that_fails_is_unreachable(engine, simulated, page, status):
-    simulated.faults.order(page, Answer(status, "no"))
+    simulated.faults.order(page, OrderedAnswer(status, "no"))
     with pytest.raises(EngineUnreachable, match=str(status)):
         await engine.observe()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sidecar.engines.driver import EngineUnusable
+from sidecar.engines.observed import Done, Transient
+from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import SimulatedVllm
-from sidecar.engines.simulated.faults import Answer
-from sidecar.engines.simulated.options import Options
-from sidecar.engines.simulated.server import serving
-from sidecar.engines.vllm import VllmEngine
-from sidecar.observed import Done, Transient
+from sidecar.engines.simulated.options import Options, OrderedAnswer
+from sidecar.engines.vllm.driver import VllmEngine
 
 
 async def test_runtime_lora_disabled_says_what_to_set(tiny):
@@ -27,7 +26,7 @@ async def test_runtime_lora_disabled_says_what_to_set(tiny):
 
 async def test_lora_disabled_is_seen_in_the_metrics(engine, simulated):
     metrics = "process_start_time_seconds 1.5\n# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{} 0\n"
-    simulated.faults.order("metrics", Answer(200, metrics))
+    simulated.faults.order("metrics", OrderedAnswer(200, metrics))
     with pytest.raises(EngineUnusable) as caught:
         await engine.observe()
     assert caught.value.reason == "lora_disabled"
@@ -51,10 +50,10 @@ async def test_old_versions_are_refused(version, fits):
 @pytest.mark.parametrize(
     ("page", "answer"),
     [
-        ("metrics", Answer(404, "404 page not found")),
-        ("metrics", Answer(200, "<html>")),
-        ("version", Answer(404, "404 page not found")),
-        ("version", Answer(200, '{"etcdserver": "3.5.1"}')),
+        ("metrics", OrderedAnswer(404, "404 page not found")),
+        ("metrics", OrderedAnswer(200, "<html>")),
+        ("version", OrderedAnswer(404, "404 page not found")),
+        ("version", OrderedAnswer(200, '{"etcdserver": "3.5.1"}')),
     ],
 )
 async def test_what_is_no_engine_is_named(engine, simulated, page, answer):

@@ -1,0 +1,159 @@
+"""Health of the admin service, and its metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+from grpc_health.v1 import health, health_pb2
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+
+from registry.etcd3.client import Client
+from registry.etcd3.errors import EtcdError, EtcdUnauthenticated, TlsFailed
+from registry.model.errors import FailedPrecondition
+from registry.model.keys import Keys
+from registry.store.writer import WriteGate, ensure_meta
+
+PROBE_SECONDS = 1.0
+_PROBE_TIMEOUT_SECONDS = 3.0
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether the service does its work, and if not, why."""
+
+    ready: bool
+    reason: str
+
+
+class Probe:
+    """Keeps health, gate and readiness as etcd is. Logs each change of state once."""
+
+    def __init__(
+        self,
+        client: Client,
+        keys: Keys,
+        gate: WriteGate,
+        servicer: health.aio.HealthServicer,
+        metrics: AdminMetrics,
+        service: str,
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._gate = gate
+        self._servicer = servicer
+        self._metrics = metrics
+        self._service = service
+        self._answered = False
+        self.readiness = Readiness(ready=False, reason="etcd has not answered yet")
+
+    async def run(self) -> None:
+        """Probes until it is cancelled.
+
+        Raises:
+            TlsFailed, Unauthenticated: the very first answer of etcd; waiting would not help.
+        """
+        await self._show(self.readiness)
+        while True:
+            readiness = await self._look()
+            if readiness != self.readiness:
+                self.readiness = readiness
+                await self._show(readiness)
+                _tell(readiness)
+            await asyncio.sleep(PROBE_SECONDS)
+
+    async def _look(self) -> Readiness:
+        """One linearizable read that also makes sure of the store's own record."""
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_SECONDS):
+                await ensure_meta(self._client, self._keys)
+        except (TlsFailed, EtcdUnauthenticated):
+            if not self._answered:
+                raise
+            return Readiness(ready=False, reason="etcd refuses the admin service's certificate, user or password")
+        except (EtcdError, TimeoutError) as error:
+            return Readiness(ready=False, reason=f"etcd does not answer: {str(error) or 'no reply in time'}")
+        except FailedPrecondition as error:
+            self._gate.shut(error)
+            return Readiness(ready=False, reason=error.message)
+        self._answered = True
+        self._gate.open()
+        return Readiness(ready=True, reason="")
+
+    async def _show(self, readiness: Readiness) -> None:
+        self._metrics.etcd_up.set(readiness.ready)
+        statuses = health_pb2.HealthCheckResponse
+        status = statuses.SERVING if readiness.ready else statuses.NOT_SERVING
+        for service in ("", self._service):
+            await self._servicer.set(service, status)
+
+
+def _tell(readiness: Readiness) -> None:
+    if readiness.ready:
+        _log.info("ready")
+    else:
+        _log.warning("not_ready", reason=readiness.reason)
+
+
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class AdminMetrics:
+    """Metrics of one server; a registry of their own, so that several can live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.requests = Counter(
+            "loraplane_admin_requests",
+            "Calls that ended, by method and status.",
+            ["method", "code"],
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "loraplane_admin_request_seconds",
+            "Duration of unary calls.",
+            ["method"],
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self.streams = Gauge("loraplane_admin_streams", "Streams that are open.", ["method"], registry=self.registry)
+        self.no_space = Counter(
+            "loraplane_admin_no_space", "Changes that etcd refused for want of space.", registry=self.registry
+        )
+        self.conducted = Counter(
+            "loraplane_admin_rollouts",
+            "Rollouts that were promoted or halted by this service, or found so.",
+            ["verb"],
+            registry=self.registry,
+        )
+        self.internal_errors = Counter(
+            "loraplane_admin_internal_errors",
+            "Failures of a part of this service that nobody foresaw; it is run again.",
+            ["part"],
+            registry=self.registry,
+        )
+        self.missing = Gauge(
+            "loraplane_admin_missing_replicas",
+            "Replicas that a pool expects and that do not live.",
+            ["pool"],
+            registry=self.registry,
+        )
+        self.etcd_up = Gauge("loraplane_admin_etcd_up", "1 while etcd answers.", registry=self.registry)
+
+    def show_missing(self, missing: Mapping[str, int]) -> None:
+        """Sets how many replicas are missing in each pool there is."""
+        self.missing.clear()
+        for pool, count in missing.items():
+            self.missing.labels(pool).set(count)
+
+    def count_conducted(self, verb: str) -> None:
+        """Counts a rollout that was ended."""
+        self.conducted.labels(verb).inc()
+
+    def count_internal_error(self, part: str) -> None:
+        """Counts a failure of a part, which may be one of many pools: ``rollouts of POOL`` counts as ``rollouts``."""
+        self.internal_errors.labels(part.partition(" of ")[0]).inc()

@@ -1,0 +1,1 @@
+"""The gRPC methods of the admin service and what stands before them."""

@@ -1,0 +1,89 @@
+"""Changes on the wire, from audit records: who did what to which thing. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+
+from registry.model.errors import InvalidArgument, Reason
+from registry.model.records import AuditChange, AuditRecord
+from registry.v1 import registry_pb2 as pb
+
+_MOST_INT64 = 2**63 - 1
+# Told by the columns of a change; what else changes is a field of it.
+_BOOKKEEPING = frozenset(
+    {"schema", "name", "pool", "tenant", "generation", "updated_at", "updated_by", "request_id", "rollout", "spec"}
+)
+Value = Mapping[str, object]
+
+
+def first_id(since: str) -> str:
+    """Where the ids of audit records from this time on begin; empty: at the first.
+
+    Raises:
+        InvalidArgument: that is no RFC 3339 time.
+    """
+    if not since:
+        return ""
+    try:
+        return f"{datetime.fromisoformat(since).astimezone(UTC):%Y%m%dT%H%M%S.%fZ}"
+    except (ValueError, OverflowError) as error:
+        message = "use a time such as 2026-01-31T12:00:00Z"
+        raise InvalidArgument(Reason.INVALID_FIELD, message, field="since") from error
+
+
+def recorded_changes(value: bytes) -> Iterator[pb.RecordedChange]:
+    """The changes of an audit record.
+
+    Raises:
+        FailedPrecondition: it cannot be read.
+    """
+    audit = AuditRecord.parse(value)
+    for one in audit.changes:
+        before, after = one.before or {}, one.after or {}
+        action, note = _action(one, before, after)
+        yield pb.RecordedChange(
+            at=audit.at,
+            principal=audit.principal,
+            role=audit.role,
+            request_id=audit.request_id,
+            method=audit.method,
+            kind=one.kind,
+            name=one.name,
+            action=action,
+            generation=_generation(after or before),
+            fields=_fields(before, after) if before and after else [],
+            note=note,
+        )
+
+
+def _action(one: AuditChange, before: Value, after: Value) -> tuple[str, str]:
+    if one.kind == "replica":
+        return ("drain" if after.get("drain") is True else "undrain"), ""
+    if not before or not after:
+        return ("created" if after else "deleted"), ""
+    was, now = _part(before, "rollout"), _part(after, "rollout")
+    halted = now.get("halted")
+    if isinstance(halted, str) and halted and halted != was.get("halted"):
+        return "halted", halted
+    is_promoted = was and not now and _generation(before) == _generation(after)
+    return ("promoted" if is_promoted else "updated"), ""
+
+
+def _fields(before: Value, after: Value) -> list[str]:
+    """Names of fields, without their values; those of the spec stand alone."""
+    return sorted({*_differing(before, after, _BOOKKEEPING), *_differing(_part(before, "spec"), _part(after, "spec"))})
+
+
+def _differing(before: Value, after: Value, besides: frozenset[str] = frozenset()) -> Iterator[str]:
+    return (key for key in {*before, *after} - besides if before.get(key) != after.get(key))
+
+
+def _part(value: Value, key: str) -> Value:
+    found = value.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _generation(value: Value) -> int:
+    found = value.get("generation")
+    return found if type(found) is int and 0 < found <= _MOST_INT64 else 0

@@ -1,0 +1,240 @@
+"""Handlers of the unary methods: reads and changes of desired state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import structlog
+
+from registry.admin.rpc import decode, encode
+from registry.admin.rpc.calls import CallContext
+from registry.admin.rpc.encode_changes import first_id, recorded_changes
+from registry.admin.rpc.shapes import ShapesWorker
+from registry.model.errors import FailedPrecondition
+from registry.model.keys import last_part
+from registry.model.messages import pool_message, tenant_message
+from registry.model.names import check_adapter_name, check_segment
+from registry.rollout.expected import expectation_of
+from registry.runtime.clock import Deadline
+from registry.runtime.program import release_version
+from registry.store.pages import check_page_size, decode_token, parse_filter
+from registry.store.reader import Reader
+from registry.store.writer import Writer
+from registry.transactions.builder import Settled
+from registry.transactions.changes import Change
+from registry.transactions.context import Caller
+from registry.v1 import registry_pb2 as pb
+
+
+class Reads:
+    """Handlers: each takes a request and its call, and raises RegistryError where it refuses."""
+
+    def __init__(self, reader: Reader, insecure: Sequence[str] = ()) -> None:
+        """`insecure`: what this service bears unprotected on the network."""
+        self._reader = reader
+        self._insecure = insecure
+
+    async def get_adapter(self, request: pb.GetAdapterRequest, call: CallContext) -> pb.Adapter:
+        _check_adapter(request.pool, request.name)
+        return encode.present_adapter(await self._reader.adapter(request.pool, request.name, call.budget))
+
+    async def list_adapters(self, request: pb.ListAdaptersRequest, call: CallContext) -> pb.ListAdaptersResponse:
+        check_segment(request.pool, field="pool")
+        wanted, size = parse_filter(request.filter), check_page_size(request.page_size)
+        listing = f"adapters\0{request.pool}\0{request.filter}"
+        token = decode_token(request.page_token, listing)
+        page = await self._reader.adapters(request.pool, wanted, size, token, call.budget)
+        return pb.ListAdaptersResponse(
+            adapters=[encode.present_adapter(one) for one in page.records],
+            next_page_token=encode.token(page.token, listing),
+            revision=page.revision,
+            unreadable=page.unreadable,
+        )
+
+    async def list_adapter_history(
+        self, request: pb.ListAdapterHistoryRequest, call: CallContext
+    ) -> pb.ListAdapterHistoryResponse:
+        _check_adapter(request.pool, request.name)
+        return encode.history(await self._reader.history(request.pool, request.name, call.budget))
+
+    async def get_pool(self, request: pb.GetPoolRequest, call: CallContext) -> pb.Pool:
+        check_segment(request.name, field="name")
+        found = await self._reader.pool(request.name, call.budget, field="name")
+        return pool_message(found.record, found.revision)
+
+    async def list_pools(self, request: pb.ListPoolsRequest, call: CallContext) -> pb.ListPoolsResponse:
+        size, token = check_page_size(request.page_size), decode_token(request.page_token, "pools")
+        page = await self._reader.pools(size, token, call.budget)
+        unknown: dict[str, list[str]] = {}
+        if request.show_unknown and page.token is None:
+            unknown = await self._reader.replicas_without_pool(page.revision, call.budget)
+        return pb.ListPoolsResponse(
+            unknown=encode.unknown_pools(unknown),
+            pools=[pool_message(one.record, one.revision) for one in page.records],
+            next_page_token=encode.token(page.token, "pools"),
+            unreadable=page.unreadable,
+            admin_version=release_version(),
+            admin_insecure=self._insecure,
+        )
+
+    async def list_tenants(self, request: pb.ListTenantsRequest, call: CallContext) -> pb.ListTenantsResponse:
+        size, token = check_page_size(request.page_size), decode_token(request.page_token, "tenants")
+        page = await self._reader.tenants(size, token, call.budget)
+        return pb.ListTenantsResponse(
+            tenants=[tenant_message(one.record, one.revision) for one in page.records],
+            next_page_token=encode.token(page.token, "tenants"),
+            unreadable=page.unreadable,
+        )
+
+    async def read_backup(self, request: pb.ReadBackupRequest, call: CallContext) -> pb.ReadBackupResponse:
+        size, token = check_page_size(request.page_size), decode_token(request.page_token, "backup")
+        page = await self._reader.stored(size, token, call.budget)
+        return encode.backup(page, self._reader.prefix, encode.token(page.token, "backup"))
+
+    async def list_changes(self, request: pb.ListChangesRequest, call: CallContext) -> pb.ListChangesResponse:
+        check_segment(request.pool, field="pool")
+        listing, since = f"changes\0{request.pool}\0{request.since}", first_id(request.since)
+        size, token = check_page_size(request.page_size), decode_token(request.page_token, listing)
+        page = await self._reader.audit(request.pool, since, size, token, call.budget)
+        reply = pb.ListChangesResponse(next_page_token=encode.token(page.token, listing))
+        for kv in page.kvs:
+            try:
+                reply.changes.extend(recorded_changes(kv.value))
+            except FailedPrecondition:
+                reply.unreadable.append(last_part(kv.key))
+            await asyncio.sleep(0)  # each may have a megabyte
+        return reply
+
+    async def get_replica(self, request: pb.GetReplicaRequest, call: CallContext) -> pb.Replica:
+        check_segment(request.pool, field="pool")
+        check_segment(request.name, field="name")
+        return encode.replica(request.pool, await self._reader.replica(request.pool, request.name, call.budget))
+
+    async def list_replicas(self, request: pb.ListReplicasRequest, call: CallContext) -> pb.ListReplicasResponse:
+        check_segment(request.pool, field="pool")
+        listing = f"replicas\0{request.pool}"
+        size, token = check_page_size(request.page_size), decode_token(request.page_token, listing)
+        page, found = await self._reader.replicas(request.pool, size, token, call.budget)
+        missing: list[pb.MissingReplica] = []
+        if page.token is None:
+            said = await self._reader.expected(request.pool, page.revision, call.budget)
+            missing = encode.missing(expectation_of(said.members, said.pool).absent(said.live))
+        return pb.ListReplicasResponse(
+            replicas=[encode.replica(request.pool, one) for one in found],
+            next_page_token=encode.token(page.token, listing),
+            missing=missing,
+        )
+
+
+def _check_adapter(pool: str, name: str) -> None:
+    check_segment(pool, field="pool")
+    check_adapter_name(name)
+
+
+_log = structlog.get_logger()
+
+
+class Request(Protocol):
+    """What every request for a change has."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def validate_only(self) -> bool: ...
+
+
+class Forget(Protocol):
+    """Expects a replica no more."""
+
+    async def __call__(self, pool: str, name: str, budget: Deadline, *, dry_run: bool) -> None: ...
+
+
+class Writes:
+    """Handlers: each takes a request and its call, and raises RegistryError where it refuses."""
+
+    def __init__(self, writer: Writer, reader: Reader, forget: Forget) -> None:
+        """`forget` is `registry.rollout.expected.forget`, of this service's etcd."""
+        self._forget = forget
+        self._writer = writer
+        self._reader = reader
+        self.shapes = ShapesWorker()
+
+    async def apply_adapters(self, request: pb.ApplyAdaptersRequest, call: CallContext) -> pb.ApplyAdaptersResponse:
+        caller = call.caller(request.request_id)
+        settled = await self._change(decode.apply_adapters(request), request, caller, call)
+        return encode.applied(settled, request.pool, caller.request_id)
+
+    async def rollback_adapter(self, request: pb.RollbackAdapterRequest, call: CallContext) -> pb.ApplyAdaptersResponse:
+        caller = call.caller(request.request_id)
+        settled = await self._change(decode.rollback_adapter(request), request, caller, call)
+        return encode.applied(settled, request.pool, caller.request_id)
+
+    async def promote_rollout(self, request: pb.PromoteRolloutRequest, call: CallContext) -> pb.ApplyAdaptersResponse:
+        caller = call.caller(request.request_id)
+        settled = await self._change(decode.promote_rollout(request), request, caller, call)
+        return encode.applied(settled, request.pool, caller.request_id)
+
+    async def abort_rollout(self, request: pb.AbortRolloutRequest, call: CallContext) -> pb.ApplyAdaptersResponse:
+        caller = call.caller(request.request_id)
+        settled = await self._change(decode.abort_rollout(request), request, caller, call)
+        return encode.applied(settled, request.pool, caller.request_id)
+
+    async def create_pool(self, request: pb.CreatePoolRequest, call: CallContext) -> pb.Pool:
+        caller, change = call.caller(request.request_id), decode.create_pool(request, self.shapes.fingerprint_of)
+        return encode.settled_pool(await self._change(change, request, caller, call))
+
+    async def update_pool(self, request: pb.UpdatePoolRequest, call: CallContext) -> pb.Pool:
+        caller, change = call.caller(request.request_id), decode.update_pool(request, self.shapes.fingerprint_of)
+        return encode.settled_pool(await self._change(change, request, caller, call))
+
+    async def confirm_removals(self, request: pb.ConfirmRemovalsRequest, call: CallContext) -> pb.Pool:
+        caller = call.caller(request.request_id)
+        return encode.settled_pool(await self._change(decode.confirm_removals(request), request, caller, call))
+
+    async def delete_pool(self, request: pb.DeletePoolRequest, call: CallContext) -> pb.DeletePoolResponse:
+        caller = call.caller(request.request_id)
+        settled = await self._change(decode.delete_pool(request), request, caller, call)
+        return pb.DeletePoolResponse(revision=settled.revision)
+
+    async def set_tenant(self, request: pb.SetTenantRequest, call: CallContext) -> pb.Tenant:
+        caller = call.caller(request.request_id)
+        return encode.settled_tenant(await self._change(decode.set_tenant(request), request, caller, call))
+
+    async def restore_history(self, request: pb.RestoreHistoryRequest, call: CallContext) -> pb.RestoreHistoryResponse:
+        caller, change = call.caller(request.request_id), decode.restore_history(request)
+        settled = await self._change(change, request, caller, call)
+        return pb.RestoreHistoryResponse(changed=settled.reply.etag is None, revision=settled.revision)
+
+    async def repair_tenant(self, request: pb.RepairTenantRequest, call: CallContext) -> pb.RepairTenantResponse:
+        caller, change = call.caller(request.request_id), decode.repair_tenant(request)
+        found = replace(change, lost=await self._reader.lost_adapters(change.name, call.budget))
+        return encode.repaired(await self._change(found, request, caller, call))
+
+    async def drain_replica(self, request: pb.DrainReplicaRequest, call: CallContext) -> pb.DrainReplicaResponse:
+        caller = call.caller(request.request_id)
+        settled = await self._change(decode.drain_replica(request), request, caller, call)
+        return pb.DrainReplicaResponse(changed=settled.reply.etag is None, revision=settled.revision)
+
+    async def forget_replica(self, request: pb.ForgetReplicaRequest, call: CallContext) -> pb.ForgetReplicaResponse:
+        check_segment(request.pool, field="pool")
+        check_segment(request.name, field="name")
+        await self._forget(request.pool, request.name, call.budget, dry_run=request.validate_only)
+        if not request.validate_only:
+            _log.info("replica_forgotten", pool=request.pool, replica=request.name, principal=call.principal.name)
+        return pb.ForgetReplicaResponse()
+
+    async def _change(self, change: Change, request: Request, caller: Caller, call: CallContext) -> Settled:
+        """Carries a change out and logs it. Raises RegistryError."""
+        settled = await self._writer.change(change, caller, call.budget, validate_only=request.validate_only)
+        if not request.validate_only:
+            _log.info(
+                "change_settled",
+                method=call.method,
+                request_id=caller.request_id,
+                revision=settled.revision,
+                principal=caller.principal,
+            )
+        return settled

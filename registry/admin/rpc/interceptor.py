@@ -1,0 +1,275 @@
+"""Supervises every call: principal, deadline, errors, metrics.
+
+One table translates our errors to gRPC's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Never, TypeVar
+
+import grpc
+import structlog
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
+from google.rpc.status_pb2 import Status
+from grpc import StatusCode
+
+from registry.admin.health import AdminMetrics
+from registry.admin.rpc.calls import ANONYMOUS, CallContext, operator
+from registry.admin.rpc.limiter import Batcher, FairLimiter
+from registry.model.errors import (
+    AlreadyExists,
+    Conflict,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    Reason,
+    RegistryError,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
+from registry.runtime.clock import Deadline
+
+DOMAIN = "loraplane"
+DETAILS_KEY = "grpc-status-details-bin"
+
+CODES: Mapping[type[RegistryError], StatusCode] = {
+    InvalidArgument: StatusCode.INVALID_ARGUMENT,
+    NotFound: StatusCode.NOT_FOUND,
+    AlreadyExists: StatusCode.ALREADY_EXISTS,
+    Conflict: StatusCode.ABORTED,
+    FailedPrecondition: StatusCode.FAILED_PRECONDITION,
+    ResourceExhausted: StatusCode.RESOURCE_EXHAUSTED,
+    PermissionDenied: StatusCode.PERMISSION_DENIED,
+    Unauthenticated: StatusCode.UNAUTHENTICATED,
+    Unavailable: StatusCode.UNAVAILABLE,
+    Internal: StatusCode.INTERNAL,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """What all calls share.
+
+    Attributes:
+        calls: limit of those that are taken, whose requests are here or on their way.
+        working: limit of those whose request is here.
+        turns: of those that work.
+        stopping: set when the service stops, at which streams end.
+    """
+
+    calls: FairLimiter
+    working: FairLimiter
+    turns: Batcher
+    stopping: asyncio.Event
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A failed call as gRPC sends it; `details` is a serialized google.rpc.Status."""
+
+    code: StatusCode
+    message: str
+    details: bytes
+
+
+def refusal_of(error: RegistryError) -> Refusal:
+    """The status of an error, with its reason, its facts and the field at fault."""
+    code = CODES[type(error)]
+    details: list[Message] = [ErrorInfo(reason=error.reason.value, domain=DOMAIN, metadata=error.metadata)]
+    if error.field:
+        violation = BadRequest.FieldViolation(field=error.field, description=error.message, reason=error.reason.value)
+        details.append(BadRequest(field_violations=[violation]))
+    number: int = code.value[0]
+    status = Status(code=number, message=error.message, details=[_packed(detail) for detail in details])
+    return Refusal(code, error.message, status.SerializeToString())
+
+
+def _packed(message: Message) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+Request = TypeVar("Request", bound=Message)
+Reply = TypeVar("Reply", bound=Message)
+Result = TypeVar("Result")
+Context = grpc.aio.ServicerContext[Any, Any]
+Unary = Callable[[Request, CallContext], Awaitable[Reply]]
+Stream = Callable[[Request, CallContext], AsyncGenerator[Reply, None]]
+Parse = Callable[[bytes], Request]
+Prepare = Callable[[Request, CallContext], Awaitable[None]]
+RawRequests = AsyncIterator[bytes]
+
+MAX_UNARY_SECONDS = 10.0
+# Kept of the client's time for the way of the answer back.
+_FOR_THE_ANSWER = 0.1
+_log = structlog.get_logger()
+
+
+def supervised_unary(
+    method: str,
+    handler: Unary[Request, Reply],
+    parse: Parse[Request],
+    metrics: AdminMetrics,
+    limits: CallLimits,
+    prepare: Prepare[Request] | None = None,
+) -> Callable[[RawRequests, Context], Awaitable[Reply]]:
+    """The handler as grpc.aio calls it for a stream of requests; so it is asked before the one request is read.
+
+    `prepare` does what takes long beside the event loop, and holds up no other call.
+    """
+    seconds = metrics.seconds.labels(method)
+
+    async def serve(requests: RawRequests, context: Context) -> Reply:
+        started = time.monotonic()
+        try:
+            with _counted(method, metrics):
+                call = _call(method, context)
+                async with _admitted(requests, call, parse, limits, prepare) as request, limits.turns.taken():
+                    return await handler(request, call)
+        except RegistryError as error:
+            return await _refuse(context, error)
+        finally:
+            seconds.observe(time.monotonic() - started)
+
+    return serve
+
+
+def supervised_stream(
+    method: str, handler: Stream[Request, Reply], parse: Parse[Request], metrics: AdminMetrics, limits: CallLimits
+) -> Callable[[RawRequests, Context], AsyncIterator[Reply]]:
+    """The handler as grpc.aio calls it; it ends as soon as the service stops, since streams never end by themselves.
+
+    Within the limit of calls it is only until its first reply.
+    """
+
+    async def serve(requests: RawRequests, context: Context) -> AsyncIterator[Reply]:
+        with metrics.streams.labels(method).track_inprogress():
+            try:
+                with _counted(method, metrics):
+                    call = _call(method, context)
+                    async with AsyncExitStack() as beginning:
+                        request = await beginning.enter_async_context(_admitted(requests, call, parse, limits))
+                        async with aclosing(_until(limits.stopping, handler(request, call))) as replies:
+                            async for reply in replies:
+                                await beginning.aclose()
+                                yield reply
+            except RegistryError as error:
+                await _refuse(context, error)
+
+    return serve
+
+
+@asynccontextmanager
+async def _admitted(
+    requests: RawRequests,
+    call: CallContext,
+    parse: Parse[Request],
+    limits: CallLimits,
+    prepare: Prepare[Request] | None = None,
+) -> AsyncIterator[Request]:
+    """The request of a call, while the limits have room for it.
+
+    Raises:
+        Unavailable: they had none in time, or the request did not come.
+        InvalidArgument: it is none.
+    """
+    async with limits.calls.held(call.origin, timeout_seconds=call.budget.spend()):
+        raw = await _received(requests, call.budget)
+        if prepare is not None:
+            await prepare(parse(raw), call)
+        async with limits.working.held(call.origin, timeout_seconds=call.budget.spend()):
+            yield parse(raw)
+
+
+async def _received(requests: RawRequests, budget: Deadline) -> bytes:
+    """The one request of a call. Raises InvalidArgument: there is none; Unavailable: it does not come."""
+    try:
+        async with asyncio.timeout(budget.spend()):
+            raw = await anext(aiter(requests), None)
+    except TimeoutError as error:
+        raise Unavailable(Reason.DEADLINE_EXCEEDED, "the request did not arrive in time; nothing was done") from error
+    if raw is None:
+        raise InvalidArgument(Reason.INVALID_FIELD, "the call holds no request")
+    return raw
+
+
+async def _until(stopping: asyncio.Event, replies: AsyncGenerator[Reply, None]) -> AsyncGenerator[Reply, None]:
+    """The replies, until the service stops."""
+    async with aclosing(replies), _task(_event(stopping)) as stop:
+        while True:
+            async with _task(_next(replies)) as following:
+                await asyncio.wait((stop, following), return_when=asyncio.FIRST_COMPLETED)
+                if not following.done():
+                    raise Unavailable(
+                        Reason.ADMIN_UNAVAILABLE, "the admin service stops; ask another one, or ask again"
+                    )
+                reply = following.result()
+            if reply is None:
+                return
+            yield reply
+
+
+async def _next(replies: AsyncGenerator[Reply, None]) -> Reply | None:
+    return await anext(replies, None)
+
+
+async def _event(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+@asynccontextmanager
+async def _task(work: Coroutine[None, None, Result]) -> AsyncIterator[asyncio.Task[Result]]:
+    """A task that does not outlive the context."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@contextmanager
+def _counted(method: str, metrics: AdminMetrics) -> Iterator[None]:
+    code = grpc.StatusCode.OK
+    try:
+        yield
+    except RegistryError as error:
+        code = refusal_of(error).code
+        metrics.no_space.inc(error.reason is Reason.ETCD_NO_SPACE)
+        raise
+    except (asyncio.CancelledError, GeneratorExit):
+        code = grpc.StatusCode.CANCELLED
+        raise
+    except Exception as error:
+        # The supervisor: whatever a handler did not foresee is told once, here, and nothing of it to the caller.
+        code = grpc.StatusCode.INTERNAL
+        _log.exception("internal_error", method=method)
+        raise Internal(Reason.INTERNAL, "the admin service failed; its log says more") from error
+    finally:
+        metrics.requests.labels(method, code.name).inc()
+
+
+async def _refuse(context: Context, error: RegistryError) -> Never:
+    refusal = refusal_of(error)
+    await context.abort(refusal.code, refusal.message, ((DETAILS_KEY, refusal.details),))
+
+
+def _call(method: str, context: Context) -> CallContext:
+    remaining = context.time_remaining()
+    seconds = MAX_UNARY_SECONDS if remaining is None else min(MAX_UNARY_SECONDS, remaining * (1 - _FOR_THE_ANSWER))
+    names = context.auth_context().get("x509_common_name", ())
+    name = next(iter(names), b"").decode(errors="replace")
+    if name:
+        return CallContext(method, operator(name), Deadline.of(seconds), f"operator {name}")
+    return CallContext(method, ANONYMOUS, Deadline.of(seconds), context.peer())

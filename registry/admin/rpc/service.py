@@ -1,0 +1,88 @@
+"""Maps each method of the .proto to its supervised handler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from registry.admin.health import AdminMetrics
+from registry.admin.rpc.handlers import Reads, Writes
+from registry.admin.rpc.interceptor import CallLimits, Prepare, Stream, Unary, supervised_stream, supervised_unary
+from registry.admin.rpc.limiter import Batcher, FairLimiter
+from registry.admin.rpc.streams import Streams
+from registry.admin.rpc.wire import parser_of
+from registry.transactions.context import TxnLimits
+from registry.v1 import registry_pb2 as pb
+
+DESCRIPTOR = pb.DESCRIPTOR.services_by_name["AdapterRegistry"]
+SERVICE: str = DESCRIPTOR.full_name
+
+
+# A request has at most 4 MiB, and is read only when its call is taken: so those in flight have 512 MiB at most.
+CALLS_AT_ONCE = 128
+
+
+def make_handlers(
+    writes: Writes, reads: Reads, streams: Streams, metrics: AdminMetrics, stopping: asyncio.Event, limits: TxnLimits
+) -> grpc.GenericRpcHandler:
+    """All methods of the service. Streams end once `stopping` is set.
+
+    Raises:
+        KeyError: a method of the .proto has no handler.
+    """
+    unary = _unary_methods(writes, reads)
+    stream: Mapping[str, Stream[Any, Any]] = {
+        "WatchAdapters": streams.watch_adapters,
+        "WatchRollout": streams.watch_rollout,
+        "WatchResidency": streams.residency.watch_residency,
+    }
+    shared = CallLimits(FairLimiter(CALLS_AT_ONCE), FairLimiter(CALLS_AT_ONCE, narrows=True), Batcher(), stopping)
+    prepare: Mapping[str, Prepare[Any]] = dict.fromkeys(("CreatePool", "UpdatePool"), writes.shapes.prepare)
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    for method in DESCRIPTOR.methods:
+        parse = parser_of(method.input_type, limits)
+        if method.server_streaming:
+            serve_stream = supervised_stream(method.name, stream[method.name], parse, metrics, shared)
+            handlers[method.name] = grpc.stream_stream_rpc_method_handler(serve_stream, None, _serializer(method))
+        else:
+            serve = supervised_unary(method.name, unary[method.name], parse, metrics, shared, prepare.get(method.name))
+            handlers[method.name] = grpc.stream_unary_rpc_method_handler(serve, None, _serializer(method))
+    return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+
+def _serializer(method: MethodDescriptor) -> Callable[[Any], bytes]:
+    made: Callable[[Any], bytes] = GetMessageClass(method.output_type).SerializeToString
+    return made
+
+
+def _unary_methods(writes: Writes, reads: Reads) -> Mapping[str, Unary[Any, Any]]:
+    return {
+        "ApplyAdapters": writes.apply_adapters,
+        "GetAdapter": reads.get_adapter,
+        "ListAdapters": reads.list_adapters,
+        "ListAdapterHistory": reads.list_adapter_history,
+        "RollbackAdapter": writes.rollback_adapter,
+        "PromoteRollout": writes.promote_rollout,
+        "AbortRollout": writes.abort_rollout,
+        "CreatePool": writes.create_pool,
+        "UpdatePool": writes.update_pool,
+        "ConfirmRemovals": writes.confirm_removals,
+        "GetPool": reads.get_pool,
+        "ListPools": reads.list_pools,
+        "DeletePool": writes.delete_pool,
+        "ListReplicas": reads.list_replicas,
+        "ListChanges": reads.list_changes,
+        "GetReplica": reads.get_replica,
+        "DrainReplica": writes.drain_replica,
+        "ForgetReplica": writes.forget_replica,
+        "SetTenant": writes.set_tenant,
+        "ListTenants": reads.list_tenants,
+        "RepairTenant": writes.repair_tenant,
+        "ReadBackup": reads.read_backup,
+        "RestoreHistory": writes.restore_history,
+    }

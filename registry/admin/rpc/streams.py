@@ -1,0 +1,206 @@
+"""Handlers of the streaming methods, and the residency page for gateways."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from registry.admin.rpc import encode_residency as wire
+from registry.admin.rpc.calls import CallContext
+from registry.admin.rpc.encode_residency import STATES
+from registry.etcd3.ops import Event
+from registry.model.errors import InvalidArgument, NotFound, Reason, RegistryError, Unavailable
+from registry.model.keys import last_part
+from registry.model.messages import adapter_message, canary_message
+from registry.model.names import check_adapter_name, check_segment, name_key, name_of_key
+from registry.residency.hub import ResidencyHub, ResidencyUpdate
+from registry.rollout.status import Question, Rollout
+from registry.rollout.watching import AdapterStreams, WatchBatch
+from registry.runtime.clock import Deadline
+from registry.store.reader import Reader
+from registry.transactions.decode import read_adapter
+from registry.v1 import registry_pb2 as pb
+
+_EVENTS_AT_ONCE = 500
+
+
+class Streams:
+    """Handlers: each takes a request and its call, and raises RegistryError where it refuses."""
+
+    def __init__(self, watcher: AdapterStreams, residency: Residency) -> None:
+        self._watcher = watcher
+        self.residency = residency
+
+    async def watch_adapters(
+        self, request: pb.WatchAdaptersRequest, call: CallContext
+    ) -> AsyncGenerator[pb.WatchAdaptersResponse, None]:
+        check_segment(request.pool, field="pool")
+        start = _not_negative(request.start_revision, "start_revision")
+        async with aclosing(self._watcher.adapters(request.pool, start, call.budget)) as batches:
+            async for batch in batches:
+                for response in _responses(request.pool, batch):
+                    yield response
+
+    async def watch_rollout(
+        self, request: pb.WatchRolloutRequest, call: CallContext
+    ) -> AsyncGenerator[pb.Rollout, None]:
+        check_segment(request.pool, field="pool")
+        check_adapter_name(request.name)
+        question = Question(request.pool, request.name, _not_negative(request.generation, "generation"))
+        async with aclosing(self._watcher.rollout(question, call.budget)) as rollouts:
+            async for rollout in rollouts:
+                yield _rollout(rollout)
+
+
+def _not_negative(number: int, field: str) -> int:
+    if number < 0:
+        raise InvalidArgument(Reason.INVALID_FIELD, "use 0 or a positive number", field=field)
+    return number
+
+
+def _responses(pool: str, batch: WatchBatch) -> Iterator[pb.WatchAdaptersResponse]:
+    """A batch in messages that are small enough; an empty snapshot is sent as well."""
+    for start in range(0, max(1, len(batch.events)), _EVENTS_AT_ONCE):
+        events = batch.events[start : start + _EVENTS_AT_ONCE]
+        yield pb.WatchAdaptersResponse(
+            revision=batch.revision,
+            events=[_event(pool, event) for event in events],
+            snapshot=batch.snapshot,
+            more=start + _EVENTS_AT_ONCE < len(batch.events),
+        )
+
+
+def _event(pool: str, event: Event) -> pb.AdapterEvent:
+    name = name_of_key(last_part(event.key))
+    if event.kv is None:
+        return pb.AdapterEvent(deleted=name)
+    try:
+        record = read_adapter(pool, event.kv)
+    except RegistryError:
+        return pb.AdapterEvent(unreadable=name)
+    return pb.AdapterEvent(put=adapter_message(record, event.kv.mod_revision))
+
+
+def _rollout(rollout: Rollout) -> pb.Rollout:
+    replicas = [
+        pb.RolloutReplica(
+            replica=one.replica,
+            state=STATES[one.state],
+            reason=one.reason,
+            message=one.message,
+            canary=one.canary,
+            generation=one.generation,
+            serving_generation=one.kept,
+        )
+        for one in rollout.replicas
+    ]
+    return pb.Rollout(
+        name=rollout.name,
+        generation=rollout.generation,
+        replicas=replicas,
+        done=rollout.done,
+        failure=rollout.failure.value if rollout.failure else "",
+        waiting=rollout.waiting,
+        canary=canary_message(rollout.canary) if rollout.canary else None,
+        note=rollout.note,
+    )
+
+
+_PAGE_SECONDS = 5.0
+_HTTP_STATUSES: Mapping[type[RegistryError], int] = {InvalidArgument: 400, NotFound: 404, Unavailable: 503}
+
+
+class Residency:
+    """Serves both from the same hub."""
+
+    def __init__(self, hub: ResidencyHub, reader: Reader) -> None:
+        self._hub = hub
+        self._reader = reader
+
+    async def watch_residency(
+        self, request: pb.WatchResidencyRequest, call: CallContext
+    ) -> AsyncGenerator[pb.WatchResidencyResponse, None]:
+        check_segment(request.pool, field="pool")
+        if request.name:
+            check_adapter_name(request.name)
+            await self._reader.adapter(request.pool, request.name, call.budget)
+        await self._reader.pool(request.pool, call.budget)
+        async with self._hub.look(request.pool) as subscription, aclosing(subscription.follow()) as updates:
+            async for update in updates:
+                wanted = _only(update, name_key(request.name)) if request.name else update
+                for start in wire.starts(wanted) if wanted.keys or wanted.snapshot else ():
+                    yield await asyncio.to_thread(wire.response, wanted, start)
+
+    async def page(self, request: Request) -> Response:
+        """``GET /v1/residency?pool=P[&name=N]``."""
+        try:
+            return await self._page(request)
+        except RegistryError as error:
+            problem = {"reason": error.reason.value, "message": error.message, "field": error.field}
+            return JSONResponse({"error": problem}, status_code=_HTTP_STATUSES.get(type(error), 500))
+
+    async def _page(self, request: Request) -> Response:
+        pool, name = _asked(request)
+        await self._reader.pool(pool, Deadline.of(_PAGE_SECONDS))
+        async with self._hub.look(pool) as subscription:
+            update = await _in_time(subscription.look())
+        headers = {"ETag": f'"{subscription.epoch}.{update.version}"', "Cache-Control": "no-cache"}
+        if headers["ETag"] in _etags(request):
+            return Response(status_code=304, headers=headers)
+        keys = update.keys if name is None else (name_key(name),)
+        if name is not None and update.view.adapter(keys[0]) is None:
+            raise NotFound(
+                Reason.ADAPTER_NOT_FOUND,
+                f"there is no adapter {name!r} in pool {pool!r}, or none that can be read",
+                field="name",
+            )
+        return StreamingResponse(_json(pool, update, keys), headers=headers, media_type="application/json")
+
+
+def _only(update: ResidencyUpdate, key: str) -> ResidencyUpdate:
+    """The update of one adapter alone."""
+    return replace(update, keys=(key,) if key in update.keys else ())
+
+
+def _asked(request: Request) -> tuple[str, str | None]:
+    """The pool and the name that are asked for.
+
+    Raises:
+        InvalidArgument: there is no pool, or one of them cannot be a name.
+    """
+    pool, name = request.query_params.get("pool"), request.query_params.get("name")
+    if not pool:
+        raise InvalidArgument(Reason.INVALID_FIELD, "say which pool: /v1/residency?pool=POOL", field="pool")
+    check_segment(pool, field="pool")
+    if name is not None:
+        check_adapter_name(name)
+    return pool, name
+
+
+def _etags(request: Request) -> list[str]:
+    given = request.headers.get("if-none-match", "")
+    return [one.strip().removeprefix("W/") for one in given.split(",")]
+
+
+async def _in_time(look: Awaitable[ResidencyUpdate]) -> ResidencyUpdate:
+    try:
+        async with asyncio.timeout(_PAGE_SECONDS):
+            return await look
+    except TimeoutError as error:
+        raise Unavailable(Reason.ETCD_UNAVAILABLE, "the pool could not be read in time; ask again") from error
+
+
+async def _json(pool: str, update: ResidencyUpdate, keys: Sequence[str]) -> AsyncIterator[str]:
+    """One JSON document, written as far as it is derived."""
+    yield f'{{"pool": {json.dumps(pool)}, "revision": {update.view.revision}, "adapters": ['
+    parts, separator = wire.documents(update.view, keys), ""
+    while part := await asyncio.to_thread(next, parts, None):
+        yield separator + ", ".join(map(json.dumps, part))
+        separator = ", "
+    yield "]}"

@@ -1,5 +1,0 @@
-"""``python -m registry.check``."""
-
-from registry.check.main import main
-
-main()

@@ -1,0 +1,173 @@
+"""Applies changes: sends them, reports the outcome, waits for the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from registry.cli.change_set import Applied, Change, ChangeBatch, Outcome, apply_atomic, apply_split
+from registry.cli.client import AdminClient, OneChange
+from registry.cli.failure import CliError
+from registry.cli.rollout import REMEDY, FollowedRollout, RolloutTarget, check_served
+from registry.cli.session import READ_SECONDS, ROLLOUT_SECONDS, WRITE_SECONDS, Session, pool_or_only, request_id_or_new
+from registry.cli.views.describe import flat
+from registry.cli.views.get import Note, note
+from registry.cli.views.output import Printer
+from registry.cli.views.replica_view import replica_view
+from registry.cli.views.report import check_applied, follow_shown, print_plain, print_table
+from registry.model.messages import spec_dict
+from registry.v1 import registry_pb2 as pb
+
+# Of so many changes it is told which fields differ.
+_FIELDS_TOLD = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyOrder:
+    """How changes are to be carried out. `timeout_seconds` None: the defaults.
+
+    `retry`: what failed is tried at once although the spec is the same, on that replica, or if it is empty on all;
+    None: what stays the same is left alone. `min_ready`: see `RolloutTarget`.
+    """
+
+    request_id: str | None = None
+    timeout_seconds: float | None = None
+    dry_run: bool = False
+    no_atomic: bool = False
+    wait: bool = False
+    min_ready: int = 0
+    retry: str | None = None
+
+    @property
+    def read_seconds(self) -> float:
+        return self.timeout_seconds or READ_SECONDS
+
+    @property
+    def write_seconds(self) -> float:
+        return self.timeout_seconds or WRITE_SECONDS
+
+    @property
+    def rollout_seconds(self) -> float:
+        return self.timeout_seconds or ROLLOUT_SECONDS
+
+
+def apply_changes(
+    session: Session, changes: Sequence[Change], order: ApplyOrder, removals: Sequence[Change] = ()
+) -> None:
+    """Sends changes and tells what became of them. `removals` go with them, or where the order splits, after all.
+
+    Raises:
+        CliError: they were refused, found no answer, or, where the order says to wait, are not served.
+    """
+    request_id, printer = request_id_or_new(order.request_id), session.printer()
+    with session.client(order.write_seconds) as client:
+        outcomes = send(client, [*changes, *(() if order.no_atomic else removals)], request_id, order)
+        if order.no_atomic and removals and all(isinstance(one, Applied) for one in outcomes):
+            outcomes = [*outcomes, *send(client, removals, f"{request_id}:prune", order)]
+        if printer.is_table and order.retry is None:
+            printer.lines(_changed_fields(client, outcomes, dry_run=order.dry_run))
+        tell(client, printer, outcomes, order)
+
+
+def _changed_fields(client: AdminClient, outcomes: Sequence[Outcome], *, dry_run: bool) -> list[str]:
+    """A line for each field that differs from the generation before; none where very many adapters changed."""
+    results = [result for one in outcomes if isinstance(one, Applied) for result in one.response.results]
+    updated = [one.adapter for one in results if one.outcome == pb.AdapterResult.UPDATED]
+    if len(updated) > _FIELDS_TOLD:
+        return []
+    lines = []
+    for after in updated:
+        try:
+            before = _before(client, after, dry_run=dry_run)
+        except CliError:
+            continue  # what was asked for is done, and this is no reason to say otherwise
+        name = f"{after.name}: " if len(results) > 1 else ""
+        lines += [f"{name}{line}" for one in before for line in _before_after(one, after)]
+    return lines
+
+
+def _before(client: AdminClient, after: pb.Adapter, *, dry_run: bool) -> list[pb.Adapter]:
+    """The generation that was replaced, or would be, if it is still known."""
+    if dry_run:
+        return [client.get_adapter(after.pool, after.name)]
+    generations = client.history(after.pool, after.name).generations
+    return [one for one in generations if one.generation == after.generation - 1]
+
+
+def _before_after(before: pb.Adapter, after: pb.Adapter) -> list[str]:
+    old, new = flat(spec_dict(before.spec)), flat(spec_dict(after.spec))
+    return [
+        f"{path}: {old.get(path, '-')} → {new.get(path, '-')}"
+        for path in sorted({*old, *new})
+        if old.get(path) != new.get(path)
+    ]
+
+
+def apply_change(session: Session, request: OneChange, pool: str | None, order: ApplyOrder) -> None:
+    """As `apply_changes`, for what is asked of one adapter; `pool` None: the only one there is."""
+    request.validate_only, request.request_id = order.dry_run, request_id_or_new(order.request_id)
+    with session.client(order.write_seconds) as client:
+        request.pool = pool_or_only(client, pool)
+        batch = ChangeBatch(request.pool, (), request.request_id)
+        tell(client, session.printer(), [Applied(batch, client.change_one(request))], order)
+
+
+def send(client: AdminClient, changes: Sequence[Change], request_id: str, order: ApplyOrder) -> Sequence[Outcome]:
+    """Sends changes in one transaction, or in several where the order allows it."""
+    if order.no_atomic:
+        return apply_split(client, changes, request_id, dry_run=order.dry_run, retry=order.retry)
+    return [apply_atomic(client, changes, request_id, dry_run=order.dry_run, retry=order.retry)]
+
+
+def tell(client: AdminClient, printer: Printer, outcomes: Sequence[Outcome], order: ApplyOrder) -> None:
+    """Prints outcomes, and waits for the replicas if the order says so."""
+    if printer.is_table:
+        print_table(printer, outcomes, dry_run=order.dry_run)
+    warn_of_room(client, outcomes, note)
+    followed: list[FollowedRollout] = []
+    try:
+        if order.wait and not order.dry_run:
+            followed = follow_shown(client, _targets(outcomes, order.min_ready), order.rollout_seconds, printer)
+    finally:
+        if not printer.is_table:
+            print_plain(printer, outcomes, followed, dry_run=order.dry_run)
+    check_applied(outcomes)
+    check_served(followed)
+
+
+def warn_of_room(client: AdminClient, outcomes: Sequence[Outcome], note: Note) -> None:
+    """Says where more adapters are to be held at once than an engine has room for, as far as replicas tell."""
+    for one in outcomes:
+        created = sum(map(_takes_room, one.response.results)) if isinstance(one, Applied) else 0
+        if not created or not isinstance(one, Applied):
+            continue
+        try:
+            limit = client.get_pool(one.batch.pool).limits.max_adapters
+            replicas = [replica_view(replica) for replica in client.list_replicas(one.batch.pool)]
+        except CliError:
+            continue  # what was asked for is done, and this is no reason to say otherwise
+        for replica in replicas:
+            room, wanted = replica.room(limit), replica.wanted_since(one.response.revision, created)
+            if room and wanted > room:
+                note(
+                    f"replica {replica.name} of pool {one.batch.pool} has room for {room} adapters and is to hold "
+                    f"{wanted}: {wanted - room} of them wait (over_capacity); {REMEDY}"
+                )
+                break
+
+
+def _takes_room(result: pb.AdapterResult) -> bool:
+    spec = result.adapter.spec
+    is_everywhere = not spec.placement.replicas and not spec.placement.selector
+    return result.outcome == pb.AdapterResult.CREATED and spec.load != "lazy" and is_everywhere
+
+
+def _targets(outcomes: Sequence[Outcome], min_ready: int) -> list[RolloutTarget]:
+    """What is to be waited for: everything applied that was not a deletion."""
+    return [
+        RolloutTarget(result.adapter.pool, result.adapter.name, result.adapter.generation, min_ready)
+        for one in outcomes
+        if isinstance(one, Applied)
+        for result in one.response.results
+        if result.outcome != pb.AdapterResult.DELETED
+    ]

@@ -1,0 +1,234 @@
+"""Backups of desired state: the file, and the plan of its restoration. Pure.
+
+A backup is JSON lines: a header, one line for each value as it was stored, and a line with their checksum.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from registry.cli.failure import refused
+from registry.model.errors import FailedPrecondition, Reason
+from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, RetiredRecord, TenantRecord
+from registry.model.stored import Stored, read_json
+from registry.v1 import registry_pb2 as pb
+
+FORMAT = "loraplane-backup/1"
+# Of a rollout that only canaries have, what all others serve is restored.
+_STABLE = ("source", "base_model", "prepare", "credentials")
+Name = tuple[str, str]
+
+
+def backup_text(records: Iterable[pb.StoredRecord], revision: int, created_at: str) -> bytes:
+    """The file that holds these values."""
+    lines = [_line({"format": FORMAT, "revision": revision, "created_at": created_at})]
+    lines += [_line({"key": one.key, **_told(one.value)}) for one in records]
+    body = b"".join(lines)
+    return body + _line({"records": len(lines) - 1, "sha256": hashlib.sha256(body).hexdigest()})
+
+
+def _line(value: Mapping[str, object]) -> bytes:
+    return json.dumps(value, ensure_ascii=True).encode() + b"\n"
+
+
+def _told(value: bytes) -> dict[str, str]:
+    """A value as text; what is none, as base64."""
+    try:
+        return {"value": value.decode()}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
+
+
+def records_of(text: bytes, file: str) -> tuple[int, list[pb.StoredRecord]]:
+    """The revision of a backup, and its values.
+
+    Raises:
+        CliError: it is none, or not whole.
+    """
+    body, _, last = text.rstrip(b"\n").rpartition(b"\n")
+    try:
+        header, end = read_json(body.partition(b"\n")[0]), read_json(last)
+        known, checksum, count = header["format"], end["sha256"], end["records"]
+        lines = [read_json(line) for line in body.splitlines()[1:]]
+        if known != FORMAT:
+            raise refused(Reason.UNSUPPORTED, f"is of the form {known!r}; this release reads {FORMAT}", field=file)
+        if checksum != hashlib.sha256(body + b"\n").hexdigest() or count != len(lines):
+            raise refused(Reason.UNREADABLE_RECORD, "is damaged: its checksum differs; use another backup", field=file)
+        return int(header["revision"]), [_record(line) for line in lines]
+    except (ValueError, KeyError, TypeError, binascii.Error) as error:
+        message = "is no whole backup: its checksum at the end is missing, or it is none at all; use another one"
+        raise refused(Reason.UNREADABLE_RECORD, message, field=file) from error
+
+
+def _record(line: Mapping[str, str]) -> pb.StoredRecord:
+    value = line["value"].encode() if "value" in line else base64.b64decode(line["base64"], validate=True)
+    return pb.StoredRecord(key=line["key"], value=value)
+
+
+@dataclass(slots=True)
+class StoredState:
+    """Desired state at one revision. Keys of what cannot be read are in `unreadable`; `etags` are by key."""
+
+    pools: dict[str, PoolSpec] = field(default_factory=dict)
+    tenants: dict[str, TenantRecord] = field(default_factory=dict)
+    adapters: dict[Name, AdapterRecord] = field(default_factory=dict)
+    history: dict[Name, list[bytes]] = field(default_factory=dict)
+    values: dict[str, bytes] = field(default_factory=dict)
+    etags: dict[str, str] = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)
+
+    def take(self, one: pb.StoredRecord) -> None:
+        """Takes one value in."""
+        kind, *rest = one.key.split("/")
+        self.etags[one.key] = one.etag
+        self.values[one.key] = one.value
+        try:
+            match kind, rest:
+                case "pools", [pool]:
+                    self.pools[pool] = PoolSpec.parse(one.value)
+                case "tenants", [tenant]:
+                    self.tenants[tenant] = TenantRecord.parse(one.value)
+                case "adapters", [pool, key]:
+                    self.adapters[pool, key] = AdapterRecord.parse(one.value)
+                case "history", [pool, key, _generation]:
+                    RetiredRecord.parse(one.value)
+                    self.history.setdefault((pool, key), []).append(one.value)
+                case _:
+                    self.unreadable.append(one.key)
+        except FailedPrecondition:
+            self.unreadable.append(one.key)
+
+
+def state_of(records: Iterable[pb.StoredRecord]) -> StoredState:
+    """The desired state that values say."""
+    state = StoredState()
+    for one in records:
+        state.take(one)
+    return state
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredAdapter:
+    """An adapter to write; `etag` is the one that it must still have, "0": it must not exist."""
+
+    pool: str
+    name: str
+    spec: AdapterSpec
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredQuota:
+    """A tenant's quota to set; None: none. `etag`: of the tenant, as the plan found it."""
+
+    tenant: str
+    found: int | None
+    wanted: int | None
+    etag: str
+
+    @property
+    def rises(self) -> bool:
+        """True if more adapters have room under it."""
+        return self.wanted is None or (self.found is not None and self.wanted > self.found)
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """All that a restoration changes. Etags are those of the state that it was made from.
+
+    Attributes:
+        create_pools: that do not exist; `update_pools` with their etags, and whether their records can be read now.
+        tenants: those with another quota.
+        histories: names of adapters that do not exist, whose generations are put into history.
+        others: adapters that the backup does not have, with their etags.
+        canaries: those of which only canaries had the newest generation: what all others served is restored.
+    """
+
+    create_pools: Sequence[PoolSpec]
+    update_pools: Sequence[tuple[PoolSpec, str, bool]]
+    tenants: Sequence[RestoredQuota]
+    histories: Sequence[Name]
+    creates: Sequence[RestoredAdapter]
+    updates: Sequence[RestoredAdapter]
+    same: int
+    others: Sequence[tuple[str, str, str]]
+    canaries: Sequence[str]
+
+
+def plan_restore(backup: StoredState, now: StoredState) -> RestorePlan:
+    """What makes `now` what `backup` says."""
+    creates: list[RestoredAdapter] = []
+    updates: list[RestoredAdapter] = []
+    for (pool, key), record in sorted(backup.adapters.items()):
+        stored, wanted = f"adapters/{pool}/{key}", _spec(record)
+        found = now.adapters.get((pool, key))
+        if stored not in now.etags:
+            creates.append(RestoredAdapter(pool, record.name, wanted, "0"))
+        elif found is None or _differs(found, record, wanted):
+            updates.append(RestoredAdapter(pool, found.name if found else record.name, wanted, now.etags[stored]))
+    return RestorePlan(
+        create_pools=[one for name, one in backup.pools.items() if f"pools/{name}" not in now.etags],
+        update_pools=[
+            (one, now.etags[f"pools/{name}"], name in now.pools)
+            for name, one in backup.pools.items()
+            if f"pools/{name}" in now.etags and _pool(one) != _pool(now.pools.get(name))
+        ],
+        tenants=_quotas(backup, now),
+        histories=[
+            name
+            for name in sorted({*backup.adapters, *backup.history})
+            if f"adapters/{name[0]}/{name[1]}" not in now.etags and _lacks(name, backup, now)
+        ],
+        creates=creates,
+        updates=updates,
+        same=len(backup.adapters) - len(creates) - len(updates),
+        others=[
+            (pool, record.name, now.etags[f"adapters/{pool}/{key}"])
+            for (pool, key), record in sorted(now.adapters.items())
+            if f"adapters/{pool}/{key}" not in backup.etags
+        ],
+        canaries=[f"{one.pool}/{one.name}" for one in backup.adapters.values() if one.rollout is not None],
+    )
+
+
+def _quotas(backup: StoredState, now: StoredState) -> list[RestoredQuota]:
+    found = [
+        RestoredQuota(name, now.tenants[name].max_adapters if name in now.tenants else None, one.max_adapters, etag)
+        for name, one in backup.tenants.items()
+        for etag in [now.etags.get(f"tenants/{name}", "0")]
+    ]
+    return [one for one in found if one.found != one.wanted]
+
+
+def _lacks(name: Name, backup: StoredState, now: StoredState) -> bool:
+    """True if the backup has later generations of that name than history now has."""
+    present = backup.adapters.get(name)
+    return max(_newest(name, backup), present.generation if present else 0) > _newest(name, now)
+
+
+def _newest(name: Name, state: StoredState) -> int:
+    return max((RetiredRecord.parse(value).generation for value in state.history.get(name, ())), default=0)
+
+
+def _spec(record: AdapterRecord) -> AdapterSpec:
+    if record.rollout is None:
+        return record.spec
+    stable = record.rollout.stable_spec
+    return record.spec.model_copy(update={name: getattr(stable, name) for name in _STABLE})
+
+
+def _differs(found: AdapterRecord, record: AdapterRecord, wanted: AdapterSpec) -> bool:
+    """False if that stands already, also where the same canaries are at it."""
+    if found.rollout is not None or record.rollout is not None:
+        return (found.spec, found.rollout) != (record.spec, record.rollout)
+    return found.spec != wanted
+
+
+def _pool(one: PoolSpec | None) -> Stored | None:
+    """What counts of a pool: for which lists somebody vouched is of that store alone."""
+    return one and one.model_copy(update={"removals_confirmed_revision": 0})

@@ -1,0 +1,226 @@
+"""Tree of commands: names and one-line helps, modules imported when run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import EnumType
+from importlib import import_module
+from typing import Any
+
+import typer
+import typer.main
+from typer.core import TyperCommand, TyperGroup
+
+from registry.cli.options import GLOBAL_OPTIONS, global_options_first
+
+_ANYWHERE = "Options of loraplane itself (--admin, -o, --tls-…) may stand anywhere in the line; loraplane --help."
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A command, or a group of commands: `functions` by their names, each ``module:function`` below `registry.cli`.
+
+    `about` is the first paragraph of its help, which a test compares with that of the function.
+    """
+
+    name: str
+    about: str
+    functions: Mapping[str, str]
+    is_group: bool = False
+
+
+def _command(name: str, function: str, about: str) -> Entry:
+    return Entry(name, about, {name: function})
+
+
+def _group(name: str, about: str, **functions: str) -> Entry:
+    return Entry(name, about, {name.replace("_", "-"): where for name, where in functions.items()}, is_group=True)
+
+
+ENTRIES = (
+    _command("apply", "commands.apply:apply", "Create or change adapters as manifests say, all in one transaction."),
+    _command("add", "commands.apply:add", "Create one adapter without a file."),
+    _command("set", "commands.apply:set_", "Change what is named of one adapter, and show it before and after."),
+    _command("get", "commands.read:get", "List adapters, replicas, pools or tenants."),
+    _command("describe", "commands.read:describe", "Show everything about one adapter, replica or pool."),
+    _command("export", "commands.adapters:export", "Write adapters as the manifests that apply takes."),
+    _command("edit", "commands.adapters:edit", "Change one adapter in an editor: VISUAL or EDITOR, else vi."),
+    _command("label", "commands.adapters:label", "Set and take away labels of one adapter, and change nothing else."),
+    _command(
+        "delete", "commands.adapters:delete", "Delete adapters by their names, by labels, or all that manifests name."
+    ),
+    _command("retry", "commands.apply:retry", "Have replicas try at once an adapter that failed there."),
+    _command("drain", "commands.pools:drain", "Take a replica out: others take over its share, and routers leave it."),
+    _command("undrain", "commands.pools:undrain", "Have a replica that drains serve again."),
+    _command(
+        "events",
+        "commands.events:events",
+        "Show what happened: changes and who made them, halts, drains, restarts, and what replicas fail to serve.",
+    ),
+    _command("history", "commands.read:history", "List an adapter's generations, the newest first."),
+    _command("rollback", "commands.apply:rollback", "Make a new generation that equals an earlier one."),
+    _command(
+        "rollout",
+        "commands.rollout:rollout",
+        "Follow a generation until every replica that should serve it does, or say who does not and why.",
+    ),
+    _command("diff", "commands.apply:diff", "Show what apply would change, checked as apply would check it."),
+    _command("explain", "commands.explain:explain", "Say what a field of a manifest means and takes."),
+    _command("schema", "commands.explain:schema", "Print the JSON schema of manifests, for editors."),
+    _command(
+        "completion",
+        "commands.explain:completion",
+        "Print what makes a shell complete commands, flags, kinds, names, pools and replicas.",
+    ),
+    _command(
+        "check",
+        "commands.check:check",
+        "Say whether an adapter is right for a base model: exit 0 if it is, 4 with all findings if not.",
+    ),
+    _command("digest", "commands.check:digest", "Print the manifest digest of an adapter, to pin in a record."),
+    _command(
+        "publish",
+        "commands.publish:publish",
+        "Convert an adapter to plain LoRA where it is not, check it, upload it, and print the digest to pin.",
+    ),
+    _command(
+        "sign",
+        "commands.publish:sign",
+        "Print a signature of an adapter, for source.signature of its manifest.",
+    ),
+    _command(
+        "doctor",
+        "doctor.command:doctor",
+        "Look at admin service, pools, replicas and tenants (and etcd), and say what to do about each finding.",
+    ),
+    _command(
+        "backup",
+        "commands.backup:backup",
+        "Write pools, tenants, adapters and their history, as they are at one revision, into a file.",
+    ),
+    _command(
+        "restore",
+        "commands.backup:restore",
+        "Make pools, tenants and adapters what a backup says, after a look at the plan.",
+    ),
+    _group(
+        "pool",
+        "Create, change and delete pools.",
+        create="commands.pools:create",
+        update="commands.pools:update",
+        confirm_removals="commands.pools:confirm_removals",
+        delete="commands.pools:delete",
+    ),
+    _group("replica", "Say what is expected of replicas.", forget="commands.pools:forget_replica"),
+    _group(
+        "config",
+        "Name admin services, with their certificates, as contexts.",
+        set_context="commands.config:set_context",
+        use_context="commands.config:use_context",
+        get_contexts="commands.config:get_contexts",
+        delete_context="commands.config:delete_context",
+    ),
+    _group("tenant", "Set what tenants may have.", set="commands.pools:set_tenant"),
+    _group(
+        "dev",
+        "A local stack: etcd, admin service, engines, sidecars.",
+        up="commands.dev:up",
+        status="commands.dev:status",
+        down="commands.dev:down",
+    ),
+)
+
+
+class _SimpleConversion:
+    """Takes what stands on the command line as it is where it may stay so; typer asks pydantic, even for None.
+
+    The import of pydantic takes longer than that of typer, and most runs give nothing but names.
+    """
+
+    def __init__(self, typers_own: Callable[[], Any]) -> None:
+        self._typers_own = typers_own
+
+    def __call__(self) -> _SimpleConversion:
+        return self
+
+    def coerce(self, value: Any, param: Any, ctx: typer.Context) -> Any:  # noqa: ANN401 - whatever a flag may hold
+        """The value that a command is called with."""
+        annotation = param.type_descriptor.annotation
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        if annotation is str and isinstance(value, str):
+            return value
+        if isinstance(annotation, EnumType) and value in set(annotation):
+            return annotation(value)
+        return self._typers_own().coerce(value, param=param, ctx=ctx)
+
+
+class _Command(TyperCommand):
+    """A command whose simple arguments are read without pydantic."""
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - as typer's own
+        """All arguments and flags, that for the help included."""
+        return _simplified(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """The same for a group."""
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - as typer's own
+        """All flags, that for the help included."""
+        return _simplified(super().get_params(ctx))
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **more: Any) -> Any:  # noqa: ANN401 - as typer's own
+        """That of the group; for a completion, global options may stand anywhere as well."""
+        if parent is None and more.get("resilient_parsing"):
+            first, rest = global_options_first(args)
+            args = first if args and args[-1] in GLOBAL_OPTIONS else [*first, *rest]
+        return super().make_context(info_name, args, parent=parent, **more)
+
+
+# Arguments and flags whose values exist somewhere: kinds, names, pools, replicas.
+COMPLETED = frozenset(
+    {"kind", "name", "names", "words", "pool", "replica", "evidence_from", "context_name", "named_context"}
+)
+
+
+def _completed(ctx: typer.Context, param: Any, incomplete: str) -> list[Any]:  # noqa: ANN401 - as typer's own
+    from registry.cli.completion import complete  # noqa: PLC0415 - asks the admin service; for a Tab alone
+
+    return complete(ctx, param.name, incomplete)
+
+
+def _simplified(params: list[Any]) -> list[Any]:
+    for param in params:
+        if param.name in COMPLETED:
+            param._custom_shell_complete = _completed  # noqa: SLF001 - typer offers it to functions of its own alone
+        if not isinstance(param.get_runtime_param, _SimpleConversion):
+            param.get_runtime_param = _SimpleConversion(param.get_runtime_param)
+    return params
+
+
+class LazyCommand(TyperCommand):
+    """A command that says its name and what it does, and is imported once its own arguments are read."""
+
+    def __init__(self, entry: Entry) -> None:
+        super().__init__(entry.name, help=entry.about)
+        self.entry = entry
+
+    def load(self) -> Any:  # noqa: ANN401 - a command or a group, which have no type of their own in common
+        """The command itself."""
+        app = typer.Typer(
+            cls=Group, help=self.entry.about, no_args_is_help=True, epilog=_ANYWHERE, add_completion=False
+        )
+        for name, where in self.entry.functions.items():
+            module, _, function = where.partition(":")
+            app.command(name, cls=_Command, epilog=_ANYWHERE)(
+                getattr(import_module(f"registry.cli.{module}"), function)
+            )
+        loaded = typer.main.get_group(app) if self.entry.is_group else typer.main.get_command(app)
+        loaded.name = self.entry.name
+        return loaded
+
+    def make_context(self, *arguments: Any, **more: Any) -> Any:  # noqa: ANN401 - as typer's own
+        """That of the command itself, which from here on is the one that runs."""
+        return self.load().make_context(*arguments, **more)

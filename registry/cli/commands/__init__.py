@@ -1,0 +1,1 @@
+"""Commands of `loraplane`, one module a group."""

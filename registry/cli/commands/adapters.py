@@ -1,0 +1,271 @@
+"""Commands on adapters as documents and sets: export, edit, label, delete."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from registry.cli import options
+from registry.cli.apply import ApplyOrder, apply_changes
+from registry.cli.change_set import Change, deletions, upserts
+from registry.cli.client import AdminClient
+from registry.cli.failure import CliError, Exit, not_found, refused, usage, with_remedy
+from registry.cli.manifest import manifest_dict
+from registry.cli.preflight import LOOK_SECONDS, Looking, preflight
+from registry.cli.removal import DELETE_LIMIT, ask, by_labels
+from registry.cli.session import READ_SECONDS, Session, is_typed, pool_or_only, request_id_or_new, session_of
+from registry.cli.views.get import labels_of, note
+from registry.cli.views.output import yaml_document
+from registry.model.errors import Reason
+from registry.model.names import matches, name_key
+from registry.v1 import registry_pb2 as pb
+
+_UNCONDITIONAL = ""
+_OTHER_KINDS = {"pool", "pools", "replica", "replicas", "tenant", "tenants"}
+
+
+def export(
+    context: typer.Context,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Only these adapters.")] = None,
+    *,
+    pool: Annotated[str | None, options.flag("--pool", metavar="POOL", help="Only this pool.")] = None,
+    selector: options.Selector = None,
+    timeout: options.Timeout = None,
+) -> None:
+    """Write adapters as the manifests that apply takes.
+
+    Fails, after writing all others, if a record cannot be read. Without --pool those of all pools are written.
+    """
+    session, wanted = session_of(context), labels_of(selector or ())
+    asked = {name_key(one): one for one in names or ()}
+    unreadable: list[str] = []
+    with session.client(timeout or READ_SECONDS) as client:
+        for one in [pool] if pool is not None else _pools(client):
+            for page in client.adapter_pages(one):
+                found = {name_key(adapter.name): adapter for adapter in page.adapters}
+                chosen = [it for key, it in found.items() if not names or key in asked]
+                session.printer().documents(manifest_dict(it) for it in chosen if matches(wanted, it.spec.labels))
+                unreadable += [f"{one}/{key}" for key in page.unreadable if not names or key in asked]
+                asked = {key: name for key, name in asked.items() if key not in found and key not in page.unreadable}
+    if asked:
+        missing = ", ".join(map(repr, asked.values()))
+        raise not_found(Reason.ADAPTER_NOT_FOUND, f"there is no adapter {missing}; see loraplane get adapters")
+    if unreadable:
+        message = f"records that cannot be read were left out: {', '.join(unreadable)}; see loraplane doctor"
+        raise refused(Reason.UNREADABLE_RECORD, message)
+
+
+def _pools(client: AdminClient) -> list[str]:
+    pages = list(client.pool_pages())
+    if unreadable := [name for page in pages for name in page.unreadable]:
+        note(f"pools that cannot be read: {', '.join(unreadable)}; their adapters are written too")
+    return [name for page in pages for name in (*(pool.name for pool in page.pools), *page.unreadable)]
+
+
+_HEADER = """\
+# What apply takes. Saved without a change, nothing happens; the same name and pool must stay.
+# {pool}/{name}, generation {generation}; refused if somebody else changes it meanwhile.
+"""
+
+
+def edit(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the adapter.")],
+    *,
+    pool: options.Pool = None,
+    dry_run: options.DryRun = False,
+    wait: options.Wait = False,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+    credentials: options.Credentials = None,
+    hf_endpoint: options.HfEndpoint = None,
+    look_seconds: options.LookSeconds = LOOK_SECONDS,
+) -> None:
+    """Change one adapter in an editor: VISUAL or EDITOR, else vi.
+
+    What was written is kept in a file, which the error names, whenever it cannot be applied.
+    """
+    session, order = session_of(context), ApplyOrder(request_id, timeout, dry_run, wait=wait)
+    with session.client(order.read_seconds) as client:
+        adapter = client.get_adapter(pool_or_only(client, pool), name)
+    before = yaml_document(manifest_dict(adapter))
+    header = _HEADER.format(pool=adapter.pool, name=adapter.name, generation=adapter.generation)
+    path = _new_file(header + before)
+    try:
+        _run_editor(path)
+        after = upserts([str(path)])
+        if _is_same(after, adapter):
+            note("nothing was changed")
+        else:
+            looking = Looking(credentials, hf_endpoint, look_seconds, order.read_seconds)
+            apply_changes(session, preflight(session, [_edited(after, adapter)], looking), order)
+    except CliError as error:
+        if error.failure.exit is Exit.ROLLOUT_FAILED:
+            path.unlink()
+            raise
+        raise CliError(with_remedy(error.failure, f"what you wrote is kept in {path}")) from error
+    path.unlink()
+
+
+def _new_file(text: str) -> Path:
+    """A file that nobody else reads."""
+    descriptor, name = tempfile.mkstemp(prefix="loraplane-edit-", suffix=".yaml")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    return Path(name)
+
+
+def _run_editor(path: Path) -> None:
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    try:
+        code = subprocess.run([*shlex.split(editor), str(path)], check=False).returncode  # noqa: S603 - the user's own
+    except (OSError, ValueError) as error:
+        raise usage(f"cannot start the editor {editor!r}: {error}; name one with EDITOR") from error
+    if code:
+        raise usage(f"the editor {editor!r} ended with {code}, and nothing was changed")
+
+
+def _is_same(after: Sequence[Change], before: pb.Adapter) -> bool:
+    return len(after) == 1 and manifest_dict(after[0].wire.upsert) == manifest_dict(_named(before))
+
+
+def _named(adapter: pb.Adapter) -> pb.Adapter:
+    return pb.Adapter(name=adapter.name, pool=adapter.pool, spec=adapter.spec)
+
+
+def _edited(after: Sequence[Change], before: pb.Adapter) -> Change:
+    """The change, on the condition that the adapter is still what was shown."""
+    found = [(one.pool, name_key(one.wire.upsert.name)) for one in after]
+    if found != [(before.pool, name_key(before.name))]:
+        raise usage(f"the text must be one manifest, of {before.pool}/{before.name}; for others there is apply")
+    wire = pb.AdapterChange(upsert=after[0].wire.upsert, etag=before.etag)
+    return replace(after[0], wire=wire, place="edit")
+
+
+def label(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the adapter.")],
+    labels: Annotated[list[str], typer.Argument(metavar="K=V|K-...", help="K=V sets a label, K- takes it away.")],
+    *,
+    pool: options.Pool = None,
+    dry_run: options.DryRun = False,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+) -> None:
+    """Set and take away labels of one adapter, and change nothing else."""
+    session, order = session_of(context), ApplyOrder(request_id, timeout, dry_run)
+    with session.client(order.read_seconds) as client:
+        adapter = client.get_adapter(pool_or_only(client, pool), name)
+    options.relabel("", adapter.spec.labels, labels)
+    change = pb.AdapterChange(upsert=_named(adapter), etag=adapter.etag)
+    apply_changes(session, [Change(adapter.pool, change, adapter.name)], order)
+
+
+def delete(
+    context: typer.Context,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[adapter] [NAME]...", help="Adapters to delete, all or none.")
+    ] = None,
+    *,
+    file: options.OptionalFiles = None,
+    recursive: options.Recursive = False,
+    selector: options.Selector = None,
+    delete_limit: options.DeleteLimit = DELETE_LIMIT,
+    ignore_not_found: Annotated[
+        bool, options.flag("--ignore-not-found", help="Pass over what does not exist, also if that is all.")
+    ] = False,
+    yes: options.Yes = False,
+    pool: options.Pool = None,
+    etag: options.Etag = _UNCONDITIONAL,
+    dry_run: options.DryRun = False,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+    no_atomic: options.NoAtomic = False,
+) -> None:
+    """Delete adapters by their names, by labels, or all that manifests name.
+
+    By labels: what would go is listed first, is asked about (--yes: not), is at most --delete-limit many, and is
+    deleted only as it was listed.
+    """
+    session, order = session_of(context), ApplyOrder(request_id, timeout, dry_run, no_atomic)
+    meant = _names(names or [], is_alone=bool(file or selector))
+    if [bool(file), bool(selector), bool(meant)].count(True) != 1:
+        raise usage("say what to delete: NAME, several of them, -l KEY=VALUE or -f FILE, and only one of these")
+    for parameter in ("etag", "pool"):
+        if file and is_typed(context, parameter):
+            raise usage(f"--{parameter} goes with adapter NAME; documents name their pools, and no etags")
+    if etag and len(meant) != 1:
+        raise usage("--etag goes with one adapter, whose etag it is")
+    if file:
+        changes = deletions(file, recursive=recursive)
+    else:
+        with session.client(order.read_seconds) as client:
+            where = pool_or_only(client, pool)
+            changes = (
+                by_labels(client, [where], labels_of(selector), delete_limit)
+                if selector
+                else [Change(where, pb.AdapterChange(delete=one, etag=etag), one) for one in meant]
+            )
+    if selector and not changes:
+        note(f"no adapter of pool {where!r} has these labels")
+        return
+    if not dry_run and (selector or session.is_protected):
+        ask(session, changes, yes=yes)
+    _delete(session, changes, order, ignore_not_found=ignore_not_found)
+
+
+def _names(words: Sequence[str], *, is_alone: bool) -> list[str]:
+    """The names that stand behind the word adapter, which may be left out.
+
+    `is_alone`: the word may be all, since something else says which adapters.
+    """
+    first = words[0].lower() if words else ""
+    if first in _OTHER_KINDS:
+        raise usage("adapters are deleted by their names; a pool with: loraplane pool delete NAME")
+    if first not in {"adapter", "adapters"}:
+        return list(words)
+    if len(words) == 1 and not is_alone:
+        raise usage("say which: loraplane delete adapter NAME")
+    return list(words[1:])
+
+
+def _delete(session: Session, changes: Sequence[Change], order: ApplyOrder, *, ignore_not_found: bool) -> None:
+    """Deletes; passes over what is not there if that is wanted. One that is not there refuses the whole change set."""
+    request_id = request_id_or_new(order.request_id)
+    left = _present(session, changes, order) if ignore_not_found else list(changes)
+    turn = request_id
+    while left:
+        try:
+            apply_changes(session, left, replace(order, request_id=turn))
+        except CliError as error:
+            gone = [one for one in left if _is_about(error, one)]
+            if not ignore_not_found or error.failure.reason != Reason.ADAPTER_NOT_FOUND or not gone:
+                raise
+            left.remove(gone[0])  # somebody else was faster
+            turn = f"{request_id}:{len(left)}"
+        else:
+            return
+    note("none of them exists; nothing was changed")
+
+
+def _present(session: Session, changes: Sequence[Change], order: ApplyOrder) -> list[Change]:
+    found: set[tuple[str, str]] = set()
+    with session.client(order.read_seconds) as client:
+        for pool in {change.pool for change in changes}:
+            for page in client.adapter_pages(pool):
+                found |= {(pool, name_key(one.name)) for one in page.adapters}
+                found |= {(pool, one) for one in page.unreadable}
+    return [change for change in changes if (change.pool, name_key(change.wire.delete)) in found]
+
+
+def _is_about(error: CliError, change: Change) -> bool:
+    field = error.failure.field or ""
+    return field == change.place or field.startswith(f"{change.place}: ")

@@ -1,0 +1,375 @@
+"""Commands that change adapters: apply, add, diff, retry, rollback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace as replace_fields
+from typing import Annotated
+
+import typer
+import yaml
+
+from registry.cli import options
+from registry.cli.apply import ApplyOrder, apply_change, apply_changes, send
+from registry.cli.change_set import Applied, Change, Outcome, is_uri, source_uri, upsert_of, upserts
+from registry.cli.client import AdminClient
+from registry.cli.failure import CliError, usage
+from registry.cli.manifest import API_VERSION
+from registry.cli.preflight import LOOK_SECONDS, Looking, preflight
+from registry.cli.removal import DELETE_LIMIT, ask, to_prune
+from registry.cli.session import pool_or_only, request_id_or_new, session_of
+from registry.cli.views.get import Kind, Query, find, note
+from registry.cli.views.messages import outcome_name
+from registry.cli.views.output import Format, Printer
+from registry.cli.views.replica_view import ReplicaView
+from registry.cli.views.report import check_applied
+from registry.model.errors import Reason
+from registry.model.messages import Plain, adapter_dict, spec_dict
+from registry.model.names import name_key
+from registry.v1 import registry_pb2 as pb
+
+
+def differences(before: pb.Adapter | None, after: pb.Adapter) -> list[str]:
+    """The lines of the diff; empty where the specs are equal. `before` None: it does not exist yet."""
+    old = f"{after.pool}/{after.name} generation {before.generation}" if before else "nothing"
+    new = f"{after.pool}/{after.name} generation {after.generation}"
+    return list(difflib.unified_diff(_lines(before), _lines(after), old, new, lineterm=""))
+
+
+def _lines(adapter: pb.Adapter | None) -> list[str]:
+    return yaml.safe_dump(spec_dict(adapter.spec), sort_keys=False).splitlines() if adapter else []
+
+
+_UNCONDITIONAL = ""
+# The etag of what does not exist.
+_ABSENT = "0"
+SourceUri = Annotated[str, options.flag("--source", metavar="URI", help="Where its files are: a URI or a folder.")]
+Digest = Annotated[str | None, options.flag("--digest", metavar="D", help="Manifest digest to pin, sha256:….")]
+Signature = Annotated[str | None, options.flag("--signature", metavar="S", help="What loraplane sign printed.")]
+Lazy = Annotated[bool, options.flag("--lazy", help="Load it at the first request, not at once.")]
+Priority = Annotated[int, options.flag("--priority", help="Higher is loaded first.")]
+Replicas = Annotated[int, options.flag("--replicas", min=0, help="On how many replicas it is served; 0: on all.")]
+On = Annotated[
+    list[str] | None,
+    options.flag("--on", metavar="K=V", help="Serve it only on replicas of this label; may be repeated."),
+]
+Labels = Annotated[list[str] | None, options.flag("--label", metavar="K=V", help="May be repeated.")]
+Credential = Annotated[
+    str | None, options.flag("--credential", metavar="NAME", help="The credential that sidecars use.")
+]
+
+
+Prune = Annotated[bool, options.flag("--prune", help="Delete also what has the label of -l and stands in no manifest.")]
+
+
+def apply(
+    context: typer.Context,
+    *,
+    file: options.Files,
+    recursive: options.Recursive = False,
+    prune: Prune = False,
+    selector: options.Selector = None,
+    delete_limit: options.DeleteLimit = DELETE_LIMIT,
+    yes: options.Yes = False,
+    dry_run: options.DryRun = False,
+    wait: options.Wait = False,
+    min_ready: options.MinReady = 0,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+    no_atomic: options.NoAtomic = False,
+    retry: Annotated[
+        bool, options.flag("--retry", help="Have replicas try at once what failed, changed or not.")
+    ] = False,
+    credentials: options.Credentials = None,
+    hf_endpoint: options.HfEndpoint = None,
+    look_seconds: options.LookSeconds = LOOK_SECONDS,
+    force: options.Force = False,
+) -> None:
+    """Create or change adapters as manifests say, all in one transaction.
+
+    With --prune -l K=V also delete those of the same pools that have the label and stand in no manifest.
+    """
+    order = ApplyOrder(request_id, timeout, dry_run, no_atomic, wait, min_ready, "" if retry else None)
+    session = session_of(context)
+    looking = Looking(credentials, hf_endpoint, look_seconds, order.read_seconds, force)
+    wanted = upserts(file, recursive=recursive)
+    removals = to_prune(session, wanted, selector, delete_limit, order.read_seconds, prune=prune)
+    changes = preflight(session, wanted, looking)
+    if not dry_run:
+        ask(session, removals, yes=yes)
+    apply_changes(session, changes, order, removals)
+
+
+def add(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the adapter.")],
+    *,
+    source: SourceUri,
+    pool: options.Pool = None,
+    digest: Digest = None,
+    signature: Signature = None,
+    lazy: Lazy = False,
+    priority: Priority = 0,
+    replicas: Replicas = 0,
+    on: On = None,
+    label: Labels = None,
+    dry_run: options.DryRun = False,
+    wait: options.Wait = False,
+    min_ready: options.MinReady = 0,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+    credential: Credential = None,
+    credentials: options.Credentials = None,
+    hf_endpoint: options.HfEndpoint = None,
+    look_seconds: options.LookSeconds = LOOK_SECONDS,
+    force: options.Force = False,
+    replace: Annotated[
+        bool, options.flag("--replace", help="If it exists, make it exactly this: what is not given is cleared.")
+    ] = False,
+) -> None:
+    """Create one adapter without a file."""
+    session, order = session_of(context), ApplyOrder(request_id, timeout, dry_run, wait=wait, min_ready=min_ready)
+    with session.client(order.read_seconds) as client:
+        where = pool_or_only(client, pool)
+    content: Plain = {
+        "apiVersion": API_VERSION,
+        "kind": "Adapter",
+        "metadata": {"name": name, "pool": where, "labels": options.pairs("--label ", label or [])},
+        "spec": {
+            "source": {"uri": source_uri(source), "digest": digest, "signature": signature},
+            "load": "lazy" if lazy else "eager",
+            "priority": priority,
+            "placement": {"replicas": replicas or "all", "selector": options.pairs("--on ", on or [])},
+            "credentials": credential,
+        },
+    }
+    looking = Looking(credentials, hf_endpoint, look_seconds, order.read_seconds, force)
+    change = replace_fields(upsert_of(content, "add"), is_local=not is_uri(source))
+    if not replace:
+        change.wire.etag = _ABSENT
+    with _existing_named(name):
+        apply_changes(session, preflight(session, [change], looking), order)
+
+
+@contextmanager
+def _existing_named(name: str) -> Iterator[None]:
+    """A name that is taken is refused with what changes it."""
+    try:
+        yield
+    except CliError as error:
+        if error.failure.reason != Reason.ETAG_MISMATCH:
+            raise
+        message = (
+            f"adapter {name!r} exists; change what you name of it with loraplane set {name}, or give --replace to make "
+            "it exactly this"
+        )
+        raise CliError(replace_fields(error.failure, reason=Reason.ADAPTER_EXISTS, message=message)) from error
+
+
+def set_(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the adapter.")],
+    *,
+    pool: options.Pool = None,
+    source: Annotated[
+        str | None, options.flag("--source", metavar="URI", help="Where its files are: a URI or a folder.")
+    ] = None,
+    digest: Digest = None,
+    signature: Signature = None,
+    lazy: Annotated[
+        bool | None, options.flag("--lazy/--eager", help="Load it at the first request, or at once.")
+    ] = None,
+    priority: Annotated[int | None, options.flag("--priority", help="Higher is loaded first.")] = None,
+    replicas: Annotated[
+        int | None, options.flag("--replicas", min=0, help="On how many replicas it is served; 0: on all.")
+    ] = None,
+    on: Annotated[
+        list[str] | None,
+        options.flag(
+            "--on", metavar="K=V", help="Serve it only on replicas of this label; K- takes it away; may be repeated."
+        ),
+    ] = None,
+    label: Annotated[
+        list[str] | None, options.flag("--label", metavar="K=V", help="Sets one; K- takes it away; may be repeated.")
+    ] = None,
+    credential: Credential = None,
+    dry_run: options.DryRun = False,
+    wait: options.Wait = False,
+    min_ready: options.MinReady = 0,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+    credentials: options.Credentials = None,
+    hf_endpoint: options.HfEndpoint = None,
+    look_seconds: options.LookSeconds = LOOK_SECONDS,
+    force: options.Force = False,
+) -> None:
+    """Change what is named of one adapter, and show it before and after.
+
+    With a new source, digest and signature are those that are given, or none: the old ones were of other files.
+    """
+    session, order = session_of(context), ApplyOrder(request_id, timeout, dry_run, wait=wait, min_ready=min_ready)
+    load = None if lazy is None else "lazy" if lazy else "eager"
+    with session.client(order.read_seconds) as client:
+        before = client.get_adapter(pool_or_only(client, pool), name)
+    after = pb.Adapter()
+    after.CopyFrom(before)
+    spec = after.spec
+    if source is not None:
+        spec.source.CopyFrom(pb.Source(uri=source_uri(source)))
+    options.set_given(spec.source, digest=digest, signature=signature)
+    options.set_given(spec, load=load, priority=priority, credentials=credential)
+    options.set_given(spec.placement, replicas=replicas)
+    options.relabel("--on ", spec.placement.selector, on or [])
+    options.relabel("--label ", spec.labels, label or [])
+    if spec == before.spec:
+        raise usage(
+            "say what to set: --source, --digest, --label, --priority, --replicas, --on, … (or it is so already)"
+        )
+    change = Change(
+        before.pool, pb.AdapterChange(upsert=after, etag=before.etag), name, bool(source and not is_uri(source))
+    )
+    looking = Looking(credentials, hf_endpoint, look_seconds, order.read_seconds, force)
+    (change,) = preflight(session, [change], looking)
+    apply_changes(session, [change], order)
+
+
+def retry(
+    context: typer.Context,
+    kind: Annotated[str, typer.Argument(help="The word adapter.")],
+    name: Annotated[str, typer.Argument(help="Name of the adapter.")],
+    *,
+    pool: options.Pool = None,
+    replica: Annotated[str | None, options.flag("--replica", metavar="R", help="On this replica only.")] = None,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+) -> None:
+    """Have replicas try at once an adapter that failed there."""
+    session, order = session_of(context), ApplyOrder(request_id, timeout, retry=replica or "")
+    if kind not in {"adapter", "adapters"}:
+        raise usage("say which: loraplane retry adapter NAME")
+    with session.client(order.read_seconds) as client:
+        where = pool_or_only(client, pool)
+        adapter = client.get_adapter(where, name)
+        replicas = find(client, Query(Kind.REPLICAS, where, replica, wide=False), note)
+    if not any(_may_fail(one, adapter.name) for one in replicas if not one.missing):
+        where_not = f"on replica {replica!r}" if replica else f"on any replica of pool {where!r}"
+        note(f"adapter {name!r} has not failed {where_not}; nothing is tried again")
+        return
+    apply_changes(session, [Change(where, pb.AdapterChange(upsert=adapter, etag=adapter.etag), name)], order)
+
+
+def _may_fail(replica: ReplicaView, name: str) -> bool:
+    """False only where its status says that the adapter has not failed."""
+    failed = {name_key(str(one.get("name"))) for one in replica.items("failed")}
+    return name_key(name) in failed or not replica.status or bool(replica.status.get("omitted"))
+
+
+def rollback(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the adapter.")],
+    *,
+    pool: options.Pool = None,
+    to: Annotated[
+        int,
+        options.flag(
+            "--to",
+            metavar="GENERATION",
+            min=0,
+            max=options.MOST_INT64,
+            help="Generation to go back to; 0: the one before that was not for canaries alone.",
+        ),
+    ] = 0,
+    etag: options.Etag = _UNCONDITIONAL,
+    dry_run: options.DryRun = False,
+    wait: options.Wait = False,
+    min_ready: options.MinReady = 0,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+) -> None:
+    """Make a new generation that equals an earlier one."""
+    request = pb.RollbackAdapterRequest(name=name, to_generation=to, etag=etag)
+    order = ApplyOrder(request_id, timeout, dry_run, wait=wait, min_ready=min_ready)
+    apply_change(session_of(context), request, pool, order)
+
+
+def diff(
+    context: typer.Context,
+    *,
+    file: options.Files,
+    recursive: options.Recursive = False,
+    prune: Prune = False,
+    selector: options.Selector = None,
+    delete_limit: options.DeleteLimit = DELETE_LIMIT,
+    timeout: options.Timeout = None,
+    credentials: options.Credentials = None,
+    hf_endpoint: options.HfEndpoint = None,
+    look_seconds: options.LookSeconds = LOOK_SECONDS,
+) -> None:
+    """Show what apply would change, checked as apply would check it."""
+    session, order = session_of(context), ApplyOrder(None, timeout, dry_run=True, no_atomic=True)
+    wanted = upserts(file, recursive=recursive)
+    removals = to_prune(session, wanted, selector, delete_limit, order.read_seconds, prune=prune)
+    changes = preflight(session, wanted, Looking(credentials, hf_endpoint, look_seconds, order.read_seconds))
+    with session.client(order.write_seconds) as client:
+        outcomes = send(client, [*changes, *removals], request_id_or_new(None), order)
+        check_applied(outcomes)
+        _print_differences(client, session.printer(), outcomes)
+
+
+def _print_differences(client: AdminClient, printer: Printer, outcomes: Sequence[Outcome]) -> None:
+    pairs = [
+        (result, _before(client, result))
+        for one in outcomes
+        if isinstance(one, Applied)
+        for result in one.response.results
+    ]
+    match printer.form:
+        case Format.TABLE:
+            for result, before in pairs:
+                printer.lines(_shown(before, result))
+            printer.lines([_summary([result.outcome for result, _ in pairs])])
+        case Format.NAME:
+            printer.lines(one.adapter.name for one, _ in pairs if one.outcome != pb.AdapterResult.UNCHANGED)
+        case _:
+            counts = _counts([result.outcome for result, _ in pairs])
+            printer.plain({"changes": [_difference(result, before) for result, before in pairs], "summary": counts})
+
+
+def _shown(before: pb.Adapter | None, result: pb.AdapterResult) -> list[str]:
+    if result.outcome != pb.AdapterResult.DELETED:
+        return differences(before, result.adapter)
+    gone = f"{result.adapter.pool}/{result.adapter.name} generation {result.adapter.generation}"
+    return list(difflib.unified_diff(_lines(result.adapter), [], gone, "nothing", lineterm=""))
+
+
+def _counts(outcomes: Sequence[pb.AdapterResult.Outcome]) -> dict[str, int]:
+    """How many adapters are or would be created, updated, deleted, and left as they are."""
+    known = (pb.AdapterResult.CREATED, pb.AdapterResult.UPDATED, pb.AdapterResult.DELETED, pb.AdapterResult.UNCHANGED)
+    return {pb.AdapterResult.Outcome.Name(kind).lower(): outcomes.count(kind) for kind in known}
+
+
+def _summary(outcomes: Sequence[pb.AdapterResult.Outcome]) -> str:
+    """All of a diff in one line, e.g. ``summary: +3 ~2 -0 (of 500 adapters)``."""
+    counts = _counts(outcomes)
+    return f"summary: +{counts['created']} ~{counts['updated']} -{counts['deleted']} (of {len(outcomes)} adapters)"
+
+
+def _before(client: AdminClient, result: pb.AdapterResult) -> pb.Adapter | None:
+    """The adapter as it is now, where that differs from what the result says."""
+    match result.outcome:
+        case pb.AdapterResult.CREATED:
+            return None
+        case pb.AdapterResult.UPDATED:
+            return client.get_adapter(result.adapter.pool, result.adapter.name)
+        case _:
+            return result.adapter
+
+
+def _difference(result: pb.AdapterResult, before: pb.Adapter | None) -> Plain:
+    return {
+        "outcome": outcome_name(result),
+        "before": adapter_dict(before) if before else None,
+        "after": None if result.outcome == pb.AdapterResult.DELETED else adapter_dict(result.adapter),
+    }

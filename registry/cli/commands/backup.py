@@ -1,0 +1,230 @@
+"""Commands backup and restore: desired state in a file, and back."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from registry.cli import options
+from registry.cli.apply import ApplyOrder, send
+from registry.cli.backup import (
+    Name,
+    RestoredQuota,
+    RestorePlan,
+    StoredState,
+    backup_text,
+    plan_restore,
+    records_of,
+    state_of,
+)
+from registry.cli.change_set import Change
+from registry.cli.client import AdminClient
+from registry.cli.failure import CliError, CommandFailure, Exit, refused, usage
+from registry.cli.removal import agree
+from registry.cli.session import READ_SECONDS, Session, request_id_or_new, session_of
+from registry.cli.views.get import note
+from registry.cli.views.report import check_applied, print_table
+from registry.model.errors import Reason
+from registry.model.messages import pool_message, spec_message
+from registry.model.names import name_of_key
+from registry.v1 import registry_pb2 as pb
+
+_POOL_FIELDS = ("base_models", "limits", "base", "engine", "engine_names")
+# The newest generation of a history goes in last, by a call of its own.
+_TURNS = 2
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The backup.")]
+
+
+def backup(
+    context: typer.Context,
+    file: File,
+    *,
+    force: Annotated[bool, options.flag("--force", help="Replace the file if it is there.")] = False,
+    timeout: options.Timeout = None,
+) -> None:
+    """Write pools, tenants, adapters and their history, as they are at one revision, into a file.
+
+    Statuses, presences, audit records and the answers to requests are not in it.
+    """
+    session = session_of(context)
+    if os.path.lexists(file) and not force:
+        raise usage(f"{file} is there already; choose another name, or give --force")
+    with session.client(timeout or READ_SECONDS) as client:
+        pages = list(client.backup_pages())
+    records = [one for page in pages for one in page.records]
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    _write(file, backup_text(records, pages[0].revision, now))
+    counts = _counts(state_of(records))
+    if session.printer().is_plain:
+        session.printer().plain({"file": str(file), "revision": pages[0].revision, **counts})
+    else:
+        told = ", ".join(f"{count} {what}" for what, count in counts.items())
+        session.printer().lines([f"{file}: revision {pages[0].revision}, {told}"])
+
+
+def _counts(state: StoredState) -> dict[str, int]:
+    generations = sum(map(len, state.history.values()))
+    counts = {"pools": len(state.pools), "tenants": len(state.tenants), "adapters": len(state.adapters)}
+    return {**counts, "earlier generations": generations, "unreadable": len(state.unreadable)}
+
+
+def _write(file: Path, text: bytes) -> None:
+    """Writes a file whole or not at all, for its owner alone."""
+    written = file.with_name(f".{file.name}.new")
+    try:
+        written.unlink(missing_ok=True)
+        descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as opened:
+            opened.write(text)
+            opened.flush()
+            os.fsync(opened.fileno())
+        written.replace(file)
+    except OSError as error:
+        remedy = "name a file in a folder that is there, and yours to write in"
+        raise usage(f"cannot write {file}: {error.strerror}; {remedy}") from error
+
+
+def restore(
+    context: typer.Context,
+    file: File,
+    *,
+    delete_others: Annotated[
+        bool, options.flag("--delete-others", help="Delete adapters that the backup does not have.")
+    ] = False,
+    delete_limit: options.DeleteLimit = 10,
+    yes: options.Yes = False,
+    dry_run: options.DryRun = False,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+) -> None:
+    """Make pools, tenants and adapters what a backup says, after a look at the plan.
+
+    Each change holds only for what the plan was made from: what somebody else changes meanwhile is refused, and the
+    same command goes on from there. An adapter that is gone comes back as the generation after its last.
+    """
+    session, order = session_of(context), ApplyOrder(request_id, timeout, dry_run, no_atomic=True)
+    saved = _read(file)
+    with session.client(order.write_seconds) as client:
+        now = state_of(one for page in client.backup_pages() for one in page.records)
+        plan = plan_restore(saved, now)
+        if not delete_others:
+            plan, left = replace(plan, others=()), len(plan.others)
+            if left:
+                note(f"{left} adapters that the backup does not have stay; --delete-others deletes them")
+        if len(plan.others) > delete_limit:
+            message = f"{len(plan.others)} adapters would be deleted, more than {delete_limit}; give --delete-limit"
+            raise refused(Reason.TOO_MANY_CHANGES, message, field="--delete-limit")
+        _tell_plan(session, saved, plan)
+        if dry_run:
+            return
+        agree(session, _lines(plan), yes=yes, what="restore:")
+        _carry_out(session, client, saved, plan, order)
+
+
+def _read(file: Path) -> StoredState:
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise usage(f"cannot read {file}: {error.strerror}; name one that loraplane backup wrote") from error
+    saved = state_of(records_of(text, str(file))[1])
+    if saved.unreadable:
+        note(f"values of the backup that cannot be read, and are left out: {', '.join(saved.unreadable[:10])}")
+    return saved
+
+
+def _lines(plan: RestorePlan) -> list[str]:
+    """Each change of the plan in a line."""
+    lines = [f"+ pool {one.name}" for one in plan.create_pools]
+    lines += [f"~ pool {one.name}" for one, *_ in plan.update_pools]
+    lines += [f"~ tenant {one.tenant}: quota {one.found or 'none'} -> {one.wanted or 'none'}" for one in plan.tenants]
+    lines += [f"+ history {pool}/{key}" for pool, key in plan.histories]
+    lines += [f"+ adapter {one.pool}/{one.name}" for one in plan.creates]
+    lines += [f"~ adapter {one.pool}/{one.name}" for one in plan.updates]
+    return lines + [f"- adapter {pool}/{name}" for pool, name, _ in plan.others]
+
+
+def _tell_plan(session: Session, saved: StoredState, plan: RestorePlan) -> None:
+    counts = {"created": len(plan.creates), "updated": len(plan.updates), "deleted": len(plan.others)}
+    printer, lines = session.printer(), _lines(plan)
+    if plan.canaries:
+        note(f"only canaries had the newest generation of {', '.join(plan.canaries)}; restored is what all others had")
+    if printer.is_plain:
+        printer.plain({"plan": lines, "summary": {**counts, "unchanged": plan.same}, "backup": _counts(saved)})
+    else:
+        told = f"summary: +{counts['created']} ~{counts['updated']} -{counts['deleted']} ={plan.same} adapters"
+        printer.lines([*lines, told])
+
+
+def _carry_out(session: Session, client: AdminClient, saved: StoredState, plan: RestorePlan, order: ApplyOrder) -> None:
+    """Quotas that rise come first, those that fall come last: in between more must have room."""
+    request_id = request_id_or_new(order.request_id)
+    for number, quota in enumerate(one for one in plan.tenants if one.rises):
+        _set_quota(client, quota, quota.etag, f"{request_id}:rise{number}")
+    _restore_pools(client, plan, request_id)
+    for number, name in enumerate(plan.histories):
+        for turn in range(_TURNS):
+            client.restore_history(_history(saved, name, f"{request_id}:history{number}:{turn}"))
+    outcomes = [*send(client, _deletions(plan), f"{request_id}:others", order)]
+    check_applied(outcomes)
+    outcomes += send(client, _upserts(plan), f"{request_id}:adapters", order)
+    if session.printer().is_table:
+        print_table(session.printer(), outcomes, dry_run=False)
+    check_applied(outcomes)
+    for number, quota in enumerate(one for one in plan.tenants if not one.rises):
+        _set_quota(client, quota, _unchanged(client, quota), f"{request_id}:fall{number}")
+
+
+def _restore_pools(client: AdminClient, plan: RestorePlan, request_id: str) -> None:
+    for number, pool in enumerate(plan.create_pools):
+        made = pool_message(pool, 0)
+        client.create_pool(pb.CreatePoolRequest(pool=made, request_id=f"{request_id}:new{number}"))
+    for number, (pool, etag, is_readable) in enumerate(plan.update_pools):
+        request = pb.UpdatePoolRequest(pool=pool_message(pool, int(etag)), request_id=f"{request_id}:pool{number}")
+        if is_readable:  # of what cannot be read nothing can stay, so all of it is replaced
+            request.update_mask.paths.extend(_POOL_FIELDS)
+        client.update_pool(request)
+
+
+def _set_quota(client: AdminClient, quota: RestoredQuota, etag: str, request_id: str) -> None:
+    tenant = pb.Tenant(name=quota.tenant, max_adapters=quota.wanted or 0, etag=etag)
+    client.set_tenant(pb.SetTenantRequest(tenant=tenant, request_id=request_id))
+
+
+def _unchanged(client: AdminClient, quota: RestoredQuota) -> str:
+    """The etag of a tenant whose quota is still what the plan was made from; its counter has changed since.
+
+    Raises:
+        CliError: somebody set another quota meanwhile.
+    """
+    tenants = {one.name: one for page in client.tenant_pages() for one in page.tenants}
+    found = tenants.get(quota.tenant, pb.Tenant())
+    if found.max_adapters != (quota.found or 0):
+        message = f"somebody set the quota of {quota.tenant!r} to {found.max_adapters} meanwhile; restore again"
+        raise CliError(CommandFailure(Exit.CONFLICT, Reason.ETAG_MISMATCH, message))
+    return found.etag
+
+
+def _history(saved: StoredState, name: Name, request_id: str) -> pb.RestoreHistoryRequest:
+    pool, key = name
+    last = saved.values[f"adapters/{pool}/{key}"] if name in saved.adapters else b""
+    record = saved.adapters.get(name)
+    generations = saved.history.get(name, [])
+    told = record.name if record is not None else name_of_key(key)
+    return pb.RestoreHistoryRequest(pool=pool, name=told, generations=generations, last=last, request_id=request_id)
+
+
+def _deletions(plan: RestorePlan) -> list[Change]:
+    return [Change(pool, pb.AdapterChange(delete=name, etag=etag), name) for pool, name, etag in plan.others]
+
+
+def _upserts(plan: RestorePlan) -> list[Change]:
+    found: list[Change] = []
+    for one in (*plan.updates, *plan.creates):
+        upsert = pb.Adapter(name=one.name, pool=one.pool, spec=spec_message(one.spec))
+        found.append(Change(one.pool, pb.AdapterChange(upsert=upsert, etag=one.etag), one.name))
+    return found

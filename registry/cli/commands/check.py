@@ -1,0 +1,193 @@
+"""Commands that look at an adapter before anything is written: check and digest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from registry.cli import options
+from registry.cli.failure import usage
+from registry.cli.local_adapters import (
+    Looked,
+    base_here,
+    base_of_pool,
+    digest_here,
+    explain,
+    folder_of,
+    limits_of_pool,
+    look,
+    readable_folder,
+    unfit,
+)
+from registry.cli.session import READ_SECONDS, is_typed, pool_or_only, session_of
+from registry.cli.source_reader import FETCH_SECONDS, SourceReader
+from registry.cli.views.output import Printer
+from registry.lora.base import BaseModules
+from registry.lora.coverage.explain import MatrixFate
+from registry.lora.findings import AdapterWarning
+from registry.lora.policy import AdapterLimits, policy_of
+from registry.lora.text import printable
+
+Source = Annotated[str, typer.Argument(metavar="DIR|URI", help="The adapter's folder, or the URI of its source.")]
+
+
+class Remap(StrEnum):
+    """Choices of prepare.remap."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
+class Vision(StrEnum):
+    """Choices of prepare.vision."""
+
+    REJECT = "reject"
+    DROP = "drop"
+    KEEP = "keep"
+
+
+class Dora(StrEnum):
+    """Choices of prepare.dora."""
+
+    REJECT = "reject"
+    STRIP = "strip"
+
+
+def digest_of_source(source: str, reader: SourceReader, credential: str | None, timeout_seconds: float | None) -> str:
+    """The manifest digest of an adapter in a folder of this machine or at a URI.
+
+    Raises:
+        CliError: it cannot be had.
+    """
+    if folder_of(source) is not None:
+        return digest_here(readable_folder(source))
+    return reader.digest(source, credential, timeout_seconds or FETCH_SECONDS)
+
+
+def folder_at(
+    source: str, reader: SourceReader, credential: str | None, timeout: float | None
+) -> AbstractContextManager[Path]:
+    """A folder of this machine with the adapter of a path or URI, for as long as it is looked at.
+
+    Raises:
+        CliError: it cannot be had.
+    """
+    if folder_of(source) is not None:
+        return nullcontext(readable_folder(source))
+    return reader.fetched(source, credential, timeout or FETCH_SECONDS)
+
+
+def digest(
+    context: typer.Context,
+    source: Source,
+    *,
+    credentials: options.Credentials = None,
+    credential: options.Credential = None,
+    hf_endpoint: options.HfEndpoint = None,
+    timeout: options.Timeout = None,
+) -> None:
+    """Print the manifest digest of an adapter, to pin in a record."""
+    printer = session_of(context).printer()
+    found = digest_of_source(source, SourceReader(credentials, hf_endpoint), credential, timeout)
+    if printer.is_plain:
+        printer.plain({"source": source, "digest": found})
+    else:
+        printer.lines([found])
+
+
+def check(
+    context: typer.Context,
+    source: Source,
+    *,
+    pool: options.Pool = None,
+    base_model: Annotated[
+        Path | None, options.flag("--base-model", metavar="DIR", help="Directory of the base model, without a pool.")
+    ] = None,
+    max_rank: Annotated[int | None, options.flag("--max-rank", metavar="N", min=1, help="Highest LoRA rank.")] = None,
+    remap: Annotated[Remap, options.flag("--remap", help="As prepare.remap of a manifest.")] = Remap.AUTO,
+    vision: Annotated[Vision, options.flag("--vision", help="As prepare.vision of a manifest.")] = Vision.REJECT,
+    dora: Annotated[Dora, options.flag("--dora", help="As prepare.dora of a manifest.")] = Dora.REJECT,
+    drop: Annotated[
+        list[str] | None, options.flag("--drop", metavar="MODULE", help="As prepare.drop of a manifest; repeatable.")
+    ] = None,
+    is_explained: Annotated[
+        bool, options.flag("--explain", help="List what becomes of each matrix: applied, renamed, dropped, refused.")
+    ] = False,
+    credentials: options.Credentials = None,
+    credential: options.Credential = None,
+    hf_endpoint: options.HfEndpoint = None,
+    timeout: options.Timeout = None,
+) -> None:
+    """Say whether an adapter is right for a base model: exit 0 if it is, 4 with all findings if not."""
+    base, limits = compared_with(context, pool, base_model, max_rank, timeout or READ_SECONDS)
+    policy = policy_of({"remap": remap.value, "vision": vision.value, "dora": dora.value, "drop": drop})
+    with folder_at(source, SourceReader(credentials, hf_endpoint), credential, timeout) as folder:
+        looked = look(folder, base, limits, policy)
+        fates = explain(folder, base, limits, policy) if is_explained else None
+    _tell(session_of(context).printer(), source, looked, fates, is_compared=base is not None)
+    if looked.findings:
+        raise unfit(source, looked.findings)
+
+
+def compared_with(
+    context: typer.Context,
+    pool: str | None,
+    base_model: Path | None,
+    max_rank: int | None,
+    read_seconds: float = READ_SECONDS,
+) -> tuple[BaseModules | None, AdapterLimits]:
+    """What an adapter must be right for: a pool (None: the only one), or a base model and a rank.
+
+    A flag goes before the other's variable.
+
+    Raises:
+        CliError: both are given, none is and there are several pools, or it cannot be read.
+    """
+    if is_typed(context, "base_model") and not is_typed(context, "pool"):
+        pool = None
+    elif is_typed(context, "pool") and not is_typed(context, "base_model"):
+        base_model = None
+    if pool is not None and base_model is not None:
+        raise usage("say what to compare it with: --pool P, or --base-model DIR --max-rank N")
+    if base_model is not None:
+        return base_here(base_model, flag="--base-model"), AdapterLimits(max_rank)
+    with session_of(context).client(read_seconds) as client:
+        record = client.get_pool(pool_or_only(client, pool))
+    limits = limits_of_pool(record)
+    return base_of_pool(record), AdapterLimits(max_rank or limits.max_rank, limits.target_modules)
+
+
+def plain_warnings(warnings: Sequence[AdapterWarning], *, is_compared: bool) -> list[dict[str, str]]:
+    """Warnings as they are printed, with one where no base was at hand to compare with."""
+    found = [{"reason": warning.reason, "message": warning.message} for warning in warnings]
+    if not is_compared:
+        message = "names and shapes were not compared: the pool has no base; see pool update --from"
+        found.append({"reason": "base_unknown", "message": message})
+    return found
+
+
+def _tell(
+    printer: Printer, source: str, looked: Looked, fates: Sequence[MatrixFate] | None, *, is_compared: bool
+) -> None:
+    findings = [finding.as_dict() for finding in looked.findings]
+    warnings = plain_warnings(looked.warnings, is_compared=is_compared)
+    if printer.is_plain:
+        matrices = {} if fates is None else {"matrices": [asdict(one) for one in fates]}
+        printer.plain({"source": source, "findings": findings, "warnings": warnings, **matrices})
+        return
+    if printer.is_table and fates is not None:
+        printer.table(["MODULE", "FATE", "NOTE"], ([printable(one.module), one.fate, one.note] for one in fates))
+    if printer.is_table and findings:
+        columns = ("reason", "key", "found", "expected", "remedy")
+        printer.table([name.upper() for name in columns], ([f"{one[name]}" for name in columns] for one in findings))
+    printer.lines(f"warning: {one['reason']}: {one['message']}" for one in warnings if printer.is_table)
+    if printer.is_table and not findings:
+        printer.lines([f"{source} is right"])
+    if not printer.is_table:
+        printer.lines(f"{one['reason']}" for one in findings)

@@ -1,0 +1,126 @@
+"""Commands for the local stack: dev up, status, down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from registry.cli import options
+from registry.cli.failure import CliError, CommandFailure, Exit, not_found, usage
+from registry.cli.session import session_of, stack_failure
+from registry.cli.views.output import OutputView, Printer
+from registry.model.errors import Reason
+from registry.tools.devstack.stack import PartStatus, Stack
+from registry.tools.devstack.stack_file import DEFAULT_FOLDER, EngineKind, StackError
+from registry.tools.devstack.stack_parts import POOL
+from registry.tools.devstack.stack_verbs import ADAPTERS, opened
+from registry.tools.devstack.stack_verbs import down as take_down
+from registry.tools.devstack.stack_verbs import up as bring_up
+
+_PARTS: OutputView[PartStatus] = OutputView(
+    name=lambda one: one.part.name,
+    plain=lambda one: {
+        "name": one.part.name,
+        "running": one.pid is not None,
+        "ready": one.ready,
+        "pid": one.pid,
+        "address": one.part.address,
+        "log": str(one.log),
+    },
+    columns={
+        "PART": lambda one: one.part.name,
+        "STATE": lambda one: "ready" if one.ready else "not ready" if one.pid else "not running",
+        "PID": lambda one: str(one.pid or "-"),
+        "ADDRESS": lambda one: one.part.address,
+        "LOG": lambda one: str(one.log),
+    },
+)
+
+
+def up(
+    context: typer.Context,
+    *,
+    replicas: Annotated[
+        int | None, options.flag("--replicas", metavar="N", min=1, max=64, help="How many (2 in a new stack).")
+    ] = None,
+    engine: Annotated[EngineKind | None, options.flag("--engine", help="Which (vllm in a new stack).")] = None,
+    folder: options.Folder = DEFAULT_FOLDER,
+) -> None:
+    """Start what is missing of the local stack: etcd, admin service, engines, sidecars."""
+    printer = session_of(context).printer()
+    try:
+        stack = bring_up(folder, replicas, engine, _telling(printer))
+    except StackError as error:
+        raise stack_failure(error) from error
+    except OSError as error:
+        message = f"cannot use {error.filename or folder}: {error.strerror}; choose another folder with --dir"
+        raise usage(message) from error
+    _print_status(printer, stack)
+    if printer.is_table:
+        printer.lines(["", *_what_next(stack, folder)])
+
+
+def status(context: typer.Context, *, folder: options.Folder = DEFAULT_FOLDER) -> None:
+    """Show how each part of the local stack is; exit 6 unless all are ready."""
+    stack = _existing(folder)
+    if not _print_status(session_of(context).printer(), stack):
+        message = "not every part is ready; start what is missing with: loraplane dev up"
+        raise CliError(CommandFailure(Exit.UNAVAILABLE, Reason.STACK_NOT_READY, message))
+
+
+def down(
+    context: typer.Context,
+    *,
+    purge: Annotated[bool, options.flag("--purge", help="Remove all its files too.")] = False,
+    folder: options.Folder = DEFAULT_FOLDER,
+) -> None:
+    """End every process of the local stack."""
+    try:
+        take_down(folder, _telling(session_of(context).printer()), purge=purge)
+    except StackError as error:
+        raise stack_failure(error) from error
+
+
+def _telling(printer: Printer) -> Callable[[str], None]:
+    """Progress goes to the table's reader; programs get the end result alone."""
+    return (lambda line: printer.lines([line])) if printer.is_table else (lambda _line: None)
+
+
+def _existing(folder: Path) -> Stack:
+    try:
+        stack = opened(folder)
+    except StackError as error:
+        raise stack_failure(error) from error
+    if stack is None:
+        raise not_found(Reason.STACK_NOT_FOUND, f"there is no stack in {folder}; start one with: loraplane dev up")
+    return stack
+
+
+def _print_status(printer: Printer, stack: Stack) -> bool:
+    """Prints how each part is; True if all are ready."""
+    statuses = stack.status()
+    if printer.is_plain:
+        about = {"folder": str(stack.folder.root), "engine": str(stack.layout.engine), "pool": POOL}
+        printer.plain({**about, "parts": [_PARTS.plain(one) for one in statuses]})
+    else:
+        printer.items(_PARTS, statuses)
+    return all(one.ready for one in statuses)
+
+
+def _what_next(stack: Stack, folder: Path) -> list[str]:
+    """Commands to try, which work as they stand."""
+    adapters = stack.folder.adapters
+    engine = stack.layout.url(f"engine-{stack.layout.replicas[0]}")
+    admin = "" if folder == DEFAULT_FOLDER else f" --admin {stack.layout.address('admin')}"
+    question = '{"model": "sql", "prompt": "Hello", "max_tokens": 8, "temperature": 0}'
+    return [
+        f"Adapters to try: {', '.join(ADAPTERS)} in {adapters}",
+        "Next:",
+        f"  loraplane{admin} add sql --source {adapters / 'sql'} --wait",
+        f"  loraplane{admin} get replicas",
+        f"  curl -s {engine}/v1/completions -H 'Content-Type: application/json' -d '{question}'",
+        f"  loraplane dev down --dir {folder}",
+    ]

@@ -1,0 +1,176 @@
+"""The command events: what happened, from audit trail, statuses and rings."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import typer
+
+from registry.cli import options
+from registry.cli.client import AdminClient
+from registry.cli.failure import CliError, CommandFailure, Exit, not_found, usage
+from registry.cli.session import READ_SECONDS, pool_or_only, session_of
+from registry.cli.views.events import EVENTS, ShownEvent, change_event, replica_events, ring_events
+from registry.cli.views.get import note, replicas_of
+from registry.cli.views.output import Printer
+from registry.model.errors import Reason
+from registry.model.messages import Plain
+from registry.model.stored import read_json
+
+# Of more, the newest are shown.
+MAX_SHOWN = 10_000
+_POLL_SECONDS = 2.0
+# Admin services write times of their own clocks, and one change may be stored after a later one.
+_OVERLAP = timedelta(seconds=60)
+_MAX_RING_BYTES = 4 * 1024 * 1024
+_SPAN = re.compile(r"([0-9]{1,6})([smhd])")
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+# Longer than anything is kept.
+_LONGEST = timedelta(days=366)
+Look = Callable[[datetime], Iterable[ShownEvent]]
+
+
+def events(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Only of the adapter of this name.")] = None,
+    *,
+    pool: options.Pool = None,
+    replica: Annotated[str | None, options.flag("--replica", metavar="NAME", help="Only on this replica.")] = None,
+    since: Annotated[str, options.flag("--since", metavar="SPAN", help="No older than this: 90s, 30m, 1h, 7d.")] = "1h",
+    sidecar: Annotated[
+        str | None,
+        options.flag("--sidecar", metavar="HOST:PORT", help="Of the ring of this sidecar alone: its --http."),
+    ] = None,
+    watch: options.Watch = False,
+    timeout: options.Timeout = None,
+) -> None:
+    """Show what happened: changes and who made them, halts, drains, restarts, and what replicas fail to serve.
+
+    Changes come from the audit trail, which goes back 30 days. What replicas cannot serve now is always shown, with
+    the time at which they last said so. Loads, swaps, evictions and restarts of an engine are in the ring of its
+    sidecar, which --sidecar reads.
+    """
+    session, start = session_of(context), datetime.now(UTC) - _span(since)
+    seconds = timeout or READ_SECONDS
+
+    def wanted(found: Iterable[ShownEvent], at: datetime) -> Iterator[ShownEvent]:
+        return (one for one in found if one.is_about(name, replica) and _is_since(one, at))
+
+    if sidecar is not None:
+        where = _address(sidecar)
+        _show(session.printer(), lambda at: wanted(ring_events(_ring(where, seconds)), at), start, watch=watch)
+        return
+    with session.client(seconds) as client:
+        known = pool_or_only(client, pool)
+        if replica is not None and all(one.name != replica for one in replicas_of(client, known)):
+            raise not_found(Reason.REPLICA_NOT_FOUND, f"there is no replica {replica!r} in pool {known!r}")
+        if name is not None:
+            client.history(known, name)  # which says so if there never was one
+        with_pending = name is not None or replica is not None
+        _show(
+            session.printer(),
+            lambda at: wanted(_of_pool(client, known, at, with_pending=with_pending), at),
+            start,
+            watch=watch,
+        )
+
+
+def _show(printer: Printer, look: Look, start: datetime, *, watch: bool) -> None:
+    found = _newest(look(start))
+    if not watch:
+        printer.items(EVENTS, found)
+        return
+    if printer.is_table:
+        printer.lines(["  ".join(EVENTS.columns)])
+    known: set[ShownEvent] = set()
+    while True:
+        for one in found:
+            if one.key not in known:
+                printer.row(EVENTS, one)
+        known = {one.key for one in found}
+        changed = [at for one in found if one.by and (at := _time(one.at)) is not None and at > start]
+        start = max(start, max(changed, default=start) - _OVERLAP)
+        time.sleep(_POLL_SECONDS)
+        try:
+            found = _newest(look(start))
+        except CliError as error:
+            if error.failure.exit is not Exit.UNAVAILABLE:
+                raise
+
+
+def _newest(found: Iterable[ShownEvent]) -> list[ShownEvent]:
+    kept = deque(found, maxlen=MAX_SHOWN + 1)
+    if len(kept) > MAX_SHOWN:
+        note(f"there are more than the {MAX_SHOWN} that are shown; a shorter --since shows the newest")
+        kept.popleft()
+    return sorted(kept, key=lambda one: one.at)
+
+
+def _of_pool(client: AdminClient, pool: str, since: datetime, *, with_pending: bool) -> Iterator[ShownEvent]:
+    for page in client.change_pages(pool, since.isoformat().replace("+00:00", "Z")):
+        yield from map(change_event, page.changes)
+        if page.unreadable:
+            note(f"{len(page.unreadable)} audit records cannot be read, and are left out: {page.unreadable[0]}, …")
+    for replica in replicas_of(client, pool):
+        yield from replica_events(replica, with_pending=with_pending)
+
+
+def _ring(address: tuple[str, int], seconds: float) -> Plain:
+    """What a sidecar answers.
+
+    Raises:
+        CliError: it does not answer, or not with events.
+    """
+    host, port = address
+    connection = http.client.HTTPConnection(host, port, timeout=seconds)
+    try:
+        connection.request("GET", "/events")
+        reply = connection.getresponse()
+        body = reply.read(_MAX_RING_BYTES + 1)
+        ring = read_json(body) if reply.status == http.client.OK and len(body) <= _MAX_RING_BYTES else None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _unreached(host, port, f"{error}" or type(error).__name__) from error
+    finally:
+        connection.close()
+    if not isinstance(ring, dict):
+        raise _unreached(host, port, f"status {reply.status}, and no events: is it a sidecar, and of this release?")
+    return ring
+
+
+def _unreached(host: str, port: int, why: str) -> CliError:
+    message = f"no events of a sidecar at {host}:{port}: {why}; --sidecar takes what the sidecar's --http says"
+    return CliError(CommandFailure(Exit.UNAVAILABLE, Reason.SIDECAR_UNAVAILABLE, message))
+
+
+def _address(text: str) -> tuple[str, int]:
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise usage(f"--sidecar {text}: write HOST:PORT, such as 127.0.0.1:7602")
+    return match[1].strip("[]"), int(match[2])
+
+
+def _span(text: str) -> timedelta:
+    match = _SPAN.fullmatch(text)
+    if match is None:
+        raise usage(f"--since {text}: write a number and s, m, h or d, such as 30m")
+    return min(timedelta(**{_UNITS[match[2]]: int(match[1])}), _LONGEST)
+
+
+def _is_since(one: ShownEvent, start: datetime) -> bool:
+    at = _time(one.at)
+    return one.current or at is None or at >= start
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return at if at.tzinfo is not None else None

@@ -1,0 +1,149 @@
+"""Commands about the tool itself: explain, schema, completion."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from typer.completion import get_completion_script  # type: ignore[attr-defined] # what --show-completion prints
+
+from registry.cli import options
+from registry.cli.failure import usage
+from registry.cli.manifest import manifest_schema
+from registry.cli.session import session_of
+from registry.cli.views.output import Printer
+from registry.model.messages import Plain
+
+Schema = Mapping[str, Any]
+_KIND = "adapter"
+
+
+def explain(
+    context: typer.Context,
+    field: Annotated[str, typer.Argument(metavar="FIELD", help="Such as adapter.spec.placement.")] = _KIND,
+    *,
+    recursive: Annotated[bool, options.flag("--recursive", "-R", help="Name the fields of fields, too.")] = False,
+) -> None:
+    """Say what a field of a manifest means and takes."""
+    printer, whole = session_of(context).printer(), manifest_schema()
+    kind, *path = field.split(".")
+    if kind.lower() not in {_KIND, "adapters"}:
+        raise usage(f"{kind!r} is nothing to explain; begin with adapter, as in adapter.spec.placement")
+    found: Schema = whole
+    for part in path:
+        found = _field(found, part, whole)
+    if printer.is_plain:
+        printer.plain(_plain(whole, found))
+    elif printer.is_table:
+        _tell(printer, ".".join([_KIND, *path]), found, whole, recursive=recursive)
+    else:
+        printer.lines(_properties(found, whole))
+
+
+def _field(schema: Schema, name: str, whole: Schema) -> Schema:
+    fields = _properties(schema, whole)
+    if name in fields:
+        return fields[name]
+    close = difflib.get_close_matches(name, fields, n=1)
+    known = f"known here: {', '.join(fields)}" if fields else "there is nothing below it"
+    raise usage(f"{name!r} is no field; {f'did you mean {close[0]}?' if close else known}")
+
+
+def _properties(schema: Schema, whole: Schema) -> dict[str, Schema]:
+    """The fields of a mapping, whichever way the schema names it."""
+    found: dict[str, Schema] = {}
+    for one in _choices(schema, whole):
+        found |= one.get("properties", {})
+    return found
+
+
+def _choices(schema: Schema, whole: Schema) -> Iterator[Schema]:
+    if "$ref" in schema:
+        yield whole["$defs"][schema["$ref"].rpartition("/")[2]]
+    elif "anyOf" in schema:
+        for one in schema["anyOf"]:
+            yield from _choices(one, whole)
+    else:
+        yield schema
+
+
+def _plain(whole: Schema, found: Schema) -> Plain:
+    return dict(found) if "$defs" in found else {**found, "$defs": whole["$defs"]}
+
+
+def _tell(printer: Printer, path: str, schema: Schema, whole: Schema, *, recursive: bool) -> None:
+    printer.fields({"FIELD": path, "TAKES": _type(schema, whole), **_default(schema)})
+    for text in dict.fromkeys(one["description"] for one in (schema, *_choices(schema, whole)) if "description" in one):
+        printer.lines(["", *_capital(text).splitlines()])
+    fields = list(_rows(schema, whole, "", recursive=recursive))
+    if fields:
+        printer.lines([""])
+        printer.table(("FIELD", "TAKES", "MEANING"), fields)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _rows(schema: Schema, whole: Schema, before: str, *, recursive: bool) -> Iterator[tuple[str, str, str]]:
+    required = {name for one in _choices(schema, whole) for name in one.get("required", ())}
+    for name, field in _properties(schema, whole).items():
+        needed = "required, " if name in required else ""
+        meaning = next((one["description"] for one in (field, *_choices(field, whole)) if "description" in one), "")
+        yield f"{before}{name}", needed + _type(field, whole), meaning.partition("\n")[0]
+        if recursive:
+            yield from _rows(field, whole, f"{before}{name}.", recursive=True)
+
+
+def _type(schema: Schema, whole: Schema) -> str:
+    kinds = dict.fromkeys(_one_type(one) for one in _choices(schema, whole) if one.get("type") != "null")
+    return " or ".join(kinds)
+
+
+def _one_type(schema: Schema) -> str:
+    if "const" in schema:
+        return str(schema["const"])
+    if "enum" in schema:
+        return ", ".join(map(str, schema["enum"]))
+    names = {"string": "text", "integer": "number", "boolean": "true or false", "array": "list", "object": "mapping"}
+    kind = names[schema["type"]]
+    if "minimum" in schema:
+        return f"{kind} from {schema['minimum']} to {schema['maximum']}"
+    return kind
+
+
+def _default(schema: Schema) -> dict[str, str]:
+    default = schema.get("default")
+    if default in (None, {}, []):
+        return {}
+    return {"DEFAULT": default if isinstance(default, str) else json.dumps(default)}
+
+
+def schema(_context: typer.Context) -> None:
+    """Print the JSON schema of manifests, for editors."""
+    sys.stdout.write(json.dumps(manifest_schema(), indent=2) + "\n")
+
+
+class Shell(StrEnum):
+    """Shells that complete."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def completion(
+    _context: typer.Context, shell: Annotated[Shell, typer.Argument(help="The shell that reads it.")]
+) -> None:
+    """Print what makes a shell complete commands, flags, kinds, names, pools and replicas.
+
+    bash: source <(loraplane completion bash), in ~/.bashrc. zsh: the same after compinit, in ~/.zshrc. fish: loraplane
+    completion fish | source.
+    """
+    variable = "_LORAPLANE_COMPLETE"
+    sys.stdout.write(get_completion_script(prog_name="loraplane", complete_var=variable, shell=shell.value) + "\n")

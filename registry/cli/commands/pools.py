@@ -1,0 +1,440 @@
+"""Commands that change pools and tenants, and that drain replicas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from registry.cli import options
+from registry.cli.client import AdminClient
+from registry.cli.failure import CliError, refused, usage, with_remedy
+from registry.cli.local_adapters import base_here, base_message
+from registry.cli.removal import ask_protected
+from registry.cli.session import WRITE_SECONDS, Session, pool_or_only, request_id_or_new, session_of
+from registry.cli.views.columns import POOLS, TENANTS
+from registry.cli.views.output import Item, OutputView, Printer
+from registry.model.errors import Reason, RegistryError
+from registry.model.messages import evidence_message
+from registry.v1 import registry_pb2 as pb
+
+PoolName = Annotated[str, typer.Argument(help="Name of the pool.")]
+_BASE_MODEL = options.flag(
+    "--base-model", metavar="NAME", help="Name under which the engines serve the base model; may be repeated."
+)
+MaxRank = Annotated[
+    int | None,
+    options.flag("--max-rank", metavar="N", min=0, max=options.MOST_UINT32, help="Highest LoRA rank; 0: no limit."),
+]
+MaxAdapters = Annotated[
+    int | None,
+    options.flag(
+        "--max-adapters",
+        metavar="N",
+        min=0,
+        max=options.MOST_UINT32,
+        help="Adapters that one engine holds at once; 0: no limit.",
+    ),
+]
+TargetModules = Annotated[
+    list[str] | None,
+    options.flag(
+        "--target-module", metavar="NAME", help="One of the engines' --lora-target-modules; may be repeated; none: all."
+    ),
+]
+RequireSignature = Annotated[
+    bool | None,
+    options.flag(
+        "--require-signature/--no-require-signature", help="Serve only what was signed with a key that sidecars know."
+    ),
+]
+RequireDigest = Annotated[
+    bool | None,
+    options.flag(
+        "--require-digest/--no-require-digest", help="Refuse changes that leave an adapter's source without a digest."
+    ),
+]
+EngineHosts = Annotated[
+    list[str] | None,
+    options.flag(
+        "--engine-host",
+        metavar="HOST|NETWORK[:PORT]",
+        help="Host or network that engines' URLs may name, e.g. 10.0.0.0/8; may be repeated; none or '*': any.",
+    ),
+]
+Prove = Annotated[
+    str | None,
+    options.flag(
+        "--prove",
+        metavar="effect|off",
+        help="Whether engines with the plugin are asked if an adapter has an effect before its name is bound.",
+    ),
+]
+BaseFrom = Annotated[
+    Path | None,
+    options.flag(
+        "--from", metavar="DIR", help="Directory of the base model, whose modules adapters are compared with."
+    ),
+]
+BaseNames = Annotated[
+    list[str] | None,
+    options.flag(
+        "--base-name", metavar="NAME", help="What an adapter may call that base; may be repeated; none: anything."
+    ),
+]
+EvidenceFrom = Annotated[
+    str | None,
+    options.flag(
+        "--evidence-from",
+        metavar="REPLICA",
+        help="Replica whose engine said which modules it applies; check and apply refuse the others.",
+    ),
+]
+Expect = Annotated[
+    int | None,
+    options.flag(
+        "--expect",
+        metavar="N",
+        min=0,
+        max=options.MOST_UINT32,
+        help="How many replicas it is to have; 0: those that lived within the last day.",
+    ),
+]
+EngineKind = Annotated[
+    str | None,
+    options.flag(
+        "--engine-kind", metavar="KIND", help="Kind of its engines: vllm (default), sglang, pegainfer, dynamo, axolotl."
+    ),
+]
+EngineNames = Annotated[
+    str | None,
+    options.flag(
+        "--engine-names",
+        metavar="plain|versioned",
+        help="What engines call an adapter: its name (default), or name@generation.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """What a pool may be given when it is made or changed; None: it is not given."""
+
+    max_rank: MaxRank = None
+    max_adapters: MaxAdapters = None
+    expect: Expect = None
+    target_module: TargetModules = None
+    require_signature: RequireSignature = None
+    require_digest: RequireDigest = None
+    engine_host: EngineHosts = None
+    prove: Prove = None
+    base_from: BaseFrom = None
+    base_name: BaseNames = None
+    engine_kind: EngineKind = None
+    engine_names: EngineNames = None
+
+    def base(self) -> pb.BaseShapes | None:
+        """The base model, read from its directory.
+
+        Raises:
+            CliError: it cannot be read, or has names and no directory.
+        """
+        if self.base_from is None and self.base_name:
+            raise usage("--base-name goes with --from DIR, the directory of the base model")
+        return base_message(base_here(self.base_from, self.base_name or ())) if self.base_from is not None else None
+
+    def put_on(self, pool: pb.Pool, base: pb.BaseShapes | None) -> None:
+        """Sets what is given, `base` as it was read, and leaves the rest of the pool as it is."""
+        limits = pool.limits
+        limits.target_modules[:] = self.target_module or limits.target_modules
+        limits.engine_hosts[:] = self.engine_host or limits.engine_hosts
+        if base is not None:
+            _replace_base(pool.base, base)
+        options.set_given(pool, engine=self.engine_kind, engine_names=self.engine_names)
+        options.set_given(limits, max_rank=self.max_rank, max_adapters=self.max_adapters)
+        options.set_given(limits, expected_replicas=self.expect, prove=self.prove)
+        options.set_given(limits, require_signature=self.require_signature, require_digest=self.require_digest)
+
+
+@options.spread(PoolOptions)
+def create(
+    context: typer.Context,
+    name: PoolName,
+    *,
+    base_model: Annotated[list[str], _BASE_MODEL],
+    given: PoolOptions,
+    dry_run: options.DryRun = False,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+) -> None:
+    """Create a pool."""
+    session, pool = session_of(context), pb.Pool(name=name, base_models=base_model)
+    given.put_on(pool, given.base())
+    request = pb.CreatePoolRequest(pool=pool, request_id=request_id_or_new(request_id), validate_only=dry_run)
+    with session.client(timeout or WRITE_SECONDS) as client:
+        pool = client.create_pool(request)
+    print_with_request(session.printer(), POOLS, pool, request.request_id)
+
+
+@options.spread(PoolOptions)
+def update(
+    context: typer.Context,
+    name: PoolName,
+    *,
+    base_model: Annotated[list[str] | None, _BASE_MODEL] = None,
+    given: PoolOptions,
+    evidence_from: EvidenceFrom = None,
+    dry_run: options.DryRun = False,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+) -> None:
+    """Change what is given of a pool, and nothing else; where its record cannot be read, replace it whole."""
+    session, base = session_of(context), given.base()
+    with session.client(timeout or WRITE_SECONDS) as client:
+        before = _before(client, name, is_whole=bool(base_model))
+        pool = pb.Pool(name=name)
+        pool.MergeFrom(before or pool)
+        pool.base_models[:] = base_model or pool.base_models
+        given.put_on(pool, base)
+        if evidence_from is not None:
+            pool.base.evidence.CopyFrom(_evidence(client.get_replica(name, evidence_from), pool))
+        request = pb.UpdatePoolRequest(pool=pool, request_id=request_id_or_new(request_id), validate_only=dry_run)
+        if before is not None:
+            request.update_mask.paths.extend(_changed(before, pool))
+        pool = client.update_pool(request)
+    print_with_request(session.printer(), POOLS, pool, request.request_id)
+
+
+def _replace_base(before: pb.BaseShapes, base: pb.BaseShapes) -> None:
+    """Compares with another base model from now on; what an engine said stays where it is the same."""
+    said = pb.EngineEvidence()
+    if before.fingerprint == base.fingerprint:
+        said.CopyFrom(before.evidence)
+    before.CopyFrom(base)
+    if said.engine:
+        before.evidence.CopyFrom(said)
+
+
+def _evidence(replica: pb.Replica, pool: pb.Pool) -> pb.EngineEvidence:
+    """What a replica's engine said that it applies.
+
+    Raises:
+        CliError: it said nothing, or the pool has no base to compare adapters with.
+    """
+    from registry.model.status import ReplicaStatus  # noqa: PLC0415 - pydantic, which no other command of these needs
+
+    if not pool.base.modules:
+        raise usage("--evidence-from goes with a base model to compare adapters with: give --from DIR as well")
+    try:
+        said = ReplicaStatus.parse(replica.status_json.encode()).engine.evidence
+    except RegistryError as error:
+        raise refused(Reason.UNSUPPORTED, f"the status of {replica.name!r} cannot be read: {error}") from error
+    if said is None:
+        why = "it needs vLLM with the plugin, and a sidecar that has seen it"
+        raise refused(Reason.UNSUPPORTED, f"the engine of {replica.name!r} does not say what it applies: {why}")
+    return evidence_message(said)
+
+
+def _before(client: AdminClient, name: str, *, is_whole: bool) -> pb.Pool | None:
+    """The pool as it is; None: its record cannot be read, and all of it is given anew.
+
+    Raises:
+        CliError: it cannot be read, and not all of it is given; or there is none.
+    """
+    try:
+        return client.get_pool(name)
+    except CliError as error:
+        if error.failure.reason != Reason.UNREADABLE_RECORD:
+            raise
+        if is_whole:
+            return None
+        remedy = "give --base-model and every limit to replace it whole"
+        raise CliError(with_remedy(error.failure, remedy)) from error
+
+
+def _changed(before: pb.Pool, after: pb.Pool) -> list[str]:
+    """The mask of an update; all that every client knows if nothing changed."""
+    own = ("base_models", "base", "engine", "engine_names")
+    paths = [name for name in own if getattr(before, name) != getattr(after, name)]
+    names = [field.name for field in pb.PoolLimits.DESCRIPTOR.fields]
+    paths += [f"limits.{name}" for name in names if getattr(before.limits, name) != getattr(after.limits, name)]
+    return paths or ["base_models"]
+
+
+def forget_replica(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the replica.")],
+    *,
+    pool: options.Pool = None,
+    dry_run: options.DryRun = False,
+    timeout: options.Timeout = None,
+) -> None:
+    """Expect a replica no more that does not live and is not to come back."""
+    session = session_of(context)
+    with session.client(timeout or WRITE_SECONDS) as client:
+        request = pb.ForgetReplicaRequest(pool=pool_or_only(client, pool), name=name, validate_only=dry_run)
+        client.forget_replica(request)
+    printer = session.printer()
+    if printer.is_plain:
+        printer.plain({"replica": request.name, "pool": request.pool, "forgotten": not dry_run})
+    else:
+        printer.lines([f"{request.name} would be forgotten" if dry_run else f"{request.name} forgotten"])
+
+
+def confirm_removals(
+    context: typer.Context,
+    name: PoolName,
+    *,
+    revision: Annotated[
+        int,
+        options.flag(
+            "--revision",
+            metavar="R",
+            min=1,
+            max=options.MOST_INT64,
+            help="The revision that the replicas name; see get replicas.",
+        ),
+    ],
+    etag: options.Etag = "",
+    yes: options.Yes = False,
+    dry_run: options.DryRun = False,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+) -> None:
+    """Let replicas follow a list that they hold, since it removes very much or is of a restored store."""
+    session = session_of(context)
+    if not dry_run:
+        ask_protected(session, [f"{name} up to revision {revision}"], yes=yes, what="confirm removals of pool")
+    request = pb.ConfirmRemovalsRequest(
+        name=name, revision=revision, etag=etag, request_id=request_id_or_new(request_id), validate_only=dry_run
+    )
+    with session.client(timeout or WRITE_SECONDS) as client:
+        pool = client.confirm_removals(request)
+    print_with_request(session.printer(), POOLS, pool, request.request_id)
+
+
+def print_with_request(printer: Printer, view: OutputView[Item], item: Item, request_id: str) -> None:
+    """Prints an item and the id of the request that made it so."""
+    if printer.is_plain:
+        printer.plain({**view.plain(item), "request_id": request_id})
+        return
+    printer.item(view, item)
+    if printer.is_table:
+        printer.lines([f"request id {request_id}"])
+
+
+def delete(
+    context: typer.Context,
+    name: PoolName,
+    *,
+    etag: options.Etag = "",
+    yes: options.Yes = False,
+    dry_run: options.DryRun = False,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+) -> None:
+    """Delete a pool that has no adapters left."""
+    session, printer = session_of(context), session_of(context).printer()
+    if not dry_run:
+        ask_protected(session, [name], yes=yes, what="delete pool")
+    request = pb.DeletePoolRequest(
+        name=name, etag=etag, request_id=request_id_or_new(request_id), validate_only=dry_run
+    )
+    with session.client(timeout or WRITE_SECONDS) as client:
+        revision = client.delete_pool(request).revision
+    if printer.is_plain:
+        printer.plain({"name": name, "revision": revision, "request_id": request.request_id})
+    elif printer.is_table:
+        printer.lines([f"deleted pool {name}", f"revision {revision}, request id {request.request_id}"])
+    else:
+        printer.lines([name])
+
+
+def set_tenant(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the tenant: the part of an adapter's name before the slash.")],
+    *,
+    max_adapters: Annotated[
+        int,
+        options.flag(
+            "--max-adapters",
+            metavar="N",
+            min=0,
+            max=options.MOST_UINT32,
+            help="Adapters it may have over all pools; 0: no limit.",
+        ),
+    ],
+    dry_run: options.DryRun = False,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+) -> None:
+    """Set how many adapters a tenant may have."""
+    session = session_of(context)
+    request = pb.SetTenantRequest(
+        tenant=pb.Tenant(name=name, max_adapters=max_adapters),
+        request_id=request_id_or_new(request_id),
+        validate_only=dry_run,
+    )
+    with session.client(timeout or WRITE_SECONDS) as client:
+        tenant = client.set_tenant(request)
+    print_with_request(session.printer(), TENANTS, tenant, request.request_id)
+
+
+ReplicaName = Annotated[str, typer.Argument(help="Name of the replica.")]
+
+
+def drain(
+    context: typer.Context,
+    name: ReplicaName,
+    *,
+    pool: options.Pool = None,
+    dry_run: options.DryRun = False,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+) -> None:
+    """Take a replica out: others take over its share, and routers leave it.
+
+    It goes on serving what it has loaded. The order lasts until loraplane undrain, or until the replica is gone.
+    """
+    session = session_of(context)
+    request = pb.DrainReplicaRequest(name=name, request_id=request_id_or_new(request_id), validate_only=dry_run)
+    _order(session, request, pool, timeout)
+
+
+def undrain(
+    context: typer.Context,
+    name: ReplicaName,
+    *,
+    pool: options.Pool = None,
+    dry_run: options.DryRun = False,
+    timeout: options.Timeout = None,
+    request_id: options.RequestId = None,
+) -> None:
+    """Have a replica that drains serve again.
+
+    Also one whose drain began with /drain; not one whose sidecar is about to end.
+    """
+    session = session_of(context)
+    order = request_id_or_new(request_id)
+    request = pb.DrainReplicaRequest(name=name, undrain=True, request_id=order, validate_only=dry_run)
+    _order(session, request, pool, timeout)
+
+
+def _order(session: Session, request: pb.DrainReplicaRequest, pool: str | None, timeout: float | None) -> None:
+    printer, name = session.printer(), request.name
+    with session.client(timeout or WRITE_SECONDS) as client:
+        request.pool = pool_or_only(client, pool)
+        reply = client.drain_replica(request)
+    if request.undrain:
+        told = f"replica {name} is to serve again" if reply.changed else f"replica {name} does not drain"
+    else:
+        told = f"replica {name} is to drain" if reply.changed else f"replica {name} drains already"
+    if printer.is_plain:
+        values = {"name": name, "pool": request.pool, "drain": not request.undrain, "changed": reply.changed}
+        printer.plain({**values, "revision": reply.revision, "request_id": request.request_id})
+    elif printer.is_table:
+        printer.lines([told, f"revision {reply.revision}, request id {request.request_id}"])
+    else:
+        printer.lines([name])

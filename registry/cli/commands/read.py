@@ -1,0 +1,99 @@
+"""Commands that show: get, describe, history."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from registry.cli import options
+from registry.cli.failure import usage
+from registry.cli.session import READ_SECONDS, pool_or_only, session_of
+from registry.cli.views.columns import GENERATIONS
+from registry.cli.views.describe import describe_adapter, describe_pool, describe_replica
+from registry.cli.views.get import Kind, Query, filtered_by, find, kind_of, labels_of, note, sorted_by, view_of
+from registry.cli.watching import watch as watch_changes
+
+
+def get(
+    context: typer.Context,
+    kind: Annotated[str, typer.Argument(help="adapters, replicas, pools or tenants.")],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Only the ones of these names.")
+    ] = None,
+    *,
+    pool: Annotated[str | None, options.flag("--pool", metavar="POOL", help="Only this pool.")] = None,
+    selector: options.Selector = None,
+    field_selector: Annotated[
+        list[str] | None,
+        options.flag(
+            "--field-selector",
+            metavar="COLUMN=VALUE",
+            help="Only where a column says so; repeatable.",
+        ),
+    ] = None,
+    sort_by: Annotated[
+        str | None, options.flag("--sort-by", metavar="COLUMN", help="Order by a column; -COLUMN: the highest first.")
+    ] = None,
+    watch: options.Watch = False,
+    timeout: options.Timeout = None,
+) -> None:
+    """List adapters, replicas, pools or tenants."""
+    session, printer = session_of(context), session_of(context).printer()
+    name = names[0] if names and len(names) == 1 else None
+    query = Query(kind_of(kind), pool, name, printer.is_wide, labels_of(selector or []))
+    if watch and (selector or field_selector or sort_by or len(names or ()) > 1):
+        raise usage("--watch shows each change as it comes, of one name or of all: leave out selectors and --sort-by")
+    with session.client(timeout or READ_SECONDS) as client:
+        if watch:
+            watch_changes(client, query, printer)
+            return
+        wanted = [replace(query, name=one) for one in names] if names else [query]
+        found = [item for one in wanted for item in find(client, one, note)]
+    view = view_of(query)
+    shown = filtered_by(view, found, field_selector or [])
+    shown = sorted_by(view, shown, sort_by) if sort_by else shown
+    if name is None:
+        printer.items(view, shown)
+    else:
+        for item in shown:
+            printer.item(view, item)
+
+
+def describe(
+    context: typer.Context,
+    kind: Annotated[str, typer.Argument(help="adapter, replica or pool.")],
+    name: Annotated[str, typer.Argument(help="Which one.")],
+    *,
+    pool: options.Pool = None,
+    timeout: options.Timeout = None,
+) -> None:
+    """Show everything about one adapter, replica or pool."""
+    session = session_of(context)
+    with session.client(timeout or READ_SECONDS) as client:
+        match kind_of(kind):
+            case Kind.ADAPTERS:
+                describe_adapter(client, session.printer(), pool_or_only(client, pool), name)
+            case Kind.REPLICAS:
+                describe_replica(client, session.printer(), pool_or_only(client, pool), name)
+            case Kind.POOLS:
+                describe_pool(client, session.printer(), name)
+            case Kind.TENANTS:
+                raise usage("a tenant has no more to show than: loraplane get tenants NAME")
+
+
+def history(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the adapter.")],
+    *,
+    pool: options.Pool = None,
+    timeout: options.Timeout = None,
+) -> None:
+    """List an adapter's generations, the newest first."""
+    session = session_of(context)
+    with session.client(timeout or READ_SECONDS) as client:
+        found = client.history(pool_or_only(client, pool), name)
+    session.printer().items(GENERATIONS, found.generations)
+    if found.unreadable:
+        note(f"generations that cannot be read, and are left out: {', '.join(map(str, found.unreadable))}")

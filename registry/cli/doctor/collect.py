@@ -1,0 +1,205 @@
+"""Looks at every part of an installation, for the doctor."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Mapping
+from datetime import datetime
+from itertools import chain
+
+import grpc
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from registry.cli.client import AdminClient
+from registry.cli.doctor.diagnosis import Miscount, PoolSeen, Survey, methods_differ, miscounts
+from registry.cli.doctor.findings import CheckedPart, DoctorFinding, error, etcd_findings, expiry_findings, warning
+from registry.cli.failure import CliError
+from registry.cli.session import request_id_or_new
+from registry.cli.views.replica_view import missing_view, replica_view
+from registry.client.address import Tls
+from registry.etcd3.client import Client as EtcdClient
+from registry.etcd3.client import MemberStatus
+from registry.etcd3.errors import EtcdError, NoSpace
+from registry.runtime.program import release_version
+from registry.runtime.settings import DaemonSettings
+from registry.v1 import registry_pb2 as pb
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["AdapterRegistry"]
+_CALL_SECONDS = 5.0
+# The shortest lease that etcd gives: what is asked for is whether it gives one.
+_LEASE_SECONDS = 5
+
+
+def collect(client: AdminClient) -> Survey:
+    """All pools, replicas and tenants.
+
+    Raises:
+        CliError: the admin service does not answer.
+    """
+    pools, tenants = list(client.pool_pages(show_unknown=True)), list(client.tenant_pages())
+    return Survey(
+        pools=[_pool(client, one) for page in pools for one in page.pools],
+        unreadable_pools=list(chain.from_iterable(page.unreadable for page in pools)),
+        tenants=list(chain.from_iterable(page.tenants for page in tenants)),
+        unreadable_tenants=list(chain.from_iterable(page.unreadable for page in tenants)),
+        version_here=release_version(),
+        version_admin=pools[0].admin_version,
+        insecure_admin=list(pools[0].admin_insecure),
+        unknown_pools=list(chain.from_iterable(page.unknown for page in pools)),
+    )
+
+
+def _pool(client: AdminClient, pool: pb.Pool) -> PoolSeen:
+    pages, (live, missing) = list(client.adapter_pages(pool.name)), client.all_replicas(pool.name)
+    return PoolSeen(
+        pool.name,
+        list(chain.from_iterable(page.adapters for page in pages)),
+        list(chain.from_iterable(page.unreadable for page in pages)),
+        [replica_view(one) for one in live],
+        [missing_view(pool.name, one) for one in missing],
+        pool.limits.expected_replicas,
+        pool.limits,
+    )
+
+
+def look_at_counters(client: AdminClient, seen: Survey, *, repair: bool) -> list[DoctorFinding]:
+    """Tenants whose counter the admin service finds wrong; repaired if asked for.
+
+    Raises:
+        CliError: a repair that was asked for is refused.
+    """
+    look = _repaired if repair else _miscounted
+    return [finding for one in miscounts(seen) if (finding := look(client, one))]
+
+
+def _miscounted(client: AdminClient, one: Miscount) -> DoctorFinding | None:
+    told = f"its counter says {one.counter}, and it has {one.adapters} adapters"
+    try:
+        reply = client.repair_tenant(pb.RepairTenantRequest(name=one.tenant, validate_only=True))
+    except CliError as problem:
+        told += f"; the admin service cannot say more: {problem.failure.message}"
+    else:
+        if not reply.changed:
+            return None
+        told += "".join(f"; history lacks {_generation(adapter)}" for adapter in reply.retired)
+    return error(CheckedPart.TENANT, one.tenant, "counter_differs", told, "loraplane doctor --repair")
+
+
+def _repaired(client: AdminClient, one: Miscount) -> DoctorFinding | None:
+    retired: list[pb.Adapter] = []
+    is_changed = False
+    # As often as one transaction takes no more.
+    while (reply := _repair(client, one.tenant)).changed:
+        is_changed = True
+        retired += reply.retired
+    if not is_changed:
+        return None
+    told = f"repaired: its counter said {one.counter}, and says {reply.tenant.adapters} now"
+    told += "".join(f"; history has {_generation(adapter)}" for adapter in retired)
+    remedy = "nothing more; loraplane history shows what was deleted"
+    return warning(CheckedPart.TENANT, one.tenant, "counter_repaired", told, remedy)
+
+
+def _repair(client: AdminClient, tenant: str) -> pb.RepairTenantResponse:
+    return client.repair_tenant(pb.RepairTenantRequest(name=tenant, request_id=request_id_or_new(None)))
+
+
+def _generation(adapter: pb.Adapter) -> str:
+    return f"generation {adapter.generation} of {adapter.name} in pool {adapter.pool}"
+
+
+def look_at_admin(client: AdminClient) -> list[DoctorFinding]:
+    """Whether the admin service says that it works, and whether it is of our release.
+
+    Raises:
+        CliError: it does not answer.
+    """
+    return client.inspect(_look_at_admin)
+
+
+async def _look_at_admin(channel: grpc.aio.Channel, address: str) -> list[DoctorFinding]:
+    findings = await _health(channel, address)
+    return findings + methods_differ(address, _methods_here(), await _methods(channel))
+
+
+async def _health(channel: grpc.aio.Channel, address: str) -> list[DoctorFinding]:
+    request = health_pb2.HealthCheckRequest(service=_SERVICE.full_name)
+    reply = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=_CALL_SECONDS)
+    if reply.status == health_pb2.HealthCheckResponse.SERVING:
+        return []
+    remedy = "see that etcd has a majority and that its --etcd is right; its log and /readyz say why"
+    return [error(CheckedPart.ADMIN, address, "not_serving", "it answers, but cannot work", remedy)]
+
+
+def _methods_here() -> list[str]:
+    return [method.name for method in _SERVICE.methods]
+
+
+async def _methods(channel: grpc.aio.Channel) -> list[str]:
+    """The methods that the admin service knows, by its reflection."""
+    request = reflection_pb2.ServerReflectionRequest(file_containing_symbol=_SERVICE.full_name)
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    replies = [reply async for reply in stub.ServerReflectionInfo(iter([request]), timeout=_CALL_SECONDS)]
+    files = [
+        FileDescriptorProto.FromString(file)
+        for reply in replies
+        for file in reply.file_descriptor_response.file_descriptor_proto
+    ]
+    services = [service for file in files for service in file.service if service.name == _SERVICE.name]
+    return [method.name for service in services for method in service.method]
+
+
+def look_at_certificates(address: str, tls: Tls, now: datetime) -> list[DoctorFinding]:
+    """Which certificates of the connection to the admin service end soon: that of the service, and its authorities."""
+    return expiry_findings(address, _certificates(address, tls), now)
+
+
+def _certificates(address: str, tls: Tls) -> dict[str, Mapping[str, object]]:
+    """Certificates by what they are; none where no handshake of ours succeeds, since gRPC's own says why."""
+    host, _, port = address.rpartition(":")
+    try:
+        context = ssl.create_default_context(cafile=tls.ca)
+        found: dict[str, Mapping[str, object]] = {}
+        if tls.ca is not None:
+            found = {f"certificate {place} of {tls.ca}": one for place, one in enumerate(context.get_ca_certs(), 1)}
+        context.check_hostname = False  # which gRPC did
+        context.set_alpn_protocols(["h2"])
+        if tls.cert is not None:
+            context.load_cert_chain(tls.cert, tls.key)
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), _CALL_SECONDS) as plain,
+            context.wrap_socket(plain) as wrapped,
+        ):
+            return found | {"the certificate of the admin service": wrapped.getpeercert() or {}}
+    except (OSError, ValueError):
+        return {}
+
+
+def look_at_etcd(settings: DaemonSettings) -> tuple[list[DoctorFinding], bool]:
+    """What is wrong with etcd, and whether any member answers."""
+    return asyncio.run(_look_at_etcd(settings))
+
+
+async def _look_at_etcd(settings: DaemonSettings) -> tuple[list[DoctorFinding], bool]:
+    client = EtcdClient(settings.client_options())
+    try:
+        members = await client.status(timeout_seconds=_CALL_SECONDS)
+        is_up = any(isinstance(one, MemberStatus) for one in members)
+        return etcd_findings(members, is_full=is_up and await _is_full(client)), is_up
+    finally:
+        await client.aclose()
+
+
+async def _is_full(client: EtcdClient) -> bool:
+    """True if etcd refuses a lease for want of space, as it then does every write."""
+    try:
+        await client.lease_revoke(await client.lease_grant(_LEASE_SECONDS))
+    except NoSpace:
+        return True
+    except EtcdError:
+        return False  # what is wrong then is told of its members
+    return False

@@ -1,0 +1,177 @@
+"""The command that looks at every part and says what to do."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from pydantic import ValidationError
+
+from registry.cli import options
+from registry.cli.doctor.collect import collect, look_at_admin, look_at_certificates, look_at_counters, look_at_etcd
+from registry.cli.doctor.diagnosis import diagnose, looked_at
+from registry.cli.doctor.findings import CheckedPart, DoctorFinding, Severity, error, folded, warning
+from registry.cli.failure import CliError, Exit, usage
+from registry.cli.session import READ_SECONDS, Session, session_of
+from registry.cli.views.output import Printer
+from registry.model.errors import Reason
+from registry.runtime.flags import complaint_of
+from registry.runtime.settings import DaemonSettings, is_loopback
+
+_WATCH_SECONDS = 5.0
+_COLUMNS = ("severity", "part", "subject", "finding", "remedy")
+
+
+def doctor(
+    context: typer.Context,
+    *,
+    etcd: Annotated[
+        str | None,
+        options.flag("--etcd", metavar="HOST:PORT[,…]", help="Look at these members of etcd too."),
+    ] = None,
+    etcd_tls_ca: Annotated[Path | None, options.flag("--etcd-tls-ca", metavar="FILE", help="CA of etcd.")] = None,
+    etcd_tls_cert: Annotated[
+        Path | None, options.flag("--etcd-tls-cert", metavar="FILE", help="Our certificate.")
+    ] = None,
+    etcd_tls_key: Annotated[Path | None, options.flag("--etcd-tls-key", metavar="FILE", help="Its key.")] = None,
+    etcd_user: Annotated[str | None, options.flag("--etcd-user", metavar="NAME", help="User of etcd.")] = None,
+    etcd_password_file: Annotated[
+        Path | None, options.flag("--etcd-password-file", metavar="FILE", help="Its password.")
+    ] = None,
+    insecure: Annotated[
+        bool, options.flag("--insecure", help="Send etcd's password unencrypted over the network.")
+    ] = False,
+    repair: Annotated[
+        bool,
+        options.flag("--repair", help="Make counters and history right that deletions past the admin service left."),
+    ] = False,
+    watch: Annotated[
+        bool, options.flag("--watch", "-w", help="Go on looking, and tell the findings anew when others come or go.")
+    ] = False,
+    timeout: options.Timeout = None,
+) -> None:
+    """Look at admin service, pools, replicas and tenants (and etcd), and say what to do about each finding.
+
+    Exit code 0: nothing needs action, though there may be warnings; 4: an error does; 6: a part cannot be reached.
+    """
+    if watch and repair:
+        raise usage("--watch only looks: leave out --repair, or run it once without --watch")
+    session = session_of(context)
+    given = {"etcd_tls_ca": etcd_tls_ca, "etcd_tls_cert": etcd_tls_cert, "etcd_tls_key": etcd_tls_key}
+    login = {"etcd_user": etcd_user, "etcd_password_file": etcd_password_file, "insecure": insecure or None}
+    settings = _settings({**given, **login, "etcd": etcd})
+    look = partial(_look, session, settings, timeout or READ_SECONDS, repair=repair)
+    if watch:
+        _watch(session.printer(), look)
+    findings, looked, is_reached = look()
+    _tell(session.printer(), findings, looked)
+    if not is_reached:
+        raise typer.Exit(Exit.UNAVAILABLE)
+    if any(one.severity is Severity.ERROR for one in findings):
+        raise typer.Exit(Exit.REFUSED)
+
+
+# What is wrong, what was looked at, and whether all of it answers.
+Seen = tuple[list[DoctorFinding], str, bool]
+
+
+def _look(session: Session, settings: DaemonSettings | None, seconds: float, *, repair: bool) -> Seen:
+    """Looks at everything once."""
+    findings, looked, is_reached = _through_admin(session, seconds, repair=repair)
+    if settings is not None:
+        findings += [
+            error(CheckedPart.ETCD, "all members", "plain_text", one, "give --etcd-tls-ca to all programs")
+            for one in settings.unprotected()
+        ]
+        more, is_up = look_at_etcd(settings)
+        findings, is_reached = findings + more, is_reached and is_up
+    etcd_looked = "etcd" if settings is not None else "not etcd (--etcd HOST:PORT)"
+    return findings, f"{looked}, {etcd_looked}", is_reached
+
+
+def _watch(printer: Printer, look: Callable[[], Seen]) -> NoReturn:
+    """Looks again and again until it is interrupted. A terminal is drawn anew; else what changes is told."""
+    told: set[tuple[str, str, str, str]] | None = None
+    while True:
+        findings, looked, _ = look()
+        # Not the words, some of which say how long something has been so.
+        found = {(str(one.severity), str(one.part), one.subject, one.reason) for one in findings}
+        if printer.is_live:
+            printer.console.clear()
+        if printer.is_live or found != told:
+            if printer.is_table:
+                printer.lines([f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S}"])
+            _tell(printer, findings, looked, is_event=True)
+            sys.stdout.flush()
+        told = found
+        time.sleep(_WATCH_SECONDS)
+
+
+def _settings(given: dict[str, object]) -> DaemonSettings | None:
+    """How to reach etcd; None: it is not to be looked at.
+
+    Raises:
+        CliError: the options do not fit together.
+    """
+    named = {name: value for name, value in given.items() if value is not None}
+    if not named:
+        return None
+    try:
+        return DaemonSettings.model_validate(named)
+    except ValidationError as problem:
+        raise usage(complaint_of(problem)) from problem
+
+
+def _through_admin(session: Session, seconds: float, *, repair: bool) -> Seen:
+    """The same of all but etcd."""
+    try:
+        with session.client(seconds) as client:
+            seen, now = collect(client), datetime.now(UTC)
+            findings = look_at_admin(client) + _plain_text(session) + diagnose(seen, now)
+            findings += look_at_certificates(session.admin, session.tls, now) if session.tls else []
+            looked = f"the admin service at {session.admin}, {looked_at(seen)}"
+            return findings + look_at_counters(client, seen, repair=repair), looked, True
+    except CliError as problem:
+        if problem.failure.exit is not Exit.UNAVAILABLE:
+            raise
+        return [_unreachable(session, problem)], "", False
+
+
+def _unreachable(session: Session, problem: CliError) -> DoctorFinding:
+    """Which part does not answer: the admin service, or etcd behind it."""
+    with session.client(READ_SECONDS) as client:
+        is_etcd = client.is_without_etcd()
+    if is_etcd or problem.failure.reason == Reason.ETCD_UNAVAILABLE:
+        finding = f"the admin service at {session.admin} answers, but reaches no majority of etcd"
+        remedy = "start etcd's members; loraplane doctor --etcd HOST:PORT,… says which of them are down"
+        return error(CheckedPart.ETCD, "all members", "unreachable", finding, remedy)
+    remedy = "start loraplane-admin, or name another with --admin"
+    return error(CheckedPart.ADMIN, session.admin, "unreachable", problem.failure.message, remedy)
+
+
+def _plain_text(session: Session) -> list[DoctorFinding]:
+    """That the admin service is spoken to over the network without TLS: then so may anybody else."""
+    if session.tls or session.admin.startswith("unix:") or is_loopback(session.admin.rpartition(":")[0]):
+        return []
+    finding = "it is reached unencrypted and without a certificate: anybody on the network may change everything"
+    remedy = "give loraplane-admin --tls-cert, --tls-key and --tls-ca"
+    return [warning(CheckedPart.ADMIN, session.admin, "plain_text", finding, remedy)]
+
+
+def _tell(printer: Printer, findings: list[DoctorFinding], looked: str, *, is_event: bool = False) -> None:
+    """Prints findings, `is_event`: as one of an endless stream."""
+    values = [one.as_dict() for one in (folded(findings) if printer.is_table else findings)]
+    if printer.is_plain:
+        (printer.event if is_event else printer.plain)({"findings": values})
+    elif not printer.is_table:
+        printer.lines(one.reason for one in findings)
+    elif findings:
+        printer.table([name.upper() for name in _COLUMNS], ([str(one[name]) for name in _COLUMNS] for one in values))
+    else:
+        printer.lines([f"nothing is wrong; looked at: {looked}"])

@@ -1,0 +1,182 @@
+"""Findings of the doctor, and those about etcd's members. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from ssl import cert_time_to_seconds
+
+from registry.etcd3.client import MemberDown, MemberStatus
+from registry.model.messages import Plain
+
+
+class Severity(StrEnum):
+    """Whether somebody has to act."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+class CheckedPart(StrEnum):
+    """What a finding is about."""
+
+    ADMIN = "admin"
+    ETCD = "etcd"
+    POOL = "pool"
+    REPLICA = "replica"
+    TENANT = "tenant"
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorFinding:
+    """Something that is not as it should be. `reason` is stable; `remedy` names a command or a setting."""
+
+    severity: Severity
+    part: CheckedPart
+    subject: str
+    reason: str
+    finding: str
+    remedy: str
+
+    def as_dict(self) -> Plain:
+        """The finding for programs."""
+        return {
+            "severity": str(self.severity),
+            "part": str(self.part),
+            "subject": self.subject,
+            "reason": self.reason,
+            "finding": self.finding,
+            "remedy": self.remedy,
+        }
+
+
+def error(part: CheckedPart, subject: str, reason: str, finding: str, remedy: str) -> DoctorFinding:
+    """Somebody has to act."""
+    return DoctorFinding(Severity.ERROR, part, subject, reason, finding, remedy)
+
+
+def warning(part: CheckedPart, subject: str, reason: str, finding: str, remedy: str) -> DoctorFinding:
+    """Somebody should know."""
+    return DoctorFinding(Severity.WARNING, part, subject, reason, finding, remedy)
+
+
+def folded(findings: Iterable[DoctorFinding]) -> list[DoctorFinding]:
+    """The same for people: what is found of several replicas of a pool in the same words is one finding."""
+    groups: dict[tuple[str, ...], list[DoctorFinding]] = {}
+    for one in findings:
+        pool, _, replica = one.subject.partition("/")
+        of_all = one.remedy.replace(f" {replica} ", " NAME ") if one.part is CheckedPart.REPLICA else one.remedy
+        subject = pool if one.part is CheckedPart.REPLICA else one.subject
+        key = one.severity, one.part, subject, one.reason, one.finding, of_all
+        groups.setdefault(key, []).append(one)
+    return [same[0] if len(same) == 1 else _of_several(same, key[2], key[5]) for key, same in groups.items()]
+
+
+def _of_several(same: Sequence[DoctorFinding], pool: str, remedy: str) -> DoctorFinding:
+    names = [one.subject.partition("/")[2] for one in same]
+    return replace(
+        same[0], subject=pool, finding=f"{len(same)} replicas ({named(names)}): {same[0].finding}", remedy=remedy
+    )
+
+
+def named(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    more = len(names) - _NAMED_AT_MOST
+    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+
+
+def expiry_findings(
+    address: str, certificates: Mapping[str, Mapping[str, object]], now: datetime
+) -> list[DoctorFinding]:
+    """Certificates that end soon, or have ended. `certificates`: what `SSLSocket.getpeercert` gives, by what they are.
+
+    Soon is the last fifth of their life, and at most 30 days, so that short-lived ones are not told of all the time.
+    """
+    return [
+        finding
+        for name, one in certificates.items()
+        if "notBefore" in one and "notAfter" in one and (finding := _expiry(address, name, one, now)) is not None
+    ]
+
+
+def _expiry(address: str, name: str, one: Mapping[str, object], now: datetime) -> DoctorFinding | None:
+    begin, end = (cert_time_to_seconds(str(one[key])) for key in ("notBefore", "notAfter"))
+    left = end - now.timestamp()
+    when = datetime.fromtimestamp(end, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    remedy = "issue a new one in time, and put it in the file of --tls-cert or --tls-ca that has it"
+    if left <= 0:
+        return error(CheckedPart.ADMIN, address, "certificate_expired", f"{name} ended at {when}", remedy)
+    if left < min(_SOON_SECONDS, (end - begin) / 5):
+        return warning(CheckedPart.ADMIN, address, "certificate_expires", f"{name} ends at {when}", remedy)
+    return None
+
+
+_SOON_SECONDS = 30 * 86400.0
+_NAMED_AT_MOST = 5
+_MUCH_BYTES = int(0.7 * 2 * 1024**3)  # of the 2 GiB that etcd takes unless it is told otherwise
+_LAG_REVISIONS = 1000
+_SPACE = "etcdctl compact, then defrag, then alarm disarm, as docs/operations.md says"
+
+
+def etcd_findings(members: Sequence[MemberStatus | MemberDown], *, is_full: bool) -> list[DoctorFinding]:
+    """Everything that is wrong. `is_full`: it refuses writes for want of space."""
+    up = [one for one in members if isinstance(one, MemberStatus)]
+    findings = [_down(one) for one in members if isinstance(one, MemberDown)]
+    findings += [finding for one in up for finding in _member(one)]
+    findings += _together(up)
+    if is_full:
+        findings.append(
+            error(CheckedPart.ETCD, "all members", "no_space", "it refuses writes: it is out of space", _SPACE)
+        )
+    return findings
+
+
+def _down(member: MemberDown) -> DoctorFinding:
+    finding = f"it does not answer: {member.error}"
+    return error(CheckedPart.ETCD, member.endpoint, "member_down", finding, "start it, or correct --etcd")
+
+
+def _member(member: MemberStatus) -> Iterator[DoctorFinding]:
+    if not member.leader_id:
+        remedy = "bring a majority of members back; etcdctl endpoint status shows who leads"
+        yield error(CheckedPart.ETCD, member.endpoint, "no_leader", "it knows of no leader", remedy)
+    if member.version in {"3.5.0", "3.5.1", "3.5.2"}:
+        finding = f"{member.version} may lose or corrupt data when it is killed"
+        yield error(
+            CheckedPart.ETCD,
+            member.endpoint,
+            "etcd_version",
+            finding,
+            "upgrade etcd to 3.6.14 or 3.5.33 (etcd --version)",
+        )
+    if member.db_size_bytes > _MUCH_BYTES:
+        finding = f"its store has {member.db_size_bytes >> 20} MiB: compare with its --quota-backend-bytes"
+        yield warning(CheckedPart.ETCD, member.endpoint, "space", finding, _SPACE)
+
+
+def _together(members: Sequence[MemberStatus]) -> Iterator[DoctorFinding]:
+    if len({one.cluster_id for one in members}) > 1:
+        told = ", ".join(f"{one.endpoint} of {one.cluster_id:x}" for one in members)
+        finding = f"the members are of different clusters: {told}"
+        yield error(
+            CheckedPart.ETCD, "all members", "other_cluster", finding, "correct --etcd, of sidecars and admins too"
+        )
+        return
+    newest = max((one.revision for one in members), default=0)
+    for one in members:
+        if newest - one.revision > _LAG_REVISIONS:
+            finding = f"it is {newest - one.revision} revisions behind"
+            yield warning(
+                CheckedPart.ETCD, one.endpoint, "behind", finding, "look at its disk and network: etcdctl check perf"
+            )
+    if len({one.version for one in members}) > 1:
+        told = ", ".join(f"{one.endpoint}: {one.version}" for one in members)
+        yield warning(
+            CheckedPart.ETCD,
+            "all members",
+            "versions_differ",
+            told,
+            "upgrade all to the latest of these (etcd --version)",
+        )

@@ -1,0 +1,178 @@
+"""Findings about one replica of any release, from its status. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+
+from registry.cli.doctor.findings import CheckedPart, DoctorFinding, error, named, warning
+from registry.cli.views.replica_view import ReplicaView
+from registry.model.messages import Plain
+
+_SKEW = timedelta(seconds=60)
+_PLUGIN = "install the plugin in the engine's environment and start it with VLLM_PLUGINS=loraplane LORAPLANE_PLUGIN=1"
+_LAZY = {
+    "needs_plugin": f"{_PLUGIN}, and LORAPLANE_RESOLVER=PATH, the sidecar's --resolver-socket",
+    "needs_socket": "start the sidecar with --resolver-socket PATH, the engine's LORAPLANE_RESOLVER",
+    "no_room": "eager adapters fill the engine: raise its --max-cpu-loras, or apply some as load: lazy (--lazy)",
+    "names_versioned": "apply them with load: eager, or loraplane pool update POOL --engine-names plain",
+}
+_OTHER_KINDS = frozenset({"sglang", "pegainfer", "dynamo"})
+# Why an engine that could replace the weights behind a name must not.
+_REFUSE_SWAPS = frozenset({"rust_frontend", "kv_connector"})
+REMEDIES = {
+    "source_not_allowed": "start the sidecar with --allow-source for that place, or apply another source",
+    "source_missing": "put the files where the source says, or apply another one: loraplane apply",
+    "signature_keys_missing": "start the sidecar with --signature-keys",
+    "signature_missing": "sign the adapter with loraplane sign and apply it again",
+    "unknown_credential": "define the credential in the sidecar's --credentials",
+    "credential_not_bound": "name the source's prefix with the credential in the sidecar's --credentials",
+    "engine_busy": "start the engine with a higher --max-loras, or install the plugin (VLLM_PLUGINS=loraplane)",
+    "store_full": "start the sidecar with a larger --store-budget",
+    "disk_full": "make room on the disk of --store",
+    "adapter_unproven": "let nobody but its sidecar set adapters in that engine",
+    "internal_error": "look for part_failed or staging_broke in the sidecar's log, and report the traceback",
+    "engine_paused": "wake the engine: POST /wake_up, or POST /resume; its trainer does so when it is done",
+    "kv_connector": "loraplane pool update POOL --engine-names versioned",
+    "kv_shared": "start vLLM without that --kv-transfer-config, or give each request a cache_salt of its adapter",
+    "rust_frontend": "loraplane pool update POOL --engine-names versioned, or unset VLLM_USE_RUST_FRONTEND",
+    "etcd_proxy": "give the sidecar's --etcd the addresses of etcd's own members, not a grpc-proxy's",
+    "base_unknown": "give the pool its base model: loraplane pool update POOL --from DIR",
+}
+
+
+def replica_findings(replica: ReplicaView, now: datetime) -> Iterator[DoctorFinding]:
+    """All that is wrong with a live replica. `now` is this machine's clock."""
+    if not replica.status:
+        yield _error(
+            replica, "no_status", "it lives, but has not reported", "its sidecar's log and GET /readyz say why"
+        )
+        return
+    if "observed_revision" not in replica.status:
+        finding = f"its status cannot be read: {replica.text('note')}"
+        yield _error(replica, "unreadable_status", finding, "upgrade: pip install the same loraplane on both sides")
+        return
+    yield from _as_a_whole(replica)
+    yield from _names(replica)
+    yield from _engine(replica)
+    yield from _clock(replica, now)
+    said = replica.status.get("insecure")
+    for one in said if isinstance(said, list) else ():
+        yield _warning(replica, *insecure(str(one)))
+
+
+def insecure(said: str) -> tuple[str, str, str]:
+    """Reason, finding and remedy for what a part says that it bears unprotected on the network."""
+    remedy = "do as it says, and start it without --insecure; or leave it where the network may be trusted"
+    return "insecure", f"it was started with --insecure, and {said}", remedy
+
+
+def _as_a_whole(replica: ReplicaView) -> Iterator[DoctorFinding]:
+    status, note = replica.status, replica.text("note")
+    if status.get("stale") and not status.get("held"):  # which is one finding for all of the pool
+        yield _error(replica, "stale", "it does not reach etcd", "see that its --etcd is reachable from its host")
+    if not _text(replica, "engine", "incarnation"):
+        finding = f"its engine at {replica.text('engine', 'url')} is out of reach or cannot be driven: {note}"
+        yield _error(replica, "engine_unreachable", finding, "start the engine, or correct the sidecar's --engine")
+    elif replica.leaving:
+        remedy = f"loraplane undrain {replica.name} --pool {replica.pool} has it serve again, unless it is to end"
+        yield _warning(replica, "draining", note or "it drains", remedy)
+    elif not status.get("ready"):
+        remedy = f"loraplane describe replica {replica.name} --pool {replica.pool}"
+        yield _error(replica, "not_ready", f"it is not ready: {note}", remedy)
+    if status.get("degraded"):
+        remedy = (
+            "see the engine's log and memory; it is tried again by itself, or at once: loraplane retry adapter NAME"
+        )
+        yield _error(replica, "degraded", f"it serves less than it should: {replica.text('degraded')}", remedy)
+
+
+def _names(replica: ReplicaView) -> Iterator[DoctorFinding]:
+    for reason, names in _by_reason(replica.items("failed")):
+        remedy = REMEDIES.get(reason, f"loraplane describe replica {replica.name} --pool {replica.pool} says why")
+        yield _error(replica, "adapters_failed", f"it cannot serve {named(names)}: {reason}", remedy)
+    for reason, names in _by_reason(replica.items("pending")):
+        if reason == "over_capacity":
+            remedy = f"raise the engine's --max-cpu-loras, or loraplane pool update {replica.pool} --max-adapters"
+            yield _error(replica, reason, f"there is no room for {named(names)}", remedy)
+        else:
+            remedy = f"wait, or follow one with loraplane rollout {names[0]} --pool {replica.pool}"
+            yield _warning(replica, "adapters_pending", f"it does not serve {named(names)} yet: {reason}", remedy)
+    if replica.status.get("omitted"):
+        finding = f"its status leaves out {replica.text('omitted')} names that it does not serve"
+        remedy = f"mend those that loraplane describe replica {replica.name} --pool {replica.pool} names first"
+        yield _error(replica, "names_omitted", finding, remedy)
+    for reason, names in _by_reason(replica.items("warnings")):
+        remedy = REMEDIES.get(reason, f"loraplane describe replica {replica.name} --pool {replica.pool} says why")
+        say = _error if reason == "kv_shared" else _warning  # no answer of such an engine can be trusted
+        yield say(replica, reason, f"it warns of {named(names)}: {reason}", remedy)
+
+
+def _engine(replica: ReplicaView) -> Iterator[DoctorFinding]:
+    if replica.withheld_engine_url:
+        finding = f"its engine is said to be at {replica.withheld_engine_url}, which the pool does not allow"
+        remedy = f"end it if nobody knows it; else loraplane pool update {replica.pool} --engine-host, all of them"
+        yield _error(replica, "engine_url_not_allowed", finding, remedy)
+    yield from _lazy(replica)
+    swap, kind = _text(replica, "engine", "swap"), _text(replica, "engine", "kind")
+    if _text(replica, "engine", "names") == "versioned":
+        return  # a name's weights are never replaced
+    versioned = f"loraplane pool update {replica.pool} --engine-names versioned"
+    if swap == "pipelined":
+        reason, remedy = ("swap_has_gap", versioned) if kind in _OTHER_KINDS else ("plugin_absent", _PLUGIN)
+        yield _warning(replica, reason, "requests may fail while a version is replaced", remedy)
+    elif swap == "refused" and any(one.get("reason") in _REFUSE_SWAPS for one in replica.items("warnings")):
+        return  # which the warnings say
+    elif swap == "refused":
+        finding = f"new versions behind a name are refused by {kind} {replica.text('engine', 'version')}"
+        remedy = versioned if kind in _OTHER_KINDS else f"upgrade vLLM: pip install 'vllm>=0.31', or {versioned}"
+        yield _error(replica, "engine_unsupported", finding, remedy)
+
+
+def _lazy(replica: ReplicaView) -> Iterator[DoctorFinding]:
+    lazy = replica.status.get("lazy")
+    if not isinstance(lazy, dict) or not lazy.get("count") or lazy.get("servable"):
+        return
+    reason = str(lazy.get("reason"))
+    if reason != "not_ready":  # which is a finding of its own
+        finding = f"it cannot serve the {lazy['count']} lazy adapters of its pool: {reason}"
+        yield _error(replica, "lazy_not_servable", finding, _LAZY.get(reason, _PLUGIN))
+
+
+def _clock(replica: ReplicaView, now: datetime) -> Iterator[DoctorFinding]:
+    for text in (_text(replica, "updated_at"), replica.started_at):
+        when = _time(text)
+        if when is not None and when > now + _SKEW:
+            ahead = int((when - now).total_seconds())
+            finding = f"its clock is {ahead} s ahead of the one here"
+            yield _warning(replica, "clock_skew", finding, "set both clocks: timedatectl set-ntp true")
+            return
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
+
+
+def _text(replica: ReplicaView, *path: str) -> str:
+    text = replica.text(*path)
+    return "" if text == "-" else text
+
+
+def _by_reason(items: Iterable[Plain]) -> list[tuple[str, list[str]]]:
+    """Names by reason, both as they are found."""
+    found: dict[str, list[str]] = {}
+    for one in items:
+        found.setdefault(str(one.get("reason")), []).append(str(one.get("name") or "all adapters"))
+    return list(found.items())
+
+
+def _error(replica: ReplicaView, reason: str, finding: str, remedy: str) -> DoctorFinding:
+    return error(CheckedPart.REPLICA, f"{replica.pool}/{replica.name}", reason, finding, remedy)
+
+
+def _warning(replica: ReplicaView, reason: str, finding: str, remedy: str) -> DoctorFinding:
+    return warning(CheckedPart.REPLICA, f"{replica.pool}/{replica.name}", reason, finding, remedy)

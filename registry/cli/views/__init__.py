@@ -1,0 +1,1 @@
+"""Views of the command line: tables, plain values and reports."""

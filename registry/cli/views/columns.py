@@ -1,0 +1,128 @@
+"""Columns of the tables."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from registry.cli.views.output import OutputView
+from registry.cli.views.replica_view import ReplicaView, cell
+from registry.model.messages import Plain, adapter_dict, pool_dict, tenant_dict
+from registry.v1 import registry_pb2 as pb
+
+
+def _number(value: int) -> str:
+    """A limit as text; 0 is none."""
+    return str(value) if value else "-"
+
+
+def _generation(one: pb.Adapter) -> str:
+    """The generation, and while only canaries serve it that of all others."""
+    if not one.HasField("rollout"):
+        return str(one.generation)
+    return f"{one.generation} ({_for(one)}; others {one.rollout.stable_generation})"
+
+
+def _for(one: pb.Adapter) -> str:
+    """For whom a generation is, or was as long as it was the newest."""
+    if not one.HasField("rollout"):
+        return "all"
+    return "canaries, halted" if one.rollout.halted else "canaries"
+
+
+def _manifest(one: pb.Adapter) -> Plain:
+    from registry.cli.manifest import manifest_dict  # noqa: PLC0415 - pydantic and yaml, for this form alone
+
+    return manifest_dict(one)
+
+
+ADAPTERS: OutputView[pb.Adapter] = OutputView(
+    name=lambda one: one.name,
+    plain=adapter_dict,
+    columns={
+        "NAME": lambda one: one.name,
+        "POOL": lambda one: one.pool,
+        "GENERATION": _generation,
+        "LOAD": lambda one: one.spec.load or "eager",
+        "REPLICAS": lambda one: str(one.spec.placement.replicas or "all"),
+        "SOURCE": lambda one: one.spec.source.uri,
+        "UPDATED": lambda one: one.updated_at,
+        "BY": lambda one: one.updated_by,
+    },
+    manifest=_manifest,
+)
+
+
+GENERATIONS: OutputView[pb.Adapter] = OutputView(
+    name=lambda one: str(one.generation),
+    plain=adapter_dict,
+    columns={
+        "GENERATION": lambda one: str(one.generation),
+        "FOR": _for,
+        "SOURCE": lambda one: one.spec.source.uri,
+        "DIGEST": lambda one: one.spec.source.digest or "-",
+        "UPDATED": lambda one: one.updated_at,
+        "BY": lambda one: one.updated_by,
+        "REQUEST": lambda one: one.request_id,
+    },
+)
+
+
+def _urgent(replica: ReplicaView) -> object:
+    """What an operator has to know first."""
+    return replica.status.get("held") or replica.status.get("degraded")
+
+
+def _served(replica: ReplicaView) -> str:
+    """How many names the engine answers to, and how many of these with other weights than it should."""
+    kept = sum(not one.get("counted") for one in replica.items("kept"))
+    count = replica.text("served", "count")
+    return f"{int(count) + kept} ({kept} not as desired)" if kept and count.isdecimal() else count
+
+
+def _note(replica: ReplicaView) -> str:
+    if replica.missing:
+        return replica.seen_ago(datetime.now(UTC))
+    urgent = _urgent(replica)
+    return cell(urgent) if urgent else replica.text("note")
+
+
+REPLICAS: OutputView[ReplicaView] = OutputView(
+    name=lambda one: one.name,
+    plain=lambda one: one.as_dict(),
+    columns={
+        "NAME": lambda one: one.name,
+        "POOL": lambda one: one.pool,
+        "READY": lambda one: "NotReady" if one.missing else one.text("ready"),
+        "STALE": lambda one: one.text("stale"),
+        "SERVED": _served,
+        "PENDING": lambda one: one.total("pending"),
+        "FAILED": lambda one: one.total("failed"),
+        "REVISION": lambda one: one.text("observed_revision"),
+        "ENGINE": lambda one: f"{one.text('engine', 'kind')} {one.text('engine', 'version')}",
+        "URL": lambda one: one.router_url,
+        "NOTE": _note,
+    },
+)
+
+POOLS: OutputView[pb.Pool] = OutputView(
+    name=lambda one: one.name,
+    plain=pool_dict,
+    columns={
+        "NAME": lambda one: one.name,
+        "BASE MODELS": lambda one: ", ".join(one.base_models),
+        "ENGINES": lambda one: one.engine,
+        "ENGINE NAMES": lambda one: one.engine_names,
+        "MAX RANK": lambda one: _number(one.limits.max_rank),
+        "MAX ADAPTERS": lambda one: _number(one.limits.max_adapters),
+    },
+)
+
+TENANTS: OutputView[pb.Tenant] = OutputView(
+    name=lambda one: one.name,
+    plain=tenant_dict,
+    columns={
+        "NAME": lambda one: one.name,
+        "ADAPTERS": lambda one: str(one.adapters),
+        "MAX ADAPTERS": lambda one: _number(one.max_adapters),
+    },
+)

@@ -1,0 +1,146 @@
+"""Events for `loraplane events`: changes, troubles of replicas, rings. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from registry.cli.views.output import OutputView
+from registry.cli.views.replica_view import ReplicaView
+from registry.model.messages import Plain
+from registry.v1 import registry_pb2 as pb
+
+# What an adapter is to a replica, by the list of its status.
+_CONDITIONS = {"failed": "failing", "pending": "pending"}
+
+
+@dataclass(frozen=True, slots=True)
+class ShownEvent:
+    """Something that happened, or that is so since the replica's status said it (`current`).
+
+    `at` is RFC 3339; empty: not known. `kind`: of what `name` is a name, as ``adapter``; `generation` 0: none.
+    """
+
+    at: str
+    event: str
+    kind: str
+    name: str
+    replica: str = ""
+    generation: int = 0
+    reason: str = ""
+    message: str = ""
+    by: str = ""
+    request_id: str = ""
+    current: bool = False
+
+    @property
+    def key(self) -> ShownEvent:
+        """Equal for two tellings of one thing: a status says again what still is so."""
+        return dataclasses.replace(self, at="", message="") if self.current else self
+
+    def is_about(self, name: str | None, replica: str | None) -> bool:
+        """True for an event of that adapter, and on that replica; None: of any."""
+        is_named = name is None or (self.kind in {"adapter", "history"} and self.name.lower() == name.lower())
+        return is_named and replica in {None, self.replica}
+
+    def why(self) -> str:
+        """Reason and message in one cell."""
+        return ": ".join(part for part in (self.reason, self.message) if part) or "-"
+
+
+EVENTS: OutputView[ShownEvent] = OutputView(
+    name=lambda one: one.name,
+    plain=dataclasses.asdict,
+    columns={
+        "TIME": lambda one: one.at or "-",
+        "EVENT": lambda one: one.event,
+        "KIND": lambda one: one.kind,
+        "NAME": lambda one: one.name,
+        "REPLICA": lambda one: one.replica or "-",
+        "GENERATION": lambda one: str(one.generation or "-"),
+        "BY": lambda one: one.by or "-",
+        "WHY": ShownEvent.why,
+    },
+)
+
+
+def change_event(one: pb.RecordedChange) -> ShownEvent:
+    """A change that the audit trail has."""
+    how = f"{one.method}: {', '.join(one.fields)}" if one.fields else one.method
+    return ShownEvent(
+        at=one.at,
+        event=one.action,
+        kind=one.kind,
+        name=one.name,
+        replica=one.name if one.kind == "replica" else "",
+        generation=one.generation,
+        message=one.note or how,
+        by=one.principal,
+        request_id=one.request_id,
+    )
+
+
+def replica_events(replica: ReplicaView, *, with_pending: bool) -> Iterator[ShownEvent]:
+    """When a replica's sidecar started or was lost, and what is wrong there now."""
+    if replica.missing:
+        yield ShownEvent(replica.last_seen, "missing", "replica", replica.name, replica.name, current=True)
+        return
+    version = f"version {replica.version}" if replica.version else ""
+    if replica.started_at:
+        yield ShownEvent(replica.started_at, "started", "replica", replica.name, replica.name, message=version)
+    at = _text(replica.status, "updated_at")
+    for event, message in _troubles(replica):
+        yield ShownEvent(at, event, "replica", replica.name, replica.name, message=message, current=True)
+    for key in ("failed", "pending") if with_pending else ("failed",):
+        for one in replica.items(key):
+            yield ShownEvent(
+                at=at,
+                event=_CONDITIONS[key],
+                kind="adapter",
+                name=_text(one, "name"),
+                replica=replica.name,
+                generation=_number(one),
+                reason=_text(one, "reason"),
+                message=_text(one, "message"),
+                request_id=_text(one, "request_id"),
+                current=True,
+            )
+
+
+def _troubles(replica: ReplicaView) -> Iterator[tuple[str, str]]:
+    if replica.leaving:
+        yield "drains", ""
+    if replica.status.get("ready") is False:
+        yield "not_ready", _text(replica.status, "note")
+    for key in ("held", "degraded"):
+        if said := _text(replica.status, key):
+            yield key, said
+
+
+def ring_events(ring: Plain) -> Iterator[ShownEvent]:
+    """The events of a sidecar's ``/events``, of any release."""
+    found, replica = ring.get("events"), _text(ring, "replica")
+    for one in found if isinstance(found, list) else []:
+        if isinstance(one, dict):
+            name = _text(one, "name")
+            yield ShownEvent(
+                at=_text(one, "at"),
+                event=_text(one, "event"),
+                kind="adapter" if name else "replica",
+                name=name or replica,
+                replica=replica,
+                generation=_number(one),
+                reason=_text(one, "reason"),
+                message=_text(one, "message"),
+            )
+
+
+def _text(value: Plain, key: str) -> str:
+    found = value.get(key)
+    return found if isinstance(found, str) else ""
+
+
+def _number(value: Plain) -> int:
+    found = value.get("generation")
+    return found if type(found) is int else 0

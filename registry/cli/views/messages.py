@@ -1,0 +1,59 @@
+"""Rollouts and results of the admin API as plain values for output. Pure."""
+
+from __future__ import annotations
+
+from registry.model.messages import Plain, adapter_dict, canary_dict
+from registry.v1 import registry_pb2 as pb
+
+
+def rollout_dict(rollout: pb.Rollout) -> Plain:
+    """How far a rollout is."""
+    return {
+        "name": rollout.name,
+        "generation": rollout.generation,
+        "done": rollout.done,
+        "failure": rollout.failure or None,
+        "waiting": rollout.waiting or None,
+        "note": rollout.note or None,
+        "canaries": canary_dict(rollout.canary) if rollout.HasField("canary") else None,
+        "replicas": [_replica(one) for one in rollout.replicas],
+    }
+
+
+def _replica(one: pb.RolloutReplica) -> Plain:
+    return {
+        "replica": one.replica,
+        "state": state_name(one),
+        "reason": one.reason,
+        "message": one.message,
+        "canary": one.canary,
+        "generation": one.generation,
+        "serving_generation": one.serving_generation if one.HasField("serving_generation") else None,
+    }
+
+
+def meanwhile(one: pb.RolloutReplica) -> str:
+    """What a replica answers with although it does not serve what it is to serve; empty: nothing."""
+    if not one.HasField("serving_generation"):
+        return ""
+    return f"serving {generation_name(one.serving_generation)}"
+
+
+def generation_name(generation: int) -> str:
+    """A generation in words; 0 is one of which nothing is known."""
+    return f"generation {generation}" if generation else "an earlier generation"
+
+
+def state_name(replica: pb.RolloutReplica) -> str:
+    """``pending``, ``serving``, ``failed`` or ``unknown``."""
+    return pb.RolloutReplica.State.Name(replica.state).lower()
+
+
+def outcome_name(result: pb.AdapterResult) -> str:
+    """``created``, ``updated``, ``unchanged`` or ``deleted``."""
+    return pb.AdapterResult.Outcome.Name(result.outcome).lower()
+
+
+def result_dict(result: pb.AdapterResult) -> Plain:
+    """What became of one change."""
+    return {"outcome": outcome_name(result), "adapter": adapter_dict(result.adapter)}

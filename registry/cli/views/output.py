@@ -1,0 +1,208 @@
+"""Printing results: tables for people, json, yaml and names for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from registry.cli.failure import usage
+from registry.lora.text import escaped, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Item = TypeVar("Item")
+
+# A file or a pipe has no width: nothing is cut or wrapped there.
+_UNBOUNDED_WIDTH = 100_000
+# By these rich is told to write for a terminal where there is none.
+_LIKE_A_TERMINAL = ("FORCE_COLOR", "TTY_COMPATIBLE")
+
+
+class Format(StrEnum):
+    """Forms of output."""
+
+    TABLE = "table"
+    WIDE = "wide"  # a table that says more, where there is one; a table elsewhere
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+    MANIFEST = "manifest"  # what `apply` takes; of adapters alone
+
+
+@dataclass(frozen=True, slots=True)
+class OutputView(Generic[Item]):
+    """How items of one kind are shown: their name, their plain form, and the cells of their row by title.
+
+    `manifest`: what makes one; None: nothing that can be applied does.
+    """
+
+    name: Callable[[Item], str]
+    plain: Callable[[Item], Mapping[str, object]]
+    columns: Mapping[str, Callable[[Item], str]]
+    manifest: Callable[[Item], Mapping[str, object]] | None = None
+
+
+class Printer:
+    """Writes to standard output in the form that the user asked for."""
+
+    def __init__(self, form: Format) -> None:
+        self.form = Format.TABLE if form is Format.WIDE else form
+        self.is_wide = form is Format.WIDE
+
+    @cached_property
+    def console(self) -> Console:
+        """What draws on a terminal."""
+        from rich.console import Console  # noqa: PLC0415 - takes as long to import as all else that `get` needs
+
+        tty = sys.stdout.isatty()
+        return Console(width=None if tty else _UNBOUNDED_WIDTH, highlight=False, soft_wrap=not tty)
+
+    @property
+    def is_table(self) -> bool:
+        return self.form is Format.TABLE
+
+    @property
+    def is_plain(self) -> bool:
+        """True where whole values are asked for: json and yaml."""
+        return self.form in {Format.JSON, Format.YAML}
+
+    @property
+    def is_live(self) -> bool:
+        """True if there is a person to show progress to."""
+        return self.is_table and self.console.is_terminal
+
+    def items(self, view: OutputView[Item], items: Sequence[Item]) -> None:
+        """Prints a list."""
+        match self.form:
+            case Format.TABLE:
+                self.table(tuple(view.columns), ([cell(one) for cell in view.columns.values()] for one in items))
+            case Format.NAME:
+                self.lines(view.name(one) for one in items)
+            case Format.MANIFEST:
+                self.documents(_manifests(view, items))
+            case _:
+                self.plain({"items": [view.plain(one) for one in items]})
+
+    def item(self, view: OutputView[Item], item: Item) -> None:
+        """Prints one item, which in json and yaml is not in a list."""
+        if self.is_plain:
+            self.plain(view.plain(item))
+        else:
+            self.items(view, [item])
+
+    def plain(self, value: Mapping[str, object]) -> None:
+        """Prints a value as YAML where YAML was asked for, else as JSON."""
+        if self.form is Format.YAML:
+            self._write(yaml_document(value))
+        else:
+            self._write(escaped(json.dumps(value, indent=2, ensure_ascii=False)) + "\n")
+
+    def documents(self, values: Iterable[Mapping[str, object]]) -> None:
+        """Prints YAML documents, whatever form was asked for."""
+        for value in values:
+            self._write(yaml_document(value))
+
+    def event(self, value: Mapping[str, object]) -> None:
+        """Prints one value of an endless stream: JSON in one line, or a YAML document."""
+        if self.form is Format.YAML:
+            self.plain(value)
+        else:
+            self._write(escaped(json.dumps(value, ensure_ascii=False)) + "\n")
+
+    def table(self, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """Prints a table whose cells are shown whole."""
+        cells = [[printable(cell) for cell in row] for row in rows]
+        for line in self._drawn(titles, cells) if _needs_rich(cells) else _aligned([list(titles), *cells]):
+            self._write(line + "\n")
+
+    def fields(self, fields: Mapping[str, str]) -> None:
+        """Prints names and values below each other."""
+        width = max(map(len, fields), default=0) + 1
+        for name, value in fields.items():
+            self._write(f"{printable(name) + ':':<{width}} {printable(value)}\n")
+
+    def row(self, view: OutputView[Item], item: Item) -> None:
+        """Prints one item of an endless stream: a row, a name, or a value."""
+        match self.form:
+            case Format.TABLE:
+                self.lines(["  ".join(cell(item) for cell in view.columns.values())])
+            case Format.NAME | Format.MANIFEST:
+                self.items(view, [item])
+            case _:
+                self.event({"change": "put", "item": view.plain(item)})
+
+    def fate(self, name: str, change: str) -> None:
+        """Prints what else became of an item of an endless stream, e.g. ``deleted``."""
+        if self.is_plain:
+            self.event({"change": change, "name": name})
+        elif self.is_table:
+            self.lines([f"{name}  {change}"])
+
+    def lines(self, lines: Iterable[str]) -> None:
+        """Prints lines. What anybody wrote, such as a name or a tensor's, has no power over the terminal."""
+        for line in lines:
+            self._write(printable(line) + "\n")
+
+    def _drawn(self, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+        """The lines of a table as rich draws it: within the width of the terminal, with its styles."""
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        for title in titles:
+            table.add_column(title, overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        with self.console.capture() as captured:
+            self.console.print(table)
+        return [line.rstrip() for line in captured.get().splitlines()]
+
+    def _write(self, text: str) -> None:
+        try:
+            sys.stdout.write(text.encode(errors="backslashreplace").decode())  # half of a character is no text
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Whoever read our output left: end as other programs do, without a word. Not by the signal's default from
+            # the start on: gRPC's threads write to pipes of their own, which nobody may read while a process ends.
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGPIPE)
+
+
+def _manifests(view: OutputView[Item], items: Sequence[Item]) -> list[Mapping[str, object]]:
+    if view.manifest is None:
+        raise usage("-o manifest is for adapters; for these, choose json or yaml")
+    return [view.manifest(one) for one in items]
+
+
+def yaml_document(value: Mapping[str, object]) -> str:
+    """A document of YAML in which texts with power over a terminal are quoted twice, and escaped as YAML does."""
+    import yaml  # noqa: PLC0415 - for this form alone
+
+    class Dumper(yaml.SafeDumper):
+        """Quotes such texts so."""
+
+    def quoted(dumper: Dumper, text: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+    Dumper.add_representer(str, quoted)
+    return escaped(yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=True, explicit_start=True))
+
+
+def _needs_rich(rows: Iterable[Sequence[str]]) -> bool:
+    """True where a table is for a terminal, or a letter may be wider than one column."""
+    is_terminal = sys.stdout.isatty() or any(os.environ.get(name) for name in _LIKE_A_TERMINAL)
+    return is_terminal or not all(cell.isascii() for row in rows for cell in row)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table of letters that are one column wide each, for a file or a pipe."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

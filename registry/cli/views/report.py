@@ -1,0 +1,219 @@
+"""Reports outcomes of changes and the progress of rollouts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum
+
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from registry.cli.change_set import Applied, NotApplied, Outcome
+from registry.cli.client import AdminClient
+from registry.cli.failure import CliError, CommandFailure
+from registry.cli.rollout import FollowedRollout, RolloutTarget, describe, follow_all
+from registry.cli.views.messages import outcome_name, result_dict, rollout_dict, state_name
+from registry.cli.views.output import Format, Printer
+from registry.lora.text import printable
+from registry.model.messages import Plain
+from registry.v1 import registry_pb2 as pb
+
+_TITLES = ("OUTCOME", "NAME", "POOL", "GENERATION")
+
+
+def print_table(printer: Printer, outcomes: Sequence[Outcome], *, dry_run: bool) -> None:
+    """What became of each change, then one line for each transaction."""
+    applied = [one for one in outcomes if isinstance(one, Applied)]
+    printer.table(_TITLES, (_row(result) for one in applied for result in one.response.results))
+    note = "dry run, nothing was changed; " if dry_run else ""
+    printer.lines(f"{note}revision {one.response.revision}, request id {one.response.request_id}" for one in applied)
+    if len(outcomes) > 1:
+        printer.lines([f"{len(applied)} of {len(outcomes)} transactions applied"])
+    printer.lines(_canaries_first(result) for one in applied for result in one.response.results if _begins(result))
+    printer.lines(one.failure.line() for one in outcomes if isinstance(one, NotApplied))
+
+
+def print_plain(
+    printer: Printer, outcomes: Sequence[Outcome], followed: Sequence[FollowedRollout], *, dry_run: bool
+) -> None:
+    """The same for programs; with `-o name` the names alone."""
+    results = [result for one in outcomes if isinstance(one, Applied) for result in one.response.results]
+    if printer.form is Format.NAME:
+        printer.lines(result.adapter.name for result in results)
+        return
+    value: Plain = {
+        "request_id": outcomes[0].batch.request_id,
+        "revision": max((one.response.revision for one in outcomes if isinstance(one, Applied)), default=None),
+        "dry_run": dry_run,
+        "results": [result_dict(result) for result in results],
+        "transactions": [_transaction(one) for one in outcomes],
+        "rollouts": [rollout_dict(one.rollout) for one in followed if one.rollout is not None],
+    }
+    printer.plain(value)
+
+
+def _row(result: pb.AdapterResult) -> tuple[str, ...]:
+    adapter = result.adapter
+    return outcome_name(result), adapter.name, adapter.pool, str(adapter.generation)
+
+
+def _begins(result: pb.AdapterResult) -> bool:
+    return result.outcome == pb.AdapterResult.UPDATED and result.adapter.HasField("rollout")
+
+
+def _canaries_first(result: pb.AdapterResult) -> str:
+    adapter = result.adapter
+    others = f"all others keep {adapter.rollout.stable_generation}"
+    return f"{adapter.name}: only canaries take generation {adapter.generation} for now, {others}"
+
+
+def _transaction(outcome: Outcome) -> Plain:
+    about: Plain = {
+        "request_id": outcome.batch.request_id,
+        "pool": outcome.batch.pool,
+        "changes": len(outcome.batch.changes),
+    }
+    match outcome:
+        case Applied():
+            return {**about, "revision": outcome.response.revision, "error": None}
+        case NotApplied():
+            return {**about, "revision": None, "error": outcome.failure.as_dict()}
+
+
+def check_applied(outcomes: Iterable[Outcome]) -> None:
+    """Returns if every transaction was carried out.
+
+    Raises:
+        CliError: the first failure, with how many transactions were not applied where there were several.
+    """
+    everything = list(outcomes)
+    failures = [one.failure for one in everything if isinstance(one, NotApplied)]
+    if failures:
+        raise CliError(_counted(failures[0], len(failures), len(everything)))
+
+
+def _counted(first: CommandFailure, failed: int, total: int) -> CommandFailure:
+    if total == 1:
+        return first
+    message = (
+        f"{failed} of {total} transactions were not applied; the first: {first.message}; once that is mended, the same "
+        "command goes on with the rest"
+    )
+    return CommandFailure(first.exit, first.reason, message, first.field, first.metadata, first.request_id)
+
+
+_SHOWN = 20
+_EVERY_SECONDS = 5.0
+
+
+class _Display:
+    """The newest news of every rollout; told from many threads, shown by one."""
+
+    def __init__(self, printer: Printer, targets: Sequence[RolloutTarget]) -> None:
+        self._printer = printer
+        self._lock = threading.Lock()
+        self._targets = targets
+        self._rollouts: dict[RolloutTarget, pb.Rollout] = {}
+        self._told = ""
+        self._tell_at = time.monotonic()
+
+    def seen(self, target: RolloutTarget, rollout: pb.Rollout) -> None:
+        """Takes news; without a terminal it prints them, of several rollouts how many are served every few seconds."""
+        with self._lock:
+            self._rollouts[target] = rollout
+            if len(self._targets) == 1:
+                self._tell(describe(FollowedRollout(target, rollout)))
+            elif time.monotonic() >= self._tell_at:
+                self._tell(summary(self._targets, self._rollouts))
+                self._tell_at = time.monotonic() + _EVERY_SECONDS
+
+    def _tell(self, line: str) -> None:
+        """Prints a line that was not the last one."""
+        if self._printer.is_table and not self._printer.is_live and line != self._told:
+            self._printer.lines([line])
+        self._told = line
+
+    def end(self) -> None:
+        """Says how far several rollouts came."""
+        with self._lock:
+            if len(self._targets) > 1:
+                self._tell(summary(self._targets, self._rollouts))
+
+    def __rich__(self) -> Table:
+        """The latest news, for a terminal."""
+        table = Table.grid()
+        with self._lock:
+            for line, style in self._lines():
+                table.add_row(Text(printable(line), style=style))
+        return table
+
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        if len(self._targets) > 1:
+            yield summary(self._targets, self._rollouts), "bold"
+        failed = [FollowedRollout(*item) for item in self._rollouts.items() if fate_of(*item) is Fate.FAILED]
+        yield from ((describe(one), "red") for one in failed[:_SHOWN])
+        if len(failed) > _SHOWN:
+            yield f"and {len(failed) - _SHOWN} more failed", "red"
+        others = [FollowedRollout(*item) for item in self._rollouts.items() if fate_of(*item) is not Fate.FAILED]
+        for one in others if len(self._targets) == 1 else ():
+            yield describe(one), "green" if one.rollout and fate_of(one.target, one.rollout) is Fate.SERVED else ""
+
+
+class Fate(Enum):
+    """What became of a rollout so far."""
+
+    SERVED = "served"
+    FAILED = "failed"
+    PENDING = "pending"
+
+
+def fate_of(target: RolloutTarget, rollout: pb.Rollout) -> Fate:
+    """What became of it so far."""
+    if target.is_served(rollout) or (rollout.done and not rollout.failure):
+        return Fate.SERVED
+    return Fate.FAILED if rollout.done else Fate.PENDING
+
+
+def summary(targets: Sequence[RolloutTarget], rollouts: Mapping[RolloutTarget, pb.Rollout]) -> str:
+    """How far several rollouts are, e.g. ``312/500 served, 188 staging, slowest r3``."""
+    fates, reasons, slow = Counter[Fate](), Counter[str](), Counter[str]()
+    for target, rollout in rollouts.items():
+        fates[fate_of(target, rollout)] += 1
+        if fate_of(target, rollout) is not Fate.PENDING:
+            continue
+        behind = [one for one in rollout.replicas if one.state != pb.RolloutReplica.SERVING]
+        slow.update(one.replica for one in behind)
+        why = Counter(one.reason or state_name(one) for one in behind).most_common(1)
+        reasons[why[0][0] if why else "waiting"] += 1
+    unheard = len(targets) - len(rollouts)
+    told = [f"{fates[Fate.SERVED]}/{len(targets)} served"]
+    told += [f"{fates[Fate.FAILED]} failed"] if fates[Fate.FAILED] else []
+    told += [f"{count} {reason}" for reason, count in reasons.most_common()]
+    told += [f"{unheard} not heard of"] if unheard else []
+    return ", ".join(told + [f"slowest {name}" for name, _ in slow.most_common(1)])
+
+
+@contextmanager
+def _shown(display: _Display, printer: Printer) -> Iterator[None]:
+    if not printer.is_live:
+        yield
+        return
+    with Live(display, console=printer.console, refresh_per_second=8):
+        yield
+
+
+def follow_shown(
+    client: AdminClient, targets: Sequence[RolloutTarget], timeout_seconds: float, printer: Printer
+) -> list[FollowedRollout]:
+    """Follows rollouts and shows how far they are: live on a terminal, else in lines."""
+    display = _Display(printer, targets)
+    with _shown(display, printer):
+        try:
+            return follow_all(client, targets, timeout_seconds, display.seen)
+        finally:
+            display.end()

@@ -1,0 +1,211 @@
+"""Registered adapters and published generations as programs see them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from registry.model.errors import FailedPrecondition, Reason, RegistryError, Unavailable
+from registry.v1 import registry_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredAdapter:
+    """An adapter at one of its generations. The rest of its spec is shown by ``loraplane get -o json``.
+
+    Attributes:
+        name: as it was written; unique in its pool without regard to case.
+        pool: its pool.
+        tenant: the part of the name before the slash in lower case, or ``default``.
+        generation: rises by one with each change of the spec.
+        uri: where its files are.
+        digest: ``sha256:`` and 64 hex digits; empty: not pinned.
+        base_model: the base model that it was trained on; empty: not said.
+        load: ``eager``, or ``lazy``: loaded at the first request.
+        priority: higher is loaded first; -1000 to 1000.
+        labels: for people and filters.
+        etag: guards a change against a race; empty for an earlier generation.
+        updated_at: when this generation was made, RFC 3339.
+        updated_by: the principal that made it.
+        request_id: of the request that made it.
+        stable_generation: what all replicas but the canaries serve; None: this generation is for all replicas.
+        halted: why the rollout to more replicas than the canaries was halted; empty: it was not.
+    """
+
+    name: str
+    pool: str
+    tenant: str
+    generation: int
+    uri: str
+    digest: str
+    base_model: str
+    load: str
+    priority: int
+    labels: Mapping[str, str]
+    etag: str
+    updated_at: str
+    updated_by: str
+    request_id: str
+    stable_generation: int | None
+    halted: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterListing:
+    """The adapters of a pool at one revision.
+
+    Attributes:
+        adapters: in the order of their names.
+        unreadable: names, in lower case, of adapters whose records cannot be read.
+        revision: etcd's.
+    """
+
+    adapters: tuple[RegisteredAdapter, ...]
+    unreadable: tuple[str, ...]
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterHistory:
+    """The generations of an adapter that are kept.
+
+    Attributes:
+        generations: the newest first; the present one is included if the adapter exists.
+        unreadable: numbers of generations whose records cannot be read.
+    """
+
+    generations: tuple[RegisteredAdapter, ...]
+    unreadable: tuple[int, ...]
+
+
+def adapter_of(wire: pb.Adapter) -> RegisteredAdapter:
+    """An adapter from its message."""
+    spec = wire.spec
+    return RegisteredAdapter(
+        name=wire.name,
+        pool=wire.pool,
+        tenant=wire.tenant,
+        generation=wire.generation,
+        uri=spec.source.uri,
+        digest=spec.source.digest,
+        base_model=spec.base_model,
+        load=spec.load or "eager",
+        priority=spec.priority,
+        labels=MappingProxyType(dict(spec.labels)),
+        etag=wire.etag,
+        updated_at=wire.updated_at,
+        updated_by=wire.updated_by,
+        request_id=wire.request_id,
+        stable_generation=wire.rollout.stable_generation if wire.HasField("rollout") else None,
+        halted=wire.rollout.halted,
+    )
+
+
+def listing_of(pages: Sequence[pb.ListAdaptersResponse]) -> AdapterListing:
+    """A listing from all its pages."""
+    return AdapterListing(
+        tuple(adapter_of(one) for page in pages for one in page.adapters),
+        tuple(name for page in pages for name in page.unreadable),
+        pages[0].revision,
+    )
+
+
+def history_of(wire: pb.ListAdapterHistoryResponse) -> AdapterHistory:
+    """A history from its message."""
+    return AdapterHistory(tuple(map(adapter_of, wire.generations)), tuple(wire.unreadable))
+
+
+@dataclass(frozen=True, slots=True)
+class Canaries:
+    """New weights come to canaries first.
+
+    Attributes:
+        replicas: their number, or a share of the pool such as ``"25%"``, rounded up.
+        promote: ``"auto"``: to all once the canaries have served them for `soak_seconds`; ``"manual"``: by hand.
+        max_failures: more canaries than this that refuse them halt it.
+        soak_seconds: see `promote`.
+    """
+
+    replicas: int | str
+    promote: Literal["auto", "manual"] = "auto"
+    max_failures: int = 0
+    soak_seconds: int = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A generation of an adapter that a change made, or found.
+
+    Attributes:
+        name: of the adapter.
+        pool: its pool.
+        generation: its number, which rises by one with each change of the spec.
+        uri: where the files are.
+        digest: ``sha256:`` and 64 hex digits; empty: not pinned.
+        revision: etcd's revision of the change; where nothing changed, one at which all was so already.
+        request_id: of the change; found again in audit records, logs and engine calls.
+    """
+
+    name: str
+    pool: str
+    generation: int
+    uri: str
+    digest: str
+    revision: int
+    request_id: str
+
+
+def published_of(response: pb.ApplyAdaptersResponse) -> Published:
+    """What a change set of one upsert came to."""
+    adapter = response.results[0].adapter
+    return Published(
+        adapter.name,
+        adapter.pool,
+        adapter.generation,
+        adapter.spec.source.uri,
+        adapter.spec.source.digest,
+        response.revision,
+        response.request_id,
+    )
+
+
+def strategy_of(canaries: Canaries) -> pb.Strategy:
+    """The same on the wire."""
+    return pb.Strategy(
+        canary_replicas=str(canaries.replicas),
+        promote=canaries.promote,
+        max_failures=canaries.max_failures,
+        soak_seconds=canaries.soak_seconds,
+    )
+
+
+def not_served(awaited: Published | RegisteredAdapter, last: pb.Rollout | None) -> RegistryError | None:
+    """The reason why not all replicas that should serve a generation do; None: they do.
+
+    Args:
+        awaited: the generation.
+        last: the newest that was heard of it within the time; None: nothing.
+    """
+    what = f"{awaited.name} generation {awaited.generation}"
+    repeat = {"request_id": awaited.request_id}
+    if last is None:
+        return Unavailable(Reason.DEADLINE_EXCEEDED, f"{what}: nothing was heard of it in time", metadata=repeat)
+    if last.done and not last.failure:
+        return None
+    counted = [one for one in last.replicas if one.canary or not last.HasField("canary")]
+    behind = {one.replica: _why(one) for one in counted if one.state != pb.RolloutReplica.SERVING}
+    told = "; ".join(f"{replica}: {why}" for replica, why in sorted(behind.items()))
+    if last.done:
+        message = " - ".join(part for part in (f"{what}: {last.failure}", last.canary.halted, told) if part)
+        return FailedPrecondition(Reason.ROLLOUT_FAILED, message, metadata=behind)
+    message = f"{what} is not served in time: {told or last.waiting}"
+    return Unavailable(Reason.DEADLINE_EXCEEDED, message, metadata=behind | repeat)
+
+
+def _why(replica: pb.RolloutReplica) -> str:
+    state = pb.RolloutReplica.State.Name(replica.state).lower()
+    kept = replica.serving_generation if replica.HasField("serving_generation") else None
+    meanwhile = "" if kept is None else f"serving generation {kept}" if kept else "serving an earlier generation"
+    return " - ".join(part for part in (state, replica.reason, replica.message, meanwhile) if part)

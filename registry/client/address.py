@@ -1,0 +1,61 @@
+"""Addresses and certificates of the admin service, checked without a connection."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from registry.model.errors import InvalidArgument, Reason
+
+_ADDRESS = re.compile(r"[^/\s]+:[0-9]{1,5}")
+# Ways to name a server that gRPC knows besides.
+_RESOLVED = ("dns:", "unix:", "ipv4:", "ipv6:", "xds:")
+
+
+def check_address(address: str) -> None:
+    """Refuses at once what gRPC would look for until the time is up.
+
+    Raises:
+        InvalidArgument: it is not HOST:PORT.
+    """
+    if not _ADDRESS.fullmatch(address) and not address.startswith(_RESOLVED):
+        message = f"{address!r} is not HOST:PORT, such as 127.0.0.1:7600"
+        raise InvalidArgument(Reason.INVALID_FIELD, message, field="address")
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files in PEM for a connection with TLS.
+
+    Attributes:
+        ca: authorities that the service's certificate is checked with; None: the system's.
+        cert: our certificate, where the service asks for one; None: none.
+        key: its private key; given if and only if `cert` is.
+    """
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+    def __bool__(self) -> bool:
+        return any((self.ca, self.cert, self.key))
+
+    def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """The contents of authorities, key and certificate, as gRPC takes them.
+
+        Raises:
+            InvalidArgument: a certificate is without its key, or a file cannot be read.
+        """
+        if bool(self.cert) != bool(self.key):
+            message = "a certificate and its key belong together; give both"
+            raise InvalidArgument(Reason.INVALID_FIELD, message, field="tls")
+        return _pem(self.ca), _pem(self.key), _pem(self.cert)
+
+
+def _pem(file: Path | None) -> bytes | None:
+    try:
+        return file.read_bytes() if file else None
+    except OSError as error:
+        message = f"cannot read {file}: {error.strerror}"
+        raise InvalidArgument(Reason.INVALID_FIELD, message, field="tls") from error

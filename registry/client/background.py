@@ -1,0 +1,84 @@
+"""An event loop on a thread of its own, for callers that have none."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class BackgroundLoop:
+    """Runs coroutines for callers without an event loop. May be used by several threads."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._loop.run_forever, name="loraplane-client", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine; an interrupt of the caller cancels it.
+
+        Raises:
+            RuntimeError: the loop was closed.
+        """
+        with self._lock:
+            if self._is_closed:
+                work.close()
+                raise RuntimeError("the connection to the admin service was closed")
+            running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return running.result()
+        except BaseException:  # an interrupt too: nobody else waits for it
+            running.cancel()
+            raise
+
+    def each(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+        """The items of an asynchronous generator, which is closed at the end."""
+        turn = asyncio.Lock()
+        try:
+            while (item := self.run(_next(items, turn))) is not None:
+                yield item
+        finally:
+            if not self._is_closed:
+                self.run(_close(items, turn))
+
+    def close(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+        """Cancels what runs, runs `last` and ends the thread. Safe to call twice.
+
+        Callers on other threads that wait for a result get CancelledError of `concurrent.futures`.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            ending = asyncio.run_coroutine_threadsafe(self._end(last), self._loop)
+        try:
+            ending.result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def _end(self, last: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+        if last is not None:
+            await last()
+
+
+async def _next(items: AsyncGenerator[T, None], turn: asyncio.Lock) -> T | None:
+    async with turn:
+        return await anext(items, None)
+
+
+async def _close(items: AsyncGenerator[Any, None], turn: asyncio.Lock) -> None:
+    async with turn:  # a step that was cancelled with its caller ends first
+        await items.aclose()

@@ -1,0 +1,247 @@
+"""Transport of the clients: addresses, TLS, deadlines, safe repetition."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from registry.client.address import Tls, check_address
+from registry.client.errors import CallErrors
+from registry.etcd3.backoff import Backoff
+from registry.model.errors import InvalidArgument, Reason, Unavailable
+from registry.v1 import registry_pb2 as pb
+
+# One try may not use up the whole time: a connection may hang that another would not.
+TRY_SECONDS = 10.0
+_SHORTEST_TRY_SECONDS = 0.05
+REPEAT = Backoff(base_seconds=0.2, cap_seconds=2.0)
+_SERVICE = "/registry.v1.AdapterRegistry"
+_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # A proxy from the environment would be asked for 127.0.0.1.
+    ("grpc.enable_http_proxy", 0),
+)
+
+Reply = TypeVar("Reply", bound=Message)
+Answer = TypeVar("Answer")
+Page = TypeVar(
+    "Page",
+    pb.ListAdaptersResponse,
+    pb.ListPoolsResponse,
+    pb.ListReplicasResponse,
+    pb.ListTenantsResponse,
+    pb.ReadBackupResponse,
+    pb.ListChangesResponse,
+)
+_Lists = pb.ListAdaptersRequest | pb.ListPoolsRequest | pb.ListReplicasRequest | pb.ListTenantsRequest
+Paged = _Lists | pb.ReadBackupRequest | pb.ListChangesRequest
+
+
+def open_channel(address: str, tls: Tls | None) -> grpc.aio.Channel:
+    """A channel to HOST:PORT, secured if any file of `tls` is given; of the event loop that runs.
+
+    Raises:
+        InvalidArgument: that is no address, a certificate is without its key, or a file cannot be read.
+    """
+    check_address(address)
+    if not tls:
+        return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*tls.read()), options=_CHANNEL_OPTIONS)
+
+
+class AdminCalls:
+    """Unary calls and streams over one channel. Made inside a running event loop, and of it.
+
+    Args:
+        address: HOST:PORT of the admin service.
+        tls: for a service with certificates.
+        timeout_seconds: of one call, repetitions included, unless the call says otherwise.
+        remedies: see `CallErrors`.
+
+    Raises:
+        InvalidArgument: see `open_channel`.
+    """
+
+    def __init__(
+        self, address: str, tls: Tls | None, timeout_seconds: float, remedies: Mapping[Reason, str] | None = None
+    ) -> None:
+        self._address = address
+        self._tls = tls
+        self._files = tls.read() if tls else None
+        self._closing: set[asyncio.Task[None]] = set()
+        self.channel = open_channel(address, tls)
+        self.timeout_seconds = timeout_seconds
+        self.errors = CallErrors(address, remedies or {})
+
+    async def unary(
+        self,
+        method: str,
+        request: Message,
+        reply: type[Reply],
+        *,
+        request_id: str = "",
+        timeout_seconds: float | None = None,
+    ) -> Reply:
+        """One answer.
+
+        Args:
+            method: of the admin API.
+            request: sent again as it is, so one that changes something holds a request id.
+            reply: type of the answer.
+            request_id: for the metadata of errors.
+            timeout_seconds: repetitions included; None: that of the connection.
+
+        Raises:
+            RegistryError: as the admin service refused it, or Unavailable.
+        """
+
+        async def attempt(seconds: float) -> Reply:
+            call = self.channel.unary_unary(f"{_SERVICE}/{method}", _serialized, reply.FromString)
+            with self.errors.translated(request_id):
+                return await call(request, timeout=seconds)
+
+        return await self.repeated(attempt, timeout_seconds)
+
+    async def pages(
+        self, method: str, request: Paged, reply: type[Page], timeout_seconds: float | None = None
+    ) -> AsyncGenerator[Page, None]:
+        """All pages of a listing; `timeout_seconds` is of each.
+
+        Raises:
+            Internal: a page leads back to one that was read before, so there would be no end.
+            RegistryError: as the admin service refused it, or Unavailable.
+        """
+        seen = {request.page_token}
+        while True:
+            page = await self.unary(method, request, reply, timeout_seconds=timeout_seconds)
+            yield page
+            if not page.next_page_token:
+                return
+            if page.next_page_token in seen:
+                raise self.errors.endless_pages(method)
+            seen.add(page.next_page_token)
+            request.page_token = page.next_page_token
+
+    async def stream(
+        self, method: str, request: Message, reply: type[Reply], timeout_seconds: float | None = None
+    ) -> AsyncGenerator[Reply, None]:
+        """Answers until the service ends the stream; None: without a deadline.
+
+        Raises:
+            Unavailable: the connection broke, or the time is up; the stream may be begun again.
+            RegistryError: as the admin service refused it.
+        """
+        call = self.channel.unary_stream(f"{_SERVICE}/{method}", _serialized, reply.FromString)
+        running = call(request, timeout=timeout_seconds)
+        try:
+            with self.errors.translated():
+                async for answer in running:
+                    yield answer
+        finally:
+            running.cancel()
+
+    async def follow(
+        self, method: str, request: Message, reply: type[Reply], patience_seconds: float | None = None
+    ) -> AsyncGenerator[Reply, None]:
+        """Answers without end: a stream that ends or breaks is begun again.
+
+        Args:
+            method: of the admin API.
+            request: sent at each beginning.
+            reply: type of the answers.
+            patience_seconds: how long no stream may stand; None: for ever.
+
+        Raises:
+            Unavailable: the patience is at an end.
+            RegistryError: as the admin service refused it.
+        """
+        failures, broken_at = 0, 0.0
+        while True:
+            try:
+                async with aclosing(self.stream(method, request, reply)) as answers:
+                    async for answer in answers:
+                        failures = 0
+                        yield answer
+            except Unavailable:
+                self._renew()
+                if failures and patience_seconds is not None and time.monotonic() - broken_at >= patience_seconds:
+                    raise
+            broken_at = broken_at if failures else time.monotonic()
+            failures += 1
+            await asyncio.sleep(REPEAT.delay(failures, random.uniform))
+
+    async def residency_now(self, request: pb.WatchResidencyRequest) -> list[pb.AdapterResidency]:
+        """Where adapters are at this moment: the first whole state of the stream.
+
+        Raises:
+            RegistryError: as the admin service refused it, or Unavailable.
+        """
+
+        async def attempt(seconds: float) -> list[pb.AdapterResidency]:
+            found: list[pb.AdapterResidency] = []
+            responses = self.stream("WatchResidency", request, pb.WatchResidencyResponse, seconds)
+            async with aclosing(responses):
+                async for response in responses:
+                    found.extend(response.adapters)
+                    if not response.more:
+                        break
+            return found
+
+        return await self.repeated(attempt)
+
+    async def repeated(
+        self,
+        attempt: Callable[[float], Awaitable[Answer]],
+        timeout_seconds: float | None = None,
+    ) -> Answer:
+        """The outcome of an attempt, which is told how many seconds it has; repeated while it is Unavailable.
+
+        Raises:
+            RegistryError: of the last attempt.
+        """
+        end = time.monotonic() + (self.timeout_seconds if timeout_seconds is None else timeout_seconds)
+        failures = 0
+        while True:
+            left_seconds = end - time.monotonic()
+            try:
+                return await attempt(max(_SHORTEST_TRY_SECONDS, min(TRY_SECONDS, left_seconds)))
+            except Unavailable:
+                self._renew()
+                failures += 1
+                pause_seconds = REPEAT.delay(failures, random.uniform)
+                if time.monotonic() + pause_seconds >= end:
+                    raise
+            await asyncio.sleep(pause_seconds)
+
+    async def aclose(self) -> None:
+        """Ends the connection and every stream on it."""
+        await asyncio.gather(self.channel.close(), *self._closing)
+
+    def _renew(self) -> None:
+        """Connects anew if files of `tls` were replaced, of which a channel never learns; calls that run may end."""
+        try:
+            files = self._tls.read() if self._tls else None
+        except InvalidArgument:
+            return  # they are being replaced
+        if files == self._files:
+            return
+        closing = asyncio.create_task(self.channel.close(TRY_SECONDS))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        self.channel, self._files = open_channel(self._address, self._tls), files
+
+
+def _serialized(message: Message) -> bytes:
+    return message.SerializeToString()

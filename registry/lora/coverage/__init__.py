@@ -1,0 +1,1 @@
+"""Modules that an engine applies adapters to, and what to say of the others."""

@@ -1,0 +1,264 @@
+"""Converts records to messages of the admin API, and back. Pure.
+
+Empty texts and zeros of a message stand for what is not said: None in a record, or the default that the proto names.
+pydantic is not imported here: a command that only shows messages does without it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from registry.v1 import registry_pb2 as pb
+
+if TYPE_CHECKING:
+    from registry.model.records import (
+        AdapterRecord,
+        AdapterSpec,
+        BaseShapes,
+        CanaryRollout,
+        PoolLimits,
+        PoolSpec,
+        Strategy,
+        TenantRecord,
+    )
+    from registry.model.status import ReportedEvidence
+
+Plain = dict[str, object]
+
+# More are no number of replicas, and Python refuses to read very many.
+_MOST_DIGITS = 18
+_SOAK_SECONDS = 60
+
+
+def spec_message(spec: AdapterSpec) -> pb.AdapterSpec:
+    """What is wanted of an adapter."""
+    placement, prepare = spec.placement, spec.prepare
+    return pb.AdapterSpec(
+        source=pb.Source(uri=spec.source.uri, digest=spec.source.digest or "", signature=spec.source.signature or ""),
+        base_model=spec.base_model or "",
+        load=spec.load,
+        priority=spec.priority,
+        placement=pb.Placement(
+            replicas=0 if placement.replicas == "all" else placement.replicas, selector=placement.selector
+        ),
+        prepare=pb.Prepare(remap=prepare.remap, vision=prepare.vision, dora=prepare.dora, drop=prepare.drop),
+        credentials=spec.credentials or "",
+        labels=spec.labels,
+        strategy=_strategy_message(spec.strategy) if spec.strategy else None,
+        description=spec.description or "",
+    )
+
+
+def spec_dict(spec: pb.AdapterSpec) -> Plain:
+    """What is wanted of an adapter, in the form of its record; not checked."""
+    placement, prepare = spec.placement, spec.prepare
+    return {
+        "source": {
+            "uri": spec.source.uri,
+            "digest": spec.source.digest or None,
+            "signature": spec.source.signature or None,
+        },
+        "base_model": spec.base_model or None,
+        "load": spec.load or "eager",
+        "priority": spec.priority,
+        "placement": {"replicas": placement.replicas or "all", "selector": dict(sorted(placement.selector.items()))},
+        "prepare": {
+            "remap": prepare.remap or "auto",
+            "vision": prepare.vision or "reject",
+            "dora": prepare.dora or "reject",
+            "drop": list(prepare.drop),
+        },
+        "credentials": spec.credentials or None,
+        "labels": dict(sorted(spec.labels.items())),
+        "strategy": _strategy_dict(spec.strategy) if spec.HasField("strategy") else None,
+        "description": spec.description or None,
+    }
+
+
+def _strategy_message(strategy: Strategy) -> pb.Strategy:
+    return pb.Strategy(
+        canary_replicas=str(strategy.canary.replicas),
+        promote=strategy.promote,
+        max_failures=strategy.max_failures,
+        soak_seconds=strategy.soak_seconds,
+    )
+
+
+def _strategy_dict(strategy: pb.Strategy) -> Plain:
+    replicas = strategy.canary_replicas
+    is_number = replicas.isdecimal() and len(replicas) <= _MOST_DIGITS
+    return {
+        "canary": {"replicas": int(replicas) if is_number else replicas},
+        "promote": strategy.promote or "auto",
+        "max_failures": strategy.max_failures,
+        "soak_seconds": strategy.soak_seconds if strategy.HasField("soak_seconds") else _SOAK_SECONDS,
+    }
+
+
+def adapter_message(record: AdapterRecord, revision: int) -> pb.Adapter:
+    """An adapter; `revision` 0: it has no etag."""
+    return pb.Adapter(
+        name=record.name,
+        pool=record.pool,
+        tenant=record.tenant,
+        generation=record.generation,
+        spec=spec_message(record.spec),
+        etag=_etag(revision),
+        updated_at=record.updated_at,
+        updated_by=record.updated_by,
+        request_id=record.request_id,
+        rollout=canary_message(record.rollout) if record.rollout else None,
+    )
+
+
+def adapter_dict(adapter: pb.Adapter) -> Plain:
+    """An adapter in the form of its record."""
+    return {
+        "name": adapter.name,
+        "pool": adapter.pool,
+        "tenant": adapter.tenant,
+        "generation": adapter.generation,
+        "spec": spec_dict(adapter.spec),
+        "etag": adapter.etag,
+        "updated_at": adapter.updated_at,
+        "updated_by": adapter.updated_by,
+        "request_id": adapter.request_id,
+        "canaries": canary_dict(adapter.rollout) if adapter.HasField("rollout") else None,
+    }
+
+
+def canary_message(rollout: CanaryRollout) -> pb.CanaryRollout:
+    """That only canaries serve a generation."""
+    stable = spec_message(rollout.stable_spec)
+    return pb.CanaryRollout(stable_generation=rollout.stable_generation, stable_spec=stable, halted=rollout.halted)
+
+
+def canary_dict(rollout: pb.CanaryRollout) -> Plain:
+    """That only canaries serve a generation, in the form of the record."""
+    return {
+        "stable_generation": rollout.stable_generation,
+        "stable_spec": spec_dict(rollout.stable_spec),
+        "halted": rollout.halted,
+    }
+
+
+def pool_message(record: PoolSpec, revision: int) -> pb.Pool:
+    """A pool; `revision` 0: it has no etag."""
+    return pb.Pool(
+        name=record.name,
+        base_models=record.base_models,
+        limits=_limits_message(record.limits),
+        base=_base_message(record.base) if record.base else None,
+        engine=record.engine,
+        engine_names=record.engine_names,
+        removals_confirmed_revision=record.removals_confirmed_revision,
+        etag=_etag(revision),
+    )
+
+
+def pool_dict(pool: pb.Pool) -> Plain:
+    """A pool in the form of its record."""
+    return {
+        "name": pool.name,
+        "base_models": list(pool.base_models),
+        "limits": limits_dict(pool.limits),
+        "base": base_dict(pool.base) if pool.HasField("base") else None,
+        "engine": pool.engine,
+        "engine_names": pool.engine_names,
+        "removals_confirmed_revision": pool.removals_confirmed_revision,
+        "etag": pool.etag,
+    }
+
+
+def _limits_message(limits: PoolLimits) -> pb.PoolLimits:
+    return pb.PoolLimits(
+        max_rank=limits.max_rank or 0,
+        max_adapters=limits.max_adapters or 0,
+        target_modules=limits.target_modules or (),
+        require_signature=limits.require_signature,
+        require_digest=limits.require_digest,
+        engine_hosts=limits.engine_hosts,
+        expected_replicas=limits.expected_replicas or 0,
+        prove="" if limits.prove == "effect" else limits.prove,
+    )
+
+
+def limits_dict(limits: pb.PoolLimits) -> Plain:
+    """A pool's limits in the form of its record."""
+    return {
+        "max_rank": limits.max_rank or None,
+        "max_adapters": limits.max_adapters or None,
+        "target_modules": list(limits.target_modules) or None,
+        "require_signature": limits.require_signature,
+        "require_digest": limits.require_digest,
+        "engine_hosts": list(limits.engine_hosts),
+        "expected_replicas": limits.expected_replicas or None,
+        "prove": limits.prove or "effect",
+    }
+
+
+def _base_message(base: BaseShapes) -> pb.BaseShapes:
+    modules = [pb.BaseModule(pattern=name, outputs=out, inputs=into) for name, (out, into) in base.modules.items()]
+    return pb.BaseShapes(
+        modules=modules,
+        fingerprint=base.fingerprint,
+        names=base.names,
+        architecture=base.architecture or "",
+        tied=base.tied,
+        head_size=base.head_size or 0,
+        evidence=evidence_message(base.evidence) if base.evidence else None,
+    )
+
+
+_RENAMES = ("parts", "beginnings", "ends")
+
+
+def evidence_message(said: ReportedEvidence) -> pb.EngineEvidence:
+    """What an engine said that it applies of adapters."""
+    renames = {field: [pb.Rename(old=old, new=new) for old, new in getattr(said, field)] for field in _RENAMES}
+    return pb.EngineEvidence(
+        engine=said.engine, architecture=said.architecture, applied=said.applied, taken=said.taken, **renames
+    )
+
+
+def evidence_dict(said: pb.EngineEvidence) -> Plain:
+    """What an engine said that it applies, in the form of the record."""
+    texts: Plain = {"engine": said.engine, "architecture": said.architecture}
+    lists: Plain = {"applied": list(said.applied), "taken": list(said.taken)}
+    renames: Plain = {field: [(one.old, one.new) for one in getattr(said, field)] for field in _RENAMES}
+    return {**texts, **lists, **renames}
+
+
+def base_dict(base: pb.BaseShapes) -> Plain:
+    """The modules of a base model in the form of the record."""
+    modules = {one.pattern: (one.outputs, one.inputs) for one in base.modules}
+    return {
+        "modules": modules,
+        "fingerprint": base.fingerprint,
+        "names": list(base.names),
+        "architecture": base.architecture or None,
+        "tied": base.tied,
+        "head_size": base.head_size or None,
+        "evidence": evidence_dict(base.evidence) if base.HasField("evidence") else None,
+    }
+
+
+def tenant_message(record: TenantRecord, revision: int) -> pb.Tenant:
+    """A tenant; `revision` 0: it has no etag."""
+    return pb.Tenant(
+        name=record.name, max_adapters=record.max_adapters or 0, adapters=record.adapters, etag=_etag(revision)
+    )
+
+
+def tenant_dict(tenant: pb.Tenant) -> Plain:
+    """A tenant in the form of its record."""
+    return {
+        "name": tenant.name,
+        "max_adapters": tenant.max_adapters or None,
+        "adapters": tenant.adapters,
+        "etag": tenant.etag,
+    }
+
+
+def _etag(revision: int) -> str:
+    return str(revision) if revision else ""

@@ -1,0 +1,1 @@
+"""Residency: which replica serves which adapter, derived and streamed to routers."""

@@ -1,0 +1,1 @@
+"""Rollouts: how far a generation has come, and what becomes of canaries."""

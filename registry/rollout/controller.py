@@ -1,0 +1,242 @@
+"""Controller of rollouts: promotes what canaries serve, halts what they refuse.
+
+Each admin service has one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from registry.etcd3.backoff import Backoff
+from registry.etcd3.client import Client
+from registry.etcd3.informer import SharedInformerFactory
+from registry.etcd3.ops import KeyValue, prefix_end
+from registry.etcd3.reflector import Reflector
+from registry.etcd3.stream import Changed, Listed
+from registry.model.errors import Reason, RegistryError, Unavailable
+from registry.model.keys import Keys
+from registry.model.records import AdapterRecord
+from registry.rollout.policy import (
+    Decision,
+    Halt,
+    Leave,
+    LookAgain,
+    OpenRollouts,
+    Promote,
+    Soak,
+    conductor_request_id,
+    decide,
+    soaking,
+)
+from registry.rollout.pool import PoolSnapshot
+from registry.rollout.pool_reader import PoolReader, follow_pool, read_pool
+from registry.rollout.status import Question, derive_rollout, needs_room
+from registry.runtime.clock import Deadline
+from registry.runtime.supervisor import Keep, keep_once
+from registry.store.writer import Writer
+from registry.transactions.changes import HaltRollout, PromoteRollout
+from registry.transactions.context import CONDUCTOR, Caller
+from registry.transactions.decode import read_adapter
+
+PRINCIPAL = "loraplane-admin"
+_ACT_SECONDS = 10.0
+# Between two looks at a pool, however fast its replicas report, give or take a half.
+_PAUSE_SECONDS = 0.2
+_RETRY = Backoff(base_seconds=0.5, cap_seconds=15.0)
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The parts that all pool controllers share.
+
+    `count` gets the verb of each change; `keep` keeps the task of each pool.
+    """
+
+    client: Client
+    keys: Keys
+    writer: Writer
+    informers: SharedInformerFactory
+    count: Callable[[str], None]
+    rng: random.Random
+    keep: Keep = keep_once
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A rollout with which something is to be done."""
+
+    kv: KeyValue
+    record: AdapterRecord
+
+
+class PoolController:
+    """The rollouts of one pool. `wake` is to be set when its records change."""
+
+    def __init__(self, name: str, running: OpenRollouts, shared: Shared) -> None:
+        self.name = name
+        self.wake = asyncio.Event()
+        self._running = running
+        self._shared = shared
+        self._soaks: dict[bytes, Soak] = {}
+        self._attempts: dict[bytes, int] = {}
+        self._failures = 0
+
+    async def run(self, reader: PoolReader) -> None:
+        """Conducts until the pool has no rollout left."""
+        while records := self._running.of(self.name):
+            self.wake.clear()
+            self._soaks = {key: soak for key, soak in self._soaks.items() if key in records}
+            self._attempts = {key: count for key, count in self._attempts.items() if key in records}
+            again_at = await self._look(reader, list(records.values()))
+            await asyncio.sleep(self._shared.rng.uniform(0.5, 1.5) * _PAUSE_SECONDS)
+            await self._until(again_at)
+
+    async def _until(self, again_at: float | None) -> None:
+        """Until something has changed, or it is that late."""
+        try:
+            async with asyncio.timeout_at(again_at):
+                await self.wake.wait()
+        except TimeoutError:
+            return
+
+    async def _look(self, reader: PoolReader, records: list[KeyValue]) -> float | None:
+        """Looks at each rollout once and does what is due; returns when to look again."""
+        pool = reader.snapshot()
+        if pool is None:
+            return None
+        again_at: list[float] = []
+        due: list[Due] = []
+        for kv in records:
+            match await self._find_due(kv, pool, reader):
+                case LookAgain(at=at):
+                    again_at.append(at)
+                case Due() as one:
+                    due.append(one)
+                case _:
+                    pass
+        if due and not await self._act(due, pool, reader):
+            again_at.append(_now() + _RETRY.delay(self._failures, self._shared.rng.uniform))
+        return min(again_at, default=None)
+
+    async def _find_due(self, kv: KeyValue, pool: PoolSnapshot, reader: PoolReader) -> Due | LookAgain | Leave:
+        """The next step of one rollout, as the informers have it."""
+        record = self._record(kv)
+        if record is None:
+            return Leave()
+        if needs_room(_question(record), kv, pool):
+            await reader.follow_adapters()
+            return Leave()
+        decision = self._decided(kv, record, pool, reader.losses)
+        return Due(kv, record) if isinstance(decision, Promote | Halt) else decision
+
+    def _decided(self, kv: KeyValue, record: AdapterRecord, pool: PoolSnapshot, losses: int | None) -> Decision:
+        rollout = derive_rollout(_question(record), kv, pool)
+        soak = soaking(self._soaks.pop(kv.key, None), rollout, kv.mod_revision, losses, _now())
+        if soak is not None:
+            self._soaks[kv.key] = soak
+        return decide(record.spec.strategy, rollout, soak, _now()) if record.spec.strategy else Leave()
+
+    def _record(self, kv: KeyValue) -> AdapterRecord | None:
+        try:
+            return read_adapter(self.name, kv)
+        except RegistryError:
+            return None
+
+    async def _act(self, due: list[Due], pool: PoolSnapshot, reader: PoolReader) -> bool:
+        """Does what is due, if it still is at one revision; False: not all could be done."""
+        budget = Deadline.of(_ACT_SECONDS)
+        try:
+            _, now = await read_pool(self._shared.client, self._shared.keys, due[0].record.name, pool, budget)
+            done = [await self._carry_out(one, now, reader.losses) for one in due]
+        except RegistryError as error:
+            # Also what is no outage, e.g. a token that expired: a service that dies of it conducts nothing at all.
+            self._failures += 1
+            _log.warning("rollout_not_conducted", pool=self.name, reason=error.reason, message=error.message)
+            return False
+        self._failures = 0 if all(done) else self._failures + 1
+        return all(done)
+
+    async def _carry_out(self, due: Due, pool: PoolSnapshot, losses: int | None) -> bool:
+        """Promotes or halts; False: it was refused. Raises Unavailable: outcome unknown."""
+        record, etag = due.record, due.kv.mod_revision
+        match self._decided(due.kv, record, pool, losses):
+            case Promote():
+                change = PromoteRollout(record.pool, record.name, record.generation, etag)
+                return await self._change("promote", change, due)
+            case Halt(why=why):
+                halt = HaltRollout(record.pool, record.name, record.generation, etag, why)
+                return await self._change("halt", halt, due)
+            case _:
+                return True
+
+    async def _change(self, verb: str, change: PromoteRollout | HaltRollout, due: Due) -> bool:
+        request_id = conductor_request_id(verb, due.record, self._attempts.get(due.kv.key, 0))
+        caller = Caller(PRINCIPAL, CONDUCTOR, request_id, request_id_given=True)
+        about = {"pool": change.pool, "name": change.name, "generation": change.generation, "request_id": request_id}
+        try:
+            settled = await self._shared.writer.change(change, caller, Deadline.of(_ACT_SECONDS), validate_only=False)
+        except Unavailable:
+            raise
+        except RegistryError as error:
+            # Another admin service, or somebody by hand, was faster; its change is on the way here.
+            self._attempts[due.kv.key] = self._attempts.get(due.kv.key, 0) + (error.reason is Reason.REQUEST_ID_REUSED)
+            _log.info("rollout_change_refused", **about, reason=error.reason, message=error.message)
+            return False
+        self._shared.count(verb)
+        _log.info("rollout_conducted", **about, verb=verb, revision=settled.revision)
+        return True
+
+
+def _question(record: AdapterRecord) -> Question:
+    return Question(record.pool, record.name, record.generation)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class RolloutController:
+    """Watches the adapters of all pools, and controls the pools that have rollouts."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._prefix = shared.keys.all_adapters()
+        self._running = OpenRollouts(self._prefix)
+        self._pools: dict[str, PoolController] = {}
+
+    async def run(self) -> None:
+        """Conducts until it is cancelled."""
+        self._pools.clear()  # of a run that failed
+        reflector = Reflector(self._shared.client, self._prefix, prefix_end(self._prefix), rng=self._shared.rng)
+        async with asyncio.TaskGroup() as tasks, aclosing(reflector.stream()) as reflections:
+            async for reflection in reflections:
+                match reflection:
+                    case Listed():
+                        self._wake(self._running.listed(reflection.kvs), tasks)
+                    case Changed():
+                        self._wake(self._running.changed(reflection.events), tasks)
+                    case _:
+                        pass
+
+    def _wake(self, pools: Iterable[str], tasks: asyncio.TaskGroup) -> None:
+        for pool in pools:
+            if pool in self._pools:
+                self._pools[pool].wake.set()
+            elif pool in self._running.pools:
+                self._pools[pool] = PoolController(pool, self._running, self._shared)
+                conduct = partial(self._conduct, self._pools[pool])
+                tasks.create_task(self._shared.keep(f"rollouts of {pool}", conduct), name=f"conduct {pool}")
+
+    async def _conduct(self, pool: PoolController) -> None:
+        async with follow_pool(self._shared.informers, self._shared.keys, pool.name, pool.wake) as reader:
+            await pool.run(reader)
+            # From here on a new rollout gets a new task, so nothing may be awaited in between.
+            del self._pools[pool.name]

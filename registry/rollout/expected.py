@@ -1,0 +1,306 @@
+"""Replicas that a pool expects: those of the last day, or as many as it says.
+
+An admin service writes ``members/<pool>``, a key of its own, when a replica joins, goes, or was gone for a day: never
+for a heartbeat. Several admin services write the same, each on the condition that nobody else did meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import structlog
+
+from registry.etcd3.client import Client
+from registry.etcd3.errors import EtcdError
+from registry.etcd3.informer import SharedInformer, SharedInformerFactory
+from registry.etcd3.ops import Delete, KeyValue, Put, Range, Txn, absent, mod_is, prefix_end
+from registry.model.errors import Conflict, FailedPrecondition, NotFound, Reason, RegistryError
+from registry.model.keys import Keys, last_part
+from registry.model.records import PoolSpec
+from registry.model.status import LeftReplica, Presence, RememberedReplica, RememberedReplicas, presence_of
+from registry.runtime.clock import Deadline, rfc3339
+from registry.store.failures import refusal
+
+REMEMBERED_FOR = timedelta(days=1)
+# Of a pool. Those that live come first, then those that were seen last.
+MAX_REMEMBERED = 1000
+# Changes within this time, give or take a half, make one write: a fleet that starts comes replica by replica.
+_PAUSE_SECONDS = 1.0
+# How often it is looked who was gone for a day.
+_LOOK_SECONDS = 300.0
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class AbsentReplica:
+    """A replica that is expected and does not live; `last_seen` RFC 3339, empty: a moment ago."""
+
+    name: str
+    labels: Mapping[str, str]
+    last_seen: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolExpectation:
+    """What a pool expects, as it stands in etcd.
+
+    Attributes:
+        members: value of ``members/<pool>``; None: there is none.
+        pool: value of the pool's record; None: there is none.
+        remembered: replicas that lived within the last day.
+        count: how many replicas the pool says that it has; None: it does not say, so those that are remembered.
+    """
+
+    members: KeyValue | None = None
+    pool: KeyValue | None = None
+    remembered: Mapping[str, RememberedReplica] = field(default_factory=dict)
+    count: int | None = None
+
+    def absent(self, live: Collection[str]) -> list[AbsentReplica]:
+        """Those that are expected and do not live, the latest first; no more than lack to the count, if it is said."""
+        gone = [AbsentReplica(name, one.labels, one.last_seen) for name, one in self.remembered.items()]
+        found = [one for one in gone if one.name not in live]
+        found.sort(key=lambda one: (not one.last_seen, one.last_seen, one.name), reverse=True)
+        return found if self.count is None else found[: max(0, self.count - len(live))]
+
+    def lacking(self, live: Collection[str]) -> int:
+        """How many replicas are expected and do not live, known by name or not."""
+        return len(self.absent(live)) if self.count is None else max(0, self.count - len(live))
+
+
+NOTHING_EXPECTED = PoolExpectation()
+
+
+def expectation_of(
+    members: KeyValue | None, pool: KeyValue | None, before: PoolExpectation = NOTHING_EXPECTED
+) -> PoolExpectation:
+    """What these values say; what cannot be read says nothing. `before` is returned if it is of the same values."""
+    if (before.members, before.pool) == (members, pool):
+        return before
+    return PoolExpectation(members, pool, _remembered(members).members, _count(pool))
+
+
+def _remembered(kv: KeyValue | None) -> RememberedReplicas:
+    try:
+        return RememberedReplicas.parse(kv.value) if kv is not None else RememberedReplicas()
+    except RegistryError:
+        return RememberedReplicas()
+
+
+def _count(kv: KeyValue | None) -> int | None:
+    try:
+        return PoolSpec.parse(kv.value).limits.expected_replicas if kv is not None else None
+    except RegistryError:
+        return None
+
+
+def remember(
+    before: RememberedReplicas, presences: Iterable[KeyValue], left: Mapping[str, str], now: datetime
+) -> RememberedReplicas:
+    """Who is to be remembered: all that live and do not leave, and who lived within the last day.
+
+    `left`: the incarnations of those whose processes ended in order, by name.
+    """
+    live = {last_part(kv.key): presence_of(kv.value) for kv in presences}
+    gone: dict[str, RememberedReplica] = {}
+    for name, one in before.members.items():
+        has_left = bool(one.incarnation) and left.get(name) == one.incarnation
+        if name not in live and not has_left and (seen := _seen(one, now)) is not None:
+            gone[name] = seen
+    latest = sorted(gone, key=lambda name: (gone[name].last_seen, name), reverse=True)
+    staying = {name: one for name, one in sorted(live.items()) if not _leaves(one, left.get(name))}
+    here = {name: _living(before.members.get(name), one) for name, one in staying.items()}
+    members = {**here, **{name: gone[name] for name in latest}}
+    return _fitting(before, dict(list(members.items())[:MAX_REMEMBERED]))
+
+
+def _fitting(before: RememberedReplicas, members: dict[str, RememberedReplica]) -> RememberedReplicas:
+    """With as many as a value of etcd may hold, whatever labels they have."""
+    while True:
+        made = before.model_copy(update={"members": dict(sorted(members.items()))})
+        if len(made.to_bytes()) <= RememberedReplicas.max_bytes:
+            return made
+        members = dict(list(members.items())[: len(members) // 2])
+
+
+def _living(before: RememberedReplica | None, presence: Presence | None) -> RememberedReplica:
+    """A presence that cannot be read says that the replica lives, and nothing else."""
+    if presence is not None:
+        return RememberedReplica(labels=presence.labels, incarnation=presence.incarnation)
+    return before.model_copy(update={"last_seen": ""}) if before else RememberedReplica()
+
+
+def _seen(one: RememberedReplica, now: datetime) -> RememberedReplica | None:
+    """One that is gone, with the time at which that was found; None: a day ago, or that time cannot be read."""
+    if not one.last_seen:
+        return one.model_copy(update={"last_seen": rfc3339(now)})
+    try:
+        is_recent = datetime.fromisoformat(one.last_seen) > now - REMEMBERED_FOR
+    except (ValueError, TypeError):
+        return None
+    return one if is_recent else None
+
+
+def _leaves(presence: Presence | None, left: str | None) -> bool:
+    """True for one that nobody is to wait for.
+
+    It drains, or has ended; or its sidecar is of a release that says neither, so that it would be missed for a day
+    whenever it was ended on purpose.
+    """
+    if presence is None:
+        return False
+    return presence.leaving or presence.incarnation == left or "leaving" not in presence.model_fields_set
+
+
+def _left(kvs: Iterable[KeyValue]) -> dict[str, dict[str, str]]:
+    """By pool and name, the incarnations that ended in order; what cannot be read says nothing."""
+    found: dict[str, dict[str, str]] = {}
+    for kv in kvs:
+        try:
+            incarnation = LeftReplica.parse(kv.value).incarnation
+        except RegistryError:
+            continue
+        found.setdefault(_pool_of(kv.key), {})[last_part(kv.key)] = incarnation
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Informers:
+    presences: SharedInformer
+    pools: SharedInformer
+    members: SharedInformer
+    left: SharedInformer
+
+    @property
+    def is_true(self) -> bool:
+        informers = self.presences, self.pools, self.members, self.left
+        return all(one.is_listed and one.connected for one in informers)
+
+
+class MembersKeeper:
+    """Remembers who lives in each pool. Each admin service has one.
+
+    Args:
+        tell: is called with how many replicas are missing in each pool, whenever that was looked at.
+        wall: the time, in UTC.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        keys: Keys,
+        informers: SharedInformerFactory,
+        tell: Callable[[Mapping[str, int]], None],
+        *,
+        rng: random.Random,
+        wall: Callable[[], datetime],
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._informers = informers
+        self._tell = tell
+        self._rng = rng
+        self._wall = wall
+
+    async def run(self) -> None:
+        """Keeps it until it is cancelled."""
+        wake, keys = asyncio.Event(), self._keys
+        prefixes = keys.all_replicas(), keys.pools(), keys.all_members(), keys.all_left()
+        async with AsyncExitStack() as stack:
+            looks = [self._informers.look(prefix, prefix_end(prefix), wake) for prefix in prefixes]
+            informers = _Informers(*[await stack.enter_async_context(look) for look in looks])
+            while True:
+                await self._next(wake)
+                if informers.is_true:
+                    await self._look(informers)
+
+    async def _next(self, wake: asyncio.Event) -> None:
+        try:
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await wake.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(self._rng.uniform(0.5, 1.5) * _PAUSE_SECONDS)
+        wake.clear()
+
+    async def _look(self, informers: _Informers) -> None:
+        """Writes what changed, and tells who is missing."""
+        presences: dict[str, list[KeyValue]] = {}
+        for kv in informers.presences.kvs.values():
+            presences.setdefault(_pool_of(kv.key), []).append(kv)
+        members = {last_part(kv.key): kv for kv in informers.members.kvs.values()}
+        left, missing = _left(informers.left.kvs.values()), dict[str, int]()
+        for key, pool_kv in list(informers.pools.kvs.items()):
+            pool, here = last_part(key), presences.get(last_part(key), [])
+            await self._renew(pool, members.pop(pool, None), here, left.get(pool, {}))
+            live = {last_part(kv.key): kv for kv in here}
+            known = informers.members.kvs.get(self._keys.members(pool))
+            missing[pool] = expectation_of(known, pool_kv).lacking(live)
+        for pool, kv in members.items():
+            await self._send(
+                pool, Txn((mod_is(kv.key, kv.mod_revision), absent(self._keys.pool(pool))), (Delete(kv.key),))
+            )
+        self._tell(missing)
+
+    async def _renew(self, pool: str, kv: KeyValue | None, presences: list[KeyValue], left: Mapping[str, str]) -> None:
+        before = _remembered(kv)
+        wanted = remember(before, presences, left, self._wall())
+        if wanted.members == before.members:
+            return
+        key = self._keys.members(pool)
+        unchanged = absent(key) if kv is None else mod_is(key, kv.mod_revision)
+        await self._send(pool, Txn((unchanged,), (Put(key, wanted.to_bytes()),)))
+
+    async def _send(self, pool: str, txn: Txn) -> None:
+        """Somebody who was faster wrote the same, or woke this up again."""
+        try:
+            await self._client.txn(txn)
+        except EtcdError as error:
+            _log.warning("members_not_written", pool=pool, error=str(error))
+
+
+def _pool_of(key: bytes) -> str:
+    return last_part(key.rsplit(b"/", 1)[0])
+
+
+async def forget(client: Client, keys: Keys, pool: str, name: str, budget: Deadline, *, dry_run: bool) -> None:
+    """Expects a replica no more.
+
+    Raises:
+        NotFound: nobody remembers one of that name.
+        FailedPrecondition: it lives.
+        Conflict: somebody else changed who is remembered at the same time.
+        Unavailable: etcd does not answer.
+    """
+    try:
+        alive = await client.range(Range(keys.replica(pool, name), keys_only=True), timeout_seconds=budget.spend())
+        found = await client.range(Range(keys.members(pool)), timeout_seconds=budget.spend())
+        if alive.kvs:
+            message = f"replica {name!r} lives; end its sidecar first"
+            raise FailedPrecondition(Reason.REPLICA_LIVES, message, field="name")
+        kv = next(iter(found.kvs), None)
+        before = _remembered(kv)
+        if kv is None or name not in before.members:
+            message = f"nobody expects a replica {name!r} in pool {pool!r}; see loraplane get replicas"
+            raise NotFound(Reason.REPLICA_NOT_FOUND, message, field="name")
+        others = {one: member for one, member in before.members.items() if one != name}
+        wanted = before.model_copy(update={"members": others})
+        if dry_run:
+            return
+        put = Put(kv.key, wanted.to_bytes())
+        result = await client.txn(Txn((mod_is(kv.key, kv.mod_revision),), (put,)), timeout_seconds=budget.spend())
+    except EtcdError as error:
+        raise refusal(error) from error
+    if not result.succeeded:
+        raise Conflict(Reason.LOST_RACE, "others of the pool came or went at the same time; try again", field="name")
+
+
+def not_alive(one: AbsentReplica) -> str:
+    """Why it is waited for, and what to do, in one sentence."""
+    seen = f"last seen at {one.last_seen}" if one.last_seen else "just gone"
+    return f"{seen}; start its sidecar, or loraplane replica forget {one.name}"

@@ -1,0 +1,27 @@
+"""Properties of every program: the release, and variables of its flags."""
+
+from __future__ import annotations
+
+from functools import cache
+
+
+def variable_of(flag: str) -> str:
+    """E.g. ``LORAPLANE_TLS_CA`` for ``--tls-ca``."""
+    return "LORAPLANE_" + flag.removeprefix("--").replace("-", "_").upper()
+
+
+@cache
+def release_version() -> str:
+    """The version of the installed package; empty where it runs without being installed."""
+    # Reading it takes longer than a whole `python -c pass`, and most runs of a program do not.
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
+
+    try:
+        return version("loraplane")
+    except PackageNotFoundError:
+        return ""
+
+
+def version_line(program: str) -> str:
+    """What a program answers to ``--version``."""
+    return f"{program} {release_version() or 'not installed'}"

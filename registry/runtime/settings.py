@@ -1,0 +1,141 @@
+"""Settings that every daemon has, validated once at its start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from registry.etcd3.errors import EtcdUnauthenticated
+from registry.etcd3.options import ClientOptions, TlsFiles
+from registry.model.keys import DEFAULT_PREFIX
+from registry.runtime.flags import Flag
+
+
+class Address(BaseModel):
+    """A host and a port to listen on."""
+
+    model_config = ConfigDict(frozen=True)
+
+    host: str
+    port: Annotated[int, Field(ge=0, le=65535)]
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def _split_address(value: object) -> object:
+    """HOST:PORT; brackets around an IPv6 address are taken off."""
+    if not isinstance(value, str):
+        return value
+    host, colon, port = value.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{value!r} is not HOST:PORT")
+    return Address(host=host.strip("[]"), port=int(port))
+
+
+def split_list(value: object) -> object:
+    """``a,b,c`` as its parts, without empty ones; what is no text is left as it is."""
+    return tuple(part for part in value.split(",") if part) if isinstance(value, str) else value
+
+
+Listen = Annotated[Address, BeforeValidator(_split_address)]
+List = Annotated[tuple[str, ...], BeforeValidator(split_list)]
+OptionalFile = Path | None
+
+
+class DaemonSettings(BaseModel):
+    """How a process reaches etcd. A field is a flag and an environment variable of the same name (`flags`).
+
+    Raises (on construction):
+        pydantic.ValidationError: a value is not of the form that its field asks for.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    etcd: Annotated[List, Field(min_length=1), Flag("HOST:PORT[,…]", "etcd's members")]
+    prefix: Annotated[str, Flag("PATH", "Prefix of all keys in etcd")] = DEFAULT_PREFIX
+    etcd_user: Annotated[str | None, Flag("NAME", "User for etcd")] = None
+    etcd_password_file: Annotated[OptionalFile, Flag("FILE", "File with its password, read at each login")] = None
+    etcd_tls_ca: Annotated[OptionalFile, Flag("FILE", "PEM file of etcd's authority")] = None
+    etcd_tls_cert: Annotated[OptionalFile, Flag("FILE", "PEM file of our certificate for etcd")] = None
+    etcd_tls_key: Annotated[OptionalFile, Flag("FILE", "PEM file of its key")] = None
+    insecure: Annotated[
+        bool, Flag("", "Bear what is unprotected on the network, which is refused otherwise", switch=True)
+    ] = False
+
+    @field_validator("etcd")
+    @classmethod
+    def _etcd(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for member in value:
+            if "://" in member:
+                raise ValueError(f"{member!r} is not HOST:PORT: leave the scheme out; --etcd-tls-ca asks for TLS")
+            _split_address(member)
+        return value
+
+    @field_validator("prefix")
+    @classmethod
+    def _prefix(cls, value: str) -> str:
+        if not value.startswith("/") or value.endswith("/"):
+            raise ValueError("a prefix starts with / and does not end with it, such as /loraplane/v1")
+        return value
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Self:
+        go_together("--etcd-tls-cert", self.etcd_tls_cert, "--etcd-tls-key", self.etcd_tls_key)
+        go_together("--etcd-user", self.etcd_user, "--etcd-password-file", self.etcd_password_file)
+        return self
+
+    @model_validator(mode="after")
+    def _protected(self) -> Self:
+        found = self.unprotected()
+        if found and not self.insecure:
+            raise ValueError(f"{found[0]}, or --insecure where the network may be trusted")
+        return self
+
+    def unprotected(self) -> tuple[str, ...]:
+        """Credentials that leave this host unencrypted, and ports that anybody may use: each with the remedy."""
+        remote = [member for member in self.etcd if not is_loopback(member.rpartition(":")[0])]
+        if not remote or not self.etcd_user or self.etcd_tls_ca or self.etcd_tls_cert:
+            return ()
+        return (f"--etcd-password-file: the password would go unencrypted to {remote[0]}: give --etcd-tls-ca",)
+
+    def client_options(self) -> ClientOptions:
+        """How to reach etcd. The password is read from its file at each login."""
+        tls = None
+        if self.etcd_tls_ca or self.etcd_tls_cert:
+            tls = TlsFiles(ca=self.etcd_tls_ca, certificate=self.etcd_tls_cert, key=self.etcd_tls_key)
+        return ClientOptions(self.etcd, tls=tls, user=self.etcd_user, password=self._password())
+
+    def _password(self) -> Callable[[], str] | None:
+        file = self.etcd_password_file
+        return (lambda: _read_password(file)) if file else None
+
+
+def _read_password(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError as error:
+        raise EtcdUnauthenticated(f"cannot read {file}: {error.strerror}") from error
+
+
+def is_loopback(host: str) -> bool:
+    """True for what surely is this host; a name that has to be looked up is none."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def go_together(one: str, value: object, other: str, other_value: object) -> None:
+    """Refuses one of two flags without the other.
+
+    Raises:
+        ValueError: only one of them is given.
+    """
+    if (value is None) != (other_value is None):
+        raise ValueError(f"{one} and {other} go together; give both")

@@ -1,0 +1,159 @@
+"""Base of all sources: protocol, errors, limits, cancellation, trust."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Literal, Protocol
+
+from registry.lora.findings import Finding, FindingReason, summary
+from registry.lora.signatures import SignatureReason
+
+# Stable names of why an artifact could not be staged. Programs may depend on them, not on the sentences beside them.
+SourceReason = Literal[
+    "address_not_allowed",
+    "artifact_damaged",
+    "bad_archive",
+    "credential_not_bound",
+    "credential_unavailable",
+    "digest_mismatch",
+    "disk_full",
+    "examination_failed",
+    "internal_error",
+    "invalid_source",
+    "not_a_regular_file",
+    "redirect_not_allowed",
+    "source_changed",
+    "source_denied",
+    "source_io",
+    "source_is_html",
+    "source_missing",
+    "source_not_allowed",
+    "source_timeout",
+    "source_untrusted",
+    "staging_stopped",
+    "staging_timeout",
+    "store_full",
+    "store_io",
+    "too_large",
+    "unsupported_policy",
+    "unknown_credential",
+    "unsupported_scheme",
+]
+ArtifactReason = SourceReason | FindingReason | SignatureReason
+
+
+class ArtifactError(Exception):
+    """An artifact could not be staged. `reason` is stable, `permanent`: repeating cannot help.
+
+    The message says what was found, what was expected, and what to do; never a secret, nor where a path of this host
+    leads: whoever may write a record reads it in a status. That is in `detail`, for this host's own log.
+    """
+
+    def __init__(self, reason: ArtifactReason, message: str, *, permanent: bool, detail: str = "") -> None:
+        super().__init__(message)
+        self.reason: ArtifactReason = reason
+        self.message = message
+        self.permanent = permanent
+        self.detail = detail
+
+
+def unfit(findings: Sequence[Finding]) -> ArtifactError:
+    """An adapter that cannot be served: the first finding's reason, and how many there are beside it."""
+    return ArtifactError(findings[0].reason, summary(findings), permanent=any(one.permanent for one in findings))
+
+
+class StoreError(Exception):
+    """The store cannot be used at all, or was configured wrongly; the message names the path and the remedy."""
+
+
+class Stop:
+    """Tells a worker thread that nobody waits for it any more."""
+
+    def __init__(self) -> None:
+        self._event = Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def check(self, wait_seconds: float = 0.0) -> None:
+        """Returns after the time.
+
+        Raises:
+            ArtifactError: ``staging_stopped``, at once when `set` is called.
+        """
+        if self._event.wait(wait_seconds) if wait_seconds else self._event.is_set():
+            raise ArtifactError("staging_stopped", "the staging was stopped before its end", permanent=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLimits:
+    """How long a source may keep us waiting.
+
+    Attributes:
+        connect_seconds: for a connection, and for TLS on it.
+        idle_seconds: without a byte.
+        min_bytes_per_second: on average over the time that was spent waiting for bytes.
+        pace_seconds: how often the average is looked at.
+    """
+
+    connect_seconds: float = 10.0
+    idle_seconds: float = 30.0
+    min_bytes_per_second: int = 4096
+    pace_seconds: float = 30.0
+
+    def timeouts(self) -> dict[str, float]:
+        """As httpcore takes them."""
+        idle = self.idle_seconds
+        return {"connect": self.connect_seconds, "read": idle, "write": idle, "pool": self.connect_seconds}
+
+
+# Takes a file's name, its size in bytes and its content. A file that comes again takes the place of what came of it.
+Receive = Callable[[str, int, Iterator[bytes]], None]
+
+
+class Source(Protocol):
+    """One place that an adapter's files can be had from."""
+
+    def fetch(self, receive: Receive, stop: Stop) -> None:
+        """Hands over the files of `manifest.FILES`, as one state of the source; ends soon after it is stopped.
+
+        Raises:
+            ArtifactError: they cannot be had, or changed while they were read; or what `receive` raises.
+        """
+        ...
+
+
+def version_of(path: Path) -> tuple[int, ...]:
+    """Changes when a file is replaced or written to. Look before reading it, so that no change is missed."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+class TrustedAuthorities:
+    """The authorities that certificates are checked with, read again when their file was replaced."""
+
+    def __init__(self, file: Path | None, make: Callable[[], ssl.SSLContext]) -> None:
+        """Takes the file that `make` reads them from; None: none that anybody replaces. Raises what `make` raises."""
+        self._file = file
+        self._make = make
+        self._version = version_of(file) if file is not None else ()
+        self._context = make()
+
+    def newest(self) -> ssl.SSLContext:
+        """For the next connection; as they were before while the file is half written or gone."""
+        version = version_of(self._file) if self._file is not None else ()
+        if self._file is not None and version != self._version:
+            try:
+                context = self._make()
+                context.load_verify_locations(self._file)  # `make` may pass over what it cannot read
+            except OSError:
+                return self._context
+            self._context, self._version = context, version
+        return self._context

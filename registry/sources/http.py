@@ -1,0 +1,363 @@
+"""Adapters on a web server or a hub: two files of a directory, or one archive.
+
+Redirects are judged, credentials bound, files that broke off resumed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import httpcore
+import httpx
+
+from registry.lora.digest import FILES
+from registry.model.source_uri import SourcePrefix, SourceUri
+from registry.sources.archive import receive_archive
+from registry.sources.base import ArtifactError, Receive, SourceLimits, Stop, TrustedAuthorities
+from registry.sources.connections import ConnectionPool, SourceRequests
+from registry.sources.credentials import HeldCredential
+from registry.sources.failures import (
+    DENIED_STATUSES,
+    Passing,
+    StartOver,
+    connecting,
+    no_authorities,
+    receiving,
+    retries,
+    retries_from_start,
+    status_error,
+)
+from registry.sources.urls import WebUrl, check_redirect, parse_url
+
+MAX_REDIRECTS = 5
+MAX_SKIPPED_DIGITS = 4  # of the length of a redirect's own body
+Headers = tuple[tuple[str, str], ...]
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+# Compressed on the way, a small answer could become a large file, and a range would mean something else.
+_PLAIN: Headers = (("Accept", "*/*"), ("Accept-Encoding", "identity"), ("User-Agent", "loraplane"))
+
+
+@dataclass(frozen=True, slots=True)
+class SourceResponse:
+    """What came back, and from where; its body is read as it comes."""
+
+    url: WebUrl
+    response: httpcore.Response
+
+    @property
+    def status(self) -> int:
+        return self.response.status
+
+    def header(self, name: str) -> str:
+        """A header's value, empty if it is not there."""
+        return _header(self.response, name)
+
+    def chunks(self) -> Iterator[bytes]:
+        """The body.
+
+        Raises:
+            Passing: it broke off.
+        """
+        with receiving(self.url.place):
+            try:
+                yield from self.response.iter_stream()
+            finally:
+                self.response.close()
+
+    def skip(self) -> None:
+        """Ends it. A short body is read all the same, since else the connection could not serve again."""
+        length = self.header("content-length")
+        if length.isdecimal() and len(length) <= MAX_SKIPPED_DIGITS:
+            with suppress(Passing):
+                for _ in self.chunks():
+                    pass
+        self.close()
+
+    def close(self) -> None:
+        self.response.close()
+
+
+class Getter:
+    """GETs of one staging."""
+
+    def __init__(
+        self,
+        requests: SourceRequests,
+        named: Sequence[SourcePrefix],
+        held: HeldCredential | None,
+        may_see: Sequence[SourcePrefix],
+    ) -> None:
+        """Takes the URLs that the operator named, and a credential with the URLs that may see it."""
+        self._requests = requests
+        self._named = named
+        self._held = held
+        self._may_see = may_see
+
+    def get(self, url: WebUrl, headers: Headers = ()) -> SourceResponse:
+        """The answer behind all redirects, whatever its status. A credential that is refused is fetched anew once.
+
+        Raises:
+            ArtifactError: it could not be had.
+        """
+        answer = self._follow(url, headers)
+        if answer.status in DENIED_STATUSES and self._held is not None and self._held.renew():
+            answer.close()
+            answer = self._follow(url, headers)
+        return answer
+
+    def _follow(self, start: WebUrl, headers: Headers) -> SourceResponse:
+        url = start
+        for _ in range(MAX_REDIRECTS + 1):
+            answer = self._send(url, start, headers)
+            location = answer.header("location")
+            if answer.status not in _REDIRECTS or not location:
+                return answer
+            answer.skip()
+            url = url.redirected(location)
+            check_redirect(url, self._named)
+        message = f"{start.place} redirects more than {MAX_REDIRECTS} times"
+        raise ArtifactError("redirect_not_allowed", message, permanent=True)
+
+    def _send(self, url: WebUrl, start: WebUrl, headers: Headers) -> SourceResponse:
+        fields = (("Host", url.authority), *_PLAIN, *headers, *self._authorization(url, start))
+        with connecting(url.place):
+            return SourceResponse(url, self._requests.get(str(url), url.reach(self._named), fields))
+
+    def _authorization(self, url: WebUrl, start: WebUrl) -> Headers:
+        """The credential, if this is where the source is, and not where a redirect leads."""
+        is_seen = url.is_same_origin(start) and any(url.is_below(prefix) for prefix in self._may_see)
+        value = self._held.authorization() if self._held is not None and is_seen else None
+        return (("Authorization", value),) if value is not None else ()
+
+
+def _header(response: httpcore.Response, name: str) -> str:
+    wanted = name.encode()
+    return next((value.decode("latin-1") for key, value in response.headers if key.lower() == wanted), "")
+
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+
+
+def receive_file(getter: Getter, url: WebUrl, name: str, receive: Receive, stop: Stop) -> None:
+    """Hands over one file, from its start again where it cannot be continued.
+
+    Raises:
+        ArtifactError: it cannot be had.
+    """
+
+    def once() -> None:
+        size_bytes, chunks = Download(getter, url, stop).content()
+        receive(name, size_bytes, chunks)
+
+    retries_from_start(stop)(once)
+
+
+class Download:
+    """What is at a URL, once."""
+
+    def __init__(self, getter: Getter, url: WebUrl, stop: Stop) -> None:
+        self._getter = getter
+        self._url = url
+        self._stop = stop
+
+    def content(self) -> tuple[int, Iterator[bytes]]:
+        """Its size in bytes and its content; the connection is made here, and again where it breaks.
+
+        Raises:
+            ArtifactError: here, or from the iterator.
+        """
+        answer = retries(self._stop)(self._first)
+        transfer = _Transfer(self._getter, self._url, answer, _length(answer))
+        return transfer.size_bytes, transfer.chunks(self._stop)
+
+    def _first(self) -> SourceResponse:
+        answer = self._getter.get(self._url)
+        if answer.status != 200:
+            answer.close()
+            raise status_error(answer.status, answer.url.place)
+        return answer
+
+
+class _Transfer:
+    """A body as it arrives, in one part or, where it breaks off, in several."""
+
+    def __init__(self, getter: Getter, url: WebUrl, first: SourceResponse, size_bytes: int) -> None:
+        self._getter = getter
+        self._url = url
+        self._first = first
+        self._got_bytes = 0
+        self._failure: Passing | None = None
+        self.size_bytes = size_bytes
+
+    def chunks(self, stop: Stop) -> Iterator[bytes]:
+        """The content, exactly as long as it was said to be.
+
+        Raises:
+            ArtifactError: it did not arrive.
+        """
+        for attempt in retries(stop):
+            with attempt:
+                yield from self._part()
+
+    def _part(self) -> Iterator[bytes]:
+        answer = self._first if self._failure is None else self._rest(self._failure)
+        try:
+            for chunk in answer.chunks():
+                self._got_bytes += len(chunk)
+                self._check_not_longer(answer)
+                yield chunk
+        except Passing as error:
+            self._failure = error
+            raise
+
+    def _check_not_longer(self, answer: SourceResponse) -> None:
+        if self._got_bytes > self.size_bytes:
+            raise StartOver("source_changed", f"{answer.url.place} sends more than it said; it is tried again")
+
+    def _rest(self, failure: Passing) -> SourceResponse:
+        """The answer that goes on after what was got."""
+        tag = self._first.header("etag")
+        if not tag.startswith('"'):  # none, or a weak one, which says little of bytes
+            raise StartOver(failure.reason, failure.message)
+        answer = self._getter.get(self._url, (("Range", f"bytes={self._got_bytes}-"), ("If-Range", tag)))
+        if answer.status == 206 and self._goes_on(answer, tag):
+            return answer
+        answer.close()
+        if answer.status in {200, 206, 416}:
+            raise StartOver(failure.reason, failure.message)
+        raise status_error(answer.status, answer.url.place)
+
+    def _goes_on(self, answer: SourceResponse, tag: str) -> bool:
+        """True if the answer is of the same file, and begins where the last one ended."""
+        found = _CONTENT_RANGE.fullmatch(answer.header("content-range"))
+        expected = (str(self._got_bytes), str(self.size_bytes - 1), str(self.size_bytes))
+        left_bytes = str(self.size_bytes - self._got_bytes)
+        is_said = found is not None and found.groups() == expected and answer.header("content-length") == left_bytes
+        return is_said and answer.header("etag") in {"", tag}
+
+
+def _length(answer: SourceResponse) -> int:
+    """What the server promises; without a promise nothing could be said of a body that ends or never ends."""
+    place = answer.url.place
+    if answer.header("content-encoding").lower() not in {"", "identity"}:
+        raise _unusable(f"{place} sends it compressed, though that was not asked for")
+    if answer.header("content-type").lower().startswith("text/html"):
+        message = f"{place} sends a page of HTML, expected a file; perhaps it wants a login. It is tried again"
+        raise ArtifactError("source_is_html", message, permanent=False)
+    length = answer.header("content-length")
+    if not length.isascii() or not length.isdigit() or len(length) > 18:
+        raise _unusable(f"{place} does not say how long it is (Content-Length)")
+    return int(length)
+
+
+def _unusable(found: str) -> ArtifactError:
+    message = f"{found}; serve the file as it is, statically. It is tried again"
+    return ArtifactError("source_io", message, permanent=False)
+
+
+GZIPPED = (".tar.gz", ".tgz")
+
+
+class Web:
+    """How this host goes to web servers. Close it at the end."""
+
+    def __init__(self, limits: SourceLimits) -> None:
+        self.connections = ConnectionPool(self._newest_tls, limits)
+
+    def close(self) -> None:
+        """Closes the connections that no staging has."""
+        self.connections.close()
+
+    def _newest_tls(self) -> ssl.SSLContext:
+        return self.tls.newest()
+
+    @cached_property
+    def tls(self) -> TrustedAuthorities:
+        """The authorities that are trusted; read when they are first needed, for it takes a while.
+
+        Raises:
+            ArtifactError: ``source_untrusted``: they cannot be read.
+        """
+        try:
+            file = os.environ.get("SSL_CERT_FILE")  # without it, the authorities are those of a package
+            return TrustedAuthorities(Path(file) if file else None, _make_context)
+        except OSError as error:
+            raise no_authorities(error) from None
+
+
+def _make_context() -> ssl.SSLContext:
+    context = httpx.create_ssl_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+@dataclass(frozen=True, slots=True)
+class WebSource:
+    """What a URL names.
+
+    Attributes:
+        web: how to get there.
+        url: a directory, or an archive.
+        is_directory: which of them.
+        named: URLs that the operator allowed, which may lead into his own network.
+        held: the credential of the record.
+        may_see: URLs that the credential may be sent to.
+    """
+
+    web: Web
+    url: WebUrl
+    is_directory: bool
+    named: tuple[SourcePrefix, ...]
+    held: HeldCredential | None
+    may_see: tuple[SourcePrefix, ...]
+
+    def fetch(self, receive: Receive, stop: Stop) -> None:
+        """See `Source.fetch`."""
+        with _getter(self.web, stop, self.named, self.held, self.may_see) as getter:
+            if self.is_directory:
+                for name in FILES:
+                    receive_file(getter, parse_url(f"{self.url}{name}"), name, receive, stop)
+            else:
+                retries_from_start(stop)(self._unpack, getter, receive, stop)
+
+    def _unpack(self, getter: Getter, receive: Receive, stop: Stop) -> None:
+        _, chunks = Download(getter, self.url, stop).content()
+        receive_archive(chunks, receive, is_gzipped=self.url.target.endswith(GZIPPED))
+
+
+def web_source(web: Web, uri: SourceUri, named: Sequence[SourcePrefix], held: HeldCredential | None) -> WebSource:
+    """The source at an http(s):// URI."""
+    path = "".join(f"/{name}" for name in uri.path) + ("/" if uri.is_directory else "")
+    url = parse_url(f"{uri.scheme}://{uri.authority}{path}")
+    return WebSource(web, url, uri.is_directory, tuple(named), held, held.prefixes if held else ())
+
+
+def hub_source(
+    web: Web, hub: WebUrl, uri: SourceUri, named: Sequence[SourcePrefix], held: HeldCredential | None
+) -> WebSource:
+    """The source at an hf:// URI. The hub's own address was configured, so it may be anywhere."""
+    repository, *folders = uri.path
+    below = "".join(f"{name}/" for name in folders)
+    url = parse_url(f"{hub.place}{hub.target.rstrip('/')}/{uri.authority}/{repository}/resolve/{uri.commit}/{below}")
+    itself = hub_prefix(hub)
+    return WebSource(web, url, True, (*named, itself), held, (itself,))  # noqa: FBT003 - a directory
+
+
+def hub_prefix(hub: WebUrl) -> SourcePrefix:
+    """All that is on the hub."""
+    return SourcePrefix("https" if hub.scheme == "https" else "http", hub.authority, ())
+
+
+@contextmanager
+def _getter(
+    web: Web, stop: Stop, named: Sequence[SourcePrefix], held: HeldCredential | None, may_see: Sequence[SourcePrefix]
+) -> Iterator[Getter]:
+    with closing(SourceRequests(web.connections, stop)) as requests:
+        yield Getter(requests, named, held, may_see)

@@ -1,0 +1,1 @@
+"""Programs beside the service: conversion, replay checker, local stack."""

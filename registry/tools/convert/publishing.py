@@ -1,0 +1,151 @@
+"""Publishes a trained adapter: converts, checks, and puts it in place."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from registry.lora.base import BaseModules
+from registry.lora.base_directory import names_of
+from registry.lora.digest import FILES, WEIGHTS_FILE
+from registry.lora.directory import Opened, check_files, digest_of, examine_directory, open_directory
+from registry.lora.findings import AdapterWarning, UnfitAdapter
+from registry.lora.policy import AdapterLimits
+from registry.lora.safetensors import not_finite
+from registry.sources.credentials import HeldCredential
+from registry.tools.convert.destination import Destination, put
+from registry.tools.convert.options import (
+    CannotPublish,
+    ConversionOptions,
+    ModuleOutcome,
+    Task,
+    base_doubts,
+    impossible,
+    task_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What the adapter must be right for.
+
+    Attributes:
+        modules: of the base model; None: not known.
+        directory: of the base model, where its numbers are; None: not at hand.
+        limits: of the replicas.
+    """
+
+    modules: BaseModules | None
+    directory: Path | None
+    limits: AdapterLimits
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedFiles:
+    """What stands at the destination; `outcomes` are empty where the files are those of the training, unchanged."""
+
+    digest: str
+    outcomes: Sequence[ModuleOutcome]
+    warnings: Sequence[AdapterWarning]
+    was_there: bool
+
+
+def publish(
+    source: Path,
+    there: Destination,
+    compared: Compared,
+    options: ConversionOptions,
+    initial: Path | None,
+    held: HeldCredential | None,
+) -> PublishedFiles:
+    """Publishes an adapter's folder.
+
+    Raises:
+        UnfitAdapter: no replica would serve it, and no arithmetic helps.
+        CannotPublish: it cannot be made what is wanted, or not be written.
+        DestinationTaken: something else is there.
+        ArtifactError: ``credential_unavailable``.
+        OSError: a file cannot be read or written.
+    """
+    opened = _opened(source)
+    task = task_of(opened, compared.modules, options)
+    if findings := [*task.verdict.findings, *impossible(task, opened)]:
+        raise UnfitAdapter(findings)
+    with TemporaryDirectory(prefix="loraplane-publish-") as folder:
+        out = Path(folder)
+        if task:
+            outcomes = _converted(source, out, opened, task, options, compared.directory, initial)
+        else:
+            outcomes = _copied(source, out)
+        examined = examine_directory(out, compared.modules, compared.limits, options.policy)
+        warnings = [*examined.verdict.warnings, *_base_doubts(task, opened, compared.directory)]
+        is_new = put(out, there, held)
+        return PublishedFiles(digest_of(out), outcomes, warnings, not is_new)
+
+
+def _base_doubts(task: Task, opened: Opened, base: Path | None) -> list[AdapterWarning]:
+    if base is None or not task.needs_base:
+        return []
+    with _readable_base(base):
+        return base_doubts(task, opened, names_of(base))
+
+
+def _opened(source: Path) -> Opened:
+    check_files(source)
+    opened = open_directory(source)
+    with (source / WEIGHTS_FILE).open("rb") as file:
+        findings = not_finite(file, opened.start, opened.header.tensors)
+    if findings:
+        raise UnfitAdapter(findings)
+    return opened
+
+
+def _copied(source: Path, out: Path) -> list[ModuleOutcome]:
+    for name in FILES:
+        shutil.copyfile(source / name, out / name)
+    return []
+
+
+def _converted(
+    source: Path,
+    out: Path,
+    opened: Opened,
+    task: Task,
+    options: ConversionOptions,
+    base: Path | None,
+    initial: Path | None,
+) -> list[ModuleOutcome]:
+    if task.needs_base and base is None:
+        raise CannotPublish("the base model's own numbers are needed for this; give its directory with --base-model")
+    with _torch_or_remedy():
+        from registry.tools.convert import arithmetic, converter, stored  # noqa: PLC0415 - torch is an extra
+    first = None
+    if task.init is not None:
+        first = arithmetic.kept(initial) if initial is not None else arithmetic.computed(task.init.lower())
+    numbers = None
+    if task.needs_base and base is not None:
+        with _readable_base(base):
+            numbers = converter.BaseWeights(stored.places_of_base(base), first)
+    return converter.convert(source, out, opened, task, options, numbers)
+
+
+@contextmanager
+def _readable_base(base: Path) -> Iterator[None]:
+    try:
+        yield
+    except (UnfitAdapter, ValueError) as error:
+        raise CannotPublish(f"{base} cannot be read as a base model: {error}; name one in safetensors") from error
+
+
+@contextmanager
+def _torch_or_remedy() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        install = "pip install 'loraplane[publish]', or in the project's folder: pip install '.[publish]'"
+        message = f"this needs {error.name}, which is not installed here; {install}"
+        raise CannotPublish(message) from error

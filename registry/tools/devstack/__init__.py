@@ -1,0 +1,1 @@
+"""Local stack for development: etcd, admin service, engines, sidecars."""

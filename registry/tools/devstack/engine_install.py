@@ -1,0 +1,79 @@
+"""Installs the engine environment: vLLM's CPU build, apart from ours.
+
+``python -m registry.tools.devstack.engine_install`` installs it and is safe to run again; only the standard library
+is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+TORCH_VERSION = "2.13.0"
+_PROJECT = Path(__file__).resolve().parents[3]
+_REQUIREMENTS = _PROJECT / "requirements" / "engine.txt"
+INSTALL_SECONDS = 3600.0
+
+
+class InstallFailed(Exception):
+    """The engine environment could not be made; the message says which step failed and why."""
+
+
+def install(folder: Path, requirements: Path = _REQUIREMENTS) -> None:
+    """Makes the environment, or completes it; what is installed already is left as it is.
+
+    Raises:
+        InstallFailed: a step failed. Running again continues.
+    """
+    if sys.version_info[:2] != (3, 11):
+        raise InstallFailed("vLLM's CPU build is pinned for Python 3.11: run this with python3.11")
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+    _install_torch(python)
+    _pip(python, "the packages of requirements/engine.txt", "--requirement", str(requirements))
+    _run([str(python), "-c", "import peft, torch, vllm"], "importing vllm, torch and peft")
+
+
+def _install_torch(python: Path) -> None:
+    """The build for CPUs where the configured indexes offer it, else the plain one, which works too."""
+    try:
+        _pip(python, "torch's CPU build", f"torch=={TORCH_VERSION}+cpu")
+    except InstallFailed as refused:
+        print(f"{refused}\nengine environment: taking torch's plain build", file=sys.stderr)
+        _pip(python, "torch", f"torch=={TORCH_VERSION}")
+
+
+def _pip(python: Path, what: str, *arguments: str) -> None:
+    # Without dependencies: the list is complete, and vLLM's own metadata asks for much that a CPU does not need.
+    _run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", *arguments], f"installing {what}")
+
+
+def _run(command: list[str], what: str) -> None:
+    environment = {**os.environ, "VLLM_TARGET_DEVICE": "cpu"}
+    done = subprocess.run(  # noqa: S603 - our own arguments
+        command, capture_output=True, text=True, env=environment, timeout=INSTALL_SECONDS, check=False
+    )
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no output"]
+        reason = next((line for line in lines if line.startswith("ERROR:")), lines[-1])
+        raise InstallFailed(f"engine environment: {what} failed: {reason}")
+
+
+def main() -> None:
+    """Entry point of ``python -m registry.tools.devstack.engine_install``."""
+    parser = argparse.ArgumentParser(description="Install vLLM's CPU build into an environment of its own.")
+    parser.add_argument("--folder", type=Path, default=_PROJECT / ".venv-engine", help="directory of the environment")
+    arguments = parser.parse_args()
+    try:
+        install(arguments.folder)
+    except (InstallFailed, OSError, subprocess.SubprocessError) as error:
+        sys.exit(f"{error}")
+
+
+if __name__ == "__main__":
+    main()

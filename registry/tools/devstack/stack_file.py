@@ -1,0 +1,126 @@
+"""Layout of a local stack, in ``stack.json`` of its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from registry.tools.devstack.processes import free_ports, recall
+
+FILE = "stack.json"
+DEFAULT_FOLDER = Path(".loraplane")
+_OF_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+class StackError(Exception):
+    """The stack cannot be as it was asked for; the message says what to do."""
+
+
+class FolderNotTrusted(StackError):
+    """Others could have written what a folder says of a stack."""
+
+
+class EngineKind(StrEnum):
+    """Which engine a stack runs."""
+
+    VLLM = "vllm"
+    SIM = "sim"
+
+
+@dataclass(frozen=True, slots=True)
+class StackLayout:
+    """A stack as it was set up. `ports` holds a port for each of `port_names`."""
+
+    engine: EngineKind
+    replicas: tuple[str, ...]
+    ports: Mapping[str, int]
+
+    def address(self, port_name: str) -> str:
+        """HOST:PORT of one of its ports."""
+        return f"127.0.0.1:{self.ports[port_name]}"
+
+    def url(self, port_name: str) -> str:
+        return f"http://{self.address(port_name)}"
+
+
+def port_names(replicas: Iterable[str]) -> list[str]:
+    """Names of all ports that a stack with these replicas needs."""
+    per_replica = [f"{part}-{replica}" for replica in replicas for part in ("engine", "sidecar")]
+    return ["etcd", "etcd-peer", "admin", "admin-http", *per_replica]
+
+
+def make_layout(engine: EngineKind, replica_count: int, ports: Mapping[str, int]) -> StackLayout:
+    """A layout with replicas r1, r2, …; ports that are known already are kept, the others are free ones."""
+    replicas = tuple(f"r{number}" for number in range(1, replica_count + 1))
+    names = port_names(replicas)
+    fresh = iter(free_ports(len(names), taken=set(ports.values())))
+    return StackLayout(engine, replicas, {name: ports.get(name) or next(fresh) for name in names})
+
+
+def save(folder: Path, layout: StackLayout) -> None:
+    """Writes the layout, whole or not at all; nobody else may change it, whatever the umask."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    written = folder / f"{FILE}.new"
+    written.write_text(json.dumps(asdict(layout), indent=2) + "\n")
+    written.chmod(0o600)
+    written.replace(folder / FILE)
+
+
+def load(folder: Path) -> StackLayout | None:
+    """The remembered layout; None: there is none, or it cannot be read."""
+    try:
+        found = json.loads((folder / FILE).read_text())
+        ports = {str(name): int(port) for name, port in found["ports"].items()}
+        layout = StackLayout(EngineKind(found["engine"]), tuple(found["replicas"]), ports)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+    return layout if set(port_names(layout.replicas)) <= set(ports) else None
+
+
+def pid_file(folder: Path, part: str) -> Path:
+    """Where the process of a part is written down."""
+    return folder / "run" / f"{part}.json"
+
+
+def check_own(folder: Path) -> None:
+    """Refuses a folder that is there and not ours alone: it says which processes to end, and whom to tell everything.
+
+    Raises:
+        FolderNotTrusted: it, its layout or a link to them is another user's, or others may write there.
+    """
+    for path in (folder, folder / FILE):
+        if os.path.lexists(path):
+            check_own_path(path)
+
+
+def check_own_path(path: Path) -> None:
+    """The same for one file or folder, which must be there."""
+    try:
+        owners, mode = {path.lstat().st_uid, path.stat().st_uid}, path.stat().st_mode
+    except OSError as error:
+        raise FolderNotTrusted(f"{path} cannot be looked at: {error.strerror}; remove it") from error
+    if owners != {os.geteuid()}:
+        raise FolderNotTrusted(f"{path} is another user's; work in a folder of your own")
+    if mode & _OF_OTHERS:
+        raise FolderNotTrusted(f"{path} may be written by others; if all in it is yours: chmod go-w {path}")
+
+
+def admin_of_stack(folder: Path) -> str | None:
+    """HOST:PORT of the admin service of the stack in `folder`; None: no stack was ever set up there.
+
+    Raises:
+        FolderNotTrusted: see `check_own`.
+        StackError: its admin service does not run.
+    """
+    check_own(folder)
+    if not os.path.lexists(folder / FILE):
+        return None
+    layout, process = load(folder), recall(pid_file(folder, "admin"))
+    if layout is None or process is None or not process.is_running():
+        raise StackError(f"the admin service of the stack in {folder} does not run; start it with: loraplane dev up")
+    return layout.address("admin")

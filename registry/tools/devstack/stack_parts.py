@@ -1,0 +1,213 @@
+"""Parts of a local stack: their commands and their readiness."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from registry.tools.devstack.engine_environment import (
+    PLUGIN_VARIABLES,
+    RESOLVER_VARIABLE,
+    RUNTIME_LORA_VARIABLE,
+    STORE_VARIABLE,
+    TOKEN_VARIABLE,
+    find_engine_python,
+    plugin_folder,
+    vllm_command,
+    vllm_environment,
+)
+from registry.tools.devstack.processes import child_environment, find_etcd
+from registry.tools.devstack.stack_file import EngineKind, StackLayout
+
+POOL = "dev"
+BASE_MODEL = "tiny"
+MAX_TXN_OPS = 1024
+MAX_SOCKET_PATH_BYTES = 107
+_OUR_PREFIX = "LORAPLANE_"
+
+
+class Role(StrEnum):
+    """What a part is."""
+
+    ETCD = "etcd"
+    ADMIN = "admin"
+    ENGINE = "engine"
+    SIDECAR = "sidecar"
+
+
+@dataclass(frozen=True, slots=True)
+class StackPart:
+    """A process of the stack. `ready_url` answers 200 once it is ready; `address` is what users connect to."""
+
+    name: str
+    role: Role
+    address: str
+    ready_url: str
+    replica: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How a process is started."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """Where a stack keeps what. `root` is absolute."""
+
+    root: Path
+
+    @property
+    def model(self) -> Path:
+        return self.root / "model"
+
+    @property
+    def adapters(self) -> Path:
+        return self.root / "adapters"
+
+    @property
+    def store(self) -> Path:
+        return self.root / "store"
+
+    @property
+    def plugin(self) -> Path:
+        return self.root / "plugin"
+
+    @property
+    def control_token(self) -> Path:
+        return self.root / "control-token"
+
+    @property
+    def etcd(self) -> Path:
+        return self.root / "etcd"
+
+    def log(self, part: str) -> Path:
+        return self.root / "logs" / f"{part}.log"
+
+    def socket(self, replica: str) -> Path:
+        """Where the sidecar of a replica answers its engine: here, unless the kernel does not take so long a path."""
+        beside = self.root / "sockets" / replica
+        if len(os.fsencode(beside)) <= MAX_SOCKET_PATH_BYTES:
+            return beside
+        digest = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]
+        return Path(tempfile.gettempdir()) / f"loraplane-{digest}-{replica}.sock"
+
+
+def parts(layout: StackLayout) -> list[StackPart]:
+    """All parts of a stack. Pure."""
+    etcd = StackPart("etcd", Role.ETCD, layout.address("etcd"), f"{layout.url('etcd')}/health")
+    admin = StackPart("admin", Role.ADMIN, layout.address("admin"), f"{layout.url('admin-http')}/readyz")
+    engines = [_of_replica(Role.ENGINE, "health", replica, layout) for replica in layout.replicas]
+    sidecars = [_of_replica(Role.SIDECAR, "readyz", replica, layout) for replica in layout.replicas]
+    return [etcd, admin, *engines, *sidecars]
+
+
+def _of_replica(role: Role, ready: str, replica: str, layout: StackLayout) -> StackPart:
+    name = f"{role}-{replica}"
+    return StackPart(name, role, layout.address(name), f"{layout.url(name)}/{ready}", replica)
+
+
+def command_of(part: StackPart, folder: Folder, layout: StackLayout) -> Command:
+    """The command that starts a part.
+
+    Raises:
+        EtcdNotFound: there is no etcd on this machine.
+        EngineNotFound: there is no engine environment on this machine.
+    """
+    match part.role:
+        case Role.ETCD:
+            return _etcd(folder, layout)
+        case Role.ADMIN:
+            return _admin(layout)
+        case Role.ENGINE:
+            command = engine_command(folder, layout.engine, layout.ports[part.name])
+            plugin = {
+                RESOLVER_VARIABLE: str(folder.socket(part.replica)),
+                STORE_VARIABLE: str(folder.store),
+                TOKEN_VARIABLE: str(_control_token(folder)),
+            }
+            return Command(command.arguments, {**command.environment, **plugin})
+        case Role.SIDECAR:
+            return _sidecar(folder, layout, part)
+
+
+def _etcd(folder: Folder, layout: StackLayout) -> Command:
+    peer = layout.url("etcd-peer")
+    flags = {
+        "name": "dev",
+        "data-dir": folder.etcd,
+        "listen-client-urls": layout.url("etcd"),
+        "advertise-client-urls": layout.url("etcd"),
+        "listen-peer-urls": peer,
+        "initial-advertise-peer-urls": peer,
+        "initial-cluster": f"dev={peer}",
+        "max-txn-ops": MAX_TXN_OPS,
+        "log-level": "warn",
+    }
+    arguments = [str(find_etcd().resolve()), *(f"--{name}={value}" for name, value in flags.items())]
+    return Command(arguments, child_environment())
+
+
+def _admin(layout: StackLayout) -> Command:
+    arguments = [
+        *(sys.executable, "-m", "registry.admin.main"),
+        *("--etcd", layout.address("etcd"), "--max-txn-ops", str(MAX_TXN_OPS)),
+        *("--listen", layout.address("admin"), "--http", layout.address("admin-http")),
+    ]
+    return Command(arguments, our_environment())
+
+
+def engine_command(folder: Folder, kind: EngineKind, port: int) -> Command:
+    """The command of an engine that serves the stack's base model on `port`.
+
+    Raises:
+        EngineNotFound: there is no engine environment on this machine.
+    """
+    match kind:
+        case EngineKind.VLLM:
+            python = find_engine_python()
+            arguments = vllm_command(python, folder.model, port=port, served_model_name=BASE_MODEL)
+            return Command(arguments, vllm_environment(plugin=plugin_folder(folder.plugin)))
+        case EngineKind.SIM:
+            flags = ("--host", "127.0.0.1", "--port", str(port), "--served-model-name", BASE_MODEL)
+            arguments = [sys.executable, "-m", "sidecar.engines.simulated", *flags]
+            return Command(arguments, {**our_environment(), **PLUGIN_VARIABLES, RUNTIME_LORA_VARIABLE: "1"})
+
+
+def _sidecar(folder: Folder, layout: StackLayout, part: StackPart) -> Command:
+    socket = folder.socket(part.replica)
+    socket.parent.mkdir(parents=True, exist_ok=True)
+    arguments = [
+        *(sys.executable, "-m", "sidecar.main"),
+        *("--etcd", layout.address("etcd"), "--pool", POOL, "--replica", part.replica),
+        *("--engine", layout.url(f"engine-{part.replica}"), "--store", str(folder.store)),
+        *("--http", part.address, "--allow-source", f"{folder.adapters.as_uri()}/"),
+        *("--resolver-socket", str(socket), "--control-token-file", str(_control_token(folder))),
+        *(("--base-model", str(folder.model)) if layout.engine is EngineKind.VLLM else ()),
+    ]
+    return Command(arguments, our_environment())
+
+
+def _control_token(folder: Folder) -> Path:
+    """The file with the token that the stack's engines and sidecars share; it is made when it is first needed."""
+    file = folder.control_token
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
+            opened.write(secrets.token_urlsafe() + "\n")
+    return file
+
+
+def our_environment() -> dict[str, str]:
+    """Our environment without LORAPLANE_*, which our programs would read as flags."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OUR_PREFIX)}

@@ -1,0 +1,385 @@
+"""Folds a history revision by revision; checks W2, W3, W5, W6, W7, R10. Pure.
+
+It knows nothing of how transactions are built, and reads values as plain JSON: it only looks at what stands in etcd.
+Each revision costs in proportion to its change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+from registry.etcd3.ops import Event, KeyValue
+from registry.model.keys import Keys
+from registry.model.names import name_key
+from registry.tools.verify.history import (
+    Document,
+    Violation,
+    count_of,
+    document,
+    objects_of,
+    part_of,
+    presence_faults,
+    status_faults,
+    tenant_of_key,
+)
+from registry.tools.verify.removals import LoggedRemoval, Removals, claims_of
+
+
+def same_generation(old: Document | None, new: Document | None) -> bool:
+    """True if a record was replaced by one of its own generation, so that history has nothing to keep."""
+    return old is not None and new is not None and "generation" in old and old["generation"] == new.get("generation")
+
+
+def generation_faults(before: int, old: Document | None, new: Document) -> Iterator[str]:
+    """What is wrong with a record that was put.
+
+    Args:
+        before: the last generation of that name.
+        old: the record that it replaces; None: there was none.
+        new: the record.
+    """
+    now = new.get("generation")
+    if same_generation(old, new):
+        yield from _rewritten(old or {}, new)
+        return
+    if now != before + 1:
+        yield f"generation {now} follows {before}"
+    if old is not None and old.get("spec") == new.get("spec"):
+        yield f"generation {now} has the same spec as the one before"
+    if new.get("rollout") and _stable(new) != _served_by_all(old or {}):
+        yield f"generation {now} says that others serve {_stable(new)!r:.200}, and they serve another"
+
+
+def _rewritten(old: Document, new: Document) -> Iterator[str]:
+    """A generation stays what it is but for its rollout, which may be halted or come to its end, and a retry."""
+    now = new.get("generation")
+    others = old.keys() | new.keys()
+    if any(old.get(key) != new.get(key) for key in others - {"rollout", "retry"}):
+        yield f"generation {now} follows {now}, and is not the same"
+    if old.get("rollout") == new.get("rollout"):
+        if old.get("retry") == new.get("retry"):
+            yield f"generation {now} was written twice"
+    elif not old.get("rollout") or (new.get("rollout") and _stable(new) != _stable(old)):
+        yield f"generation {now} was for all replicas, or for others than its canaries to serve another"
+
+
+def _stable(record: Document) -> tuple[object, object]:
+    rollout = part_of(record, "rollout")
+    return rollout.get("stable_generation"), rollout.get("stable_spec")
+
+
+def _served_by_all(record: Document) -> tuple[object, object]:
+    """Generation and spec that all but canaries serve."""
+    return _stable(record) if record.get("rollout") else (record.get("generation"), record.get("spec"))
+
+
+Values = dict[bytes, tuple[bytes | None, bytes | None]]
+Told = tuple[str, Document | None, Document | None]
+Story = list[tuple[int, Document | None]]
+_HASH_SPACE = 1 << 256
+# How many parts a key of each kind has; another is nobody's. Some requests are below the space of their caller.
+_PARTS: dict[str, tuple[int, ...]] = {
+    "adapters": (2,),
+    "audit": (2,),
+    "drains": (2,),
+    "history": (3,),
+    "pools": (1,),
+    "replicas": (2,),
+    "requests": (1, 2),
+    "status": (2,),
+    "tenants": (1,),
+}
+
+
+class Fold:
+    """The state up to `revision`, and what was found on the way there.
+
+    Attributes:
+        findings: in the order of the revisions, then deletions past the admin service that nobody repaired.
+        changing: revisions that changed desired state, with the keys of their audit records.
+        requests: request, as its key names it, to the revision and the value of its record, also of one that has
+            expired since.
+        hashes: pool to (revision, hash of its records), a pair for each revision that changed it.
+        replaced: (revision, key) to the revision of what was replaced or deleted there.
+        adapters: (pool, name key) to (revision, record or None), a pair for each revision that changed it.
+        pools: the same of pools, by name.
+        statuses: revision to the status that a replica wrote there.
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        self._prefix = keys.prefix + "/"
+        self._findings: list[Violation] = []
+        self._removals = Removals()
+        self.revision = self.first_revision = 0
+        self._stored: dict[bytes, KeyValue] = {}
+        self.changing: dict[int, str] = {}
+        self.requests: dict[str, tuple[int, Document]] = {}
+        self.hashes: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self.adapters: dict[tuple[str, str], Story] = defaultdict(list)
+        self.pools: dict[str, Story] = defaultdict(list)
+        self.statuses: dict[int, bytes] = {}
+        self.replaced: dict[tuple[int, str], int] = {}
+        self._generations: dict[tuple[str, str], int] = defaultdict(int)
+        self._late: list[LoggedRemoval] = []
+        self._restored: dict[bytes, Document] = {}
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def findings(self) -> list[Violation]:
+        return [*self._findings, *self._removals.findings(self.first_revision)]
+
+    @property
+    def kvs(self) -> dict[bytes, bytes]:
+        """What stands."""
+        return {key: kv.value for key, kv in self._stored.items()}
+
+    def begin(self, revision: int, kvs: Iterable[KeyValue]) -> None:
+        """Starts from what stood at a revision, where what came before is no longer kept."""
+        self.revision = self.first_revision = revision
+        for kv in kvs:
+            self._stored[kv.key] = kv
+            kind, rest = self._kind(kv.key)
+            if kind == "adapters":
+                self._note_adapter(kv.mod_revision, rest, None, kv)
+            if kind == "pools":
+                self.pools[rest[0]].append((kv.mod_revision, document(kv.value)))
+            if kind in {"adapters", "history"} and (record := document(kv.value)):
+                # What was replaced, and not deleted, was followed by a generation more.
+                followed = int(kind == "history" and record.get("deleted") is False)
+                self._knows_generation((rest[0], rest[1]), count_of(record, "generation") + followed)
+            if kind == "tenants":
+                self._removals.off_at_start[rest[0]] += count_of(document(kv.value), "adapters")
+            if kind == "requests":
+                self.requests["/".join(rest)] = (kv.mod_revision, document(kv.value) or {})
+        self._removals.off_at_start.subtract(self._counts)
+
+    def take(self, revision: int, events: Iterable[Event]) -> None:
+        """Folds one revision in."""
+        changed: Values = {}
+        for event in events:
+            old = self._stored.pop(event.key, None)
+            if event.kv is not None:
+                self._stored[event.key] = event.kv
+            self.replaced[revision, event.key.decode(errors="backslashreplace")] = old.mod_revision if old else 0
+            changed[event.key] = (old.value if old else None, event.kv.value if event.kv else None)
+            self._note(revision, event, old)
+        self.revision = revision
+        self._note_removals(revision, changed)
+        self._note_restored(revision, changed)
+        self._check_counters(revision, changed)
+        self._check_generations(revision, changed)
+        self._check_owners(revision, changed)
+        self._check_set(revision, changed)
+
+    def hash_at(self, pool: str, revision: int) -> int:
+        """The state hash of a pool at a revision: sum of sha256(key, revision, value) over its records."""
+        at = bisect_right(self.hashes[pool], revision, key=itemgetter(0))
+        return self.hashes[pool][at - 1][1] if at else 0
+
+    def knows(self, pool: str, key: str) -> bool:
+        """Whether that name was ever in the pool. Of one that went before the history begins, its history tells."""
+        return (pool, key) in self.adapters or (pool, key) in self._generations
+
+    def adapter_at(self, pool: str, key: str, revision: int) -> Document | None:
+        """An adapter's record as it stood at a revision."""
+        return _at(self.adapters.get((pool, key), []), revision)
+
+    def base_models_at(self, pool: str, revision: int) -> set[str]:
+        """Name keys of the base models that a pool had at a revision."""
+        names = (_at(self.pools.get(pool, []), revision) or {}).get("base_models") or []
+        return {name_key(name) for name in names if isinstance(name, str)}
+
+    def before(self, key: str, revision: int) -> int | None:
+        """The etag that a key had when `revision` changed it, 0 if it was absent; None: that did not change it."""
+        return self.replaced.get((revision, key))
+
+    def _find(self, guarantee: str, revision: int, where: object, message: str) -> None:
+        shown = where.decode(errors="backslashreplace") if isinstance(where, bytes) else str(where)
+        self._findings.append(Violation(guarantee, revision, shown, message))
+
+    def _kind(self, key: bytes) -> tuple[str, list[str]]:
+        kind, *rest = key.decode(errors="backslashreplace").removeprefix(self._prefix).split("/")
+        return (kind, rest) if len(rest) in _PARTS.get(kind, ()) else ("", [])
+
+    def _note(self, revision: int, event: Event, old: KeyValue | None) -> None:
+        kind, rest = self._kind(event.key)
+        if kind == "adapters":
+            self._note_adapter(revision, rest, old, event.kv)
+        elif kind == "pools":
+            self.pools[rest[0]].append((revision, document(event.kv.value if event.kv else None)))
+        elif kind == "status" and event.kv is not None:
+            self.statuses[revision] = event.kv.value
+        elif kind == "requests" and event.kv is not None:
+            request = "/".join(rest)
+            if request in self.requests:
+                self._find("W3", revision, request, f"this request was settled before, at {self.requests[request][0]}")
+            self.requests[request] = (revision, document(event.kv.value) or {})
+
+    def _note_adapter(self, revision: int, rest: list[str], old: KeyValue | None, new: KeyValue | None) -> None:
+        pool, key = rest
+        self._counts[tenant_of_key(key)] += (new is not None) - (old is not None)
+        total = self.hashes[pool][-1][1] if self.hashes[pool] else 0
+        total += sum(sign * _hash(key, kv) for sign, kv in ((1, new), (-1, old)) if kv is not None)
+        self.hashes[pool].append((revision, total % _HASH_SPACE))
+        self.adapters[pool, key].append((revision, None if new is None else document(new.value) or {}))
+
+    def _history_key(self, name: tuple[str, str], record: Document) -> bytes:
+        return "/".join((f"{self._prefix}history", *name, str(record.get("generation")))).encode()
+
+    def _note_removals(self, revision: int, changed: Values) -> None:
+        """Deletions that come alone wait for an audit record that names them."""
+        self._late = []
+        if all(self._kind(key)[0] == "adapters" and new is None for key, (_, new) in changed.items()):
+            for key, (old, _) in changed.items():
+                pool, name = self._kind(key)[1]
+                shown = key.decode(errors="backslashreplace")
+                self._removals.waiting.append(LoggedRemoval(revision, (pool, name), shown, document(old) or {}))
+        audits = [document(new) or {} for key, (_, new) in changed.items() if self._kind(key)[0] == "audit"]
+        prefix = f"{self._prefix}adapters/"
+        for claim in (claim for audit in audits for claim in claims_of(audit, changed, prefix, revision)):
+            if self._removals.settle(claim):
+                self._late.append(claim)
+                self._knows_generation(claim.name, count_of(claim.record, "generation"))
+            else:
+                self._find("W7", revision, claim.key, "its audit record tells of a deletion that was not made")
+
+    def _note_restored(self, revision: int, changed: Values) -> None:
+        """History that comes alone is of a backup: of a name that does not exist, where nothing stood."""
+        self._restored = {}
+        kinds = {self._kind(key)[0] for key in changed}
+        if "history" not in kinds or "adapters" in kinds or self._late:
+            return
+        for key, (old, new) in changed.items():
+            kind, rest = self._kind(key)
+            if kind != "history" or new is None:
+                continue
+            self._restored[key] = document(new) or {}
+            self._knows_generation((rest[0], rest[1]), count_of(self._restored[key], "generation"))
+            standing = "/".join((f"{self._prefix}adapters", *rest[:2])).encode() in self._stored
+            if old is not None or standing:
+                self._find("W6", revision, key, "history of what exists was written anew")
+
+    def _knows_generation(self, name: tuple[str, str], generation: int) -> None:
+        self._generations[name] = max(self._generations[name], generation)
+
+    def _check_counters(self, revision: int, changed: Values) -> None:
+        """W5: a tenant's count equals its counter and is within its quota."""
+        parts = [self._kind(key) for key in changed]
+        tenants = {tenant_of_key(rest[1]) for kind, rest in parts if kind == "adapters"}
+        tenants |= {rest[0] for kind, rest in parts if kind == "tenants"}
+        for tenant in sorted(tenants):
+            kv, count = self._stored.get(f"{self._prefix}tenants/{tenant}".encode()), self._counts[tenant]
+            record = (document(kv.value) if kv else None) or {}
+            counter, quota = record.get("adapters", 0), record.get("max_adapters")
+            if counter == count:
+                self._removals.recounted(tenant)
+            if counter != count + self._removals.off_by(tenant):
+                self._find("W5", revision, f"tenant {tenant}", f"its counter says {counter}, it has {count} adapters")
+            if type(quota) is int and count > quota:
+                self._find("W5", revision, f"tenant {tenant}", f"it has {count} adapters, its quota is {quota}")
+
+    def _check_generations(self, revision: int, changed: Values) -> None:
+        """W6: one more if and only if the spec changed; a name that comes back goes on; what others serve is told."""
+        for key, (old, new) in changed.items():
+            kind, rest = self._kind(key)
+            record = document(new) if kind == "adapters" else None
+            if record is None:
+                continue
+            before, now = self._generations[rest[0], rest[1]], record.get("generation")
+            self._generations[rest[0], rest[1]] = now if isinstance(now, int) else before
+            for message in generation_faults(before, document(old), record):
+                self._find("W6", revision, key, message)
+
+    def _check_owners(self, revision: int, changed: Values) -> None:
+        """R10: who writes a replica's keys is the one who has its id."""
+        for key, (old, new) in changed.items():
+            kind, rest = self._kind(key)
+            if new is None or kind not in {"replicas", "status"}:
+                continue
+            presence = self._stored.get("/".join((f"{self._prefix}replicas", *rest)).encode())
+            faults = status_faults(self._stored[key], presence) if kind == "status" else presence_faults(old, new)
+            for message in faults:
+                self._find("R10", revision, key, message)
+
+    def _check_set(self, revision: int, changed: Values) -> None:
+        """W2 and W7: a change, its history, its request record and its audit record share the revision."""
+        by_kind: dict[str, Values] = defaultdict(dict)
+        for key, values in changed.items():
+            by_kind[self._kind(key)[0]][key] = values
+        audits = {key: new for key, (_, new) in by_kind["audit"].items() if new is not None}
+        if not audits and by_kind.keys() == {"adapters", "audit"} and not any(new for _, new in changed.values()):
+            return  # noted among the removals
+        wanted = _audited(by_kind, self._late)
+        wanted += [("history", None, record) for record in self._restored.values()]
+        if len(audits) != (1 if wanted else 0):
+            keys = ", ".join(sorted(key.decode(errors="backslashreplace") for key in changed))
+            self._find("W7", revision, keys, f"{len(audits)} audit records for {len(wanted)} changes")
+            return
+        if not wanted:
+            return
+        ((audit_key, audit),) = audits.items()
+        self.changing[revision] = audit_key.decode(errors="backslashreplace")
+        requests = [self._kind(key)[1][-1] for key, (_, new) in by_kind["requests"].items() if new is not None]
+        if len(requests) != 1:
+            self._find("W2", revision, audit_key, f"{len(requests)} request records in the revision")
+        else:
+            self._check_audit(revision, audit_key, document(audit) or {}, requests[0], wanted)
+        self._check_retired(revision, by_kind)
+
+    def _check_audit(self, revision: int, key: bytes, audit: Document, request_id: str, wanted: list[Any]) -> None:
+        if audit.get("request_id") != request_id:
+            self._find("W7", revision, key, f"it names request {audit.get('request_id')!r}, not {request_id!r}")
+        if not audit.get("principal") or not audit.get("role"):
+            self._find("W7", revision, key, "it does not say who, or in which role")
+        told = [
+            (one.get("kind"), _readable(one.get("before")), one.get("after")) for one in objects_of(audit, "changes")
+        ]
+        if sorted(told, key=repr) != sorted(wanted, key=repr):
+            self._find("W7", revision, key, f"it tells {told!r:.300}, what changed is {wanted!r:.300}")
+
+    def _check_retired(self, revision: int, by_kind: Mapping[str, Values]) -> None:
+        """W2: what was replaced or deleted is in history, from this revision on."""
+        retired = {key: document(new) or {} for key, (_, new) in by_kind["history"].items() if new is not None}
+        expected = {self._history_key(one.name, one.record): one.record for one in self._late} | self._restored
+        for key, (old, new) in by_kind["adapters"].items():
+            if (record := document(old)) is not None and not same_generation(record, document(new)):
+                pool, name = self._kind(key)[1]
+                expected[self._history_key((pool, name), record)] = record
+        for key in retired.keys() ^ expected.keys():
+            self._find("W2", revision, key, "history and what was replaced are not the same")
+        for key in retired.keys() & expected.keys():
+            if not expected[key].items() <= retired[key].items():
+                self._find("W2", revision, key, "history has another record than the one that was replaced")
+
+
+def _at(story: Story, revision: int) -> Document | None:
+    at = bisect_right(story, revision, key=itemgetter(0))
+    return story[at - 1][1] if at else None
+
+
+def _audited(by_kind: Mapping[str, Values], late: Sequence[LoggedRemoval]) -> list[Told]:
+    """What the audit record of a revision must tell: (kind, before, after), counters left out."""
+    told = [("adapter", document(old), document(new)) for old, new in by_kind["adapters"].values()]
+    told += [("pool", document(old), document(new)) for old, new in by_kind["pools"].values()]
+    told += [("adapter", removal.record, None) for removal in late]
+    # Where it goes, that is with its lease.
+    told += [("replica", document(old), document(new)) for old, new in by_kind["drains"].values() if new is not None]
+    if by_kind["adapters"] or late:
+        return told
+    return told + [("tenant", document(old), document(new)) for old, new in by_kind["tenants"].values()]
+
+
+def _readable(before: object) -> object:
+    """What an audit record quotes since it could not be followed may be JSON all the same."""
+    quoted = before.get("unreadable") if isinstance(before, dict) else None
+    return document(quoted.encode()) if isinstance(quoted, str) else before
+
+
+def _hash(key: str, kv: KeyValue) -> int:
+    digest = hashlib.sha256(b"%s\0%d\0%s" % (key.encode(), kv.mod_revision, kv.value)).digest()
+    return int.from_bytes(digest, "big")

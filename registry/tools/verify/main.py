@@ -1,0 +1,209 @@
+"""Entry point of ``loraplane-verify``: export and verify."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from pydantic import ValidationError
+
+from registry.etcd3.client import Client
+from registry.etcd3.errors import EtcdError
+from registry.lora.text import printable
+from registry.model.keys import DEFAULT_PREFIX, Keys
+from registry.model.stored import first_error, read_json
+from registry.runtime.flags import complaint_of
+from registry.runtime.program import variable_of, version_line
+from registry.runtime.settings import DaemonSettings
+from registry.tools.verify.export import decode, encode, read_history
+from registry.tools.verify.fold import Fold
+from registry.tools.verify.history import Document, Step, Violation
+from registry.tools.verify.logs import lacking
+from registry.tools.verify.replay import Log, LoggedCall, check_calls, check_replicas, replay
+from registry.tools.verify.replicas import EngineListing
+
+PROGRAM = "loraplane-verify"
+EXIT_FOUND, EXIT_USAGE, EXIT_UNAVAILABLE = 1, 2, 6
+MAX_SHOWN = 20
+
+app = typer.Typer(
+    help="Replay a history of etcd and check what was promised over it. Exit codes: 0 all holds, 1 something does not, "
+    "2 usage, 6 etcd does not answer.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _flag(name: str, help: str, **more: Any) -> Any:  # noqa: A002, ANN401 - typer's own name and type
+    """An option with its environment variable."""
+    return typer.Option(name, help=help, envvar=variable_of(name), **more)
+
+
+Prefix = Annotated[str, _flag("--prefix", "Prefix of all keys in etcd.")]
+
+
+class _Unusable(Exception):
+    """A file cannot be read, or holds what it should not; the message says which and where."""
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(version_line(PROGRAM) + "\n")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    *,
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Say which of the commands to run."""
+
+
+@app.command()
+def export(
+    etcd: Annotated[str, _flag("--etcd", "etcd's members, HOST:PORT[,HOST:PORT…].")],
+    out: Annotated[Path, _flag("--out", "File to write, one JSON line a revision.")],
+    prefix: Prefix = DEFAULT_PREFIX,
+    from_revision: Annotated[int, _flag("--from-revision", "First revision.", min=1)] = 1,
+    etcd_tls_ca: Annotated[Path | None, _flag("--etcd-tls-ca", "CA of etcd.")] = None,
+    etcd_tls_cert: Annotated[Path | None, _flag("--etcd-tls-cert", "Our certificate.")] = None,
+    etcd_tls_key: Annotated[Path | None, _flag("--etcd-tls-key", "Its key.")] = None,
+    etcd_user: Annotated[str | None, _flag("--etcd-user", "User of etcd.")] = None,
+    etcd_password_file: Annotated[Path | None, _flag("--etcd-password-file", "Its password.")] = None,
+    insecure: Annotated[bool, _flag("--insecure", "Send the password unencrypted over the network.")] = False,
+) -> None:
+    """Write what happened in etcd since a revision, or since the last compaction, to a file."""
+    files = {"etcd_tls_ca": etcd_tls_ca, "etcd_tls_cert": etcd_tls_cert, "etcd_tls_key": etcd_tls_key}
+    named = {**files, "etcd_user": etcd_user, "etcd_password_file": etcd_password_file}
+    try:
+        settings = DaemonSettings.model_validate({"etcd": etcd, "prefix": prefix, "insecure": insecure, **named})
+    except ValidationError as problem:
+        _fail(EXIT_USAGE, complaint_of(problem))
+    try:
+        steps = asyncio.run(_read(settings, from_revision))
+    except (EtcdError, TimeoutError, ValueError) as error:
+        _fail(EXIT_UNAVAILABLE, f"etcd at {etcd} cannot be read: {str(error) or 'it takes too long'}")
+    if not steps:
+        _fail(EXIT_USAGE, f"etcd at {etcd} holds nothing below {prefix!r}; --prefix is the services' own")
+    try:
+        out.write_text("".join(f"{line}\n" for line in encode(steps)))
+    except OSError as error:
+        _fail(EXIT_USAGE, f"--out {out}: {error.strerror}")
+    sys.stdout.write(f"{len(steps)} revisions in {out}\n")
+
+
+async def _read(settings: DaemonSettings, from_revision: int) -> list[Step]:
+    client = Client(settings.client_options())
+    try:
+        return await read_history(client, settings.prefix, from_revision=from_revision)
+    finally:
+        await client.aclose()
+
+
+@app.command()
+def verify(
+    history: Annotated[Path, _flag("--history", "A file that export wrote.")],
+    prefix: Prefix = DEFAULT_PREFIX,
+    calls: Annotated[Path | None, _flag("--calls", "What callers were told, one JSON line a call.")] = None,
+    pool: Annotated[str, _flag("--pool", "Pool of the sidecars whose logs and listings are given.")] = "",
+    log: Annotated[list[Path] | None, _flag("--log", "Log of a sidecar; may be repeated.")] = None,
+    listings: Annotated[Path | None, _flag("--listings", "Looks at engines, one JSON line each.")] = None,
+) -> None:
+    """Check every revision, and what is given besides."""
+    if (log or listings) and not pool:
+        _fail(EXIT_USAGE, "--log and --listings need --pool")
+    try:
+        fold = replay(Keys(prefix), decode(_lines(history)))
+        _check_there(fold, prefix, pool)
+        logs = [(path.name, list(_documents(path))) for path in log or []]
+        looks = list(_parsed(EngineListing, listings)) if listings else []
+        found, joined = check_replicas(fold, pool, logs, looks)
+        told, counts = check_calls(fold, _parsed(LoggedCall, calls)) if calls else ([], {})
+    except (_Unusable, ValueError) as error:
+        _fail(EXIT_USAGE, str(error))
+    compared = {f"calls {name}": count for name, count in sorted(counts.items())} | _compared(logs, listings, joined)
+    _report(fold, [*fold.findings, *found, *told], compared)
+
+
+def _check_there(fold: Fold, prefix: str, pool: str) -> None:
+    """Of what is not in the history everything would hold, or nothing. Raises _Unusable: it is not."""
+    if not fold.pools:
+        raise _Unusable(f"the history holds no pool below {prefix!r}; --prefix is the one that was exported")
+    if pool and pool not in fold.pools:
+        raise _Unusable(f"--pool: the history holds no pool {pool!r}, but {', '.join(sorted(fold.pools))}")
+
+
+def _compared(logs: Sequence[Log], listings: Path | None, joined: Counter[str]) -> dict[str, int]:
+    """How much of what was given was held against something, and of what might have been nothing at all."""
+    of_logs = ("plans", "loads", "statuses", "removals") if logs else ()
+    of_looks = ("looks", *(("of them at a known time",) if logs else ())) if listings else ()
+    return {what: joined[what] for what in (*of_logs, *of_looks)}
+
+
+def _parsed(kind: Any, path: Path) -> Iterator[Any]:  # noqa: ANN401 - a model's class, and its instances
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            yield kind.model_validate_json(line)
+        except ValidationError as error:
+            raise _Unusable(f"{path}, line {number}: {first_error(error)}") from error
+
+
+def _documents(path: Path) -> Iterator[Document]:
+    """The JSON lines of a log; others, such as a traceback, are passed over."""
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            found = read_json(line)
+        except ValueError:
+            continue
+        if not isinstance(found, dict):
+            continue
+        if missing := lacking(found):
+            raise _Unusable(f"{path}, line {number}: {found['event']} has no {missing[0]}; give it as it was written")
+        yield found
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _Unusable(f"cannot read {path}: {error}") from error
+
+
+def _report(fold: Fold, findings: list[Violation], compared: Mapping[str, int]) -> None:
+    """`compared`: how much of what was given besides was held against the history; 0 says that a file is no use."""
+    for finding in findings[:MAX_SHOWN]:
+        sys.stdout.write(printable(f"{finding}") + "\n")
+    if len(findings) > MAX_SHOWN:
+        sys.stdout.write(f"… and {len(findings) - MAX_SHOWN} more\n")
+    besides = "".join(f", {count} {what}" for what, count in compared.items())
+    span = f"revisions {fold.first_revision} to {fold.revision}"
+    sys.stdout.write(f"{span}, {len(fold.changing)} changes{besides}: {len(findings)} findings\n")
+    if findings:
+        raise typer.Exit(EXIT_FOUND)
+
+
+def _fail(code: int, message: str) -> NoReturn:
+    sys.stderr.write(printable(f"{PROGRAM}: {message}") + "\n")
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        sys.exit(app(standalone_mode=False) or 0)
+    except typer.TyperException as error:
+        message = error.format_message().rstrip(".") or "name a command"
+        sys.stderr.write(printable(f"{PROGRAM}: {message}; see {PROGRAM} --help") + "\n")
+        sys.exit(EXIT_USAGE)
+
+
+if __name__ == "__main__":
+    main()

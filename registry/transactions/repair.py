@@ -1,0 +1,207 @@
+"""Repair of counters and history after deletions past us, and history of a backup."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+
+from registry.etcd3.ops import Compare, KeyValue, Put, Range, absent, mod_is, prefix_end
+from registry.model.errors import AlreadyExists, FailedPrecondition, Reason
+from registry.model.keys import Keys, last_part
+from registry.model.names import name_key, name_of_key, tenant_of
+from registry.model.records import (
+    AdapterOutcome,
+    AdapterRecord,
+    AuditChange,
+    AuditRecord,
+    ChangeReply,
+    RetiredRecord,
+    TenantRecord,
+)
+from registry.transactions.builder import Planned, TxnBuilder, check_fits, finish, fits, put_record
+from registry.transactions.changes import RepairTenant, RestoreHistory
+from registry.transactions.context import Context
+from registry.transactions.decode import (
+    Absent,
+    Present,
+    ReadSet,
+    generation_of_key,
+    present_pool,
+    shown,
+    snapshot_of,
+    stored_tenant,
+)
+from registry.transactions.steps import HISTORY_KEPT, retire_record
+from registry.transactions.tenants import TENANT_SCOPE
+
+# Reads, compares and operations of a repair besides those of the records.
+_OTHER_OPS = 4
+
+
+class AuditTrail:
+    """The last record of each adapter of a tenant, as audit records tell it."""
+
+    def __init__(self, tenant: str) -> None:
+        self._tenant = tenant
+        self._last: dict[tuple[str, str], tuple[int, dict[str, object] | None]] = {}
+
+    def take(self, kv: KeyValue) -> None:
+        """Follows one audit record, in any order. One that cannot be read is left out."""
+        try:
+            audit = AuditRecord.parse(kv.value)
+        except FailedPrecondition:
+            return
+        for change in audit.changes:
+            if change.kind == "adapter" and tenant_of(change.name) == self._tenant:
+                self._note(kv.mod_revision, change)
+
+    def _note(self, revision: int, change: AuditChange) -> None:
+        told = change.after or change.before or {}
+        name = str(told.get("pool")), name_key(change.name)
+        if revision > self._last.get(name, (0, None))[0]:
+            self._last[name] = revision, change.after
+
+    def lost(self, standing: Collection[bytes], keys: Keys) -> tuple[AdapterRecord, ...]:
+        """Records that should stand and do not; `standing` are the keys of adapters."""
+        records = [record for _, after in self._last.values() if after and (record := _readable(after))]
+        missing = [one for one in records if keys.adapter(one.pool, one.name) not in standing]
+        return tuple(sorted(missing, key=lambda one: (one.pool, one.name)))
+
+
+def _readable(after: dict[str, object]) -> AdapterRecord | None:
+    try:
+        return AdapterRecord.parse(json.dumps(after).encode())
+    except FailedPrecondition:
+        return None
+
+
+def is_of_tenant(key: bytes, tenant: str) -> bool:
+    """Whether an adapter's key is of one of the tenant's adapters."""
+    return tenant_of(name_of_key(last_part(key))) == tenant
+
+
+def repair_reads(change: RepairTenant, context: Context) -> tuple[Range, ...]:
+    """Reads of a repair: all adapters' keys too, since a tenant's stand in many pools."""
+    keys = context.keys
+    everything = keys.all_adapters()
+    return (
+        Range(keys.tenant(change.name)),
+        Range(everything, prefix_end(everything), keys_only=True),
+        *(Range(_history_key(one, keys)) for one in _first(change, context)),
+    )
+
+
+def _first(change: RepairTenant, context: Context) -> tuple[AdapterRecord, ...]:
+    """Lost records that one transaction has compares and operations for, two each."""
+    return change.lost[: (context.limits.max_ops - _OTHER_OPS) // 2]
+
+
+def plan_repair(change: RepairTenant, view: ReadSet, context: Context) -> Planned:
+    """The transaction that makes the counter right and puts lost records into history.
+
+    Those that do not fit stay counted, so that the next repair finds them. The compare of the tenant's record keeps the
+    count right: every change of the number of its adapters writes that record.
+
+    Raises:
+        FailedPrecondition: the tenant's record cannot be read.
+    """
+    keys = context.keys
+    state = stored_tenant(view, keys, change.name)
+    standing = {kv.key for kv in view.all_below(keys.all_adapters()) if is_of_tenant(kv.key, change.name)}
+    lost = [one for one in change.lost if keys.adapter(one.pool, one.name) not in standing]
+    first = _first(change, context)
+    taken = [one for one in lost if one in first and view.key(_history_key(one, keys)) is None]
+    left = sum(one not in first for one in lost)
+    while True:
+        wanted = _tenant(change.name, state).model_copy(update={"adapters": len(standing) + left})
+        planned = finish(_draft(state, wanted, taken, context), view, context)
+        if not taken or fits(planned, context.limits):
+            return planned
+        half = len(taken) // 2
+        left, taken = left + len(taken) - half, taken[:half]
+
+
+def _history_key(record: AdapterRecord, keys: Keys) -> bytes:
+    return keys.history(record.pool, record.name, record.generation)
+
+
+def _tenant(name: str, state: Present[TenantRecord] | Absent) -> TenantRecord:
+    return state.record if isinstance(state, Present) else TenantRecord(name=name)
+
+
+def _draft(
+    state: Present[TenantRecord] | Absent, wanted: TenantRecord, taken: Sequence[AdapterRecord], context: Context
+) -> TxnBuilder:
+    keys, key = context.keys, context.keys.tenant(wanted.name)
+    is_right = not taken and wanted == _tenant(wanted.name, state)
+    counted = AuditChange(kind="tenant", name=wanted.name, before=snapshot_of(state), after=shown(wanted))
+    deleted = [AuditChange(kind="adapter", name=one.name, before=shown(one), after=None) for one in taken]
+    still_so = [condition for one in taken for condition in _conditions(one, keys)]
+    retired = [op for one in taken for op in retire_record(one, context, deleted=True)]
+    return TxnBuilder(
+        scope=TENANT_SCOPE,
+        method="RepairTenant",
+        compare=(mod_is(key, state.revision), *still_so),
+        success=() if is_right else (*retired, put_record(key, wanted.to_bytes(), field="name")),
+        audit=() if is_right else tuple(deleted or [counted]),
+        reply=ChangeReply(
+            adapters=[AdapterOutcome(outcome="deleted", name=one.name, record=one, etag=None) for one in taken],
+            tenant=wanted,
+            etag=state.revision if is_right else None,
+        ),
+    )
+
+
+def _conditions(record: AdapterRecord, keys: Keys) -> tuple[Compare, Compare]:
+    """That neither the adapter nor this generation of it came back meanwhile."""
+    return absent(keys.adapter(record.pool, record.name)), absent(_history_key(record, keys))
+
+
+def restore_reads(change: RestoreHistory, keys: Keys) -> tuple[Range, ...]:
+    """Reads of a restored history."""
+    history = keys.history_of(change.pool, change.name)
+    return (
+        Range(keys.pool(change.pool)),
+        Range(keys.adapter(change.pool, change.name)),
+        Range(history, prefix_end(history)),
+    )
+
+
+def plan_restore(change: RestoreHistory, view: ReadSet, context: Context) -> Planned:
+    """The transaction that puts generations into history behind those that stand there; no more than history keeps.
+
+    The newest goes in alone, after all others: readers find it by its revision, so that a name goes on from it.
+
+    Raises:
+        NotFound: there is no such pool.
+        AlreadyExists: the adapter exists, and has a history of its own.
+    """
+    keys = context.keys
+    present_pool(view, keys, change.pool, field="pool")
+    if view.key(keys.adapter(change.pool, change.name)) is not None:
+        raise AlreadyExists(
+            Reason.ADAPTER_EXISTS, f"adapter {change.name!r} exists, and has a history of its own", field="name"
+        )
+    standing = {generation_of_key(kv) for kv in view.all_below(keys.history_of(change.pool, change.name))}
+    wanted = {one.generation: one for one in (*change.generations, *_as_deleted(change.last, context))}
+    newest, last = max([*standing, *wanted], default=0), max(standing, default=0)
+    taken = [one for number, one in sorted(wanted.items()) if number > max(last, newest - HISTORY_KEPT)]
+    taken = taken[:-1] or taken
+    records = [(keys.history(change.pool, change.name, one.generation), one) for one in taken]
+    audit = [AuditChange(kind="history", name=change.name, before=None, after=shown(one)) for one in taken]
+    draft = TxnBuilder(
+        scope=change.pool,
+        method="RestoreHistory",
+        compare=(absent(keys.adapter(change.pool, change.name)), *(absent(key) for key, _ in records)),
+        success=tuple(Put(key, one.to_bytes()) for key, one in records),
+        audit=tuple(audit),
+        reply=ChangeReply(etag=None if taken else 0),
+    )
+    return check_fits(finish(draft, view, context), context.limits)
+
+
+def _as_deleted(last: AdapterRecord | None, context: Context) -> tuple[RetiredRecord, ...]:
+    if last is None:
+        return ()
+    retired = {"retired_by_request": context.caller.request_id, "deleted": True}
+    return (RetiredRecord.model_validate(last.model_dump(by_alias=True) | retired),)

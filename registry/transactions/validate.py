@@ -1,0 +1,278 @@
+"""Validates a caller's plain values into changes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from registry.lora.base import fingerprint_of_patterns
+from registry.lora.text import first_unfit
+from registry.model.errors import FailedPrecondition, InvalidArgument, Reason
+from registry.model.names import check_adapter_name, check_segment, name_key
+from registry.model.records import AdapterRecord, AdapterSpec, PoolLimits, PoolSpec, RetiredRecord
+from registry.model.stored import Part, fields_at
+from registry.transactions.canaries import check_strategy
+from registry.transactions.changes import (
+    AbortRollout,
+    ApplyAdapters,
+    ConfirmRemovals,
+    CreatePool,
+    DeletePool,
+    DrainReplica,
+    PromoteRollout,
+    Remove,
+    RepairTenant,
+    RestoreHistory,
+    RollbackAdapter,
+    SetTenant,
+    UpdatePool,
+    Upsert,
+)
+from registry.transactions.supported import check_supported
+
+PartT = TypeVar("PartT", bound=Part)
+KeptT = TypeVar("KeptT", bound=AdapterRecord)
+Fingerprinter = Callable[[Mapping[str, tuple[int, int]]], str]
+NO_ENGINES: Mapping[str, str] = {}
+_ETAG = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
+
+
+def make_etag(text: str, *, field: str) -> int | None:
+    """The revision that an etag stands for; None: no condition. Raises InvalidArgument."""
+    if not text:
+        return None
+    if not _ETAG.fullmatch(text):
+        raise InvalidArgument(
+            Reason.INVALID_FIELD, "an etag is the number that was read with the record; read it again", field=field
+        )
+    return int(text)
+
+
+def make_existing_etag(text: str, *, field: str) -> int | None:
+    """As `make_etag`, for what only makes sense on something that exists."""
+    etag = make_etag(text, field=field)
+    if etag == 0:
+        raise InvalidArgument(Reason.INVALID_FIELD, 'etag "0" says that there is no such record', field=field)
+    return etag
+
+
+def make_upsert(name: str, spec: Mapping[str, object], etag: str, *, field: str) -> Upsert:
+    """An upsert; `field` is the path of the change, e.g. ``changes[2]``. Raises InvalidArgument."""
+    check_adapter_name(name, field=f"{field}.upsert.name")
+    made = _validated(AdapterSpec, spec, field=f"{field}.upsert.spec")
+    check_supported(made, field=f"{field}.upsert.spec")
+    check_strategy(made, field=f"{field}.upsert.spec")
+    return Upsert(name, made, make_etag(etag, field=f"{field}.etag"))
+
+
+def make_remove(name: str, etag: str, *, field: str) -> Remove:
+    """A deletion; `field` as in `make_upsert`. Raises InvalidArgument."""
+    check_adapter_name(name, field=f"{field}.delete")
+    return Remove(name, make_existing_etag(etag, field=f"{field}.etag"))
+
+
+def make_apply(
+    pool: str, changes: Sequence[Upsert | Remove], *, retry: bool = False, retry_replica: str = ""
+) -> ApplyAdapters:
+    """A change set. Raises InvalidArgument if it is empty, names an adapter twice, or a replica without a retry."""
+    check_segment(pool, field="pool")
+    if not changes:
+        raise InvalidArgument(Reason.INVALID_FIELD, "a change set needs at least one change", field="changes")
+    seen: dict[str, int] = {}
+    for index, change in enumerate(changes):
+        first = seen.setdefault(name_key(change.name), index)
+        if first != index:
+            raise InvalidArgument(
+                Reason.DUPLICATE_NAME,
+                f"{change.name!r} is also in changes[{first}]; name each adapter once (case does not count)",
+                field=f"changes[{index}]",
+            )
+    if retry_replica:
+        check_segment(retry_replica, field="retry_replica")
+        if not retry:
+            raise InvalidArgument(Reason.INVALID_FIELD, "it goes with retry: true only", field="retry_replica")
+    return ApplyAdapters(pool, tuple(changes), retry, retry_replica)
+
+
+def make_rollback(pool: str, name: str, to_generation: int, etag: str) -> RollbackAdapter:
+    """A rollback. Raises InvalidArgument."""
+    check_segment(pool, field="pool")
+    check_adapter_name(name)
+    if to_generation < 0:
+        raise InvalidArgument(
+            Reason.INVALID_FIELD, "generations start at 1; 0 means the one before", field="to_generation"
+        )
+    return RollbackAdapter(pool, name, to_generation, make_etag(etag, field="etag"))
+
+
+RolloutT = TypeVar("RolloutT", PromoteRollout, AbortRollout)
+
+
+def make_rollout_change(kind: type[RolloutT], pool: str, name: str, generation: int, etag: str) -> RolloutT:
+    """The end of a rollout, of either kind. Raises InvalidArgument."""
+    check_segment(pool, field="pool")
+    check_adapter_name(name)
+    if generation < 0:
+        raise InvalidArgument(
+            Reason.INVALID_FIELD, "generations start at 1; 0 means the present one", field="generation"
+        )
+    return kind(pool, name, generation, make_existing_etag(etag, field="etag"))
+
+
+def make_create_pool(
+    name: str,
+    base_models: Sequence[str],
+    limits: Mapping[str, object],
+    base: Mapping[str, object] | None = None,
+    engines: Mapping[str, str] = NO_ENGINES,
+    fingerprint_of: Fingerprinter = fingerprint_of_patterns,
+) -> CreatePool:
+    """A new pool; `engines` holds ``engine`` and ``engine_names`` where they are given. Raises InvalidArgument."""
+    made = _pool(name, base_models, limits, base, engines, fingerprint_of)
+    return CreatePool(name, tuple(made.base_models), made.limits, made.base, made.engine, made.engine_names)
+
+
+def make_update_pool(
+    name: str,
+    base_models: Sequence[str],
+    limits: Mapping[str, object],
+    etag: str,
+    base: Mapping[str, object] | None = None,
+    mask: Sequence[str] | None = None,
+    engines: Mapping[str, str] = NO_ENGINES,
+    fingerprint_of: Fingerprinter = fingerprint_of_patterns,
+) -> UpdatePool:
+    """A pool's new values; `mask`: those that are replaced, None: see `UpdatePool`. Raises InvalidArgument."""
+    fields = _fields(mask) if mask is not None else None
+    is_named = fields is None or "base_models" in fields
+    made = _pool(name, base_models if is_named else ["-"], limits, base, engines, fingerprint_of)
+    return UpdatePool(
+        name,
+        tuple(made.base_models) if is_named else (),
+        made.limits,
+        make_existing_etag(etag, field="pool.etag"),
+        made.base,
+        fields,
+        made.engine if "engine" in engines else None,
+        made.engine_names if "engine_names" in engines else None,
+    )
+
+
+def _fields(mask: Sequence[str]) -> frozenset[str]:
+    limits = [f"limits.{name}" for name in PoolLimits.model_fields]
+    unknown = sorted(set(mask) - {"base_models", "limits", "base", "engine", "engine_names", *limits})
+    if unknown or not mask:
+        raise InvalidArgument(
+            Reason.INVALID_FIELD,
+            f"{', '.join(unknown)[:200] or 'nothing'} is no field that can be replaced; name base_models, limits, "
+            f"{', '.join(limits)}, base, engine or engine_names",
+            field="update_mask",
+        )
+    named = [path for path in mask if path != "limits"] + (limits if "limits" in mask else [])
+    return frozenset(path.removeprefix("limits.") for path in named)
+
+
+def make_confirm_removals(name: str, revision: int, etag: str) -> ConfirmRemovals:
+    """The confirmation of removals. Raises InvalidArgument."""
+    check_segment(name, field="name")
+    if revision < 1:
+        raise InvalidArgument(Reason.INVALID_FIELD, "give the revision that the replica names", field="revision")
+    return ConfirmRemovals(name, revision, make_existing_etag(etag, field="etag"))
+
+
+def make_delete_pool(name: str, etag: str) -> DeletePool:
+    """A pool's deletion. Raises InvalidArgument."""
+    check_segment(name, field="name")
+    return DeletePool(name, make_existing_etag(etag, field="etag"))
+
+
+def make_set_tenant(name: str, max_adapters: int, etag: str) -> SetTenant:
+    """A tenant's quota; 0: none. Tenants have lower-case names. Raises InvalidArgument."""
+    check_segment(name, field="tenant.name")
+    return SetTenant(name.lower(), max_adapters or None, make_etag(etag, field="tenant.etag"))
+
+
+def make_drain_replica(pool: str, name: str, *, drain: bool) -> DrainReplica:
+    """An order to a replica. Raises InvalidArgument."""
+    check_segment(pool, field="pool")
+    check_segment(name, field="name")
+    return DrainReplica(pool, name, drain)
+
+
+def make_restore_history(pool: str, name: str, generations: Sequence[bytes], last: bytes) -> RestoreHistory:
+    """A restored history.
+
+    Raises:
+        InvalidArgument: there is no such name, or a value is no record of that adapter.
+    """
+    check_segment(pool, field="pool")
+    check_adapter_name(name, field="name")
+    found = [_of(RetiredRecord, pool, name, one, f"generations[{at}]") for at, one in enumerate(generations)]
+    if len({one.generation for one in found}) < len(found):
+        raise InvalidArgument(Reason.INVALID_FIELD, "a generation stands twice; leave one out", field="generations")
+    present = _of(AdapterRecord, pool, name, last, "last") if last else None
+    return RestoreHistory(pool, name, tuple(found), present)
+
+
+def _of(kind: type[KeptT], pool: str, name: str, value: bytes, field: str) -> KeptT:
+    try:
+        record = kind.parse(value)
+    except FailedPrecondition as error:
+        raise InvalidArgument(error.reason, error.message, field=field) from error
+    if (record.pool, name_key(record.name)) != (pool, name_key(name)):
+        raise InvalidArgument(Reason.INVALID_FIELD, f"it is a record of {record.pool}/{record.name}", field=field)
+    return record
+
+
+def make_repair_tenant(name: str) -> RepairTenant:
+    """The repair of a tenant. Raises InvalidArgument."""
+    check_segment(name, field="name")
+    return RepairTenant(name.lower())
+
+
+def _pool(
+    name: str,
+    base_models: Sequence[str],
+    limits: Mapping[str, object],
+    base: Mapping[str, object] | None,
+    engines: Mapping[str, str],
+    fingerprint_of: Fingerprinter,
+) -> PoolSpec:
+    check_segment(name, field="pool.name")
+    values = {"name": name, "base_models": list(base_models), "limits": limits, "base": base, **engines}
+    spec = _validated(PoolSpec, values, field="pool")
+    if len({model.lower() for model in spec.base_models}) < len(spec.base_models):
+        raise InvalidArgument(Reason.INVALID_FIELD, "name each base model once", field="pool.base_models")
+    if spec.base is not None and fingerprint_of(spec.base.modules) != spec.base.fingerprint:
+        raise InvalidArgument(
+            Reason.INVALID_FIELD,
+            "the fingerprint is not that of the modules; let loraplane pool update --from read them",
+            field="pool.base.fingerprint",
+        )
+    return spec
+
+
+def _validated(kind: type[PartT], values: Mapping[str, object], *, field: str) -> PartT:
+    try:
+        made = kind.model_validate(values)
+    except ValidationError as error:
+        raise _refused(kind, error, field) from error
+    # Not a rule of the stored form: what stands in etcd already goes on being served, and is shown in escapes.
+    if (unfit := first_unfit(made.model_dump())) is not None:
+        message = "write it without control characters, line breaks and marks that turn the direction of text"
+        raise InvalidArgument(Reason.INVALID_FIELD, message, field=f"{field}.{unfit}")
+    return made
+
+
+def _refused(kind: type[Part], error: ValidationError, field: str) -> InvalidArgument:
+    """The first complaint, with the path of the field and what to write instead; never the value itself."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    parts = [str(part) for part in first["loc"]]
+    remedies = [one.description for one in fields_at(kind, parts)]
+    while remedies and not remedies[-1]:
+        remedies.pop()
+    where, remedy = (parts[: len(remedies)], remedies[-1]) if remedies else (parts, None)
+    return InvalidArgument(Reason.INVALID_FIELD, remedy or first["msg"], field=".".join([field, *where]))

@@ -1,0 +1,200 @@
+"""Periodic maintenance of a store: scrub, garbage collection, sizes."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from registry.runtime.failpoints import Point, hit
+from registry.sources.base import Stop
+from sidecar.artifacts.disk import Quota, SizeIndex
+from sidecar.artifacts.files import locked, locked_at_once
+from sidecar.artifacts.gc import GarbageCollector
+from sidecar.artifacts.layout import StoreLayout
+from sidecar.artifacts.leases import ArtifactLeases, may_be_read
+from sidecar.artifacts.proof import DamagedArtifacts, ProofOutcome, Proofs
+
+_log = structlog.get_logger()
+BYTES_PER_SECOND = 10 << 20
+# Each artifact is read once in this time, by one of the host's sidecars.
+PERIOD_SECONDS = 24 * 3600.0
+# If all was looked at of late, the next search for what was not is after this time.
+IDLE_SECONDS = 60.0
+
+
+class Scrub:
+    """Reads artifacts again, one at a time. What is damaged is removed, or marked if an engine may be reading it."""
+
+    def __init__(
+        self,
+        layout: StoreLayout,
+        collector: GarbageCollector,
+        proofs: Proofs,
+        damage: DamagedArtifacts,
+        *,
+        prove_seen: Callable[[Stop], None],
+        on_damage: Callable[[Collection[str]], None],
+    ) -> None:
+        """`prove_seen` proves what is handed out unproven, since the engine served it before this process started.
+
+        `on_damage` is called with artifacts that were found damaged, here or by another sidecar.
+        """
+        self._layout = layout
+        self._collector = collector
+        self._proofs = proofs
+        self._damage = damage
+        self._prove_seen = prove_seen
+        self._on_damage = on_damage
+        self._next_at = 0.0
+
+    def step(self, stop: Stop) -> None:
+        """Proves what is served; sets aside what is damaged and free now; reads one more artifact, if it is time.
+
+        Raises:
+            ArtifactError: ``staging_stopped``.
+            OSError: the store cannot be read.
+        """
+        self._prove_seen(stop)
+        for artifact in self._damage.present():
+            self._set_aside(artifact)
+        now = time.monotonic()
+        if now < self._next_at:
+            return
+        oldest = self._oldest()
+        if oldest is None:
+            self._next_at = now + IDLE_SECONDS
+        else:
+            self._look_at(oldest, stop)
+
+    def hear(self) -> int:
+        """Takes up what other sidecars found damaged; gives how many of all are in the store. Raises OSError."""
+        if new := self._damage.refresh():
+            self._on_damage(new)
+        return len(self._damage.present())
+
+    def found(self, artifact: str) -> None:
+        """It is damaged: removed if no engine may be reading it, else marked for all sidecars. Raises OSError."""
+        if not self._set_aside(artifact):
+            self._damage.mark(artifact)
+        self._on_damage({artifact})
+
+    def _oldest(self) -> str | None:
+        """What was written or looked at the longest time ago, by the time of its report; None: all were of late.
+
+        Without a report nothing is known of what was written.
+        """
+        artifacts, now = self._layout.staged_ids() - self._damage.ids, time.time()
+        # A clock that was set back must not keep anything from being read.
+        ages = {one: abs(now - at) for one in artifacts if (at := _modified(self._layout.report(one))) is not None}
+        oldest = max(ages, key=ages.__getitem__, default=None)
+        return oldest if oldest and ages[oldest] >= PERIOD_SECONDS else None
+
+    def _look_at(self, artifact: str, stop: Stop) -> None:
+        """Compares one artifact with its report. Raises ArtifactError, OSError: see `step`."""
+        try:
+            outcome = self._proofs.prove(artifact, None, stop, bytes_per_second=BYTES_PER_SECOND)
+        except OSError:
+            self._note_look(artifact)  # the others are not to wait until its report can be read
+            raise
+        if outcome is ProofOutcome.DAMAGED:
+            self.found(artifact)
+        elif outcome is not ProofOutcome.CHANGED:  # it may have been removed and fetched meanwhile
+            # Without a report that can be believed it is proven by its source, before an engine is given it.
+            self._note_look(artifact)
+
+    def _note_look(self, artifact: str) -> None:
+        """Has the others read before it is read again."""
+        with suppress(OSError):
+            os.utime(self._layout.report(artifact))
+
+    def _set_aside(self, artifact: str) -> bool:
+        """Removes what is damaged unless it is leased; whoever wants it next fetches it again."""
+        with locked_at_once(self._layout.lock(artifact)) as is_locked:
+            if not is_locked or may_be_read(artifact, self._layout.leases):
+                return False
+            self._collector.take_out(artifact)
+        _log.warning("artifact_set_aside", artifact=artifact)
+        return True
+
+
+def _modified(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What is in a store: bytes and number of artifacts, how many this replica leases, how many are damaged."""
+
+    size_bytes: int
+    artifacts: int
+    leased: int
+    damaged: int
+
+
+class Maintenance:
+    """The rounds of one replica's sidecar. Used in a worker thread."""
+
+    def __init__(
+        self,
+        layout: StoreLayout,
+        leases: ArtifactLeases,
+        index: SizeIndex,
+        quota: Quota,
+        collector: GarbageCollector,
+        scrub: Scrub,
+        *,
+        before: Callable[[], None],
+    ) -> None:
+        """`before` is called at the beginning of each round."""
+        self._before = before
+        self._layout = layout
+        self._leases = leases
+        self._index = index
+        self._quota = quota
+        self._collector = collector
+        self._scrub = scrub
+
+    def round(self, stop: Stop) -> Holdings:
+        """Reads files of the operator again that changed, writes the leases, sweeps, removes what is over the budget.
+
+        Raises:
+            ArtifactError: ``staging_stopped``.
+            OSError: the store failed; the next round takes up where this one ended.
+        """
+        self._before()
+        self.write_leases(stop)
+        self._collector.tidy(stop)
+        self._collector.collect(self._quota.excess_bytes(), stop)
+        sizes = self._index.sizes()
+        return Holdings(sum(sizes.values()), len(sizes), len(self._leases.all()), self._scrub.hear())
+
+    def scrub(self, stop: Stop) -> None:
+        """Reads something again, slowly; see `Scrub.step`.
+
+        Raises:
+            ArtifactError: ``staging_stopped``.
+            OSError: the store failed.
+        """
+        self._scrub.step(stop)
+
+    def write_leases(self, stop: Stop) -> None:
+        """Puts on disk what was let go of.
+
+        Raises:
+            ArtifactError: ``staging_stopped``.
+            OSError: it could not be written; nothing was lost.
+        """
+        # The lock is for the leftovers of those who were killed here: see `Removal.tidy`.
+        with locked(self._layout.lock(self._leases.key), stop):
+            self._leases.write(self._layout.temporary(self._leases.key, uuid.uuid4().hex))
+        hit(Point.LEASES_WRITTEN)

@@ -1,0 +1,1 @@
+"""From etcd to one frozen snapshot of what this replica should serve."""

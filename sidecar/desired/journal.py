@@ -1,0 +1,240 @@
+"""Keeps the last-known-good snapshot on disk, crash-safe at every step.
+
+Files in `directory`: ``snapshot-<n>`` (a base) and ``journal-<n>`` (what came after that base). A boot takes the
+newest whole base and the journals of consecutive numbers from its own on; a number is skipped where an entry could
+not be written, so that nothing is ever folded in after a gap. No file can prevent a boot: what is damaged is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from registry.runtime.failpoints import Point, hit
+from registry.runtime.local_files import make_way
+from sidecar.desired.snapshot import (
+    Entry,
+    SnapshotBase,
+    SnapshotDamaged,
+    decode_base,
+    decode_entries,
+    encode_base,
+    encode_entry,
+)
+
+_log = structlog.get_logger()
+_NUMBERED = re.compile(r"(snapshot|journal|tmp)-(\d{1,12})")
+# A journal smaller than this is never worth a new base.
+MIN_JOURNAL_BYTES = 1 << 20
+# What is appended within this time is synced together.
+SYNC_AFTER_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a boot found: a base, and the entries to fold into it."""
+
+    base: SnapshotBase
+    entries: tuple[Entry, ...]
+
+
+class Journal:
+    """The snapshot of one replica. One task owns it."""
+
+    def __init__(self, directory: Path) -> None:
+        """Reads nothing yet."""
+        self._directory = directory
+        self._number = 0
+        self._descriptor: int | None = None
+        self._journal_bytes = 0
+        self._base_bytes = 0
+        self._unsynced = asyncio.Event()
+        self._has_gap = False
+
+    def restore(self, pool: str) -> Restored | None:
+        """Reads what an earlier process left; None if there is nothing whole of this pool."""
+        try:
+            files = self._files()
+        except OSError as error:
+            _log.warning("snapshot_unreadable", error=str(error))
+            return None
+        self._number = max(files["snapshot"] + files["journal"], default=0)
+        for number in sorted(files["snapshot"], reverse=True):
+            base = self._read_base(number)
+            if base is not None and base.pool == pool:
+                restored = Restored(base, self._read_entries(number, set(files["journal"])))
+                self._continue()
+                return restored
+        return None
+
+    def set_aside(self) -> None:
+        """Puts what stands there out of the way of the next boot; somebody may want to look at it."""
+        self.close()
+        try:
+            for kind, numbers in self._files().items():
+                for number in numbers:
+                    name = f"{kind}-{number}"
+                    (self._directory / name).replace(self._directory / f"damaged-{name}")
+                    _log.error("snapshot_set_aside", file=f"damaged-{name}")
+        except OSError as error:
+            _log.warning("snapshot_not_set_aside", error=str(error))
+
+    def _continue(self) -> None:
+        """Opens the next journal, unless what is there is damaged: then a new base has to come first."""
+        if not self._has_gap:
+            self._number += 1
+            self._open(self._number)
+
+    @property
+    def wants_base(self) -> bool:
+        """True if there is no journal to append to, or it has outgrown its base."""
+        return self._descriptor is None or self._journal_bytes > max(MIN_JOURNAL_BYTES, self._base_bytes)
+
+    def append(self, entry: Entry) -> None:
+        """Writes an entry to the journal; it survives a kill at once, a power cut after `sync`.
+
+        A failure is logged and closes the journal, for a gap in it must never be followed by more.
+        """
+        if self._descriptor is None:
+            return
+        line = encode_entry(entry)
+        try:
+            written = os.write(self._descriptor, line)
+        except OSError as error:
+            self._abandon("journal_write_failed", str(error))
+            return
+        if written != len(line):
+            self._abandon("journal_write_failed", "the disk took only a part of it")
+            return
+        self._journal_bytes += written
+        self._unsynced.set()
+        hit(Point.ENTRY_APPENDED)
+
+    async def rewrite(self, base: SnapshotBase) -> None:
+        """Writes a new base; entries appended meanwhile go to the journal after it."""
+        self._number += 2 if self._has_gap else 1
+        self._has_gap = False
+        number = self._number
+        self._open(number)
+        hit(Point.JOURNAL_OPENED)
+        self._journal_bytes = 0
+        try:
+            self._base_bytes = await asyncio.to_thread(self._write_base, number, base)
+            self._forget_before(number)
+        except OSError as error:
+            self._abandon("snapshot_write_failed", str(error))
+
+    async def keep_synced(self) -> None:
+        """Syncs what is appended, until it is cancelled. Whoever acts upon an entry does not wait for the disk."""
+        while True:
+            await self._unsynced.wait()
+            await asyncio.sleep(SYNC_AFTER_SECONDS)
+            await self.sync()
+
+    async def sync(self) -> None:
+        """Makes what was appended survive a power cut."""
+        number = self._number
+        self._unsynced.clear()
+        if self._descriptor is None:
+            return
+        try:
+            await asyncio.to_thread(_sync, os.dup(self._descriptor))  # the journal may be replaced meanwhile
+        except OSError as error:
+            if number == self._number:
+                self._abandon("journal_sync_failed", str(error))
+        hit(Point.ENTRY_SYNCED)
+
+    def close(self) -> None:
+        """Closes the journal; the files stay."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self, number: int) -> None:
+        self.close()
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            self._descriptor = os.open(self._directory / f"journal-{number}", flags, 0o600)
+        except OSError as error:
+            _log.warning("journal_open_failed", error=str(error))
+
+    def _abandon(self, event: str, error: str) -> None:
+        _log.warning(event, error=error)
+        self._has_gap = True
+        self.close()
+
+    def _write_base(self, number: int, base: SnapshotBase) -> int:
+        temporary = self._directory / f"tmp-{number}"
+        make_way(temporary)
+        make_way(self._directory / f"snapshot-{number}")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.writelines(encode_base(base))
+            file.flush()
+            hit(Point.BASE_WRITTEN)
+            size_bytes = file.tell()
+            os.fsync(file.fileno())
+        hit(Point.BASE_SYNCED)
+        temporary.rename(self._directory / f"snapshot-{number}")
+        hit(Point.BASE_NAMED)
+        _sync_directory(self._directory)
+        hit(Point.BASE_KEPT)
+        return size_bytes
+
+    def _forget_before(self, number: int) -> None:
+        for kind, numbers in self._files().items():
+            for old in numbers:
+                if old < number:
+                    (self._directory / f"{kind}-{old}").unlink(missing_ok=True)
+                    hit(Point.OLD_FORGOTTEN)
+
+    def _files(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {"snapshot": [], "journal": [], "tmp": []}
+        if self._directory.is_dir():
+            for entry in self._directory.iterdir():
+                # What is no file would be waited for, or stand in the way of others.
+                if (match := _NUMBERED.fullmatch(entry.name)) and entry.is_file():
+                    found[match[1]].append(int(match[2]))
+        return found
+
+    def _read_base(self, number: int) -> SnapshotBase | None:
+        try:
+            with (self._directory / f"snapshot-{number}").open("rb") as file:
+                base = decode_base(file)
+                self._base_bytes = file.tell()
+        except (OSError, SnapshotDamaged) as error:
+            _log.warning("snapshot_damaged", file=f"snapshot-{number}", error=str(error))
+            return None
+        return base
+
+    def _read_entries(self, number: int, present: set[int]) -> tuple[Entry, ...]:
+        """Entries up to the first damage or gap: after it nothing may be folded in any more."""
+        entries: list[Entry] = []
+        try:
+            while number in present:
+                data = (self._directory / f"journal-{number}").read_bytes()
+                self._journal_bytes += len(data)
+                for entry in decode_entries(data):
+                    entries.append(entry)  # noqa: PERF402 - what came before the damage is kept
+                number += 1
+        except (OSError, SnapshotDamaged) as error:
+            _log.warning("journal_damaged", file=f"journal-{number}", error=str(error))
+            self._has_gap = True
+        return tuple(entries)
+
+
+def _sync(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_directory(directory: Path) -> None:
+    _sync(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))

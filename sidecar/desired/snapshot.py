@@ -1,0 +1,252 @@
+"""Encoding of the last-known-good snapshot: a base, and a journal since. Pure.
+
+A base is written and read line by line, since all of it at once would take as much memory again as the records.
+
+A sidecar that boots without etcd must come back to the newest state that it acted upon, or it would move its
+engine back in time (guarantee R1). So each change is in the journal before it is acted upon, and the base is
+written anew only now and then: what a change costs does not depend on the number of records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+
+from registry.etcd3.ops import Event, KeyValue
+from registry.model.placement import Member
+from registry.model.stored import read_json
+from sidecar.desired.informer import AnyRecord, RawRecord
+
+SCHEMA = 1
+_ESCAPED = re.compile(rb"\\[\\n]")
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotBase:
+    """Everything a sidecar needs of etcd, as of `revision` of the store `cluster_id` at `epoch`.
+
+    `members` are the live replicas that were known last; none: nobody had to know them.
+    `is_doubted`: the store was no longer the one that this came from, so that its watch must not be resumed.
+    """
+
+    pool: str
+    cluster_id: int
+    revision: int
+    pool_record: bytes | None = None
+    records: Mapping[str, AnyRecord] = field(default_factory=dict)
+    epoch: str = ""
+    is_doubted: bool = False
+    members: Mapping[str, Member] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptersChanged:
+    """All events of one revision; none: the revision was reached without a change."""
+
+    revision: int
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolChanged:
+    """The pool's record changed; None: it was deleted."""
+
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class MembersChanged:
+    """Replicas came, or are others now; replicas are gone, by name."""
+
+    come: tuple[Member, ...]
+    gone: tuple[str, ...]
+
+
+Entry = AdaptersChanged | PoolChanged | MembersChanged
+
+
+class SnapshotDamaged(Exception):
+    """A file is not what was written; the message says which part is not."""
+
+
+def encode_base(base: SnapshotBase) -> Iterator[bytes]:
+    """The lines of a base file: a header, one line a record, and the checksum of all lines before it."""
+    header = {
+        "schema": SCHEMA,
+        "pool": base.pool,
+        "cluster_id": base.cluster_id,
+        "epoch": base.epoch,
+        "revision": base.revision,
+        "doubted": base.is_doubted,
+        "pool_record": None if base.pool_record is None else _text(base.pool_record),
+        "members": [_fields(member) for member in base.members.values()],
+    }
+    digest = hashlib.sha256()
+    for line in chain([_line(header)], (_record_line(key, record) for key, record in base.records.items())):
+        digest.update(line)
+        yield line
+    yield _line({"sha256": digest.hexdigest()})
+
+
+def decode_base(lines: Iterable[bytes]) -> SnapshotBase:
+    """Reads the lines of a base file.
+
+    Raises:
+        SnapshotDamaged: it is not whole, or not of a schema known here.
+    """
+    whole = _whole(lines)
+    try:
+        header = read_json(next(whole, b""))
+        if header["schema"] != SCHEMA:
+            raise SnapshotDamaged(f"the snapshot has schema {header['schema']}, {SCHEMA} is known here")
+        return SnapshotBase(
+            pool=_text_of(header["pool"]),
+            cluster_id=_number(header["cluster_id"], bits=64),
+            revision=_number(header["revision"]),
+            pool_record=_value(header["pool_record"]),
+            records=dict(map(_record, whole)),
+            epoch=_text_of(header.get("epoch", "")),
+            is_doubted=bool(header.get("doubted", False)),
+            members={member.replica: member for member in map(_member, header.get("members", []))},
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise SnapshotDamaged(f"the snapshot cannot be read: {error}") from error
+
+
+def _whole(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """All lines but the last, which is their checksum. What was taken before it is judged is not to be used."""
+    rest = iter(lines)
+    digest = hashlib.sha256()
+    last = next(rest, b"")
+    for line in rest:
+        digest.update(last)
+        yield last
+        last = line
+    if last != _line({"sha256": digest.hexdigest()}):
+        raise SnapshotDamaged("the checksum of the snapshot is not as expected")
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """One line of the journal: checksum, space, JSON."""
+    match entry:
+        case AdaptersChanged(revision, events):
+            body = _line({"r": revision, "e": [_event(event) for event in events]})
+        case PoolChanged(value):
+            body = _line({"p": None if value is None else _text(value)})
+        case MembersChanged(come, gone):  # pragma: no branch - mypy knows that this is the last case
+            body = _line({"m": [_fields(member) for member in come], "g": gone})
+    return b"%08x %s" % (zlib.crc32(body), body)
+
+
+def decode_entries(data: bytes) -> Iterator[Entry]:
+    """The entries of a journal.
+
+    Raises:
+        SnapshotDamaged: at the first line that is not whole; what came before it is good.
+    """
+    for line in data.splitlines(keepends=True):
+        checksum, _, body = line.partition(b" ")
+        if checksum != b"%08x" % zlib.crc32(body) or not body.endswith(b"\n"):
+            raise SnapshotDamaged("the journal ends in the middle of a line")
+        try:
+            entry = _entry(read_json(body))
+        except (ValueError, TypeError) as error:
+            raise SnapshotDamaged(f"the journal holds an entry that cannot be read: {error}") from error
+        yield entry
+
+
+def _entry(fields: dict[str, object]) -> Entry:
+    match fields:
+        case {"r": int(revision), "e": list(events)}:
+            return AdaptersChanged(_number(revision), tuple(_decode_events(events)))
+        case {"p": value}:
+            return PoolChanged(_value(value))
+        case {"m": list(come), "g": list(gone)}:
+            return MembersChanged(tuple(map(_member, come)), tuple(map(str, gone)))
+        case _:
+            raise SnapshotDamaged("the journal holds an entry of a form that is not known here")
+
+
+def _member(fields: list[object]) -> Member:
+    """What `_fields` made; what a presence could not have said is no member. Raises ValueError, TypeError."""
+    match fields:
+        case [str(replica), dict(labels), int() | None as capacity]:
+            known = {name: _text_of(value) for name, value in labels.items()}
+            return Member(_text_of(replica), known, None if capacity is None else _number(capacity))
+        case _:
+            raise ValueError("a member is not of the form of a presence")
+
+
+def _fields(member: Member) -> list[object]:
+    return [member.replica, dict(member.labels), member.capacity]
+
+
+def _decode_events(events: Iterable[tuple[object, object, object]]) -> Iterator[Event]:
+    for text, number, value in events:
+        key, revision, content = _text_of(text).encode(), _number(number), _value(value)
+        yield Event(key, revision, None if content is None else KeyValue(key, content, 0, revision, 0))
+
+
+def _event(event: Event) -> list[object]:
+    # Only the last part of a key counts to the informer, and only that is kept.
+    key = event.key.rsplit(b"/", 1)[-1].decode(errors="backslashreplace")
+    return [key, event.mod_revision, None if event.kv is None else _text(event.kv.value)]
+
+
+def _record_line(key: str, record: AnyRecord) -> bytes:
+    """Key, revision and last good value as JSON, a tab, and the value itself: most of a base is never decoded."""
+    good = None if record.good is None else [_text(record.good[0]), record.good[1]]
+    head = json.dumps([key, record.revision, good], separators=(",", ":")).encode()
+    return b"%s\t%s\n" % (head, record.value.replace(b"\\", b"\\\\").replace(b"\n", b"\\n"))
+
+
+def _record(line: bytes) -> tuple[str, RawRecord]:
+    head, _, value = line.removesuffix(b"\n").partition(b"\t")
+    text, number, good = read_json(head)
+    key, revision = _text_of(text), _number(number)
+    if b"\\" in value:
+        value = _ESCAPED.sub(lambda found: b"\n" if found[0] == b"\\n" else b"\\", value)
+    return key, RawRecord(value, revision, None if good is None else _good(*good))
+
+
+def _good(value: object, revision: object) -> tuple[bytes, int]:
+    """The last good value of a record. Raises ValueError, TypeError."""
+    return _bytes(_text_of(value)), _number(revision)
+
+
+def _line(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def _text(value: bytes) -> str:
+    """Any bytes as a string that JSON can hold; latin-1 gives each byte one character."""
+    return value.decode("latin-1")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("latin-1")
+
+
+def _value(text: object) -> bytes | None:
+    """A value that may be absent. Raises ValueError, TypeError."""
+    return None if text is None else _bytes(_text_of(text))
+
+
+def _text_of(value: object) -> str:
+    """A text that can be written again. Raises ValueError, TypeError."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is no text")
+    value.encode()
+    return value
+
+
+def _number(value: object, *, bits: int = 63) -> int:
+    """A number as etcd and its records may have it. Raises ValueError."""
+    if type(value) is not int or not 0 <= value < 1 << bits:
+        raise ValueError(f"{value!r:.40} is no whole number of at most {bits} bits")
+    return value

@@ -1,0 +1,441 @@
+"""Watcher: from etcd's watch to the mailbox.
+
+The way is list and events, removal guard, journal, informer, `Mailbox`. Records are packed when nothing more urgent
+is to be done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import assert_never
+
+import structlog
+
+from registry.etcd3.client import Client
+from registry.etcd3.errors import EtcdError, EtcdPermissionDenied
+from registry.etcd3.ops import Event, Range, prefix_end
+from registry.etcd3.reflector import (
+    Changed,
+    Connected,
+    Disconnected,
+    ListCause,
+    Listed,
+    Progressed,
+    Reflection,
+    Reflector,
+    Resume,
+)
+from registry.model.errors import RegistryError
+from registry.model.keys import Keys
+from registry.model.records import AdapterRecord, Meta
+from registry.runtime.clock import Clock
+from registry.runtime.supervisor import Keep, keep_once
+from sidecar.desired.informer import AnyRecord, Informer
+from sidecar.desired.journal import Journal, Restored
+from sidecar.desired.mailbox import Mailbox, Snapshot
+from sidecar.desired.members import MembersWatcher
+from sidecar.desired.pool import PoolWatcher
+from sidecar.desired.removal_guard import Follow, FollowedState, Held, ListCandidate, StoreId, check
+from sidecar.desired.snapshot import AdaptersChanged, MembersChanged, PoolChanged, SnapshotBase
+from sidecar.metrics import ETCD_RECONNECTS, OBSERVED_REVISION, RELISTS
+
+_log = structlog.get_logger()
+PACK_AFTER_SECONDS = 1.0
+# Well under a millisecond's work.
+PACKED_AT_ONCE = 50
+# How long a boot waits for etcd before it acts upon the snapshot, and for what changed since once connected.
+BOOT_WAIT_SECONDS = 2.0
+CATCH_UP_SECONDS = 0.2
+# How often a whole list is compared with what the watch told: a net below the watch, never its substitute.
+COMPARE_SECONDS = 600.0
+# Until the watch is made anew where etcd could not say which store it is.
+UNKNOWN_STORE_SECONDS = 1.0
+
+
+class Packing:
+    """Packs an informer's records by and by: neither a boot nor a change waits for it."""
+
+    def __init__(self, informer: Informer, *, after_seconds: float = PACK_AFTER_SECONDS) -> None:
+        self._informer = informer
+        self._after_seconds = after_seconds
+        self._wake = asyncio.Event()
+
+    def wake(self) -> None:
+        """Says that records came."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await asyncio.sleep(self._after_seconds)
+            is_many = False
+            while self._informer.pack(PACKED_AT_ONCE):
+                is_many = True
+                await asyncio.sleep(0)
+            if is_many:
+                give_back()
+
+
+def give_back() -> None:
+    """Returns the pages that the C library keeps free for later; does nothing where it has no such call.
+
+    A list is large for a moment only, and what stays of it here is smaller: without this the difference would stay
+    with the process until its end.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Booting:
+    """Nothing was ever followed. The first list will be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """The informer's state is etcd's. The watch goes on from its revision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The informer's state stays in force. A list that differs too much is held, and kept up to date."""
+
+    candidate: ListCandidate
+
+
+@dataclass(frozen=True, slots=True)
+class Relisting:
+    """The informer's state stays in force until a list tells whether its store is still the same.
+
+    `is_begun`: the watch that runs begins with that list; otherwise it has to end first.
+    """
+
+    is_begun: bool
+
+
+WatcherState = Booting | Following | Holding | Relisting
+
+
+class Watcher:
+    """Keeps `Mailbox` at etcd's newest state of one pool that may be followed, and the snapshot with it."""
+
+    def __init__(
+        self,
+        client: Client,
+        keys: Keys,
+        pool: str,
+        replica: str,
+        mailbox: Mailbox,
+        journal: Journal,
+        clock: Clock,
+        keep: Keep = keep_once,
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._pool = pool
+        self._mailbox = mailbox
+        self._journal = journal
+        self._clock = clock
+        self._keep = keep
+        self._informer = Informer(pool)
+        self._pool_watcher = PoolWatcher(client, keys, pool, mailbox, journal, clock)
+        self._members_watcher = MembersWatcher(client, keys, pool, replica, mailbox, journal, clock)
+        self._store = StoreId()
+        self._state: WatcherState = Booting()
+        self._heard = asyncio.Event()
+        self._packing = Packing(self._informer)
+        self._taking = asyncio.Lock()
+
+    def record(self, key: str) -> AnyRecord | None:
+        """The raw record under a name key. It may already be newer than what the mailbox says of it."""
+        return self._informer.record(key)
+
+    def restore(self) -> None:
+        """Takes up the snapshot, without acting upon it yet."""
+        restored = self._journal.restore(self._pool)
+        if restored is None:
+            _log.info("snapshot_absent", pool=self._pool)
+            return
+        self._fold_restored(restored)
+        state = self._informer.state
+        _log.info("snapshot_restored", revision=state.revision, adapters=state.count)
+
+    def forget(self) -> None:
+        """Does without the snapshot, which is set aside: it could not be taken up."""
+        self._journal.set_aside()
+        self._store, self._state = StoreId(), Booting()
+        self._informer.restore(0, {})
+        self._pool_watcher.record = None
+        self._members_watcher.restore({})
+        self._mailbox.post(Snapshot())
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        parts: dict[str, Callable[[], Awaitable[None]]] = {
+            "adapters": self._follow_adapters,
+            "pool": partial(self._pool_watcher.run, self._is_behind, self._judge_again),
+            "members": self._members_watcher.run,
+            "boot": self._act_upon_snapshot,
+            "pack": self._packing.run,
+            "sync": self._journal.keep_synced,
+        }
+        async with asyncio.TaskGroup() as tasks:
+            for part, work in parts.items():
+                tasks.create_task(self._keep(part, work), name=part)
+
+    def _fold_restored(self, restored: Restored) -> None:
+        base = restored.base
+        self._store = StoreId(base.cluster_id, base.epoch)
+        self._state = Relisting(is_begun=False) if base.is_doubted else Following()
+        self._informer.restore(base.revision, base.records)
+        if base.pool_record is not None:
+            self._pool_watcher.take(base.pool_record)
+        self._members_watcher.restore(base.members)
+        for entry in restored.entries:
+            match entry:
+                case AdaptersChanged(revision, events):
+                    self._informer.apply(revision, events)
+                case PoolChanged(value):
+                    self._pool_watcher.take(value)
+                case MembersChanged():
+                    self._members_watcher.fold(entry)
+
+    async def _act_upon_snapshot(self) -> None:
+        """After a restart the snapshot is good enough once etcd had its chance to say what is newer."""
+        if isinstance(self._state, Booting):
+            return
+        try:
+            async with asyncio.timeout(BOOT_WAIT_SECONDS):
+                await self._heard.wait()
+            await asyncio.sleep(CATCH_UP_SECONDS)
+        except TimeoutError:
+            _log.warning("acting_upon_snapshot", revision=self._informer.state.revision)
+        self._post(self._mailbox.snapshot)
+
+    async def _follow_adapters(self) -> None:
+        if self._journal.wants_base and not isinstance(self._state, Booting):
+            await self._rewrite()
+        while True:
+            try:
+                await self._follow_one_store()
+            except EtcdError as error:
+                _log.warning("store_not_identified", error=str(error))
+                self._set_connected(connected=False)
+                await asyncio.sleep(UNKNOWN_STORE_SECONDS)
+
+    async def _follow_one_store(self) -> None:
+        """Ends when the store turns out to be another one: then it has to be listed.
+
+        Raises:
+            EtcdError: which store it is could not be read.
+        """
+        prefix = self._keys.adapters(self._pool)
+        resume = self._begin()
+        reflector = Reflector(
+            self._client,
+            prefix,
+            prefix_end(prefix),
+            resume=resume,
+            rng=self._clock.rng,
+            compare_every_seconds=COMPARE_SECONDS,
+        )
+        async with aclosing(reflector.stream()) as reflections:
+            async for reflection in reflections:
+                async with self._taking:
+                    await self._take(reflection)
+                if self._state == Relisting(is_begun=False):
+                    return
+
+    def _begin(self) -> Resume | None:
+        """Where a new watch goes on; None: it begins with a list."""
+        match self._state:
+            case Booting():
+                return None
+            case Following():
+                return Resume(self._informer.state.revision, self._store.cluster_id)
+            case Holding() | Relisting():
+                self._state = Relisting(is_begun=True)
+                return None
+        assert_never(self._state)
+
+    async def _take(self, reflection: Reflection) -> None:
+        match reflection:
+            case Listed():
+                await self._take_list(reflection)
+            case Changed(revision, events):
+                await self._take_events(revision, events)
+            case Progressed(revision):
+                self._set_proxied("")
+                await self._take_progress(revision)
+            case Connected(endpoint):
+                await self._connected(endpoint)
+            case Disconnected(message, refuses_progress=refuses_progress):
+                ETCD_RECONNECTS.inc()
+                _log.warning("etcd_disconnected", error=message)
+                self._set_connected(connected=False)
+                if refuses_progress:
+                    self._set_proxied(message)
+            case _:
+                assert_never(reflection)
+
+    def _set_connected(self, *, connected: bool) -> None:
+        snapshot = self._mailbox.snapshot
+        if snapshot.connected != connected:
+            self._mailbox.post(replace(snapshot, connected=connected))
+            self._members_watcher.look_again()
+
+    def _set_proxied(self, proxied: str) -> None:
+        if self._mailbox.snapshot.proxied != proxied:
+            self._mailbox.post(replace(self._mailbox.snapshot, proxied=proxied))
+
+    async def _connected(self, endpoint: str) -> None:
+        """A watch stands. Before anything of it is followed, the store must be the one that the mark is of."""
+        epoch = await epoch_of(self._client, self._keys, known=self._store.epoch)
+        _log.info("etcd_connected", endpoint=endpoint)
+        self._heard.set()
+        if not isinstance(self._state, Holding):
+            store = StoreId(self._store.cluster_id, epoch)
+            if self._store.is_other(store):
+                _log.error("store_replaced", epoch=epoch, known_epoch=self._store.epoch)
+                self._state = Relisting(is_begun=False)
+                return
+            self._store = store
+        self._set_connected(connected=True)
+
+    async def _take_list(self, listed: Listed) -> None:
+        RELISTS.inc()
+        store = StoreId(listed.cluster_id, await epoch_of(self._client, self._keys, known=self._store.epoch))
+        self._set_connected(connected=True)
+        candidate = ListCandidate(listed.revision, store, listed.kvs, self._informer.raw)
+        await self._judge(candidate, listed.cause)
+
+    async def _judge_again(self) -> None:
+        """The pool's record may have come to vouch for the list that is held."""
+        async with self._taking:
+            if isinstance(self._state, Holding):
+                await self._judge(self._state.candidate, None)
+
+    async def _judge(self, candidate: ListCandidate, cause: ListCause | None) -> None:
+        """Follows the candidate or holds it; `cause` None: it was held before."""
+        followed = FollowedState(self._informer.state.revision, self._store, len(self._informer.raw))
+        confirmed = self._pool_watcher.confirmed_revision
+        match check(followed, candidate, confirmed_revision=confirmed, pool=self._pool):
+            case Follow(confirmed=is_confirmed):
+                await self._follow(candidate, cause, is_confirmed=is_confirmed)
+            case Held() as hold:
+                await self._hold(candidate, hold)
+
+    async def _hold(self, candidate: ListCandidate, hold: Held) -> None:
+        """What runs stays as it is (guarantees R1 and R15), also through a restart of this process."""
+        was_doubted, self._state = self._is_doubted, Holding(candidate)
+        snapshot = self._mailbox.snapshot
+        if not snapshot.held:
+            revision, store = candidate.listed_revision, candidate.store
+            _log.error(
+                "list_held", reason=hold.reason, message=hold.message, revision=revision, cluster=store.cluster_id
+            )
+        if snapshot.held != hold.message:
+            self._mailbox.post(replace(snapshot, held=hold.message))
+        if not was_doubted:
+            await self._rewrite()
+
+    async def _follow(self, candidate: ListCandidate, cause: ListCause | None, *, is_confirmed: bool) -> None:
+        acted_before = not isinstance(self._state, Booting)
+        before = self._informer.state.revision
+        changed = self._informer.replace(candidate.revision, candidate.kvs.values())
+        self._store, self._state = candidate.store, Following()
+        if acted_before:  # a kill during the rewrite must not bring back what was followed before this list
+            await self._rewrite()
+        named = cause.name if cause else "HELD"
+        _log.info("listed", revision=candidate.revision, cause=named, changed=len(changed), former_revision=before)
+        if is_confirmed:
+            _log.warning("removals_confirmed", revision=candidate.revision, former_revision=before)
+        # The pool's record and the replicas are of the same store: with the adapters they come in force at once.
+        self._members_watcher.look_again()
+        self._post(self._pool_watcher.settled(replace(self._mailbox.snapshot, held="")))
+        if not acted_before:
+            await self._rewrite()
+
+    async def _take_events(self, revision: int, events: tuple[Event, ...]) -> None:
+        match self._state:
+            case Holding(candidate):
+                candidate.apply(revision, events)
+                await self._judge(candidate, None)
+            case Booting() | Following() | Relisting():
+                self._journal.append(AdaptersChanged(revision, events))
+                self._informer.apply(revision, events)
+                self._post(replace(self._mailbox.snapshot, last_request_id=request_of(events)))
+                if self._journal.wants_base:
+                    await self._rewrite()
+            case _:
+                assert_never(self._state)
+
+    async def _take_progress(self, revision: int) -> None:
+        match self._state:
+            case Holding(candidate):
+                candidate.advance(revision)
+                await self._judge(candidate, None)
+            case Booting() | Following() | Relisting():
+                self._informer.advance(revision)
+                OBSERVED_REVISION.set(self._informer.state.revision)
+            case _:
+                assert_never(self._state)
+
+    @property
+    def _is_doubted(self) -> bool:
+        """True while it is not known whether etcd's store may be followed."""
+        return isinstance(self._state, Holding | Relisting)
+
+    def _is_behind(self, revision: int) -> bool:
+        return revision < self._informer.state.revision
+
+    def _post(self, snapshot: Snapshot) -> None:
+        """Puts the informer's state in force, together with what else the snapshot says."""
+        state = self._informer.state
+        self._mailbox.post(replace(snapshot, desired=state))
+        OBSERVED_REVISION.set(state.revision)
+        self._members_watcher.want(wanted=state.tally.by_members > 0)
+        self._packing.wake()
+
+    async def _rewrite(self) -> None:
+        state, store = self._informer.state, self._store
+        records = dict(self._informer.raw)
+        pool_record = self._pool_watcher.record
+        known = (records, store.epoch, self._is_doubted, self._members_watcher.members)
+        base = SnapshotBase(self._pool, store.cluster_id, state.revision, pool_record, *known)
+        await self._journal.rewrite(base)
+
+
+def request_of(events: Iterable[Event]) -> str:
+    """The request that made a revision: any record that it wrote names it; empty: it wrote none that can be read."""
+    for event in events:
+        if event.kv is not None:
+            try:
+                return AdapterRecord.parse(event.kv.value).request_id
+            except RegistryError:
+                return ""
+    return ""
+
+
+async def epoch_of(client: Client, keys: Keys, *, known: str) -> str:
+    """The registry's epoch; empty: the store has none; `known`, which it had before: it cannot be read.
+
+    Raises:
+        EtcdError: etcd does not answer.
+    """
+    try:
+        found = (await client.range(Range(keys.meta()))).kvs
+    except EtcdPermissionDenied:
+        return known
+    try:
+        return Meta.parse(found[0].value).epoch if found else ""
+    except RegistryError:
+        return known

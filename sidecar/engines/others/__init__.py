@@ -1,0 +1,1 @@
+"""Drivers of SGLang, pegainfer, Dynamo and axolotl."""

@@ -1,0 +1,296 @@
+"""Driver of axolotl's server, which holds one adapter at a time.
+
+Read in axolotl-ai-cloud/axolotl, ``src/axolotl/scripts/vllm_serve_lora.py`` at 02063210 and ``process_cleanup.py``:
+
+- POST /set_lora_adapter/ keeps name, number and path in one variable and answers 200 ``{"status": "ok"}``, whatever
+they are. POST /clear_lora_adapter/ empties it. Nothing reads it back.
+- /generate/, /chat/ and /v1/chat/completions hand each request to a worker with what the variable holds then, whichever
+model the request names. The worker reads the files then, and ends with its engine if it cannot; so does the server.
+- /v1/models names the base model alone, ``owned_by`` axolotl; releases without that page are refused. /health/ is 503
+once a worker has ended.
+- Answers are taken out of a worker's pipe by whichever request waits first, so a request of ours could take another's.
+
+What it was told is recorded before it is told, and each look tells it again: that it says ``ok`` to that is all the
+evidence there is, and better than none, since nobody else can have the last word for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from registry.runtime.local_files import read_file
+from sidecar.engines.driver import USUAL, Deadlines, EngineError, EngineUnreachable, SerialEngine
+from sidecar.engines.listeners import ListenerProcess
+from sidecar.engines.load_ledger import write_synced
+from sidecar.engines.observed import (
+    AlreadyThere,
+    Done,
+    DrainEvidence,
+    EngineFacts,
+    EngineGone,
+    EngineLimits,
+    NotThere,
+    Observed,
+    Outcome,
+    PathMissing,
+    Refused,
+    Transient,
+    Unknown,
+)
+from sidecar.engines.others.http_engine import UNTOLD
+from sidecar.engines.others.single_slot import UNTOUCHED, Active, Clearing, Nothing, SingleSlot, read_slot
+from sidecar.engines.transport import Lost, NotSent, PostRequest, Reply, json_of
+from sidecar.engines.vllm.http import VllmHttp
+from sidecar.engines.vllm.responses import KEY_HINT, MAX_MESSAGE_LENGTH, not_an_engine
+
+KIND = "axolotl"
+HEALTH = "/health/"
+MODELS = "/v1/models"
+CLEAR = PostRequest("/clear_lora_adapter/", {})
+
+
+def set_adapter(active: Active) -> PostRequest:
+    """The request that makes it answer everything with an adapter."""
+    fields = {"lora_name": active.label, "lora_int_id": active.number, "lora_path": active.path}
+    return PostRequest("/set_lora_adapter/", {**fields, "load_inplace": False})
+
+
+def outcome_of(answer: Reply | Lost | NotSent) -> Outcome:
+    """What either request came to."""
+    match answer:
+        case NotSent(message):
+            return EngineGone(message)
+        case Lost(message):
+            return Unknown(message)
+        case Reply(200, body) if json_of(body) == {"status": "ok"}:
+            return Done()
+        case Reply(401 | 403, _):
+            return Transient(f"something before the engine refuses our key, or wants one: {KEY_HINT}")
+        case Reply(404 | 405, _):
+            return Transient("the engine has no such route: serve with axolotl.scripts.vllm_serve_lora")
+        case reply:
+            text = " ".join(reply.body.decode(errors="replace").split())[:MAX_MESSAGE_LENGTH]
+            return Unknown(f"HTTP {reply.status}: {text or 'no text'}")
+
+
+def read_base_models(body: bytes, url: str) -> tuple[str, ...]:
+    """Reads /v1/models.
+
+    Raises:
+        EngineUnusable: it is not axolotl's.
+    """
+    match json_of(body):
+        case {"object": "list", "data": [*cards]} if cards:
+            names = [_name(card) for card in cards]
+            if None not in names:
+                return tuple(name for name in names if name is not None)
+    raise not_an_engine(url, f"its {MODELS} does not name a base model as axolotl does", KIND)
+
+
+def _name(card: object) -> str | None:
+    match card:
+        case {"id": str(name), "owned_by": "axolotl"}:
+            return name
+        case _:
+            return None
+
+
+FILE = "slot.json"
+ONE = 1
+
+
+class AxolotlEngine(SerialEngine):
+    """One server on this host. Implements `sidecar.engines.driver.Engine`."""
+
+    kind = KIND
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key_file: Path | None = None,
+        deadlines: Deadlines = USUAL,
+        limits: EngineLimits = UNTOLD,
+        state: Path | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Connects to nothing and reads nothing yet: another sidecar of this replica may still be there.
+
+        Args:
+            url: of the server, e.g. ``http://127.0.0.1:8000``.
+            api_key_file: holds a key for something before the server, which has none; read at each use.
+            deadlines: of each kind of call.
+            limits: what the server was started with, none of which it tells.
+            state: directory of the replica's own state; None: what it was told is remembered by this process only.
+            wall: seconds since 1970.
+        """
+        self._http = VllmHttp(url, api_key_file, KIND)
+        self._process = ListenerProcess(self._http.url)
+        self._deadlines = deadlines
+        self._limits = replace(limits, max_cpu_loras=ONE)
+        self._file = state / FILE if state is not None else None
+        self._wall = wall
+        self._kept: SingleSlot | None = None
+        # What is told again must not come after something newer.
+        self._telling = asyncio.Lock()
+
+    @property
+    def url(self) -> str:
+        """Base URL, without credentials."""
+        return self._http.url
+
+    async def observe(self) -> Observed:
+        """See `Engine.observe`. What it was told last it is told again."""
+        async with self._telling:
+            before = self._process.identity()
+            seconds = self._deadlines.probe_seconds + self._deadlines.list_seconds
+            models, health = await self._http.get((MODELS, HEALTH), seconds, optional=HEALTH)
+            incarnation = self._process.known(before)
+            base_models = read_base_models(models, self.url)
+            if not health:
+                raise EngineUnreachable(f"{self.url}{HEALTH} says that a worker has ended: restart the engine")
+            adapters = await self._tell_again(self._slot().of(incarnation))
+            self._process.known(before)
+        return Observed(EngineFacts(KIND, "", self.url, incarnation, self._limits, "unproven"), base_models, adapters)
+
+    async def _tell_again(self, slot: SingleSlot) -> Mapping[str, str]:
+        """What it has, as its answer proves. It is not told again of files that are gone, but that it has nothing.
+
+        Raises:
+            EngineUnreachable: it did not answer as it should.
+        """
+        match slot.content:
+            case Nothing():
+                return {}
+            case Active(name=name, path=path) as active if _is_there(path):
+                request, found, after = set_adapter(active), {name: path}, slot
+            case Active(name=name) | Clearing(name=name):
+                request, found, after = CLEAR, {}, slot.with_content(Nothing())
+        outcome = await self._send(request, "", self._deadlines.list_seconds)
+        if not isinstance(outcome, Done):
+            raise EngineUnreachable(f"{self.url} does not take what it was told before: {outcome}")
+        await self._note(after)
+        return found
+
+    async def incarnation(self) -> str:
+        """See `Engine.incarnation`."""
+        before = self._process.identity()
+        await self._http.get([HEALTH], self._deadlines.probe_seconds)
+        return self._process.known(before)
+
+    async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
+        """See `Engine.load`. The files are read at the next request, whichever model it names."""
+        async with self._telling:
+            slot = self._slot().of(self._process.identity())
+            match slot.content:
+                case Nothing():
+                    return await self._set(slot, name, path, request_id)
+                case Clearing(name=had):
+                    return Transient(f"it is not known yet whether the engine has let go of {had!r}")
+                case Active(name=had):
+                    return AlreadyThere() if had == name else Refused(f"it has one adapter at a time, and has {had!r}")
+
+    async def unload(self, name: str, *, request_id: str) -> Outcome:
+        """See `Engine.unload`. From then on requests are answered from the base model."""
+        async with self._telling:
+            slot = self._slot().of(self._process.identity())
+            if isinstance(slot.content, Nothing) or slot.content.name != name:
+                return NotThere()
+            clearing = slot.with_content(Clearing(name))
+            outcome = await self._tell(slot, clearing, CLEAR, request_id, self._deadlines.unload_seconds)
+            if isinstance(outcome, Done):
+                await self._note(clearing.with_content(Nothing()))
+            return outcome
+
+    async def swap(self, name: str, old: str, new: str, *, request_id: str) -> Outcome:
+        """See `Engine.swap`. It is one call: a request has all of the old weights or all of the new.
+
+        Nothing is proven before: this engine loads nothing that does not answer requests.
+        """
+        async with self._telling:
+            slot = self._slot().of(self._process.identity())
+            match slot.content:
+                case Active(name=had, path=path) if (had, path) == (name, old):
+                    return await self._set(slot, name, new, request_id)
+                case _:
+                    return Transient(f"it was told something else than {name!r} from {old} meanwhile")
+
+    async def _set(self, slot: SingleSlot, name: str, path: str, request_id: str) -> Outcome:
+        if not _is_there(path):
+            return PathMissing(f"there is no directory {path}")
+        active = slot.next_active(name, path, self._wall())
+        after = slot.with_content(active)
+        return await self._tell(slot, after, set_adapter(active), request_id, self._deadlines.load_seconds)
+
+    async def _tell(
+        self, before: SingleSlot, after: SingleSlot, request: PostRequest, request_id: str, seconds: float
+    ) -> Outcome:
+        """Tells it something, once it is recorded that it may have heard it."""
+        if not after.incarnation:
+            return EngineGone(f"nothing is seen to listen at {self.url}")
+        try:
+            await self._keep(after)
+        except OSError as error:
+            return Transient(f"it cannot be recorded what the engine is told: {error}")
+        outcome = await self._send(request, request_id, seconds)
+        if isinstance(outcome, Done | Unknown):
+            is_same = self._process.identity() == after.incarnation
+            return outcome if is_same else Unknown("the engine restarted while it was told")
+        await self._note(after.with_content(before.content))
+        return outcome
+
+    async def _send(self, request: PostRequest, request_id: str, seconds: float) -> Outcome:
+        [answer] = await self._http.post([request], request_id, seconds)
+        return outcome_of(answer)
+
+    async def is_busy(self) -> bool:
+        """See `Engine.is_busy`. It cannot be asked."""
+        return False
+
+    async def turns(self) -> bool:
+        """See `Engine.turns`. All that it says is that its workers live."""
+        try:
+            await self._http.get([HEALTH], self._deadlines.probe_seconds)
+        except EngineError:
+            return False
+        return True
+
+    async def drain_evidence(self) -> DrainEvidence:
+        """See `Engine.drain_evidence`. There is none, so files stay."""
+        raise EngineUnreachable(f"{self.url} does not say which requests it has, so files stay")
+
+    async def aclose(self) -> None:
+        """See `Engine.aclose`. No connection is kept."""
+
+    def _slot(self) -> SingleSlot:
+        if self._kept is None:
+            self._kept = _read(self._file) if self._file is not None else UNTOUCHED
+        return self._kept
+
+    async def _keep(self, slot: SingleSlot) -> None:
+        """Records what it is told. Raises OSError."""
+        if self._file is not None and slot != self._slot():
+            await asyncio.to_thread(write_synced, self._file, slot.to_bytes())
+        self._kept = slot
+
+    async def _note(self, slot: SingleSlot) -> None:
+        """Records what it has. Where that cannot be written, a restarted sidecar tells it again what was written."""
+        with suppress(OSError):
+            await self._keep(slot)
+        self._kept = slot
+
+
+def _read(file: Path) -> SingleSlot:
+    try:
+        return read_slot(read_file(file))
+    except OSError:
+        return UNTOUCHED
+
+
+def _is_there(path: str) -> bool:
+    return Path(path).is_dir()

@@ -1,0 +1,319 @@
+"""Driver of engines that are called over HTTP, and the contract of each kind.
+
+An `HttpContract` has the pages, requests and replies of one kind of engine, and is pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from sidecar.engines.driver import (
+    USUAL,
+    Deadlines,
+    EngineError,
+    EngineUnreachable,
+    EngineUnusable,
+    SerialEngine,
+    check_name,
+)
+from sidecar.engines.listeners import ListenerProcess
+from sidecar.engines.load_ledger import FILE, PAST_FILE, LoadLedger
+from sidecar.engines.observed import (
+    AlreadyThere,
+    Done,
+    DrainEvidence,
+    EngineFacts,
+    EngineGone,
+    EngineLimits,
+    NotThere,
+    Observed,
+    Outcome,
+    Refused,
+    SwapStrategy,
+    Transient,
+    Unknown,
+)
+from sidecar.engines.transport import Change, Lost, MetricLines, NotSent, PostRequest, Reply
+from sidecar.engines.vllm.http import VllmHttp, metric_lines
+
+UNTOLD = EngineLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePages:
+    """What an engine's pages say.
+
+    Attributes:
+        version: of the engine; empty: it does not say.
+        base_models: names of the base model, and of whatever cannot be told from it.
+        adapters: name to path.
+        limits: what it was started with, as far as it says.
+    """
+
+    version: str
+    base_models: tuple[str, ...]
+    adapters: Mapping[str, str]
+    limits: EngineLimits = UNTOLD
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequests:
+    """How many requests wait and run."""
+
+    waiting: int
+    running: int
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """The page that tells which requests an engine has.
+
+    `read` gets its `lines` and the engine's URL, and raises EngineUnreachable where it does not say.
+    """
+
+    page: str
+    lines: MetricLines
+    read: Callable[[str, str], EngineRequests]
+
+
+class HttpContract(Protocol):
+    """One kind of engine."""
+
+    @property
+    def kind(self) -> str:
+        """As records of pools name it."""
+        ...
+
+    @property
+    def pages(self) -> Sequence[str]:
+        """What a look reads, all at once."""
+        ...
+
+    @property
+    def health(self) -> str | None:
+        """The page that is there while it can generate; None: it completes what it is asked for itself."""
+        ...
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """Where it tells which requests there are; None: nowhere, so that files are never let go of."""
+        ...
+
+    @property
+    def can_swap(self) -> bool:
+        """True if a name that is unloaded and loaded with other weights answers with those."""
+        ...
+
+    @property
+    def tells_taken(self) -> bool:
+        """False if a load of a name that it has is a success, whatever the path: then it is never sent."""
+        ...
+
+    def read(self, bodies: Sequence[bytes], ours: Mapping[str, str], url: str) -> EnginePages:
+        """Reads the pages; `ours` are the names that we loaded into this process, with their paths.
+
+        Raises:
+            EngineUnreachable: they cannot be read in full.
+            EngineUnusable: it is no engine of this kind, or one that cannot be driven.
+        """
+        ...
+
+    def load(self, name: str, path: str) -> PostRequest:
+        """The request that loads."""
+        ...
+
+    def load_outcome(self, name: str, answer: Reply | Lost | NotSent) -> Outcome:
+        """What a load came to."""
+        ...
+
+    def unload(self, name: str) -> Change:
+        """The request that unloads."""
+        ...
+
+    def unload_outcome(self, name: str, answer: Reply | Lost | NotSent) -> Outcome:
+        """What an unload came to."""
+        ...
+
+
+class HttpEngine(SerialEngine):
+    """One server on this host. Implements `sidecar.engines.driver.Engine`.
+
+    It does not say which process it is, so the socket that it listens with does (`sidecar.engines.listeners`). What is
+    loaded and unloaded is recorded for contracts that do not list it, and for those that may not give a name other
+    weights.
+    """
+
+    def __init__(
+        self,
+        contract: HttpContract,
+        url: str,
+        *,
+        api_key_file: Path | None = None,
+        deadlines: Deadlines = USUAL,
+        limits: EngineLimits = UNTOLD,
+        state: Path | None = None,
+    ) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            contract: of this kind of engine.
+            url: of the server, e.g. ``http://127.0.0.1:8000``.
+            api_key_file: holds the key that the server was started with; read at each use, None: there is no key.
+            deadlines: of each kind of call.
+            limits: what the server was started with and does not tell.
+            state: directory of the replica's own state; None: what is loaded is remembered by this process only.
+        """
+        self._contract = contract
+        self._http = VllmHttp(url, api_key_file, contract.kind)
+        self._process = ListenerProcess(self._http.url)
+        self._deadlines = deadlines
+        self._limits = limits
+        self._loaded = LoadLedger(state, FILE)
+        self._past = LoadLedger(state, PAST_FILE)
+        self._base_model: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """See `Engine.kind`."""
+        return self._contract.kind
+
+    @property
+    def url(self) -> str:
+        """Base URL, without credentials."""
+        return self._http.url
+
+    async def observe(self) -> Observed:
+        """See `Engine.observe`."""
+        incarnation, seen = await self._look()
+        self._base_model = next(iter(seen.base_models), None)
+        told = seen.limits
+        limits = replace(
+            told,
+            max_cpu_loras=told.max_cpu_loras or self._limits.max_cpu_loras,
+            max_lora_rank=told.max_lora_rank or self._limits.max_lora_rank,
+            target_modules=self._limits.target_modules,
+        )
+        swap: SwapStrategy = "pipelined" if self._contract.can_swap else "refused"
+        facts = EngineFacts(self.kind, seen.version, self.url, incarnation, limits, swap)
+        past = {} if self._contract.can_swap else await self._past.seen(incarnation, seen.adapters)
+        return Observed(facts, seen.base_models, seen.adapters, past=past)
+
+    async def _look(self) -> tuple[str, EnginePages]:
+        before = self._process.identity()
+        seconds = self._deadlines.probe_seconds + self._deadlines.list_seconds
+        bodies = await self._http.get(self._contract.pages, seconds)
+        incarnation = self._process.known(before)
+        return incarnation, self._contract.read(bodies, self._loaded.of(incarnation), self.url)
+
+    async def incarnation(self) -> str:
+        """See `Engine.incarnation`."""
+        before = self._process.identity()
+        await self._http.get(self._contract.pages[-1:], self._deadlines.probe_seconds)
+        return self._process.known(before)
+
+    async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
+        """See `Engine.load`. It is recorded before: a sidecar that dies meanwhile knows what may be there."""
+        call = partial(self._load, name, path, request_id)
+        if self._contract.can_swap:
+            return await call()
+        incarnation = self._process.identity()
+        if not self._contract.tells_taken and (taken := await self._taken(incarnation, name, path)) is not None:
+            return taken
+        record = partial(self._loaded.recording, incarnation, name, path, call)
+        return await self._past.recording(incarnation, name, path, record)
+
+    async def _taken(self, incarnation: str, name: str, path: str) -> Outcome | None:
+        """Why a load is not sent, whose success would say nothing of the path; None: it may be sent."""
+        had = self._past.of(incarnation).get(name, path)
+        if had != path:
+            return Refused(f"{self.kind} had {had} under this name, and gives it no other weights")
+        try:
+            _, seen = await self._look()
+        except EngineUnreachable as error:
+            return EngineGone(str(error))
+        except EngineUnusable as error:
+            return Transient(str(error))
+        return AlreadyThere() if name in {*seen.adapters, *seen.base_models} else None
+
+    async def unload(self, name: str, *, request_id: str) -> Outcome:
+        """See `Engine.unload`."""
+        incarnation = self._process.identity()
+        answer = await self._post(self._contract.unload(name), request_id, self._deadlines.unload_seconds)
+        outcome = self._contract.unload_outcome(name, answer)
+        if isinstance(outcome, Done | NotThere) and not self._contract.can_swap:
+            await self._loaded.forget(incarnation, name)
+        return outcome
+
+    async def swap(self, name: str, old: str, new: str, *, request_id: str) -> Outcome:
+        """See `Engine.swap`. Between the unload, which may wait for requests, and the load there is no `name`."""
+        if not self._contract.can_swap:
+            return Refused(f"{self.kind} gives a name no other weights")
+        check = check_name(new)
+        proof = await self.load(check, new, request_id=request_id)
+        if not isinstance(proof, Done | AlreadyThere):
+            return proof
+        outcome = await self._replace(name, old, new, request_id)
+        if not isinstance(outcome, EngineGone | Unknown):
+            await self.unload(check, request_id=request_id)  # the planner unloads it where this fails
+        return outcome
+
+    async def _replace(self, name: str, old: str, new: str, request_id: str) -> Outcome:
+        unloaded = await self.unload(name, request_id=request_id)
+        if not isinstance(unloaded, Done | NotThere):
+            return unloaded
+        outcome = await self.load(name, new, request_id=request_id)
+        if isinstance(outcome, Done | AlreadyThere | EngineGone | Unknown):
+            return outcome
+        back = await self.load(name, old, request_id=request_id)
+        return outcome if isinstance(back, Done | AlreadyThere) else Unknown(f"{outcome}; and putting back: {back}")
+
+    async def is_busy(self) -> bool:
+        """See `Engine.is_busy`."""
+        if self._contract.statistics is None:
+            return False
+        try:
+            found = await self._requests(self._contract.statistics)
+        except EngineError:
+            return False
+        return found.running + found.waiting > 0
+
+    async def turns(self) -> bool | None:
+        """See `Engine.turns`."""
+        try:
+            async with asyncio.timeout(self._deadlines.turn_seconds):
+                if self._contract.health is not None:
+                    return await self._http.find(self._contract.health, self._deadlines.probe_seconds) is not None
+                model = self._base_model or (await self.observe()).base_models[0]
+                return await self._http.completes(model)
+        except (EngineError, TimeoutError):
+            return False
+
+    async def drain_evidence(self) -> DrainEvidence:
+        """See `Engine.drain_evidence`. Which adapters have requests is not said: none may be there at all."""
+        if self._contract.statistics is None:
+            raise EngineUnreachable(f"{self.url} does not say which requests it has, so files stay")
+        before = self._process.identity()
+        if not await self.turns():
+            raise EngineUnreachable(f"{self.url} does not complete a request, so its metrics may be old")
+        found = await self._requests(self._contract.statistics)
+        return DrainEvidence(self._process.known(before), found.waiting, found.running, None)
+
+    async def aclose(self) -> None:
+        """See `Engine.aclose`. No connection outlives its call."""
+
+    async def _requests(self, statistics: Statistics) -> EngineRequests:
+        [body] = await self._http.get([statistics.page], self._deadlines.probe_seconds)
+        return statistics.read(await metric_lines(body, statistics.lines, self.url), self.url)
+
+    async def _load(self, name: str, path: str, request_id: str) -> Outcome:
+        answer = await self._post(self._contract.load(name, path), request_id, self._deadlines.load_seconds)
+        return self._contract.load_outcome(name, answer)
+
+    async def _post(self, request: Change, request_id: str, seconds: float) -> Reply | Lost | NotSent:
+        [answer] = await self._http.post([request], request_id, seconds)
+        return answer

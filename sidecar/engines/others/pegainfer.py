@@ -1,0 +1,103 @@
+"""pegainfer's part of the contract. Pure.
+
+Read in pegainfer-project/pegainfer, ``pegainfer-frontend/src/vllm/lora.rs`` at 0f14c24c: vLLM's two routes; 200 with a
+text; 400 ``{"error": text}`` for every refusal, a name that is loaded among them; 404 where the model takes no
+adapters; 503 where the engine is gone. /v1/models gives ids alone, the base model's and the adapters' in one list.
+
+So a name is an adapter of ours only if our own record says so. All others count as the base model's: they are left
+alone, and none of ours may have such a name. How its caches tell weights is not documented: no name gets others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sidecar.engines.driver import EngineUnreachable
+from sidecar.engines.observed import Done, EngineGone, Outcome, Refused, Unknown
+from sidecar.engines.others.http_engine import EnginePages
+from sidecar.engines.transport import Lost, NotSent, PostRequest, Reply, json_of
+from sidecar.engines.vllm.responses import MAX_MESSAGE_LENGTH, not_an_engine
+
+
+class Pegainfer:
+    """Implements `sidecar.engines.others.http_engine.HttpContract`."""
+
+    kind = "pegainfer"
+    pages = ("/v1/models",)
+    health = None
+    statistics = None
+    can_swap = False
+    tells_taken = True
+
+    def read(self, bodies: Sequence[bytes], ours: Mapping[str, str], url: str) -> EnginePages:
+        """See `HttpContract.read`."""
+        names = _names(bodies[0])
+        if names is None:
+            raise not_an_engine(url, "its /v1/models is no list of ids alone", self.kind)
+        base_models = tuple(name for name in names if name not in ours)
+        if not base_models:
+            raise EngineUnreachable(f"{url}/v1/models cannot be read in full: it names no base model")
+        return EnginePages(
+            version="",
+            base_models=base_models,
+            adapters={name: ours[name] for name in names if name in ours},
+        )
+
+    def load(self, name: str, path: str) -> PostRequest:
+        """See `HttpContract.load`."""
+        return PostRequest("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+
+    def load_outcome(self, name: str, answer: Reply | Lost | NotSent) -> Outcome:
+        """See `HttpContract.load_outcome`."""
+        return _outcome(name, answer)
+
+    def unload(self, name: str) -> PostRequest:
+        """See `HttpContract.unload`."""
+        return PostRequest("/v1/unload_lora_adapter", {"lora_name": name})
+
+    def unload_outcome(self, name: str, answer: Reply | Lost | NotSent) -> Outcome:
+        """See `HttpContract.unload_outcome`."""
+        return _outcome(name, answer)
+
+
+def _outcome(name: str, answer: Reply | Lost | NotSent) -> Outcome:
+    match answer:
+        case NotSent(message):
+            return EngineGone(message)
+        case Lost(message):
+            return Unknown(message)
+        case Reply(200, _):
+            return Done()
+        case Reply(400 | 404, body) if (said := _error(body)) is not None:
+            return Refused(said)
+        case Reply(status, body):
+            return Unknown(f"{name}: HTTP {status}: {_error(body) or 'no text'}")
+
+
+def _names(body: bytes) -> list[str] | None:
+    match json_of(body):
+        case {"object": "list", "data": [*cards]}:
+            names = [_name(card) for card in cards]
+            texts = [name for name in names if name is not None]
+            return texts if len(texts) == len(cards) else None
+        case _:
+            return None
+
+
+def _name(card: object) -> str | None:
+    """The name on a card, which has no path. axolotl's cards are alike but for their owner."""
+    match card:
+        case {"root": _} | {"owned_by": "axolotl"}:
+            return None
+        case {"id": str(name)}:
+            return name
+        case _:
+            return None
+
+
+def _error(body: bytes) -> str | None:
+    match json_of(body):
+        case {"error": str(said)}:
+            return " ".join(said.split())[:MAX_MESSAGE_LENGTH]
+        case _:
+            return None

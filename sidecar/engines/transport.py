@@ -1,0 +1,266 @@
+"""HTTP/1.1 requests in one piece over a connection of their own.
+
+A call that changes the engine must not meet a kept-alive connection that is being closed, since nobody could tell then
+whether it was carried out. A swap's two requests must reach the engine together, so that as few requests as possible
+find the name missing in between. And a look at the engine is one round trip, answered by one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import math
+import re
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import h11
+
+from registry.model.stored import read_json
+from registry.sources.base import TrustedAuthorities
+
+# Ten times as many as 10,000 adapters take in a listing. The reader holds the event loop for less than half a second.
+MAX_JSON_PARTS = 1_000_000
+
+
+def json_of(body: bytes) -> object:
+    """The JSON of a body; None where it is none, or has more than `MAX_JSON_PARTS` values."""
+    if sum(map(body.count, (b"[", b"{", b","))) > MAX_JSON_PARTS:
+        return None
+    try:
+        return read_json(body)
+    except ValueError:
+        return None
+
+
+def fields_of(body: bytes) -> Mapping[str, object]:
+    """The fields of a JSON object; none where it is no object."""
+    fields = json_of(body)
+    return fields if isinstance(fields, dict) else {}
+
+
+CONNECT_SECONDS = 2.0
+MAX_REPLY_BYTES = 256 * 1024
+_READ_BYTES = 64 * 1024
+
+
+MAX_METRICS_BYTES = 1024 * 1024
+_SAMPLE_VALUE = re.compile(rb"[0-9.eE+-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricLines:
+    """The lines of a page of metrics that are read.
+
+    Attributes:
+        beginnings: what they begin with.
+        newest: what samples begin with whose values are their times, so that the newest tell all. An engine may write
+            one for each set of adapters that it ever had requests for. None: there are none.
+    """
+
+    beginnings: tuple[bytes, ...]
+    newest: bytes | None = None
+
+    def of(self, page: bytes) -> str:
+        """The lines of a page. They are looked at one by one, so that a large page holds no other thread up.
+
+        Raises:
+            ValueError: they have more than `MAX_METRICS_BYTES`, which is a hundred times as much as engines write.
+        """
+        found: list[bytes] = []
+        samples: list[bytes] = []
+        newest_at = -math.inf
+        for line in io.BytesIO(page):
+            if line.startswith(self.beginnings):
+                found.append(line)
+            elif self.newest is not None and line.startswith(self.newest):
+                at = _time_of(line)
+                if at > newest_at:
+                    samples, newest_at = [], at
+                samples += [line] if at == newest_at else []
+        if sum(map(len, (*found, *samples))) > MAX_METRICS_BYTES:
+            raise ValueError(f"what is read of it has more than {MAX_METRICS_BYTES} bytes")
+        return b"".join((*found, *samples)).decode(errors="replace")
+
+
+def _time_of(sample: bytes) -> float:
+    """Its value. What is no time is later than any, so that its reader meets it; what has none, earlier."""
+    value = sample.removesuffix(b"\n").rpartition(b"} ")[2]
+    if not _SAMPLE_VALUE.fullmatch(value):
+        return -math.inf
+    try:
+        return float(value)
+    except ValueError:
+        return math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An HTTP reply that was read to its end."""
+
+    status: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """No whole reply came: the request may or may not be carried out. `message` says what came instead."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotSent:
+    """No connection could be made, so certainly nothing was carried out."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class GetRequest:
+    """A GET request."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class PostRequest:
+    """A POST request with a JSON body."""
+
+    path: str
+    body: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRequest:
+    """A DELETE request."""
+
+    path: str
+
+
+Change = PostRequest | DeleteRequest
+Request = GetRequest | Change
+_METHODS = {GetRequest: "GET", PostRequest: "POST", DeleteRequest: "DELETE"}
+
+
+def unheard() -> None:
+    """Does nothing when requests are on their way."""
+
+
+def _authorities() -> TrustedAuthorities:
+    paths = ssl.get_default_verify_paths()
+    return TrustedAuthorities(Path(paths.cafile or paths.openssl_cafile), ssl.create_default_context)
+
+
+class Transport:
+    """How to reach one server. Each call makes a connection and closes it."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = _authorities() if parts.scheme == "https" else None
+        self._base = parts.path.rstrip("/")
+        self._authority = parts.netloc.rpartition("@")[2]
+
+    async def send(
+        self,
+        requests: Sequence[Request],
+        headers: Mapping[str, str],
+        *,
+        timeout_seconds: float,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
+        on_sent: Callable[[], None] = unheard,
+    ) -> list[Reply | Lost] | NotSent:
+        """Sends all requests at once.
+
+        Args:
+            requests: in the order in which the server shall carry them out.
+            headers: sent with each of them.
+            timeout_seconds: for all replies together, after the connection is made.
+            max_reply_bytes: a reply whose body is larger counts as lost.
+            on_sent: called once all bytes are on their way, before a reply is read.
+
+        Returns:
+            One answer per request, in order.
+        """
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                tls = self._tls.newest() if self._tls is not None else None
+                reader, writer = await asyncio.open_connection(self._host, self._port, ssl=tls)
+        except (OSError, TimeoutError) as error:
+            return NotSent(f"no connection to {self._authority}: {str(error) or 'no answer'}")
+        try:
+            return await self._converse(reader, writer, requests, headers, timeout_seconds, max_reply_bytes, on_sent)
+        finally:
+            writer.close()
+
+    async def _converse(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        requests: Sequence[Request],
+        headers: Mapping[str, str],
+        timeout_seconds: float,
+        max_reply_bytes: int,
+        on_sent: Callable[[], None],
+    ) -> list[Reply | Lost]:
+        answers: list[Reply | Lost] = []
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                writer.write(b"".join(self._wire(h11.Connection(h11.CLIENT), one, headers) for one in requests))
+                await writer.drain()
+                on_sent()
+                connection = h11.Connection(h11.CLIENT)
+                for request in requests:
+                    if answers:
+                        connection.start_next_cycle()
+                    self._wire(connection, request, headers)  # for the parser's own state; the bytes are sent already
+                    answers.append(await _read_reply(reader, connection, max_reply_bytes))
+        except TimeoutError:
+            lost = Lost(f"no answer within {timeout_seconds:g} s")
+        except (OSError, h11.ProtocolError) as error:
+            lost = Lost(f"the connection broke: {error}")
+        else:
+            return answers
+        return [*answers, *[lost] * (len(requests) - len(answers))]
+
+    def _wire(self, connection: h11.Connection, request: Request, headers: Mapping[str, str]) -> bytes:
+        sent, body = {"Host": self._authority, **headers}, b""
+        if isinstance(request, PostRequest):
+            body = json.dumps(request.body).encode()
+            sent |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        events = (
+            h11.Request(method=_METHODS[type(request)], target=self._base + request.path, headers=list(sent.items())),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        )
+        return b"".join(connection.send(event) or b"" for event in events)
+
+
+async def _read_reply(reader: asyncio.StreamReader, connection: h11.Connection, max_bytes: int) -> Reply:
+    """Reads one reply to its end.
+
+    Raises:
+        OSError, h11.ProtocolError: there is none, or it is no HTTP, or its body is larger than `max_bytes`.
+    """
+    status, body = 0, bytearray()
+    while True:
+        event = connection.next_event()
+        match event:
+            case h11.NEED_DATA:
+                connection.receive_data(await reader.read(_READ_BYTES))
+            case h11.Response(status_code=status):
+                pass
+            case h11.Data(data=data):
+                body += data
+                if len(body) > max_bytes:
+                    raise h11.RemoteProtocolError(f"a reply of more than {max_bytes} bytes")
+            case h11.EndOfMessage():
+                return Reply(status, bytes(body))
+            case h11.ConnectionClosed():
+                raise h11.RemoteProtocolError("closed without a reply")

@@ -1,0 +1,1 @@
+"""The driver of vLLM, over its HTTP interface and through our plugin."""

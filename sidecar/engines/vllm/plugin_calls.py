@@ -1,0 +1,239 @@
+"""Calls to our plugin inside vLLM, and their answers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from registry.lora.base import check_patterns
+from registry.lora.coverage.findings import EngineEvidence
+from sidecar.engines.driver import EngineUnreachable
+from sidecar.engines.observed import (
+    Done,
+    EngineGone,
+    EngineLimits,
+    NoEffect,
+    NotThere,
+    Outcome,
+    PathMissing,
+    Refused,
+    Transient,
+    Unknown,
+)
+from sidecar.engines.transport import Lost, NotSent, PostRequest, Reply, json_of
+from sidecar.engines.vllm.responses import said
+
+ABOUT_PATH = "/v1/loraplane/plugin"
+STATE_PATH = "/v1/loraplane/state"
+USES_PATH = "/v1/loraplane/uses"
+COVERAGE_PATH = "/v1/loraplane/coverage"
+CHANGES_PATH = "/v1/loraplane/changes"
+_UNTOLD = EngineLimits()
+# As `registry.model.status.ReportedEvidence` takes them, and half of what a pool's record may have.
+_MOST_CHARACTERS, _MOST_TEXTS, _MOST_RENAMES, _MOST_EVIDENCE_CHARACTERS = 512, 4096, 64, 32_768
+_MOST_CONNECTORS = 16
+# Thirty years: a use before that is none, and its time may be none that a calendar has.
+_MOST_SECONDS = 1e9
+_NEEDED = {"swap", "unload", "state"}
+
+
+def swap_call(name: str, old: str, new: str) -> PostRequest:
+    """Replaces the weights behind `name` atomically, unless it has others than those of `old`."""
+    return PostRequest("/v1/loraplane/swap", {"lora_name": name, "lora_path": new, "expected_path": old})
+
+
+def prove_call(path: str) -> PostRequest:
+    """Asks whether the adapter in a directory has an effect, before any name is bound to it."""
+    return PostRequest("/v1/loraplane/prove", {"lora_path": path})
+
+
+def proof_outcome(answer: Reply | Lost | NotSent) -> Outcome:
+    """What came of a proof. One that did not come about is no reason against a load, which speaks for itself."""
+    match answer:
+        case Reply(200, body):
+            match json_of(body):
+                case {"schema": 1, "proof": "no_effect" | "not_finite", "message": str(message)}:
+                    return NoEffect(message[:_MOST_CHARACTERS])
+    return Done()
+
+
+def unload_call(name: str) -> PostRequest:
+    """Unloads `name`, and removes its weights once nobody uses them."""
+    return PostRequest("/v1/loraplane/unload", {"lora_name": name})
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a plugin that can be called says of itself.
+
+    Attributes:
+        resolves: names that are not loaded are asked for through the sidecar's socket.
+        tells_uses: it knows when each adapter was last used.
+        tells_changes: it counts how often what is loaded changed.
+        tells_coverage: it knows which modules the engine applies adapters to.
+        limits: what the engine was started with, as far as the plugin tells.
+        proves: it can say whether an adapter has an effect.
+        kv_connectors: through what the engine shares what it computed; None: the plugin does not tell.
+    """
+
+    resolves: bool = False
+    tells_uses: bool = False
+    tells_changes: bool = False
+    limits: EngineLimits = _UNTOLD
+    tells_coverage: bool = False
+    kv_connectors: tuple[str, ...] | None = None
+    proves: bool = False
+
+
+def read_about(body: bytes) -> About | None:
+    """What the plugin says of itself; None: it is none that we can call."""
+    match json_of(body):
+        case {"schema": 1, "capabilities": [*can], **more} if {one for one in can if isinstance(one, str)} >= _NEEDED:
+            limits = _limits(more.get("limits"))
+            told = "resolve" in can, "uses" in can, "changes" in can, limits, "coverage" in can
+            return About(*told, _connectors(more.get("kv_connectors")), "proof" in can)
+        case _:
+            return None
+
+
+def _connectors(told: object) -> tuple[str, ...] | None:
+    if not isinstance(told, list) or len(told) > _MOST_CONNECTORS:
+        return None
+    return tuple(one[:_MOST_CHARACTERS] for one in told if isinstance(one, str))
+
+
+def _limits(told: object) -> EngineLimits:
+    """Numbers alone are believed; a plugin of an earlier version tells none."""
+    numbers = {str(name): value for name, value in told.items() if type(value) is int} if isinstance(told, dict) else {}
+    return EngineLimits(numbers.get("max_loras"), numbers.get("max_cpu_loras"), numbers.get("max_lora_rank"))
+
+
+def read_coverage(body: bytes, version: str) -> EngineEvidence | None:
+    """What a vLLM of that version says that it applies; None: it cannot be told from what it says."""
+    match json_of(body):
+        case {
+            "schema": 1,
+            "architecture": str(architecture),
+            "applied": [*applied],
+            "taken": [*taken],
+            "renames": [dict(parts), dict(beginnings), dict(ends)],
+        } if _are_few([architecture, *applied, *taken], parts, beginnings, ends):
+            renames = [tuple(rule.items()) for rule in (parts, beginnings, ends)]
+            evidence = EngineEvidence(f"vllm {version}", architecture, tuple(applied), tuple(taken), *renames)
+        case _:
+            return None
+    try:
+        check_patterns(dict.fromkeys((*evidence.applied, *evidence.taken), (1, 1)))
+    except ValueError:
+        return None
+    return evidence
+
+
+def _are_few(values: Sequence[object], *rules: Mapping[str, object]) -> bool:
+    """True for texts that a status and a pool's record have room for."""
+    texts = [*values, *(text for rule in rules for pair in rule.items() for text in pair)]
+    lengths = [len(text) for text in texts if isinstance(text, str)]
+    fits = max(lengths, default=0) <= _MOST_CHARACTERS and sum(lengths) <= _MOST_EVIDENCE_CHARACTERS
+    counts_fit = len(texts) <= _MOST_TEXTS and all(len(rule) <= _MOST_RENAMES for rule in rules)
+    return len(lengths) == len(texts) and fits and counts_fit
+
+
+def read_last_used(body: bytes) -> dict[str, float]:
+    """For each name that was used, how many seconds ago; nothing, where that cannot be read in full."""
+    match json_of(body):
+        case {"schema": 1, "last_used": dict(ages)} if all(_is_age(age) for age in ages.values()):
+            return {str(name): float(age) for name, age in ages.items()}
+        case _:
+            return {}
+
+
+def read_no_effect(body: bytes) -> frozenset[str]:
+    """Paths of adapters that were proven to have no effect; nothing, where that cannot be read."""
+    match json_of(body):
+        case {"schema": 1, "no_effect": [*paths]}:
+            return frozenset(path for path in paths if isinstance(path, str))
+        case _:
+            return frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeCount:
+    """How often what is loaded changed, in one life of the plugin."""
+
+    incarnation: str
+    count: int
+
+    def is_later_than(self, other: ChangeCount) -> bool:
+        """True if something changed since; of another life nothing can be said."""
+        return self.incarnation == other.incarnation and self.count > other.count
+
+
+def read_changes(body: bytes) -> ChangeCount | None:
+    """The count in an answer of `CHANGES_PATH` or `USES_PATH`; None: it has none."""
+    match json_of(body):
+        case {"schema": 1, "incarnation": str(incarnation), "changes": int(count)}:
+            return ChangeCount(incarnation, count)
+        case _:
+            return None
+
+
+def _is_age(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST_SECONDS
+
+
+def plugin_outcome(answer: Reply | Lost | NotSent) -> Outcome:
+    """What a call to the plugin came to."""
+    match answer:
+        case NotSent(message):
+            return EngineGone(message)
+        case Lost(message):
+            return Unknown(message)
+        case Reply(200, _):
+            return Done()
+        case Reply(status, body):
+            return _refusal(_reason(body), f"HTTP {status}: {said(body)}")
+
+
+def _refusal(reason: str | None, message: str) -> Outcome:
+    match reason:
+        case "not_loaded":
+            return NotThere()
+        case "path_missing":
+            return PathMissing(message)
+        case "refused" | "forbidden":
+            return Refused(message)
+        case "deadline":
+            return Unknown(message)
+        case "conflict" | "busy":
+            return Transient(message)
+        case _:  # not our plugin's answer: whether it did anything, a listing tells
+            return Unknown(message)
+
+
+def read_paths_in_use(body: bytes) -> frozenset[str]:
+    """Every path whose files the engine may still read, by what the plugin says of its state.
+
+    Raises:
+        EngineUnreachable: it cannot be read in full.
+    """
+    match json_of(body):
+        case {"schema": 1, "adapters": [*rows]}:
+            return frozenset(_path(row) for row in rows)
+        case _:
+            raise EngineUnreachable(f"{STATE_PATH} cannot be read in full: it is no state of the plugin's")
+
+
+def _path(row: object) -> str:
+    match row:
+        case {"path": str(path)}:
+            return path
+        case _:
+            raise EngineUnreachable(f"{STATE_PATH} cannot be read in full: a row has no path")
+
+
+def _reason(body: bytes) -> str | None:
+    match json_of(body):
+        case {"error": {"type": str(reason)}}:
+            return reason
+        case _:
+            return None

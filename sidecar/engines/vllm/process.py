@@ -1,0 +1,193 @@
+"""Properties of one vLLM process, read once: version, routes, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from registry.lora.coverage.findings import EngineEvidence
+from sidecar.engines.driver import EngineError, EngineUnusable
+from sidecar.engines.observed import EngineFacts, EngineHazard, EngineLimits, SwapStrategy
+from sidecar.engines.vllm import plugin_calls as plugin
+from sidecar.engines.vllm import responses as answers
+from sidecar.engines.vllm.http import VllmHttp
+
+LOAD_PATH = "/v1/load_lora_adapter"
+UNLOAD_PATH = "/v1/unload_lora_adapter"
+# An engine within a long step may miss the first deadlines.
+MOST_ASKED = 3
+# What tells whether it is paused waits for a step to end; whoever asks goes on without an answer.
+PAUSE_SECONDS = 1.0
+# What a connector keeps may outlive the process, and other processes may have brought it there.
+ANY_PROCESS = "external KV cache"
+# As read in vLLM 0.32: these keep what was computed by vLLM's own key, which has an adapter's name and path. All others
+# have keys of their own, or hand it to another engine, which may have other weights under the name.
+_KEYED_BY_PATH = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector", "MooncakeStoreConnector"})
+# These keep it by tokens alone (vllm #44250, LMCache #2961).
+_KEYED_BY_TOKENS = frozenset({"LMCacheConnectorV1", "LMCacheMPConnector", "HF3FSKVConnector", "ExampleConnector"})
+_UNNAMED = "a KV connector that it does not name"
+
+
+@dataclass(frozen=True, slots=True)
+class VllmProcess:
+    """A process that can be driven. `about` is what our plugin inside it says; None: it has none.
+
+    `evidence`: what it says that it applies of adapters; None: it did not say it, however often it was `asked`.
+    `pause_pages`: what it can be asked whether it is paused. `is_rust`: its frontend is the one without plugins.
+    `has_external_kv`: its metrics say so.
+    """
+
+    incarnation: str
+    version: str
+    about: plugin.About | None
+    evidence: EngineEvidence | None = None
+    asked: int = 0
+    pause_pages: tuple[str, ...] = ()
+    is_rust: bool = False
+    has_external_kv: bool = False
+
+    @property
+    def may_tell_coverage(self) -> bool:
+        """True if it should be asked (again) what it applies."""
+        can_tell = self.about is not None and self.about.tells_coverage
+        return can_tell and self.evidence is None and self.asked < MOST_ASKED
+
+    @property
+    def tells_uses(self) -> bool:
+        """True if it can be asked when each adapter was last used."""
+        return self.about is not None and self.about.tells_uses
+
+    @property
+    def tells_changes(self) -> bool:
+        """True if it can be asked whether what is loaded changed."""
+        return self.tells_uses and self.about is not None and self.about.tells_changes
+
+    def facts(self, url: str, configured: EngineLimits, max_loras: int | None) -> EngineFacts:
+        """What stays the same of it. `max_loras` is what its metrics say, once it has served an adapter."""
+        told = self.about.limits if self.about else EngineLimits()
+        limits = joined(configured, told)
+        seen = replace(limits, max_loras=max_loras or limits.max_loras)
+        resolves = self.about is not None and self.about.resolves
+        told_by = (self.version, url, self.incarnation)
+        proves = self.about is not None and self.about.proves
+        return EngineFacts("vllm", *told_by, seen, self._swap, resolves, self.evidence, tuple(self._hazards()), proves)
+
+    @property
+    def remembers_names(self) -> bool:
+        """True if it answers from what it remembers of other weights that had the same name."""
+        return answers.remembers_names(self.version)
+
+    @property
+    def past_of(self) -> str | None:
+        """Whose past decides what a name may get; None: that does not matter."""
+        return self.incarnation if self.remembers_names else ANY_PROCESS if self._unsafe_connectors else None
+
+    @property
+    def no_swap(self) -> str:
+        """Why no name gets other weights; empty: it may."""
+        if self.remembers_names:
+            return f"vLLM {self.version} would answer from what it remembers of the old weights"
+        return next((one.message for one in self._hazards()), "")
+
+    @property
+    def _swap(self) -> SwapStrategy:
+        if self.no_swap:
+            return "refused"
+        return "plugin" if self.about else "pipelined"
+
+    @property
+    def _unsafe_connectors(self) -> tuple[str, ...]:
+        """Those that may answer new weights under a name from what they keep of the old ones."""
+        told = self.about.kv_connectors if self.about else None
+        if told is None:
+            return (_UNNAMED,) if self.has_external_kv else ()
+        return tuple(name for name in told if name not in _KEYED_BY_PATH)
+
+    def _hazards(self) -> Iterator[EngineHazard]:
+        """Whatever there is of these, names keep the weights that they have."""
+        if self.is_rust:
+            message = (
+                "vLLM's Rust frontend takes no plugins: nothing can replace weights without mixing requests, and there "
+                f"are no lazy adapters; {_VERSIONED}, or start vLLM without VLLM_USE_RUST_FRONTEND"
+            )
+            yield EngineHazard("rust_frontend", message)
+        if unsafe := self._unsafe_connectors:
+            message = (
+                f"{', '.join(unsafe)} may answer new weights under a name from what it keeps of the old ones, "
+                f"also after a restart: {_VERSIONED}"
+            )
+            yield EngineHazard("kv_connector", message)
+        if mixing := [name for name in unsafe if name in _KEYED_BY_TOKENS]:
+            message = (
+                f"{', '.join(mixing)} knows what it keeps by its tokens alone, so that one adapter may be answered "
+                "with what another computed, whatever their names: start vLLM without it, or have each request say a "
+                "cache_salt of its adapter"
+            )
+            yield EngineHazard("kv_shared", message)
+
+
+_VERSIONED = "give the pool --engine-names versioned"
+
+
+def joined(configured: EngineLimits, told: EngineLimits) -> EngineLimits:
+    """What is configured, and beside it what the engine tells; of two ranks the lower one."""
+    ranks = [rank for rank in (configured.max_lora_rank, told.max_lora_rank) if rank is not None]
+    return EngineLimits(
+        max_loras=configured.max_loras or told.max_loras,
+        max_cpu_loras=configured.max_cpu_loras or told.max_cpu_loras,
+        max_lora_rank=min(ranks, default=None),
+        target_modules=configured.target_modules,
+    )
+
+
+async def examine(http: VllmHttp, metrics: answers.VllmMetrics, seconds: float) -> VllmProcess:
+    """Asks the process that `metrics` are of; each question may take `seconds`.
+
+    Raises:
+        EngineUnreachable: it did not answer in time.
+        EngineUnusable: it cannot be driven.
+    """
+    [body] = await http.get(["/version"], seconds)
+    version = answers.read_version(body, http.url)
+    if metrics.has_lora is False:
+        raise EngineUnusable("lora_disabled", f"{http.url} serves no adapters: {answers.ENABLE_HINT}")
+    for path in (LOAD_PATH, UNLOAD_PATH):
+        if not await http.has_route(path, seconds):
+            reason = f"{http.url} has no route {path}: {answers.ENABLE_HINT}"
+            raise EngineUnusable("runtime_lora_disabled", reason)
+    about = await http.find(plugin.ABOUT_PATH, seconds)
+    return VllmProcess(
+        metrics.incarnation,
+        version,
+        plugin.read_about(about) if about is not None else None,
+        pause_pages=tuple([path for path in answers.PAUSE_PAGES if await _is_there(http, path)]),
+        is_rust=answers.has_rust_frontend(body),
+    )
+
+
+async def _is_there(http: VllmHttp, path: str) -> bool:
+    """True if there is such a page, also if it is slow to answer."""
+    try:
+        return await http.find(path, PAUSE_SECONDS) is not None
+    except EngineError:
+        return True
+
+
+async def says_paused(http: VllmHttp, process: VllmProcess) -> bool | None:
+    """Whether a process says that it is paused; None: it does not say it at once, as within a long step."""
+    try:
+        bodies = await http.get(process.pause_pages, PAUSE_SECONDS)
+    except EngineError:
+        return None
+    said = [answers.read_pause(body) for body in bodies]
+    return True if True in said else None if None in said else False
+
+
+async def with_evidence(http: VllmHttp, process: VllmProcess, seconds: float) -> VllmProcess:
+    """The process, asked what it applies of adapters; that it does not say it is no reason not to drive it."""
+    try:
+        body = await http.find(plugin.COVERAGE_PATH, seconds)
+    except EngineError:
+        body = None
+    evidence = plugin.read_coverage(body, process.version) if body is not None else None
+    return replace(process, evidence=evidence, asked=process.asked + 1)

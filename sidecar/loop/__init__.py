@@ -1,0 +1,1 @@
+"""The reconcile loop: observe, plan, stage, call, report."""

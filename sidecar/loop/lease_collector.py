@@ -1,0 +1,175 @@
+"""Releases leases of drained artifacts and keeps the store in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from collections.abc import Set as AbstractSet
+from typing import Protocol, TypeVar
+
+import structlog
+
+from registry.sources.base import ArtifactError, Stop
+from sidecar.artifacts.maintenance import Holdings
+from sidecar.engines.driver import Engine, EngineError
+from sidecar.engines.observed import DrainEvidence, Observed, Use
+from sidecar.loop.drain import DrainTracker
+from sidecar.metrics import STORE_ARTIFACTS, STORE_BYTES, STORE_DAMAGED, STORE_LEASED
+
+_log = structlog.get_logger()
+Result = TypeVar("Result")
+# At least `drain_tracker.EVIDENCE_GAP_SECONDS`; also how often a replica looks after the store.
+KEEP_SECONDS = 10.0
+
+
+class LeasedStore(Protocol):
+    """The leases of one replica, as the event loop sees them."""
+
+    def leased(self) -> frozenset[str]:
+        """What the engine may be reading."""
+        ...
+
+    def lease(self, artifacts: Collection[str]) -> None:
+        """Leases what the engine reads though no lease says so. Raises OSError."""
+        ...
+
+    def let_go(self, artifacts: Collection[str]) -> frozenset[str]:
+        """Gives up leases; gives those that were given up."""
+        ...
+
+
+class StoreRounds(Protocol):
+    """Work on the store that is done again and again, in worker threads. See `sidecar.artifacts.maintenance`."""
+
+    def round(self, stop: Stop) -> Holdings:
+        """Keeps leases and budget. Raises OSError, ArtifactError."""
+        ...
+
+    def scrub(self, stop: Stop) -> None:
+        """Reads something again. Raises OSError, ArtifactError."""
+        ...
+
+
+class LeaseCollector:
+    """One replica's keeper. It alone gives up leases, in the event loop in which plans are made."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: LeasedStore,
+        drain_tracker: DrainTracker,
+        maintenance: StoreRounds,
+        *,
+        monotonic: Callable[[], float],
+        pause_seconds: float = KEEP_SECONDS,
+    ) -> None:
+        """Does nothing yet.
+
+        Args:
+            engine: whose leases these are.
+            store: where they are kept.
+            drain_tracker: decides.
+            maintenance: looks after the store.
+            monotonic: seconds of the clock of `DrainTracker`.
+            pause_seconds: between two rounds.
+        """
+        self._engine = engine
+        self._store = store
+        self._drain_tracker = drain_tracker
+        self._maintenance = maintenance
+        self._monotonic = monotonic
+        self._pause_seconds = pause_seconds
+        self._uses: AbstractSet[Use] | None = None
+        self._problems: dict[str, str] = {}
+
+    def notice(self, observed: Observed, uses: AbstractSet[Use]) -> None:
+        """Takes in what the next plan is made from, and what it may load.
+
+        What is listed now counts as used until the plan after it: a swap that fails puts it back.
+        """
+        self._uses = uses | observed.adapters.items()
+        self._look(observed)
+
+    def expect(self, use: Use) -> None:
+        """Takes in what the engine is about to be told, before it is: until the next plan, whose uses have it too."""
+        if self._uses is not None:  # before the first plan nothing is let go of
+            self._uses = self._uses | {use}
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            await self._review()
+            await self._keep_store()
+            await asyncio.sleep(self._pause_seconds)
+
+    async def scrub(self) -> None:
+        """Has the store read again, slowly, until it is cancelled."""
+        while True:
+            await self._in_thread("scrub", self._maintenance.scrub)
+            await asyncio.sleep(self._pause_seconds)
+
+    async def _review(self) -> None:
+        """Asks the engine about what is idle for long, and lets go of what is proven."""
+        asked_at = self._monotonic()
+        # Before the first plan nobody knows what is wanted.
+        if self._uses is None or not self._drain_tracker.is_due(asked_at):
+            return
+        try:
+            evidence = await self._engine.drain_evidence()
+            observed = await self._engine.observe()
+        except EngineError as error:
+            self._drain_tracker.doubt()
+            self._say("drain", f"the engine cannot be asked what it still reads: {error}")
+            return
+        self._say("drain", "")
+        self._decide(evidence, observed, asked_at)
+
+    def _decide(self, evidence: DrainEvidence, observed: Observed, asked_at: float) -> None:
+        """In one step of the event loop, so that no plan is made between the look and the decision."""
+        self._drain_tracker.testify(evidence, asked_at=asked_at, now=self._monotonic())
+        self._look(observed)
+        gone = self._store.let_go(self._drain_tracker.proven())
+        if gone:
+            self._look(observed)  # so that nobody asks for more evidence of what is settled
+            _log.info("leases_dropped", count=len(gone), artifacts=sorted(gone)[:20])
+
+    def _look(self, observed: Observed) -> None:
+        leased = self._store.leased()
+        missing = self._drain_tracker.look(observed, self._uses or set(), leased, now=self._monotonic())
+        if not missing:
+            return
+        _log.warning("lease_was_missing", artifacts=sorted(missing)[:20])
+        try:
+            self._store.lease(missing)
+        except OSError as error:
+            self._say("lease", f"what the engine reads cannot be leased: {error}")
+        else:
+            self._say("lease", "")
+
+    async def _keep_store(self) -> None:
+        holdings = await self._in_thread("store", self._maintenance.round)
+        if holdings is None:
+            return
+        STORE_BYTES.set(holdings.size_bytes)
+        STORE_ARTIFACTS.set(holdings.artifacts)
+        STORE_LEASED.set(holdings.leased)
+        STORE_DAMAGED.set(holdings.damaged)
+
+    async def _in_thread(self, what: str, work: Callable[[Stop], Result]) -> Result | None:
+        """What a round of work in a worker thread gives; None: it failed, which was said."""
+        stop = Stop()
+        try:
+            result = await asyncio.to_thread(work, stop)
+        except (OSError, ArtifactError) as error:
+            self._say(what, f"the store cannot be looked after: {error}")
+            return None
+        finally:
+            stop.set()
+        self._say(what, "")
+        return result
+
+    def _say(self, what: str, problem: str) -> None:
+        """Logs a problem once, until it is another; empty: there is none."""
+        if problem and problem != self._problems.get(what):
+            _log.warning("store_not_kept", what=what, problem=problem)
+        self._problems[what] = problem

@@ -1,0 +1,194 @@
+"""Retry tracker: failures that delay a retry, and unsettled calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+from registry.model.names import name_key
+from registry.runtime.clock import Clock
+from registry.sources.base import ArtifactError
+from sidecar.artifacts.types import ArtifactRef, Stage
+from sidecar.desired.informer import DesiredAdapter
+from sidecar.engines.observed import EngineGone, EnginePaused, Observed
+from sidecar.loop.executor import Attempt
+from sidecar.plan.backoff import (
+    REFUSED_PACE_SECONDS,
+    Failure,
+    after_call,
+    after_staging,
+    is_paced,
+    not_borne_out,
+)
+
+# Where an engine cannot be asked to generate, a load whose answer was lost has ended after so long, its own deadline.
+UNTOLD_SECONDS = 60.0
+# For each adapter that is loaded after all, so many of those are tried at once that were refused while others loaded.
+RELEASED_FOR_EACH = 2
+
+
+class RetryTracker:
+    """One engine's. Nothing of it is needed again after a restart.
+
+    Attributes:
+        failures: by name key.
+    """
+
+    def __init__(self, clock: Clock, replica: str = "") -> None:
+        """`replica`: whose it is, as somebody who asks for another try names it."""
+        self._clock = clock
+        self._replica = replica
+        self._asked: dict[str, tuple[int, str]] = {}
+        self._attempts: dict[str, Attempt] = {}
+        self._taken_up_at: dict[str, float] = {}
+        self._paced_until = 0.0
+        self.failures: dict[str, Failure] = {}
+
+    @property
+    def unsettled(self) -> AbstractSet[str]:
+        """Name keys of loads that may yet happen, and must not be made twice."""
+        return {key for key, attempt in self._attempts.items() if attempt.is_unsettled}
+
+    def loads(self) -> set[tuple[str, str]]:
+        """Name and path of each load or swap of which no listing has told yet."""
+        return {(one.name, one.path) for one in self._attempts.values() if one.path is not None}
+
+    def settle(self, observed: Observed, *, turns: bool | None) -> None:
+        """Compares what calls were said, or not known, to have done with what the engine now lists.
+
+        `turns`: False: the engine generates nothing, so that what is under way inside it may yet happen. None: whether
+        it does cannot be told, and time has to tell.
+        """
+        incarnation, loaded, recovered = observed.facts.incarnation, 0, 0
+        for key, attempt in list(self._attempts.items()):
+            if attempt.is_borne_out(observed):
+                loaded += attempt.ref is not None
+                recovered += self._recover(key, attempt) and attempt.ref is not None
+            elif attempt.incarnation == incarnation:
+                if attempt.is_unsettled and not self._has_ended(key, turns):
+                    continue
+                self.failures[key] = not_borne_out(
+                    attempt.ref, incarnation, self.failures.get(key), now=self._now(), uniform=self._clock.rng.uniform
+                )
+            del self._attempts[key], self._taken_up_at[key]
+        if loaded:
+            self._release({key for key, one in self.failures.items() if one.is_engines}, recovered)
+        if recovered:
+            self._paced_until = self._now()
+
+    def _recover(self, key: str, attempt: Attempt) -> bool:
+        """Drops the failure that an attempt mended; True if there was one. An unload mends none of a load."""
+        failure = self.failures.get(key)
+        if failure is None or (attempt.ref is None and failure.ref is not None):
+            return False
+        del self.failures[key]
+        return True
+
+    def _has_ended(self, key: str, turns: bool | None) -> bool:
+        """True if what a call without an answer began has come to its end inside the engine."""
+        if turns is None:
+            return self._now() - self._taken_up_at[key] >= UNTOLD_SECONDS
+        return turns
+
+    def _release(self, keys: AbstractSet[str], recovered: int) -> None:
+        """Others succeed: what failed for the same cause is tried at once, so that it heals when the cause does.
+
+        What has failed since others succeeded is likely to fail again. Of that, a few are tried for each that did
+        recover, so that many come back as fast as they do, and many that cannot cost little.
+        """
+        again = sorted((key for key in keys if self.failures[key].others_succeed), key=self._order_of)
+        now, released = self._now(), (keys - set(again)) | set(again[: RELEASED_FOR_EACH * recovered])
+        for key in released:
+            failure = self.failures[key]
+            if failure.retry_at is not None:
+                self.failures[key] = replace(failure, retry_at=now, others_succeed=True)
+
+    def _order_of(self, key: str) -> tuple[int, str]:
+        """The least tried first."""
+        return self.failures[key].attempts, key
+
+    def take_up(self, attempts: Iterable[Attempt], incarnation: str) -> None:
+        """Notes calls that were made to a process of the engine."""
+        for attempt in attempts:
+            failure = after_call(
+                attempt.outcome,
+                attempt.ref,
+                incarnation,
+                self.failures.get(attempt.key),
+                now=self._now(),
+                uniform=self._clock.rng.uniform,
+            )
+            if failure is not None:
+                self.failures[attempt.key] = self._paced(failure)
+            elif not isinstance(attempt.outcome, EngineGone | EnginePaused):
+                self._attempts[attempt.key], self._taken_up_at[attempt.key] = attempt, self._now()
+
+    def _paced(self, failure: Failure) -> Failure:
+        """With a place of its own among what is refused again and again."""
+        if failure.retry_at is None or not is_paced(failure):
+            return failure
+        self._paced_until = max(self._paced_until, self._now()) + REFUSED_PACE_SECONDS
+        return replace(failure, retry_at=max(failure.retry_at, self._paced_until))
+
+    def staging_failed(self, stage: Stage, error: ArtifactError) -> None:
+        """Notes that files could not be had, or are not fit."""
+        key = name_key(stage.name)
+        self.failures[key] = after_staging(
+            error, stage.ref, self.failures.get(key), now=self._now(), uniform=self._clock.rng.uniform
+        )
+
+    def staged(self, stage: Stage) -> None:
+        """Notes that files were brought in: others from the same place may be there, too."""
+        key, place = name_key(stage.name), _place_of(stage.ref)
+        recovered = key in self.failures and self.failures[key].incarnation is None
+        if recovered:
+            del self.failures[key]
+        waiting = {one: failure.ref for one, failure in self.failures.items() if failure.incarnation is None}
+        self._release({one for one, ref in waiting.items() if ref and _place_of(ref) == place}, int(recovered))
+
+    def forget_staging(self) -> None:
+        """Drops what was found of files: they are looked at by other terms now."""
+        self.failures = {key: one for key, one in self.failures.items() if one.incarnation is not None}
+
+    def forget_others(self, observed: Observed, wanted: Callable[[str], DesiredAdapter | None]) -> None:
+        """Drops what is about another ref than the desired one, and unloads of what is not listed any more.
+
+        `wanted` gives what is desired under a name key.
+        """
+        listed = {name_key(name) for name in observed.adapters} if self.failures else set()
+        for key, failure in list(self.failures.items()):
+            adapter = wanted(key)
+            is_same = adapter is not None and failure.ref == adapter.ref
+            if not (key in listed if failure.ref is None else is_same):
+                del self.failures[key]
+
+    def ask_again(self, wanted: Callable[[str], DesiredAdapter | None]) -> None:
+        """Drops what was applied again since it failed, or what this replica was asked to try again.
+
+        `wanted` as in `forget_others`.
+        """
+        for key in list(self.failures):
+            generation, request = self._asked_for(wanted(key))
+            before = self._asked.setdefault(key, (generation, request))
+            if generation != before[0] or request not in {"", before[1]}:
+                del self.failures[key]
+        self._asked = {key: asked for key, asked in self._asked.items() if key in self.failures}
+
+    def _asked_for(self, adapter: DesiredAdapter | None) -> tuple[int, str]:
+        """The generation that is desired, and the request by which this replica was asked for another try of it."""
+        if adapter is None:
+            return 0, ""
+        retry = adapter.retry
+        is_here = retry is not None and retry.replica in {"", self._replica}
+        return adapter.generation, retry.request_id if retry is not None and is_here else ""
+
+    def _now(self) -> float:
+        return self._clock.monotonic()
+
+
+def _place_of(ref: ArtifactRef) -> tuple[str, str]:
+    """What is out of reach together: a kind of source, and its host or bucket."""
+    parts = urlsplit(ref.uri)
+    return parts.scheme, parts.netloc

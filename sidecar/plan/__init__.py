@@ -1,0 +1,1 @@
+"""Planner: from desired and observed state to exactly what shall be done. Pure."""

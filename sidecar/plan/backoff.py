@@ -1,0 +1,163 @@
+"""Failures of adapters on this replica, and when each is tried again. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from registry.etcd3.backoff import Backoff, Uniform
+from registry.sources.base import ArtifactError
+from sidecar.artifacts.types import ArtifactRef
+from sidecar.engines.observed import (
+    AlreadyThere,
+    Done,
+    EngineGone,
+    EnginePaused,
+    NoEffect,
+    NotThere,
+    Outcome,
+    PathMissing,
+    Refused,
+    Transient,
+    Unknown,
+)
+
+ENGINE_REFUSED = "engine_refused"
+NO_EFFECT = "no_effect"
+# For causes that pass by themselves: files that come, sources and engines that come back.
+RETRY = Backoff(base_seconds=1.0, cap_seconds=15.0)
+# vLLM answers 500 for what is wrong with the files as well as for a shortage that passes, so a refusal is never final.
+# A refused load costs an engine something: the longer it lasts, the rarer, at first at most so long apart, then a share
+# of the time that it has lasted, and never further apart than the last.
+REFUSED_CAP_SECONDS = 60.0
+REFUSED_SHARE_OF_AGE = 0.1
+REFUSED_LONGEST_SECONDS = 300.0
+# Whatever number of adapters is refused, an engine gets one such load in so long once each was tried a few times.
+REFUSED_PACE_SECONDS = 2.0
+TRIES_UNPACED = 3
+# A replica does not wait longer than this many tries of one adapter before it calls itself ready.
+TRIES_UNTIL_READY = 3
+# A rollout waits for so long too before it takes a refusal for an answer: engines that warm up refuse for a while.
+SETTLED_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an adapter could not be staged or loaded.
+
+    Attributes:
+        ref: what was asked for, another ref is another matter; None: an unload.
+        incarnation: of the engine that refused it; None where the engine had no part in it.
+        reason: stable.
+        message: one sentence for people.
+        attempts: how often it was tried.
+        retry_at: monotonic seconds; None: not before `ref` or `incarnation` change.
+        since: monotonic seconds of the first of these tries.
+        others_succeed: since then another adapter was loaded, or brought from the same place, so that the fault is
+            likely to be its own.
+    """
+
+    ref: ArtifactRef | None
+    incarnation: str | None
+    reason: str
+    message: str
+    attempts: int
+    retry_at: float | None
+    since: float = 0.0
+    others_succeed: bool = False
+
+    def is_about(self, ref: ArtifactRef | None, incarnation: str) -> bool:
+        """True if it is of this ref, and of this engine if an engine had part in it."""
+        return self.ref == ref and self.incarnation in (None, incarnation)
+
+    def forbids(self, ref: ArtifactRef | None, incarnation: str, now: float) -> bool:
+        """True while this ref must not be tried again on this engine."""
+        return self.is_about(ref, incarnation) and (self.retry_at is None or now < self.retry_at)
+
+    @property
+    def is_engines(self) -> bool:
+        """True if the engine would not load it."""
+        return self.incarnation is not None and self.ref is not None
+
+    def is_settled(self) -> bool:
+        """True if waiting for it would not be worth a replica's readiness."""
+        return self.retry_at is None or self.attempts >= TRIES_UNTIL_READY
+
+    @property
+    def final_at(self) -> float:
+        """From when on a rollout takes it for an answer although it is tried again."""
+        if self.retry_at is None:
+            return self.since
+        is_refused = self.reason == ENGINE_REFUSED and self.is_settled()
+        return self.since + SETTLED_SECONDS if is_refused else math.inf
+
+
+def after_staging(
+    error: ArtifactError, ref: ArtifactRef, previous: Failure | None, *, now: float, uniform: Uniform
+) -> Failure:
+    """The failure that a failed staging leaves."""
+    failure = _again(previous, Failure(ref, None, error.reason, error.message, 1, None, since=now))
+    if error.permanent:
+        return failure
+    return replace(failure, retry_at=now + RETRY.delay(failure.attempts, uniform))
+
+
+def after_call(
+    outcome: Outcome,
+    ref: ArtifactRef | None,
+    incarnation: str,
+    previous: Failure | None,
+    *,
+    now: float,
+    uniform: Uniform,
+) -> Failure | None:
+    """The failure that a call leaves; None where only the next listing can tell, or the engine is gone or paused."""
+    match outcome:
+        case Done() | AlreadyThere() | NotThere() | Unknown() | EngineGone() | EnginePaused():
+            return None
+        case PathMissing(message):
+            reason = "engine_cannot_see_store"
+        case Transient(message):
+            reason = "engine_busy"
+        case Refused(message):
+            reason = ENGINE_REFUSED
+        case NoEffect(message):
+            return _again(previous, Failure(ref, incarnation, NO_EFFECT, message, 1, None, since=now))
+        case _:
+            assert_never(outcome)
+    return _retried(Failure(ref, incarnation, reason, message, 1, None, since=now), previous, now=now, uniform=uniform)
+
+
+def not_borne_out(
+    ref: ArtifactRef | None, incarnation: str, previous: Failure | None, *, now: float, uniform: Uniform
+) -> Failure:
+    """The failure of a call that was acknowledged, or timed out, and that the engine's listing does not show."""
+    if ref is None:
+        reason, message = "still_listed", "the engine still lists the adapter after its unload"
+    else:
+        reason = "not_listed"
+        message = "the engine does not list the adapter as it was loaded; something else may drive the engine too"
+    return _retried(Failure(ref, incarnation, reason, message, 1, None, since=now), previous, now=now, uniform=uniform)
+
+
+def _retried(failure: Failure, previous: Failure | None, *, now: float, uniform: Uniform) -> Failure:
+    failure = _again(previous, failure)
+    backoff = RETRY
+    if failure.reason == ENGINE_REFUSED and failure.ref is not None:  # what is deleted has to go (guarantee R6)
+        cap = max(REFUSED_CAP_SECONDS, REFUSED_SHARE_OF_AGE * (now - failure.since))
+        backoff = replace(RETRY, cap_seconds=min(cap, REFUSED_LONGEST_SECONDS))
+    return replace(failure, retry_at=now + backoff.delay(failure.attempts, uniform))
+
+
+def _again(previous: Failure | None, failure: Failure) -> Failure:
+    """The newest of several failures of the same in a row."""
+    if previous is None or (previous.ref, previous.incarnation) != (failure.ref, failure.incarnation):
+        return failure
+    attempts, since = previous.attempts + 1, previous.since
+    return replace(failure, attempts=attempts, since=since, others_succeed=previous.others_succeed)
+
+
+def is_paced(failure: Failure) -> bool:
+    """True if its next try has to keep `REFUSED_PACE_SECONDS` from those of all others."""
+    return failure.reason == ENGINE_REFUSED and failure.ref is not None and failure.attempts >= TRIES_UNPACED

@@ -1,0 +1,129 @@
+"""Conditions and warnings that a plan reports of adapters. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from registry.model.names import name_of_key
+from sidecar.desired.informer import DesiredAdapter, DesiredState, RefusedRecord
+from sidecar.engines.observed import Observed
+from sidecar.plan.backoff import Failure
+from sidecar.plan.handoff import OVER_CAPACITY, Handoff, Stuck
+from sidecar.plan.types import FailedAdapter, LazySelection, PendingAdapter, PlanContext, Selection, WarnedAdapter
+
+# A status must stay small; more pending names than this are counted only.
+MAX_OVER_CAPACITY_LISTED = 200
+# The reason why an adapter is pending while no call may be made to the engine.
+ENGINE_PAUSED = "engine_paused"
+# What an engine breaks only where the weights behind a name are replaced.
+MENDED_BY_VERSIONS = frozenset({"rust_frontend", "kv_connector"})
+UNPROVEN = (
+    "lists nothing, and answers every request with the adapter that it was told of last, or without one as the base "
+    "model: served is what it was told at the last look; nobody else may set adapters"
+)
+
+
+def pending(adapter: DesiredAdapter, reason: str, *, is_settled: bool = False) -> PendingAdapter:
+    """It is not served yet."""
+    return PendingAdapter(adapter.name, adapter.generation, reason, adapter.request_id, is_settled)
+
+
+def failed(adapter: DesiredAdapter, failure: Failure) -> FailedAdapter:
+    """It could not be served, for a reason that is remembered."""
+    return FailedAdapter(
+        name=adapter.name,
+        generation=adapter.generation,
+        reason=failure.reason,
+        message=failure.message,
+        attempts=failure.attempts,
+        retry_at=failure.retry_at,
+        request_id=adapter.request_id,
+        is_settled=failure.is_settled(),
+        final_at=failure.final_at,
+    )
+
+
+def refusal(desired: DesiredState, refused: RefusedRecord) -> FailedAdapter:
+    """Its record cannot be followed."""
+    good = desired.of(refused.key)
+    return FailedAdapter(
+        name=good.name if good else name_of_key(refused.key),
+        generation=good.generation if good else 0,
+        reason=refused.reason,
+        message=f"the record at revision {refused.revision} cannot be followed: {refused.message}",
+        attempts=1,
+        retry_at=None,
+        request_id="",
+        is_settled=True,
+    )
+
+
+def troubles(lazy: LazySelection) -> Iterator[FailedAdapter]:
+    """What was asked for and refused. Nothing is tried again before the next question."""
+    residents = {adapter.key for adapter in lazy.residents}
+    for adapter, failure in lazy.troubles:
+        if adapter.key not in residents:
+            yield replace(failed(adapter, failure), is_settled=True)
+
+
+def not_now(desired: DesiredState, chosen: Selection) -> Iterator[PendingAdapter]:
+    """What waits for room, and what waits until the live replicas are known; of each as many as are listed."""
+    for _, key in chosen.over[:MAX_OVER_CAPACITY_LISTED]:
+        yield pending(desired.adapters[key], OVER_CAPACITY, is_settled=True)
+    for _, key in chosen.undecided[:MAX_OVER_CAPACITY_LISTED]:
+        yield pending(desired.adapters[key], "replicas_unknown")
+
+
+def count_omitted(chosen: Selection) -> int:
+    """How many of those are not listed."""
+    return sum(max(0, len(ranks) - MAX_OVER_CAPACITY_LISTED) for ranks in (chosen.over, chosen.undecided))
+
+
+def _of_artifacts(chosen: Selection, observed: Observed) -> Iterator[WarnedAdapter]:
+    """What was found as they were staged; what the engine itself says, nobody has to have seen."""
+    is_told = observed.facts.evidence is not None
+    for adapter in chosen.wanted:
+        staged = chosen.staged.get(adapter.ref)
+        for warning in staged.warnings if staged else ():
+            if not is_told or warning.reason != "engine_coverage_unknown":
+                yield WarnedAdapter(adapter.name, adapter.generation, warning.reason, warning.message)
+
+
+def _of_engine(observed: Observed, *, is_versioned: bool) -> Iterator[WarnedAdapter]:
+    if observed.paused:
+        yield WarnedAdapter("", 0, ENGINE_PAUSED, observed.paused)
+    for hazard in observed.facts.hazards:
+        if not is_versioned or hazard.reason not in MENDED_BY_VERSIONS:
+            yield WarnedAdapter("", 0, hazard.reason, hazard.message)
+
+
+def warnings(
+    desired: DesiredState,
+    chosen: Selection,
+    kept: Iterable[Handoff],
+    observed: Observed,
+    known: PlanContext,
+) -> Iterator[WarnedAdapter]:
+    """What somebody should know of what is served all the same."""
+    if not known.base_known:
+        message = "adapters' names and shapes are not compared with the base: give --base-model, or pool update --from"
+        yield WarnedAdapter("", 0, "base_unknown", message)
+    if observed.facts.swap == "unproven":
+        yield WarnedAdapter("", 0, "adapter_unproven", f"{observed.facts.kind} {UNPROVEN}")
+    if known.proxied:
+        yield WarnedAdapter("", 0, "etcd_proxy", known.proxied)
+    yield from _of_engine(observed, is_versioned=chosen.limits.names == "versioned")
+    if chosen.limits.names == "versioned" and chosen.limits.capacity == 1 and chosen.over:
+        message = (
+            "there is room for 1 adapter, and a generation with a name of its own is loaded before the one that it "
+            "replaces: give the pool max_adapters and the engine --max-cpu-loras of 2 or more, or plain names"
+        )
+        yield WarnedAdapter("", 0, OVER_CAPACITY, message)
+    yield from _of_artifacts(chosen, observed)
+    for one in kept:
+        verdict = known.handed.get(one)
+        if isinstance(verdict, Stuck):
+            message = f"it is to be served elsewhere, and kept here until it is: {verdict.message}"
+            adapter = desired.adapters[one.key]
+            yield WarnedAdapter(adapter.name, adapter.generation, "not_handed_over", message)

@@ -1,0 +1,99 @@
+"""Limits of a replica, and why an adapter is not served within them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from registry.lora.coverage.findings import evidence_finding
+from registry.lora.policy import is_served
+from registry.model.records import PoolLimits, PoolSpec
+from sidecar.artifacts.types import Staged
+from sidecar.desired.informer import DesiredAdapter
+from sidecar.engines.observed import Observed
+from sidecar.plan.backoff import NO_EFFECT
+from sidecar.plan.names import engine_name, names_of
+from sidecar.plan.types import FailedAdapter, ReplicaLimits
+
+_WITHOUT_EFFECT = (
+    "with it the engine answers a short prompt as its base, to the last bit, or with what is no number, so that it "
+    "does not apply what was trained: look at what vLLM says of its modules, or give the pool --prove off"
+)
+
+
+def limits_of(pool: PoolSpec | None, observed: Observed) -> ReplicaLimits:
+    """The limits of this engine in this pool."""
+    engine, of_pool = observed.facts.limits, pool.limits if pool else PoolLimits()
+    return ReplicaLimits(
+        base_names=frozenset(base.lower() for base in observed.base_models),
+        max_rank=_lower(engine.max_lora_rank, of_pool.max_rank),
+        target_modules=engine.target_modules or tuple(of_pool.target_modules or ()) or None,
+        names=names_of(pool),
+        capacity=_lower(engine.max_cpu_loras, of_pool.max_adapters),
+        evidence=observed.facts.evidence,
+        proves=observed.facts.proves and of_pool.prove == "effect",
+    )
+
+
+def _lower(*bounds: int | None) -> int | None:
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def rejection_of(
+    adapter: DesiredAdapter,
+    limits: ReplicaLimits,
+    observed: Observed | None,
+    staged: Staged | None,
+    owns: Callable[[str], str | None],
+) -> FailedAdapter | None:
+    """Why the adapter cannot be served here, however often it is tried; `observed` None: whatever the engine lists."""
+    name = engine_name(adapter, limits.names)
+    current = observed.adapters.get(name) if observed else None
+    if name.lower() in limits.base_names:
+        return _hopeless(adapter, "name_is_base_model", f"{name!r} is a name of the engine's base model")
+    if current is not None and owns(current) is None:
+        return _hopeless(
+            adapter, "name_conflict", f"the engine has {name!r} from {current}, which is not ours; unload it"
+        )
+    if staged is None:
+        return None
+    if unservable := _unservable(adapter, limits, staged):
+        return unservable
+    if observed is None:
+        return None
+    if limits.proves and staged.path in observed.no_effect:
+        return _hopeless(adapter, NO_EFFECT, _WITHOUT_EFFECT)
+    return _remembered(adapter, name, observed, staged)
+
+
+def _remembered(adapter: DesiredAdapter, name: str, observed: Observed, staged: Staged) -> FailedAdapter | None:
+    """Why the engine would answer from what it remembers of other weights that it had under this name."""
+    before = observed.adapters.get(name) if observed.facts.swap == "refused" else None
+    before = before or observed.past.get(name)
+    if before is None or before == staged.path:
+        return None
+    hazard = next(iter(observed.facts.hazards), None)
+    why = (
+        f"{observed.facts.kind} {observed.facts.version} would answer from what it remembers of those: give the pool "
+        "--engine-names versioned, or restart or upgrade the engine"
+    )
+    message = f"the engine had other weights as {name!r}, and {hazard.message if hazard else why}"
+    return _hopeless(adapter, "name_remembered", message)
+
+
+def _unservable(adapter: DesiredAdapter, limits: ReplicaLimits, staged: Staged) -> FailedAdapter | None:
+    """Why an adapter that is right in itself is not for this replica's limits."""
+    limit = limits.max_rank
+    if limit is not None and staged.rank > limit:
+        return _hopeless(adapter, "rank_too_high", f"rank {staged.rank} is above the replica's limit of {limit}")
+    left_out = sorted(name for name in staged.targets if not is_served(name, limits.target_modules))
+    if left_out:
+        message = f"the engine leaves out {', '.join(left_out)}: start it with --lora-target-modules that name them"
+        return _hopeless(adapter, "target_modules_mismatch", message)
+    finding = evidence_finding(staged.modules, limits.evidence) if limits.evidence else None
+    return _hopeless(adapter, finding.reason, finding.sentence()) if finding else None
+
+
+def _hopeless(adapter: DesiredAdapter, reason: str, message: str) -> FailedAdapter:
+    return FailedAdapter(
+        adapter.name, adapter.generation, reason, message, 1, None, adapter.request_id, is_settled=True
+    )

@@ -1,0 +1,270 @@
+"""Planner: from desired and observed state to exactly what shall be done. Pure.
+
+The plan is so specific that its executor has nothing left to choose. It is made anew from the whole state each
+time, so that a lost event, a failed call or somebody else's call to the engine needs no case of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import chain, islice, zip_longest
+from math import inf
+from typing import TypeVar
+
+from registry.model.names import name_key
+from registry.model.records import PoolSpec
+from registry.model.replica_state import BLOCKED
+from sidecar.artifacts.types import Stage
+from sidecar.desired.informer import DesiredAdapter, DesiredState
+from sidecar.desired.placement import NOBODY
+from sidecar.engines.observed import Observed
+from sidecar.plan.backoff import Failure
+from sidecar.plan.conditions import ENGINE_PAUSED, count_omitted, failed, not_now, pending, refusal, troubles, warnings
+from sidecar.plan.limits import rejection_of
+from sidecar.plan.names import engine_name, key_of, overlap_of
+from sidecar.plan.readiness import EngineRefusals, refusals_among
+from sidecar.plan.selection import (
+    decide_unload,
+    lost_by_engine,
+    ours_leaving,
+    select,
+    still_answered,
+    still_kept,
+    still_served,
+    superfluous,
+)
+from sidecar.plan.types import (
+    Action,
+    Condition,
+    FailedAdapter,
+    KeptAdapter,
+    Load,
+    PendingAdapter,
+    Plan,
+    PlanContext,
+    Selection,
+    ServedAdapter,
+    Swap,
+    Unload,
+    WarnedAdapter,
+)
+
+MAX_WARNINGS_LISTED = 100
+Kind = TypeVar("Kind", ServedAdapter, PendingAdapter, FailedAdapter)
+
+
+def make_plan(
+    desired: DesiredState, pool: PoolSpec | None, observed: Observed, known: PlanContext, *, now: float
+) -> Plan:
+    """What to do so that the engine comes to serve what is desired. All choosing is here.
+
+    Args:
+        desired: the pool's adapters at one revision.
+        pool: the pool's record; None: it has none.
+        observed: the engine, just looked at.
+        known: what this replica knows beside these.
+        now: monotonic seconds.
+    """
+    chosen = select(desired, pool, observed, known, now=now)
+    if blocked := _mismatch(pool, observed) or known.base_problem or _unchecked(observed, known):
+        return _nothing(desired, chosen, blocked)
+    leaving = ours_leaving(chosen, observed, known)
+    kept = still_kept(leaving, known)
+    overlap = overlap_of(chosen.wanted, chosen.limits.names, observed, chosen.staged, known.owns)
+    no_more = (*_taken(observed, known), *_without_effect(chosen, observed, known))
+    gone = () if observed.paused else (*no_more, *superfluous(desired, chosen, kept, overlap, known))
+    unloads = [decide_unload(one, observed, known, now) for one in gone]
+    eager = [_decide(adapter, chosen, observed, known, now) for adapter in chosen.adapters]
+    residents = [_decide_resident(adapter, chosen, observed, known, now) for adapter in chosen.lazy.residents]
+    decided = [*unloads, *eager, *residents]
+    lost = lost_by_engine(desired, chosen, kept, observed, known)
+    again = [action for one in lost if (action := _decide(one, chosen, observed, known, now)[1]) is not None]
+    planned = in_turn([*(action for _, action in decided if action is not None), *again], desired, known)
+    coming = len(known.in_progress.loads - observed.adapters.keys())
+    actions = overlap.within(planned, chosen.limits.capacity, going=len(gone) + coming)
+    failures = _of_kind(decided, FailedAdapter)
+    leftover = tuple(still_served(desired, kept, observed, chosen, known))
+    return Plan(
+        revision=desired.revision,
+        stage=tuple(action for action in actions if isinstance(action, Stage)),
+        calls=tuple(action for action in actions if not isinstance(action, Stage)),
+        served=_of_kind(eager, ServedAdapter),
+        pending=(*_of_kind(decided, PendingAdapter), *not_now(desired, chosen)),
+        failed=(*failures, *(refusal(desired, one) for one in desired.refused.values()), *troubles(chosen.lazy)),
+        wake_at=_wake_at(failures, now),
+        warnings=tuple(islice(warnings(desired, chosen, kept, observed, known), MAX_WARNINGS_LISTED)),
+        omitted=count_omitted(chosen),
+        residents=_of_kind(residents, ServedAdapter),
+        leaving=leaving,
+        still_served=leftover,
+        kept=_kept(desired, chosen, observed, known, [*_of_kind(decided, ServedAdapter), *leftover], gone),
+        among=known.share.among if known.share else NOBODY,
+        is_out=known.share is not None and known.share.is_out,
+        refusals=_refusals(chosen, eager, observed, known),
+        is_awaiting=bool(known.in_progress.keys),
+        paused=observed.paused,
+        chosen=chosen,
+    )
+
+
+def _kept(
+    desired: DesiredState,
+    chosen: Selection,
+    observed: Observed,
+    known: PlanContext,
+    served: Iterable[ServedAdapter],
+    gone: Iterable[Unload],
+) -> tuple[KeptAdapter, ...]:
+    # What is served of a record that cannot be followed is reported as failed as well.
+    as_desired = {name_key(one.name) for one in served}
+    told, going = as_desired.difference(desired.refused), {one.name for one in gone}
+    kept = still_answered(desired, chosen, observed, known, told=told, gone=going)
+    return tuple(replace(one, is_counted=name_key(one.name) in as_desired) for one in kept)
+
+
+def _refusals(
+    chosen: Selection, decided: Iterable[tuple[Condition, Action | None]], observed: Observed, known: PlanContext
+) -> EngineRefusals:
+    keys = [one.key for one, (said, _) in zip(chosen.adapters, decided, strict=True) if isinstance(said, FailedAdapter)]
+    failures = [known.failures[key] for key in keys if key in known.failures]
+    serves = any(known.owns(path) is not None for path in observed.adapters.values())
+    return refusals_among(len(chosen.adapters), failures, serves=serves)
+
+
+def _wake_at(failures: Iterable[FailedAdapter], now: float) -> float | None:
+    """When something is tried again, or becomes final for rollouts."""
+    times = [at for one in failures for at in (one.retry_at, one.final_at) if at is not None]
+    return min((at for at in times if now < at < math.inf), default=None)
+
+
+def in_turn(actions: Iterable[Action], desired: DesiredState, known: PlanContext) -> list[Action]:
+    """What is done first, so that neither a change waits for a backlog nor a backlog for a flood of changes.
+
+    Unloads come first. Then come in turn: the newest of what was changed since the engine started, and the most
+    important of all, of those as important the one that was used last. What is not eager comes last.
+    """
+    unloads: list[Action] = []
+    eager: list[tuple[DesiredAdapter, Action]] = []
+    others: list[Action] = []
+    for action in actions:
+        adapter = None if isinstance(action, Unload) else desired.adapters.get(key_of(action.name))
+        if adapter is not None:
+            eager.append((adapter, action))
+        else:
+            (unloads if isinstance(action, Unload) else others).append(action)
+    by_worth = sorted(eager, key=lambda one: (-one[0].priority, -known.used_at.get(one[0].key, -inf), one[0].key))
+    since = inf if known.since is None else known.since
+    news = sorted((one for one in by_worth if one[0].revision > since), key=lambda one: -one[0].revision)
+    turns = chain.from_iterable(zip_longest(news, by_worth))
+    return [*unloads, *dict.fromkeys(one[1] for one in turns if one is not None), *others]
+
+
+def _nothing(desired: DesiredState, chosen: Selection, blocked: str) -> Plan:
+    warning = WarnedAdapter("", 0, BLOCKED, blocked)
+    return Plan(desired.revision, (), (), (), (), (), None, (warning,), blocked=blocked, chosen=chosen)
+
+
+def _taken(observed: Observed, known: PlanContext) -> Iterator[Unload]:
+    """No other weights stay under a name of ours, not even until ours are there."""
+    for name in sorted(known.taken & observed.adapters.keys()):
+        yield Unload(name, observed.adapters[name], known.request_id)
+
+
+def _without_effect(chosen: Selection, observed: Observed, known: PlanContext) -> Iterator[Unload]:
+    """What was bound before the engine could be asked about it, and has no effect: an error is better than the base."""
+    for name, path in sorted(observed.adapters.items()) if chosen.limits.proves and observed.no_effect else ():
+        is_free = name_key(name) not in known.in_progress.keys and name not in known.taken
+        if path in observed.no_effect and known.owns(path) is not None and is_free:
+            yield Unload(name, path, known.request_id)
+
+
+def _of_kind(decided: Iterable[tuple[Condition | None, Action | None]], kind: type[Kind]) -> tuple[Kind, ...]:
+    return tuple(condition for condition, _ in decided if isinstance(condition, kind))
+
+
+def _mismatch(pool: PoolSpec | None, observed: Observed) -> str:
+    if pool is None:
+        return ""
+    kind = observed.facts.kind
+    if pool.engine != kind:
+        return f"the engine is {kind}, the pool is for {pool.engine}: check --engine-kind and --pool"
+    if set(pool.base_models) & set(observed.base_models):
+        return ""
+    served, expected = ", ".join(observed.base_models), ", ".join(pool.base_models)
+    return f"the engine serves {served}, the pool is for {expected}: check --engine and --pool"
+
+
+def _unchecked(observed: Observed, known: PlanContext) -> str:
+    if observed.facts.swap != "unproven" or known.base_known:
+        return ""
+    return (
+        f"{observed.facts.kind} ends at an adapter that does not fit its base model, and there is nothing to compare "
+        "adapters with: give --base-model, or loraplane pool update --from"
+    )
+
+
+def _decide(
+    adapter: DesiredAdapter, chosen: Selection, observed: Observed, known: PlanContext, now: float
+) -> tuple[Condition, Action | None]:
+    """What to say of one adapter, and what to do about it."""
+    staged = chosen.staged.get(adapter.ref)
+    name = engine_name(adapter, chosen.limits.names)
+    current = observed.adapters.get(name)
+    hindered = _hindrance(adapter, name, current, chosen, observed, known)
+    if hindered is not None:
+        return hindered, None
+    if staged is not None and current == staged.path:
+        is_pinned = adapter.ref.digest is not None
+        return ServedAdapter(adapter.name, adapter.generation, staged.digest, is_pinned), None
+    failure = _failure_of(adapter, observed, known)
+    if failure is not None and failure.forbids(adapter.ref, observed.facts.incarnation, now):
+        return failed(adapter, failure), None
+    if staged is None or not staged.is_proven:
+        stage = None if adapter.ref in known.staging else Stage(adapter.name, adapter.ref, adapter.request_id)
+        return pending(adapter, "staging"), stage
+    if adapter.key in known.unsettled:
+        return pending(adapter, "outcome_unknown"), None
+    # While it is tried again it stays failed: a status that changed with each try would say nothing new.
+    again = failed(adapter, failure) if failure is not None and failure.is_engines else None
+    if observed.paused:
+        return again or pending(adapter, ENGINE_PAUSED), None
+    if current is None:
+        load = Load(name, staged.path, adapter.ref, adapter.request_id, chosen.limits.proves)
+        return again or pending(adapter, "loading"), load
+    swap = Swap(name, current, staged.path, adapter.ref, adapter.request_id, chosen.limits.proves)
+    return again or pending(adapter, "swapping"), swap
+
+
+def _hindrance(
+    adapter: DesiredAdapter, name: str, current: str | None, chosen: Selection, observed: Observed, known: PlanContext
+) -> Condition | None:
+    """What to say of one for which nothing may be done now, whatever stands in the store; None: something may."""
+    if current is not None and name in known.taken:
+        return pending(adapter, "swapping")  # it is unloaded, and the next plan loads ours
+    obstacle = rejection_of(adapter, chosen.limits, observed, chosen.staged.get(adapter.ref), known.owns)
+    if obstacle is not None:
+        return obstacle
+    if adapter.key in known.in_progress.keys:
+        # What is listed may be on its way out, or be put back.
+        return pending(adapter, "loading" if current is None else "swapping")
+    return None
+
+
+def _failure_of(adapter: DesiredAdapter, observed: Observed, known: PlanContext) -> Failure | None:
+    """What failed of what is wanted now, in this process of the engine."""
+    failure = known.failures.get(adapter.key)
+    is_about = failure is not None and failure.is_about(adapter.ref, observed.facts.incarnation)
+    return failure if is_about else None
+
+
+def _decide_resident(
+    adapter: DesiredAdapter, chosen: Selection, observed: Observed, known: PlanContext, now: float
+) -> tuple[Condition, Action | None]:
+    """The same of a lazy adapter that is loaded. A replica's readiness waits for none of them."""
+    condition, action = _decide(adapter, chosen, observed, known, now)
+    if not isinstance(condition, ServedAdapter):
+        condition = replace(condition, is_settled=True)
+    may_call = adapter.key not in chosen.lazy.asked
+    return condition, action if may_call or isinstance(action, Stage) else None

@@ -1,0 +1,222 @@
+"""Selection of what the engine is to hold, and of what it is to unload. Pure.
+
+Eager adapters come first, as many as there is room for, the most important first. Beside them stay the lazy adapters
+that are used, as many as there is room left for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+
+from registry.model.names import name_key
+from registry.model.records import EngineNames, PoolSpec
+from sidecar.desired.assignment import Share, everything
+from sidecar.desired.informer import DesiredAdapter, DesiredState, LazyAdapter
+from sidecar.desired.placement import NOBODY
+from sidecar.engines.observed import Observed, Use
+from sidecar.plan.handoff import Handoff, Taken
+from sidecar.plan.limits import limits_of
+from sidecar.plan.names import SEPARATOR, NameOverlap, engine_name, key_of
+from sidecar.plan.types import (
+    FailedAdapter,
+    KeptAdapter,
+    LazyCandidates,
+    LazySelection,
+    PlanContext,
+    Selection,
+    ServedAdapter,
+    Unload,
+)
+
+# More digits than any generation has.
+_MOST_DIGITS = 16
+# For lazy adapters, where neither the engine nor the pool limits what is loaded: listings must stay small.
+DEFAULT_ROOM = 100
+
+
+def select(
+    desired: DesiredState, pool: PoolSpec | None, observed: Observed, known: PlanContext, *, now: float
+) -> Selection:
+    """Chooses for the engine that was observed.
+
+    A generation with a name of its own is loaded before the one that it replaces is unloaded: room is kept for it. Lazy
+    adapters have no such names, so there is no room for them.
+    """
+    share, limits = known.share or everything(desired), limits_of(pool, observed)
+    limit, is_versioned = limits.capacity, limits.names == "versioned"
+    if limit is not None and is_versioned:
+        limit -= 1
+    adapters = tuple(share.version(desired.adapters[key]) for _, key in share.order[:limit])
+    room = 0 if is_versioned else DEFAULT_ROOM if limit is None else limit - len(adapters)
+    chosen = Selection(
+        limits=limits,
+        adapters=adapters,
+        over=() if limit is None else share.order[limit:],
+        undecided=share.undecided,
+        leaving=tuple(_leaving(desired, share, (*observed.adapters, *(known.handing - observed.adapters.keys())))),
+        room=room,
+        lazy=_select_lazy(known.lazy, room, now),
+    )
+    return _looked_up(desired, chosen, known)
+
+
+def _select_lazy(known: LazyCandidates, room: int, now: float) -> LazySelection:
+    stays = sorted(stay(known, room=room, now=now))
+    moved_on = {key for key in stays if key not in known.whole}
+    residents = tuple(known.whole[key] for key in stays if key not in moved_on)
+    return LazySelection(residents, frozenset(known.asked | moved_on), known.troubles)
+
+
+def stay(known: LazyCandidates, *, room: int, now: float) -> frozenset[str]:
+    """Chooses among the lazy adapters that are loaded: those in use, of these so many that were used last."""
+    bound, used_at = known.bound, known.used_at
+    in_use = [key for key, at in used_at.items() if key in bound or now - at <= known.idle_seconds]
+    wanted = sorted(in_use, key=lambda key: (key not in bound, -used_at[key], key))
+    return frozenset(wanted[: max(room, sum(key in bound for key in in_use))])
+
+
+def _looked_up(desired: DesiredState, chosen: Selection, known: PlanContext) -> Selection:
+    """With what is in the store. It is looked up once, so that whatever is called was among the uses before."""
+    refs = {adapter.ref for adapter in chosen.wanted}
+    refs |= {ref for one in chosen.leaving for _, ref in desired.adapters[one.key].versions}
+    staged = {ref: found for ref in refs if (found := known.lookup(ref)) is not None}
+    names = chosen.limits.names
+    handing = (_left_as(desired, one, names) for one in chosen.leaving if one.name in known.handing)
+    adapters = (*chosen.wanted, *(one for one in handing if one is not None))
+    uses = {(engine_name(one, names), staged[one.ref].path) for one in adapters if one.ref in staged}
+    return replace(chosen, staged=staged, uses=frozenset(uses))
+
+
+def _leaving(desired: DesiredState, share: Share, names: Iterable[str]) -> Iterator[Handoff]:
+    for name in names if desired.tally.with_terms else ():
+        adapter = desired.adapters.get(key_of(name))
+        if adapter is None or adapter.terms is None or not share.is_elsewhere(adapter):
+            continue
+        if adapter.name != name.partition(SEPARATOR)[0]:
+            continue
+        terms, owners, among = adapter.terms, None, NOBODY
+        if terms.needs_members:
+            owners, among = tuple(replica for _, replica in share.placed[adapter.key]), share.among
+        pinned = adapter.ref.digest is not None
+        yield Handoff(adapter.key, name, adapter.revision, adapter.generation, pinned, terms, owners, among)
+
+
+def _left_as(desired: DesiredState, leaving: Handoff, names: EngineNames) -> DesiredAdapter | None:
+    """The version of what leaves that an engine calls so; None: that is neither.
+
+    Of two it is the stable one: new weights are for canaries, and a replica that leaves is none.
+    """
+    adapter = desired.adapters[leaving.key]
+    versions = [replace(adapter, generation=generation, ref=ref) for generation, ref in adapter.versions]
+    return next((one for one in reversed(versions) if engine_name(one, names) == leaving.name), None)
+
+
+def ours_leaving(chosen: Selection, observed: Observed, known: PlanContext) -> tuple[Handoff, ...]:
+    """What is ours and is to be served elsewhere, with what the engine has lost of it."""
+    listed = observed.adapters
+    return tuple(one for one in chosen.leaving if one.name not in listed or known.owns(listed[one.name]) is not None)
+
+
+def still_kept(leaving: Iterable[Handoff], known: PlanContext) -> tuple[Handoff, ...]:
+    """What of that is not unloaded yet: what others have not taken over, or routers may still ask for here.
+
+    A replica that leaves keeps all of it (guarantee R20).
+    """
+    if known.share is not None and known.share.is_out:
+        return tuple(leaving)
+    return tuple(one for one in leaving if known.handed.get(one) != Taken())
+
+
+def lost_by_engine(
+    desired: DesiredState, chosen: Selection, kept: Iterable[Handoff], observed: Observed, known: PlanContext
+) -> tuple[DesiredAdapter, ...]:
+    """What of this the engine has lost, as by a restart, and others do not serve yet; as much as there is room for."""
+    names = chosen.limits.names
+    lost = [one for one in kept if one.name not in observed.adapters and one in known.handed]
+    versions = [found for one in lost if (found := _left_as(desired, one, names)) is not None]
+    fitting = [one for one in versions if one.ref in chosen.staged]
+    limit = chosen.limits.capacity
+    room = len(fitting) if limit is None else max(0, limit - len(chosen.wanted))
+    return tuple(sorted(fitting, key=lambda one: one.rank)[:room])
+
+
+def still_served(
+    desired: DesiredState, kept: Iterable[Handoff], observed: Observed, chosen: Selection, known: PlanContext
+) -> Iterator[ServedAdapter]:
+    """What of this nobody took over, and the engine has as somebody is to serve it, and not as it was before."""
+    for one in kept:
+        if isinstance(known.handed.get(one), Taken):
+            continue
+        adapter = desired.adapters[one.key]
+        for generation, ref in adapter.versions:
+            staged, names = chosen.staged.get(ref), {adapter.name, f"{adapter.name}{SEPARATOR}{generation}"}
+            if staged is not None and staged.path == observed.adapters.get(one.name) and one.name in names:
+                yield ServedAdapter(adapter.name, generation, staged.digest, ref.digest is not None)
+                break
+
+
+def still_answered(
+    desired: DesiredState,
+    chosen: Selection,
+    observed: Observed,
+    known: PlanContext,
+    *,
+    told: AbstractSet[str],
+    gone: Collection[str],
+) -> Iterator[KeptAdapter]:
+    """What the engine answers to with our weights although it is not as desired.
+
+    `told` has the name keys of what is served as desired, or reported as leaving; `gone` names that are to be unloaded.
+    """
+    is_versioned = chosen.limits.names == "versioned"
+    for name, path in observed.adapters.items():
+        plain, separator, number = name.partition(SEPARATOR)
+        adapter = desired.of(name_key(plain))
+        if adapter is None or adapter.name != plain or bool(separator) != is_versioned:
+            continue
+        if name_key(plain) not in told and name not in gone and known.owns(path) is not None:
+            yield KeptAdapter(plain, _number(number) or _generation_of(adapter, (name, path), chosen, known))
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else 0
+
+
+def _generation_of(adapter: DesiredAdapter | LazyAdapter, use: Use, chosen: Selection, known: PlanContext) -> int:
+    """The generation that a path of ours is of; 0: nothing tells."""
+    for generation, ref in adapter.versions if isinstance(adapter, DesiredAdapter) else ():
+        staged = chosen.staged.get(ref)
+        if staged is not None and staged.path == use[1]:
+            return generation
+    return known.generations.get(use, 0)
+
+
+def superfluous(
+    desired: DesiredState, chosen: Selection, kept: Iterable[Handoff], handover: NameOverlap, known: PlanContext
+) -> Iterator[Unload]:
+    """What the engine has from us and is not to have."""
+    keep = handover.keep | handover.held | {one.name for one in kept}
+    waiting = {key for _, key in chosen.undecided} | chosen.lazy.asked
+    for name, path in handover.ours.items():
+        key = key_of(name)
+        if name in keep or key in waiting or name_key(name) in known.in_progress.keys:
+            continue
+        # A record that cannot be read says nothing about what should be served; what is loaded stays.
+        if key in desired.refused and desired.of(key) is None:
+            continue
+        yield Unload(name, path, known.request_id)
+
+
+def decide_unload(
+    unload: Unload, observed: Observed, known: PlanContext, now: float
+) -> tuple[FailedAdapter | None, Unload | None]:
+    """An unload is put off while an earlier one of the same name has failed."""
+    failure = known.failures.get(name_key(unload.name))
+    if failure is None or not failure.forbids(None, observed.facts.incarnation, now):
+        return None, unload
+    put_off = FailedAdapter(
+        unload.name, 0, failure.reason, failure.message, failure.attempts, failure.retry_at, "", is_settled=True
+    )
+    return put_off, None

@@ -1,0 +1,1 @@
+"""Presence and status of this replica, derived and written."""

@@ -1,0 +1,106 @@
+"""Status cache: the newest status, for etcd, HTTP and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from registry.model.status import ReplicaStatus, Warned
+from registry.runtime.clock import Clock
+from registry.runtime.supervisor import Trouble
+from sidecar.metrics import DRAINING, show_status
+from sidecar.plan.types import LazySituation, RoundReport, StatusInputs
+from sidecar.report.status import ReplicaIdentity, derive_status
+
+_BEFORE = StatusInputs(
+    revision=0,
+    observed=None,
+    plan=None,
+    ready=False,
+    stale=True,
+    lazy=LazySituation(),
+    note="starting",
+    held="",
+    last_request_id="",
+)
+
+
+# A part that fails leaves what it said before standing for so long: rounds are made again at once.
+STALE_AFTER_SECONDS = 10.0
+# The parts that a status comes from: what is desired, and what is observed.
+_SOURCES = frozenset({"adapters", "pool", "reconciler"})
+
+
+def _warned(part: str) -> Warned:
+    message = f"its part {part!r} fails and is tried again: the sidecar's log has the traceback; please report it"
+    return Warned(name="", generation=0, reason="internal_error", message=message)
+
+
+class StatusCache:
+    """Holds the newest status. Made inside a running event loop."""
+
+    def __init__(
+        self,
+        replica: ReplicaIdentity,
+        clock: Clock,
+        offer: Callable[[Callable[[], ReplicaStatus]], None],
+        troubles: Callable[[], Mapping[str, Trouble]] = dict,
+        leave: Callable[[], str] = str,
+    ) -> None:
+        """Nothing is known yet.
+
+        `troubles`: the parts of this process that fail at present; `leave`: why the replica drains; empty: it does not.
+        """
+        self._replica = replica
+        self._clock = clock
+        self._offer = offer
+        self._troubles = troubles
+        self._leave = leave
+        self._report = RoundReport(_BEFORE, 0)
+        self._status: ReplicaStatus | None = None
+
+    @property
+    def status(self) -> ReplicaStatus:
+        """The status of the newest round, derived when it is first asked for: most rounds are overtaken before."""
+        if self._status is None:
+            situation = self._report.situation
+            if self._is_old():
+                situation = replace(situation, stale=True)
+            if why := self._leave():
+                situation = replace(situation, ready=False, note=why)
+            status = derive_status(self._replica, situation, self._clock.moment())
+            self._status = status.model_copy(update={"warnings": [*status.warnings, *map(_warned, self.failing)]})
+        return self._status
+
+    @property
+    def report(self) -> RoundReport:
+        """The newest round."""
+        return self._report
+
+    @property
+    def failing(self) -> list[str]:
+        """The parts of this process that fail at present, sorted."""
+        return sorted(self._troubles())
+
+    def _is_old(self) -> bool:
+        """True if what is said comes from a part that has failed for a while."""
+        now = self._clock.monotonic()
+        found = (one for part, one in self._troubles().items() if part in _SOURCES)
+        return any(now - one.since >= STALE_AFTER_SECONDS for one in found)
+
+    def take(self, report: RoundReport) -> None:
+        """Takes in what a round came to, and says so."""
+        self._report = report
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Takes in that something else than a round changed what there is to say, and says so."""
+        self._status = None
+        self._offer(lambda: self.status)
+
+    def refresh_metrics(self) -> None:
+        """Sets the gauges to the newest status; called when they are asked for."""
+        plan = self._report.situation.plan
+        served = [one.name for one in plan.served] if plan else []
+        DRAINING.set(bool(self._leave()))
+        show_status(self.status, self._report.desired_count, served, len(plan.residents) if plan else 0)

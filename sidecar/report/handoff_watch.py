@@ -1,0 +1,149 @@
+"""Watch over handoffs: reads, once a second, whether other replicas took over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+import structlog
+
+from registry.etcd3.client import Client
+from registry.etcd3.errors import EtcdError
+from registry.etcd3.ops import KeyValue, Range, RangeResult, Txn
+from registry.model.keys import Keys, last_part
+from registry.model.names import matches
+from registry.model.replica_state import ParsedStatus, StatusReading, StatusUnreadable, parse_status, status_of
+from registry.model.status import presence_of
+from sidecar.desired.mailbox import Mailbox
+from sidecar.plan.handoff import Handoff, HandoffVerdict, OtherReplica, Taken, evaluate_handoff
+
+_log = structlog.get_logger()
+ASK_SECONDS = 1.0
+# What was taken over is unloaded so much later: routers hear of it through this status and the admin service.
+LET_GO_SECONDS = 2.0
+# etcd takes at most 128 operations in a transaction, unless it is told otherwise.
+_KEYS_AT_ONCE = 100
+
+
+class HandoffWatch:
+    """Keeps the verdicts on what is handed over. It reads single keys and watches nothing."""
+
+    def __init__(self, client: Client, keys: Keys, pool: str, mailbox: Mailbox) -> None:
+        self._client = client
+        self._keys = keys
+        self._pool = pool
+        self._mailbox = mailbox
+        self._open: frozenset[Handoff] = frozenset()
+        self._verdicts: Mapping[Handoff, HandoffVerdict] = {}
+        self._taken_since: dict[Handoff, float] = {}
+        self._news = asyncio.Event()
+
+    def verdicts(self) -> Mapping[Handoff, HandoffVerdict]:
+        """What those who are to take over said last of what is still asked for."""
+        return self._verdicts
+
+    def follow(self, leaving: Iterable[Handoff]) -> None:
+        """Says what the engine lists and others are to serve.
+
+        What was said of anything else is forgotten: when it comes to that again, those others may have gone and come.
+        """
+        self._open = frozenset(leaving)
+        self._tell(self._verdicts)
+        if self._open:
+            self._news.set()
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while self._open:
+                await self._ask()
+                await asyncio.sleep(ASK_SECONDS)
+
+    async def _ask(self) -> None:
+        """Reads the verdicts; there are none while the desired state may be old."""
+        verdicts: Mapping[Handoff, HandoffVerdict] = {}
+        snapshot = self._mailbox.snapshot
+        if snapshot.connected and not snapshot.held:
+            try:
+                verdicts = self._aged(await self._judged(self._open))
+            except EtcdError as error:
+                _log.warning("not_handed_over", error=str(error))
+        if self._tell(verdicts):
+            self._mailbox.wake()
+
+    def _aged(self, verdicts: Mapping[Handoff, HandoffVerdict]) -> Mapping[Handoff, HandoffVerdict]:
+        """The verdicts, with those of what was taken over just now marked as news."""
+        now = asyncio.get_running_loop().time()
+        taken = [one for one, verdict in verdicts.items() if isinstance(verdict, Taken)]
+        self._taken_since = {one: self._taken_since.get(one, now) for one in taken}
+        news = {one for one, since in self._taken_since.items() if now - since < LET_GO_SECONDS}
+        return {one: Taken(routers_know=False) if one in news else verdict for one, verdict in verdicts.items()}
+
+    def _tell(self, verdicts: Mapping[Handoff, HandoffVerdict]) -> bool:
+        """Puts the verdicts in force that are still of use; True if that is a change."""
+        before = self._verdicts
+        self._verdicts = {one: verdict for one, verdict in verdicts.items() if one in self._open}
+        return self._verdicts != before
+
+    async def _judged(self, asked: frozenset[Handoff]) -> dict[Handoff, HandoffVerdict]:
+        labels = await self._labels() if any(one.owners is None for one in asked) else {}
+        owners = {one: one.owners if one.owners is not None else _fitting(one, labels) for one in asked}
+        statuses = await self._statuses({owner for many in owners.values() for owner in many})
+        # After the statuses, so that a record which stands now stood when they were written.
+        revisions = await self._revisions(sorted({one.key for one in asked}))
+        return {one: evaluate_handoff(one, owners[one], statuses, revisions.get(one.key, 0)) for one in asked}
+
+    async def others(self) -> list[OtherReplica]:
+        """The live replicas that do not leave, each with whether it is ready. Raises EtcdError."""
+        labels = await self._labels()
+        statuses = await self._statuses(labels)
+        return [OtherReplica(of, _is_ready(statuses[replica])) for replica, of in labels.items()]
+
+    async def _labels(self) -> dict[str, Mapping[str, str]]:
+        """The labels of the live replicas that do not leave; of one whose presence cannot be read: none."""
+        found: dict[str, Mapping[str, str]] = {}
+        for kv in (await self._client.list_prefix(self._keys.replicas(self._pool))).kvs:
+            presence = presence_of(kv.value)  # None: the watch on members tells of it
+            if presence is not None and not presence.leaving:
+                found[last_part(kv.key)] = presence.labels
+        return found
+
+    async def _statuses(self, replicas: Iterable[str]) -> dict[str, StatusReading]:
+        """The statuses that count, read one by one, since each may be large."""
+        found: dict[str, StatusReading] = {}
+        for replica in sorted(replicas):
+            reading = found[replica] = parse_status(await self._status(replica))
+            if isinstance(reading, StatusUnreadable):
+                _log.warning("status_unreadable", replica=replica, error=reading.message)
+        return found
+
+    async def _status(self, replica: str) -> KeyValue | None:
+        keys = self._keys.replica(self._pool, replica), self._keys.status(self._pool, replica)
+        reads = await self._client.txn(Txn((), tuple(map(Range, keys))))
+        presence, status = (
+            next(iter(one.kvs), None) if isinstance(one, RangeResult) else None for one in reads.responses
+        )
+        return status_of(presence, status)
+
+    async def _revisions(self, keys: list[str]) -> dict[str, int]:
+        """Name key to the revision of the record that stands under it."""
+        found = {}
+        prefix = self._keys.adapters(self._pool)
+        for start in range(0, len(keys), _KEYS_AT_ONCE):
+            some = keys[start : start + _KEYS_AT_ONCE]
+            reads = tuple(Range(prefix + key.encode(), keys_only=True) for key in some)
+            for key, result in zip(some, (await self._client.txn(Txn((), reads))).responses, strict=True):
+                if isinstance(result, RangeResult) and result.kvs:
+                    found[key] = result.kvs[0].mod_revision
+        return found
+
+
+def _is_ready(reading: StatusReading) -> bool:
+    return isinstance(reading, ParsedStatus) and reading.status.ready and not reading.status.stale
+
+
+def _fitting(leaving: Handoff, labels: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
+    selector = leaving.terms.placement.selector
+    return tuple(sorted(replica for replica, of in labels.items() if matches(selector, of)))

@@ -1,0 +1,202 @@
+"""Drain of this replica (R20): its causes, and the need for it until it may end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from enum import Enum
+
+import structlog
+
+from registry.etcd3.client import Client
+from registry.etcd3.errors import EtcdError
+from registry.etcd3.ops import KeyValue
+from registry.etcd3.reflector import Changed, Connected, Disconnected, Listed, Progressed, Reflector
+from registry.model.errors import RegistryError
+from registry.model.keys import Keys
+from registry.model.placement import Selector
+from registry.model.records import DrainOrder
+from registry.model.status import Presence
+from registry.runtime.clock import Clock
+from sidecar.desired.mailbox import Mailbox
+from sidecar.desired.placement import NOBODY
+from sidecar.plan.handoff import Need, need_of_common, need_of_placed
+from sidecar.plan.types import Plan
+from sidecar.report.cache import StatusCache
+from sidecar.report.handoff_watch import HandoffWatch
+from sidecar.report.writer import StatusWriter
+
+_log = structlog.get_logger()
+# How often it is looked what the replica is still needed for, while somebody waits for that.
+ASK_SECONDS = 0.5
+EVERYWHERE: Selector = frozenset()
+
+
+class DrainCause(Enum):
+    """Who asked for the drain; the value stands in the status."""
+
+    OPERATOR = "it drains: an operator asked for it; loraplane undrain takes that back"
+    REQUEST = "it drains: /drain was called; loraplane undrain takes that back"
+    SIGNAL = "it drains: its sidecar was told to end"
+
+
+class ReplicaDrain:
+    """Whether this replica drains. Placement, residency and rollouts follow its presence, readiness follows at once."""
+
+    def __init__(
+        self,
+        client: Client,
+        keys: Keys,
+        presence: Presence,
+        mailbox: Mailbox,
+        writer: StatusWriter,
+        handoffs: HandoffWatch,
+        cache: StatusCache,
+        clock: Clock,
+    ) -> None:
+        self._client = client
+        self._key = keys.drain(presence.pool, presence.replica)
+        self._replica = presence.replica
+        self._mailbox = mailbox
+        self._writer = writer
+        self._handoffs = handoffs
+        self._cache = cache
+        self._clock = clock
+        self._cause: DrainCause | None = None
+        self._obeyed: KeyValue | None = None
+
+    @property
+    def why(self) -> str:
+        """Why the replica drains, in one sentence; empty: it does not."""
+        return "" if self._cause is None else self._cause.value
+
+    def begin(self, cause: DrainCause) -> None:
+        """Begins to drain; a drain for a signal stays one."""
+        if self._cause not in {cause, DrainCause.SIGNAL}:
+            _log.info("drain_begun", replica=self._replica, cause=cause.name.lower())
+            self._become(cause)
+
+    def end(self) -> None:
+        """Serves again, unless the process is about to end."""
+        if self._cause not in {None, DrainCause.SIGNAL}:
+            _log.info("drain_ended", replica=self._replica)
+            self._become(None)
+
+    def _become(self, cause: DrainCause | None) -> None:
+        self._cause = cause
+        self._writer.leave(leaving=cause is not None)
+        self._cache.look_again()
+
+    async def run(self) -> None:
+        """Follows the orders of operators until it is cancelled."""
+        reflector = Reflector(self._client, self._key, b"", resume=None, rng=self._clock.rng)
+        is_news = False  # what was ordered before this process began to listen is not about its own drain
+        async with aclosing(reflector.stream()) as reflections:
+            async for reflection in reflections:
+                match reflection:
+                    case Listed(kvs=kvs):
+                        self._obey(kvs, is_news=is_news)
+                        is_news = True
+                    case Changed(events=events):
+                        self._obey([event.kv for event in events], is_news=True)
+                    case Disconnected(message):
+                        _log.warning("drain_not_followed", replica=self._replica, error=message)
+                    case Progressed() | Connected():
+                        continue
+
+    def _obey(self, orders: Sequence[KeyValue | None], *, is_news: bool) -> None:
+        """Follows the newest order. That one is gone says nothing: it goes with the lease of the presence.
+
+        The revision alone tells no two orders apart: in a store that was replaced another may stand at the same one.
+        """
+        for kv in orders:
+            if kv is None or kv == self._obeyed:
+                continue  # it is listed again after a lost connection, and /drain may have been called since
+            self._obeyed = kv
+            try:
+                order = DrainOrder.parse(kv.value)
+            except RegistryError as error:
+                _log.error("drain_refused", replica=self._replica, reason=error.reason, error=error.message)
+                continue
+            if order.drain:
+                self.begin(DrainCause.OPERATOR)
+            elif is_news:
+                self.end()
+
+    async def wait(self, seconds: float) -> Need:
+        """What the replica is needed for, as soon as that is nothing or when the time is up."""
+        need = Need.TAKEOVER
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    need = await self._need()
+                    if need is Need.NOTHING:
+                        break
+                    await asyncio.sleep(ASK_SECONDS)
+        except TimeoutError:
+            _log.info("drain_waited", replica=self._replica, needed=need.name.lower())
+        return need
+
+    async def wait_at_end(self, seconds: float) -> None:
+        """Drains at a signal: returns once others took over what they can, or the time is up.
+
+        At once where nothing is to be handed over, nobody is there to take it, or etcd is away. In the end it says that
+        nobody is to wait for this replica.
+        """
+        if self._may_hand_over():
+            await self._hand_over(seconds)
+        await self._writer.say_left()
+
+    async def _hand_over(self, seconds: float) -> None:
+        self.begin(DrainCause.SIGNAL)
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    if not self._mailbox.snapshot.connected or self._need_of_placed() is not Need.TAKEOVER:
+                        break
+                    await asyncio.sleep(ASK_SECONDS)
+        except TimeoutError:
+            _log.warning("not_handed_over", error=f"{seconds} s after the signal others do not serve it yet")
+
+    def _may_hand_over(self) -> bool:
+        snapshot, plan = self._mailbox.snapshot, self._plan()
+        others = {*(snapshot.members or ())} - {self._replica}
+        return snapshot.connected and bool(others) and plan is not None and _has_placed(plan)
+
+    def _plan(self) -> Plan | None:
+        """The newest plan; None: the engine is away, so that nothing is served here."""
+        situation = self._cache.report.situation
+        return situation.plan if situation.observed is not None else None
+
+    async def _need(self) -> Need:
+        placed, plan = self._need_of_placed(), self._plan()
+        if placed is Need.TAKEOVER or plan is None:
+            return placed
+        try:
+            others = await self._handoffs.others()
+        except EtcdError:
+            return Need.TAKEOVER
+        common = need_of_common(_selectors(plan), others)
+        return placed if common is Need.NOTHING else common
+
+    def _need_of_placed(self) -> Need:
+        """The need for what only some replicas serve."""
+        plan = self._plan()
+        if plan is None:
+            return Need.NOTHING
+        is_known = plan.is_out or (plan.among == NOBODY and not plan.chosen.undecided)
+        if not (is_known and self._writer.is_leave_known):
+            return Need.TAKEOVER
+        return need_of_placed(plan.leaving, self._handoffs.verdicts())
+
+
+def _has_placed(plan: Plan) -> bool:
+    """True if the replica serves what only some replicas do."""
+    return bool(plan.leaving) or any(one.terms is not None and one.terms.is_counted for one in plan.chosen.adapters)
+
+
+def _selectors(plan: Plan) -> frozenset[Selector]:
+    """The selectors of what is served by all that match."""
+    common = {one.terms.selector if one.terms is not None else EVERYWHERE for one in plan.chosen.adapters}
+    return frozenset({*common, EVERYWHERE} if plan.residents else common)

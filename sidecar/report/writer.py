@@ -1,0 +1,307 @@
+"""Writes presence and status under the replica's lease.
+
+Writes are coalesced, and happen only while the replica id is ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from registry.etcd3.client import Client
+from registry.etcd3.errors import EtcdError, LeaseExpired
+from registry.etcd3.ops import (
+    Compare,
+    Delete,
+    KeyValue,
+    Put,
+    Range,
+    RangeResult,
+    Relation,
+    Target,
+    Txn,
+    TxnResult,
+    absent,
+    mod_is,
+)
+from registry.etcd3.session import hold_lease
+from registry.model.keys import Keys
+from registry.model.status import LeftReplica, Presence, ReplicaStatus, presence_of
+from registry.runtime.clock import Clock, rfc3339
+from registry.runtime.failpoints import Point, hit
+from sidecar.ownership import ReplicaTaken
+from sidecar.plan.types import RoundReport
+from sidecar.report.status import says_the_same
+
+_log = structlog.get_logger()
+LEASE_TTL_SECONDS = 10
+# Changes within this time make one write, which usually says what came of a change and not only that it came; an
+# unchanged status is confirmed after the other.
+COALESCE_SECONDS = 0.15
+CONFIRM_SECONDS = 30.0
+# How often it is looked whether presence still stands under our lease: without it no status of ours counts.
+LOOK_SECONDS = 5.0
+RETRY_SECONDS = 1.0
+LOSSES_UNTIL_STOP = 2
+# So long it stands that a replica ended in order: an admin service that was away reads it when it is back.
+LEFT_TTL_SECONDS = 3600
+_LEFT_SECONDS = 1.0
+
+
+class StatusWriter:
+    """The only writer of ``replicas/<pool>/<replica>`` and ``status/<pool>/<replica>``."""
+
+    def __init__(
+        self,
+        client: Client,
+        keys: Keys,
+        presence: Presence,
+        clock: Clock,
+        on_change: Callable[[], None],
+    ) -> None:
+        """Writes nothing yet; `on_change` is called when the id is lost or won."""
+        self._client = client
+        self._presence = self._claimed = presence
+        self._presence_key = keys.replica(presence.pool, presence.replica)
+        self._status_key = keys.status(presence.pool, presence.replica)
+        self._left_key = keys.left(presence.pool, presence.replica)
+        self._lease = 0
+        self._clock = clock
+        self._on_change = on_change
+        self._written: Presence | None = None
+        self._newest: Callable[[], ReplicaStatus] | None = None
+        self._news = asyncio.Event()
+        self._losses = 0
+        self._has_looked = False
+        self._created = 0
+        self.refusal = ""
+
+    def offer(self, newest: Callable[[], ReplicaStatus]) -> None:
+        """Says that there may be news. `newest` derives the status when it is written, of all that came until then."""
+        self._newest = newest
+        self._news.set()
+
+    def hold(self, capacity: int | None) -> None:
+        """Says how many adapters the engine can hold; None: nothing says how many."""
+        self._has_looked = True
+        if capacity != self._presence.capacity:
+            self._presence = self._presence.model_copy(update={"capacity": capacity})
+            self._news.set()
+
+    def leave(self, *, leaving: bool) -> None:
+        """Says whether the replica drains; presence is written anew at once."""
+        if leaving != self._presence.leaving:
+            self._presence = self._presence.model_copy(update={"leaving": leaving})
+            self._news.set()
+
+    @property
+    def is_leave_known(self) -> bool:
+        """True while the presence that stands in etcd says that the replica drains."""
+        return self._written is not None and self._written.leaving
+
+    async def say_left(self) -> None:
+        """Takes the presence away, and says that nobody is to wait for this replica: its process is about to end.
+
+        To be called just before `run` is cancelled. If etcd does not take it, the replica counts as lost.
+        """
+        if self._written is None:
+            return
+        told = LeftReplica(
+            pool=self._presence.pool,
+            replica=self._presence.replica,
+            incarnation=self._presence.incarnation,
+            at=rfc3339(self._clock.wall()),
+        )
+        try:
+            lease = await self._client.lease_grant(LEFT_TTL_SECONDS, timeout_seconds=_LEFT_SECONDS)
+            changes = Delete(self._presence_key), Put(self._left_key, told.to_bytes(), lease)
+            await self._client.txn(Txn((self._held_by(self._lease),), changes), timeout_seconds=_LEFT_SECONDS)
+        except EtcdError as error:
+            _log.warning("leave_not_told", replica=self._presence.replica, error=str(error))
+
+    async def run(self) -> None:
+        """Runs until it is cancelled.
+
+        Raises:
+            ReplicaTaken: a second process has the replica id, twice in a row.
+        """
+        await hold_lease(self._client, ttl_seconds=LEASE_TTL_SECONDS, body=self._publish, rng=self._clock.rng)
+
+    async def _publish(self, lease: int) -> None:
+        hit(Point.LEASE_HELD)
+        # What we made under the lease before went with it. In a store that was set back, another key may have been made
+        # at the same revision since.
+        self._created = 0
+        self._lease = lease
+        while True:
+            self._written = None
+            try:
+                if await self._claim(lease):
+                    self._written = self._claimed
+                    hit(Point.PRESENCE_WRITTEN)
+                    await self._write_statuses(lease)
+            except LeaseExpired:
+                raise  # the session gets a new lease, and everything is written again
+            except EtcdError as error:
+                _log.warning("status_not_written", error=str(error))
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _claim(self, lease: int) -> bool:
+        """Writes presence under our lease unless a living twin has the id."""
+        read = Range(self._presence_key)
+        result = await self._client.txn(Txn((absent(self._presence_key),), (self._put(lease),), (read,)))
+        created = result.revision
+        while not result.succeeded:
+            holder = _only(result)
+            if holder is None:
+                return False
+            before = presence_of(holder.value)  # None: no sidecar of any release stands behind it
+            if before is not None and not (self._is_no_claim(holder) or self._is_ours(before)):
+                self._lose(before, holder.lease)
+                return False
+            self._take_after(before, holder)
+            created = holder.create_revision
+            unchanged = mod_is(self._presence_key, holder.mod_revision)
+            result = await self._client.txn(Txn((unchanged,), (self._put(lease),), (read,)))
+        self._created = created
+        self._refuse("")
+        return True
+
+    def _is_no_claim(self, holder: KeyValue) -> bool:
+        """True if no second process has the id by this, whoever wrote it: we keep the id.
+
+        A sidecar makes a key that is absent, and makes it under its lease. What stands in the key that we made, or
+        under no lease, was written past that.
+        """
+        return not holder.lease or holder.create_revision == self._created
+
+    def _put(self, lease: int) -> Put:
+        self._claimed = self._presence
+        return Put(self._presence_key, self._claimed.to_bytes(), lease)
+
+    def _take_after(self, before: Presence | None, holder: KeyValue) -> None:
+        """Until the engine was looked at, it can hold what it could before: others share adapters out by that."""
+        if self._is_no_claim(holder) and (before is None or before.incarnation != self._presence.incarnation):
+            who = before.incarnation if before else "unreadable"
+            name, lease = self._presence.replica, f"{holder.lease:x}"
+            _log.error("presence_overwritten", replica=name, lease=lease, holder=who, revision=holder.mod_revision)
+        if before is not None and not self._has_looked:
+            self._presence = self._presence.model_copy(update={"capacity": before.capacity})
+
+    def _is_ours(self, presence: Presence) -> bool:
+        """True for our own presence, and for that of a dead process whose lock on this host we now hold."""
+        return presence.owner == self._presence.owner
+
+    def _lose(self, twin: Presence, lease: int) -> None:
+        holder = f"{twin.incarnation}, lease {lease:x}"
+        if not self.refusal:
+            self._losses += 1
+            _log.error("replica_id_taken", replica=self._presence.replica, holder=holder)
+        name = repr(self._presence.replica)
+        if self._losses >= LOSSES_UNTIL_STOP:
+            raise ReplicaTaken(f"replica id {name} was lost to another sidecar twice; give each its own")
+        self._refuse(f"replica id {name} is held by another sidecar ({holder}); give each its own")
+
+    def _refuse(self, refusal: str) -> None:
+        if self.refusal != refusal:
+            self.refusal = refusal
+            self._on_change()
+
+    async def _write_statuses(self, lease: int) -> None:
+        """Writes each new status until the id is lost; the lease in the compare makes a late write harmless."""
+        written: ReplicaStatus | None = None
+        while (status := await self._next(written, lease)) is not None:
+            written, presence = status, self._presence
+            puts = [Put(self._status_key, written.to_bytes(), lease)]
+            if presence is not self._claimed:
+                puts.append(Put(self._presence_key, presence.to_bytes(), lease))
+            result = await self._client.txn(Txn((self._held_by(lease),), tuple(puts)))
+            if not result.succeeded:
+                return
+            _log.info("status_written", revision=result.revision, updated_at=written.updated_at)
+            self._claimed = self._written = presence
+            hit(Point.STATUS_WRITTEN)
+
+    async def _next(self, written: ReplicaStatus | None, lease: int) -> ReplicaStatus | None:
+        """The newest status once it says something new, or to confirm what was written; None: the id is not ours."""
+        now = asyncio.get_running_loop().time
+        confirm_at = now() + CONFIRM_SECONDS
+        while written is not None and now() < confirm_at:
+            try:
+                async with asyncio.timeout(min(LOOK_SECONDS, confirm_at - now())):
+                    return await self._news_since(written)
+            except TimeoutError:
+                if not await self._is_held(lease):
+                    return None
+        if written is not None:
+            _log.debug("status_confirmed")
+        return await self._news_since(None)
+
+    def _held_by(self, lease: int) -> Compare:
+        return Compare(self._presence_key, Target.LEASE, Relation.EQUAL, lease)
+
+    async def _is_held(self, lease: int) -> bool:
+        """True while presence stands under our lease."""
+        found = (await self._client.range(Range(self._presence_key, keys_only=True))).kvs
+        return bool(found) and found[0].lease == lease
+
+    async def _news_since(self, written: ReplicaStatus | None) -> ReplicaStatus:
+        while True:
+            if written is not None or self._newest is None:
+                await self._news.wait()
+                await asyncio.sleep(COALESCE_SECONDS)
+            self._news.clear()
+            if self._newest is not None and (_is_news(status := self._newest(), written) or self._is_presence_old):
+                return status
+
+    @property
+    def _is_presence_old(self) -> bool:
+        """True if presence no longer says how many adapters the engine can hold, or whether the replica drains."""
+        return self._presence is not self._claimed
+
+
+# An engine that is restarted has loaded its model by then, unless that is large.
+GIVE_UP_SECONDS = 60.0
+
+
+class ShareGuard:
+    """Says in the presence how much room the engine has, and none once it has been away for so long.
+
+    So others take over what is placed by number. It gets its part back as soon as it is there; they serve until then.
+    """
+
+    def __init__(self, writer: StatusWriter, clock: Clock, give_up_seconds: float) -> None:
+        """`give_up_seconds` may be infinite: then it keeps its part."""
+        self._writer = writer
+        self._clock = clock
+        self._give_up_seconds = give_up_seconds
+        self._away_since: float | None = None
+        self._has_given_up = False
+
+    def take(self, report: RoundReport) -> None:
+        """Takes in what a round came to; before the first plan, what the pool allows is not known either."""
+        if report.situation.plan is not None:
+            self._away_since, self._has_given_up = None, False
+            self._writer.hold(report.capacity)
+        elif report.situation.observed is None and not self._writer.refusal:
+            self._look(self._clock.monotonic())
+
+    def _look(self, now: float) -> None:
+        self._away_since = now if self._away_since is None else self._away_since
+        if self._has_given_up or now - self._away_since < self._give_up_seconds:
+            return
+        self._has_given_up = True
+        _log.warning("share_given_up", away_seconds=now - self._away_since)
+        self._writer.hold(0)
+
+
+def _is_news(status: ReplicaStatus, written: ReplicaStatus | None) -> bool:
+    return written is None or not says_the_same(status, written)
+
+
+def _only(result: TxnResult) -> KeyValue | None:
+    """The one key that the else-branch read, if it is there."""
+    (response,) = result.responses
+    return response.kvs[0] if isinstance(response, RangeResult) and response.kvs else None

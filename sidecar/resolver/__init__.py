@@ -1,0 +1,1 @@
+"""Resolver of lazy adapters: answers an engine's questions."""

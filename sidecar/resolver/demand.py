@@ -1,0 +1,279 @@
+"""Resident set: demand for lazy adapters, and which stay loaded. Pure.
+
+The loop and those who answer questions share it, in one event loop: what one writes the other sees at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from registry.model.names import name_key
+from registry.model.records import AskedRetry
+from sidecar.desired.informer import DesiredAdapter, DesiredState
+from sidecar.engines.observed import Observed, Refused, Use
+from sidecar.plan.backoff import Failure, after_call
+from sidecar.plan.types import LazyCandidates, LazySituation, Plan
+from sidecar.resolver.policy import Catalogue, ServingLimits
+
+IDLE_SECONDS = 600.0
+# After an answer the engine may read the files for so long though it does not list them yet.
+HOLD_SECONDS = 120.0
+# So long the engine is expected to list what it was told of.
+EXPECT_SECONDS = 10.0
+# A request that asked for an adapter is bound to it within this time of the answer: so long it stays in any case.
+BIND_SECONDS = 2.0
+# So many more than there is room for may be loaded or just asked for; whoever asks for more waits.
+MAX_ABOVE_ROOM = 128
+MAX_TROUBLES = 100
+# What was used so shortly before a look has requests that run; the plugin counts these as used just then.
+RUNNING_SECONDS = 0.02
+# Only a look that is not older tells which adapters have requests.
+FRESH_SECONDS = 1.0
+# An engine that was told of an adapter so often and does not list it refuses it; a request that was broken off once
+# leaves the same trace.
+TOLD_IN_VAIN = 2
+REFUSED = "the engine was told where it is, and does not list it: its log says why it was not loaded"
+# While something is expected of the engine it is looked at this often, and no oftener for anything that is due.
+LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """That the engine was told where an adapter is: under which name, where and when (monotonic seconds)."""
+
+    name: str
+    path: str
+    at: float
+
+
+def _longest(_shortest: float, longest: float) -> float:
+    """No jitter: what one engine refuses is asked for at moments of its own."""
+    return longest
+
+
+class ResidentSet:
+    """One replica's memory of it; all of it is lost with the process, and comes again with the next look or question.
+
+    Attributes:
+        terms: what questions are decided by; None: none may be answered now.
+        is_paused: the engine may not be given anything now.
+    """
+
+    def __init__(self, catalogue: Catalogue, *, idle_seconds: float = IDLE_SECONDS) -> None:
+        """`idle_seconds`: what is not used for longer does not stay loaded."""
+        self.catalogue = catalogue
+        self.terms: ServingLimits | None = None
+        self.is_paused = False
+        self._idle_seconds = idle_seconds
+        self._open: Counter[str] = Counter()
+        self._told: dict[str, Answered] = {}
+        self._in_vain: dict[str, tuple[str, str]] = {}
+        self._crowded: set[str] = set()
+        self._running: frozenset[str] = frozenset()
+        self._looked_at = -math.inf
+        self._expected: set[str] = set()
+        self._used_at: dict[str, float] = {}
+        self._listed: frozenset[str] = frozenset()
+        self._residents: dict[str, DesiredAdapter] = {}
+        self._troubles: dict[str, Failure] = {}
+        self._asked: dict[str, AskedRetry | None] = {}
+        self._seen: Observed | None = None
+        self._due_at = math.inf
+
+    @contextmanager
+    def asking(self, key: str) -> Iterator[None]:
+        """While the body runs, the engine waits for an answer about this name."""
+        self._open[key] += 1
+        try:
+            yield
+        finally:
+            self._open[key] -= 1
+            if not self._open[key]:
+                del self._open[key]
+
+    def is_asked(self, key: str) -> bool:
+        """True while a question about the name is open: an engine call for it would wait for its answer."""
+        return key in self._open
+
+    def has_place(self, key: str, now: float) -> bool:
+        """True if one more may be loaded, though another may have to go for it then, without requests that run.
+
+        Else the engine is looked at often, until there is one or nobody asks any more.
+        """
+        if self.terms is None:
+            return False
+        taken = (self._listed | self._expected) - {key}
+        if len(taken) < self.terms.room:
+            return True
+        is_fresh = now - self._looked_at < FRESH_SECONDS
+        has_idle = is_fresh and len(self._running - {key}) < self.terms.room
+        if has_idle and len(taken) < self.terms.room + MAX_ABOVE_ROOM:
+            return True
+        self._crowded.add(key)
+        return False
+
+    def tell(self, key: str, told: Answered) -> None:
+        """Notes an answer, just before it is given."""
+        self._told[key] = told
+        self._expected.add(key)
+        self._used_at[key] = max(told.at, self._used_at.get(key, told.at))
+        self._in_vain[key] = told.path, self._incarnation
+        self._crowded.discard(key)
+        failure = self._troubles.get(key)
+        if failure is not None and not failure.is_engines:
+            del self._troubles[key]
+
+    def refusal(self, adapter: DesiredAdapter, path: str, now: float) -> Failure | None:
+        """Why the engine must not be told of the adapter again now; None: it may.
+
+        It holds a lock on the name from its question until the adapter is loaded or not. So if it asks again though no
+        listing showed what it was told of, it has refused that.
+        """
+        if self._in_vain.pop(adapter.key, None) == (path, self._incarnation):
+            self._count_refusal(adapter, now)
+        failure = self._troubles.get(adapter.key)
+        if failure is None or not failure.is_engines or failure.attempts < TOLD_IN_VAIN:
+            return None
+        return failure if failure.forbids(adapter.ref, self._incarnation, now) else None
+
+    def _count_refusal(self, adapter: DesiredAdapter, now: float) -> None:
+        before, refused = self._troubles.get(adapter.key), Refused(REFUSED)
+        failure = after_call(refused, adapter.ref, self._incarnation, before, now=now, uniform=_longest)
+        if failure is not None:  # pragma: no branch - a refusal always is one
+            self.note_trouble(adapter.key, failure)
+
+    @property
+    def _incarnation(self) -> str:
+        return self._seen.facts.incarnation if self._seen is not None else ""
+
+    @property
+    def is_expecting(self) -> bool:
+        """True while the engine was told of what it did not list yet, or somebody waits for a place in it."""
+        return bool(self._expected or self._crowded & self._open.keys())
+
+    def rest_seconds(self, now: float) -> float:
+        """After this time at the latest the engine is to be looked at again, for the sake of lazy adapters."""
+        return LOOK_SECONDS if self.is_expecting else max(LOOK_SECONDS, self._due_at - now)
+
+    def uses(self, now: float) -> set[Use]:
+        """What the engine may be about to read because it was told so."""
+        return {(told.name, told.path) for told in self._told.values() if now - told.at < HOLD_SECONDS}
+
+    def trouble(self, key: str) -> Failure | None:
+        """Why the adapter was refused when it was last asked for."""
+        return self._troubles.get(key)
+
+    def note_trouble(self, key: str, failure: Failure) -> None:
+        """Remembers a refusal; the oldest are forgotten."""
+        self._troubles.pop(key, None)
+        self._troubles[key] = failure
+        if len(self._troubles) > MAX_TROUBLES:
+            del self._troubles[next(iter(self._troubles))]
+
+    def forget_troubles(self) -> None:
+        """What was refused is looked at anew."""
+        self._troubles.clear()
+
+    def candidates(
+        self, state: DesiredState, observed: Observed, owns: Callable[[str], str | None], *, now: float
+    ) -> LazyCandidates:
+        """Takes in a look at the engine, and says what a plan may choose from."""
+        listed = _listed(state, observed, owns)
+        self._notice(listed, observed, now)
+        whole = {key: self.catalogue.whole(state, key) for key in listed}
+        return LazyCandidates(
+            used_at={key: self._used_at[key] for key in listed},
+            whole={key: adapter for key, adapter in whole.items() if adapter is not None},
+            bound={key for key, told in self._told.items() if now - told.at < BIND_SECONDS} | self._open.keys(),
+            asked=frozenset(self._open),
+            idle_seconds=self._idle_seconds,
+            troubles=tuple(self._standing_troubles(state)),
+        )
+
+    def follow(self, plan: Plan, owns: Callable[[str], str | None]) -> None:
+        """Takes in the plan that was made of these: what stays, and what questions are decided by until the next."""
+        chosen = plan.chosen
+        self.is_paused = bool(plan.paused)
+        self.terms = None if plan.blocked else ServingLimits(chosen.limits, chosen.room, owns)
+        self._residents = {one.key: one for one in chosen.lazy.residents}
+        self._due_at = min(self._changes(chosen.room), default=math.inf)
+
+    def suspend(self) -> None:
+        """No question may be answered until the next plan."""
+        self.terms = None
+
+    def resident(self, key: str) -> DesiredAdapter | None:
+        """The lazy adapter under a name key if it is loaded and stays so, as the last plan had it."""
+        return self._residents.get(key)
+
+    def situation(self, state: DesiredState | None, plan: Plan | None) -> LazySituation:
+        """What there is to say of lazy adapters, after `follow`."""
+        keys = [name_key(one.name) for one in plan.residents] if plan else []
+        return LazySituation(
+            count=len(state.lazy) if state else 0,
+            room=self.terms.room if self.terms else 0,
+            used_at={key: self._used_at[key] for key in keys},
+        )
+
+    def _changes(self, room: int) -> Iterator[float]:
+        """When those that stay may have to go, and what the engine was told of, if nothing happens until then."""
+        for told in self._told.values():
+            yield told.at + HOLD_SECONDS
+        for key in self._residents:
+            yield self._used_at[key] + self._idle_seconds
+            if len(self._residents) > room and key in self._told:
+                yield self._told[key].at + BIND_SECONDS
+
+    def _notice(self, listed: dict[str, str], observed: Observed, now: float) -> None:
+        """Brings what is remembered up to what the engine lists."""
+        is_new, self._seen = observed is not self._seen, observed
+        if is_new:
+            used = observed.last_used
+            self._running = frozenset(key for key, name in listed.items() if used.get(name, 1.0) < RUNNING_SECONDS)
+            self._looked_at = now
+            self._crowded &= self._open.keys()
+            self._forget_refusals(listed)
+        for key, name in listed.items():
+            seconds = observed.last_used.get(name) if is_new else None
+            known = [self._used_at.get(key), None if seconds is None else now - seconds]
+            self._used_at[key] = max((at for at in known if at is not None), default=now)
+        self._listed = frozenset(listed)
+        self._told = {key: told for key, told in self._told.items() if now - told.at < HOLD_SECONDS}
+        recent = {key for key, told in self._told.items() if now - told.at < EXPECT_SECONDS}
+        self._expected = (self._expected & recent) - self._listed
+        self._in_vain = {key: told for key, told in self._in_vain.items() if key in self._told}
+        self._used_at = {key: at for key, at in self._used_at.items() if key in listed or key in self._told}
+
+    def _forget_refusals(self, listed: Mapping[str, str]) -> None:
+        """Drops what is loaded after all, and what another process of the engine refused."""
+        for key in listed:
+            self._in_vain.pop(key, None)
+        for key, failure in list(self._troubles.items()):
+            if failure.is_engines and (key in listed or failure.incarnation != self._incarnation):
+                del self._troubles[key]
+
+    def _standing_troubles(self, state: DesiredState) -> Iterator[tuple[DesiredAdapter, Failure]]:
+        """Those of adapters that are still desired as they were when they were refused."""
+        for key, failure in list(self._troubles.items()):
+            adapter = self.catalogue.whole(state, key)
+            is_same = adapter is not None and adapter.ref == failure.ref
+            if adapter is not None and is_same and self._asked.setdefault(key, adapter.retry) == adapter.retry:
+                yield adapter, failure
+            else:
+                del self._troubles[key]
+        self._asked = {key: retry for key, retry in self._asked.items() if key in self._troubles}
+
+
+def _listed(state: DesiredState, observed: Observed, owns: Callable[[str], str | None]) -> dict[str, str]:
+    """The lazy adapters that the engine lists from our store: name key to name."""
+    found = {}
+    for name, path in observed.adapters.items() if state.lazy else ():
+        key = name_key(name)
+        lazy = state.lazy.get(key)
+        if lazy is not None and lazy.name == name and owns(path) is not None:
+            found[key] = name
+    return found

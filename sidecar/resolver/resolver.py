@@ -1,0 +1,218 @@
+"""Resolves names for an engine, at once or after staging.
+
+An engine that asks holds a lock on the name until it is answered, and our own calls for that name wait for the same
+lock. So nothing here waits for an engine call, nor for the loop that makes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from registry.model.names import name_key
+from registry.runtime.clock import Clock
+from registry.sources.base import ArtifactError
+from sidecar.artifacts.staging import Staging
+from sidecar.artifacts.types import ArtifactStore, Stage
+from sidecar.desired.informer import DesiredAdapter
+from sidecar.desired.mailbox import Mailbox
+from sidecar.engines.observed import Use
+from sidecar.ownership import Ownership
+from sidecar.plan.backoff import Failure, after_staging
+from sidecar.resolver.demand import Answered, ResidentSet
+from sidecar.resolver.policy import Fetch, Reject, Serve, decide, find
+from sidecar.vllm_plugin.protocol import Answer, NoReason, Resolved, Unresolved
+
+_log = structlog.get_logger()
+ANSWER_SECONDS = 25.0
+# What may have changed while a question waits is looked at this often.
+LOOK_SECONDS = 0.25
+MAX_WAITING = 128
+CROWDED = (
+    "there is room for fewer lazy adapters than have requests at once: raise the engine's --max-cpu-loras, or start "
+    "more replicas"
+)
+MAX_STAGING = 64
+# Anybody can cause these with any name, so that they are counted and not logged.
+_SAID_OF_ANY_NAME = frozenset({"unknown_adapter", "not_lazy", "not_ready"})
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """State that the resolver shares with the loop: the newest snapshot, the store, and who owns the replica id."""
+
+    mailbox: Mailbox
+    store: ArtifactStore
+    ownership: Ownership
+
+
+@dataclass(frozen=True, slots=True)
+class _NotYet:
+    """No answer yet; `reason` is what is said if there is none in time."""
+
+    reason: NoReason
+
+
+class Resolver:
+    """Where one engine's questions are answered."""
+
+    def __init__(
+        self,
+        means: Means,
+        demand: ResidentSet,
+        clock: Clock,
+        expect: Callable[[Use], None],
+        *,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
+        """Answers nothing before it runs.
+
+        Args:
+            means: of the replica whose engine asks.
+            demand: remembers questions and answers.
+            clock: clocks, and jitter of the pauses after a failed staging.
+            expect: is told of what the engine may read from now on, before it is answered (guarantee R7).
+            answer_seconds: no question waits longer.
+        """
+        self._means = means
+        self._demand = demand
+        self._clock = clock
+        self._expect = expect
+        self._answer_seconds = answer_seconds
+        self._staging: Staging | None = None
+        self._waiting = 0
+        self._news = asyncio.Event()
+
+    async def run(self) -> None:
+        """Brings in what is asked for, until it is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._staging = Staging(self._means.store, tasks, on_failure=self._staging_failed, on_end=self._staged)
+            await asyncio.Event().wait()
+
+    async def ask(self, name: str) -> Answer:
+        """Answers a question about a name within `answer_seconds`."""
+        answer = await self._settle(name)
+        if isinstance(answer, Resolved) or answer.reason not in _SAID_OF_ANY_NAME:
+            _log.info("lazy_answered", name=name, answer=repr(answer))
+        return answer
+
+    async def _settle(self, name: str) -> Answer:
+        answer = self._consider(name)
+        if not isinstance(answer, _NotYet):
+            return answer
+        if self._waiting >= MAX_WAITING:
+            return Unresolved(answer.reason)
+        self._waiting += 1
+        try:
+            with self._demand.asking(name_key(name)):
+                return await self._wait(name, answer)
+        finally:
+            self._waiting -= 1
+            self._means.mailbox.wake()  # what was not called while the question was open may be now
+
+    async def _wait(self, name: str, answer: Answer | _NotYet) -> Answer:
+        until = self._clock.monotonic() + self._answer_seconds
+        while isinstance(answer, _NotYet):
+            left = until - self._clock.monotonic()
+            if left <= 0:
+                if answer.reason == "no_room":
+                    self._note_crowded(name)
+                return Unresolved(answer.reason)
+            await self._look_out(min(left, LOOK_SECONDS))
+            answer = self._consider(name)
+        return answer
+
+    def _note_crowded(self, name: str) -> None:
+        """Has the status name an adapter for which all others that are loaded were in use."""
+        desired, key, now = self._means.mailbox.snapshot.desired, name_key(name), self._clock.monotonic()
+        adapter = None if desired is None else self._demand.catalogue.whole(desired, key)
+        if adapter is not None:
+            self._demand.note_trouble(key, Failure(adapter.ref, None, "no_room", CROWDED, 1, now, since=now))
+
+    async def _look_out(self, timeout_seconds: float) -> None:
+        """Returns when something was staged, or after the time."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    def _consider(self, name: str) -> Answer | _NotYet:
+        """In one step of the event loop: what is found right here is still right when it is told."""
+        desired, terms = self._means.mailbox.snapshot.desired, self._demand.terms
+        if desired is None or terms is None or self._demand.is_paused or self._means.ownership.refusal:
+            return Unresolved("not_ready")
+        key = find(name, desired)
+        if isinstance(key, Unresolved):
+            return key
+        if not terms.room:
+            return Unresolved("no_room")
+        adapter = self._demand.catalogue.whole(desired, key)
+        if adapter is None:
+            return _NotYet("not_ready")
+        return self._judge(adapter)
+
+    def _judge(self, adapter: DesiredAdapter) -> Answer | _NotYet:
+        terms, staged = self._demand.terms, self._means.store.lookup(adapter.ref)
+        if terms is None:
+            return Unresolved("not_ready")
+        now = self._clock.monotonic()
+        match decide(adapter, staged, terms, self._demand.trouble(adapter.key), now=now):
+            case Reject(failure):
+                return self._refuse(adapter, failure)
+            case Fetch():
+                return self._bring(adapter)
+            case Serve(staged):
+                if not self._means.store.is_intact(staged.path):
+                    return self._bring(adapter)
+                return self._serve(adapter, staged.path, now)
+
+    def _refuse(self, adapter: DesiredAdapter, failure: Failure) -> Answer | _NotYet:
+        if failure != self._demand.trouble(adapter.key):
+            self._demand.note_trouble(adapter.key, failure)
+            self._means.mailbox.wake()
+        return Unresolved("refused") if failure.retry_at is None else _NotYet("staging")
+
+    def _serve(self, adapter: DesiredAdapter, path: str, now: float) -> Answer | _NotYet:
+        if self._demand.refusal(adapter, path, now) is not None:
+            self._means.mailbox.wake()  # so that the status names it
+            return Unresolved("refused")
+        was_expecting = self._demand.is_expecting
+        if not self._demand.has_place(adapter.key, now):
+            if not was_expecting:
+                self._means.mailbox.wake()
+            return _NotYet("no_room")
+        self._expect((adapter.name, path))
+        self._demand.tell(adapter.key, Answered(adapter.name, path, now))
+        if not was_expecting:
+            self._means.mailbox.wake()  # from now on the engine is looked at more often
+        return Resolved(path)
+
+    def _bring(self, adapter: DesiredAdapter) -> Answer | _NotYet:
+        staging = self._staging
+        if staging is None:
+            return Unresolved("not_ready")
+        if adapter.ref not in staging.in_progress and len(staging.in_progress) >= MAX_STAGING:
+            return Unresolved("staging")
+        staging.start([Stage(adapter.name, adapter.ref, adapter.request_id)])
+        return _NotYet("staging")
+
+    def _staging_failed(self, stage: Stage, error: ArtifactError) -> None:
+        key = name_key(stage.name)
+        failure = after_staging(
+            error,
+            stage.ref,
+            self._demand.trouble(key),
+            now=self._clock.monotonic(),
+            uniform=self._clock.rng.uniform,
+        )
+        self._demand.note_trouble(key, failure)
+
+    def _staged(self) -> None:
+        """Something was staged, or has failed: whoever waits looks, and the status may have changed."""
+        self._news.set()
+        self._news = asyncio.Event()
+        self._means.mailbox.wake()

@@ -1,0 +1,191 @@
+"""Unix socket server of the resolver.
+
+The socket is made where the operator says, and never taken from a process that lives. Each question has a connection
+of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from sidecar.metrics import LAZY_QUESTIONS
+from sidecar.resolver.resolver import Resolver
+from sidecar.vllm_plugin.protocol import (
+    MAX_QUESTION_BYTES,
+    MAX_SOCKET_PATH_BYTES,
+    Answer,
+    Resolved,
+    Unresolved,
+    read_question,
+    write_answer,
+)
+
+# The engine may run as another user of the same group (see docs/operations.md).
+MODE = 0o660
+BACKLOG = 128
+
+
+class SocketUnusable(Exception):
+    """The socket cannot be made; the message says why and what to do."""
+
+
+def check_socket_path(path: Path) -> None:
+    """Raises ValueError if no socket can be at `path`, wherever it is."""
+    size = len(os.fsencode(path))
+    if size > MAX_SOCKET_PATH_BYTES:
+        raise ValueError(
+            f"{path} has {size} bytes, a socket's path has at most {MAX_SOCKET_PATH_BYTES}: use a shorter one"
+        )
+    if not path.is_absolute():
+        raise ValueError(f"{path} is not absolute: engine and sidecar must mean the same file")
+
+
+def check_directory(path: Path) -> None:
+    """Raises SocketUnusable if there is no directory for a socket at `path`."""
+    if not path.parent.is_dir():
+        raise SocketUnusable(f"--resolver-socket: there is no directory {path.parent}; make it, for the engine too")
+
+
+class SocketFile:
+    """A listening socket; `close` removes its file."""
+
+    def __init__(self, path: Path) -> None:
+        """Makes the socket, in place of one that a dead process left.
+
+        Raises:
+            SocketUnusable: its directory is missing, something else has the path, or a living process listens there.
+        """
+        check_directory(path)
+        self._path = path
+        try:
+            _clear(path)
+            self.listener = _listen(path)
+        except OSError as error:
+            raise SocketUnusable(f"--resolver-socket: {path} cannot be made: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Takes no more connections."""
+        with contextlib.suppress(OSError):  # the next process clears it away
+            self._path.unlink()
+        self.listener.close()
+
+
+def _listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.settimeout(0)  # asyncio waits
+        listener.bind(os.fspath(path))
+        path.chmod(MODE)  # before anybody can connect
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _clear(path: Path) -> None:
+    """Removes the socket of a dead process. Raises SocketUnusable, OSError."""
+    if not path.exists():
+        return
+    if not stat.S_ISSOCK(path.stat().st_mode):
+        raise SocketUnusable(f"--resolver-socket: {path} is no socket; move it away or choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise SocketUnusable(f"--resolver-socket: another process listens at {path}; give each replica its own")
+
+
+_log = structlog.get_logger()
+# A question comes in one piece right after the connection, and its answer is taken at once.
+TRANSFER_SECONDS = 2.0
+MAX_CONNECTIONS = 256
+ACCEPT_AGAIN_SECONDS = 0.5
+
+
+class Answers(Protocol):
+    """Who answers."""
+
+    async def ask(self, name: str) -> Answer:
+        """Answers a question about a name, within a time of its own."""
+        ...
+
+
+class ResolverServer:
+    """Serves one listening socket."""
+
+    def __init__(self, listener: socket.socket, answers: Answers) -> None:
+        self._listener = listener
+        self._answers = answers
+        self._connections = 0
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                try:
+                    connection, _ = await loop.sock_accept(self._listener)
+                except OSError as error:  # no descriptor is left: some will be
+                    _log.warning("question_not_accepted", error=str(error))
+                    await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
+                    continue
+                if self._connections >= MAX_CONNECTIONS:
+                    connection.close()
+                    continue
+                self._connections += 1
+                tasks.create_task(self._serve(connection), name="question")
+
+    async def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                answer = await self._answer(await _line(connection))
+                LAZY_QUESTIONS.labels("path" if isinstance(answer, Resolved) else answer.reason).inc()
+                async with asyncio.timeout(TRANSFER_SECONDS):
+                    await asyncio.get_running_loop().sock_sendall(connection, write_answer(answer))
+        except OSError as error:  # a TimeoutError is one too
+            _log.debug("question_broken_off", error=repr(error))
+        finally:
+            self._connections -= 1
+
+    async def _answer(self, line: bytes) -> Answer:
+        name = read_question(line)
+        return Unresolved("bad_question") if name is None else await self._answers.ask(name)
+
+
+async def _line(connection: socket.socket) -> bytes:
+    """The first line, or as much of it as shows that it is too long. Raises OSError."""
+    loop, line = asyncio.get_running_loop(), b""
+    async with asyncio.timeout(TRANSFER_SECONDS):
+        while b"\n" not in line and len(line) <= MAX_QUESTION_BYTES:
+            piece = await loop.sock_recv(connection, MAX_QUESTION_BYTES + 1)
+            if not piece:
+                break
+            line += piece
+    return line.partition(b"\n")[0]
+
+
+async def answer_questions(path: Path, resolver: Resolver) -> None:
+    """Answers questions on the socket at `path` until it is cancelled.
+
+    Raises:
+        SocketUnusable: see `SocketFile`.
+    """
+    socket_file = SocketFile(path)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(resolver.run(), name="resolver")
+            tasks.create_task(ResolverServer(socket_file.listener, resolver).run(), name="questions")
+    finally:
+        socket_file.close()

@@ -1,0 +1,184 @@
+"""Proofs by one short prompt that adapters have an effect.
+
+Names and shapes tell that an engine takes an adapter; whether it uses it is seen only in what it answers. Where the
+answer is the base's to the last bit, although the adapter's products are not 0, or is no number, the adapter is not for
+this engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from sidecar.vllm_plugin.server import ApiServer, EngineAdapter, FilesMissing, Prober
+
+Answer = tuple[float, ...]
+Proof = Literal["effect", "no_effect", "not_finite", "later", "unknown"]
+AGAINST: tuple[Proof, ...] = ("no_effect", "not_finite")
+# A name that no record can have, so that nothing is found in the prefix cache.
+PROOF_NAME = "loraplane proof"
+# The load that waits goes on after so long; the proof does too, and its result is told when it is there.
+PROOF_SECONDS = 4.0
+MAX_REMEMBERED = 4096
+# Tokens of the answers. Of one that changes a few experts of the last layer only, a single token may show nothing.
+ANSWERS = (1, 32)
+_WEIGHTS = "adapter_model.safetensors"
+_LENGTH_BYTES, _MAX_HEADER_BYTES, _CHUNK_BYTES = 8, 64 << 20, 1 << 20
+_log = logging.getLogger("vllm.loraplane")
+
+
+def compared(adapted: Sequence[float], base: Sequence[float]) -> Proof:
+    """What two answers to the same prompt prove; ``no_effect`` where they are the same to the last bit."""
+    if not all(map(math.isfinite, adapted)):
+        # What the base cannot answer either proves nothing.
+        return "not_finite" if all(map(math.isfinite, base)) else "unknown"
+    return "no_effect" if list(adapted) == list(base) else "effect"
+
+
+def has_products(directory: Path) -> bool:
+    """True if an adapter's lora_B are not all 0, as they are before it was trained.
+
+    Raises:
+        OSError, ValueError: its weights cannot be read.
+    """
+    with (directory / _WEIGHTS).open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if length > _MAX_HEADER_BYTES:
+            raise ValueError("the header of the weights is too long")
+        header = json.loads(file.read(length))
+        spans = [one["data_offsets"] for name, one in header.items() if "lora_B" in name or "lora_embedding_B" in name]
+        for start, end in spans:
+            file.seek(_LENGTH_BYTES + length + start)
+            for size in _chunks(end - start):
+                if file.read(size).strip(b"\0"):
+                    return True
+    return False
+
+
+def _chunks(count: int) -> list[int]:
+    whole, rest = divmod(count, _CHUNK_BYTES)
+    return [_CHUNK_BYTES] * whole + [rest]
+
+
+class Prover:
+    """Proves adapters in one API server, one at a time; what it found it remembers by path, whose files never change.
+
+    Where the engine is full or a proof is under way, a proof is put off until `look_later` finds a better moment.
+    """
+
+    def __init__(self, server: ApiServer, seconds: float = PROOF_SECONDS) -> None:
+        """`seconds`: for how long a caller waits."""
+        self._server = server
+        self._seconds = seconds
+        self._found: dict[str, Proof] = {}
+        self._later: dict[str, None] = {}
+        self._task: asyncio.Task[Proof] | None = None
+
+    @property
+    def without_effect(self) -> list[str]:
+        """Paths whose adapters were found to be not for this engine."""
+        return [path for path, proof in self._found.items() if proof in AGAINST]
+
+    async def prove(self, path: str) -> Proof:
+        """Whether the adapter in a directory has an effect; ``later``: it is found out when the engine has room.
+
+        Raises:
+            FilesMissing: there is no adapter.
+            Exception: whatever the engine says against loading it.
+        """
+        if (found := self._found.get(path)) is not None:
+            return found
+        prober = self._server.prober
+        if prober is None:
+            return "unknown"
+        if not await asyncio.to_thread((Path(path) / "adapter_config.json").is_file):
+            raise FilesMissing(f"no adapter in {path!r}: the store must be mounted at the same path here")
+        if self._is_busy:
+            self._put_off(path)
+            return "later"
+        task = self._task = asyncio.create_task(self._prove(path, prober))
+        await asyncio.wait({task}, timeout=self._seconds)
+        if task.done():
+            return task.result()
+        task.add_done_callback(_heard)
+        return "later"
+
+    def look_later(self) -> None:
+        """Begins a proof that was put off, if the engine has room for it now and its adapter is still registered."""
+        prober = self._server.prober
+        registered = {adapter.lora_path for adapter in self._server.registered.values()} if self._later else set()
+        while self._later and prober is not None and not self._is_busy:
+            path = next(iter(self._later))
+            del self._later[path]
+            if path in registered:
+                self._task = asyncio.create_task(self._prove(path, prober))
+                self._task.add_done_callback(_heard)
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._server.is_full or (self._task is not None and not self._task.done())
+
+    def _put_off(self, path: str) -> None:
+        if len(self._later) < MAX_REMEMBERED:
+            self._later[path] = None
+
+    async def _prove(self, path: str, prober: Prober) -> Proof:
+        candidate = self._server.make(PROOF_NAME, path, None)
+        try:
+            await self._server.add(candidate)
+            proof, adapted = await self._asked(candidate, prober)
+        finally:
+            await self._server.remove(candidate.lora_int_id)
+        if proof == "no_effect":
+            proof = await self._confirmed(path, adapted, prober)
+        if len(self._found) >= MAX_REMEMBERED:
+            del self._found[next(iter(self._found))]
+        self._found[path] = proof
+        return proof
+
+    async def _asked(self, candidate: EngineAdapter, prober: Prober) -> tuple[Proof, Answer]:
+        """Both at once, so that the engine answers them in one step; longer before it is said to have no effect."""
+        proof: Proof = "unknown"
+        adapted: Answer = ()
+        for tokens in ANSWERS:
+            answers = await _answers(candidate.lora_path, prober(candidate, tokens), prober(None, tokens))
+            if answers is None:
+                return "unknown", ()
+            adapted, base = answers
+            proof = compared(adapted, base)
+            if proof != "no_effect":
+                break
+        return proof, adapted
+
+    async def _confirmed(self, path: str, adapted: Answer, prober: Prober) -> Proof:
+        """Holds an answer against the base alone: beside the adapter, vLLM's CPU build may apply it to the base."""
+        answers = await _answers(path, prober(None, ANSWERS[-1]))
+        if answers is None or compared(adapted, answers[0]) != "no_effect":
+            return "unknown"
+        return "no_effect" if await asyncio.to_thread(_is_trained, Path(path)) else "effect"
+
+
+async def _answers(path: str, *asked: Awaitable[Answer]) -> Sequence[Answer] | None:
+    try:
+        return await asyncio.gather(*asked)
+    except Exception as error:  # noqa: BLE001 - the engine's errors have no type of their own
+        _log.warning("loraplane: %r cannot be proven: %s", path, error)
+        return None
+
+
+def _is_trained(directory: Path) -> bool:
+    try:
+        return has_products(directory)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False
+
+
+def _heard(task: asyncio.Task[Proof]) -> None:
+    """Nobody waits for it: that the engine did not load it is said where it is loaded."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.warning("loraplane: a proof failed: %s", error)

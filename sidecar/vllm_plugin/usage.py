@@ -1,0 +1,79 @@
+"""Registered adapters by name, their locks and last use."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+
+class NameLocks(WeakValueDictionary[str, asyncio.Lock]):
+    """In place of vLLM's own dictionary of locks, which keeps every name that anybody ever asked for.
+
+    Whoever holds a lock or waits for it refers to it, so that all who ask for its name meanwhile get that very lock.
+    When the last of them is done it is gone, and the name with it: nothing has to be cleared away, at no wrong moment.
+    """
+
+    def __getitem__(self, name: str) -> asyncio.Lock:
+        """The lock of `name`, the one in use if there is one."""
+        lock = self.get(name)
+        if lock is None:
+            lock = self[name] = asyncio.Lock()
+        return lock
+
+
+A = TypeVar("A")
+
+
+class Usage(dict[str, A]):
+    """In place of vLLM's own dictionary of adapters. vLLM binds a request by ``[name]``, and looks by ``in`` and `get`.
+
+    So the time of the last binding is exact, at the price of one entry for each name that is registered.
+
+    Attributes:
+        changes: how often a name was registered or unregistered, by whomever.
+    """
+
+    def __init__(self, adapters: Mapping[str, A] | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
+        """Holds what is registered already; `now` gives seconds of a clock that never goes back."""
+        super().__init__(adapters or {})
+        self._now = now
+        self._used_at: dict[str, float] = {}
+        self.changes = 0
+
+    def __getitem__(self, name: str) -> A:
+        """What a request for `name` is bound to; notes that there is one.
+
+        Raises:
+            KeyError: no such name is registered.
+        """
+        adapter = super().__getitem__(name)
+        self._used_at[name] = self._now()
+        return adapter
+
+    def __setitem__(self, name: str, adapter: A) -> None:
+        """Registers `adapter`; what `name` had before is not bound any more."""
+        super().__setitem__(name, adapter)
+        self.changes += 1
+
+    def __delitem__(self, name: str) -> None:
+        """Forgets `name`, and when it was used.
+
+        Raises:
+            KeyError: no such name is registered.
+        """
+        super().__delitem__(name)
+        self.changes += 1
+        self._used_at.pop(name, None)
+
+    def note(self, name: str) -> None:
+        """Notes that a request for `name` still runs; of a name that is not registered nothing is kept."""
+        if name in self:
+            self._used_at[name] = self._now()
+
+    def ages(self) -> dict[str, float]:
+        """For each name that was ever used since it is registered, how many seconds ago it last was."""
+        now = self._now()
+        return {name: now - at for name, at in self._used_at.items()}

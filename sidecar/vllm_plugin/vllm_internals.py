@@ -1,0 +1,263 @@
+"""Private parts of vLLM that the plugin touches, with their checks.
+
+vLLM's worker collects the adapters of a batch in a set, and compares them by their names. Where requests of the old
+version still run beside some of the new one, one of the two is dropped from that set, and nobody makes sure that its
+weights are in a slot. If they are not, because other adapters needed the slots, the step fails, and the engine with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from sidecar.vllm_plugin.adapters import SidecarResolver
+from sidecar.vllm_plugin.coverage import WORKER_METHOD
+from sidecar.vllm_plugin.server import EngineAdapter, Prober
+from sidecar.vllm_plugin.usage import NameLocks, Usage
+
+_FIELDS = ("lora_name", "lora_int_id", "lora_path")
+
+
+def tell_apart(request_class: type[Any]) -> None:
+    """Makes instances of vLLM's `LoRARequest` equal only if name, number and path are.
+
+    Raises:
+        AttributeError: it is not the class that was read: it has not these fields, or compares otherwise.
+    """
+    fields = getattr(request_class, "__struct_fields__", ())
+    if not set(_FIELDS) <= set(fields):
+        raise AttributeError(f"LoRARequest has the fields {fields}, not {_FIELDS}")
+    if "__eq__" not in vars(request_class) or "__hash__" not in vars(request_class):
+        raise AttributeError("LoRARequest does not compare by its name any more")
+
+    def key(request: Any) -> tuple[object, ...]:  # noqa: ANN401 - a class of vLLM's
+        return tuple(getattr(request, field) for field in _FIELDS)
+
+    def equals(self: Any, other: object) -> bool:  # noqa: ANN401 - a class of vLLM's
+        return isinstance(other, request_class) and key(self) == key(other)
+
+    def hashed(self: Any) -> int:  # noqa: ANN401 - a class of vLLM's
+        return hash(key(self))
+
+    request_class.__eq__ = equals  # type: ignore[assignment] # a class of vLLM's
+    request_class.__hash__ = hashed  # type: ignore[assignment] # a class of vLLM's
+    if not are_told_apart(request_class):
+        raise AttributeError("LoRARequest cannot be made to compare by its number")
+
+
+def are_told_apart(request_class: type[Any]) -> bool:
+    """True if two versions under one name are two members of a set."""
+    versions = {request_class("name", number, "/path") for number in (1, 2)}
+    return len(versions) == 2
+
+
+_LIMITS = ("max_loras", "max_cpu_loras", "max_lora_rank")
+_CALLS = {"add_lora": ["lora_request"], "remove_lora": ["lora_id"], "list_loras": []}
+
+
+class VllmServer:
+    """vLLM's API server. Implements `sidecar.vllm_plugin.server.ApiServer`."""
+
+    def __init__(
+        self,
+        engine: Any,  # noqa: ANN401 - vLLM's own
+        models: Any,  # noqa: ANN401 - vLLM's own
+        request_class: type[Any],
+        params_class: type[Any] | None = None,
+    ) -> None:
+        """Takes parts that `complaints` has nothing against, and puts dictionaries of ours in place of two of them.
+
+        `params_class`: vLLM's `SamplingParams`; None: the engine is asked for no answers.
+        """
+        self._params_class = params_class
+        self._engine = engine
+        self._models = models
+        self._request_class = request_class
+        models.lora_requests = Usage(models.lora_requests)
+        models.lora_resolver_lock = NameLocks(models.lora_resolver_lock)
+
+    @property
+    def registered(self) -> Usage[EngineAdapter]:
+        """See `ApiServer.registered`."""
+        requests: Usage[EngineAdapter] = self._models.lora_requests
+        return requests
+
+    def lock(self, name: str) -> asyncio.Lock:
+        """See `ApiServer.lock`."""
+        lock: asyncio.Lock = self._models.lora_resolver_lock[name]
+        return lock
+
+    @property
+    def limits(self) -> Mapping[str, int | None]:
+        """See `ApiServer.limits`."""
+        found = {name: _at(self._engine, "vllm_config", "lora_config", name) for name in _LIMITS}
+        return {name: value if type(value) is int else None for name, value in found.items()}
+
+    @property
+    def kv_connectors(self) -> list[str]:
+        """See `ApiServer.kv_connectors`."""
+        config = _at(self._engine, "vllm_config", "kv_transfer_config")
+        fields = ("kv_connector", "kv_connector_module_path", "kv_connector_extra_config")
+        return list(_connectors({field: _at(config, field) for field in fields}))
+
+    def make(self, name: str, path: str, like: EngineAdapter | None) -> EngineAdapter:
+        """See `ApiServer.make`."""
+        fields = ("base_model_name", "is_3d_lora_weight") if like is not None else ()
+        kept = {field: getattr(like, field) for field in fields}
+        number = self._models.lora_id_counter.inc(1)
+        made: EngineAdapter = self._request_class(lora_name=name, lora_int_id=number, lora_path=path, **kept)
+        return made
+
+    async def add(self, adapter: EngineAdapter) -> None:
+        """See `ApiServer.add`."""
+        if not await self._engine.add_lora(adapter):
+            raise RuntimeError("the engine did not take it, and does not say why")
+
+    async def remove(self, number: int) -> None:
+        """See `ApiServer.remove`."""
+        await self._engine.remove_lora(number)
+
+    async def resident(self) -> set[int]:
+        """See `ApiServer.resident`."""
+        return set(await self._engine.list_loras())
+
+    @property
+    def ask_workers(self) -> Callable[[], Awaitable[list[dict[str, Any]]]] | None:
+        """See `ApiServer.ask_workers`."""
+        call = getattr(self._engine, "collective_rpc", None)
+        return partial(call, WORKER_METHOD) if callable(call) else None
+
+    @property
+    def prober(self) -> Prober | None:
+        """See `ApiServer.prober`."""
+        if self._params_class is None or not callable(getattr(self._engine, "generate", None)):
+            return None
+        return partial(_probe, self._engine, self._params_class)
+
+    @property
+    def is_full(self) -> bool:
+        """See `ApiServer.is_full`. Half of what it runs at once: a proof is two requests, and others come meanwhile."""
+        most = _at(self._engine, "vllm_config", "scheduler_config", "max_num_seqs")
+        requests = len(self._engine.output_processor.request_states)
+        return requests >= max(1, (most if type(most) is int else USUAL_REQUESTS) // 2)
+
+    def in_flight(self) -> Iterable[EngineAdapter]:
+        """See `ApiServer.in_flight`."""
+        states = self._engine.output_processor.request_states.values()
+        return [state.lora_request for state in states if state.lora_request is not None]
+
+
+# What the prompt is made of are any numbers that each vocabulary has.
+PROBE = tuple(range(3, 35))
+LIKELY = 5
+USUAL_REQUESTS = 256
+
+
+async def _probe(
+    engine: Any,  # noqa: ANN401 - vLLM's own
+    params_class: type[Any],
+    adapter: EngineAdapter | None,
+    tokens: int,
+) -> tuple[float, ...]:
+    # Not the prompt's logprobs: on CPUs vLLM 0.32 computes them with the sampler's rows, and two requests of which one
+    # has an adapter end the engine.
+    params = params_class(temperature=0, max_tokens=tokens, logprobs=LIKELY, detokenize=False)
+    request = f"loraplane-proof-{uuid4().hex}"
+    last: Any = None
+    async for output in engine.generate({"prompt_token_ids": list(PROBE)}, params, request, lora_request=adapter):
+        last = output
+    return tuple(row[token].logprob for row in last.outputs[0].logprobs for token in sorted(row))
+
+
+_MULTI = "MultiConnector"
+
+
+def _connectors(config: Mapping[str, Any]) -> Iterator[str]:
+    """Of several in one, each; whatever has another form than was read in vLLM 0.32 is named as a whole."""
+    name, module = config.get("kv_connector"), config.get("kv_connector_module_path")
+    if not name:
+        return
+    more = config.get("kv_connector_extra_config")
+    parts = more.get("connectors") if name == _MULTI and not module and isinstance(more, dict) else None
+    if isinstance(parts, list) and parts and all(isinstance(one, dict) for one in parts):
+        for one in parts:
+            yield from _connectors(one)
+        return
+    yield f"{module}.{name}" if module else f"{name}"
+
+
+def complaints(engine: Any, models: Any, request_class: Any, state_class: Any) -> Iterator[str]:  # noqa: ANN401 - vLLM's
+    """What is not as it was read in vLLM 0.32; nothing: the plugin may run.
+
+    Args:
+        engine: the server's engine client.
+        models: what holds the registered adapters.
+        request_class: `LoRARequest`.
+        state_class: of the requests that are with the engine.
+    """
+    for name, parameters in _CALLS.items():
+        if _parameters(getattr(engine, name, None)) != parameters:
+            yield f"the engine client has no {name}({', '.join(parameters)})"
+    if not isinstance(_at(engine, "output_processor", "request_states"), dict):
+        yield "the output processor keeps no request_states"
+    if "lora_request" not in (_parameters(getattr(state_class, "__init__", None)) or []):
+        yield "the state of a request has no lora_request"
+    if not isinstance(_at(models, "lora_requests"), dict):
+        yield "the served models keep no lora_requests"
+    if getattr(_at(models, "lora_resolver_lock"), "default_factory", None) is not asyncio.Lock:
+        yield "the served models keep no lock for each name"
+    if not callable(_at(models, "lora_id_counter", "inc")):
+        yield "the served models count no adapter ids"
+    yield from _complaints_about(request_class)
+
+
+def _complaints_about(request_class: Any) -> Iterator[str]:  # noqa: ANN401 - a class of vLLM's
+    wanted = {"lora_name", "lora_int_id", "lora_path", "base_model_name", "is_3d_lora_weight"}
+    missing = wanted - set(getattr(request_class, "__struct_fields__", ()))
+    if missing:
+        yield f"LoRARequest has no {', '.join(sorted(missing))}"
+    elif not are_told_apart(request_class):
+        yield "two versions of an adapter are not told apart: the general plugin did not run"
+
+
+def resolver_complaints(models: Any, resolver_class: Any) -> Iterator[str]:  # noqa: ANN401 - vLLM's own
+    """Why names cannot be resolved in this vLLM; nothing: they can.
+
+    Args:
+        models: what holds the registered adapters.
+        resolver_class: `LoRAResolver`.
+    """
+    if _parameters(getattr(resolver_class, "resolve_lora", None)) != ["base_model_name", "lora_name"]:
+        yield "vLLM asks a resolver for other things"
+    if resolver_in(models) is None:
+        yield "the served models do not ask the resolver that the plugin registered"
+
+
+def resolver_in(models: Any) -> SidecarResolver | None:  # noqa: ANN401 - vLLM's own
+    """Ours among those that vLLM asks; None: it is not asked."""
+    return next((one for one in _at(models, "lora_resolvers") or () if isinstance(one, SidecarResolver)), None)
+
+
+def settings_against(config: Any) -> Iterator[str]:  # noqa: ANN401 - vLLM's configuration
+    """Why the plugin must not run in a server with this configuration, and what to change."""
+    if _at(config, "parallel_config", "_api_process_count") != 1:
+        yield "there may be only one API server: start vLLM with --api-server-count 1"
+    if _at(config, "lora_config") is None:
+        yield "adapters are off: start vLLM with --enable-lora"
+
+
+def _at(start: Any, *names: str) -> Any:  # noqa: ANN401 - anything
+    for name in names:
+        start = getattr(start, name, None)
+    return start
+
+
+def _parameters(function: Any) -> list[str] | None:  # noqa: ANN401 - anything
+    """Names of what it is called with, without self; None: it cannot be called."""
+    if not callable(function):
+        return None
+    return [name for name in inspect.signature(function).parameters if name != "self"]

@@ -1,0 +1,397 @@
+"""Table of what the strange engine does, and of the bounds that a replica beside it keeps.
+
+As a program: ``python -m tests.faults.behaviours PORT`` is that engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tests.faults.strange_engine import (
+    COMPLETIONS,
+    HEALTH,
+    JSON,
+    LOAD,
+    METRICS,
+    MODELS,
+    UNLOAD,
+    VERSION,
+    Answer,
+    Cut,
+    Hung,
+    Request,
+    Rule,
+    StrangeEngine,
+    cards,
+    error,
+    listen,
+    missing_route,
+)
+
+CALLS = (LOAD, UNLOAD)
+HTML = Answer(200, b"<html><body>It works!</body></html>", "text/html")
+# Within so long a replica says that its engine is out of reach, refuses everything, or generates nothing (R18).
+AWAY, STALLED = 10.0, 30.0
+ALWAYS, NEVER = math.inf, 0.0
+
+
+def _nothing(_: StrangeEngine) -> None:
+    return
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """One way to misbehave.
+
+    Attributes:
+        name: what stands in the table.
+        rule: what it does to requests.
+        begin: what it does once, at its beginning; each `every` seconds while it lasts, if that is not 0.
+        end: what ends it beside the rule.
+        stays: if it lasts no longer than this, a replica that was ready goes on being so.
+        told: the replica is not ready from so long after its beginning until its end; None: it may be.
+        heals: so long after its end everything is served as it should be, and the replica says so.
+        is_ours: a replica may begin to be ready without what fails by it, which is as if it were the adapters' fault.
+    """
+
+    name: str
+    rule: Rule | None = None
+    begin: Callable[[StrangeEngine], None] = _nothing
+    end: Callable[[StrangeEngine], None] = _nothing
+    every: float = 0.0
+    stays: float = ALWAYS
+    told: float | None = None
+    heals: float = 20.0
+    is_ours: bool = False
+
+    def start(self, engine: StrangeEngine) -> None:
+        """From now on the engine misbehaves so."""
+        engine.rule = self.rule
+        self.begin(engine)
+
+    def finish(self, engine: StrangeEngine) -> None:
+        """From now on it behaves."""
+        engine.rule = None
+        self.end(engine)
+
+
+def on(
+    *paths: str, answer: Answer | None = None, after: float = 0.0, done: bool = False, lie: _Lie | None = None
+) -> Rule:
+    """A rule for requests to these paths, all if none are given.
+
+    Args:
+        paths: of the requests.
+        answer: that is given; None: the right one, or what `lie` makes of it.
+        after: seconds that it takes.
+        done: what is asked is done before.
+        lie: makes another answer of the right one.
+    """
+
+    async def rule(engine: StrangeEngine, request: Request) -> Answer | None:
+        if paths and request.path not in paths:
+            return None
+        right = await engine.right(request) if done or answer is None else None
+        if after:
+            await asyncio.sleep(after)
+        if answer is not None:
+            return answer
+        assert right is not None
+        return right if lie is None else lie(engine, right)
+
+    return rule
+
+
+_Lie = Callable[[StrangeEngine, Answer], Answer]
+HANGS = Answer(raw=b"", end=Hung())
+CLOSES = Answer(raw=b"", end=Cut())
+RESETS = Answer(raw=b"", end=Cut(reset=True))
+GARBAGE = Answer(raw=b"\x00\x16\x03\x01 nothing of HTTP\r\n\r\n", end=Cut())
+CUT_SHORT = Answer(raw=b'HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{"half":', end=Cut())
+STOPS_AMID = replace(CUT_SHORT, end=Hung())
+ENDLESS = Answer(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n" + b"x" * 300_000, end=Hung())
+OOPS = Answer(500, b"oops", "text/plain")
+OUT_OF_MEMORY = error(500, "InternalServerError", "Call to add_lora method failed: out of memory")
+
+
+def listed(change: Callable[[list[dict[str, object]]], object]) -> Rule:
+    """A listing whose cards are changed; what `change` gives stands for `data`."""
+
+    async def rule(engine: StrangeEngine, request: Request) -> Answer | None:
+        if request.path != MODELS:
+            return None
+        told = change(cards(engine.adapters))
+        seen = told if isinstance(told, list) else []
+        named = {str(one["id"]): str(one["root"]) for one in seen if isinstance(one, dict) and one.get("parent")}
+        engine.on_listed(engine.incarnation, named)
+        return Answer(200, json.dumps({"object": "list", "data": told}).encode())
+
+    return rule
+
+
+def metered(change: Callable[[str], str]) -> Rule:
+    """Metrics whose text is changed."""
+    return on(METRICS, lie=lambda _, right: replace(right, body=change(right.body.decode()).encode()))
+
+
+def _with(told: list[dict[str, object]], **fields: object) -> list[dict[str, object]]:
+    return [one | fields for one in told]
+
+
+def _without(text: str, word: str) -> str:
+    return "\n".join(line for line in text.splitlines() if word not in line) + "\n"
+
+
+def _other_base(told: list[dict[str, object]]) -> object:
+    return [*_with(told[:1], id="other"), *told[1:]]
+
+
+def _without_start(text: str) -> str:
+    return _without(text, "process_start")
+
+
+def _each_second(rule: Rule) -> Rule:
+    """Every second request."""
+
+    async def half(engine: StrangeEngine, request: Request) -> Answer | None:
+        return await rule(engine, request) if engine.asked % 2 else None
+
+    return half
+
+
+async def _loads_elsewhere(engine: StrangeEngine, request: Request) -> Answer | None:
+    if request.path != LOAD:
+        return None
+    engine.adapters[request.field("lora_name")] = "/elsewhere/files"
+    return Answer(200, b"Success")
+
+
+def _unload_all(engine: StrangeEngine) -> None:
+    engine.adapters.clear()
+
+
+def _unload_one(engine: StrangeEngine) -> None:
+    engine.adapters.pop(min(engine.adapters, default=""), None)
+
+
+def _give_back(engine: StrangeEngine) -> None:
+    engine.adapters = {name: path for name, path in engine.adapters.items() if not path.startswith("/elsewhere/")}
+
+
+def _replace_files(engine: StrangeEngine) -> None:
+    engine.adapters.update(dict.fromkeys(engine.adapters, "/elsewhere/files"))
+
+
+def _load_theirs(engine: StrangeEngine) -> None:
+    engine.adapters["theirs"] = "/elsewhere/theirs"
+
+
+def _restart(engine: StrangeEngine) -> None:
+    engine.restart()
+
+
+def _go(engine: StrangeEngine) -> None:
+    engine.gone = True
+
+
+def _come_back(engine: StrangeEngine) -> None:
+    engine.gone = False
+
+
+def _die(engine: StrangeEngine) -> None:
+    engine.restart()
+    engine.gone = True
+
+
+def _freeze(engine: StrangeEngine) -> None:
+    engine.stands.clear()
+
+
+def _thaw(engine: StrangeEngine) -> None:
+    engine.stands.set()
+
+
+def _hold_core(engine: StrangeEngine) -> None:
+    engine.core.clear()
+
+
+def _release_core(engine: StrangeEngine) -> None:
+    engine.core.set()
+
+
+def _sleep(engine: StrangeEngine) -> None:
+    engine.asleep = True
+
+
+def _wake(engine: StrangeEngine) -> None:
+    engine.asleep = False
+
+
+def _be_busy(engine: StrangeEngine) -> None:
+    engine.busy = 5
+
+
+def _be_idle(engine: StrangeEngine) -> None:
+    engine.busy = 0
+
+
+async def _stale(engine: StrangeEngine, request: Request) -> Answer | None:
+    """The listing of when it was asked first."""
+    if request.path != MODELS:
+        return None
+    engine.remembered = engine.remembered or await engine.right(request)
+    return engine.remembered
+
+
+def _forget(engine: StrangeEngine) -> None:
+    engine.remembered = None
+
+
+def _another_start(engine: StrangeEngine, right: Answer) -> Answer:
+    """Another start of its process each time."""
+    other = f"start_time_seconds {2000 + engine.struck}".encode()
+    return replace(right, body=right.body.replace(b"start_time_seconds 1", other))
+
+
+def _refuse_first(name: str) -> Rule:
+    """Loads of one name alone."""
+
+    async def rule(_: StrangeEngine, request: Request) -> Answer | None:
+        return OUT_OF_MEMORY if request.path == LOAD and request.field("lora_name") == name else None
+
+    return rule
+
+
+# Nothing takes longer to heal than a refusal's longest pause, or a call without an answer takes to be given up.
+PAUSE, DEADLINE, LOOK, QUICK = 35.0, 65.0, 20.0, 5.0
+# How a page that cannot be read looks from outside: a look is at most 15 s old, and is borne with for 3 s.
+UNREAD = {"stays": 0.1, "told": LOOK, "heals": LOOK}
+# What the engine's process is known by is asked for each second.
+UNKNOWN = {"stays": 0.1, "told": AWAY, "heals": QUICK}
+SILENT = {"stays": 0.1, "told": AWAY, "heals": LOOK}
+
+
+def _calls(*statuses: int, heals: float) -> tuple[Behaviour, ...]:
+    """Each of these instead of what calls are answered."""
+    return tuple(
+        Behaviour(f"loads and unloads: HTTP {status}", on(*CALLS, answer=error(status, "OddError", "no")), heals=heals)
+        for status in statuses
+    )
+
+
+_NO_LISTINGS = {
+    "HTTP 404": Answer(404, b"", JSON),
+    "HTTP 500": OOPS,
+    "HTTP 503": Answer(503, b"", "text/plain"),
+    "no JSON": Answer(200, b"{[}"),
+    "nothing": Answer(200),
+    "another server's page": HTML,
+    "null": Answer(200, b'{"object":"list","data":null}'),
+    "no model at all": Answer(200, b'{"object":"list","data":[]}'),
+    "cut short": CUT_SHORT,
+}
+_NO_METRICS = {
+    "HTTP 404": missing_route(),
+    "HTTP 500": OOPS,
+    "nothing": Answer(200),
+    "another server's page": HTML,
+}
+_NO_ANSWERS = {
+    "closed without an answer": CLOSES,
+    "reset": RESETS,
+    "HTTP 401": error(401, "Unauthorized", "no"),
+    "HTTP 502": Answer(502, b"bad gateway", "text/plain"),
+    "another server's page": HTML,
+    "bytes that are no HTTP": GARBAGE,
+}
+
+BEHAVIOURS: tuple[Behaviour, ...] = (
+    *_calls(400, 401, 403, 404, 408, 425, 429, 501, 502, 503, 504, heals=LOOK),
+    *_calls(409, 413, 422, 500, heals=PAUSE),
+    Behaviour("loads and unloads: no such route", on(*CALLS, answer=missing_route())),
+    Behaviour("loads and unloads: HTTP 405", on(*CALLS, answer=missing_route(405))),
+    Behaviour(
+        "loads and unloads: a redirect", on(*CALLS, answer=Answer(302, headers={"Location": "http://elsewhere/"}))
+    ),
+    Behaviour("loads and unloads: another server's page", on(*CALLS, answer=HTML)),
+    Behaviour("loads: out of memory", on(LOAD, answer=OUT_OF_MEMORY), heals=PAUSE),
+    Behaviour("loads: out of memory for one name", _refuse_first("a0"), is_ours=True, heals=PAUSE),
+    Behaviour("loads: said to be done, and not done", on(LOAD, answer=Answer(200, b"Success"))),
+    Behaviour("loads: done, and said to be refused", on(LOAD, answer=OUT_OF_MEMORY, done=True)),
+    Behaviour("loads: from other files", _loads_elsewhere, end=_give_back, is_ours=True),
+    Behaviour("unloads: said to be done, and not done", on(UNLOAD, answer=Answer(200, b"Success"))),
+    Behaviour("unloads: done, and said to be refused", on(UNLOAD, answer=OUT_OF_MEMORY, done=True)),
+    Behaviour("loads and unloads: closed without an answer", on(*CALLS, answer=CLOSES)),
+    Behaviour("loads and unloads: done, then reset", on(*CALLS, answer=RESETS, done=True)),
+    Behaviour("loads and unloads: cut amid the answer", on(*CALLS, answer=CUT_SHORT, done=True)),
+    Behaviour("loads and unloads: silent amid the answer", on(*CALLS, answer=STOPS_AMID, done=True), heals=DEADLINE),
+    Behaviour("loads and unloads: never answered", on(*CALLS, answer=HANGS), heals=DEADLINE),
+    Behaviour("loads and unloads: answered after 4 s", on(*CALLS, after=4.0)),
+    Behaviour("loads and unloads: bytes that are no HTTP", on(*CALLS, answer=GARBAGE)),
+    Behaviour("loads and unloads: an answer without end", on(*CALLS, answer=ENDLESS)),
+    *(Behaviour(f"listing: {name}", on(MODELS, answer=answer), **UNREAD) for name, answer in _NO_LISTINGS.items()),
+    Behaviour("listing: a card twice", listed(lambda told: [*told, *told[1:], *told[1:]]), **UNREAD),
+    Behaviour("listing: a card without a name", listed(lambda told: [*told, {"object": "model"}]), **UNREAD),
+    Behaviour("listing: cards without files", listed(lambda told: [*told[:1], *_with(told[1:], root=None)]), **UNREAD),
+    Behaviour("listing: lacks all adapters", listed(lambda told: told[:1]), stays=0.1),
+    Behaviour("listing: lacks one adapter", listed(lambda told: [*told[:1], *told[2:]])),
+    Behaviour(
+        "listing: other files under our names", listed(lambda told: [*told[:1], *_with(told[1:], root="/x")]), stays=0.1
+    ),
+    Behaviour("listing: another base model", listed(_other_base), heals=QUICK),
+    Behaviour("listing: of a while ago", _stale, end=_forget),
+    Behaviour("listing: never answered", on(MODELS, answer=HANGS), stays=0.1, told=STALLED, heals=PAUSE),
+    Behaviour("listing: answered after 4 s", on(MODELS, after=4.0)),
+    *(Behaviour(f"metrics: {name}", on(METRICS, answer=answer), **UNKNOWN) for name, answer in _NO_METRICS.items()),
+    Behaviour("metrics: without the start of the process", metered(_without_start), **UNKNOWN),
+    Behaviour("metrics: another start each time", on(METRICS, lie=_another_start), stays=NEVER, told=AWAY, heals=QUICK),
+    Behaviour("metrics: counts that are no numbers", metered(lambda text: text.replace(" 0.0", " NaN"))),
+    Behaviour("metrics: without tokens", metered(lambda text: _without(text, "tokens_total"))),
+    Behaviour("metrics: without adapters", metered(lambda text: _without(text, "lora_requests"))),
+    Behaviour("metrics: never answered", on(METRICS, answer=HANGS), **SILENT),
+    Behaviour("version: HTTP 500", on(VERSION, answer=OOPS)),
+    Behaviour("health: HTTP 503", on(HEALTH, answer=Answer(503))),
+    Behaviour("completions: HTTP 404", on(COMPLETIONS, answer=missing_route())),
+    Behaviour("completions: HTTP 500", on(COMPLETIONS, answer=OOPS), stays=5.0, told=STALLED),
+    Behaviour("completions: never answered", on(COMPLETIONS, answer=HANGS), stays=5.0, told=STALLED),
+    Behaviour("its core stands still", begin=_hold_core, end=_release_core, stays=5.0, told=STALLED),
+    Behaviour("all of it stands still", begin=_freeze, end=_thaw, stays=0.1, told=AWAY),
+    Behaviour("is gone, and another process comes", begin=_die, end=_come_back, stays=NEVER, told=QUICK, heals=QUICK),
+    Behaviour("refuses connections", begin=_go, end=_come_back, stays=NEVER, told=QUICK, heals=QUICK),
+    Behaviour("restarts once", begin=_restart, stays=NEVER, heals=QUICK),
+    Behaviour("restarts every 3 s", begin=_restart, every=3.0, stays=NEVER, heals=QUICK),
+    Behaviour("loses all adapters, and is still the same", begin=_unload_all),
+    Behaviour("somebody unloads one every second", begin=_unload_one, every=1.0),
+    Behaviour("somebody puts other files behind our names", begin=_replace_files, end=_give_back, every=5.0),
+    Behaviour("somebody loads another adapter", begin=_load_theirs, heals=QUICK),
+    Behaviour("sleeps", begin=_sleep, end=_wake, stays=NEVER, told=AWAY, heals=QUICK),
+    Behaviour("is full of requests", begin=_be_busy, end=_be_idle),
+    *(Behaviour(f"everything: {name}", on(answer=answer), **UNKNOWN) for name, answer in _NO_ANSWERS.items()),
+    Behaviour("everything: never answered", on(answer=HANGS), **SILENT),
+    Behaviour("everything: answered after 1 s", on(after=1.0)),
+    Behaviour(
+        "everything: every second request HTTP 500",
+        _each_second(on(answer=OOPS)),
+        stays=0.1,
+    ),
+    Behaviour("everything: every second request closed", _each_second(on(answer=CLOSES)), stays=0.1),
+)
+BY_NAME = {one.name: one for one in BEHAVIOURS}
+
+
+def obey(engine: StrangeEngine, name: str) -> None:
+    """Ends what the engine does, and has it behave as that is called; empty: as it should."""
+    for one in BEHAVIOURS:
+        if one.rule is not None and one.rule is engine.rule:
+            one.finish(engine)
+    if name:
+        BY_NAME[name].start(engine)
+
+
+if __name__ == "__main__":
+    asyncio.run(listen(int(sys.argv[1]), obey))

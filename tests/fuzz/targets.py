@@ -1,0 +1,9 @@
+"""All targets, by name."""
+
+from __future__ import annotations
+
+from tests.fuzz import adapter_files, answers, etcd_values, local_files, requests
+
+TARGETS = {
+    one.name: one for group in (etcd_values, adapter_files, requests, answers, local_files) for one in group.TARGETS
+}

@@ -1,0 +1,86 @@
+"""The admin service over a store in which anything stands under any key."""
+
+from __future__ import annotations
+
+import grpc
+import httpx
+import pytest
+
+from registry.etcd3.ops import Put, Range, Txn
+from registry.v1 import registry_pb2 as pb
+from tests.support.admin import change_set, put
+from tests.support.hostile import spoiled
+from tests.support.residency_world import Replicas
+from tests.support.waiting import eventually
+
+CANARY = pb.Strategy(canary_replicas="1", promote="manual", soak_seconds=0)
+PAGE_SECONDS = 60
+
+
+async def answered(call) -> None:
+    """What cannot be read may be refused, and nothing else."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+            raise
+
+
+async def reads(admin) -> None:
+    """Everything that `get`, `describe` and `doctor` ask for."""
+    stub = admin.stub
+    calls = [
+        stub.ListPools(pb.ListPoolsRequest()),
+        stub.ListTenants(pb.ListTenantsRequest()),
+        stub.ListAdapters(pb.ListAdaptersRequest(pool="p")),
+        stub.ListReplicas(pb.ListReplicasRequest(pool="p")),
+        stub.GetReplica(pb.GetReplicaRequest(pool="p", name="r1")),
+        stub.GetAdapter(pb.GetAdapterRequest(pool="p", name="acme/a")),
+        stub.ListChanges(pb.ListChangesRequest(pool="p")),
+        stub.ListAdapterHistory(pb.ListAdapterHistoryRequest(pool="p", name="acme/a")),
+        stub.RepairTenant(pb.RepairTenantRequest(name="acme", validate_only=True)),
+        stub.GetPool(pb.GetPoolRequest(name="q")),
+    ]
+    for call in calls:
+        await answered(call)
+    assert "q" in {one.name for one in (await stub.ListPools(pb.ListPoolsRequest())).pools}
+    await stub.ListAdapters(pb.ListAdaptersRequest(pool="q"))
+    rollout = stub.WatchRollout(pb.WatchRolloutRequest(pool="p", name="acme/a"))
+    await answered(rollout.read())
+    rollout.cancel()
+
+
+@pytest.mark.parametrize("kind", ["replica", "status", "pool", "tenant", "adapter", "history", "audit"])
+async def test_one_bad_value_is_one_bad_value(ledger, admin, kind):
+    """R14 nack, X2 unbreakable: each kind of stored key with each hostile value, and every read beside it."""
+    keys, client = ledger.keys, ledger.client
+    await admin.stub.CreatePool(pb.CreatePoolRequest(pool=pb.Pool(name="q", base_models=["base"])))
+    await admin.stub.ApplyAdapters(change_set(put("acme/a")))
+    revision = (await admin.stub.ApplyAdapters(change_set(put("acme/a", uri="file:///b", strategy=CANARY)))).revision
+    replicas = Replicas(client, keys)
+    await replicas.alive("r1", "r2", capacity=9, labels={"zone": "a"})
+    await replicas.says("r1", revision)
+    audits = (await client.list_prefix(keys.audits())).kvs
+    key = {
+        "replica": keys.replica("p", "r1"),
+        "status": keys.status("p", "r1"),
+        "pool": keys.pool("p"),
+        "tenant": keys.tenant("acme"),
+        "adapter": keys.adapter("p", "acme/a"),
+        "history": keys.history("p", "acme/a", 1),
+        "audit": audits[-1].key,
+    }[kind]
+    (good,) = (await client.range(Range(key))).kvs
+    for value in spoiled(good.value):
+        await client.txn(Txn((), (Put(key, value, good.lease),)))
+        await reads(admin)
+    await client.txn(Txn((), (Put(key, good.value, good.lease),)))
+
+    async def is_well() -> bool:
+        async with httpx.AsyncClient(timeout=PAGE_SECONDS) as http:
+            page = await http.get(f"{admin.http}/v1/residency", params={"pool": "p"})
+            ready = (await http.get(f"{admin.http}/readyz")).json()
+        assert ready["failing"] == []
+        return page.status_code == 200 and len(page.json()["adapters"][0]["replicas"]) == 2
+
+    await eventually(is_well)

@@ -1,0 +1,146 @@
+"""backup and restore through the real admin service: into an empty store, and into one that went on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+
+import pytest
+
+from registry.cli.client import AdminClient
+from registry.cli.failure import CliError
+from registry.client.address import Tls
+from registry.etcd3.ops import Put, Txn
+from registry.model.keys import Keys
+from registry.tools.verify.main import read_history
+from registry.tools.verify.replay import replay
+from registry.v1 import registry_pb2 as pb
+from tests.conftest import EtcdForTest
+from tests.integration.cli.conftest import Cli, make_admin
+
+CARED_FOR = ("name", "pool", "spec")
+
+
+def filled(cli: Cli) -> None:
+    """Two pools, a quota, five generations of a, one deleted adapter, and one that only canaries have."""
+    assert cli("pool", "create", "ops", "--base-model", "tiny", "--max-rank", "8").code == 0
+    assert cli("tenant", "set", "acme", "--max-adapters", "2").code == 0
+    for priority in range(5):
+        cli.json("apply", "-f", cli.manifest("a", "acme/b", priority=priority))
+    cli.json("apply", "-f", cli.manifest("gone"))
+    cli.json("delete", "gone", "--pool", "dev")
+    cli.json("add", "x", "--pool", "ops", "--source", "s3://b/x", "--label", "team=z", "--look-seconds", "0")
+
+
+def shown(cli: Cli) -> list[dict[str, object]]:
+    return [{field: one[field] for field in CARED_FOR} for one in cli.json("get", "adapters")["items"]]
+
+
+def pools(cli: Cli) -> list[dict[str, object]]:
+    left = ("etag", "removals_confirmed_revision")
+    return [{key: one[key] for key in one if key not in left} for one in cli.json("get", "pools")["items"]]
+
+
+def violations(etcd: EtcdForTest) -> list[str]:
+    """What the replay checker finds in the whole history of a store."""
+
+    async def found() -> list[str]:
+        client = etcd.patient()
+        try:
+            steps = await read_history(client, etcd.prefix, from_revision=1)
+        finally:
+            await client.aclose()
+        return [str(one) for one in replay(Keys(etcd.prefix), steps).findings]
+
+    return asyncio.run(found())
+
+
+@pytest.fixture
+def empty(etcd, tmp_path):
+    """The command line of an admin service on an empty store, and that store."""
+    store = EtcdForTest(etcd.cluster, f"/test/{uuid.uuid4().hex}")
+    folder = tmp_path / "other"
+    folder.mkdir()
+    admin = make_admin(folder, store)
+    admin.start()
+    yield Cli(admin, folder), store
+    admin.program.kill()
+
+
+def test_into_an_empty_store(cli, empty, tmp_path):
+    """W6 one-digest, W7 audit-complete: names go on from their generations; the replay finds every change explained."""
+    filled(cli)
+    file, (other, store) = str(tmp_path / "b.jsonl"), empty
+    assert "2 pools, 2 tenants, 3 adapters, 9 earlier generations" in cli("backup", file).out
+    planned = other.json("restore", file, "--dry-run")
+    assert planned["summary"] == {"created": 3, "updated": 0, "deleted": 0, "unchanged": 0}
+    assert other.json("get", "pools")["items"] == []
+    assert other("restore", file, "--yes").code == 0
+    assert (shown(other), pools(other)) == (shown(cli), pools(cli))
+    assert other.json("get", "tenants")["items"][0]["max_adapters"] == 2
+    items = other.json("history", "a", "--pool", "dev")["items"]
+    assert {one["generation"]: one["spec"]["priority"] for one in items} == {6: 4, 5: 4, 4: 3, 3: 2, 2: 1, 1: 0}
+    assert [one["generation"] for one in other.json("history", "gone", "--pool", "dev")["items"]] == [1]
+    assert violations(store) == []
+    again = other.json("restore", file, "--dry-run")
+    assert again["plan"] == []
+
+
+def test_into_a_store_that_went_on(cli, etcd, tmp_path):
+    """W4 etag: what the backup does not have stays unless it is named, and then goes as it was seen."""
+    filled(cli)
+    file, before = str(tmp_path / "b.jsonl"), shown(cli)
+    assert cli("backup", file).code == 0
+    cli.json("apply", "-f", cli.manifest("a", priority=99))
+    cli.json("delete", "acme/b", "--pool", "dev")
+    cli.json("apply", "-f", cli.manifest("new"))
+    cli("pool", "update", "ops", "--max-rank", "16")
+    cli("tenant", "set", "acme", "--max-adapters", "1")
+    ran = cli("restore", file, "--yes")
+    assert (ran.code, "1 adapters that the backup does not have stay" in ran.err) == (0, True)
+    assert [one for one in shown(cli) if one["name"] != "new"] == before
+    assert next(one for one in pools(cli) if one["name"] == "ops")["limits"]["max_rank"] == 8
+    assert cli("restore", file, "--yes", "--delete-others").code == 0
+    assert shown(cli) == before
+    assert violations(etcd) == []
+
+
+async def _write(etcd: EtcdForTest, key: bytes, value: bytes) -> None:
+    client = etcd.patient()
+    try:
+        await client.txn(Txn((), (Put(key, value),)))
+    finally:
+        await client.aclose()
+
+
+def test_over_a_pool_whose_record_cannot_be_read(cli, etcd, tmp_path):
+    """R14 nack: what somebody damaged is what a backup is for."""
+    filled(cli)
+    file, before = str(tmp_path / "b.jsonl"), pools(cli)
+    assert cli("backup", file).code == 0
+    asyncio.run(_write(etcd, Keys(etcd.prefix).pool("ops"), b"?"))
+    assert cli("restore", file, "--yes").code == 0
+    assert pools(cli) == before
+
+
+def test_the_same_request_restores_once_and_what_stands_is_not_written_anew(cli, tmp_path):
+    """W3 idempotent, W6 one-digest: the history of an adapter that exists is its own."""
+    filled(cli)
+    file = tmp_path / "b.jsonl"
+    assert cli("backup", str(file)).code == 0
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    value = next(one["value"] for one in lines if one.get("key") == "history/dev/gone/1").encode()
+    with AdminClient(cli.admin.address, Tls(), timeout_seconds=60) as client:
+        request = pb.RestoreHistoryRequest(pool="dev", name="gone", generations=[value], request_id="once")
+        assert not client.restore_history(request).changed
+        wrong = {
+            "exists, and has a history": pb.RestoreHistoryRequest(pool="dev", name="a", generations=[]),
+            "is a record of dev/gone": pb.RestoreHistoryRequest(pool="dev", name="z", generations=[value]),
+            "stands twice": pb.RestoreHistoryRequest(pool="dev", name="gone", generations=[value, value]),
+            "there is no pool": pb.RestoreHistoryRequest(pool="none", name="gone"),
+            "last: name: Field required": pb.RestoreHistoryRequest(pool="dev", name="gone", last=b"{}"),
+        }
+        for told, one in wrong.items():
+            with pytest.raises(CliError, match=told):
+                client.restore_history(one)

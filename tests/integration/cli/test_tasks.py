@@ -1,0 +1,241 @@
+"""Tasks of an operator, each in at most three commands, as docs/operations.md has them, on real parts."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from registry.cli.doctor import collect
+from registry.model.placement import Member
+from registry.model.records import AdapterSpec, Placement, SourceSpec
+from tests.conftest import EtcdForTest
+from tests.integration.cli.conftest import Cli, Ran, make_admin
+from tests.support.adapters import write_adapter
+from tests.support.fleet import BASE, POOL, Sidecar, SimulatedEngine
+from tests.support.residency_world import assigned
+from tests.support.waiting import eventually
+
+PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
+REPLICAS = {"r1": "a", "r2": "b", "r3": "c"}
+PATIENCE_SECONDS = 120
+MOST = 3
+
+
+@dataclass
+class Fleet:
+    """An installation with three replicas, each in a zone of its own."""
+
+    cli: Cli
+    sources: Path
+    parts: dict[str, tuple[SimulatedEngine, Sidecar]]
+
+    def add(self, name: str, *flags: str) -> Path:
+        """Adds an adapter, which is served then; gives its folder."""
+        folder = write_adapter(self.sources / name, seed=len(name), base=BASE).directory
+        ran = self.cli("add", name, "--source", folder.as_uri(), "--wait", "--timeout", "60", *flags)
+        assert ran.code == 0, ran.err
+
+        def is_told() -> bool:
+            return cells(self.cli("get", "adapters", name, "-o", "wide").out, name)[4] == "Healthy"
+
+        asyncio.run(eventually(is_told, timeout_seconds=PATIENCE_SECONDS))
+        return folder
+
+
+@pytest.fixture(scope="module")
+def fleet(etcd_member, tmp_path_factory) -> Iterator[Fleet]:
+    """One for all tasks; each has adapters of its own."""
+    folder = tmp_path_factory.mktemp("tasks")
+    etcd = EtcdForTest(etcd_member, f"/test/{uuid.uuid4().hex}")
+    admin = make_admin(folder, etcd)
+    made = Fleet(Cli(admin, folder), folder / "sources", {})
+    with ExitStack() as stack:
+        stack.callback(admin.program.kill)
+        admin.start()
+        assert made.cli("pool", "create", POOL, "--base-model", BASE).code == 0
+        for name, zone in REPLICAS.items():
+            engine = SimulatedEngine(folder / name)
+            labels = ["--labels", f"zone={zone}"]
+            sidecar = Sidecar(
+                folder / name, etcd.endpoints, etcd.prefix, engine.url, replica=name, sources=made.sources, extra=labels
+            )
+            made.parts[name] = engine, sidecar
+            for program in (engine.program, sidecar.program):
+                stack.callback(program.kill)
+                program.start()
+        for _, sidecar in made.parts.values():
+            asyncio.run(eventually(sidecar.is_ready, timeout_seconds=PATIENCE_SECONDS))
+        yield made
+
+
+def recipe(title: str) -> list[str]:
+    """The commands of a task on the page."""
+    (text,) = re.findall(rf"^### {title}\n((?:    .+\n)+)", PAGE.read_text(), re.MULTILINE)
+    return [line.partition("#")[0].strip() for line in text.splitlines()]
+
+
+@dataclass
+class Task:
+    """Runs the commands of one task and notes them; a command that is repeated until it says something is one."""
+
+    cli: Cli
+    commands: list[str] = field(default_factory=list)
+
+    def __call__(self, command: str, code: int = 0) -> str:
+        """Runs a command as somebody types it; gives what it prints."""
+        self.commands.append(command)
+        ran = self._run(command)
+        assert ran.code == code, (command, ran.out, ran.err)
+        return ran.out
+
+    def until(self, command: str, is_told: Callable[[str], bool], code: int = 0) -> str:
+        """Repeats it until it says so."""
+
+        def told() -> str:
+            ran = self._run(command)
+            assert (ran.code, is_told(ran.out)) == (code, True), (command, ran.out, ran.err)
+            return ran.out
+
+        self.commands.append(command)
+        return asyncio.run(eventually(told, timeout_seconds=PATIENCE_SECONDS, every_seconds=0.2))
+
+    def _run(self, command: str) -> Ran:
+        program, *arguments = shlex.split(command)
+        assert program == "loraplane"
+        return self.cli(*arguments)
+
+
+@pytest.fixture
+def task(fleet, request, monkeypatch) -> Iterator[Task]:
+    """Compares what a test ran with the page, under the title in its docstring's first line."""
+    monkeypatch.chdir(fleet.cli.folder)
+    monkeypatch.setattr(collect, "_CALL_SECONDS", 60.0)
+    task = Task(fleet.cli)
+    yield task
+    assert len(task.commands) <= MOST
+    assert task.commands == recipe(request.function.__doc__.partition(".")[0])
+
+
+def cells(told: str, name: str) -> list[str]:
+    """The line of a table that begins with that name."""
+    lines = [line.strip() for line in told.splitlines() if line.split()[:1] == [name]]
+    assert len(lines) == 1, (name, told)
+    return re.split(r" {2,}", lines[0])
+
+
+def test_it_is_found_why_an_adapter_is_not_served(task, fleet):
+    """Find why an adapter is not served."""
+    folder = write_adapter(fleet.sources / "legal", base=BASE).directory
+    weights = folder / "adapter_model.safetensors"
+    weights.rename(fleet.sources / "weights")
+    assert fleet.cli("add", "legal", "--source", folder.as_uri(), "--force").code == 0
+    told = task.until("loraplane doctor", lambda out: "cannot serve legal: source_incomplete" in out, code=4)
+    assert re.search(r"\d replicas \(r1, r2", told)
+    told = task("loraplane describe adapter legal")
+    assert f"{folder.as_uri()} has no adapter_model.safetensors" in told
+    (fleet.sources / "weights").rename(weights)
+    told = task("loraplane retry adapter legal")
+    assert fleet.cli("rollout", "legal").code == 0
+
+
+def test_a_bad_version_is_rolled_back(task, fleet):
+    """Roll back a bad version."""
+    first = fleet.add("sql")
+    bad = write_adapter(fleet.sources / "sql-bad", seed=9, base=BASE).directory
+    assert fleet.cli("set", "sql", "--source", bad.as_uri(), "--wait").code == 0
+    told = task("loraplane history sql")
+    assert [cells(told, generation)[2] for generation in "21"] == [bad.as_uri(), first.as_uri()]
+    told = task("loraplane rollback sql --wait")
+    assert re.search(r"sql generation 3: (\d) of \1 replicas serve it$", told.strip())
+    is_back = ["3", "eager", "Healthy"]
+    task.until("loraplane get adapters sql -o wide", lambda out: cells(out, "sql")[2:5] == is_back)
+    assert fleet.cli.json("get", "adapters", "sql")["spec"]["source"]["uri"] == first.as_uri()
+
+
+def test_an_adapter_is_moved(task, fleet):
+    """Move an adapter."""
+    fleet.add("support", "--on", "zone=a")
+    assert cells(fleet.cli("get", "adapters", "support", "-o", "wide").out, "support")[-2] == "r1"
+    told = task("loraplane get replicas -l zone=b")
+    assert [line.split()[0] for line in told.splitlines()] == ["NAME", "r2"]
+    told = task("loraplane set support --on zone=b --wait")
+    assert "placement.selector.zone: a → b" in told
+    assert told.strip().endswith("support generation 2: 1 of 1 replicas serve it")
+    is_there = re.compile(r"^r2 +support +2 +serving", re.MULTILINE)
+    task.until("loraplane describe adapter support", lambda out: bool(is_there.search(out)))
+
+
+def test_a_replica_is_emptied(task, fleet):
+    """Empty a replica."""
+    members = [Member(name, {}, None) for name in REPLICAS]
+    spec = AdapterSpec(source=SourceSpec(uri="file:///a"), placement=Placement(replicas=1))
+    name = next(
+        one for one in map("chat-{}".format, count()) if assigned(POOL, one, spec, members, {}).serving == ("r1",)
+    )
+    fleet.add(name, "--replicas", "1")
+    assert cells(fleet.cli("get", "adapters", name, "-o", "wide").out, name)[-2] == "r1"
+    try:
+        assert "replica r1 is to drain" in task("loraplane drain r1")
+
+        def is_empty(told: str) -> bool:
+            shown = cells(told, name)
+            return shown[4:6] == ["Healthy", "1 of 1"] and shown[-2] in {"r2", "r3"}
+
+        task.until("loraplane get adapters -o wide", is_empty)
+        told = task.until("loraplane describe replica r1", lambda out: bool(re.search(r"Status leaving: +-", out)))
+        assert re.search(r"Status note: +it drains: an operator asked for it", told)
+    finally:
+        assert fleet.cli("undrain", "r1").code == 0
+
+
+def test_a_backup_is_restored(task, fleet):
+    """Restore a backup."""
+    fleet.add("finance")
+    fleet.add("risk")
+    assert fleet.cli("backup", "backup.json", "--force").code == 0
+    assert fleet.cli("delete", "finance").code == 0
+    assert fleet.cli("set", "risk", "--priority", "7").code == 0
+    told = task("loraplane restore backup.json --dry-run")
+    assert told.splitlines()[:2] == ["+ adapter p/finance", "~ adapter p/risk"]
+    assert "summary: +1 ~1 -0" in told
+    told = task("loraplane restore backup.json --yes")
+    assert (cells(told, "created")[1], cells(told, "updated")[1]) == ("finance", "risk")
+
+    def is_served(told: str) -> bool:
+        return all(cells(told, name)[4] == "Healthy" for name in ("finance", "risk"))
+
+    task.until("loraplane get adapters -o wide", is_served)
+
+
+def test_the_dead_replica_is_found(task, fleet):
+    """Find the dead replica."""
+    engine, sidecar = fleet.parts["r3"]
+    sidecar.program.kill()
+    engine.program.kill()
+    told = task.until("loraplane doctor", lambda out: "do not live" in out, code=4)
+    assert re.search(r"^error +pool +p +1 of 3 replicas do not live: r3 \(", told, re.MULTILINE), told
+    assert "loraplane replica forget NAME" in told
+    told = task("loraplane get replicas")
+    assert cells(told, "r3")[2] == "NotReady"
+    assert re.fullmatch(r"just gone|last seen \d+ .* ago", cells(told, "r3")[-1])
+    assert [cells(told, name)[2] for name in ("r1", "r2")] == ["yes", "yes"]
+    task("loraplane replica forget r3")
+    assert "r3" not in fleet.cli("get", "replicas").out
+
+
+def test_every_task_of_the_page_is_tried():
+    """A recipe that no test runs may be wrong."""
+    section = PAGE.read_text().partition("## In three commands\n")[2].partition("\n## ")[0]
+    tried = {
+        one.__doc__.partition(".")[0] for name, one in globals().items() if name.startswith("test_") and one.__doc__
+    }
+    assert set(re.findall(r"^### (.+)$", section, re.MULTILINE)) <= tried

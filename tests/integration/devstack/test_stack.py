@@ -1,0 +1,149 @@
+"""The local stack with simulated engines: every verb is safe to run twice, and touches its own processes alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.tools.devstack.processes import wait_until
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.timeout(1500)  # a dozen commands, each of which starts a few programs
+
+
+@dataclass(frozen=True)
+class DevStack:
+    """`loraplane` in a folder of its own, whose stack is in ``.loraplane`` there."""
+
+    folder: Path
+
+    def __call__(self, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("LORAPLANE_")} | extra
+        command = [sys.executable, "-m", "registry.cli.main", *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=self.folder, env=environment, timeout=400
+        )
+
+    def json(self, *arguments: str) -> Any:
+        done = self("-o", "json", *arguments)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def pids(self) -> dict[str, int | None]:
+        return {part["name"]: part["pid"] for part in json.loads(self("-o", "json", "dev", "status").stdout)["parts"]}
+
+
+def command_line(pid: int | None) -> bytes:
+    """What a process was started with; empty if there is none, or only a zombie."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+PARTS = {"etcd", "admin", "engine-r1", "engine-r2", "sidecar-r1", "sidecar-r2"}
+
+
+@pytest.fixture
+def dev(tmp_path) -> Iterator[DevStack]:
+    dev = DevStack(tmp_path)
+    try:
+        yield dev
+    finally:
+        assert dev("dev", "down").returncode == 0
+
+
+def test_up_serves_adapters_and_is_safe_to_run_twice(dev):
+    up = dev.json("dev", "up", "--engine", "sim")
+    assert {part["name"] for part in up["parts"]} == PARTS
+    assert all(part["ready"] for part in up["parts"])
+    pids = dev.pids()
+    source = dev.folder / ".loraplane" / "adapters" / "sql"
+    added = dev.json("add", "sql", "--source", str(source), "--wait")
+    assert [one["state"] for one in added["rollouts"][0]["replicas"]] == ["serving", "serving"]
+    asyncio.run(eventually(lambda: dev.json("doctor") == {"findings": []}))
+    assert dev("dev", "up").returncode == 0
+    assert dev.pids() == pids
+
+    os.kill(pids["sidecar-r1"], signal.SIGKILL)
+    os.kill(pids["engine-r2"], signal.SIGKILL)
+    assert dev("dev", "status").returncode == 6
+    assert dev("dev", "up").returncode == 0
+    after = dev.pids()
+    assert {name for name in PARTS if after[name] != pids[name]} == {"sidecar-r1", "engine-r2"}
+    assert dev("rollout", "sql", "--timeout", "60").returncode == 0
+
+    other = dev("dev", "up", "--replicas", "3")
+    assert other.returncode == 6
+    assert "loraplane dev down" in other.stderr
+
+    commands = {pid: command_line(pid) for pid in after.values()}
+    assert all(commands.values())
+    assert dev("dev", "down").returncode == 0
+    assert set(dev.pids().values()) == {None}
+    assert not any(command_line(pid) == command for pid, command in commands.items())
+    assert dev("dev", "down").returncode == 0
+
+
+def answers(engine: str, model: str) -> bool:
+    """True if a request for that model is served."""
+    body = json.dumps({"model": model, "prompt": "x", "max_tokens": 1})
+    with contextlib.closing(HTTPConnection(engine, timeout=60)) as connection:
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        return connection.getresponse().status == 200
+
+
+def test_data_survives_down_and_up_but_not_purge(dev):
+    """Before that, a lazy adapter is served at its first request.
+
+    The engine asks its sidecar, over a socket whose path the stack has to keep short.
+    """
+    up = dev.json("dev", "up", "--engine", "sim", "--replicas", "1")
+    engine = next(part["address"] for part in up["parts"] if part["name"] == "engine-r1")
+    source = dev.folder / ".loraplane" / "adapters" / "sql"
+    dev.json("add", "lazy", "--source", str(source), "--lazy")
+    assert wait_until(lambda: answers(engine, "lazy"), 60)
+    assert not answers(engine, "nobody")
+    dev.json("add", "sql", "--source", str(source), "--wait")
+    assert dev("dev", "down").returncode == 0
+    assert dev("get", "adapters", "--timeout", "0.3").returncode == 6
+    assert dev("dev", "up").returncode == 0
+    assert dev("rollout", "sql", "--timeout", "60").returncode == 0
+    assert dev("dev", "down", "--purge").returncode == 0
+    assert not (dev.folder / ".loraplane").exists()
+
+
+def test_without_a_stack(dev):
+    assert dev("dev", "status").returncode == 3
+    assert dev("dev", "down").returncode == 0
+    assert not (dev.folder / ".loraplane").exists()
+
+
+def test_a_part_that_does_not_start_is_told_with_its_log(dev, tmp_path):
+    broken = tmp_path / "broken-etcd"
+    broken.write_text("#!/bin/sh\necho no disk left\nexit 1\n")
+    broken.chmod(0o755)
+    done = dev("dev", "up", "--engine", "sim", ETCD_BIN=str(broken))
+    assert done.returncode == 6
+    assert done.stderr.startswith("error: STACK_NOT_READY: etcd ended; its log ")
+    assert done.stderr.endswith("ends with: no disk left\n")
+
+
+def test_a_program_that_is_not_there_is_told_before_anything_starts(dev):
+    done = dev("dev", "up", LORAPLANE_ENGINE_PYTHON="/nowhere/python")
+    assert done.returncode == 6
+    assert "/nowhere/python is not there; make it with: make engine" in done.stderr
+    assert "--engine sim" in done.stderr
+    assert dev("dev", "status").returncode == 3

@@ -1,0 +1,273 @@
+"""R20 drain: a replica is taken out of use, by hand and in a rolling update, and no request fails for it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+
+from loraplane import AsyncRegistry
+from registry.etcd3.ops import Range
+from registry.model.records import Placement
+from registry.model.status import Presence
+from registry.v1 import registry_pb2 as pb
+from tests.support.admin import Admin, admin_inside, refusal, wait_ready
+from tests.support.etcd import PATIENCE_SECONDS
+from tests.support.fleet import POOL, Hand, Sidecar, SimulatedEngine
+from tests.support.waiting import eventually
+
+ON_ALL = [f"all-{number}" for number in range(3)]
+ON_TWO = [f"two-{number}" for number in range(4)]
+PACE_SECONDS = 0.05
+STARTED_SECONDS = 60
+# Whether a presence leaves, whether its replica is ready, and how many replicas residency names.
+SERVES, DRAINS = (False, True, 1), (True, False, 0)
+
+
+@pytest.fixture
+async def admin(etcd) -> AsyncIterator[Admin]:
+    async with admin_inside(etcd.endpoints, etcd.prefix) as admin:
+        await wait_ready(admin)
+        yield admin
+
+
+class Router:
+    """Follows WatchResidency, and sends each request to one of the engines that it names; it repeats none."""
+
+    def __init__(self, registry: AsyncRegistry) -> None:
+        self._registry = registry
+        self._rng = random.Random(1)
+        self.routes: dict[str, list[tuple[str, str]]] = {}
+        self.running: Counter[str] = Counter()
+        self.sent = 0
+        self.failures: list[str] = []
+
+    async def follow(self) -> None:
+        async with aclosing(self._registry.residency(POOL)) as states:
+            async for state in states:
+                self.routes = {
+                    name: [(one.engine_url, one.model) for one in adapter.serving]
+                    for name, adapter in state.adapters.items()
+                }
+
+    def engines(self, name: str) -> set[str]:
+        return {url for url, _ in self.routes.get(name, ())}
+
+    def has_left(self, url: str) -> bool:
+        """True once it sends nothing there any more, and waits for nothing."""
+        return not self.running[url] and not any(url in self.engines(name) for name in self.routes)
+
+    async def load(self, name: str) -> None:
+        """Asks for an adapter again and again."""
+        # No connection is kept: the server ends one that rests, also under a request that just came.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        async with httpx.AsyncClient(timeout=PATIENCE_SECONDS, limits=limits) as client:
+            while True:
+                failure = await self._ask(client, name)
+                self.sent += 1
+                self.failures += [f"{name}: {failure}"] if failure else []
+                await asyncio.sleep(PACE_SECONDS)
+
+    async def _ask(self, client: httpx.AsyncClient, name: str) -> str:
+        if not self.routes.get(name):
+            return "no route"
+        url, model = self._rng.choice(self.routes[name])
+        self.running[url] += 1
+        try:
+            body = {"model": model, "prompt": "x", "max_tokens": 1}
+            reply = await client.post(f"{url}/v1/completions", json=body)
+        except httpx.TransportError as error:
+            return f"{url}: {error!r}"
+        finally:
+            self.running[url] -= 1
+        return "" if reply.status_code == 200 else f"{url}: {reply.status_code} {reply.text}"
+
+
+class Pod:
+    """An engine and its sidecar, which reaches it by another address than routers do."""
+
+    def __init__(self, folder: Path, etcd, name: str, sources: Path) -> None:
+        self.engine = SimulatedEngine(folder / name)
+        address = self.engine.url.replace("127.0.0.1", "localhost")
+        extra = ("--advertise-url", self.engine.url, "--drain-timeout", str(STARTED_SECONDS))
+        self.sidecar = Sidecar(
+            folder / name, etcd.endpoints, etcd.prefix, address, replica=name, sources=sources, extra=extra
+        )
+
+    async def start(self) -> None:
+        self.engine.program.start()
+        self.sidecar.program.start()
+        await eventually(self.sidecar.is_ready, timeout_seconds=STARTED_SECONDS)
+
+    async def drain(self) -> None:
+        """What a preStop hook does, in either container."""
+        code, said = await self.sidecar.get(f"/drain?wait={STARTED_SECONDS}")
+        assert (code, said["done"]) == (200, True), said
+
+    async def end(self, router: Router) -> None:
+        """What a kubelet does: the preStop hooks of both containers together, SIGTERM to the engine, then the sidecar.
+
+        The hook of the engine's container lasts until no router sends it anything.
+        """
+        listed = await self.engine.listing()
+
+        async def pre_stop_of_engine() -> None:
+            await self.drain()
+            await eventually(lambda: router.has_left(self.engine.url))
+
+        async with asyncio.TaskGroup() as hooks:
+            hooks.create_task(pre_stop_of_engine())
+            hooks.create_task(self.drain())
+        assert not await self.sidecar.is_ready()
+        assert await self.engine.listing() == listed, "nothing is unloaded"
+        await asyncio.to_thread(self.engine.program.stop)
+        assert await asyncio.to_thread(self.sidecar.program.stop) == 0
+
+    def kill(self) -> None:
+        self.engine.program.kill()
+        self.sidecar.program.kill()
+
+
+async def test_no_request_fails_while_all_replicas_are_replaced(etcd, hand: Hand, admin, tmp_path):
+    """R20 drain: a rolling update under load, in the order of a kubelet; then SIGTERM alone, without any hook."""
+    await hand.pool()
+    two = [hand.record(name, name, placement=Placement(replicas=2)) for name in ON_TWO]
+    await hand.put(*(hand.record(name, name) for name in ON_ALL), *two)
+    pods = [Pod(tmp_path, etcd, f"r{number}", hand.sources) for number in range(6)]
+    async with AsyncRegistry(admin.address, timeout_seconds=PATIENCE_SECONDS) as registry:
+        router = Router(registry)
+        following = asyncio.create_task(router.follow())
+        loads: list[asyncio.Task[None]] = []
+
+        def is_spread(*live: Pod) -> bool:
+            urls = {pod.engine.url for pod in live}
+            assert all(router.engines(name) == urls for name in ON_ALL), router.routes
+            assert all(len(router.engines(name) & urls) == 2 for name in ON_TWO), router.routes
+            return True
+
+        async def has_moved(*live: Pod) -> bool:
+            """Also those who stay have let go of what the new one took over from them."""
+            statuses = [await pod.sidecar.status() for pod in live]
+            assert len({status["members"] for status in statuses}) == 1
+            listed = [await pod.engine.listing() for pod in live]
+            assert sum(len(one) for one in listed) == 3 * len(ON_ALL) + 2 * len(ON_TWO), listed
+            return is_spread(*live)
+
+        try:
+            await asyncio.gather(*(pod.start() for pod in pods[:3]))
+            await eventually(lambda: is_spread(*pods[:3]), timeout_seconds=STARTED_SECONDS)
+            loads += [asyncio.create_task(router.load(name)) for name in (*ON_ALL, *ON_TWO)]
+            for number in range(3):
+                await pods[number].end(router)
+                await pods[number + 3].start()
+                live = pods[number + 1 : number + 4]
+                arrived = has_moved if number == 0 else is_spread
+                await eventually(partial(arrived, *live), timeout_seconds=STARTED_SECONDS)
+            pods[3].sidecar.program.signal(signal.SIGTERM)
+            assert await asyncio.to_thread(pods[3].sidecar.program.wait) == 0
+            await eventually(lambda: is_spread(*pods[4:]), timeout_seconds=STARTED_SECONDS)
+            await eventually(lambda: expects(admin, {"r4", "r5"}, set()), timeout_seconds=STARTED_SECONDS)
+            pods[5].sidecar.program.kill()
+            await eventually(lambda: expects(admin, {"r4"}, {"r5"}), timeout_seconds=STARTED_SECONDS)
+        finally:
+            for task in (following, *loads):
+                task.cancel()
+            for pod in pods:
+                pod.kill()
+    assert router.failures == []
+    assert router.sent > 100
+    begun = [one for one in pods[3].sidecar.program.logged() if one["event"] == "drain_begun"]
+    assert [one["cause"] for one in begun] == ["signal"]
+
+
+async def expects(admin: Admin, live: set[str], missing: set[str]) -> bool:
+    """True if these live and are missed: not who ended when it was told to, but who died."""
+    reply = await admin.stub.ListReplicas(pb.ListReplicasRequest(pool=POOL))
+    found = {one.name for one in reply.replicas}, {one.name for one in reply.missing}
+    assert found == (live, missing), found
+    return True
+
+
+async def test_an_operator_drains_a_replica_and_takes_it_back(etcd, hand: Hand, admin, engine, sidecar):
+    """R20 drain: readiness, presence and residency follow at once; what the engine has stays."""
+    await hand.pool()
+    await hand.put(hand.record("a", "v1"))
+    sidecar.program.start()
+    await eventually(sidecar.is_ready, timeout_seconds=STARTED_SECONDS)
+
+    async def order(**fields: object) -> bool:
+        request = pb.DrainReplicaRequest(pool=POOL, name="r1", **fields)  # type: ignore[arg-type]
+        return (await admin.stub.DrainReplica(request)).changed
+
+    async def said() -> tuple[bool, bool, int]:
+        replica = await admin.stub.GetReplica(pb.GetReplicaRequest(pool=POOL, name="r1"))
+        async for response in admin.stub.WatchResidency(pb.WatchResidencyRequest(pool=POOL)):
+            return replica.leaving, await sidecar.is_ready(), len(response.adapters[0].replicas)
+        raise AssertionError("no snapshot")
+
+    async def comes_to(wanted: tuple[bool, bool, int]) -> None:
+        async def is_so() -> bool:
+            found = await said()
+            assert found == wanted, found
+            return True
+
+        await eventually(is_so)
+
+    await comes_to(SERVES)
+    assert not await order(undrain=True), "it does not drain"
+    assert await order()
+    await comes_to(DRAINS)
+    assert "loraplane undrain" in (await sidecar.status())["note"]
+    assert not await order(), "it was ordered before"
+    assert set(await engine.listing()) == {"a"}
+    assert await order(undrain=True)
+    await comes_to(SERVES)
+
+    code, answer = await sidecar.get("/drain")
+    assert (code, answer["draining"], answer["done"]) == (200, True, False)
+    assert (await sidecar.get("/readyz"))[0] == 503, "at once"
+
+    async def is_alone() -> bool:
+        code, answer = await sidecar.get("/drain?wait=1")
+        assert (code, answer["done"]) == (200, False)
+        return answer["needed"] == "no other replica can serve all that it serves"
+
+    await eventually(is_alone)
+    await comes_to(DRAINS)
+    assert await order(undrain=True), "also of a drain that an operator did not begin"
+    await comes_to(SERVES)
+    assert (await sidecar.get("/drain?wait=long"))[0] == 400
+    assert await sidecar.is_ready()
+
+    unknown = await refusal(admin.stub.DrainReplica(pb.DrainReplicaRequest(pool=POOL, name="nobody")))
+    assert (unknown.code.name, unknown.reason) == ("NOT_FOUND", "REPLICA_NOT_FOUND")
+    assert await order()
+    sidecar.program.stop()
+    gone = await refusal(admin.stub.DrainReplica(pb.DrainReplicaRequest(pool=POOL, name="r1", undrain=True)))
+    assert gone.reason == "REPLICA_NOT_FOUND"
+    (drain_key, replica_key) = hand.keys.drain(POOL, "r1"), hand.keys.replica(POOL, "r1")
+    sidecar.program.start()
+    await comes_to_serve(sidecar, hand, replica_key)
+    assert not await stands(hand, drain_key), "the order went with the replica"
+
+
+async def stands(hand: Hand, key: bytes) -> bytes:
+    """The value of a key of etcd; empty: there is none."""
+    found = (await hand.client.range(Range(key))).kvs
+    return found[0].value if found else b""
+
+
+async def comes_to_serve(sidecar: Sidecar, hand: Hand, presence: bytes) -> None:
+    async def serves() -> bool:
+        value = await stands(hand, presence)
+        return bool(value) and not Presence.parse(value).leaving and await sidecar.is_ready()
+
+    await eventually(serves, timeout_seconds=STARTED_SECONDS)

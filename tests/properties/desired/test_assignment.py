@@ -1,0 +1,112 @@
+"""Properties of shares over arbitrary histories of records and replicas."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from registry.etcd3.ops import Event, KeyValue
+from registry.model.placement import Member, canaries, members_digest
+from registry.rollout.pool import PoolSnapshot, PoolValues, read_presence, renew
+from sidecar.desired.assignment import Assigner
+from sidecar.desired.informer import DesiredState, Informer
+from sidecar.desired.members import BELIEVE_SECONDS, Membership
+from tests.support.records import KEYS, POOL, deletion, put
+from tests.support.residency_world import presence
+from tests.support.worlds import rolling
+
+REPLICAS = [f"r{number}" for number in range(5)]
+LABELS = {"r0": {"zone": "a"}, "r1": {"zone": "a"}}
+selectors = st.sampled_from([{}, {"zone": "a"}])
+placements = st.builds(
+    lambda replicas, selector: {"replicas": replicas, "selector": selector},
+    st.sampled_from(["all", "all", 1, 2, 4]),
+    selectors,
+)
+records = st.one_of(
+    st.none(),
+    st.just(b"?"),
+    st.tuples(placements, st.integers(0, 2), st.sampled_from([None, 1, "50%"]), st.booleans()),
+)
+changes = st.lists(
+    st.tuples(st.sampled_from([f"n{number}" for number in range(8)]), records), max_size=4, unique_by=lambda one: one[0]
+)
+fleets = st.one_of(
+    st.none(),
+    st.dictionaries(st.sampled_from(REPLICAS), st.sampled_from([None, 4, 10, 100]), min_size=1),
+)
+histories = st.lists(st.tuples(changes, fleets), min_size=1, max_size=10)
+
+
+def event(name: str, what, revision: int) -> Event:
+    if what is None:
+        return deletion(name, revision)
+    if isinstance(what, bytes):
+        return put(name, revision, what)
+    placement, priority, canary, is_rolling = what
+    strategy = {"canary": {"replicas": canary}} if canary else None
+    spec = {"placement": placement, "priority": priority, "strategy": strategy}
+    if not is_rolling:
+        return put(name, revision, **spec)
+    kv = rolling(name, revision, **spec)
+    return Event(kv.key, revision, kv)
+
+
+def members_of(fleet) -> dict[str, Member] | None:
+    return None if fleet is None else {name: Member(name, LABELS.get(name, {}), room) for name, room in fleet.items()}
+
+
+def check_agreement(state: DesiredState, members: dict[str, Member]) -> None:
+    """Every adapter is served by exactly whom its placement says, and canaries alone take a rollout's generation."""
+    shares = {name: Assigner(POOL, name, LABELS.get(name, {})).find(state, members) for name in members}
+    for key, adapter in state.adapters.items():
+        terms = adapter.terms
+        serving = {name for name, share in shares.items() if adapter.rank in share.order}
+        selector = dict(terms.selector) if terms else {}
+        fitting = {name for name, one in members.items() if selector.items() <= one.labels.items()}
+        wanted = terms.placement.replicas if terms else "all"
+        assert serving <= fitting
+        assert len(serving) == (len(fitting) if wanted == "all" else min(wanted, len(fitting)))
+        if terms is None or terms.stable is None:
+            continue
+        ranked = tuple(replica for _, replica in next(iter(shares.values())).placed[key])
+        new = canaries(terms.canary, ranked) if terms.canary else frozenset()
+        for name in serving:
+            version = shares[name].version(adapter)
+            assert (version.generation, version.ref) == (
+                (adapter.generation, adapter.ref) if name in new else (terms.stable.generation, terms.stable.ref)
+            )
+
+
+@settings(deadline=None)
+@given(histories)
+def test_what_is_remembered_only_saves_work_and_all_replicas_agree(history):
+    informer = Informer(POOL)
+    remembering = Assigner(POOL, "r0", LABELS["r0"])
+    for revision, (batch, fleet) in enumerate(history, start=1):
+        informer.apply(revision, [event(name, what, revision) for name, what in batch])
+        members = members_of(None if fleet is None else {"r0": 10} | fleet)
+        share = remembering.find(informer.state, members)
+        assert share == Assigner(POOL, "r0", LABELS["r0"]).find(informer.state, members)
+        assert share == remembering.find(informer.state, members)
+        if members is not None:
+            check_agreement(informer.state, members)
+        elif informer.state.tally.by_members:
+            assert not set(share.order) & set(share.undecided)
+
+
+@given(st.dictionaries(st.sampled_from(REPLICAS[1:]), st.booleans()), st.booleans())
+def test_sidecars_and_the_admin_service_find_the_same_members(others, is_leaving):
+    """R20 drain: who leaves is left out by all alike, so that the digests in statuses agree; also by itself."""
+    leaving = {**others, "r0": is_leaving}
+    presences = {
+        (key := KEYS.replica(POOL, name)): KeyValue(key, presence(name, leaving=leaves).to_bytes(), 1, 1, 1, 7)
+        for name, leaves in leaving.items()
+    }
+    roll = Membership("r0")
+    roll.call({one.replica: one for one in (read_presence(kv)[0] for kv in presences.values())}, 0.0)
+    roll.look(BELIEVE_SECONDS)
+    assert roll.members is not None
+    assert roll.members.keys() == {name for name, leaves in leaving.items() if not leaves}
+    pool = renew(PoolSnapshot(POOL), PoolValues(presences, {}))
+    assert pool.inputs_now(by_room=False).members == members_digest(roll.members.values())

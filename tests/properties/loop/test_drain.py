@@ -1,0 +1,250 @@
+"""Nothing that an engine may read ever disappears, whatever happens in whatever order; and what may go, goes."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from registry.runtime.failpoints import Point
+from sidecar.artifacts import gc
+from sidecar.engines.observed import DrainEvidence
+from sidecar.loop.drain import DrainTracker
+from tests.properties.loop.host_world import GRACE, HostWorld, MakeRetention, Request
+from tests.support.memory_folder import memory_folder
+
+REPLICAS = 2
+names, replicas = st.sampled_from(["a", "b"]), st.integers(0, REPLICAS - 1)
+
+
+class Keeping(RuleBasedStateMachine):
+    """Sidecars plan, call and keep; engines are asked, restart and fall silent; processes are killed at any step."""
+
+    make_retention: MakeRetention = DrainTracker
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = memory_folder()
+        self.world = HostWorld(Path(self.folder.name), REPLICAS, type(self).make_retention)
+
+    def _converge(self, number: int) -> None:
+        """Plans and all their calls, as a loop does that nobody disturbs; the last plan has none."""
+        for _ in range(2):
+            self.world.run(number, lambda replica: replica.plan())
+            while self.world.replicas[number].calls:
+                self.world.run(number, lambda replica: replica.call())
+        self.world.check()
+
+    @rule(number=replicas, name=names, source=st.integers(0, 2))
+    def serve(self, number, name, source):
+        self.world.replicas[number].desired[name] = self.world.ref(source)
+        self._converge(number)
+
+    @rule(number=replicas, name=names, source=st.integers(0, 2))
+    def desire(self, number, name, source):
+        self.world.replicas[number].desired[name] = self.world.ref(source)
+
+    @rule(number=replicas, name=names)
+    def drop(self, number, name):
+        self.world.replicas[number].desired.pop(name, None)
+        self._converge(number)
+
+    @rule(number=replicas)
+    def plan(self, number):
+        self.world.run(number, lambda replica: replica.plan())
+
+    @rule(number=replicas)
+    def call(self, number):
+        self.world.run(number, lambda replica: replica.call())
+
+    @rule(number=replicas)
+    def keep(self, number):
+        self.world.run(number, lambda replica: replica.lease_collector._review())
+        self.world.run(number, self.world.remove_all_that_may_go)
+
+    @rule(number=replicas)
+    def long_quiet(self, number):
+        """Time enough for whatever may go to go; requests take as long as they like."""
+        for _ in range(4):
+            self._converge(number)
+            self.world.pass_time(GRACE / 2 + 1)
+            self.keep(number)
+
+    @rule(seconds=st.sampled_from([1.0, 6.0, 30.0, GRACE + 1]))
+    def wait(self, seconds):
+        self.world.pass_time(seconds)
+
+    @rule(number=replicas, name=names, state=st.sampled_from(["coming", "queued", "running"]))
+    def ask(self, number, name, state):
+        engine = self.world.replicas[number].engine
+        if name in engine.cards:
+            engine.requests.append(Request(name, engine.cards[name], self.world.now, state))
+
+    @rule(number=replicas, which=st.integers(0, 5))
+    def advance_request(self, number, which):
+        requests = self.world.replicas[number].engine.requests
+        if which < len(requests):
+            later = {"coming": "queued", "queued": "running"}
+            if requests[which].state in later:
+                requests[which].state = later[requests[which].state]
+            else:
+                del requests[which]
+
+    @rule(number=replicas)
+    def restart_engine(self, number):
+        self.world.replicas[number].engine.restart()
+
+    @rule(number=replicas)
+    def restart_sidecar(self, number):
+        self.world.restart_sidecar(number)
+
+    @rule(number=replicas, is_silent=st.booleans())
+    def silence(self, number, is_silent):
+        self.world.replicas[number].engine.is_silent = is_silent
+
+    @rule(point=st.sampled_from([point for point in Point if point.startswith(("staging.", "removal."))]))
+    def die_next(self, point):
+        self.world.dies_at = point
+
+    @invariant()
+    def nothing_disappeared(self):
+        """R7 files-pinned, R4 digest-true."""
+        self.world.check()
+
+    def teardown(self):
+        self.world.close()
+        self.folder.cleanup()
+
+
+search = settings(max_examples=100, stateful_step_count=25, deadline=None)
+
+
+def test_nothing_that_an_engine_may_read_disappears():
+    """R7 files-pinned, R12 crash-only, fault 24."""
+    run_state_machine_as_test(Keeping, settings=search)
+
+
+class Impatient(DrainTracker):
+    """Lets go of what is not listed at the moment."""
+
+    def is_due(self, now: float) -> bool:
+        return True
+
+    def proven(self) -> frozenset[str]:
+        return frozenset(self._idle)
+
+
+class Credulous(DrainTracker):
+    """Waits for the grace, and believes that nothing is queued or runs then."""
+
+    def testify(self, evidence: DrainEvidence, *, asked_at: float, now: float) -> None:
+        super().testify(DrainEvidence(evidence.incarnation, 0, 0, frozenset()), asked_at=asked_at, now=now)
+
+
+class Forgetful(DrainTracker):
+    """Takes a name that another artifact has now for that one's alone."""
+
+    def _known_names(self, artifact: str) -> frozenset[str]:
+        return frozenset()
+
+
+def unload_under_a_request(world: HostWorld, state: str) -> None:
+    """An adapter is unloaded, and kept long enough, while a request of it is not done."""
+    replica = world.replicas[0]
+    serve(world, {"a": 0})
+    replica.engine.requests.append(Request("a", replica.engine.cards["a"], world.now, state))
+    serve(world, {})
+    keep_for(world, 3 * GRACE)
+
+
+def swap_under_a_request(world: HostWorld) -> None:
+    """The weights behind a name change while a request of the old ones runs."""
+    replica = world.replicas[0]
+    serve(world, {"a": 0})
+    replica.engine.requests.append(Request("a", replica.engine.cards["a"], world.now, "running"))
+    serve(world, {"a": 1})
+    keep_for(world, 3 * GRACE)
+
+
+def unload(world: HostWorld) -> None:
+    """An adapter was listed a moment ago; a request may be on its way that nobody knows of."""
+    serve(world, {"a": 0})
+    serve(world, {})
+    keep_for(world, 6.0)
+
+
+def serve_on_two(world: HostWorld) -> None:
+    """One replica lets go of what the other serves."""
+    serve(world, {"a": 0})
+    serve(world, {"a": 0}, number=1)
+    serve(world, {})
+    keep_for(world, 3 * GRACE)
+
+
+def serve(world: HostWorld, wanted: dict[str, int], number: int = 0) -> None:
+    world.replicas[number].desired = {name: world.ref(source) for name, source in wanted.items()}
+    for _ in range(2):
+        world.run(number, lambda replica: replica.plan())
+        while world.replicas[number].calls:
+            world.run(number, lambda replica: replica.call())
+        world.check()
+
+
+def keep_for(world: HostWorld, seconds: float) -> None:
+    for _ in range(int(seconds / 6)):
+        world.run(0, lambda replica: replica.plan())
+        world.pass_time(6.0)
+        world.run(0, lambda replica: replica.lease_collector._review())
+        world.run(0, world.remove_all_that_may_go)
+        world.check()
+
+
+SHORTCUTS = [
+    (Impatient, unload),
+    (Credulous, partial(unload_under_a_request, state="queued")),
+    (Credulous, partial(unload_under_a_request, state="running")),
+    (Forgetful, swap_under_a_request),
+]
+
+
+@pytest.mark.parametrize(("eager", "play"), SHORTCUTS)
+def test_each_tempting_shortcut_is_found_out(tmp_path, eager, play):
+    """R7: the check can fail. What is right withstands the same."""
+    right = HostWorld(tmp_path / "right", REPLICAS)
+    play(right)
+    right.close()
+    wrong = HostWorld(tmp_path / "wrong", REPLICAS, eager)
+    with pytest.raises(AssertionError, match="vanished"):
+        play(wrong)
+    wrong.close()
+
+
+def test_a_removal_that_does_not_ask_for_leases_is_found_out(tmp_path, monkeypatch):
+    """R7: the check can fail, also between replicas of a host."""
+    right = HostWorld(tmp_path / "right", REPLICAS)
+    serve_on_two(right)
+    right.close()
+    monkeypatch.setattr(gc, "may_be_read", lambda *_: False)
+    monkeypatch.setattr(gc, "everybodys_leases", lambda *_: set())
+    wrong = HostWorld(tmp_path / "wrong", REPLICAS)
+    with pytest.raises(AssertionError, match="vanished"):
+        serve_on_two(wrong)
+    wrong.close()
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_what_may_go_goes(tmp_path, is_restarted):
+    """R16 bounded: an adapter that was deleted leaves the disk, also where its sidecar was killed meanwhile."""
+    world = HostWorld(tmp_path, REPLICAS)
+    serve(world, {"a": 0, "b": 1})
+    (kept,) = {path for name, path in world.replicas[0].engine.cards.items() if name == "b"}
+    serve(world, {"b": 1})
+    if is_restarted:
+        world.restart_sidecar(0)
+    keep_for(world, 2 * GRACE)
+    assert [str(path) for path in (tmp_path / "store" / "adapters").iterdir()] == [kept]
+    world.close()

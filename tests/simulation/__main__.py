@@ -1,0 +1,44 @@
+"""``make sim SEED=n`` plays one seed and shows its trace; ``make soak`` plays very many and tells those that fail."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+
+from tests.simulation.many import failures
+from tests.simulation.simulation import simulate
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="make sim")
+    parser.add_argument("--seed", type=int, help="play this one, and print its trace")
+    parser.add_argument("--no-nets", action="store_true", help="of that one: without periodic looks")
+    parser.add_argument("--count", type=int, default=3000, help="play so many")
+    parser.add_argument("--first", type=int, help="of so many; one by chance if it is not given")
+    asked = parser.parse_args()
+    if asked.seed is not None:
+        _one(asked.seed, has_nets=not asked.no_nets)
+    else:
+        _many(asked.count, asked.first)
+
+
+def _one(seed: int, *, has_nets: bool) -> None:
+    outcome = simulate(seed, has_nets=has_nets)
+    sys.stdout.write("\n".join([*outcome.trace, ""]))
+    sys.stdout.write(f"seed {seed}: all held; converged {outcome.converged_after_seconds:g} s after healing\n")
+
+
+def _many(count: int, given: int | None) -> None:
+    first = random.SystemRandom().randrange(1 << 40) if given is None else given
+    found = 0
+    for failure in failures(range(first, first + count)):
+        found += 1
+        sys.stdout.write(f"{failure}\n\n")
+    sys.stdout.write(f"{count} seeds from {first} on: {found} failed\n")
+    sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Admin services as processes of the simulation, and an operator who repeats what is not settled."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from registry.admin.health import AdminMetrics
+from registry.etcd3.client import Client
+from registry.etcd3.informer import SharedInformerFactory
+from registry.etcd3.options import ClientOptions
+from registry.model.errors import InvalidArgument, RegistryError, Unavailable
+from registry.model.keys import Keys
+from registry.rollout.controller import RolloutController, Shared
+from registry.runtime.clock import Deadline
+from registry.store.reader import Reader
+from registry.store.writer import WriteGate, Writer
+from registry.transactions.builder import Settled
+from registry.transactions.changes import Change, RepairTenant
+from registry.transactions.context import Caller, TxnLimits
+from tests.simulation.calls import ask
+from tests.simulation.loop import Process
+
+CALL_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a request ended for its caller; `revision` 0: it was refused."""
+
+    request_id: str
+    revision: int
+    reason: str = ""
+    is_refused_by_replay: bool = False
+
+
+@dataclass(eq=False)
+class Admin:
+    """One admin service, with its conductor; `start` it anew after a kill.
+
+    Attributes:
+        on_end: is told of a conductor that ends, which none does by itself.
+    """
+
+    name: str
+    endpoints: tuple[str, ...]
+    keys: Keys
+    wall: Callable[[], datetime]
+    rng: random.Random
+    on_end: Callable[[str], None]
+    process: Process = field(init=False)
+    _metrics: AdminMetrics = field(default_factory=AdminMetrics)
+    _starts: int = 0
+
+    def start(self) -> None:
+        """Starts a process with nothing in its memory."""
+        self._starts += 1
+        self.process = Process(f"{self.name}.{self._starts}")
+        self.process.context().run(self._open)
+
+    def _open(self) -> None:
+        client = Client(ClientOptions(self.endpoints), rng=random.Random(self.rng.random()))
+        gate = WriteGate()
+        gate.open()
+        rng = random.Random(self.rng.random())
+        self._reader = Reader(client, self.keys)
+        self._writer = Writer(client, self.keys, TxnLimits(), gate, rng=rng, now=self.wall)
+        shared = Shared(
+            client, self.keys, self._writer, SharedInformerFactory(client, rng=rng), self._metrics.count_conducted, rng
+        )
+        controller = asyncio.get_running_loop().create_task(RolloutController(shared).run())
+        controller.add_done_callback(self._conductor_ended)
+
+    def _conductor_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self.on_end(f"the conductor of {self.name} ended: {task.exception()!r}")
+
+    async def change(self, change: Change, request_id: str) -> Settled:
+        """One try.
+
+        Raises:
+            ConnectionResetError: the process died.
+            RegistryError: as the writer raises it.
+        """
+        return await ask(self.process, self._change(change, request_id))
+
+    async def _change(self, change: Change, request_id: str) -> Settled:
+        caller = Caller("op", "operator", request_id, request_id_given=True)
+        budget = Deadline.of(CALL_SECONDS)
+        if isinstance(change, RepairTenant):
+            change = replace(change, lost=await self._reader.lost_adapters(change.name, budget))
+        return await self._writer.change(change, caller, budget, validate_only=False)
+
+
+async def settle(admins: list[Admin], change: Change, request_id: str, rng: random.Random) -> Answer:
+    """Asks one admin after another, always with the same request id, until the outcome is known."""
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            async with asyncio.timeout(3 * CALL_SECONDS):
+                settled = await rng.choice(admins).change(change, request_id)
+        except (ConnectionResetError, Unavailable, TimeoutError):
+            await asyncio.sleep(rng.uniform(0.05, 1.0))
+        except InvalidArgument as error:
+            return Answer(request_id, 0, error.reason, is_refused_by_replay=tries > 1)
+        except RegistryError as error:
+            return Answer(request_id, 0, error.reason)
+        else:
+            return Answer(request_id, settled.revision)

@@ -1,0 +1,152 @@
+"""Artifacts in memory: sources that fail or are wrong, and a store that outlives its sidecar and keeps real leases."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from registry.model.records import PoolSpec
+from registry.sources.base import ArtifactError, Stop
+from sidecar.artifacts.leases import ArtifactLeases, read_leases
+from sidecar.artifacts.maintenance import Holdings
+from sidecar.artifacts.types import ArtifactRef, Staged
+
+_log = structlog.get_logger()
+ROOT = "file:///a/"
+# Under this are the stores of all replicas; nothing of it is on a disk.
+STORES = "/store/"
+# What a source is good for stands in its name. What is picky is refused by the engine of one replica alone.
+GOOD, MISSING, REFUSED, HIGH_RANK, PICKY = "good", "missing", "refused", "high", "picky"
+_CHOOSY = "r0"
+MAX_RANK = 16
+
+
+def source_of(path: str) -> str:
+    """The source that a path of a store was staged from."""
+    return path.rsplit("/", 1)[-1]
+
+
+def path_of(replica: str, source: str) -> str:
+    """Where a replica's store keeps a source."""
+    return f"{STORES}{replica}/{source}"
+
+
+def is_good(source: str, replica: str) -> bool:
+    """Whether that replica can serve a source."""
+    return source.startswith(GOOD) or (source.startswith(PICKY) and not replica.startswith(_CHOOSY))
+
+
+def is_refused(source: str, replica: str) -> bool:
+    """Whether the engine of that replica, or of a clone of it, refuses a source."""
+    return source.startswith(REFUSED) or (source.startswith(PICKY) and replica.startswith(_CHOOSY))
+
+
+def digest_of(source: str) -> str:
+    """Digest of what a source holds."""
+    return "sha256:" + hashlib.sha256(source.encode()).hexdigest()
+
+
+def id_of(source: str) -> str:
+    """Artifact id of what a source holds."""
+    return digest_of(source).removeprefix("sha256:")
+
+
+@dataclass
+class SimStore:
+    """A host's store; implements `ArtifactStore`, and the keeper's `LeasedStore` and `StoreRounds`.
+
+    Its budget is nothing: whatever no lease protects is removed in the next round.
+
+    Attributes:
+        on_removal: is told each path as its files vanish.
+    """
+
+    replica: str
+    rng: random.Random
+    lease_file: Path
+    is_out: bool = False
+    staged: dict[ArtifactRef, Staged] = field(default_factory=dict)
+    on_removal: Callable[[str], None] = lambda _path: None
+    leases: ArtifactLeases = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.take_over()
+
+    def take_over(self) -> None:
+        """What the next sidecar process begins with: what its predecessor left in the file."""
+        self.leases = ArtifactLeases(self.lease_file, lambda: {one.id for one in self.staged.values()})
+
+    @property
+    def files_taken(self) -> int:
+        return 0
+
+    @property
+    def base_known(self) -> bool:
+        return True
+
+    def use_pool(self, _pool: PoolSpec | None) -> str:
+        return ""
+
+    def lookup(self, ref: ArtifactRef) -> Staged | None:
+        staged = self.staged.get(ref)
+        return staged if staged is not None and staged.id in self.leases else None
+
+    def is_intact(self, path: str) -> bool:
+        return self.has(path)
+
+    def owns(self, path: str) -> str | None:
+        return id_of(source_of(path)) if path.startswith(f"{STORES}{self.replica}/") else None
+
+    def has(self, path: str) -> bool:
+        """Whether the engine finds files at that path."""
+        return any(staged.path == path for staged in self.staged.values())
+
+    async def ensure(self, ref: ArtifactRef) -> Staged:
+        await asyncio.sleep(self.rng.choice((0.001, 0.02, 0.3)))
+        source = ref.uri.removeprefix(ROOT)
+        if source.startswith(MISSING):
+            raise ArtifactError("source_missing", "there is nothing", permanent=True)
+        if self.is_out:
+            raise ArtifactError("source_io", "the source is out of reach", permanent=False)
+        staged = self._staged(source)
+        with self.leases.held(staged.id):
+            await asyncio.sleep(self.rng.choice((0.0, 0.02)))
+            self.staged[ref] = staged
+        return staged
+
+    def put(self, source: str) -> None:
+        """Has a source at once; no lease protects it."""
+        self.staged[ArtifactRef(f"{ROOT}{source}", None)] = self._staged(source)
+
+    def _staged(self, source: str) -> Staged:
+        rank = 64 if source.startswith(HIGH_RANK) else 8
+        return Staged(id_of(source), path_of(self.replica, source), digest_of(source), rank)
+
+    def leased(self) -> frozenset[str]:
+        return self.leases.all()
+
+    def lease(self, artifacts: Collection[str]) -> None:
+        for artifact in artifacts:
+            self.leases.add(artifact)
+
+    def let_go(self, artifacts: Collection[str]) -> frozenset[str]:
+        return self.leases.let_go(artifacts)
+
+    def round(self, _stop: Stop) -> Holdings:
+        self.leases.write(self.lease_file.with_suffix(".new"))
+        leased = read_leases(self.lease_file)
+        for ref, staged in list(self.staged.items()):
+            if staged.id not in leased:
+                del self.staged[ref]
+                self.on_removal(staged.path)
+                _log.info("artifact_removed", artifact=staged.id, size_bytes=0)
+        return Holdings(0, len(self.staged), len(leased), 0)
+
+    def scrub(self, _stop: Stop) -> None:
+        """There is nothing to read."""

@@ -1,0 +1,296 @@
+"""What must hold at every moment of a simulation, whatever fails. Each violation names its guarantee."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from registry.etcd3.ops import Event
+from registry.model.keys import Keys
+from registry.model.names import PROOF_PREFIX
+from registry.model.status import Presence, ReplicaStatus
+from sidecar.desired.mailbox import Mailbox
+from sidecar.engines.transport import PostRequest
+from sidecar.plan.types import RoundReport
+from sidecar.vllm_plugin.protocol import Answer, Resolved, Unresolved
+from tests.simulation.artifacts import is_refused, source_of
+from tests.simulation.engines import BASE, EngineHost
+from tests.simulation.history import Members, Moment, Oracle, served_hashes
+from tests.simulation.sidecars import GRACE_SECONDS, IDLE_SECONDS
+
+# A status may be as old as the longest call of the loop that writes it, and its way to etcd.
+TRUTH_SECONDS = 120.0
+# A swap's unload and load are sent together, and each may take so long.
+PUT_BACK_SECONDS = 60.0
+# The call that is made while the replica id is lost.
+OWNER_SECONDS = 1.0
+# What an engine says of its adapters' last use is so old when a call is made.
+LOOK_SECONDS = 1.0
+# Within so long a sidecar says that its engine is out of reach, or generates nothing; and how often that is looked at.
+AWAY_SECONDS = 10.0
+STALLED_SECONDS = 30.0
+OVERSIGHT_SECONDS = 0.5
+# What is said of a record that cannot be followed, whose last good one may be served all the same.
+REFUSED_RECORD = {"unreadable_record", "future_schema", "key_mismatch"}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What an engine listed from a moment on."""
+
+    at: float
+    incarnation: str
+    listing: dict[str, str]
+
+
+@dataclass
+class Checks:
+    """Follows everything, by hooks."""
+
+    keys: Keys
+    pool: str
+    log: Callable[[str], None]
+    oracle: Oracle = field(init=False)
+    violations: list[str] = field(default_factory=list)
+    applied: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    followed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    planned: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    live: dict[str, Members | None] = field(default_factory=dict)
+    samples: dict[str, list[Sample]] = field(default_factory=lambda: defaultdict(list))
+    calls: int = 0
+    removals_confirmed: bool = False
+    replicas: set[str] = field(default_factory=set)
+    owned: dict[str, float] = field(default_factory=dict)
+    lost: dict[str, float] = field(default_factory=dict)
+    said_ready: dict[str, bool] = field(default_factory=dict)
+    _presence: dict[str, str] = field(default_factory=dict)
+    _swaps: dict[str, dict[str, tuple[int, Members | None]]] = field(default_factory=lambda: defaultdict(dict))
+    _bad_since: dict[tuple[str, str], tuple[object, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.oracle = Oracle(self.keys.adapters(self.pool))
+
+    def violated(self, text: str) -> None:
+        """Notes that a guarantee does not hold."""
+        self.log(f"VIOLATED {text}")
+        self.violations.append(f"{_now():.3f} s: {text}")
+
+    def on_commit(self, revision: int, events: tuple[Event, ...]) -> None:
+        """Each revision of etcd."""
+        self.oracle.take(revision, events)
+        prefix = self.keys.statuses(self.pool)
+        for event in events:
+            if event.kv is not None and event.key.startswith(prefix):
+                self._check_status(ReplicaStatus.parse(event.kv.value))
+            if event.key.startswith(self.keys.replicas(self.pool)):
+                self._note_owner(event)
+
+    def _note_owner(self, event: Event) -> None:
+        """Until when a clone has owned its replica id; presence names its owner."""
+        key = event.key.decode()
+        former = self._presence.pop(key, "")
+        if former:
+            self.owned[former] = _now()
+        if event.kv is not None:
+            self._presence[key] = Presence.parse(event.kv.value).owner.removeprefix("host of ")
+            self.owned[self._presence[key]] = float("inf")
+
+    def on_log(self, process: str, event: str) -> None:
+        """Each line of a log."""
+        if event == "part_failed":
+            self.violated(f"X2 a part of {process} failed")
+        if event == "replica_id_taken":
+            self.lost[process.rpartition(".")[0]] = _now()
+
+    def on_report(self, replica: str, mailbox: Mailbox, report: RoundReport) -> None:
+        """Each round of a sidecar, before the calls of its plan. R1 and R2."""
+        self.said_ready[replica] = report.situation.ready
+        desired = mailbox.snapshot.desired
+        if desired is None:
+            return
+        self.followed[replica] = desired.count
+        if desired.revision < self.applied[replica] and not self.removals_confirmed:
+            self.violated(f"R1 {replica} went back from {self.applied[replica]} to {desired.revision}")
+        self.applied[replica] = desired.revision
+        if all(desired.state_hash != moment.state_hash for moment in self.oracle.at(desired.revision)):
+            self.violated(f"R2 {replica} at {desired.revision} is not what history replays to")
+        plan = report.situation.plan
+        if plan is not None and plan.revision != report.situation.revision:
+            self.violated(f"R9 {replica} speaks of {report.situation.revision} by a plan made from {plan.revision}")
+        if plan is not None:
+            self.planned[replica] = plan.revision
+            self.live[replica] = mailbox.snapshot.members
+
+    def on_answer(self, replica: str, mailbox: Mailbox, name: str, answer: Answer) -> None:
+        """Each answer to an engine's question, as it is given: R4, R6, by the state that the replica follows."""
+        path = answer.path if isinstance(answer, Resolved) else ""
+        self.log(f"{replica} asked for {name}: {source_of(path) or answer}")
+        desired = mailbox.snapshot.desired
+        if desired is None:
+            return
+        lazy = [moment.lazy().get(name) for moment in self.oracle.at(desired.revision)]
+        if path and all(version is None or version.source != source_of(path) for version in lazy):
+            self.violated(f"R4 {replica} tells that {name} is {source_of(path)}, at {desired.revision} {lazy}")
+        elif answer in {Unresolved("unknown_adapter"), Unresolved("not_lazy")} and all(
+            version is not None for version in lazy
+        ):
+            self.violated(f"R3 {replica} tells {answer} of {name}, which is lazy at {desired.revision}")
+
+    def on_call(self, host: EngineHost, request: PostRequest) -> None:
+        """Each request to an engine as it is sent: R5, R6, no wrong unload, no second load while one is unsettled."""
+        # What an engine refuses is tried again for as long as it is desired.
+        self.calls += not is_refused(source_of(str(request.body.get("lora_path") or "")), host.store.replica)
+        self._check_owner(host)
+        if host.replica not in self.replicas:
+            return
+        name, path = str(request.body["lora_name"]), request.body.get("lora_path")
+        self.log(f"{host.replica} {'unload' if path is None else 'load'} {name} {source_of(str(path or ''))}")
+        moments = self._moments(host.replica, name, path)
+        if path is not None and not host.store.has(str(path)):
+            self.violated(f"R7 {host.replica} loads {name} from {source_of(str(path))}, whose files are gone")
+        if name.lower() == BASE:
+            self.violated(f"R5 {host.replica} touches the name of the base model")
+        if path is None:
+            self._check_unload(host, name, moments)
+        else:
+            self._check_load(host, name, str(path), moments)
+
+    def _moments(self, replica: str, name: str, path: object) -> list[Moment]:
+        """What calls may be made by: the newest plan, and for as long as a swap goes on, the one that it is of."""
+        planned, swaps = self.planned[replica], self._swaps[replica]
+        if name.startswith(PROOF_PREFIX):
+            if path is None:
+                swaps.pop(name, None)
+            else:
+                swaps.setdefault(name, (planned, self.live[replica]))
+        return [
+            moment for revision in {planned, *(at for at, _ in swaps.values())} for moment in self.oracle.at(revision)
+        ]
+
+    def on_twice(self, host: EngineHost, names: set[str]) -> None:
+        """Each request to an engine while one of the same sidecar for the same name is not answered."""
+        self.violated(f"R19 {host.replica} makes two calls at once for {sorted(names)}")
+
+    def on_engine_state(self, replica: str, sidecar: object, *, is_away: bool, is_stalled: bool) -> None:
+        """Each look at an engine and its sidecar, None while that does not run: R18."""
+        for what, is_bad, seconds in (("away", is_away, AWAY_SECONDS), ("stalled", is_stalled, STALLED_SECONDS)):
+            who, since = self._bad_since.get((replica, what), (None, _now()))
+            if not is_bad or sidecar is None or sidecar is not who:
+                self._bad_since[replica, what] = (sidecar, _now()) if is_bad else (None, _now())
+                if sidecar is not who:
+                    self.said_ready.pop(replica, None)
+            elif _now() - since > seconds + OVERSIGHT_SECONDS and self.said_ready.get(replica, False):
+                self.violated(f"R18 {replica} is ready though its engine is {what} for {_now() - since:.1f} s")
+
+    def _check_owner(self, host: EngineHost) -> None:
+        """R10: who was told that the replica id is another's calls no engine, but for the call that runs."""
+        lost_at = self.lost.get(host.replica, float("inf"))
+        if lost_at < _now() - OWNER_SECONDS and self.owned.get(host.replica, 0.0) < lost_at:
+            self.violated(f"R10 {host.replica} calls its engine, and was told at {lost_at:.3f} that its id is taken")
+
+    def _check_load(self, host: EngineHost, name: str, path: str, moments: list[Moment]) -> None:
+        """A load is of what is desired under that name, of its proof before a swap, or puts back what a swap took."""
+        source = source_of(path)
+        live = self.live[host.replica]
+        lives = [live, *(among for _, among in self._swaps[host.replica].values())]
+        names = {name for moment in moments for among in lives for name in moment.may_load(source, host.replica, among)}
+        is_fit = bool(names) if name.startswith(PROOF_PREFIX) else name in names
+        if not is_fit and not self._is_put_back(host, name, source, moments):
+            told = f"not its share at {self.planned[host.replica]} among {sorted(live or ())}"
+            self.violated(f"R6 {host.replica} loads {name} from {source}, {told}")
+
+    def _is_put_back(self, host: EngineHost, name: str, source: str, moments: list[Moment]) -> bool:
+        """True if it is what was listed a moment ago, or what is due of that until others serve it: no canary's."""
+        if name in host.listing:
+            return False
+        recent = [sample for sample in self.samples[host.replica] if sample.at > _now() - PUT_BACK_SECONDS]
+        before = {source_of(sample.listing[name]) for sample in recent if name in sample.listing}
+        due = {(one.stable or one.newest).source for moment in moments if (one := moment.wanted.get(name))}
+        return source in before or (bool(before) and source in due)
+
+    def _check_unload(self, host: EngineHost, name: str, moments: list[Moment]) -> None:
+        path = host.listing.get(name)
+        if path is None or name.startswith(PROOF_PREFIX):
+            return
+        if host.store.owns(path) is None:
+            self.violated(f"R11 {host.replica} unloads {name}, which it did not load")
+        elif all(self._is_due(moment, host.replica, name, path) for moment in moments):
+            self.violated(f"R6 {host.replica} unloads {name} though it is desired at {self.planned[host.replica]}")
+        elif (idle_seconds := self._idle_seconds(host, name, path, moments)) < IDLE_SECONDS - LOOK_SECONDS:
+            self.violated(f"R6 {host.replica} unloads {name}, which is lazy and was used {idle_seconds:.3f} s ago")
+
+    def _idle_seconds(self, host: EngineHost, name: str, path: str, moments: list[Moment]) -> float:
+        """How long nobody has used a lazy adapter that is desired as it is loaded, where anybody can tell and cares."""
+        lazy = [moment.lazy().get(name) for moment in moments]
+        if (
+            host.engine is None
+            or host.engine.plugin is None
+            or any(one is None or one.source != source_of(path) for one in lazy)
+        ):
+            return float("inf")
+        return host.engine.cards.ages().get(name, float("inf"))
+
+    def _is_due(self, moment: Moment, replica: str, name: str, path: str) -> bool:
+        """Whether the replica is to serve under that name what the path holds."""
+        version = moment.share(replica, self.live[replica]).get(name)
+        return version is not None and version.source == source_of(path)
+
+    def on_engine(self, host: EngineHost, what: str, name: str, path: str) -> None:
+        """Each change of an engine as it takes effect."""
+        if what in {"start", "stop"}:
+            self.log(f"{host.replica} engine {what}")
+        elif what == "load":
+            self.log(f"{host.replica} loaded {name} {source_of(path)}")
+        self.samples[host.replica].append(Sample(_now(), host.incarnation, host.listing))
+
+    def on_removal(self, host: EngineHost, path: str) -> None:
+        """R7: what vanishes is read by nobody, and nobody saw it listed for the grace."""
+        self.log(f"{host.replica} removes {source_of(path)}")
+        if host.engine is not None and path in host.engine.needed:
+            self.violated(f"R7 {host.replica} removes {source_of(path)}, which its engine lists or still has to serve")
+        elif self._listed_until(host.replica, path) > _now() - GRACE_SECONDS:
+            self.violated(f"R7 {host.replica} removes {source_of(path)}, which was listed a moment ago")
+
+    def _listed_until(self, replica: str, path: str) -> float:
+        """When an engine of that replica listed the path last."""
+        end = _now()
+        for sample in reversed(self.samples[replica]):
+            if path in sample.listing.values():
+                return end
+            end = sample.at
+        return 0.0
+
+    def _check_status(self, status: ReplicaStatus) -> None:
+        """R9: what a status says of the served set was listed in that incarnation, and not long ago."""
+        replica = status.replica
+        if self._presence.get(self.keys.replica(self.pool, replica).decode(), replica) != replica:
+            return  # a clone speaks of its own engine
+        said = (status.served.count, status.served.hash)
+        self.log(f"{replica} status at {status.observed_revision} ready={status.ready} served={said[0]}")
+        if not status.engine.incarnation or not status.observed_revision:
+            return
+        moments = self.oracle.at(status.observed_revision)
+        # A source that is read anew for a new generation is not served yet although its old path is listed and fits.
+        others = {entry.name for entry in status.pending}
+        others |= {entry.name for entry in status.failed if entry.reason not in REFUSED_RECORD}
+        for sample in self._recent(replica, status.engine.incarnation):
+            listing = {name: path for name, path in sample.listing.items() if name not in others}
+            if any(said in served_hashes(moment, replica, listing) for moment in moments):
+                return
+        self.violated(f"R9 {replica} says that it serves {said[0]} at {status.observed_revision}, which was never so")
+
+    def _recent(self, replica: str, incarnation: str) -> Iterator[Sample]:
+        """What the engine listed not long ago in that incarnation, the newest first."""
+        end = _now()
+        for sample in reversed(self.samples[replica]):
+            if end < _now() - TRUTH_SECONDS:
+                return
+            if sample.incarnation == incarnation:
+                yield sample
+            end = sample.at
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

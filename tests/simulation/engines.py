@@ -1,0 +1,274 @@
+"""Engines: the contract-tested simulated vLLM behind the real driver, with the HTTP between them played."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, TypeVar
+
+from sidecar.engines.simulated.engine import Card, Rejection, SimulatedVllm
+from sidecar.engines.simulated.options import Options
+from sidecar.engines.transport import Reply
+from sidecar.vllm_plugin.usage import Usage
+from tests.simulation.artifacts import SimStore, is_refused, source_of
+from tests.simulation.calls import ask
+from tests.simulation.loop import Process
+from tests.simulation.plugin import PlayedPlugin, Socket
+
+Value = TypeVar("Value")
+Change = Callable[["EngineHost", str, str, str], None]
+BASE = "base"
+OPTIONS = Options(served_model_name=BASE, load_seconds=0.01, token_seconds=0.2, development=True)
+# Where there is one slot only, requests of other adapters wait.
+SLOTS = (1, 8)
+MISSING_FILES = Rejection(404, "NotFoundError", "Loading lora failed: No adapter found for <path>")
+
+
+class SimEngine(SimulatedVllm):
+    """Reads adapters from the replica's store in memory, each time anew; other absolute paths are always there.
+
+    Attributes:
+        coming: adapters of requests that are on their way to the queue.
+        resolved: what the plugin was told, by name, until it is registered or refused.
+        unbound: requests of which it is not known yet what they are bound to.
+        requests: those that are not answered yet, also those that it has not even taken in since it stands still.
+        plugin: ours; None: it has none.
+    """
+
+    def __init__(self, store: SimStore, started_at: float, max_loras: int) -> None:
+        super().__init__(replace(OPTIONS, max_loras=max_loras))
+        self.started_at = started_at
+        self.coming: list[Card] = []
+        self.resolved: dict[str, Card] = {}
+        self.unbound = 0
+        self.requests: set[asyncio.Task[None]] = set()
+        self.plugin: PlayedPlugin | None = None
+        self._on_resolved: Callable[[str, str], None] = lambda _name, _path: None
+        self._store = store
+        self._ticks = count(1)
+
+    def ask_by(self, socket: Socket, on_resolved: Callable[[str, str], None]) -> None:
+        """Gives it our plugin; `on_resolved` is told (name, path) of what is registered by a request."""
+        self.cards = Usage(now=asyncio.get_running_loop().time)
+        self.plugin = PlayedPlugin(self, socket, self._store)
+        self.resolve = self._ask_plugin
+        self._on_resolved = on_resolved
+
+    async def _ask_plugin(self, name: str) -> Card | None:
+        assert self.plugin is not None
+        card = await self.plugin.resolve(name, self.options.model)
+        if card is not None:
+            self.resolved[name] = card
+        return card
+
+    async def _resolve(self, name: str) -> None:
+        try:
+            await super()._resolve(name)
+        finally:
+            card = self.resolved.pop(name, None)
+        if card is not None:
+            self._on_resolved(name, card.path)
+
+    async def stand_still(self, event: asyncio.Event) -> None:
+        """Makes no step until the event is set."""
+        async with self._turn:
+            await event.wait()
+
+    @property
+    def needed(self) -> set[str]:
+        """Paths whose files it may read at any moment."""
+        return {card.path for card in (*self.cards.values(), *self.coming, *self.resolved.values(), *self.bound)}
+
+    async def serve(self, name: str, on_its_way_seconds: float, tokens: int) -> None:
+        """A request: what it is answered with is decided when it comes in.
+
+        Raises:
+            Rejection: there is no such adapter.
+            EngineDead: its files are gone.
+        """
+        self.unbound += 1
+        try:
+            card = await self.card_of(name)
+        finally:
+            self.unbound -= 1
+        if card is None:
+            return
+        self.coming.append(card)
+        try:
+            await asyncio.sleep(on_its_way_seconds)
+            await self.generate(card, ".", tokens)
+        finally:
+            self.coming.remove(card)
+
+    def _now(self) -> float:
+        """By the order of the samples, for the machine's clock is not this simulation's."""
+        return float(next(self._ticks))
+
+    async def _weights_for(self, card: Card | None) -> str:
+        """Others took its room since the last step."""
+        if card is not None:
+            self._resident.pop(card.number, None)
+        return await super()._weights_for(card)
+
+    async def _bring_in(self, card: Card) -> None:
+        is_hub_id = not card.path.startswith("/")  # to vLLM, and there is no hub
+        if is_hub_id or (self._store.owns(card.path) and not self._store.has(card.path)):
+            raise MISSING_FILES
+        if is_refused(source_of(card.path), self._store.replica):
+            raise Rejection(500, "InternalServerError", "Call to add_lora method failed: wrong shapes")
+        self._resident[card.number] = card.path
+
+
+def _nothing_refused(_name: str) -> bool:
+    return False
+
+
+@dataclass(eq=False)
+class EngineHost:
+    """Where an engine runs, is killed and started anew.
+
+    Attributes:
+        on_change: is told (host, what, name, path) of each change of the adapters as it takes effect.
+        hang: the next load waits for this event inside the engine's core.
+        stuck: the next load waits for this event before the engine's core hears of it.
+        odd: what befalls the next posts, one each.
+        refuses: whether a load of that name is refused now, as when memory is short.
+        broken: pages that answer with that HTTP status instead.
+        socket: on which our plugin in it asks the sidecar; None: it has no plugin.
+    """
+
+    replica: str
+    url: str
+    store: SimStore
+    rng: random.Random
+    on_change: Change
+    engine: SimEngine | None = None
+    process: Process = field(default_factory=lambda: Process("none"))
+    hang: asyncio.Event | None = None
+    stuck: asyncio.Event | None = None
+    hanging: list[asyncio.Event] = field(default_factory=list)
+    odd: list[str] = field(default_factory=list)
+    refuses: Callable[[str], bool] = _nothing_refused
+    broken: dict[str, int] = field(default_factory=dict)
+    busy: set[str] = field(default_factory=set)
+    processes: list[Process] = field(default_factory=list)
+    socket: Socket | None = None
+    stalls: list[asyncio.Event] = field(default_factory=list)
+    _standing: set[asyncio.Task[None]] = field(default_factory=set)
+    _starts: int = 0
+
+    def start(self) -> None:
+        """Starts a process; it has no adapters."""
+        self._starts += 1
+        self.process = Process(f"{self.replica}/engine{self._starts}")
+        self.processes.append(self.process)
+        self.engine = SimEngine(self.store, 1000.0 + self._starts, self.rng.choice(SLOTS))
+        if self.socket is not None:
+            self.engine.ask_by(self.socket, lambda name, path: self.on_change(self, "load", name, path))
+        self.busy.clear()
+        self.stalls.clear()
+        self.on_change(self, "start", "", "")
+
+    def kill(self) -> None:
+        """Ends the process; whoever waits for an answer learns it at once."""
+        self.engine, self.hang, self.stuck = None, None, None
+        self.process.kill()
+        self.on_change(self, "stop", "", "")
+
+    @property
+    def incarnation(self) -> str:
+        return "" if self.engine is None else repr(self.engine.started_at)
+
+    @property
+    def coming(self) -> list[Card]:
+        """Adapters that requests on their way to the queue refer to."""
+        return [] if self.engine is None else [*self.engine.coming, *self.engine.resolved.values()]
+
+    @property
+    def listing(self) -> dict[str, str]:
+        """Name to path of what is loaded."""
+        return {} if self.engine is None else {name: card.path for name, card in self.engine.cards.items()}
+
+    def order_hang(self, *, is_outside: bool) -> asyncio.Event:
+        """Makes the next load hang until the event is set; `is_outside`: beside which the engine does all else."""
+        event = asyncio.Event()
+        self.hang, self.stuck = (self.hang, event) if is_outside else (event, self.stuck)
+        self.hanging.append(event)
+        return event
+
+    def stall(self) -> asyncio.Event:
+        """Makes the engine generate and load nothing until the event is set, though it answers."""
+        engine, event = self.engine, asyncio.Event()
+        assert engine is not None
+        self.hanging.append(event)
+        self.stalls.append(event)
+        task = asyncio.get_running_loop().create_task(engine.stand_still(event), context=self.process.context())
+        self._standing.add(task)
+        return event
+
+    @property
+    def is_stalled(self) -> bool:
+        return any(not event.is_set() for event in self.stalls)
+
+    def release(self) -> None:
+        """Ends everything that hangs, and what was ordered."""
+        for event in self.hanging:
+            event.set()
+        self.hanging.clear()
+        self.process.resume()
+        self.odd.clear()
+        self.hang = self.stuck = None
+
+    def heal(self) -> None:
+        """From now on it refuses nothing that is good, and all its pages are there."""
+        self.refuses = _nothing_refused
+        self.broken.clear()
+
+    async def ask(self, work: Coroutine[Any, Any, Value]) -> Value:
+        """Runs `work` in the engine's process and waits for it. Raises ConnectionResetError: the engine died."""
+        return await ask(self.process, work)
+
+    async def load(self, name: str, path: str) -> None:
+        """Loads as a request does. Raises Rejection."""
+        engine, hold, stuck = self.engine, self.hang, self.stuck
+        assert engine is not None
+        if self.refuses(name):
+            raise Rejection(500, "InternalServerError", "Call to add_lora method failed: out of memory")
+        self.hang = self.stuck = None
+        self.busy.add(name)
+        try:
+            if stuck is not None:
+                await stuck.wait()
+            await engine.load(name, path, hold)
+        finally:
+            self.busy.discard(name)
+        self.on_change(self, "load", name, path)
+
+    async def unload(self, name: str) -> None:
+        """Unloads as a request does. Raises Rejection."""
+        engine = self.engine
+        assert engine is not None
+        path = self.listing.get(name, "")
+        await engine.unload(name)
+        self.on_change(self, "unload", name, path)
+
+    async def call_plugin(self, path: str, body: Mapping[str, object]) -> Reply:
+        """Swaps or unloads as the plugin does."""
+        engine, before = self.engine, self.listing
+        assert engine is not None
+        assert engine.plugin is not None
+        name = str(body["lora_name"])
+        if "lora_path" in body and self.refuses(name):
+            return Reply(500, b'{"error": {"type": "refused", "message": "out of memory"}}')
+        self.busy.add(name)
+        try:
+            reply = await engine.plugin.call(path, body)
+        finally:
+            self.busy.discard(name)
+        if self.listing != before:
+            new = self.listing.get(name)
+            self.on_change(self, "unload" if new is None else "load", name, new or before.get(name, ""))
+        return reply

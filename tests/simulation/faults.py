@@ -1,0 +1,365 @@
+"""What goes wrong: each fault begins, lasts, and is healed; when and which is drawn from the seed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+
+from registry.model.keys import Keys
+from tests.simulation.engines import EngineHost
+from tests.simulation.links import Link, Way
+from tests.simulation.loop import State
+from tests.simulation.members import Watching
+from tests.simulation.operator import NAMES
+from tests.simulation.world import ReplicaHost, World
+
+Heal = Callable[[], None]
+Fault = Callable[[World, random.Random], Heal]
+
+
+def _nothing() -> None:
+    return
+
+
+def _pick(world: World, rng: random.Random) -> ReplicaHost:
+    return rng.choice(world.replicas)
+
+
+def kill_sidecar(world: World, rng: random.Random) -> Heal:
+    host = _pick(world, rng)
+    world.kill(host)
+    return lambda: world.start(host)
+
+
+def pause_sidecar(world: World, rng: random.Random) -> Heal:
+    host = _pick(world, rng)
+    process = host.process
+    if process.state is State.RUNS:
+        process.pause()
+    return process.resume
+
+
+def kill_admin(world: World, rng: random.Random) -> Heal:
+    world.kill_admin(rng.choice(world.admins))
+    return _nothing
+
+
+def restart_engine(world: World, rng: random.Random) -> Heal:
+    engine = _pick(world, rng).engine
+    if engine.engine is None:
+        return _nothing
+    engine.kill()
+    return engine.start
+
+
+def hang_load(world: World, rng: random.Random) -> Heal:
+    engine = _pick(world, rng).engine
+    return engine.order_hang(is_outside=rng.random() < 0.5).set
+
+
+def freeze_engine(world: World, rng: random.Random) -> Heal:
+    """All of it stops, as by SIGSTOP."""
+    process = _pick(world, rng).engine.process
+    if process.state is State.RUNS:
+        process.pause()
+    return process.resume
+
+
+def stall_core(world: World, rng: random.Random) -> Heal:
+    """It answers as before, and generates nothing."""
+    engine = _pick(world, rng).engine
+    return _nothing if engine.engine is None else engine.stall().set
+
+
+def odd_answers(world: World, rng: random.Random) -> Heal:
+    engine = _pick(world, rng).engine
+    engine.odd.extend(rng.choices(("lost request", "lost reply", "busy"), k=rng.randint(1, 3)))
+    return engine.odd.clear
+
+
+def refuse_loads(world: World, rng: random.Random) -> Heal:
+    """Memory is short: all loads are refused, or a share of them, or those of one name."""
+    engine, dice = _pick(world, rng).engine, random.Random(rng.random())
+    share, names = rng.choice((0.5, 1.0)), rng.choice((None, NAMES[:1], NAMES[1:]))
+    engine.refuses = lambda name: (names is None or name in names) and dice.random() < share
+    return engine.heal
+
+
+def break_pages(world: World, rng: random.Random) -> Heal:
+    """An odd answer instead of a page."""
+    engine = _pick(world, rng).engine
+    engine.broken[rng.choice(("/v1/models", "/metrics"))] = 500
+    return engine.heal
+
+
+def complete_nothing(world: World, rng: random.Random) -> Heal:
+    """The route is hidden, and an answer is lost."""
+    engine = _pick(world, rng).engine
+    engine.broken["/v1/completions"] = rng.choice((404, 405, 501))
+    engine.odd.append("lost reply")
+    return engine.heal
+
+
+def foreign_load(world: World, rng: random.Random) -> Heal:
+    engine = _pick(world, rng).engine
+    name = rng.choice(("theirs", "other"))
+    _send(engine, rng, name, "/somewhere/else")
+    return _nothing
+
+
+def foreign_unload(world: World, rng: random.Random) -> Heal:
+    engine = _pick(world, rng).engine
+    names = sorted(engine.listing)
+    if names:
+        _send(engine, rng, rng.choice(names), None)
+    return _nothing
+
+
+def _send(engine: EngineHost, rng: random.Random, name: str, path: str | None) -> None:
+    """Somebody else's call; what comes of it is theirs."""
+    if engine.engine is None or name in engine.busy:
+        return
+    work = engine.engine.load(name, path) if path else engine.engine.unload(name)
+    task = asyncio.get_running_loop().create_task(work, context=engine.process.context())
+    task.add_done_callback(lambda done: _told(engine, done))
+
+
+def _told(engine: EngineHost, task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()
+    engine.on_change(engine, "foreign", "", "")
+
+
+def stop_etcd(world: World, rng: random.Random) -> Heal:
+    return _with_links(list(world.links.values()), Way.REFUSED)
+
+
+def hang_etcd(world: World, rng: random.Random) -> Heal:
+    return _with_links(list(world.links.values()), Way.HUNG)
+
+
+def hang_links(world: World, rng: random.Random) -> Heal:
+    client = rng.choice([host.name for host in world.replicas] + [admin.name for admin in world.admins])
+    links = world.links_of(client)
+    return _with_links(rng.sample(links, rng.randint(1, len(links))), rng.choice((Way.HUNG, Way.REFUSED)))
+
+
+def _with_links(links: list[Link], way: Way) -> Heal:
+    for link in links:
+        link.set_way(way)
+
+    def heal() -> None:
+        for link in links:
+            link.set_way(Way.OPEN)
+
+    return heal
+
+
+def bad_links(world: World, rng: random.Random) -> Heal:
+    links = rng.sample(list(world.links.values()), rng.randint(1, len(world.links)))
+    lose, slow = rng.choice(((0.2, 0.0), (0.0, 1.5), (0.1, 0.3)))
+    for link in links:
+        link.lose, link.slow_seconds = lose, slow
+
+    def heal() -> None:
+        for link in links:
+            link.lose = link.slow_seconds = 0.0
+
+    return heal
+
+
+def cut_links(world: World, rng: random.Random) -> Heal:
+    for link in rng.sample(list(world.links.values()), rng.randint(1, len(world.links))):
+        link.cut()
+    return _nothing
+
+
+def isolate_member(world: World, rng: random.Random) -> Heal:
+    member = rng.choice(world.cluster.members)
+    if member.is_isolated:
+        return _nothing
+    member.isolate()
+    return member.rejoin
+
+
+def lag_member(world: World, rng: random.Random) -> Heal:
+    member = rng.choice(world.cluster.members)
+    member.lag_seconds = rng.uniform(0.1, 5.0)
+
+    def heal() -> None:
+        member.lag_seconds = 0.0
+
+    return heal
+
+
+def compact(world: World, rng: random.Random) -> Heal:
+    store = world.store
+    if store.compacted < store.revision:
+        store.compact(rng.choice((store.revision, rng.randint(store.compacted + 1, store.revision))))
+    return _nothing
+
+
+def expire_lease(world: World, rng: random.Random) -> Heal:
+    short = [number for number, lease in world.store.leases.items() if lease.ttl_seconds < 60]
+    if short:
+        world.store.revoke(rng.choice(short))
+    return _nothing
+
+
+def fill_store(world: World, rng: random.Random) -> Heal:
+    world.store.is_full = True
+
+    def heal() -> None:
+        world.store.is_full = False
+
+    return heal
+
+
+def replace_store(world: World, rng: random.Random) -> Heal:
+    """Restored with and without what the manual asks for, or emptied. Once is enough for one simulation."""
+    if world.restores:
+        return _nothing
+    first = min(world.hand_written)
+    revision = rng.choice((0, rng.randint(first, world.store.revision), world.store.revision))
+    world.replace_store(revision, bump=rng.choice((0, 1000)) if revision else 0)
+    return _nothing
+
+
+def wrong_prefix(world: World, rng: random.Random) -> Heal:
+    """A sidecar that knows what it served is started with another prefix."""
+    host = _pick(world, rng)
+    if not host.has_snapshot or not world.checks.followed[host.name]:
+        return _nothing
+    world.kill(host)
+    world.start(host, Keys("/elsewhere"))
+
+    def heal() -> None:
+        world.kill(host)
+        world.start(host)
+
+    return heal
+
+
+def clone_replica(world: World, rng: random.Random) -> Heal:
+    """A machine with the same replica id starts."""
+    twin = world.rival(_pick(world, rng))
+    twin.engine.start()
+    world.start(twin)
+    return lambda: world.kill(twin)
+
+
+def jump_clock(world: World, rng: random.Random) -> Heal:
+    world.skew_seconds = rng.choice((-3600.0, 3600.0, 0.0))
+    return _nothing
+
+
+def lose_sources(world: World, rng: random.Random) -> Heal:
+    store = _pick(world, rng).place.store
+    store.is_out = True
+
+    def heal() -> None:
+        store.is_out = False
+
+    return heal
+
+
+FAULTS: tuple[Fault, ...] = (
+    kill_sidecar,
+    kill_sidecar,
+    pause_sidecar,
+    kill_admin,
+    restart_engine,
+    restart_engine,
+    hang_load,
+    hang_load,
+    freeze_engine,
+    stall_core,
+    odd_answers,
+    odd_answers,
+    refuse_loads,
+    break_pages,
+    complete_nothing,
+    foreign_load,
+    foreign_unload,
+    stop_etcd,
+    hang_etcd,
+    hang_links,
+    hang_links,
+    bad_links,
+    cut_links,
+    isolate_member,
+    lag_member,
+    compact,
+    compact,
+    expire_lease,
+    jump_clock,
+    lose_sources,
+    fill_store,
+    replace_store,
+    wrong_prefix,
+    clone_replica,
+)
+# Without what others do to an engine.
+OWN_FAULTS = tuple(fault for fault in FAULTS if fault not in {foreign_load, foreign_unload})
+
+
+async def rage(world: World, faults: Sequence[Fault], seconds: float) -> None:
+    """Begins faults for so long; each is healed in its time, and all that are left at the end."""
+    rng = random.Random(f"faults {world.seed}")
+    kinds = rng.sample(faults, rng.randint(3, len(faults)))
+    pause_seconds = rng.choice((0.5, 2.0, 4.0))
+    async with asyncio.TaskGroup() as tasks:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while loop.time() < end:
+            await asyncio.sleep(rng.uniform(0.0, pause_seconds))
+            tasks.create_task(_befall(world, rng.choice(kinds), rng, end))
+
+
+async def break_watches(world: World, seconds: float) -> None:
+    """In half of all worlds: hurts one watch alone, beside others of the same process that go on.
+
+    It breaks once, is down for a while, or says nothing for a while. What is drawn for it shifts no other draw.
+    """
+    rng = random.Random(f"watches {world.seed}")
+    if rng.random() < 0.5:
+        return
+    async with asyncio.TaskGroup() as tasks:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while loop.time() < end:
+            await asyncio.sleep(rng.uniform(0.0, 4.0))
+            if watches := _watches(world):
+                watch, how = rng.choice(watches), rng.choice(("break", "down", "mute"))
+                until = min(end, loop.time() + rng.choice((0.5, 8.0)))
+                world.log(f"fault {how} a watch")
+                if how == "mute":
+                    loop.call_at(until, watch.mute())
+                else:
+                    tasks.create_task(_keep_down(world, watch.whose, until if how == "down" else loop.time()))
+
+
+def _watches(world: World) -> list[Watching]:
+    return [watch for member in world.cluster.members for watch in member.watches]
+
+
+async def _keep_down(world: World, whose: tuple[str, bytes], until: float) -> None:
+    """Breaks the watches of one process on the same keys, each as soon as it stands."""
+    while True:
+        for watch in _watches(world):
+            if watch.whose == whose:
+                watch.tear()
+        if asyncio.get_running_loop().time() >= until:
+            return
+        await asyncio.sleep(0.05)
+
+
+async def _befall(world: World, fault: Fault, rng: random.Random, end: float) -> None:
+    world.log(f"fault {fault.__name__}")
+    heal = fault(world, rng)
+    lasts = rng.choice((0.05, 1.0, 5.0, 15.0)) * rng.uniform(0.5, 1.5)
+    left = end - asyncio.get_running_loop().time()
+    await asyncio.sleep(max(0.0, min(lasts, left)))
+    heal()
+    world.log(f"healed {fault.__name__}")

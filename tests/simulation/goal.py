@@ -1,0 +1,138 @@
+"""R3: what every replica must come to once everything has healed, and must stay. R16: and what it must let go of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from registry.model.placement import Member
+from registry.model.status import ReplicaStatus
+from sidecar.plan.readiness import DEGRADED_SHARE
+from tests.simulation.artifacts import is_good, is_refused, path_of, source_of
+from tests.simulation.history import POOL, Members, Version, Wanted
+from tests.simulation.world import KEYS, ReplicaHost, World
+
+# A load that hangs is given up after 60 s, and a retry is at most 60 s away.
+CONVERGE_SECONDS = 150.0
+# What somebody else did to an engine at the very end is found by the next look at it.
+DRIFT_SECONDS = 20.0
+STAY_SECONDS = 20.0
+# What was put off while requests ran, such as a swap of a record that nobody can read any more, may still come.
+LAST_TRIES = 3
+# The last requests end; then come the grace, the evidence, and the store's next round.
+LET_GO_SECONDS = 60
+
+
+async def converge(world: World, confirm: Callable[[], Awaitable[None]]) -> None:
+    """R3: within a bound each engine has what it should, and says so. `confirm` lets held lists be followed."""
+    left = [*world.replicas]
+    for _ in range(int(CONVERGE_SECONDS / 0.5)):
+        left = [replica for replica in left if _difference(world, replica)]
+        if not left:
+            return
+        await asyncio.sleep(0.5)
+        await confirm()
+    for replica in left:
+        world.checks.violated(f"R3 {replica.name}: {_difference(world, replica)}")
+
+
+def _difference(world: World, replica: ReplicaHost) -> str:
+    """How a replica is not yet what it should be; empty: it is."""
+    if replica.engine.engine is not None and replica.engine.engine.unbound:
+        return "a request may yet load something"
+    moment = world.checks.oracle.newest
+    listing = {name: path for name, path in replica.engine.listing.items() if replica.place.store.owns(path)}
+    share = moment.share(replica.name, _live(world))
+    for one in moment.wanted.values():
+        if one.is_conducted:
+            return f"the rollout of {one.name} is neither promoted nor halted"
+        path = listing.get(one.name)
+        if one.is_eager and (difference := _misplaced(world, replica.name, one, share.get(one.name), path)):
+            return difference
+    known = {one.name for one in moment.wanted.values() if one.is_eager} | moment.unreadable.keys()
+    superfluous = [name for name in listing if name not in known]
+    if superfluous:
+        return f"superfluous: {superfluous}"
+    return _status_difference(world, replica, {*moment.unreadable})
+
+
+def _misplaced(world: World, replica: str, one: Wanted, version: Version | None, path: str | None) -> str:
+    """How what is listed under a name differs from the version that is the replica's; None: it is not to serve it."""
+    if version is None:
+        # What one of its owners cannot serve may be kept.
+        is_taken = all(is_good(source, owner) for owner, source in _served_by(world, one))
+        return f"{one.name} is {path}, and should be on others alone" if is_taken and path else ""
+    is_there, can_serve = path == path_of(replica, version.source), is_good(version.source, replica)
+    if is_there == can_serve:
+        return ""
+    return f"{one.name} is {path}, and should be {version.source}" if can_serve else f"{one.name} is no good: {path}"
+
+
+def _served_by(world: World, one: Wanted) -> list[tuple[str, str]]:
+    """Who is to serve an adapter, and which source."""
+    moment, live = world.checks.oracle.newest, _live(world)
+    shares = {replica: moment.share(replica, live).get(one.name) for replica in live}
+    return [(replica, version.source) for replica, version in shares.items() if version is not None]
+
+
+def _live(world: World) -> Members:
+    """All replicas, which have no labels, and room alike."""
+    return {replica.name: Member(replica.name, {}) for replica in world.replicas}
+
+
+def _status_difference(world: World, replica: ReplicaHost, unreadable: set[str]) -> str:
+    kv = world.store.kvs.get(KEYS.status(POOL, replica.name))
+    if kv is None:
+        return "it has no status"
+    status = ReplicaStatus.parse(kv.value)
+    moment = world.checks.oracle.newest
+    share = moment.share(replica.name, _live(world))
+    bad = {name for name, version in share.items() if not is_good(version.source, replica.name)}
+    failed = {entry.name for entry in status.failed}
+    newest = world.checks.oracle.moments[-1][0]
+    if status.stale or status.observed_revision < newest or status.pending:
+        return f"its status says {kv.value!r}"
+    refused = [version for version in share.values() if is_refused(version.source, replica.name)]
+    serves = any(replica.place.store.owns(path) for path in replica.engine.listing.values())
+    if not status.ready and (serves or not refused) and len(refused) <= DEGRADED_SHARE * len(share):
+        return f"its status says {kv.value!r}"
+    lazy = moment.lazy()
+    asked = {name for name, version in lazy.items() if not is_good(version.source, replica.name)}
+    # Why the last question for one was not answered stays in the status until the next question.
+    asked |= {entry.name for entry in status.failed if entry.name in lazy and entry.retry_at}
+    if failed - asked != bad | unreadable:
+        return f"failed are {failed}, expected {bad | unreadable}"
+    return ""
+
+
+async def stay(world: World) -> None:
+    """R3: what has converged stays so, and nothing is called any more."""
+    await asyncio.sleep(DRIFT_SECONDS)
+    for _ in range(LAST_TRIES):
+        before = world.checks.calls
+        await asyncio.sleep(STAY_SECONDS)
+        if world.checks.calls == before:
+            break
+    else:
+        world.checks.violated("R3 engines are called although nothing changes")
+    for replica in world.replicas:
+        if difference := _difference(world, replica):
+            world.checks.violated(f"R3 {replica.name} did not stay: {difference}")
+
+
+async def let_go(world: World) -> None:
+    """R16: within a bound no store has what nobody needs any more."""
+    for _ in range(LET_GO_SECONDS):
+        if not any(_kept_in_vain(world, replica) for replica in world.replicas):
+            return
+        await asyncio.sleep(1.0)
+    for replica in world.replicas:
+        if kept := _kept_in_vain(world, replica):
+            world.checks.violated(f"R16 {replica.name} keeps what nobody needs: {sorted(kept)}")
+
+
+def _kept_in_vain(world: World, replica: ReplicaHost) -> set[str]:
+    """Sources in the store that are neither desired nor listed."""
+    staged = {source_of(staged.path) for staged in replica.place.store.staged.values()}
+    desired = {version.source for one in world.checks.oracle.newest.wanted.values() for version in one.versions}
+    return staged - desired - {source_of(path) for path in replica.engine.listing.values()}

@@ -1,0 +1,229 @@
+"""Who changes the desired state: by the admin service, many changes at once, and now and then by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+
+from registry.model.errors import Reason
+from registry.model.names import tenant_of
+from registry.model.records import (
+    AdapterRecord,
+    AdapterSpec,
+    Canary,
+    Placement,
+    PoolLimits,
+    RetiredRecord,
+    SourceSpec,
+    Strategy,
+)
+from registry.model.status import Presence, ReplicaStatus
+from registry.transactions.changes import (
+    AbortRollout,
+    ApplyAdapters,
+    Change,
+    ConfirmRemovals,
+    CreatePool,
+    DrainReplica,
+    PromoteRollout,
+    Remove,
+    RepairTenant,
+    RollbackAdapter,
+    SetTenant,
+    Upsert,
+)
+from tests.simulation.admins import Answer, settle
+from tests.simulation.artifacts import GOOD, HIGH_RANK, MAX_RANK, MISSING, PICKY, REFUSED, ROOT
+from tests.simulation.engines import BASE
+from tests.simulation.history import POOL
+from tests.simulation.world import KEYS, ReplicaHost, World
+
+NAMES = ("a", "b", "acme/c", "acme/d", "e", "f")
+ODD_NAME = "odd"
+
+
+class Operator:
+    """Makes changes, several at once, and settles each."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = random.Random(f"operator {world.seed}")
+        self._places = random.Random(f"places {world.seed}")
+        self._canaries = random.Random(f"canaries {world.seed}")
+        self._drains = random.Random(f"drains {world.seed}")
+        self._made = 0
+        self._sources = 0
+
+    async def work(self, seconds: float) -> None:
+        """Makes changes for so long, and waits until each is settled."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        pause = self._rng.choice((0.5, 2.0, 5.0))
+        async with asyncio.TaskGroup() as tasks:
+            while loop.time() < end:
+                await asyncio.sleep(self._rng.uniform(0.0, 2 * pause))
+                if self._drains.random() < 0.15:
+                    replica = self._drains.choice(self._world.replicas).name
+                    tasks.create_task(self.change(DrainReplica(POOL, replica, drain=self._drains.random() < 0.7)))
+                if self._rng.random() < 0.1:
+                    self._write_by_hand()
+                else:
+                    tasks.create_task(self.change(self._next()))
+
+    async def change(self, change: Change) -> Answer:
+        """Settles one change; one that a restored store may have lost is made again."""
+        self._made += 1
+        request_id, restores = f"req-{self._made}", -1
+        while restores != self._world.restores:
+            restores = self._world.restores
+            answer = await settle(self._world.admins, change, request_id, self._rng)
+        self._world.log(f"{request_id} {type(change).__name__}: revision {answer.revision} {answer.reason}")
+        self._world.answers.append(answer)
+        if answer.reason == Reason.ETCD_NO_SPACE and self._rng.random() < 0.5:
+            self._delete_by_hand()
+        return answer
+
+    async def prepare(self) -> None:
+        """Makes the pool."""
+        await self.change(CreatePool(POOL, (BASE,), PoolLimits(max_rank=MAX_RANK)))
+
+    def _delete_by_hand(self) -> None:
+        """Deletes an adapter as etcdctl does, one whose history tells of the generation."""
+        names = [name for name in NAMES if tenant_of(name) == "acme" and self._is_replaced(name)]
+        if names:
+            name = self._rng.choice(names)
+            self._world.store.delete(KEYS.adapter(POOL, name))
+            self._world.log(f"deleted {name} by hand")
+
+    def _is_replaced(self, name: str) -> bool:
+        kvs, kv = self._world.store.kvs, self._world.store.kvs.get(KEYS.adapter(POOL, name))
+        if kv is None:
+            return False
+        before = kvs.get(KEYS.history(POOL, name, AdapterRecord.parse(kv.value).generation - 1))
+        return before is not None and not RetiredRecord.parse(before.value).deleted
+
+    async def repair(self) -> None:
+        """Makes good what deletions by hand left behind, as the doctor does."""
+        await self.change(RepairTenant("acme"))
+
+    async def undrain(self) -> None:
+        """Has all replicas serve again (R20): orders it anew while one of them lives and drains.
+
+        An order goes with the lease of the presence that it was given to, be it that of a clone which is dead by now.
+        """
+        away = self._world.replicas
+        for _ in range(60):
+            for host in away:
+                await self.change(DrainReplica(POOL, host.name, drain=False))
+            await asyncio.sleep(1.0)
+            away = [host for host in self._world.replicas if not self._is_back(host)]
+            if not away:
+                return
+
+    def _is_back(self, host: ReplicaHost) -> bool:
+        kv = self._world.store.kvs.get(KEYS.replica(POOL, host.name))
+        presence = None if kv is None else Presence.parse(kv.value)
+        return presence is not None and presence.owner == host.place.owner and not presence.leaving
+
+    async def confirm(self) -> None:
+        """Confirms every list that a replica says it holds, in a pool that is there again."""
+        if KEYS.pool(POOL) not in self._world.store.kvs:
+            await self.prepare()
+        for key, kv in list(self._world.store.kvs.items()):
+            held = ReplicaStatus.parse(kv.value).held if key.startswith(KEYS.statuses(POOL)) else ""
+            if found := re.search(r"--revision (\d+)", held):
+                self._world.checks.removals_confirmed = True
+                await self.change(ConfirmRemovals(POOL, int(found[1])))
+
+    def _next(self) -> Change:
+        rng = self._rng
+        if rng.random() < 0.05:
+            return SetTenant("acme", rng.choice((1, 2, None)))
+        if rng.random() < 0.1:
+            return RollbackAdapter(POOL, rng.choice(NAMES))
+        special = self._canaries.choices((_nothing, self._roll, self._end_rollout), (60, 28, 12))[0]
+        if (change := special()) is not None:
+            return change
+        names = rng.sample(NAMES, rng.randint(1, 3))
+        return ApplyAdapters(POOL, tuple(self._one(name) for name in names))
+
+    def _one(self, name: str) -> Upsert | Remove:
+        rng = self._rng
+        etag = rng.choice((None, None, None, 0, rng.randint(1, self._world.store.revision)))
+        if rng.random() < 0.25:
+            return Remove(name, etag or None)
+        return Upsert(name, self._spec(), etag)
+
+    def _spec(self) -> AdapterSpec:
+        self._sources += 1
+        kind = self._rng.choices((GOOD, MISSING, REFUSED, HIGH_RANK, PICKY), (12, 1, 1, 1, 1))[0]
+        load = self._rng.choices(("eager", "lazy"), (3 if self._world.has_plugin else 8, 1))[0]
+        source = SourceSpec(uri=f"{ROOT}{kind}{self._sources}")
+        spec = AdapterSpec.model_validate({"source": source, "load": load, "priority": self._rng.randint(0, 2)})
+        replicas, strategy = self._places.choices((None, 1, 2), (4, 1, 1))[0], self._strategy()
+        if load == "lazy":
+            return spec
+        placement = Placement(replicas=replicas or "all")
+        return spec.model_copy(update={"placement": placement, "strategy": strategy})
+
+    def _strategy(self) -> Strategy | None:
+        """How new weights come to the replicas, if not to all at once."""
+        rng = self._canaries
+        if rng.random() < 0.4:
+            return None
+        return self._canary_first()
+
+    def _canary_first(self) -> Strategy:
+        rng = self._canaries
+        return Strategy(
+            canary=Canary(replicas=rng.choice((1, 2, "34%", "50%"))),
+            promote=rng.choices(("auto", "manual"), (4, 1))[0],
+            max_failures=rng.choice((0, 0, 1)),
+            soak_seconds=rng.choice((0, 1, 3, 8)),
+        )
+
+    def _roll(self) -> Change | None:
+        """New weights, of which canaries come first; None: there is nothing that others could keep."""
+        names = [name for name, record in self._records().items() if record.spec.load == "eager"]
+        if not names:
+            return None
+        spec = self._spec().model_copy(update={"load": "eager", "strategy": self._canary_first()})
+        return ApplyAdapters(POOL, (Upsert(self._canaries.choice(names), spec),))
+
+    def _end_rollout(self) -> Change | None:
+        """Somebody promotes or aborts a rollout as it is, or as they saw it once; None: there is none."""
+        rng, records = self._canaries, self._records()
+        names = [name for name, record in records.items() if record.rollout]
+        if not names:
+            return None
+        name, seen = rng.choice(names), rng.randint(1, self._world.store.revision)
+        etag = rng.choice((None, self._world.store.kvs[KEYS.adapter(POOL, name)].mod_revision, seen))
+        return rng.choice((PromoteRollout, AbortRollout))(POOL, name, 0, etag)
+
+    def _records(self) -> dict[str, AdapterRecord]:
+        """What stands under the names of adapters."""
+        found = {name: self._world.store.kvs.get(KEYS.adapter(POOL, name)) for name in NAMES}
+        return {name: AdapterRecord.parse(kv.value) for name, kv in found.items() if kv is not None}
+
+    def _write_by_hand(self) -> None:
+        """A record that somebody writes past the admin service: readable or not, or the base model's name."""
+        world = self._world
+        if world.store.is_full:
+            return
+        key = KEYS.adapter(POOL, ODD_NAME)
+        value = self._rng.choice((b"{", b'{"schema":9}', self._odd_record()))
+        world.hand_written.add(world.store.put(key, value))
+        world.log("written by hand")
+
+    def _odd_record(self) -> bytes:
+        self._sources += 1
+        source = f"{ROOT}good{self._sources}"
+        return (
+            f'{{"schema":1,"name":"{ODD_NAME}","pool":"{POOL}","tenant":"default","generation":{self._sources},'
+            f'"spec":{{"source":{{"uri":"{source}"}}}},"updated_at":"2026-01-01T00:00:00Z","updated_by":"hand"}}'
+        ).encode()
+
+
+def _nothing() -> None:
+    return

@@ -1,0 +1,217 @@
+"""One whole simulation: a seed in, a trace out, and an error that says how to replay it if anything is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import structlog
+
+from tests.simulation.engine_http import http_for
+from tests.simulation.faults import FAULTS, OWN_FAULTS, Fault, break_watches, rage
+from tests.simulation.goal import converge, let_go, stay
+from tests.simulation.lazy import ask_for_lazy
+from tests.simulation.loop import Deadlock, Livelock, State, VirtualLoop, current_process_name
+from tests.simulation.operator import Operator
+from tests.simulation.plugin import playing
+from tests.simulation.replay import Logs
+from tests.simulation.traffic import send
+from tests.simulation.world import World
+from tests.simulation.writes import check_writes
+from tests.support.memory_folder import memory_folder
+
+CHAOS_SECONDS = 30.0
+# So short that what an engine was told of is let go of soon; the engine's own word keeps it for longer.
+HOLD_SECONDS = 15.0
+
+
+class SimulationFailed(AssertionError):
+    """A guarantee did not hold."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a simulation that went well leaves; `compared`: how much the replay checker held against something."""
+
+    trace: list[str]
+    digest: str
+    converged_after_seconds: float
+    compared: Counter[str]
+
+
+def simulate(seed: int, *, has_nets: bool = True) -> Outcome:
+    """Plays one seed.
+
+    Without `has_nets` nothing is looked at merely because time has passed, and nobody else drives the engines, which
+    only such a look would find: what is then repaired was noticed by itself.
+
+    Raises:
+        SimulationFailed: with what was violated, the end of the trace, and the command that replays it.
+    """
+    with memory_folder() as root, _loop() as loop:
+        world = loop.run_until_complete(_made(seed, Path(root)))
+        logs = Logs()
+        with _patched(world, logs), nullcontext() if has_nets else _without_nets():
+            converged = _played(loop, world, logs, FAULTS if has_nets else OWN_FAULTS)
+    if world.checks.violations:
+        tail = "\n".join(world.trace[-60:])
+        found = "\n".join(world.checks.violations[:10])
+        nets = "" if has_nets else " NETS=no"
+        raise SimulationFailed(f"seed {seed}; replay with: make sim SEED={seed}{nets}\n{tail}\n\n{found}")
+    return Outcome(world.trace, world.digest, converged, logs.compared)
+
+
+def play_by_hand(seed: int, work: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    """Does something in the world of a seed, in which nothing is started yet."""
+    with memory_folder() as root, _loop() as loop:
+        world = loop.run_until_complete(_made(seed, Path(root)))
+        with _patched(world, Logs()):
+            loop.run_until_complete(_ended(world, work))
+
+
+async def _ended(world: World, work: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    try:
+        await work(world)
+    finally:
+        await world.bury()
+
+
+def _played(loop: VirtualLoop, world: World, logs: Logs, faults: Sequence[Fault]) -> float:
+    try:
+        return loop.run_until_complete(_play(world, logs, faults))
+    except (Deadlock, Livelock) as error:
+        world.checks.violations.append(f"R3 {type(error).__name__}: {error}")
+        return 0.0
+
+
+async def _made(seed: int, folder: Path) -> World:
+    return World(seed, folder)
+
+
+@contextmanager
+def _loop() -> Iterator[VirtualLoop]:
+    loop = VirtualLoop()
+    try:
+        yield loop
+    finally:
+        loop.close()
+
+
+@contextmanager
+def _patched(world: World, logs: Logs) -> Iterator[None]:
+    """Puts the world in place of sockets, and its trace in place of the log."""
+
+    def note(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:
+        name = event.pop("event")
+        world.log(f"{name} {event}")
+        logs.note(name, event)
+        world.checks.on_log(current_process_name(), name)
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(processors=[note], cache_logger_on_first_use=False)
+    try:
+        with (
+            mock.patch("registry.etcd3.channel._open", world.open_channel),
+            mock.patch(
+                "sidecar.engines.vllm.driver.VllmHttp",
+                http_for(world.engines, world.checks.on_call, world.checks.on_twice),
+            ),
+            mock.patch("sidecar.resolver.demand.HOLD_SECONDS", HOLD_SECONDS),
+            playing(world.engines.values),
+        ):
+            yield
+    finally:
+        structlog.configure(**before)
+
+
+@contextmanager
+def _without_nets() -> Iterator[None]:
+    with (
+        mock.patch("sidecar.loop.reconciler.RESYNC_SECONDS", math.inf),
+        mock.patch("sidecar.loop.observer.RESYNC_SECONDS", math.inf),
+        mock.patch("sidecar.desired.watcher.COMPARE_SECONDS", math.inf),
+        mock.patch("sidecar.app.watch_changes", _watch_nothing),
+    ):
+        yield
+
+
+async def _watch_nothing(*_: object) -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
+    loop = asyncio.get_running_loop()
+    expiry, overseer = loop.create_task(_expire_leases(world)), loop.create_task(_oversee(world))
+    for admin in world.admins:
+        admin.start()
+    operator = Operator(world)
+    await operator.prepare()
+    remade: set[asyncio.Task[None]] = set()
+    world.on_restore = lambda: remade.add(loop.create_task(operator.prepare()))
+    for replica in world.replicas:
+        replica.engine.start()
+        world.start(replica)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(operator.work(CHAOS_SECONDS))
+        tasks.create_task(rage(world, faults, CHAOS_SECONDS))
+        tasks.create_task(break_watches(world, CHAOS_SECONDS))
+        tasks.create_task(send(world, CHAOS_SECONDS))
+    _heal(world)
+    world.log("healed everything")
+    healed_at = loop.time()
+    await asyncio.gather(*remade)
+    await operator.undrain()
+    await operator.repair()
+    await converge(world, operator.confirm)
+    converged = loop.time() - healed_at
+    await stay(world)
+    await let_go(world)
+    await ask_for_lazy(world, operator)
+    check_writes(world)
+    logs.check(world)
+    expiry.cancel()
+    overseer.cancel()
+    await world.bury()
+    return converged
+
+
+async def _expire_leases(world: World) -> None:
+    while True:
+        await asyncio.sleep(0.5)
+        if world.cluster.has_quorum():
+            world.store.expire(asyncio.get_running_loop().time())
+
+
+async def _oversee(world: World) -> None:
+    """R18: what a sidecar that runs says of an engine that does not."""
+    while True:
+        await asyncio.sleep(0.5)
+        for replica in world.replicas:
+            engine, sidecar = replica.engine, replica.process
+            runs = sidecar.state is State.RUNS and sidecar
+            world.checks.on_engine_state(
+                replica.name,
+                runs or None,
+                is_away=engine.process.state is not State.RUNS,
+                is_stalled=engine.is_stalled,
+            )
+
+
+def _heal(world: World) -> None:
+    for rival in world.rivals:
+        world.kill(rival)
+        rival.engine.kill()
+    for replica in world.replicas:
+        replica.process.resume()
+        replica.engine.release()
+        if replica.engine.engine is None:
+            replica.engine.start()
+        world.start(replica)

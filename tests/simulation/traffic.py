@@ -1,0 +1,55 @@
+"""Requests to the engines. Each is bound to files when it comes in, and needs them until its end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from sidecar.engines.simulated.engine import EngineDead, Rejection
+from tests.simulation.engines import EngineHost
+from tests.simulation.lazy import UNKNOWN
+from tests.simulation.operator import NAMES
+from tests.simulation.world import World
+
+# More would still be under way long after everything has healed.
+MOST_AT_ONCE = 2
+# The longest outlive the grace, and all evidence that would do for shorter ones.
+TOKENS = (1, 5, 70)
+
+
+# Whatever may be desired, and what nobody ever heard of.
+ASKED = (*NAMES, UNKNOWN)
+
+
+async def send(world: World, seconds: float) -> None:
+    """Sends requests for so long; some wait until all that came before them are answered."""
+    rng = random.Random(f"traffic {world.seed}")
+    pause_seconds = rng.choice((0.3, 1.0, 5.0))
+    end = asyncio.get_running_loop().time() + seconds
+    while asyncio.get_running_loop().time() < end:
+        await asyncio.sleep(rng.uniform(0.0, 2 * pause_seconds))
+        _ask(world, rng.choice(world.replicas).engine, rng)
+
+
+def _ask(world: World, host: EngineHost, rng: random.Random) -> None:
+    """One request for whatever the engine lists, in the engine's own process."""
+    names, engine = sorted({*host.listing, *(ASKED if world.has_plugin else ())}), host.engine
+    if engine is None or not names or len(engine.requests) >= MOST_AT_ONCE:
+        return
+    work = engine.serve(rng.choice(names), rng.choice((0.0, 0.1, 4.0)), rng.choice(TOKENS))
+    task = asyncio.get_running_loop().create_task(work, context=host.process.context())
+    engine.requests.add(task)
+    task.add_done_callback(engine.requests.discard)
+    task.add_done_callback(lambda done: _answered(world, host, done))
+
+
+def _answered(world: World, host: EngineHost, task: asyncio.Task[None]) -> None:
+    if task.cancelled():
+        return
+    match task.exception():
+        case None | Rejection():
+            return
+        case EngineDead():
+            world.checks.violated(f"R7 {host.replica}'s engine died of files that are gone")
+        case error:
+            world.checks.violated(f"a request failed: {error!r}")

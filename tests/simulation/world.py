@@ -1,0 +1,276 @@
+"""Everything of one simulation, built from its seed: cluster, links, admins, replicas, checks and the trace."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from registry.model.keys import Keys
+from registry.model.records import Meta
+from sidecar.desired.journal import Journal
+from sidecar.ownership import ReplicaTaken
+from tests.simulation.admins import Admin, Answer
+from tests.simulation.artifacts import SimStore
+from tests.simulation.channels import SimChannel
+from tests.simulation.checks import Checks
+from tests.simulation.conduct import Conduct
+from tests.simulation.engines import EngineHost
+from tests.simulation.history import POOL
+from tests.simulation.links import Link
+from tests.simulation.loop import Process, State, current_process_name
+from tests.simulation.members import Cluster, Habits, Member
+from tests.simulation.plugin import Socket
+from tests.simulation.sidecars import Place, run_sidecar
+from tests.simulation.store import EtcdStore
+
+KEYS = Keys("/sim")
+# After this a sidecar that gave up its replica id is started anew.
+SUPERVISOR_SECONDS = 5.0
+# So many fleets have our plugin in their engines, and serve lazy adapters.
+PLUGIN_SHARE = 0.5
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass(eq=False)
+class ReplicaHost:
+    """One host: its engine, its disk, and the sidecar's process, which comes and goes."""
+
+    place: Place
+    engine: EngineHost
+    process: Process = field(default_factory=lambda: Process("none", State.DEAD))
+    starts: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.place.replica
+
+    @property
+    def has_snapshot(self) -> bool:
+        return any(file.stat().st_size for file in self.place.state.glob("*"))
+
+    @property
+    def runs(self) -> bool:
+        return self.process.state is not State.DEAD
+
+
+class World:
+    """One simulation. Every draw of chance is made from the seed."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.seed = seed
+        self.rng = random.Random(f"world {seed}")
+        self.trace: list[str] = []
+        self.skew_seconds = 0.0
+        self.has_plugin = self._rng("plugin").random() < PLUGIN_SHARE
+        self.answers: list[Answer] = []
+        self.checks = Checks(KEYS, POOL, self.log)
+        self.journals: list[Journal] = []
+        self.hand_written: set[int] = set()
+        self.rivals: list[ReplicaHost] = []
+        self.restores = 0
+        self.on_restore: Callable[[], None] = lambda: None
+        self._folder = folder
+        self._dead: list[Process] = []
+        self._channels = 0
+        self.store = EtcdStore()
+        self.conduct = Conduct(self.store, KEYS, POOL, self.checks.violated)
+        self.store.on_commit += [self.checks.on_commit, self.conduct.on_commit]
+        self.cluster = Cluster(self.store, self._rng("cluster"), _habits(self.rng))
+        for number in range(self.rng.choice((1, 3))):
+            Member(f"m{number}", number + 1, self.cluster)
+        self.write_meta()
+        self.links: dict[str, Link] = {}
+        self.admins = [self._admin(f"admin{number}") for number in range(2)]
+        self.replicas = [self._replica(f"r{number}") for number in range(self.rng.randint(1, 3))]
+        self.checks.replicas = {replica.name for replica in self.replicas}
+        self.engines = {replica.engine.url: replica.engine for replica in self.replicas}
+
+    def _rng(self, name: str) -> random.Random:
+        return random.Random(f"{name} {self.seed}")
+
+    def wall(self) -> datetime:
+        """The wall clock, which may be set."""
+        return EPOCH + timedelta(seconds=asyncio.get_running_loop().time() + self.skew_seconds)
+
+    def log(self, text: str) -> None:
+        """Adds to the trace."""
+        now = asyncio.get_running_loop().time()
+        self.trace.append(f"{now:10.4f} {current_process_name()}: {text}")
+
+    @property
+    def digest(self) -> str:
+        """Of the whole trace."""
+        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
+
+    def _endpoints(self, client: str) -> tuple[str, ...]:
+        names = tuple(f"{client}|{member.name}" for member in self.cluster.members)
+        for name, member in zip(names, self.cluster.members, strict=True):
+            self.links[name] = Link(name, member, self._rng(name))
+        return names
+
+    def open_channel(self, endpoint: str, _tls: object) -> SimChannel:
+        """In place of `registry.etcd3.channel._open`."""
+        self._channels += 1
+        return SimChannel(self.links[endpoint], self._channels)
+
+    def links_of(self, client: str) -> list[Link]:
+        """Its ways to all members."""
+        return [link for name, link in self.links.items() if name.startswith(f"{client}|")]
+
+    def _admin(self, name: str) -> Admin:
+        return Admin(
+            name,
+            self._endpoints(name),
+            KEYS,
+            self.wall,
+            self._rng(name),
+            lambda why: self.checks.violated(f"R12 {why}"),
+        )
+
+    def _replica(self, name: str) -> ReplicaHost:
+        store = self._store_of(name)
+        url = f"http://{name}"
+        engine = EngineHost(name, url, store, self._rng(f"engine {name}"), self.checks.on_engine, socket=self._socket())
+        store.on_removal = lambda path: self.checks.on_removal(engine, path)
+        place = Place(
+            *(POOL, name, url, self._endpoints(name), self._folder / name, store, KEYS, self.wall),
+            *(self.checks.on_report, self.checks.on_answer, f"host of {name}", engine.socket),
+        )
+        return ReplicaHost(place, engine)
+
+    def _socket(self) -> Socket | None:
+        return Socket() if self.has_plugin else None
+
+    def _store_of(self, name: str) -> SimStore:
+        return SimStore(name, self._rng(f"store {name}"), self._folder / f"{name}.leases")
+
+    def write_meta(self) -> None:
+        """What the first admin service writes into a store: its epoch."""
+        meta = Meta(epoch=f"{self.rng.random()}", created_at=EPOCH.isoformat())
+        self.hand_written.add(self.store.put(KEYS.meta(), meta.to_bytes()))
+
+    def replace_store(self, revision: int, *, bump: int) -> None:
+        """etcd is restored from a backup of that revision, 0: is emptied; as an operator does it, with admins ended."""
+        self.restores += 1
+        self.log(f"store restored to revision {revision}, bumped by {bump}")
+        for admin in self.admins:
+            self.kill_admin(admin)
+        self.store.restore(revision, asyncio.get_running_loop().time(), bump=bump)
+        self.cluster.restart(cluster_id=None if bump else self.cluster.cluster_id + 1)
+        self.hand_written = {number for number in self.hand_written if number <= revision}
+        self.answers = [answer for answer in self.answers if answer.revision <= revision]
+        self.checks.oracle.restore(self.store.history)
+        self.conduct.restore()
+        for link in self.links.values():
+            link.cut()
+        if not revision:
+            self.store.is_full = False
+            self.write_meta()
+        self.on_restore()
+
+    def rival(self, host: ReplicaHost) -> ReplicaHost:
+        """A clone of a host: the same replica id, but an engine, a disk and ways to etcd of its own."""
+        twin = ReplicaHost(host.place, host.engine, starts=0)
+        name = f"{host.name}twin{len(self.rivals)}"
+        store = self._store_of(name)
+        rng = self._rng(f"engine {name}")
+        engine = EngineHost(name, f"http://{name}", store, rng, _nothing, socket=self._socket())
+        self.engines[engine.url] = engine
+        twin.engine = engine
+        twin.place = replace(
+            host.place,
+            engine_url=engine.url,
+            endpoints=self._endpoints(name),
+            state=self._folder / name,
+            store=store,
+            on_report=lambda _replica, _mailbox, _report: None,
+            on_answer=lambda _replica, _mailbox, _name, _answer: None,
+            socket=engine.socket,
+            owner=f"host of {name}",
+        )
+        self.rivals.append(twin)
+        return twin
+
+    def start(self, host: ReplicaHost, keys: Keys = KEYS) -> None:
+        """Starts the sidecar's process; other `keys`: with a wrong prefix."""
+        if host.runs:
+            return
+        host.starts += 1
+        client = host.place.store.replica
+        host.process = Process(f"{client}.{host.starts}")
+        self.checks.lost.pop(client, None)
+        rng = self._rng(f"{client} {host.starts}")
+        place = replace(host.place, keys=keys)
+        work = run_sidecar(place, host.starts, rng, self.journals)
+        task = asyncio.get_running_loop().create_task(work, context=host.process.context())
+        task.add_done_callback(lambda done: self._ended(host, done))
+        host.process.on_death.append(lambda: self._cut(client))
+
+    def _cut(self, client: str) -> None:
+        for link in self.links_of(client):
+            link.cut()
+
+    def _ended(self, host: ReplicaHost, task: asyncio.Task[None]) -> None:
+        """A sidecar may end by itself only because its id is taken; a supervisor starts it anew."""
+        if task.cancelled():
+            return
+        error = task.exception()
+        taken = isinstance(error, BaseExceptionGroup) and error.subgroup(ReplicaTaken) is not None
+        if not taken:
+            self.checks.violated(f"R12 {host.name} ended: {error!r}")
+        self.kill(host)
+        if host in self.replicas:
+            asyncio.get_running_loop().call_later(SUPERVISOR_SECONDS, self.start, host)
+
+    def kill(self, host: ReplicaHost) -> None:
+        """Kills the sidecar's process wherever it is."""
+        if host.runs:
+            self._dead.append(host.process)
+            host.process.kill()
+
+    def kill_admin(self, admin: Admin) -> None:
+        """Kills an admin and starts it anew."""
+        self._dead.append(admin.process)
+        admin.process.kill()
+        self._cut(admin.name)
+        admin.start()
+
+    async def bury(self) -> None:
+        """Ends everything, also what was killed, so that nothing is left behind."""
+        for replica in self.replicas:
+            self.kill(replica)
+        for replica in self.rivals:
+            self.kill(replica)
+        engines = [process for host in (*self.replicas, *self.rivals) for process in host.engine.processes]
+        for host in (*self.replicas, *self.rivals):
+            host.place.store.on_removal = _unheard  # what is cancelled below may take one more step
+        for process in (*self._dead, *engines):
+            process.bury()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for journal in self.journals:
+            journal.close()
+
+
+def _unheard(_path: str) -> None:
+    return
+
+
+def _nothing(_host: EngineHost, _what: str, _name: str, _path: str) -> None:
+    return
+
+
+def _habits(rng: random.Random) -> Habits:
+    return Habits(
+        version=rng.choice(("3.5.1", "3.5.30")),
+        page_limit=rng.choice((0, 0, 2)),
+        fragment_events=rng.choice((0, 0, 1)),
+        max_lag_seconds=rng.choice((0.001, 0.05, 0.5)),
+    )

@@ -1,0 +1,47 @@
+"""A sidecar that a test has changed: ``python -m tests.support.changed_sidecar HOW FLAGS…``.
+
+HOW is the failpoint at which it kills itself; or "patient": it bears an etcd that stands still for minutes; or
+"attentive": it looks at its engine every second, merely because time has passed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from unittest import mock
+
+from registry.runtime.failpoints import Point, handling
+from sidecar.main import main
+from tests.support.herd import patient
+
+
+def dying(dies_at: Point) -> AbstractContextManager[None]:
+    """Makes this process die when it first passes the point, as by kill -9."""
+
+    def die_if_due(point: Point) -> None:
+        if point is dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return handling(die_if_due)
+
+
+@contextmanager
+def attentive() -> Iterator[None]:
+    """Makes this process look at its engine every second."""
+    with (
+        mock.patch("sidecar.loop.observer.RESYNC_SECONDS", 1.0),
+        mock.patch("sidecar.loop.reconciler.RESYNC_SECONDS", 1.0),
+    ):
+        yield
+
+
+CHANGES = {"patient": patient, "attentive": attentive}
+
+
+if __name__ == "__main__":
+    how = sys.argv.pop(1)
+    with CHANGES[how]() if how in CHANGES else dying(Point(how)):
+        main()

@@ -1,0 +1,164 @@
+"""``make mutate``: draws changes of the code, tries each, keeps what came of it, and writes the page."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from queue import SimpleQueue
+from time import monotonic
+from typing import NoReturn
+
+from tests.support.mutants.copies import ROOT, copy_of_checkout, copy_of_tree
+from tests.support.mutation.executed import Executed, NotMeasured, executed, product_files, state_of, state_with
+from tests.support.mutation.kinds import Mutation, mutations
+from tests.support.mutation.page import PAGE, kept_reasons, page, room_of, score
+from tests.support.mutation.trial import Trial, end_all, from_json, try_out
+
+CACHE = ROOT / ".mutation"
+TESTS = ("tests/unit", "tests/properties", "tests/simulation", "tests/contract", "tests/integration")
+
+
+def _asked() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make mutate")
+    parser.add_argument("--room", default="", help="folders, with commas between them, such as sidecar/plan")
+    parser.add_argument("--since", default="", help="a commit: only lines that were changed since")
+    parser.add_argument("--count", type=int, default=3000, help="how many are drawn")
+    parser.add_argument("--seed", type=int, default=1, help="of the drawing")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="none is begun later than this")
+    parser.add_argument("--workers", type=int, default=2, help="how many at once")
+    parser.add_argument("--tests", default=" ".join(TESTS), help="what is measured, and asked")
+    parser.add_argument("--page", action="store_true", help=f"write {PAGE.relative_to(ROOT)} at the end")
+    return parser.parse_args()
+
+
+def changed_lines(root: Path, since: str) -> dict[str, set[int]]:
+    """The lines of each file that were changed or added since a commit."""
+    command = ["git", "diff", "--unified=0", "--no-color", since, "--", "*.py"]
+    told = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    found: dict[str, set[int]] = {}
+    path = ""
+    for line in told.splitlines():
+        if line.startswith("+++ "):
+            path = line.removeprefix("+++ b/")
+        elif hunk := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
+            begin, count = int(hunk[1]), int(hunk[2] or 1)
+            found.setdefault(path, set()).update(range(begin, begin + count))
+    return found
+
+
+def drawn(root: Path, rooms: Sequence[str], since: str, count: int, seed: int) -> list[Mutation]:
+    """So many changes of these rooms (none: of all), the same at each run."""
+    lines = changed_lines(root, since) if since else None
+    files = [path for path in product_files(root) if not rooms or path.startswith(tuple(f"{one}/" for one in rooms))]
+    found = [one for path in files for one in mutations(path, (root / path).read_bytes())]
+    if lines is not None:
+        found = [one for one in found if one.line in lines.get(one.path, ())]
+    return random.Random(seed).sample(found, min(count, len(found)))
+
+
+class Results:
+    """What was tried, one line each; a run that was ended goes on where it was. Of one state of code and tests."""
+
+    def __init__(self, file: Path) -> None:
+        """Reads what is there."""
+        self._file = file
+        lines = file.read_text().splitlines() if file.exists() else []
+        self.trials = {trial.mutation.id: trial for trial in map(from_json, lines)}
+
+    def add(self, trial: Trial) -> None:
+        """Keeps one more."""
+        self.trials[trial.mutation.id] = trial
+        with self._file.open("a") as file:
+            file.write(f"{trial.to_json()}\n")
+
+
+def kept(cache: Path, state: str) -> list[Trial]:
+    """What came of all runs over a state of the code, whatever tests they asked. Noticed once is noticed."""
+    found: dict[str, Trial] = {}
+    for file in sorted(cache.glob(f"results-{state}-*.jsonl")):
+        for trial in Results(file).trials.values():
+            before = found.get(trial.mutation.id)
+            if before is None or trial.outcome == "killed" or before.outcome == "not run":
+                found[trial.mutation.id] = trial
+    return list(found.values())
+
+
+def try_all(
+    chosen: Iterable[Mutation], original: Path, measured: Executed, results: Results, limits: argparse.Namespace
+) -> None:
+    """Tries what was not tried yet, each worker in a copy of its own, until the time is up."""
+    until = monotonic() + limits.seconds
+    trees: SimpleQueue[Path] = SimpleQueue()
+    left = [one for one in chosen if one.id not in results.trials]
+
+    def attempt(mutation: Mutation) -> Trial | None:
+        if monotonic() > until:
+            return None
+        tree = trees.get()
+        try:
+            return try_out(mutation, tree, measured)
+        finally:
+            trees.put(tree)
+
+    with ExitStack() as stack, ThreadPoolExecutor(max(1, limits.workers)) as workers:
+        for _ in range(max(1, limits.workers)):
+            trees.put(stack.enter_context(copy_of_tree(original)))
+        for trial in filter(None, workers.map(attempt, left)):
+            results.add(trial)
+            found = trial.mutation
+            _say(
+                f"{trial.outcome:9} {found.path}:{found.line} {found.kind}: {found.was!r:.60} -> {found.becomes!r:.60}"
+            )
+
+
+def main() -> None:
+    """The command."""
+    asked = _asked()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupted)
+    rooms, tests = [one for one in asked.room.split(",") if one], asked.tests.split()
+    with copy_of_checkout() as original:
+        # A copy has no history, and is the same.
+        chosen = drawn(ROOT if asked.since else original, rooms, asked.since, asked.count, asked.seed)
+        if not chosen:
+            sys.exit("nothing to be changed there")
+        try:
+            measured = executed(original, tests, CACHE)
+        except NotMeasured as error:
+            sys.exit(str(error))
+        results = Results(CACHE / f"results-{state_with(original, tests)}.jsonl")
+        try_all(chosen, original, measured, results, asked)
+        every = kept(CACHE, state_of(original))
+    tried = [results.trials[one.id] for one in chosen if one.id in results.trials]
+    reasons = kept_reasons()
+    for room in sorted({room_of(one.mutation.path) for one in tried}):
+        noticed, of = score((one for one in tried if room_of(one.mutation.path) == room), reasons)
+        _say(f"{room}: {noticed} of {of}")
+    if asked.page:
+        where = f"of {', '.join(rooms)}" if rooms else "of all rooms"
+        told = f"{len(tried)} changes {where}, drawn with the seed {asked.seed}, were asked of {', '.join(tests)}"
+        if more := len(every) - len(tried):
+            told += f"; {more} more are those of other runs over the same code, each asked of the tests of its room"
+        PAGE.write_text(page(every, reasons, told))
+
+
+def _interrupted(_number: int, _frame: object) -> NoReturn:
+    end_all()
+    raise KeyboardInterrupt
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Order in which the suite's files are played, and which of them one worker plays after another."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from xdist.scheduler import LoadFileScheduling
+
+# They ask the session's one real vLLM. Only where the flags change it is started anew, and that takes as long as most
+# tests of it: the plugin with all its settings, the plugin that asks a sidecar, and vLLM by itself up to the end.
+_ON_ONE_ENGINE = (
+    "tests/contract/engine/test_plugin.py",
+    "tests/contract/engine/test_resolver.py",
+    "tests/contract/engine/test_beside_a_load.py",
+    "tests/contract/engine/test_drain.py",
+    "tests/contract/engine/test_driver.py",
+    "tests/contract/engine/test_http_contract.py",
+    "tests/contract/engine/test_paused.py",
+    "tests/contract/engine/test_files_pinned.py",
+    "tests/integration/convert/test_conversions.py",
+    "tests/integration/convert/test_served.py",
+    "tests/corpus/test_engine.py",
+    "tests/corpus/test_verdicts.py",
+    "tests/contract/engine/test_restart.py",
+)
+
+
+def sort(items: list[pytest.Item]) -> None:
+    """Files that share an engine first, then those of nothing but engines: so no worker ends with one, alone."""
+    engine_tests = Counter(item.path for item in items if item.get_closest_marker("engine"))
+    tests = Counter(item.path for item in items)
+
+    def place(item: pytest.Item) -> tuple[float, float]:
+        file = _file(item.nodeid)
+        shared = _ON_ONE_ENGINE.index(file) if file in _ON_ONE_ENGINE else len(_ON_ONE_ENGINE)
+        return shared, -engine_tests[item.path] / tests[item.path]
+
+    items.sort(key=place)
+
+
+class ByEngine(LoadFileScheduling):  # type: ignore[misc] # which has no types
+    """One worker plays all tests of a file, and all files that share an engine."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = _file(nodeid)
+        return "on one engine" if file in _ON_ONE_ENGINE else file
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]

@@ -1,0 +1,90 @@
+"""Who waits for whom where many calls run at once, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from registry.admin.rpc.limiter import FEW, TURN_SECONDS, Batcher
+from tests.simulation.loop import VirtualLoop
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+LONG = 10.0
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    """Runs on a clock that stands still while there is something to do."""
+    with closing(VirtualLoop()) as loop:
+        yield loop.run_until_complete
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _call(turns: Batcher, begun: list[float], seconds: float = LONG) -> None:
+    async with turns.taken():
+        begun.append(now())
+        await asyncio.sleep(seconds)
+
+
+def test_a_few_calls_wait_for_nothing(run):
+    async def scenario() -> None:
+        turns, begun, start = Batcher(), list[float](), now()
+        await asyncio.gather(*(_call(turns, begun) for _ in range(FEW)))
+        await asyncio.gather(*(_call(turns, begun) for _ in range(FEW)))
+        assert begun == [start] * FEW + [start + LONG] * FEW
+
+    run(scenario())
+
+
+def test_who_comes_to_many_goes_on_with_those_who_come_next(run):
+    async def scenario() -> None:
+        turns, begun, start = Batcher(), list[float](), now()
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(FEW + 2):
+                tasks.create_task(_call(turns, begun))
+            await asyncio.sleep(TURN_SECONDS / 2)
+            tasks.create_task(_call(turns, begun))
+            await asyncio.sleep(TURN_SECONDS)
+            tasks.create_task(_call(turns, begun))
+        first, second = start + TURN_SECONDS, start + 2.5 * TURN_SECONDS
+        assert begun == pytest.approx([start] * FEW + [first] * 3 + [second])
+
+    run(scenario())
+
+
+def test_a_turn_waits_for_no_call_that_hangs(run):
+    """A call that etcd does not answer keeps nobody: not those of its group, not those after it."""
+
+    async def scenario() -> None:
+        turns, begun, start = Batcher(), list[float](), now()
+        async with asyncio.TaskGroup() as tasks:
+            hanging = [tasks.create_task(_call(turns, begun, 1e6)) for _ in range(2 * FEW)]
+            await asyncio.sleep(1)
+            await _call(turns, begun)
+            for one in hanging:
+                one.cancel()
+        assert begun[-1] == pytest.approx(start + 1 + TURN_SECONDS)
+
+    run(scenario())
+
+
+def test_who_is_cancelled_while_it_waits_takes_nobody_along(run):
+    async def scenario() -> None:
+        turns, begun = Batcher(), list[float]()
+        async with asyncio.TaskGroup() as tasks:
+            calls = [tasks.create_task(_call(turns, begun)) for _ in range(FEW + 2)]
+            await asyncio.sleep(TURN_SECONDS / 2)
+            calls[FEW].cancel()
+        assert len(begun) == FEW + 1
+        begun.clear()
+        await _call(turns, begun)
+        assert begun == [pytest.approx(now() - LONG)], "nobody is thought to run still"
+
+    run(scenario())

@@ -1,0 +1,155 @@
+"""Examination in child processes: what ends one, and what that costs the others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from registry.lora.base import BaseModules
+from registry.lora.policy import Policy
+from registry.sources.base import ArtifactError, Stop
+from sidecar.artifacts import examiner as module
+from sidecar.artifacts.examiner import ExaminationLimits, Examiner
+from tests.support.adapters import write_adapter, write_costly_adapter
+from tests.support.waiting import eventually
+from tests.unit.artifacts.conftest import contents, pinned
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def examiner() -> Iterator[Examiner]:
+    """One of its own, with little time and memory."""
+    opened = Examiner(ExaminationLimits(processor_seconds=1))
+    yield opened
+    opened.close()
+
+
+def children_of(pid: int) -> set[int]:
+    return {int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in _listed(task / "children")}
+
+
+def _listed(file: Path) -> list[str]:
+    return file.read_text().split()
+
+
+async def test_what_takes_more_than_an_adapter_can_need_is_refused_for_good(open_store, sources, tmp_path, examiner):
+    """R8, R16, X2: the kernel ends the child at its limit; the next adapter is staged as if nothing had been."""
+    costly, good = write_costly_adapter(sources / "costly"), write_adapter(sources / "good")
+    store = open_store(examiner=examiner)
+    with pytest.raises(ArtifactError, match="more than 1 s of a processor") as refused:
+        await store.ensure(pinned(costly))
+    assert (refused.value.reason, refused.value.permanent) == ("examination_failed", True)
+    assert not contents(tmp_path / "store" / "tmp")
+    assert not contents(tmp_path / "store" / "adapters")
+    assert (await store.ensure(pinned(good))).digest == good.digest
+
+
+async def test_what_takes_more_memory_than_it_may_is_refused_for_good(open_store, sources):
+    """R16, X2."""
+    small = Examiner(ExaminationLimits(memory_bytes=300 << 20, processor_seconds=60))
+    try:
+        with pytest.raises(ArtifactError, match="300 MiB") as refused:
+            await open_store(examiner=small).ensure(pinned(write_costly_adapter(sources / "costly")))
+        assert (refused.value.reason, refused.value.permanent) == ("examination_failed", True)
+    finally:
+        small.close()
+
+
+async def test_an_examination_that_takes_long_holds_up_no_other(open_store, sources):
+    """R8, R19: another child is started for whoever waits."""
+    examiner = Examiner(ExaminationLimits(processor_seconds=600))
+    store = open_store(examiner=examiner)
+    costly, good = write_costly_adapter(sources / "costly"), write_adapter(sources / "good")
+    store_before = children_of(os.getpid())
+    held = asyncio.create_task(store.ensure(pinned(costly)))
+    try:
+        await eventually(lambda: examiner._busy)
+        (child,) = children_of(os.getpid()) - store_before
+        os.kill(child, signal.SIGSTOP)  # as if it took for ever
+        assert (await store.ensure(pinned(good))).digest == good.digest
+        assert not held.done()
+        held.cancel()
+        await eventually(lambda: child not in children_of(os.getpid()))  # and it is ended with its staging
+    finally:
+        examiner.close()
+
+
+def test_a_child_that_somebody_else_ended_is_no_fault_of_the_adapter(tmp_path, examiner):
+    """R8: whoever is short of memory may have chosen it."""
+    adapter, before = write_adapter(tmp_path / "a"), children_of(os.getpid())
+    examiner.warm()
+    (child,) = children_of(os.getpid()) - before
+    os.kill(child, signal.SIGKILL)
+    assert examiner.examine(adapter.directory, None, Policy(), Stop()).rank == 4
+
+
+def test_what_breaks_every_child_is_refused_for_good(tmp_path, examiner, monkeypatch):
+    """X2: a fault of a library that somebody's bytes set off."""
+    monkeypatch.setattr(module, "_PROGRAM", "import os; os.abort()")
+    with pytest.raises(ArtifactError, match="broke off, twice") as refused:
+        examiner.examine(write_adapter(tmp_path / "a").directory, None, Policy(), Stop())
+    assert (refused.value.reason, refused.value.permanent) == ("examination_failed", True)
+
+
+def test_a_child_that_cannot_be_started_is_tried_again(tmp_path, examiner, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(ArtifactError, match="no process could be started") as refused:
+        examiner.examine(write_adapter(tmp_path / "a").directory, None, Policy(), Stop())
+    assert not refused.value.permanent
+
+
+def test_one_child_is_kept_and_compares_with_the_base_that_it_is_told(tmp_path, examiner):
+    adapter, before = write_adapter(tmp_path / "a"), children_of(os.getpid())
+    right = BaseModules({f"model.layers.0.self_attn.{name}_proj": (16, 16) for name in "qv"})
+    wrong = BaseModules({f"model.layers.0.self_attn.{name}_proj": (8, 8) for name in "qv"})
+    for base in (right, None, right, None):
+        modules = examiner.examine(adapter.directory, base, Policy(), Stop()).modules
+        assert {one.rpartition(".")[2] for one in modules} == {"q_proj", "v_proj"}
+    with pytest.raises(ArtifactError) as refused:
+        examiner.examine(adapter.directory, wrong, Policy(), Stop())
+    assert refused.value.reason == "shape_mismatch"
+    assert len(children_of(os.getpid()) - before) == 1
+
+
+def test_a_child_gets_no_secret_of_ours_and_writes_nothing(tmp_path, examiner, monkeypatch):
+    """X1."""
+    monkeypatch.setenv("HF_TOKEN", "canary-secret")
+    examiner.warm()
+    pid = examiner._idle[0]._process.pid
+    assert b"canary-secret" not in Path(f"/proc/{pid}/environ").read_bytes()
+    examiner.examine(write_adapter(tmp_path / "a").directory, None, Policy(), Stop())
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    assert [line.split()[3] for line in limits.splitlines() if line.startswith("Max file size")] == ["0"]
+
+
+def children_of_killed(program: list[str]) -> set[int]:
+    """Those that a process had when it was killed, after its first examination."""
+    with subprocess.Popen([sys.executable, "-c", *program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "examined\n"
+        children = children_of(process.pid)
+        process.kill()
+    assert children
+    return children
+
+
+async def test_children_end_with_a_sidecar_that_is_killed(tmp_path):
+    """R12: at whatever they are; here in the middle of an examination, and idle."""
+    costly, good = write_costly_adapter(tmp_path / "costly"), write_adapter(tmp_path / "good")
+    program = (
+        "import sys; from pathlib import Path; from registry.lora.policy import Policy\n"
+        "from registry.sources.base import Stop; from sidecar.artifacts.examiner import EXAMINER\n"
+        "for folder in sys.argv[1:]:\n"
+        "    EXAMINER.examine(Path(folder), None, Policy(), Stop())\n"
+        "    print('examined', flush=True)\n"
+    )
+    children = children_of_killed([program, str(good.directory), *[str(costly.directory)] * 20])
+    await eventually(lambda: not any(Path(f"/proc/{child}").exists() for child in children))

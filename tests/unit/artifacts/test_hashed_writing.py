@@ -1,0 +1,60 @@
+"""Files that are written and hashed while more of them arrives."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.artifacts import ingest
+from sidecar.artifacts.ingest import Writing
+
+CHUNKS = st.lists(st.binary(max_size=300), max_size=20)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_pieces():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ingest, "PIECE_BYTES", 256)
+        yield
+
+
+@given(CHUNKS)
+def test_what_stands_in_the_file_is_what_came_and_what_was_hashed(tmp_path_factory, chunks):
+    """R4: in the order in which it came, however it was cut."""
+    path = tmp_path_factory.mktemp("file") / "f"
+    with path.open("wb", buffering=0) as file:
+        one = Writing(file.fileno())
+        digest = one.take(iter(chunks))
+    content = b"".join(chunks)
+    assert path.read_bytes() == content
+    assert (digest, one.size_bytes) == (hashlib.sha256(content).hexdigest(), len(content))
+
+
+def test_a_disk_that_fails_ends_it(tmp_path):
+    read_only = os.open(_file(tmp_path), os.O_RDONLY)
+    try:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            Writing(read_only).take(iter([b"x" * 300] * 5))
+    finally:
+        os.close(read_only)
+
+
+def test_a_source_that_fails_ends_it(tmp_path):
+    def broken():
+        yield b"x" * 300
+        yield b"x" * 300
+        raise ConnectionError("the source is gone")
+
+    with _file(tmp_path).open("wb", buffering=0) as file, pytest.raises(ConnectionError, match="is gone"):
+        Writing(file.fileno()).take(broken())
+
+
+def _file(folder: Path) -> Path:
+    path = folder / "f"
+    path.touch()
+    return path

@@ -1,0 +1,190 @@
+"""A store and a replica's own state with anything at all in the place of their files."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from registry.runtime.local_files import NotAFile, make_folder, make_way, read_file, set_aside
+from registry.sources.base import Stop
+from sidecar.artifacts.requests import pin_name
+from sidecar.engines.load_ledger import FILE, LoadLedger
+from sidecar.engines.others.axolotl import FILE as SLOT
+from sidecar.engines.others.axolotl import AxolotlEngine
+from sidecar.ownership import HostLock
+from tests.support.adapters import write_adapter
+from tests.unit.artifacts.conftest import pinned, unpinned
+
+ENGINE = "http://127.0.0.1:1"
+DEEP = b"[" * 30_000
+Junk = Callable[[Path], object]
+
+
+def _full_folder(path: Path) -> None:
+    (path / "inner").mkdir(parents=True)
+
+
+def _socket(path: Path) -> None:
+    os.chdir(path.parent)  # a socket's path is short
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)
+
+
+JUNK: dict[str, Junk] = {
+    "folder": Path.mkdir,
+    "full folder": _full_folder,
+    "pipe": os.mkfifo,
+    "socket": _socket,
+    "link to nothing": lambda path: path.symlink_to("nowhere"),
+    "link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "bytes": lambda path: path.write_bytes(b"\xff\x00\n" * 9),
+    "deep": lambda path: path.write_bytes(DEEP),
+    "huge": lambda path: (path.touch(), os.truncate(path, 1 << 40)),
+    "large number": lambda path: path.write_bytes(b'{"schema": 1' + b"0" * 400 + b"}"),
+}
+
+
+def put_junk(path: Path, junk: str) -> None:
+    """In place of what is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if os.path.lexists(path):
+        path.unlink()
+    JUNK[junk](path)
+
+
+@pytest.fixture(autouse=True)
+def _back_here(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("junk", JUNK)
+@pytest.mark.parametrize("name", ["r1", "r2@0123456789abcdef"])
+async def test_leases(open_store, sources, tmp_path, junk, name):
+    """R12, R7: what cannot be read may be about any artifact, so none goes; the sidecar starts, and stages."""
+    staged = await open_store().ensure(pinned(write_adapter(sources / "a")))
+    put_junk(tmp_path / "store" / "leases" / name, junk)
+    store = open_store()
+    store.take_over()
+    await store.ensure(pinned(write_adapter(sources / "b", seed=1)))
+    store.let_go({staged.id})
+    store._collector.collect(1 << 60, Stop())
+    assert staged.id in store._layout.staged_ids()
+    store.maintenance.round(Stop())
+    if name == "r1":
+        again = open_store()
+        assert again.leased(), "what is written from then on is read again"
+
+
+@pytest.mark.parametrize("junk", JUNK)
+async def test_a_report(open_store, sources, tmp_path, junk):
+    """R12: it only adds warnings."""
+    ref = pinned(write_adapter(sources / "a"))
+    staged = await open_store().ensure(ref)
+    put_junk(tmp_path / "store" / "reports" / f"{staged.id}.json", junk)
+    store = open_store()
+    assert (await store.ensure(ref)).path == staged.path
+    store.maintenance.scrub(Stop())
+
+
+@pytest.mark.parametrize("junk", JUNK)
+async def test_a_pin(open_store, sources, tmp_path, junk):
+    """R12: the source is read once more."""
+    ref = unpinned(write_adapter(sources / "a"))
+    staged = await open_store().ensure(ref)
+    put_junk(tmp_path / "store" / "pins" / f"{pin_name(ref)}.json", junk)
+    store = open_store()
+    assert store.lookup(ref) is None
+    assert (await store.ensure(ref)).path == staged.path
+    assert open_store().lookup(ref) is not None
+
+
+@pytest.mark.parametrize("junk", JUNK)
+@pytest.mark.parametrize("folder", ["adapters", "tmp", "locks", "leases", "reports", "pins"])
+async def test_a_folder_of_the_store(open_store, sources, tmp_path, folder, junk):
+    """R12: it is set aside, and made."""
+    put_junk(tmp_path / "store" / folder, junk)
+    staged = await open_store().ensure(pinned(write_adapter(sources / "a")))
+    assert staged.id in open_store()._layout.staged_ids()
+
+
+@pytest.mark.parametrize("junk", JUNK)
+@pytest.mark.parametrize("name", [".", "lock"])
+def test_the_replicas_own_folder_and_lock(tmp_path, name, junk):
+    """R12, R10: whatever stands there, one process has the lock."""
+    state = tmp_path / "state" / "r1"
+    put_junk(state / name if name == "lock" else state, junk)
+    first, second = HostLock(state / "lock"), HostLock(state / "lock")
+    assert first.try_acquire()
+    assert not second.try_acquire()
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("junk", JUNK)
+async def test_the_ledger_of_loads(tmp_path, junk):
+    """R12: it says nothing, and is written anew."""
+    put_junk(tmp_path / FILE, junk)
+    put_junk(tmp_path / "loaded.tmp", junk)
+    ledger = LoadLedger(tmp_path)
+    assert ledger.of("p1") == {}
+    await ledger.seen("p1", {"a": "/a"})
+    assert LoadLedger(tmp_path).of("p1") == {"a": "/a"}
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_the_slot_of_an_engine(tmp_path, junk):
+    """R12: what it was told last is not known."""
+    put_junk(tmp_path / SLOT, junk)
+    assert AxolotlEngine(ENGINE, state=tmp_path)._slot().incarnation == ""
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=300))
+@example(DEEP)
+@example(b'{"digest": 1e999}')
+def test_any_bytes_as_lease_pin_and_report(open_store, tmp_path, content):
+    """R12, X2."""
+    store, ref = open_store(), unpinned(write_adapter(tmp_path / "sources" / "a"))
+    for path in (store._lease_file, store._layout.pin(pin_name(ref)), store._layout.report("0" * 64)):
+        path.write_bytes(content)
+    store.take_over()
+    assert store.lookup(ref) is None
+    store.maintenance.round(Stop())
+    store.maintenance.scrub(Stop())
+
+
+def test_what_is_read(tmp_path):
+    (tmp_path / "file").write_bytes(b"x" * 10)
+    assert read_file(tmp_path / "file") == b"x" * 10
+    with pytest.raises(OSError, match="more than 9 bytes"):
+        read_file(tmp_path / "file", max_bytes=9)
+    with pytest.raises(NotAFile):
+        read_file(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        read_file(tmp_path / "nothing")
+
+
+def test_a_device_is_never_set_aside(monkeypatch):
+    """All of the host may use it: a store at /dev is somebody's mistake, which costs nobody else."""
+    monkeypatch.setattr(Path, "rename", lambda *_: None)  # or a fault here would take it from the host
+    for make in (make_way, make_folder, set_aside):
+        with pytest.raises(NotAFile, match="it is a device"):
+            make(Path(os.devnull))
+
+
+def test_only_the_last_that_was_set_aside_is_kept(tmp_path):
+    """R16 bounded: also where something is in the way at each start."""
+    for junk in ("bytes", "deep", "pipe", "link to nothing", "bytes"):
+        put_junk(tmp_path / "x", junk)
+        make_folder(tmp_path / "x")
+        (tmp_path / "x").rmdir()
+    for junk in ("folder", "full folder", "pipe"):
+        JUNK[junk](tmp_path / "y")
+        make_way(tmp_path / "y")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".damaged-x", ".damaged-y"]

@@ -1,0 +1,232 @@
+"""events: what happened, from the audit trail, statuses and a sidecar's ring."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import grpc
+import pytest
+
+from registry.cli.commands import events
+from registry.v1 import registry_pb2 as pb
+from tests.unit.cli.fake_admin import FakeAdmin, Refusal
+
+
+def ago(minutes: float) -> str:
+    return (datetime.now(UTC) - timedelta(minutes=minutes)).isoformat().replace("+00:00", "Z")
+
+
+def change(action: str, name: str = "sql", minutes: float = 10, **more: Any) -> pb.RecordedChange:
+    parts = {"at": ago(minutes), "principal": "alice", "method": "ApplyAdapters", "kind": "adapter"} | more
+    return pb.RecordedChange(action=action, name=name, **parts)
+
+
+def status(**parts: Any) -> str:
+    return json.dumps({"updated_at": ago(3), "ready": True, **parts})
+
+
+FAILED = {"name": "Law", "generation": 2, "reason": "rank_too_high", "message": "64 > 16", "request_id": "q"}
+PENDING = {"name": "sql", "generation": "?", "reason": "staging", "message": None}
+
+
+@pytest.fixture
+def world(admin) -> FakeAdmin:
+    """A pool with changes and replicas that are well, unwell and gone."""
+    found = [
+        change("halted", minutes=5, generation=4, note="2 of 2 refused", fields=["rollout"]),
+        change("updated", minutes=7, generation=4, fields=["priority", "source"]),
+        change("drain", "r1", kind="replica", method="DrainReplica"),
+        change("updated", "dev", kind="pool", method="UpdatePool"),
+    ]
+    well = pb.Replica(name="r1", pool="dev", started_at=ago(20), version="1.0", status_json=status())
+    old = {"started_at": ago(600), "leaving": True}
+    unwell = status(ready=False, note="away", held="13 would go", degraded=7, failed=[FAILED], pending=[PENDING])
+    replicas = [well, pb.Replica(name="r2", pool="dev", status_json=unwell, **old)]
+    gone = pb.MissingReplica(name="r3", last_seen=ago(900))
+    admin.answers["ListChanges"] = [pb.ListChangesResponse(changes=found)]
+    admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=replicas, missing=[gone])]
+    admin.answers["ListAdapterHistory"] = [pb.ListAdapterHistoryResponse()]
+    return admin
+
+
+def shown(ran: Any) -> list[str]:
+    keys = ("event", "kind", "name", "replica", "generation", "reason", "message", "by")
+    return [" ".join(str(one[key]) for key in keys if one[key]) for one in ran.json["items"]]
+
+
+ALL = [
+    "missing replica r3 r3",
+    "started replica r1 r1 version 1.0",
+    "drain replica r1 r1 DrainReplica alice",
+    "updated pool dev UpdatePool alice",
+    "updated adapter sql 4 ApplyAdapters: priority, source alice",
+    "halted adapter sql 4 2 of 2 refused alice",
+    "drains replica r2 r2",
+    "not_ready replica r2 r2 away",
+    "held replica r2 r2 13 would go",
+    "failing adapter Law r2 2 rank_too_high 64 > 16",
+]
+
+
+def test_what_happened_in_a_pool_the_oldest_first(cli, world):
+    ran = cli("-o", "json", "events")
+    assert (ran.code, shown(ran)) == (0, ALL)
+    (asked,) = world.asked("ListChanges")
+    assert asked.pool == "dev"
+    assert timedelta(minutes=59) < datetime.now(UTC) - datetime.fromisoformat(asked.since) < timedelta(minutes=70)
+    header, first, *_ = cli("events").out.splitlines()
+    assert header.split() == ["TIME", "EVENT", "KIND", "NAME", "REPLICA", "GENERATION", "BY", "WHY"]
+    assert first.split()[1:] == ["missing", "replica", "r3", "r3", "-", "-", "-"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["SQL"], [ALL[4], ALL[5], "pending adapter sql r2 staging"]),
+        (["law"], [ALL[9]]),
+        (["--replica", "r1"], [ALL[1], ALL[2]]),
+        (["law", "--replica", "r1"], []),
+        (["--replica", "r3", "--since", "7d"], [ALL[0]]),
+        (["--replica", "r1", "--since", "999999d"], [ALL[1], ALL[2]]),
+        (["--replica", "r1", "--since", "5m"], []),
+    ],
+)
+def test_of_one_adapter_or_replica(cli, world, words, expected):
+    assert shown(cli("-o", "json", "events", *words)) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--since", "soon"], 2, "--since soon: write a number"),
+        (["--sidecar", "r1"], 2, "--sidecar r1: write HOST:PORT"),
+        (["--sidecar", "r1:70000"], 2, "write HOST:PORT"),
+        (["--replica", "r9"], 3, "REPLICA_NOT_FOUND: there is no replica 'r9' in pool 'dev'"),
+        (["none"], 3, "ADAPTER_NOT_FOUND"),
+    ],
+)
+def test_what_there_is_not(cli, world, words, code, says):
+    world.answers["ListAdapterHistory"] = [Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "none")]
+    ran = cli("events", *words)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (code, "", 1)
+    assert says in ran.err
+
+
+def test_what_cannot_be_read_and_what_is_too_much_is_noted(cli, world, monkeypatch):
+    """X2: no more than a bound is kept, the newest of it; what others wrote has no power over a terminal."""
+    monkeypatch.setattr(events, "MAX_SHOWN", 2)
+    evil = change("updated", "\x1b[31msql", fields=["\u202e"])
+    world.answers["ListChanges"] = [pb.ListChangesResponse(changes=[*[evil] * 5], unreadable=["2026-x"])]
+    world.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[pb.Replica(name="new", pool="dev")])]
+    ran = cli("events")
+    assert "1 audit records cannot be read, and are left out: 2026-x" in ran.err
+    assert "more than the 2 that are shown" in ran.err
+    assert (len(ran.out.splitlines()), "\x1b" in ran.out, "\u202e" in ran.out) == (3, False, False)
+
+
+@pytest.fixture
+def rounds(monkeypatch) -> list[float]:
+    """Ends a watch after three looks."""
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("registry.cli.commands.events.time.sleep", pause)
+    return pauses
+
+
+def test_a_watch_prints_what_is_new_and_survives_an_outage(cli, world, rounds, clock):
+    first, second = world.answers["ListChanges"][0], pb.ListChangesResponse(changes=[change("deleted", minutes=4)])
+    away = Refusal(grpc.StatusCode.UNAVAILABLE, "ADMIN_UNAVAILABLE")
+    world.answers["ListChanges"] = [first, clock.late(away), second]
+    (later,) = [pb.ListReplicasResponse.FromString(one.SerializeToString()) for one in world.answers["ListReplicas"]]
+    later.replicas[1].status_json = status(ready=False, note="still away", held="13 would go", failed=[FAILED])
+    world.answers["ListReplicas"] = [world.answers["ListReplicas"][0], later]
+    ran = cli("-o", "json", "events", "-w")
+    lines = [json.loads(line)["item"] for line in ran.out.splitlines()]
+    assert (ran.code, [one["event"] for one in lines]) == (130, [*[one.split()[0] for one in ALL], "deleted"])
+    since = [datetime.fromisoformat(one.since) for one in world.asked("ListChanges")]
+    newest = datetime.fromisoformat(first.changes[0].at)
+    assert since[1:] == [newest - timedelta(seconds=60)] * 2
+    assert since[1] > since[0]
+
+
+def test_a_watch_ends_by_an_error_that_will_stay(cli, world, rounds):
+    world.answers["ListReplicas"].append(Refusal(grpc.StatusCode.NOT_FOUND, "POOL_NOT_FOUND"))
+    ran = cli("events", "--watch")
+    assert (ran.code, len(ran.out.splitlines()), len(rounds)) == (3, 11, 1)
+
+
+@contextmanager
+def sidecar(body: bytes, code: int = 200) -> Iterator[str]:
+    """A server that answers so; its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(code if self.path == "/events" else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+def ring(*found: object) -> bytes:
+    return json.dumps({"schema": 1, "replica": "r1", "pool": "dev", "events": found}).encode()
+
+
+def test_the_ring_of_a_sidecar(cli, admin):
+    """Also while the admin service is away: it is not asked."""
+    swapped = {"at": ago(1), "event": "swapped", "name": "sql", "generation": 3, "number": 2}
+    started = {"at": ago(2), "event": "started", "name": "", "generation": 0, "message": "\x1b", "number": 1}
+    old = {"at": ago(100), "event": "loaded", "name": "sql"}
+    odd = {"at": "1 January", "event": ["?"], "name": 7, "generation": "x"}
+    with sidecar(ring(odd, old, started, swapped, "?")) as address:
+        whole = cli("-o", "json", "events", "--sidecar", address)
+        one = cli("events", "SQL", "--sidecar", address)
+    assert set(shown(whole)) == {"replica r1 r1", "started replica r1 r1 \x1b", "swapped adapter sql r1 3"}
+    assert [line.split()[1] for line in one.out.splitlines()[1:]] == ["swapped"]
+    assert admin.requests == []
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "says"),
+    [
+        (b"[]", 200, "status 200, and no events"),
+        (b"no", 200, "Expecting value"),
+        (ring(), 404, "status 404, and no events"),
+        (b" " * 200, 200, "status 200, and no events"),
+    ],
+)
+def test_what_is_no_ring_is_refused(cli, monkeypatch, body, code, says):
+    monkeypatch.setattr(events, "_MAX_RING_BYTES", 150)
+    with sidecar(body, code) as address:
+        ran = cli("events", "--sidecar", address)
+    assert (ran.code, ran.err.count("\n")) == (6, 1)
+    assert "SIDECAR_UNAVAILABLE" in ran.err
+    assert says in ran.err
+    assert "no events of a sidecar" in cli("events", "--sidecar", address).err, "it is gone"
+
+
+def test_a_ring_without_events_is_empty(cli):
+    with sidecar(b'{"events": 1}') as address:
+        assert cli("-o", "json", "events", "--sidecar", address).json == {"items": []}

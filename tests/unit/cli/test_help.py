@@ -1,0 +1,155 @@
+"""What the tool says of itself: completion, explain, the schema, the help; and what was probably meant."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from registry.cli import completion
+from registry.cli.main import run
+from registry.v1 import registry_pb2 as pb
+from tests.support import cli_page
+
+ROOT = Path(__file__).parents[3]
+
+
+def listed(request: pb.ListAdaptersRequest) -> pb.ListAdaptersResponse:
+    prefix = request.filter.removeprefix("name=").removesuffix("*")
+    names = [f"{request.pool}-sql", f"{request.pool}-legal"]
+    return pb.ListAdaptersResponse(adapters=[pb.Adapter(name=one) for one in names if one.startswith(prefix)])
+
+
+@pytest.fixture
+def tab(admin, address, capsys, monkeypatch):
+    """What Tab offers at the end of a line, in bash."""
+    pools = [pb.Pool(name="dev"), pb.Pool(name="ops")]
+    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=pools)]
+    admin.answers["ListAdapters"] = [listed]
+    admin.answers["ListReplicas"] = [
+        lambda asked: pb.ListReplicasResponse(replicas=[pb.Replica(name=f"{asked.pool}-r1")])
+    ]
+    admin.answers["ListTenants"] = [pb.ListTenantsResponse(tenants=[pb.Tenant(name="acme")])]
+    monkeypatch.setattr(completion, "SECONDS", 60.0)
+    monkeypatch.setenv("LORAPLANE_ADMIN", address)
+    monkeypatch.setenv("_LORAPLANE_COMPLETE", "complete_bash")
+
+    def press(line: str) -> list[str]:
+        words = f"loraplane {line}"
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - (not words.endswith(" "))))
+        with pytest.raises(SystemExit):
+            run([])
+        return capsys.readouterr().out.split()
+
+    return press
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("expl", ["explain"]),
+        ("get ", ["adapters", "replicas", "pools", "tenants"]),
+        ("describe ", ["adapter", "pool", "replica"]),
+        ("retry ", ["adapter"]),
+        ("get adapters ", ["dev-sql", "dev-legal", "ops-sql", "ops-legal"]),
+        ("get adapters DEV-S", []),
+        ("get adapters dev-s", ["dev-sql"]),
+        ("get adapters --pool ops ops-", ["ops-sql", "ops-legal"]),
+        ("get replicas ", ["dev-r1", "ops-r1"]),
+        ("get pools o", ["ops"]),
+        ("get tenants ", ["acme"]),
+        ("describe replica --pool dev ", ["dev-r1"]),
+        ("delete dev-l", ["dev-legal"]),
+        ("rollout ops-s", ["ops-sql"]),
+        ("drain --pool dev ", ["dev-r1"]),
+        ("events dev-l", ["dev-legal"]),
+        ("events --replica ops", ["ops-r1"]),
+        ("retry adapter x --replica ops", ["ops-r1"]),
+        ("apply --pru", ["--prune"]),
+        ("history --pool ", ["dev", "ops"]),
+        ("pool delete ", ["dev", "ops"]),
+        ("pool create ", []),
+        ("add ", []),
+        ("get nonsense ", []),
+        ("dev u", ["up"]),
+        ("get adapters -o j", ["json"]),
+        ("get adapters -o ", ["table", "wide", "json", "yaml", "name", "manifest"]),
+        ("get -o json adapters dev-s", ["dev-sql"]),
+    ],
+)
+def test_tab_offers_what_exists(tab, line, offered):
+    assert tab(line) == offered
+
+
+def test_tab_without_a_service_says_nothing(tab, monkeypatch, capsys):
+    monkeypatch.setattr(completion, "SECONDS", 0.2)
+    monkeypatch.setenv("LORAPLANE_ADMIN", "127.0.0.1:1")
+    assert tab("get adapters ") == []
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell(shell, capsys):
+    assert run(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert f"complete_{shell}" in script
+    if shell == "bash":
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_the_published_schema_is_that_of_the_code(capsys):
+    assert run(["schema"]) == 0
+    printed = capsys.readouterr().out
+    assert (ROOT / "docs/manifest.schema.json").read_text() == printed, "run: make docs"
+    schema = json.loads(printed)
+    assert schema["required"] == ["apiVersion", "kind", "metadata", "spec"]
+    assert "labels" not in schema["$defs"]["ManifestSpec"]["properties"]
+
+
+def test_the_page_of_the_commands_is_that_of_the_code():
+    assert cli_page.PAGE.read_text() == cli_page.page(), "run: make docs"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("explain", ["required, loraplane/v1", "metadata", "TAKES: mapping"]),
+        ("explain adapter.spec.placement", ['DEFAULT: {"replicas": "all"', "all or number from 1 to 10000"]),
+        ("explain adapters.spec.load", ["DEFAULT: eager", "Use eager or lazy"]),
+        ("explain adapter.spec.strategy -R", ["canary.replicas", "required, number from 1 to 10000 or text"]),
+        ("explain adapter.spec.source.digest", ["TAKES: text", "64 lower-case hex digits"]),
+        ("-o name explain adapter.spec.placement", ["replicas\nselector\n"]),
+        ("-o json explain adapter.spec.placement.replicas", ['"default": "all"', '"$defs"']),
+        ("-o json explain adapter", ['"apiVersion"']),
+    ],
+)
+def test_explain(line, told, capsys):
+    assert run(line.split()) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert [one for one in told if " ".join(one.split()) not in printed] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("explain replica", "begin with adapter"),
+        ("explain adapter.spec.placment", "did you mean placement?"),
+        ("explain adapter.spec.zzz", "known here: source, baseModel"),
+        ("explain adapter.spec.load.x", "there is nothing below it"),
+        ("gte adapters", "Did you mean 'get'?"),
+        ("get adaptrs", "did you mean adapters?"),
+        ("get nodes", "choose one of adapters, replicas, pools, tenants"),
+        ("apply --prun", "--prune"),
+    ],
+)
+def test_what_was_meant_is_named(line, told, capsys):
+    assert run(["--admin", "127.0.0.1:1", *line.split()]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_loraplane_alone_shows_its_help(capsys):
+    assert run([]) == 0
+    assert "Usage: loraplane" in capsys.readouterr().out

@@ -1,0 +1,129 @@
+"""What apply and add see of sources that this machine can read."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from registry.cli.local_adapters import base_here, base_message
+from registry.lora.directory import digest_of
+from registry.v1 import registry_pb2 as pb
+from tests.corpus.drafts import LLAMA
+from tests.unit.cli.fake_admin import applied
+
+
+@pytest.fixture
+def pool(admin, tmp_path) -> None:
+    base = base_message(base_here(LLAMA.write_base(tmp_path / "base")))
+    admin.answers |= {"ApplyAdapters": [applied], "GetPool": [pb.Pool(name="dev", base_models=["tiny"], base=base)]}
+
+
+def sent(admin) -> list[str]:
+    return [change.upsert.spec.source.digest for request in admin.asked("ApplyAdapters") for change in request.changes]
+
+
+def test_the_digest_of_what_can_be_read_is_pinned(cli, admin, pool, manifest, tmp_path):
+    """R4: what is served later is what lay here at this moment."""
+    folder = LLAMA.draft().write(tmp_path / "a")
+    assert cli("add", "sql", "--source", str(folder)).code == 0
+    assert cli("apply", "-f", manifest("sql", source={"uri": folder.as_uri()})).code == 0
+    assert cli("apply", "-f", manifest("elsewhere")).code == 0
+    assert sent(admin) == [digest_of(folder), digest_of(folder), ""]
+
+
+def test_what_would_be_refused_everywhere_is_refused_here(cli, admin, pool, manifest, tmp_path):
+    """W9, R8: nothing is sent, and the reason is that of the replicas."""
+    draft = LLAMA.draft()
+    draft.config["lora_alpha"] = 0
+    folder = draft.write(tmp_path / "a")
+    ran = cli("-o", "json", "apply", "-f", manifest("sql", source={"uri": folder.as_uri()}))
+    assert (ran.code, ran.error["reason"]) == (4, "ADAPTER_UNFIT")
+    assert ran.error["metadata"]["finding"] == "zero_alpha"
+    assert "adapters.yaml" in ran.error["field"]
+    assert not admin.asked("ApplyAdapters")
+
+
+@pytest.mark.parametrize("digest", ["sha256:" + "0" * 64, ""])
+def test_what_is_not_there_yet_is_left_to_the_replicas(cli, admin, pool, tmp_path, digest):
+    folder = LLAMA.draft().write(tmp_path / "a")
+    (Path(folder) / "adapter_model.safetensors").unlink()
+    ran = cli("add", "sql", "--source", str(folder), *(["--digest", digest] if digest else []))
+    assert (ran.code, sent(admin)) == (0, [digest])
+    assert (f"serve what has {digest}: what lies here is not whole" in ran.err) is bool(digest)
+
+
+def test_a_digest_that_the_files_here_contradict_is_refused(cli, admin, pool, tmp_path):
+    """R4 digest-true: one of the two is not what is meant; who knows better goes on."""
+    folder, digest = LLAMA.draft().write(tmp_path / "a"), "sha256:" + "0" * 64
+    arguments = ["add", "sql", "--source", str(folder), "--digest", digest]
+    ran = cli(*arguments)
+    assert (ran.code, sent(admin)) == (4, [])
+    assert "error: DIGEST_MISMATCH: add: spec.source.digest:" in ran.err
+    ran = cli(*arguments, "--force")
+    assert (ran.code, sent(admin)) == (0, [digest])
+    assert f"serve what has {digest}: the files here have sha256:" in ran.err
+
+
+def test_a_folder_that_is_not_there_is_refused(cli, admin, pool, manifest, tmp_path):
+    """A path is one of this machine, and so is a URI in a folder that is here; of others the replicas may know more."""
+    ran = cli("add", "sql", "--source", "nowhere")
+    assert (ran.code, sent(admin)) == (4, [])
+    assert f"SOURCE_UNREADABLE: add: spec.source.uri: there is no folder {tmp_path}/nowhere here" in ran.err
+    assert cli("add", "sql", "--source", "nowhere", "--force").code == 0
+    assert cli("apply", "-f", manifest("sql", source={"uri": "file:///nowhere"})).code == 0
+    assert cli("apply", "-f", manifest("sql", source={"uri": "file:///nowhere/at/all"})).code == 0
+    missing = manifest("sql", source={"uri": (tmp_path / "missing").as_uri()})
+    ran = cli("apply", "-f", missing)
+    assert (ran.code, f"there is no folder {tmp_path}/missing here" in ran.err) == (4, True)
+    assert cli("apply", "-f", missing, "--force").code == 0
+
+
+@pytest.mark.parametrize("uri", ["file:///a/../b", "s3://b/a/%2E./c"])
+def test_a_path_with_dots_is_refused(cli, admin, pool, manifest, uri):
+    """Every sidecar refuses it."""
+    path = manifest("sql", source={"uri": uri})
+    ran = cli("apply", "-f", path)
+    assert (ran.code, sent(admin)) == (4, [])
+    assert "has .. in it" in ran.err
+    assert cli("apply", "-f", path, "--force").code == 0
+
+
+def test_a_typed_path_with_dots_is_written_without(cli, admin, pool, tmp_path):
+    folder = LLAMA.draft().write(tmp_path / "a")
+    assert cli("add", "sql", "--source", f"{tmp_path}/x/../a".replace("/x/", "/base/")).code == 0
+    assert admin.asked("ApplyAdapters")[0].changes[0].upsert.spec.source.uri == Path(folder).as_uri()
+
+
+def test_a_policy_of_the_manifest_is_that_of_the_look(cli, admin, pool, manifest, tmp_path):
+    draft = LLAMA.draft()
+    draft.config["use_dora"] = True
+    source = {"uri": draft.write(tmp_path / "a").as_uri()}
+    assert cli("apply", "-f", manifest("sql", source=source)).code == 4
+    assert cli("apply", "-f", manifest("sql", source=source, prepare={"dora": "strip"})).code == 0
+
+
+def test_a_pool_is_made_from_its_base_models_directory(cli, admin, tmp_path):
+    """The record says names, shapes and fingerprint, in a few lines."""
+    admin.answers["CreatePool"] = [lambda request: request.pool]
+    folder = LLAMA.write_base(tmp_path / "base")
+    arguments = ["--base-model", "tiny", "--from", str(folder), "--base-name", "org/llama", "--target-module", "q_proj"]
+    ran = cli("-o", "json", "pool", "create", "dev", *arguments)
+    assert ran.code == 0
+    assert ran.json["base"]["fingerprint"] == base_here(folder).fingerprint
+    assert ran.json["base"]["modules"]["model.layers.{0-1}.self_attn.k_proj"] == [16, 32]
+    assert ran.json["limits"]["target_modules"] == ["q_proj"]
+
+
+@pytest.mark.parametrize("line", ["add sql --source {}", "digest {}"])
+def test_a_folder_that_cannot_be_looked_at_is_named(cli, admin, pool, tmp_path, monkeypatch, line):
+    """Bad input gets one clear error, never an internal one."""
+
+    def denied(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", denied)
+    ran = cli(*line.replace("{}", str(tmp_path / "a")).split())
+    assert (ran.code, "cannot read" in ran.err, "Permission denied" in ran.err) == (2, True, True)
+    assert not admin.asked("ApplyAdapters")

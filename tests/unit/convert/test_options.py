@@ -1,0 +1,191 @@
+"""What has to be computed for a publication, and when its errors are too large; without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from registry.lora.base import BaseModules
+from registry.lora.directory import Opened, open_directory
+from registry.lora.policy import Policy
+from registry.tools.convert.options import (
+    CannotPublish,
+    ConversionOptions,
+    ModuleOutcome,
+    Task,
+    base_doubts,
+    check_errors,
+    impossible,
+    task_of,
+)
+from tests.corpus.drafts import LLAMA, RANK, Draft, Values
+
+BASE = BaseModules({name: (shape[0], shape[1]) for name, shape in LLAMA.modules.items()})
+
+
+def opened(folder: Path, draft: Draft) -> Opened:
+    return open_directory(draft.write(folder / "a"))
+
+
+def task(folder: Path, draft: Draft, **wish: object) -> Task:
+    return task_of(opened(folder, draft), BASE, ConversionOptions(**wish))
+
+
+def with_magnitude(**config: object) -> Draft:
+    draft = LLAMA.draft()
+    for module in LLAMA.targets:
+        outputs = LLAMA.modules[module][0]
+        draft.tensors[magnitude_of(module)] = Values("F32", (outputs,), bytes(4 * outputs))
+    draft.config |= {"use_dora": True} | config
+    return draft
+
+
+def magnitude_of(module: str) -> str:
+    return f"base_model.model.{module}.lora_magnitude_vector"
+
+
+def test_nothing_is_computed_where_nothing_is_asked(tmp_path):
+    found = task(tmp_path, LLAMA.draft())
+    assert (bool(found), found.needs_base, found.verdict.findings) == (False, False, ())
+
+
+@pytest.mark.parametrize(
+    ("wish", "is_work"),
+    [
+        ({"rank": RANK}, False),
+        ({"rank": RANK - 1}, True),
+        ({"dtype": "F32"}, False),
+        ({"dtype": "BF16"}, True),
+    ],
+    ids=str,
+)
+def test_what_is_so_already_is_no_work(tmp_path, wish, is_work):
+    assert bool(task(tmp_path, LLAMA.draft(), **wish)) is is_work
+
+
+def test_dora_is_computed_and_no_finding(tmp_path):
+    found = task(tmp_path, with_magnitude())
+    assert (found.is_dora, found.needs_base, found.verdict.findings) == (True, True, ())
+
+
+@pytest.mark.parametrize(
+    ("init", "has_initial", "is_mended"),
+    [
+        ("PiSSA", False, True),
+        ("olora", False, True),
+        ("pissa_niter_4", False, False),
+        ("pissa_niter_4", True, True),
+        ("corda", True, True),
+        ("lora_ga", False, False),
+        ("lora_ga", True, True),
+        ("loftq", True, False),
+        ("gaussian", False, False),
+        (True, False, False),
+    ],
+    ids=str,
+)
+def test_an_initialisation_is_mended_if_it_can_be_known(tmp_path, init, has_initial, is_mended):
+    draft = LLAMA.draft()
+    draft.config["init_lora_weights"] = init
+    found = task(tmp_path, draft, has_initial=has_initial)
+    assert (found.init is not None) is is_mended
+    refused = [one.reason for one in found.verdict.findings]
+    assert refused == ([] if is_mended or init in {"gaussian", True} else ["unsupported_init"])
+
+
+def test_what_is_dropped_by_policy_is_work(tmp_path):
+    draft = LLAMA.draft()
+    for half, shape in (("A", (RANK, 20)), ("B", (60, RANK))):
+        name = f"base_model.model.visual.blocks.0.attn.qkv.lora_{half}.weight"
+        draft.tensors[name] = Values("F32", shape, bytes(4 * shape[0] * shape[1]))
+    assert task(tmp_path, draft).verdict.findings[0].reason == "vision_modules"
+    found = task_of(open_directory(tmp_path / "a"), BASE, ConversionOptions(policy=Policy(vision="drop")))
+    assert (bool(found), found.needs_base, found.verdict.findings) == (True, False, ())
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [({"fan_in_fan_out": True}, "fan_in_fan_out"), ({"init_lora_weights": "pissa"}, "use_dora"), ({}, None)],
+    ids=str,
+)
+def test_what_cannot_be_computed_is_said(tmp_path, config, key):
+    made = opened(tmp_path, with_magnitude(**config))
+    found = impossible(task_of(made, BASE, ConversionOptions()), made)
+    assert [one.key for one in found] == ([key] if key else [])
+
+
+@pytest.mark.parametrize(
+    ("values", "config", "key", "found"),
+    [
+        (None, {}, LLAMA.targets[0], "no magnitude"),
+        (Values("F32", (1,), bytes(4)), {}, LLAMA.targets[0], "a magnitude of F32 [1]"),
+        (Values("F64", LLAMA.modules[LLAMA.targets[0]][:1], b""), {}, LLAMA.targets[0], "a magnitude of F64"),
+        (Values("F32", (1,), bytes(4)), {"use_dora": False}, "use_dora", "not set, and 8 magnitudes"),
+    ],
+    ids=["none", "one_for_all", "of_another_type", "denied"],
+)
+def test_magnitudes_that_are_not_those_of_a_training_are_said(tmp_path, values, config, key, found):
+    """R4: a module without one would be published as plain LoRA, which it was not."""
+    draft = with_magnitude(**config)
+    del draft.tensors[magnitude_of(LLAMA.targets[0])]
+    if values is not None:
+        values.data = values.data or bytes(8 * values.shape[0])
+        draft.tensors[magnitude_of(LLAMA.targets[0])] = values
+    made = opened(tmp_path, draft)
+    said = impossible(task_of(made, BASE, ConversionOptions()), made)
+    assert [one.key for one in said] == [key]
+    assert said[0].found.startswith(found)
+
+
+def test_plain_lora_needs_nothing_that_is_impossible(tmp_path):
+    made = opened(tmp_path, LLAMA.draft())
+    assert impossible(task_of(made, BASE, ConversionOptions()), made) == []
+
+
+def test_two_magnitudes_of_one_module_are_said(tmp_path):
+    draft = with_magnitude()
+    draft.tensors[magnitude_of(LLAMA.targets[0]) + ".default.weight"] = Values("F32", (1,), bytes(4))
+    made = opened(tmp_path, draft)
+    assert [one.found for one in impossible(task_of(made, BASE, ConversionOptions()), made)] == ["two of one module"]
+
+
+def test_embeddings_are_not_converted_with_the_base(tmp_path):
+    draft = with_magnitude()
+    stem = "base_model.model.model.embed_tokens.lora_embedding"
+    draft.tensors[f"{stem}_A"] = Values("F32", (RANK, 64), bytes(4 * RANK * 64))
+    draft.tensors[f"{stem}_B"] = Values("F32", (32, RANK), bytes(4 * RANK * 32))
+    made = opened(tmp_path, draft)
+    assert [one.found for one in impossible(task_of(made, BASE, ConversionOptions()), made)] == ["an embedding"]
+
+
+def outcome(error: float, enough: int | None = None) -> ModuleOutcome:
+    return ModuleOutcome("m", "dora", 8, 4, 4, error, enough)
+
+
+def test_errors_are_bounded_and_the_remedy_is_named():
+    check_errors([], 0.1)
+    check_errors([outcome(0.1), outcome(0.0)], 0.1)
+    with pytest.raises(CannotPublish, match=r"0\.2 \(2 of 3 modules.*rank 12 would do"):
+        check_errors([outcome(0.2, 7), outcome(0.0, 1), outcome(0.15, 12)], 0.1)
+    with pytest.raises(CannotPublish, match="another --dtype"):
+        check_errors([outcome(float("nan")), outcome(0.2)], 0.1)
+    assert outcome(0.5).as_dict()["error"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("says", "names", "is_said"),
+    [
+        ("meta-llama/Llama-3.1-8B", {"llama-3.1-8b"}, False),
+        ("/models/Llama-3.1-8B/", {"snapshot", "llama-3.1-8b"}, False),
+        (None, {"llama-3.1-8b"}, False),
+        ("meta-llama/Llama-3.1-8B-Instruct", {"llama-3.1-8b"}, True),
+    ],
+)
+def test_another_bases_weights_are_told_by_its_name(tmp_path, says, names, is_said):
+    """R4: of the same shapes, they convert it to another adapter; what is not computed with them is not."""
+    for draft, is_converted in ((with_magnitude(), True), (LLAMA.draft(), False)):
+        draft.config["base_model_name_or_path"] = says
+        adapter = opened(tmp_path / f"{is_converted}", draft)
+        found = base_doubts(task_of(adapter, None, ConversionOptions()), adapter, names)
+        assert [one.reason for one in found] == (["base_name_differs"] if is_said and is_converted else [])

@@ -1,0 +1,270 @@
+"""A replica's share: what it serves, what it cannot tell yet, and what a plan does about what it no longer serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from sidecar.desired.assignment import PLACES_AT_ONCE, Assigner, Share
+from sidecar.desired.informer import DesiredState, Informer
+from sidecar.plan.handoff import Handoff, HandoffVerdict, Stuck, Taken, Waiting
+from sidecar.plan.planner import make_plan
+from sidecar.plan.types import Load, Plan, ServedAdapter, Unload
+from tests.support.records import POOL, deletion, kv, put
+from tests.support.worlds import (
+    chosen,
+    desired,
+    fleet,
+    keys_of,
+    known,
+    observed,
+    path_of,
+    placed_at,
+    pool,
+    rolling,
+    without,
+)
+
+FLEET = fleet("r1", "r2", "r3")
+NAMES = [f"n{number}" for number in range(9)]
+ONE_EACH = desired(*(kv(name, 1, placement=placed_at(1)) for name in NAMES), kv("all", 1))
+ELSEWHERE = fleet("r2", "r3")
+
+
+def share(state: DesiredState, members=FLEET, replica: str = "r1", **labels: str) -> Share:
+    return Assigner(POOL, replica, labels).find(state, members)
+
+
+def planned(state: DesiredState, of: Share, listed: dict[str, str], handed=None) -> Plan:
+    facts = known(state, "v1")
+    facts = facts.__class__(
+        facts.lookup, facts.staging, facts.failures, facts.unsettled, facts.owns, share=of, handed=handed or {}
+    )
+    return make_plan(state, pool(), observed(listed), facts, now=0.0)
+
+
+def test_each_adapter_is_somebodys():
+    owned = [key for replica in FLEET for key in keys_of(share(ONE_EACH, replica=replica).order) if key != "all"]
+    assert sorted(owned) == NAMES
+
+
+def test_a_pool_without_terms_costs_nothing():
+    state = desired(kv("a", 1), kv("b", 2))
+    assert share(state).order is state.order
+
+
+def test_labels_decide_without_a_look_at_others():
+    state = desired(kv("a", 1, placement=placed_at("all", zone="x")), kv("b", 1))
+    assert keys_of(share(state, None, zone="x").order) == ["a", "b"]
+    assert keys_of(share(state, None).order) == ["b"]
+
+
+def test_until_the_replicas_are_known_what_is_placed_is_neither_loaded_nor_unloaded():
+    """R13 static-stable."""
+    found = share(ONE_EACH, None)
+    assert keys_of(found.order) == ["all"]
+    assert keys_of(found.undecided) == NAMES
+    plan = planned(ONE_EACH, found, {"n1": "v1"})
+    assert plan.calls == (Load("all", "/store/adapters/sha256-v1", ONE_EACH.adapters["all"].ref, "req-all-1"),)
+    assert {one.name for one in plan.pending if one.reason == "replicas_unknown"} == set(NAMES)
+    assert not plan.is_settled
+
+
+def test_what_others_are_to_serve_is_kept_until_they_do():
+    sharing = Assigner(POOL, "r1", {})
+    mine = keys_of(sharing.find(ONE_EACH, fleet("r1")).order)
+    assert set(mine) == {*NAMES, "all"}
+    found = sharing.find(ONE_EACH, FLEET)
+    lost = next(name for name in NAMES if name not in keys_of(found.order))
+    listed = dict.fromkeys(keys_of(found.order), "v1") | {lost: "v1"}
+    plan = planned(ONE_EACH, found, listed)
+    (leaving,) = plan.leaving
+    assert (leaving.name, plan.calls, plan.pending) == (lost, (), ())
+    assert leaving.owners is not None
+    assert "r1" not in leaving.owners
+    assert plan.among == found.among == leaving.among
+    digest = ONE_EACH.adapters[lost].ref.digest
+    assert digest is not None
+    assert plan.still_served == (ServedAdapter(lost, 1, digest),)
+    assert planned(ONE_EACH, found, listed | {lost: "v0"}).still_served == (), "nobody knows what v0 was"
+    assert planned(ONE_EACH, found, {f"{lost}@1": "v1"}).still_served == plan.still_served
+    assert planned(ONE_EACH, found, {f"{lost}@7": "v1"}).still_served == (), "nobody asks for it by that name"
+    assert planned(ONE_EACH, found, listed, {leaving: Waiting()}).warnings == ()
+    (warning,) = planned(ONE_EACH, found, listed, {leaving: Stuck("r2 cannot")}).warnings
+    assert (warning.name, warning.reason) == (lost, "not_handed_over")
+    taken = planned(ONE_EACH, found, listed, {leaving: Taken()})
+    assert taken.calls == (Unload(lost, "/store/adapters/sha256-v1"),)
+    assert (taken.leaving, taken.still_served) == ((leaving,), ()), "whoever is to serve it is asked until it is gone"
+
+
+def test_what_is_kept_of_a_generation_before_is_told_as_that():
+    """R9: by the weights that the engine has, while others are to serve two generations of it."""
+    state = desired(rolling("a", 5, placement=placed_at(2), strategy={"canary": {"replicas": 1}}))
+    (elsewhere,) = (found for name in FLEET if (found := share(state, replica=name)).is_elsewhere(state.adapters["a"]))
+    told = {source: planned(state, elsewhere, {"a": source}).still_served for source in ("v1", "v2")}
+    assert [(one.name, one.generation) for one in told["v1"]] == [("a", 1)]
+    assert told["v2"] == (), "it is not in the store"
+
+
+def test_what_somebody_else_loaded_is_not_ours_to_hand_over():
+    """R11 foreign-safe."""
+    found = share(ONE_EACH, ELSEWHERE | fleet("r1"))
+    lost = next(name for name in NAMES if name not in keys_of(found.order))
+    plan = planned(ONE_EACH, found, {lost: "/mine", "N-other": "v1"})
+    assert plan.leaving == ()
+    assert [call for call in plan.calls if isinstance(call, Unload)] == [Unload("N-other", "/store/adapters/sha256-v1")]
+
+
+def test_what_is_listed_in_other_letters_is_no_adapter_of_ours():
+    state = desired(kv("a", 1, placement=placed_at("all", zone="x")))
+    assert chosen(state, observed({"A": "v1"}), share=share(state, None)).leaving == ()
+
+
+def test_all_but_the_canaries_keep_the_generation_before():
+    canary = {"canary": {"replicas": 1}}
+    state = desired(rolling("a", 5, strategy=canary))
+    versions = {replica: share(state, replica=replica).version(state.adapters["a"]) for replica in FLEET}
+    assert sorted(one.generation for one in versions.values()) == [1, 1, 2]
+    assert {one.ref.uri for one in versions.values() if one.generation == 1} == {"file:///a/v1"}
+
+
+def test_a_rollout_without_a_strategy_has_no_canaries():
+    """Whoever cannot tell who is to go first lets nobody go first."""
+    state = desired(rolling("a", 5))
+    assert {share(state, replica=replica).version(state.adapters["a"]).generation for replica in FLEET} == {1}
+
+
+def test_a_replica_that_goes_leaves_its_share_and_no_other():
+    before = {replica: set(keys_of(share(ONE_EACH, replica=replica).order)) for replica in FLEET}
+    rest = without(FLEET, "r3")
+    after = {replica: set(keys_of(share(ONE_EACH, rest, replica=replica).order)) for replica in rest}
+    assert all(before[replica] <= after[replica] for replica in rest)
+    assert set.union(*after.values()) == {*NAMES, "all"}
+
+
+def test_only_very_many_places_take_long():
+    informer, sharing = Informer(POOL), Assigner(POOL, "r1", {})
+    informer.replace(1, [kv(f"n{number}", 1, placement=placed_at(2)) for number in range(PLACES_AT_ONCE // 100)])
+    many = fleet(*(f"r{number}" for number in range(101)))
+    assert not sharing.is_long(informer.state, None)
+    assert not sharing.is_long(informer.state, without(many, "r1"))
+    assert sharing.is_long(informer.state, many)
+    sharing.find(informer.state, many)
+    assert not sharing.is_long(informer.state, many)
+    informer.apply(2, [put("n0", 2, generation=2, placement=placed_at(2))])
+    assert not sharing.is_long(informer.state, many)
+    informer.apply(3, [put("everywhere", 3)])
+    assert sharing.is_long(informer.state, many)
+    sharing.find(informer.state, many)
+    informer.apply(4, [deletion(f"n{number}", 4) for number in range(2)])
+    informer.apply(5, [put(f"n{number}", 5, placement=placed_at(2)) for number in range(70)])
+    assert sharing.is_long(informer.state, many)
+
+
+def test_a_change_of_one_record_moves_no_other():
+    informer, sharing = Informer(POOL), Assigner(POOL, "r1", {})
+    informer.replace(1, [kv(name, 1, placement=placed_at(1)) for name in NAMES])
+    before = sharing.find(informer.state, FLEET)
+    informer.apply(2, [put("n1", 2, generation=2, priority=1, placement=placed_at(3))])
+    after = sharing.find(informer.state, FLEET)
+    assert set(keys_of(after.order)) == {*keys_of(before.order), "n1"}
+    assert keys_of(after.order)[0] == "n1"
+
+
+def test_who_takes_over_what_labels_place_is_whoever_has_them():
+    state = desired(kv("a", 7, placement=placed_at("all", zone="x")))
+    (leaving,) = chosen(state, observed({"a": "v1"}), share=share(state, None)).leaving
+    assert (leaving.owners, leaving.terms.selector, leaving.revision) == (None, frozenset({("zone", "x")}), 7)
+
+
+def test_a_replica_that_comes_wins_its_share_and_moves_no_other():
+    sharing, rest = Assigner(POOL, "r1", {}), without(FLEET, "r3")
+    before = sharing.find(ONE_EACH, rest)
+    after = sharing.find(ONE_EACH, FLEET)
+    assert after == share(ONE_EACH)
+    assert sharing.find(ONE_EACH, FLEET) is after
+    assert set(keys_of(after.order)) < set(keys_of(before.order))
+    assert {after.placed[name][0][1] for name in set(keys_of(before.order)) - set(keys_of(after.order))} == {"r3"}
+    assert sharing.find(ONE_EACH, rest) == before
+
+
+def test_what_the_engine_loses_before_others_serve_it_is_loaded_again():
+    """R3, critiques: there would be one fewer until they do. Where they do, or nobody knows yet, it is not."""
+    found, listed = share(ONE_EACH), {}
+    lost = sorted({*NAMES} - {*keys_of(found.order)})[:2]
+    facts = replace(known(ONE_EACH, "v1"), share=found, handing=frozenset(lost))
+
+    def calls(handed: Mapping[Handoff, HandoffVerdict], **limits: int) -> list[str]:
+        made = make_plan(ONE_EACH, pool(**limits), observed(listed), replace(facts, handed=handed), now=0.0)
+        assert {(name, path_of("v1")) for name in lost} <= made.chosen.uses
+        return [call.name for call in made.calls if call.name in lost]
+
+    leaving = make_plan(ONE_EACH, pool(), observed(listed), facts, now=0.0).leaving
+    assert sorted(one.name for one in leaving) == lost
+    waiting: dict[Handoff, HandoffVerdict] = dict.fromkeys(leaving, Waiting())
+    assert calls({}) == []
+    assert calls(waiting) == lost
+    assert calls(dict.fromkeys(leaving, Taken())) == []
+    assert calls(waiting | {leaving[0]: Stuck("r2 cannot")}) == lost
+    assert calls(waiting, max_adapters=len(found.order) + 1) == lost[:1], "what is its own has its place"
+    assert calls(waiting, max_adapters=1) == []
+    facts = replace(facts, lookup=lambda _ref: None)
+    assert [call.name for call in make_plan(ONE_EACH, pool(), observed(listed), facts, now=0.0).calls] == []
+
+
+@pytest.mark.parametrize(
+    ("names", "lost", "version"), [("plain", "a", "v1"), ("versioned", "a@1", "v1"), ("versioned", "a@9", "")]
+)
+def test_what_is_loaded_again_is_no_canarys(names, lost, version):
+    """R3, critiques: whoever leaves is no canary, so it does not take weights that only canaries are to serve."""
+    state = desired(rolling("a", 5, placement=placed_at(2), strategy={"canary": {"replicas": 1}}))
+    facts = replace(known(state, "v1", "v2"), share=share(state, ELSEWHERE), handing=frozenset({lost}))
+    spec, engine = pool(names=names), observed({})
+    (leaving,) = make_plan(state, spec, engine, facts, now=0.0).leaving
+    plan = make_plan(state, spec, engine, replace(facts, handed={leaving: Waiting()}), now=0.0)
+    loads = [call for call in plan.calls if isinstance(call, Load)]
+    assert [(call.name, call.path) for call in loads] == ([(lost, path_of(version))] if version else [])
+    assert plan.chosen.uses == {(call.name, call.path) for call in loads}
+
+
+def test_a_replica_whose_engine_is_away_serves_only_what_there_are_too_few_others_for():
+    """R3: and gets its part back when it returns."""
+    away = {**FLEET, "r1": replace(FLEET["r1"], capacity=0)}
+    state = desired(*(kv(f"n{n}", 1, placement=placed_at(1 + n % 3)) for n in range(90)))
+    for replica in FLEET:
+        before, after = ({*keys_of(share(state, among, replica).order)} for among in (FLEET, away))
+        three = {key for key in before if state.adapters[key].terms.placement.replicas == 3}
+        assert after == three if replica == "r1" else after > before
+    assert share(state, away, "r1").among != share(state, FLEET, "r1").among
+
+
+def test_a_replica_that_leaves_serves_what_all_do_and_unloads_nothing():
+    """R20 drain: a router that does not know yet that it left may still ask it for anything."""
+    found = share(ONE_EACH, ELSEWHERE)
+    assert found.is_out
+    assert keys_of(found.order) == ["all"]
+    listed = {"all": "v1", "n1": "v1"}
+    (leaving,) = planned(ONE_EACH, found, listed).leaving
+    assert set(leaving.owners or ()) <= set(ELSEWHERE)
+    plan = planned(ONE_EACH, found, listed, {leaving: Taken()})
+    assert plan.is_out
+    assert plan.calls == ()
+    assert plan.leaving == (leaving,)
+    back = share(ONE_EACH, FLEET)
+    assert not back.is_out
+    assert not share(desired(kv("all", 1)), ELSEWHERE).is_out, "where nobody has to know who lives"
+
+
+def test_what_was_taken_over_just_now_is_told_no_more_and_not_yet_unloaded():
+    """R20: a router that follows what is told has left before the engine does not know the name any more."""
+    found = share(ONE_EACH)
+    name = next(one for one in NAMES if one not in keys_of(found.order))
+    (leaving,) = planned(ONE_EACH, found, {name: "v1"}).leaving
+    news = planned(ONE_EACH, found, {name: "v1"}, {leaving: Taken(routers_know=False)})
+    assert [one.name for one in planned(ONE_EACH, found, {name: "v1"}).still_served] == [name]
+    assert news.still_served == ()
+    assert [call for call in news.calls if isinstance(call, Unload)] == []
+    old = planned(ONE_EACH, found, {name: "v1"}, {leaving: Taken()})
+    assert [call.name for call in old.calls if isinstance(call, Unload)] == [name]

@@ -1,0 +1,31 @@
+"""What a stack needs is said before it starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.tools.devstack.stack_file import EngineKind
+from registry.tools.devstack.stack_verbs import memory_line
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("MemTotal: 1 kB\nMemAvailable: 104857600 kB\n", "memory: about 35.2 GiB for 32 replicas, 100.0 GiB are free"),
+        (
+            "MemAvailable: 1048576 kB\n",
+            (
+                "memory: about 35.2 GiB for 32 replicas, 1.0 GiB are free; "
+                "some will not start, choose fewer with --replicas"
+            ),
+        ),
+        ("nonsense", "memory: about 35.2 GiB for 32 replicas"),
+    ],
+)
+def test_memory_is_said(tmp_path, content, told):
+    (tmp_path / "meminfo").write_text(content)
+    assert memory_line(EngineKind.VLLM, 32, tmp_path / "meminfo") == told
+
+
+def test_where_nothing_is_known(tmp_path):
+    assert memory_line(EngineKind.SIM, 2, tmp_path / "none") == "memory: about 0.3 GiB for 2 replicas"

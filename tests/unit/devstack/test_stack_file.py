@@ -1,0 +1,132 @@
+"""What is remembered of a stack."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from registry.tools.devstack.processes import Process, remember
+from registry.tools.devstack.stack_file import (
+    FILE,
+    EngineKind,
+    FolderNotTrusted,
+    StackError,
+    admin_of_stack,
+    check_own,
+    load,
+    make_layout,
+    pid_file,
+    port_names,
+    save,
+)
+from registry.tools.devstack.stack_verbs import down, opened, up
+
+
+def test_a_layout_is_read_as_it_was_written(tmp_path):
+    layout = make_layout(EngineKind.SIM, 3, {})
+    save(tmp_path, layout)
+    assert load(tmp_path) == layout
+    assert set(layout.ports) == set(port_names(("r1", "r2", "r3")))
+    assert len(set(layout.ports.values())) == len(layout.ports)
+
+
+def test_ports_are_kept_when_the_stack_grows():
+    two = make_layout(EngineKind.SIM, 2, {})
+    three = make_layout(EngineKind.SIM, 3, two.ports)
+    assert two.ports.items() <= three.ports.items()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"engine": "x", "replicas": [], "ports": {}}',
+        '{"engine": "sim", "replicas": ["r1"], "ports": {}}',
+        '{"engine": "sim", "replicas": [], "ports": []}',
+        '{"engine": "sim", "replicas": [], "ports": {"etcd": Infinity}}',
+        '{"engine": "sim", "replicas": 3, "ports": {}}',
+        "[" * 30_000,
+    ],
+)
+def test_a_file_that_cannot_be_read_is_no_stack(tmp_path, text):
+    assert load(tmp_path) is None
+    (tmp_path / FILE).write_text(text)
+    assert load(tmp_path) is None
+
+
+def test_the_admin_service_of_a_stack_that_is_down_is_an_error(tmp_path):
+    assert admin_of_stack(tmp_path) is None
+    save(tmp_path, make_layout(EngineKind.SIM, 1, {}))
+    with pytest.raises(StackError, match="loraplane dev up"):
+        admin_of_stack(tmp_path)
+    remember(pid_file(tmp_path, "admin"), Process(os.getpid(), started=1))
+    with pytest.raises(StackError, match="loraplane dev up"):
+        admin_of_stack(tmp_path)
+
+
+def test_a_layout_that_cannot_be_read_is_of_a_stack_that_is_down(tmp_path):
+    (tmp_path / FILE).write_text("{")
+    with pytest.raises(StackError, match="loraplane dev up"):
+        admin_of_stack(tmp_path)
+
+
+def test_nobody_else_may_write_what_says_where_the_stack_is(tmp_path):
+    """X2: whatever the umask."""
+    before = os.umask(0)
+    try:
+        save(tmp_path / "stack", make_layout(EngineKind.SIM, 1, {}))
+    finally:
+        os.umask(before)
+    check_own(tmp_path / "stack")
+    assert (tmp_path / "stack").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("name", ["", FILE])
+@pytest.mark.parametrize("mode", [0o770, 0o702])
+def test_what_others_may_write_is_not_obeyed(tmp_path, name, mode):
+    """X2: a file in a folder of others says which of our processes to end, and who is told our changes."""
+    save(tmp_path, make_layout(EngineKind.SIM, 1, {}))
+    (tmp_path / name).chmod(mode)
+    with pytest.raises(FolderNotTrusted, match="chmod go-w"):
+        check_own(tmp_path)
+
+
+def test_what_is_another_users_is_not_obeyed(tmp_path, monkeypatch):
+    save(tmp_path, make_layout(EngineKind.SIM, 1, {}))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(FolderNotTrusted, match="another user's"):
+        check_own(tmp_path)
+
+
+def test_a_link_of_another_user_to_what_is_ours_is_not_obeyed(tmp_path, monkeypatch):
+    save(tmp_path / "ours", make_layout(EngineKind.SIM, 1, {}))
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "ours")
+    check_own(link)
+    seen = Path.lstat
+    theirs = os.stat_result((0o120777, *[0] * 3, os.geteuid() + 1, *[0] * 5))
+    monkeypatch.setattr(Path, "lstat", lambda path: theirs if path == link else seen(path))
+    with pytest.raises(FolderNotTrusted, match="another user's"):
+        check_own(link)
+
+
+def test_a_link_to_nowhere_is_told(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FolderNotTrusted, match="remove it"):
+        check_own(tmp_path / "link")
+
+
+@pytest.mark.parametrize(
+    "verb", [opened, lambda root: up(root, 1, EngineKind.SIM, print), lambda root: down(root, print)]
+)
+def test_no_verb_works_in_a_folder_of_others(tmp_path, monkeypatch, verb):
+    """`down` would end the processes that it names, with our rights."""
+    save(tmp_path, make_layout(EngineKind.SIM, 1, {}))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(FolderNotTrusted):
+        verb(tmp_path)

@@ -1,0 +1,57 @@
+"""How often an engine is asked what it applies of adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from sidecar.engines.observed import EngineLimits
+from sidecar.engines.vllm.http import VllmHttp
+from sidecar.engines.vllm.plugin_calls import COVERAGE_PATH, About
+from sidecar.engines.vllm.process import MOST_ASKED, VllmProcess, with_evidence
+from tests.support.other_engines.server import serving
+
+TOLD = {"schema": 1, "architecture": "A", "applied": ["q"], "taken": [], "renames": [{}, {}, {}]}
+
+
+async def asked(answer: Callable[[int], Response], about: About | None) -> tuple[VllmProcess, int]:
+    """The process once it is asked no more, and how often it was."""
+    calls = 0
+
+    async def coverage(_: Request) -> Response:
+        nonlocal calls
+        calls += 1
+        return answer(calls)
+
+    async with serving(Starlette(routes=[Route(COVERAGE_PATH, coverage)])) as url:
+        process = VllmProcess("e1", "0.32.0", about)
+        while process.may_tell_coverage:
+            process = await with_evidence(VllmHttp(url, None), process, 30)
+    return process, calls
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (lambda _: JSONResponse(TOLD), 1),
+        (lambda call: JSONResponse(TOLD) if call > 1 else JSONResponse({}, 504), 2),
+        (lambda _: JSONResponse({}, 500), MOST_ASKED),
+        (lambda _: JSONResponse({}, 404), MOST_ASKED),
+    ],
+)
+async def test_an_engine_that_says_it_is_asked_no_more_and_one_that_does_not_is_driven_all_the_same(answer, expected):
+    """R22 applied-whole, R18: an answer that fails holds nothing up."""
+    process, calls = await asked(answer, About(tells_coverage=True))
+    assert calls == expected
+    facts = process.facts("http://e", EngineLimits(), None)
+    assert (facts.evidence is None) is (expected == MOST_ASKED)
+
+
+async def test_a_plugin_that_cannot_tell_is_not_asked():
+    for about in (None, About()):
+        assert (await asked(lambda _: JSONResponse(TOLD), about))[1] == 0

@@ -1,0 +1,220 @@
+"""What answers of other engines mean, answer by answer as their sources say; no text of them is read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sidecar.engines.driver import EngineUnreachable, EngineUnusable
+from sidecar.engines.observed import AlreadyThere, Done, EngineGone, Refused, Transient, Unknown
+from sidecar.engines.others import axolotl
+from sidecar.engines.others.dynamo import Dynamo
+from sidecar.engines.others.pegainfer import Pegainfer
+from sidecar.engines.others.sglang import Sglang, read_requests
+from sidecar.engines.others.single_slot import Active
+from sidecar.engines.transport import DeleteRequest, Lost, NotSent, PostRequest, Reply
+
+SGLANG, PEGAINFER, DYNAMO = Sglang(), Pegainfer(), Dynamo(["base", "Base"])
+
+
+def said(code: int, /, **fields: object) -> Reply:
+    return Reply(code, json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (said(200, success=True, error_message="", loaded_adapters={"x": "/a"}), Done()),
+        (said(400, success=False, error_message="a  b\n", loaded_adapters={}), Refused("a b")),
+        (said(400, success=False, error_message=None), Refused("no text")),
+        (said(400, success=False, error_message="x", loaded_adapters={"x": "/a"}), AlreadyThere()),
+        (said(200, success=False), Unknown("HTTP 200: no text")),
+        (said(500), Unknown("HTTP 500: no text")),
+        (Reply(404, b"Not Found"), Unknown("HTTP 404: no text")),
+        (Reply(200, b"[]"), Unknown("HTTP 200: no text")),
+        (Lost("broke"), Unknown("broke")),
+        (NotSent("none"), EngineGone("none")),
+    ],
+    ids=str,
+)
+def test_sglang_loads(answer, outcome):
+    assert SGLANG.load_outcome("x", answer) == outcome
+
+
+def test_sglang_wants_its_key():
+    assert isinstance(SGLANG.unload_outcome("x", Reply(401, b"")), Transient)
+
+
+METRICS = """\
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{dp_rank="0",model_name="m"} 2.0
+sglang:num_running_reqs{dp_rank="1",model_name="m"} 1.0
+sglang:num_queue_reqs{model_name="m"} 4.0
+sglang:num_running_reqs_offline_batch{model_name="m"} 9.0
+"""
+
+
+def test_sglang_counts_requests_of_all_its_ranks():
+    """R7: what does not count them gives no evidence."""
+    found = read_requests(METRICS, "http://e")
+    assert (found.waiting, found.running) == (4, 3)
+    for text in ("", METRICS.replace("queue", "other"), METRICS.replace("running_reqs{", "other{")):
+        with pytest.raises(EngineUnreachable, match="--enable-metrics"):
+            read_requests(text, "http://e")
+
+
+@pytest.mark.parametrize("about", [b"", b"[]", b"{}", b'{"version": 5}'])
+def test_something_else_is_no_sglang(about):
+    with pytest.raises(EngineUnusable) as caught:
+        SGLANG.read([about, b"{}"], {}, "http://e")
+    assert caught.value.reason == "not_an_engine"
+
+
+def test_a_listing_that_is_not_understood_is_no_listing():
+    about = json.dumps({"version": "0.5.9", "enable_lora": True}).encode()
+    with pytest.raises(EngineUnreachable):
+        SGLANG.read([about, b'{"data": [{"id": 1, "parent": null}]}'], {}, "http://e")
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (Reply(200, b"Success: LoRA adapter 'x' added successfully."), Done()),
+        (said(400, error="a  b\n"), Refused("a b")),
+        (said(404, error="unsupported"), Refused("unsupported")),
+        (Reply(404, b"Not Found"), Unknown("x: HTTP 404: no text")),
+        (said(503, error="closed"), Unknown("x: HTTP 503: closed")),
+        (Lost("broke"), Unknown("broke")),
+        (NotSent("none"), EngineGone("none")),
+    ],
+    ids=str,
+)
+def test_pegainfer_loads_and_unloads(answer, outcome):
+    assert PEGAINFER.load_outcome("x", answer) == PEGAINFER.unload_outcome("x", answer) == outcome
+
+
+def models(*ids: object, **more: object) -> bytes:
+    return json.dumps({"object": "list", "data": [{"id": one, **more} for one in ids]}).encode()
+
+
+def test_pegainfer_has_of_ours_what_our_record_says():
+    """R11 foreign-safe: everything else is left alone."""
+    seen = PEGAINFER.read([models("base", "foreign", "x")], {"x": "/a", "gone": "/b"}, "http://e")
+    assert (seen.base_models, dict(seen.adapters), seen.version) == (("base", "foreign"), {"x": "/a"}, "")
+
+
+NO_PEGAINFER = [
+    *(b"", b"[]", b'{"object": "list"}', b'{"object": "list", "data": [1]}'),
+    *(models(1), models("x", root="/m"), models("x", owned_by="axolotl")),
+]
+
+
+@pytest.mark.parametrize("body", NO_PEGAINFER)
+def test_something_else_is_no_pegainfer(body):
+    with pytest.raises(EngineUnusable) as caught:
+        PEGAINFER.read([body], {}, "http://e")
+    assert caught.value.reason == "not_an_engine"
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (said(200, status="success", message="loaded", lora_name="x", lora_id=7), Done()),
+        (said(200, status="success", lora_name="y"), Unknown("x: HTTP 200: no text")),
+        (said(200, status="success"), Unknown("x: HTTP 200: no text")),
+        (said(200, status="error", message="a  b\n"), Refused("a b")),
+        (said(500, status="error", message="no endpoint", lora_name="x"), Unknown("x: HTTP 500: no endpoint")),
+        (Reply(404, b"Route not found"), Unknown("x: HTTP 404: no text")),
+        (Reply(200, b"[]"), Unknown("x: HTTP 200: no text")),
+        (Lost("broke"), Unknown("broke")),
+        (NotSent("none"), EngineGone("none")),
+    ],
+    ids=str,
+)
+def test_dynamo_loads_and_unloads(answer, outcome):
+    assert DYNAMO.load_outcome("x", answer) == DYNAMO.unload_outcome("x", answer) == outcome
+
+
+@pytest.mark.parametrize("names", [[], ["ours"]])
+def test_pegainfer_without_its_base_model_says_nothing(names):
+    """X2 unbreakable: found by the fuzzer. What is asked for a completion is the base model."""
+    body = json.dumps({"object": "list", "data": [{"id": name} for name in names]}).encode()
+    with pytest.raises(EngineUnreachable, match="names no base model"):
+        PEGAINFER.read([body], {"ours": "/a"}, "http://e")
+
+
+def test_dynamo_is_asked_by_uri_and_by_name():
+    assert DYNAMO.load("a/b", "/s/1") == PostRequest(
+        "/v1/loras", {"lora_name": "a/b", "source": {"uri": "file:///s/1"}}
+    )
+    assert DYNAMO.unload("a/b@2") == DeleteRequest("/v1/loras/a/b%402")
+
+
+def test_dynamo_has_of_ours_what_our_record_says_and_the_base_that_it_was_told():
+    """R11 foreign-safe: everything else is left alone."""
+    body = json.dumps({"status": "success", "loras": {"foreign": 1, "x": 2}, "count": 2}).encode()
+    seen = DYNAMO.read([body], {"x": "/a", "gone": "/b"}, "http://e")
+    assert (seen.base_models, dict(seen.adapters)) == (("base", "Base", "foreign"), {"x": "/a"})
+
+
+def test_a_dynamo_that_cannot_list_says_nothing():
+    """R9: unknown is not empty."""
+    with pytest.raises(EngineUnreachable, match="broken"):
+        DYNAMO.read([b'{"status": "error", "message": "broken"}'], {}, "http://e")
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"status": "success", "loras": ["x"]}', b'{"status": "error"}'])
+def test_something_else_is_no_dynamo(body):
+    with pytest.raises(EngineUnusable) as caught:
+        DYNAMO.read([body], {}, "http://e")
+    assert caught.value.reason == "not_an_engine"
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (said(200, status="ok"), Done()),
+        (said(200, status="later"), Unknown('HTTP 200: {"status": "later"}')),
+        (said(422, detail=[]), Unknown('HTTP 422: {"detail": []}')),
+        (Reply(500, b""), Unknown("HTTP 500: no text")),
+        (Lost("broke"), Unknown("broke")),
+        (NotSent("none"), EngineGone("none")),
+    ],
+    ids=str,
+)
+def test_axolotl_is_told(answer, outcome):
+    assert axolotl.outcome_of(answer) == outcome
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+def test_something_before_axolotl_or_in_its_place_may_be_mended(status):
+    assert isinstance(axolotl.outcome_of(Reply(status, b"")), Transient)
+
+
+def test_axolotl_is_told_a_name_that_no_other_weights_have():
+    """R4: prefix caches of most releases know weights by it alone."""
+    fields = {"lora_name": "acme/x#7", "lora_int_id": 7, "lora_path": "/s/1", "load_inplace": False}
+    assert axolotl.set_adapter(Active(7, "acme/x", "/s/1")) == PostRequest("/set_lora_adapter/", fields)
+
+
+def test_axolotl_names_its_base_model():
+    assert axolotl.read_base_models(models("Qwen/Qwen3", owned_by="axolotl"), "http://e") == ("Qwen/Qwen3",)
+
+
+NO_AXOLOTL = [b"", b"[]", models(), models("x"), models(1, owned_by="axolotl"), models("x", owned_by="vllm")]
+
+
+@pytest.mark.parametrize("body", NO_AXOLOTL)
+def test_something_else_is_no_axolotl(body):
+    with pytest.raises(EngineUnusable) as caught:
+        axolotl.read_base_models(body, "http://e")
+    assert caught.value.reason == "not_an_engine"
+
+
+@pytest.mark.parametrize("number", ["-", "1e", "1e999"])
+def test_a_count_of_sglang_that_is_no_number_says_nothing(number):
+    """X2 unbreakable: found by the fuzzer."""
+    page = f'sglang:num_running_reqs{{m="x"}} {number}\nsglang:num_queue_reqs{{m="x"}} 0.0\n'
+    with pytest.raises(EngineUnreachable, match="no number"):
+        read_requests(page, "u")

@@ -1,0 +1,41 @@
+"""The way to an engine with TLS."""
+
+from __future__ import annotations
+
+import pytest
+
+from sidecar.engines.transport import GetRequest, NotSent, Reply, Transport
+from tests.support.tls import Authority
+from tests.support.web import Site, serving
+
+
+async def answer_of(transport: Transport) -> Reply | NotSent:
+    """The answer; NotSent: there was no connection."""
+    found = await transport.send([GetRequest("/a")], {}, timeout_seconds=60)
+    if isinstance(found, NotSent):
+        return found
+    (one,) = found
+    assert isinstance(one, Reply)
+    return one
+
+
+@pytest.fixture
+def patient(monkeypatch) -> None:
+    monkeypatch.setattr("sidecar.engines.transport.CONNECT_SECONDS", 60.0)
+
+
+async def test_authorities_are_read_again(tmp_path, monkeypatch, patient):
+    """R13 static-stable: a new one counts from the next call on; what is no authority, or gone, changes nothing."""
+    old, new = (Authority(tmp_path / name, name).issue("engine") for name in ("old", "new"))
+    file = tmp_path / "authorities"
+    file.write_bytes(old.ca.read_bytes())
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    with serving(Site({"/a": b"a"}), old) as engine, serving(Site({"/a": b"b"}), new) as other:
+        transport, replaced = Transport(engine.url), Transport(other.url)
+        assert await answer_of(transport) == Reply(200, b"a")
+        assert isinstance(await answer_of(replaced), NotSent)
+        for content in (b"?", None, new.ca.read_bytes()):
+            file.unlink() if content is None else file.write_bytes(content)
+            expected = NotSent if content == new.ca.read_bytes() else Reply
+            assert isinstance(await answer_of(transport), expected)
+        assert await answer_of(replaced) == Reply(200, b"b")

@@ -1,0 +1,288 @@
+"""What vLLM's answers mean, answer by answer as they were measured on 0.32.0."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sidecar.engines.driver import EngineUnreachable, EngineUnusable
+from sidecar.engines.observed import AlreadyThere, Done, EngineGone, NotThere, PathMissing, Refused, Transient, Unknown
+from sidecar.engines.transport import Lost, NotSent, Reply
+from sidecar.engines.vllm import responses as answers
+from sidecar.engines.vllm.driver import check_name
+
+METRICS = """\
+# TYPE process_start_time_seconds gauge
+process_start_time_seconds 1.79525538183e+09
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{engine="0",model_name="tiny"}} {running}
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{{engine="0",model_name="tiny"}} {waiting}
+vllm:num_requests_waiting_by_reason{{engine="0",model_name="tiny",reason="deferred"}} 7.0
+# TYPE vllm:lora_requests_info gauge
+vllm:lora_requests_info{{max_lora="4",running_lora_adapters="a,b",waiting_lora_adapters=""}} 1.795255480830827e+09
+"""
+
+
+def error(status: int, param: str | None = None) -> Reply:
+    fields = {"message": "some\n  text", "type": "T", "param": param, "code": status}
+    return Reply(status, json.dumps({"error": fields}).encode())
+
+
+@pytest.mark.parametrize(
+    ("answer", "loaded", "unloaded"),
+    [
+        (Reply(200, b"Success"), Done, Done),
+        (error(400), AlreadyThere, Refused),
+        (error(400, "body.lora_path"), Refused, Refused),
+        (error(404), PathMissing, NotThere),
+        (Reply(404, b'{"detail":"Not Found"}'), Transient, Transient),
+        (Reply(401, b'{"error":"Unauthorized"}'), Transient, Transient),
+        (error(429), Transient, Transient),
+        (error(500), Refused, Refused),
+        (error(503), Unknown, Unknown),
+        (Reply(301, b""), Unknown, Unknown),
+        (Lost("cut"), Unknown, Unknown),
+        (NotSent("refused"), EngineGone, EngineGone),
+    ],
+)
+def test_every_kind_of_answer_has_one_meaning(answer, loaded, unloaded):
+    assert isinstance(answers.load_outcome(answer), loaded)
+    assert isinstance(answers.unload_outcome(answer), unloaded)
+
+
+@pytest.mark.parametrize("number", ["-", ".", "1e", "1e999", "-1e999"])
+@pytest.mark.parametrize("page", [{"running": "{}", "waiting": "0.0"}, {"running": "0.0", "waiting": "{}"}])
+def test_a_count_that_is_no_number_says_nothing(page, number):
+    """X2 unbreakable: found by the fuzzer, as the next two tests."""
+    text = METRICS.format(**{name: value.format(number) for name, value in page.items()})
+    for read in (answers.read_metrics, answers.read_drain):
+        with pytest.raises(EngineUnreachable, match="no number"):
+            read(text, "u")
+
+
+@pytest.mark.parametrize("number", ["-", "1e", "..."])
+def test_a_sample_at_no_time_says_nothing(number):
+    """X2."""
+    text = METRICS.format(running=0.0, waiting=0.0).replace("1.795255480830827e+09", number)
+    with pytest.raises(EngineUnreachable, match="no number"):
+        answers.read_drain(text, "u")
+
+
+@pytest.mark.parametrize("name", ["external_prefix_cache_queries_total", "rl_weight_update_operations_in_flight"])
+def test_a_count_of_transfers_that_is_no_number_says_nothing(name):
+    """X2 unbreakable: found by the fuzzer."""
+    text = METRICS.format(running=0.0, waiting=0.0) + f'vllm:{name}{{engine="0"}} -\n'
+    with pytest.raises(EngineUnreachable, match="no number"):
+        answers.read_metrics(text, "u")
+
+
+def test_a_line_of_a_million_characters_is_read_in_no_time():
+    """X2: looking for its end anew at each label takes hours."""
+    labels = 'sleep_state="awake",' * 50_000
+    text = METRICS.format(running=0.0, waiting=0.0)
+    assert answers.read_metrics(f"{text}vllm:engine_sleep_state{{{labels} 0.0\n", "u").paused == ""
+    assert answers.read_metrics(f"{text}vllm:engine_sleep_state{{{labels}}} 0.0\n", "u").paused == answers.ASLEEP
+
+
+def test_lines_that_are_read_are_the_only_ones_that_tell_anything():
+    """R7: a page and its lines say the same."""
+    page = (
+        METRICS.format(running=1.0, waiting=2.0)
+        + 'vllm:engine_sleep_state{sleep_state="awake"} 0.0\n'
+        + "".join(
+            f"vllm:{name}{{a='b'}} 1.0\n"
+            for name in (
+                *("prompt_tokens_total", "generation_tokens_total", "kv_cache_usage_perc", "gpu_cache_usage_perc"),
+                *("rl_weight_update_operations_in_flight", "external_prefix_cache_queries_total"),
+            )
+        )
+    )
+    lines = answers.METRICS.of(page.encode() + b'vllm:other{le="1"} 1.0\n')
+    assert "other" not in lines
+    assert answers.read_metrics(lines, "u") == answers.read_metrics(page, "u")
+    assert answers.read_drain(lines, "u") == answers.read_drain(page, "u")
+
+
+def test_numbers_of_thousands_of_digits_are_not_known():
+    """X2: Python refuses to read them. Found by review."""
+    text = METRICS.format(running=0.0, waiting=0.0).replace('max_lora="4"', f'max_lora="{"9" * 5000}"')
+    assert answers.read_metrics(text, "u").limits.max_loras is None
+    with pytest.raises(EngineUnusable):
+        answers.read_version(json.dumps({"version": "9" * 5000 + ".1.0"}).encode(), "u")
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff\xfe", b"[]", b'{"error": "text"}', b"[" * 100_000, b"x" * 10_000])
+def test_any_body_is_told_in_one_short_line(body):
+    outcome = answers.load_outcome(Reply(500, body))
+    assert isinstance(outcome, Refused)
+    assert 0 < len(outcome.message) <= answers.MAX_MESSAGE_LENGTH
+    assert "\n" not in outcome.message
+
+
+def test_the_engines_own_sentence_is_handed_on():
+    assert answers.load_outcome(error(500)) == Refused("some text")
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "busy"), [("0.0", "0.0", False), ("1.0", "0.0", True), ("0.0", "2.0", True)]
+)
+def test_metrics_tell_process_load_and_limit(running, waiting, busy):
+    metrics = answers.read_metrics(METRICS.format(running=running, waiting=waiting), "http://e")
+    assert metrics.incarnation == "1.79525538183e+09"
+    assert metrics.is_busy == busy
+    assert metrics.has_lora is True
+    assert metrics.limits.max_loras == 4
+
+
+def test_metrics_without_statistics_say_nothing_of_lora():
+    metrics = answers.read_metrics("process_start_time_seconds 1.5\n", "http://e")
+    assert (metrics.has_lora, metrics.is_busy, metrics.limits.max_loras) == (None, False, None)
+
+
+@pytest.mark.parametrize("version", ["0.10.0", "0.30.9", "0.31.0", "0.32.1.dev3+gabc", "0.33.0rc1", "1.0", "0.100.2"])
+def test_versions_that_are_driven(version):
+    assert answers.read_version(json.dumps({"version": version}).encode(), "http://e") == version
+
+
+@pytest.mark.parametrize("version", ["0.9.2", "0.3", "0.1.dev1+g123", "dev", ""])
+def test_versions_that_are_refused(version):
+    with pytest.raises(EngineUnusable) as caught:
+        answers.read_version(json.dumps({"version": version}).encode(), "http://e")
+    assert caught.value.reason == "engine_unsupported"
+
+
+def test_a_path_has_one_check_name_and_another_path_another():
+    assert check_name("/a") == check_name("/a") != check_name("/b")
+    assert check_name("/a\udc80").startswith("loraplane-check-")
+
+
+def drain_text(*samples: str, engines: int = 1, waiting: float = 0.0, running: float = 0.0) -> str:
+    lines = ["process_start_time_seconds 1.5", "# TYPE vllm:lora_requests_info gauge"]
+    for engine in range(engines):
+        lines += [f'vllm:num_requests_running{{engine="{engine}",model_name="tiny"}} {running}']
+        lines += [f'vllm:num_requests_waiting{{engine="{engine}",model_name="tiny"}} {waiting}']
+        lines += [f'vllm:num_requests_waiting_by_reason{{engine="{engine}",reason="deferred"}} 7.0']
+    return "\n".join([*lines, *(f"vllm:lora_requests_info{{{sample}" for sample in samples)])
+
+
+def lora_sample(running: str, waiting: str, at: float) -> str:
+    return f'max_lora="4",running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"}} {at}'
+
+
+def test_the_newest_sample_tells_which_adapters_have_requests():
+    """R7: samples stay when they are old, and their value is their time."""
+    text = drain_text(lora_sample("a,b", "", 3.0), lora_sample("b", "c/d", 5e9), lora_sample("", "", 4.0), running=1.0)
+    evidence = answers.read_drain(text, "http://e")
+    assert (evidence.incarnation, evidence.waiting, evidence.running) == ("1.5", 0, 1)
+    assert evidence.adapters == {"b", "c/d"}
+
+
+def test_samples_of_the_same_time_count_together():
+    text = drain_text(lora_sample("a", "", 3.0), lora_sample("b", "", 3.0))
+    assert answers.read_drain(text, "http://e").adapters == {"a", "b"}
+
+
+def test_without_a_sample_no_adapter_ever_had_a_request():
+    assert answers.read_drain(drain_text(), "http://e").adapters == frozenset()
+
+
+def test_of_several_engines_the_counts_are_added_and_the_adapters_not_known():
+    """R7: they overwrite each other's sample."""
+    evidence = answers.read_drain(drain_text(lora_sample("", "", 3.0), engines=2, waiting=1.0, running=2.0), "http://e")
+    assert (evidence.waiting, evidence.running, evidence.adapters) == (2, 4, None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "process_start_time_seconds 1.5",
+        drain_text().replace("vllm:num_requests_waiting{", "other{"),
+        drain_text().replace("vllm:num_requests_running{", "other{"),
+        drain_text().replace("# TYPE vllm:lora_requests_info gauge", ""),
+    ],
+)
+def test_an_engine_that_does_not_say_gives_no_evidence(text):
+    """R7: what is not known keeps everything."""
+    with pytest.raises(EngineUnreachable, match="statistics"):
+        answers.read_drain(text, "http://e")
+
+
+BASE_CARD = {"id": "tiny", "parent": None, "root": "/models/tiny"}
+CARD = {"id": "a", "parent": "tiny", "root": "/store/a"}
+
+
+def test_a_listing_tells_bases_and_adapters():
+    listing = answers.read_listing(json.dumps({"data": [BASE_CARD, CARD]}).encode())
+    assert listing == answers.ModelsListing(("tiny",), {"a": "/store/a"})
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {},
+        {"id": "a"},
+        CARD,
+        CARD | {"id": 1},
+        CARD | {"id": "b", "root": ""},
+        CARD | {"id": "b", "root": None},
+        CARD | {"id": "tiny"},
+    ],
+)
+def test_one_card_that_is_not_understood_makes_the_whole_listing_worthless(odd):
+    """R3, R9: what cannot be read in full is not taken for what there is; nothing is planned from it."""
+    with pytest.raises(EngineUnreachable):
+        answers.read_listing(json.dumps({"data": [BASE_CARD, CARD, odd]}).encode())
+
+
+@pytest.mark.parametrize(
+    ("line", "paused"),
+    [
+        ('vllm:engine_sleep_state{engine="0",sleep_state="awake"} 0.0', answers.ASLEEP),
+        ('vllm:engine_sleep_state{sleep_state="awake",engine="1"} 0', answers.ASLEEP),
+        ('vllm:engine_sleep_state{engine="0",sleep_state="awake"} 1.0', ""),
+        ('vllm:engine_sleep_state{engine="0",sleep_state="discard_all"} 0.0', ""),
+        ('vllm:rl_weight_update_operations_in_flight{operation="update"} 1.0', answers.TRANSFERRING),
+        ('vllm:rl_weight_update_operations_in_flight{operation="update"} 0.0', ""),
+    ],
+)
+def test_metrics_tell_that_the_engine_takes_no_calls(line, paused):
+    assert answers.read_metrics(f"{METRICS.format(running=0, waiting=0)}{line}\n", "http://e").paused == paused
+
+
+@pytest.mark.parametrize(("count", "is_used"), [("0.0", False), ("12.0", True)])
+def test_metrics_tell_that_there_is_a_connector(count, is_used):
+    line = f'vllm:external_prefix_cache_queries_total{{engine="0"}} {count}\n'
+    assert answers.read_metrics(METRICS.format(running=0, waiting=0) + line, "http://e").has_external_kv == is_used
+
+
+@pytest.mark.parametrize(
+    ("end", "reason", "remedy"),
+    [("# EOF\n", "rust_frontend", "VLLM_USE_RUST_FRONTEND"), ("", "several_api_servers", "--api-server-count 1")],
+)
+def test_metrics_of_no_process_tell_whose_they_are(end, reason, remedy):
+    text = METRICS.format(running=0, waiting=0).replace("process_start_time_seconds", "other") + end
+    with pytest.raises(EngineUnusable, match=remedy) as told:
+        answers.read_metrics(text, "http://e")
+    assert told.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"is_sleeping": true}', True),
+        (b'{"is_paused": false}', False),
+        (b'{"is_paused": "no"}', None),
+        (b"", None),
+        (b"[]", None),
+    ],
+)
+def test_pages_that_tell_of_a_pause(body, said):
+    assert answers.read_pause(body) is said
+
+
+def test_the_rust_frontend_names_itself():
+    assert answers.has_rust_frontend(b'{"version": "0.33.0", "rust_frontend_version": "0.33.0"}')
+    assert not answers.has_rust_frontend(b'{"version": "0.33.0"}')
+    assert not answers.has_rust_frontend(b"[]")

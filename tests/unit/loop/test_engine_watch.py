@@ -1,0 +1,195 @@
+"""Probes of the engine tell every change of its identity, that it is away, and that it generates nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from registry.runtime.clock import Clock
+from sidecar.engines.driver import EngineUnreachable
+from sidecar.loop.observer import PATIENCE_SECONDS, STALLED, EngineProbes, watch_changes
+from tests.simulation.loop import VirtualLoop
+
+
+class Probed:
+    """Answers each probe with the next identity; an empty one: it does not answer."""
+
+    url = "http://engine"
+    paused = ""
+
+    def __init__(self, identities: list[str]) -> None:
+        self._left: Iterator[str] = iter(identities)
+        self.over = asyncio.Event()
+
+    async def incarnation(self) -> str:
+        identity = next(self._left, None)
+        if identity is None:
+            self.over.set()
+            return await asyncio.Future()
+        if not identity:
+            raise EngineUnreachable("no answer")
+        return identity
+
+
+@pytest.mark.parametrize(
+    ("identities", "changes"),
+    [
+        (["1", "1", "1"], 1),
+        (["1", "2", "2"], 2),
+        (["1", "", "", "2"], 3),
+        (["1", "", "1"], 3),
+        (["", "", "1"], 1),
+    ],
+)
+async def test_a_restart_is_told_at_once_and_so_is_silence(monkeypatch, identities, changes):
+    """R3 converge, R9: what an engine had is gone with its process, whether or not a probe met it while it was away."""
+    for name in ("PROBE_SECONDS", "PROBE_AWAY_SECONDS"):
+        monkeypatch.setattr(f"sidecar.loop.observer.{name}", 0.0)
+    told: list[None] = []
+    engine = Probed(identities)
+    watching = asyncio.create_task(EngineProbes(engine, Clock()).watch(lambda: told.append(None)))
+    try:
+        async with asyncio.timeout(30):
+            await engine.over.wait()
+    finally:
+        watching.cancel()
+    assert len(told) == changes
+
+
+class Changing:
+    """Tells at each question the next of these, then nothing more; None: it does not answer."""
+
+    def __init__(self, told: list[bool | None]) -> None:
+        self._left = iter(told)
+        self.over = asyncio.Event()
+
+    async def has_changed(self) -> bool:
+        told = next(self._left, ...)
+        if told is ...:
+            self.over.set()
+            return await asyncio.Future()
+        if told is None:
+            raise EngineUnreachable("no answer")
+        return bool(told)
+
+
+@pytest.mark.parametrize(
+    ("told", "changes"),
+    [
+        ([False, False], 0),
+        ([True, True], 1),
+        ([True, False, False], 0),  # it was ours, and was looked at
+        ([None, True, None, True, True], 1),
+    ],
+)
+async def test_what_others_did_is_told_once_and_what_was_looked_at_is_not(monkeypatch, told, changes):
+    """R3 converge: every call of our own would cost a look more."""
+    for name in ("CHANGES_SECONDS", "OWN_CHANGES_SECONDS"):
+        monkeypatch.setattr(f"sidecar.loop.observer.{name}", 0.0)
+    heard: list[None] = []
+    engine = Changing(told)
+    watching = asyncio.create_task(watch_changes(engine, lambda: heard.append(None)))
+    try:
+        async with asyncio.timeout(30):
+            await engine.over.wait()
+    finally:
+        watching.cancel()
+    assert len(heard) == changes
+
+
+SILENT_SECONDS = 5.0  # a probe's deadline
+
+
+class Played:
+    """An engine whose state is what a test sets it to."""
+
+    paused = ""
+    url = "http://engine"
+
+    def __init__(self) -> None:
+        self.identity, self.is_frozen, self.generates = "1", False, True
+
+    async def incarnation(self) -> str:
+        if self.is_frozen:
+            await asyncio.sleep(SILENT_SECONDS)
+        if self.is_frozen or not self.identity:
+            raise EngineUnreachable("no answer")
+        return self.identity
+
+    async def pulse(self) -> bool | None:
+        return self.generates
+
+
+def probed(body: Callable[[Played, EngineProbes], Coroutine[Any, Any, None]]) -> None:
+    """Runs `body` on virtual time beside the probes of an engine."""
+
+    async def both() -> None:
+        engine = Played()
+        probes = EngineProbes(engine, Clock())  # type: ignore[arg-type] - of an engine only what is probed
+        tasks = [asyncio.create_task(watch(lambda: None)) for watch in (probes.watch, probes.feel_pulse)]
+        await asyncio.sleep(1.5)
+        await body(engine, probes)
+        for task in tasks:
+            task.cancel()
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(both())
+
+
+def test_an_engine_that_says_nothing_is_away_within_ten_seconds_and_back_soon():
+    """R18 readiness-follows."""
+
+    async def body(engine: Played, probes: EngineProbes) -> None:
+        assert (probes.incarnation, probes.problem) == ("1", "")
+        engine.is_frozen = True
+        await asyncio.sleep(10.0)
+        assert probes.problem == "no answer"
+        engine.is_frozen = False
+        await asyncio.sleep(SILENT_SECONDS + 1.0)
+        assert (probes.incarnation, probes.problem) == ("1", "")
+
+    probed(body)
+
+
+def test_one_failed_probe_takes_nothing_out():
+    """R18 readiness-follows: nor do several in a short time."""
+
+    async def body(engine: Played, probes: EngineProbes) -> None:
+        engine.identity = ""
+        await asyncio.sleep(PATIENCE_SECONDS - 1.0)
+        assert probes.problem == ""
+        engine.identity = "1"
+        await asyncio.sleep(1.5)
+        engine.identity = ""
+        await asyncio.sleep(PATIENCE_SECONDS - 1.0)
+        assert probes.problem == "", "it answered in between"
+        await asyncio.sleep(2.0)
+        assert probes.problem == "no answer"
+
+    probed(body)
+
+
+def test_an_engine_that_generates_nothing_is_told_of_until_it_does_or_another_process_answers():
+    """R18 readiness-follows: where it cannot be told, nothing is claimed."""
+
+    async def body(engine: Played, probes: EngineProbes) -> None:
+        engine.generates = None
+        await asyncio.sleep(6.0)
+        assert probes.problem == ""
+        engine.generates = False
+        await asyncio.sleep(6.0)
+        assert probes.problem == STALLED
+        engine.generates = True
+        await asyncio.sleep(6.0)
+        assert probes.problem == ""
+        engine.generates = False
+        await asyncio.sleep(6.0)
+        engine.identity, engine.generates = "2", None
+        await asyncio.sleep(1.5)
+        assert probes.problem == ""
+
+    probed(body)

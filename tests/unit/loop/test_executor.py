@@ -1,0 +1,299 @@
+"""Calls that wait for running requests to have the engine for a while, and what may have changed until then."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from registry.runtime.clock import Clock
+from sidecar.artifacts.types import ArtifactRef
+from sidecar.desired.informer import DesiredState
+from sidecar.desired.mailbox import Mailbox
+from sidecar.engines.driver import check_name
+from sidecar.engines.observed import Done, NoEffect, Outcome
+from sidecar.loop.executor import MAX_REST_SECONDS, MOST_AT_ONCE, REST_FACTOR, SLOW_SECONDS, Executor
+from sidecar.plan.types import Call, Load, Plan, Swap, Unload
+from tests.simulation.loop import VirtualLoop
+
+REF = ArtifactRef("file:///a", "sha256:" + "0" * 64)
+A, B, C = Load("a", "/a", REF, ""), Swap("b", "/b", "/new", REF, ""), Unload("c", "/c")
+LOAD_SECONDS = 0.5
+HANG_SECONDS = 30.0
+
+
+class Engine:
+    """Notes each call with its time; `on_question` is called when it is asked whether requests run."""
+
+    def __init__(self, *, is_busy: bool = True) -> None:
+        self.called: list[tuple[str, float]] = []
+        self.may_call = True
+        self.is_concurrent, self.swaps_alone, self.is_deciding = True, False, False
+        self.paused = ""
+        self.hanging: set[str] = set()
+        self.on_question: Callable[[], None] = lambda: None
+        self._is_busy = is_busy
+        self.mailbox = Mailbox()
+        self.executor = Executor(
+            self, self.mailbox, Clock(random.Random(0)), lambda _key: self.may_call, asyncio.create_task
+        )  # type: ignore[arg-type]
+
+    async def is_busy(self) -> bool:
+        self.on_question()
+        return self._is_busy
+
+    async def load(self, name: str, _path: str, *, request_id: str) -> Outcome:
+        return await self._call(f"load {name}{request_id}")
+
+    async def prove(self, path: str, *, request_id: str) -> Outcome:
+        self.called.append((f"prove {path}{request_id}", _now()))
+        return NoEffect("m") if path in self.hanging else Done()
+
+    async def swap(self, name: str, _old: str, _new: str, *, request_id: str) -> Outcome:
+        return await self._call(f"swap {name}{request_id}")
+
+    async def unload(self, name: str, *, request_id: str) -> Outcome:
+        self.called.append((f"unload {name}{request_id}", _now()))
+        await asyncio.sleep(HANG_SECONDS if name in self.hanging else 0.0)
+        return Done()
+
+    async def _call(self, what: str) -> Outcome:
+        self.called.append((what, _now()))
+        await asyncio.sleep(HANG_SECONDS if what.split()[1] in self.hanging else LOAD_SECONDS)
+        return Done()
+
+    async def carry_out(self, *calls: Call) -> tuple[int, bool]:
+        """How many of a plan's calls were made, and whether the plan was left because it is old."""
+        plan = Plan(DesiredState().revision, (), calls, (), (), (), None)
+        carried = await self.executor.carry_out(plan, "e1", is_serving=True)
+        return len(carried.attempts), carried.is_overtaken
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    async def ended() -> None:
+        await work
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(ended())
+
+
+def test_after_a_rest_the_engine_and_what_is_desired_are_looked_at_anew():
+    """R1, R11: a rest may take minutes; what was planned before may be withdrawn, and the engine another's by then."""
+
+    async def body() -> None:
+        engine, start = Engine(), _now()
+        assert await engine.carry_out(A) == (1, False)
+        assert await engine.carry_out(C, B) == (1, True)
+        rested = LOAD_SECONDS * (1 + REST_FACTOR)
+        assert _now() - start == rested
+        assert await engine.carry_out(B) == (1, False), "it has rested"
+        assert [(what, at - start) for what, at in engine.called] == [
+            ("load a", 0.0),
+            ("unload c", LOAD_SECONDS),
+            ("swap b", rested),
+        ]
+
+    run(body())
+
+
+def test_who_loses_the_replica_id_during_a_rest_makes_no_call():
+    """R10 one-owner."""
+
+    async def body() -> None:
+        engine = Engine()
+        await engine.carry_out(A)
+        engine.on_question = lambda: setattr(engine, "may_call", False)
+        assert await engine.carry_out(B) == (0, True)
+        assert await engine.carry_out(B) == (0, False)
+        assert [what for what, _ in engine.called] == ["load a"]
+
+    run(body())
+
+
+def test_who_loses_it_while_the_engine_is_asked_for_requests_makes_none_either():
+    """R10: between the question and the call nothing is waited for."""
+
+    async def body() -> None:
+        engine = Engine(is_busy=False)
+        await engine.carry_out(A)
+        engine.on_question = lambda: setattr(engine, "may_call", False)
+        assert await engine.carry_out(B) == (0, False)
+
+    run(body())
+
+
+def test_an_engine_without_requests_needs_no_rest():
+    async def body() -> None:
+        engine, start = Engine(is_busy=False), _now()
+        assert await engine.carry_out(A, B) == (2, False)
+        assert _now() - start == 2 * LOAD_SECONDS
+
+    run(body())
+
+
+def loads(names: str) -> list[Load]:
+    return [Load(name, f"/{name}", REF, "") for name in names]
+
+
+def test_a_slow_call_is_left_behind_and_others_are_made_beside_it():
+    """R19 not-held-up: of any kind; what comes of it is taken up when it has ended, and its name is left alone."""
+
+    async def body() -> None:
+        engine, start = Engine(is_busy=False), _now()
+        engine.hanging = {"a"}
+        assert await engine.carry_out(A, B) == (0, True), "the engine is looked at again first"
+        assert _now() - start == SLOW_SECONDS
+        assert await engine.carry_out(C, B) == (2, False)
+        assert [what for what, _ in engine.called] == ["load a", "unload c", "swap b"]
+        assert await engine.carry_out(A, Unload("a", "/a")) == (0, False), "never two calls for one name"
+        assert engine.executor.collect() == ()
+        await asyncio.sleep(HANG_SECONDS)
+        assert engine.executor.in_progress.keys == {"a"}, "no look since tells of it"
+        assert [one.name for one in engine.executor.collect()] == ["a"]
+        assert engine.executor.in_progress.keys == set()
+        assert len(engine.called) == 3
+
+    run(body())
+
+
+def test_when_a_slow_call_ends_the_loop_is_woken():
+    async def body() -> None:
+        engine = Engine(is_busy=False)
+        engine.hanging = {"a"}
+        await engine.carry_out(A)
+        start = _now()
+        await engine.mailbox.wait(10 * HANG_SECONDS)
+        assert _now() - start == HANG_SECONDS - SLOW_SECONDS
+
+    run(body())
+
+
+def test_few_calls_of_each_kind_are_under_way_at_once():
+    """R16 bounded, R19: loads that hang hold up neither swaps nor unloads."""
+
+    async def body() -> None:
+        engine = Engine(is_busy=False)
+        engine.hanging = set("abcdefgh")
+        for _ in range(6):
+            await engine.carry_out(*loads("abcdefgh"))
+        assert len(engine.called) == MOST_AT_ONCE[Load]
+        assert await engine.carry_out(*loads("gh"), Swap("x", "/x", "/y", REF, ""), Unload("y", "/y")) == (2, False)
+
+    run(body())
+
+
+def test_an_engine_that_takes_one_call_at_a_time_gets_no_other():
+    async def body() -> None:
+        engine = Engine(is_busy=False)
+        engine.is_concurrent = False
+        engine.hanging = {"a"}
+        await engine.carry_out(A)
+        assert await engine.carry_out(B, C) == (0, False)
+        await asyncio.sleep(HANG_SECONDS)
+        assert await engine.carry_out(B) == (0, False), "it was not looked at since"
+        assert len(engine.executor.collect()) == 1
+        assert await engine.carry_out(B, C) == (2, False)
+
+    run(body())
+
+
+def test_what_a_slow_call_may_read_stays_in_use():
+    """R7 files-pinned: a swap that fails puts back what was there, and proves the new weights under another name."""
+
+    async def body() -> None:
+        engine = Engine(is_busy=False)
+        engine.hanging = {"a", "b"}
+        await engine.carry_out(Load("A@2", "/a", REF, ""))
+        assert engine.executor.in_progress.keys == set()
+        await engine.carry_out(A)
+        await engine.carry_out(B)
+        assert engine.executor.uses == {("a", "/a"), ("b", "/b"), ("b", "/new")}
+        assert engine.executor.in_progress.keys == {"a", "b", check_name("/new")}
+        assert engine.executor.in_progress.loads == {"a"}
+
+    run(body())
+
+
+def test_a_generation_with_a_name_of_its_own_keeps_all_of_its_adapter_busy():
+    async def body() -> None:
+        engine = Engine(is_busy=False)
+        engine.hanging = {"A@2"}
+        await engine.carry_out(Load("A@2", "/a", REF, ""))
+        assert engine.executor.in_progress.keys == {"a", "a@2"}
+        assert await engine.carry_out(Load("A@3", "/a", REF, "")) == (0, False)
+        assert await engine.carry_out(Unload("A@1", "/old")) == (1, False)
+
+    run(body())
+
+
+def test_what_took_very_long_is_not_rested_from_for_a_multiple_of_it():
+    """R19: it waited for something; the engine did not compute all that time."""
+
+    async def body() -> None:
+        engine = Engine()
+        engine.hanging = {"a"}
+        await engine.carry_out(A)
+        await asyncio.sleep(HANG_SECONDS)
+        start = _now()
+        assert await engine.carry_out(B) == (0, True)
+        assert _now() - start <= MAX_REST_SECONDS
+
+    run(body())
+
+
+def test_beside_a_swap_that_must_be_alone_nothing_is_loaded():
+    """R7: the engine would have more adapters than the swap was decided for; what began before was counted."""
+
+    async def body() -> None:
+        engine = Engine(is_busy=False)
+        engine.hanging = {"a", "b"}
+        engine.swaps_alone = True
+        await engine.carry_out(A)
+        await engine.carry_out(B)
+        assert [what for what, _ in engine.called] == ["load a", "swap b"]
+        assert await engine.carry_out(*loads("xy"), Swap("z", "/z", "/y", REF, ""), C) == (1, False)
+        assert [what for what, _ in engine.called][2:] == ["unload c"]
+
+    run(body())
+
+
+def test_a_call_that_is_not_sent_yet_is_waited_for():
+    """R6: the plan that it is of could be withdrawn meanwhile."""
+
+    async def body() -> None:
+        engine, start = Engine(is_busy=False), _now()
+        engine.hanging, engine.is_deciding = {"a"}, True
+        asyncio.get_running_loop().call_later(5.0, setattr, engine, "is_deciding", False)  # noqa: FBT003 - its value
+        assert await engine.carry_out(A, B) == (0, True)
+        assert 4.9 < _now() - start < 5.5
+
+    run(body())
+
+
+@pytest.mark.parametrize("is_without", [False, True])
+@pytest.mark.parametrize("call", [replace(A, prove=True), replace(B, prove=True)])
+def test_what_has_no_effect_is_never_bound_to_a_name(call, is_without):
+    """R22 applied-whole: the engine is asked first, and then loads nothing."""
+    path = call.path if isinstance(call, Load) else call.new
+
+    async def body() -> None:
+        engine = Engine(is_busy=False)
+        engine.hanging = {path} if is_without else set()
+        assert await engine.carry_out(call) == (1, False)
+        made = [what.split()[0] for what, _ in engine.called]
+        assert made == (["prove"] if is_without else ["prove", type(call).__name__.lower()])
+
+    run(body())

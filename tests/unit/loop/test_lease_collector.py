@@ -1,0 +1,234 @@
+"""The keeper's rounds, with an engine and a store that can be told to fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+import pytest
+
+from registry.sources.base import ArtifactError, Stop
+from sidecar.artifacts.maintenance import Holdings
+from sidecar.engines.driver import EngineUnreachable, EngineUnusable
+from sidecar.engines.observed import DrainEvidence, EngineFacts, Observed
+from sidecar.loop import lease_collector as module
+from sidecar.loop.drain import DrainTracker
+from sidecar.loop.lease_collector import LeaseCollector
+from tests.support.waiting import eventually
+
+GRACE = 10.0
+
+
+def owns(path: str) -> str | None:
+    return path.removeprefix("/s/") if path.startswith("/s/") else None
+
+
+class Engine:
+    """Lists `cards`; fails with `error`; says that it is idle."""
+
+    def __init__(self) -> None:
+        self.cards: dict[str, str] = {}
+        self.error: Exception | None = None
+        self.asked = 0
+
+    async def observe(self) -> Observed:
+        if self.error:
+            raise self.error
+        return Observed(EngineFacts("vllm", "0.32.0", "http://e", "e1"), ("base",), dict(self.cards))
+
+    async def drain_evidence(self) -> DrainEvidence:
+        self.asked += 1
+        if self.error:
+            raise self.error
+        return DrainEvidence("e1", 0, 0, frozenset())
+
+
+class Store:
+    """Leases in memory; `error` befalls what is leased."""
+
+    def __init__(self, *leased: str) -> None:
+        self.ids = set(leased)
+        self.error: OSError | None = None
+
+    def leased(self) -> frozenset[str]:
+        return frozenset(self.ids)
+
+    def lease(self, artifacts: Collection[str]) -> None:
+        if self.error:
+            raise self.error
+        self.ids |= set(artifacts)
+
+    def let_go(self, artifacts: Collection[str]) -> frozenset[str]:
+        self.ids -= set(artifacts)
+        return frozenset(artifacts)
+
+
+class Desk:
+    """A keeper with everything that it needs, and a clock."""
+
+    def __init__(self, *leased: str) -> None:
+        self.now = 0.0
+        self.engine, self.store = Engine(), Store(*leased)
+        self.upkeeps: list[Exception | None] = []
+        self.rounds = 0
+        self.lease_collector = LeaseCollector(
+            self.engine,  # type: ignore[arg-type]
+            self.store,
+            DrainTracker(GRACE, owns),
+            self,
+            monotonic=lambda: self.now,
+            pause_seconds=0.0,
+        )
+
+    def scrub(self, stop: Stop) -> None:
+        """See `StoreRounds`."""
+        self.round(stop)
+
+    def round(self, stop: Stop) -> Holdings:
+        """See `StoreRounds`."""
+        stop.check()
+        self.rounds += 1
+        error = self.upkeeps.pop(0) if self.upkeeps else None
+        if error:
+            raise error
+        return Holdings(7, 3, 2, 1)
+
+    async def notice(self, *uses: tuple[str, str]) -> None:
+        self.lease_collector.notice(await self.engine.observe(), set(uses))
+
+    async def review(self, seconds: float = 0.0) -> None:
+        self.now += seconds
+        await self.lease_collector._review()
+
+
+async def test_before_the_first_plan_nothing_is_asked_or_let_go():
+    """R13 static-stable: nobody knows yet what is wanted, and a restarted engine will need it."""
+    keeper = Desk("X")
+    # Even if the tracker had looked, and took it for idle.
+    keeper.lease_collector._drain_tracker.look(await keeper.engine.observe(), set(), {"X"}, now=0.0)
+    for _ in range(4):
+        await keeper.review(GRACE)
+    assert keeper.store.ids == {"X"}
+    assert not keeper.engine.asked
+
+
+async def test_what_is_not_used_any_more_is_let_go_and_the_engine_is_not_asked_in_vain():
+    """R7, R16: without anything to let go of, no token is spent."""
+    keeper = Desk("X", "Y", "Z")
+    keeper.engine.cards = {"y": "/s/Y"}
+    await keeper.notice(("z", "/s/Z"))
+    await keeper.review(GRACE / 2)
+    assert not keeper.engine.asked
+    await keeper.review(GRACE)
+    await keeper.review(GRACE)
+    assert keeper.store.ids == {"Y", "Z"}
+    asked = keeper.engine.asked
+    await keeper.review(GRACE)
+    assert keeper.engine.asked == asked
+
+
+async def test_what_is_listed_when_a_plan_is_made_may_be_put_back_by_it():
+    """R7: a swap that fails loads the old weights again; until the next plan they are in use."""
+    keeper = Desk("X", "Y")
+    keeper.engine.cards = {"x": "/s/X"}
+    await keeper.notice(("x", "/s/Y"))
+    keeper.engine.cards = {"x": "/s/Y"}
+    for _ in range(4):
+        await keeper.review(GRACE)
+    assert keeper.store.ids == {"X", "Y"}
+    await keeper.notice(("x", "/s/Y"))
+    for _ in range(3):
+        await keeper.review(GRACE)
+    assert keeper.store.ids == {"Y"}
+
+
+@pytest.mark.parametrize("error", [EngineUnreachable("away"), EngineUnusable("not_an_engine", "no")])
+async def test_an_engine_that_cannot_be_asked_keeps_everything(error):
+    """R7: unknown is not idle."""
+    keeper = Desk("X")
+    await keeper.notice()
+    await keeper.review(GRACE)
+    keeper.engine.error = error
+    for _ in range(3):
+        await keeper.review(GRACE)
+    assert keeper.store.ids == {"X"}
+    keeper.engine.error = None
+    await keeper.review(GRACE)
+    assert keeper.store.ids == {"X"}
+    await keeper.review(GRACE)
+    assert not keeper.store.ids
+
+
+async def test_what_the_engine_lists_is_leased_whatever_the_file_said():
+    """R7: a lost lease file heals."""
+    keeper = Desk()
+    keeper.engine.cards = {"x": "/s/X", "foreign": "/elsewhere"}
+    keeper.store.error = OSError(28, "No space left on device")
+    await keeper.notice()
+    assert not keeper.store.ids
+    keeper.store.error = None
+    await keeper.notice()
+    assert keeper.store.ids == {"X"}
+
+
+async def test_a_store_that_fails_is_looked_after_again_later():
+    """R12, R8: and it is told how much there is."""
+    keeper = Desk()
+    keeper.upkeeps = [OSError(5, "Input/output error"), ArtifactError("store_io", "no", permanent=False)]
+    running = asyncio.create_task(keeper.lease_collector.run())
+    await eventually(lambda: keeper.rounds >= 4)
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
+    gauges = (module.STORE_BYTES, module.STORE_ARTIFACTS, module.STORE_LEASED, module.STORE_DAMAGED)
+    assert [gauge._value.get() for gauge in gauges] == [7, 3, 2, 1]
+
+
+async def test_a_scrub_that_fails_goes_on_later():
+    keeper = Desk()
+    keeper.upkeeps = [OSError(5, "Input/output error")]
+    running = asyncio.create_task(keeper.lease_collector.scrub())
+    await eventually(lambda: keeper.rounds >= 3)
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
+
+
+async def test_what_the_engine_is_about_to_be_told_of_is_kept_from_that_moment_on():
+    """R7 files-pinned: it is proven to be idle, and the engine will load it a moment later."""
+    keeper = Desk("X")
+    await keeper.notice()
+    await keeper.review(GRACE)
+    keeper.lease_collector.expect(("x", "/s/X"))
+    await keeper.review(GRACE)
+    await keeper.review(GRACE)
+    assert keeper.store.ids == {"X"}, "no plan has been made since"
+    await keeper.notice()
+    for _ in range(3):
+        await keeper.review(GRACE)
+    assert keeper.store.ids == set()
+
+
+async def test_what_comes_to_be_listed_while_the_engine_is_asked_is_kept():
+    """R7 files-pinned: only a look after the evidence can show it."""
+    keeper = Desk("X")
+    await keeper.notice()
+    await keeper.review(GRACE)
+    ask = keeper.engine.drain_evidence
+
+    async def loaded_meanwhile() -> DrainEvidence:
+        evidence = await ask()
+        keeper.engine.cards = {"x": "/s/X"}
+        return evidence
+
+    keeper.engine.drain_evidence = loaded_meanwhile  # type: ignore[method-assign]
+    await keeper.review(GRACE)
+    assert keeper.store.ids == {"X"}
+
+
+async def test_what_is_told_before_the_first_plan_makes_no_plan():
+    keeper = Desk("X")
+    keeper.lease_collector.expect(("x", "/s/X"))
+    for _ in range(4):
+        await keeper.review(GRACE)
+    assert keeper.engine.asked == 0

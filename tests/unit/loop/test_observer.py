@@ -1,0 +1,117 @@
+"""Looks that fail: when the next one is due, and what a short run of them means."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from registry.runtime.clock import Clock
+from sidecar.engines.driver import EngineAbsent, EngineUnreachable
+from sidecar.engines.observed import EngineFacts, Observed
+from sidecar.loop.observer import BRIEF_SECONDS, LOOK_AGAIN_LONGEST_SECONDS, EngineObserver
+
+NOW = "now"
+
+
+class Time(Clock):
+    """The time is what its chance says."""
+
+    def monotonic(self) -> float:
+        return float(vars(self.rng).get(NOW, 0.0))
+
+
+class Engine:
+    """Can be looked at or not, and its process answers or not."""
+
+    url = "http://engine"
+
+    def __init__(self) -> None:
+        self.is_listing, self.process = True, "e1"
+        self.says: bool | None = True
+
+    async def observe(self) -> Observed:
+        if not self.is_listing:
+            raise EngineUnreachable("HTTP 500")
+        return Observed(EngineFacts("vllm", "1", self.url, "e1"), ("base",))
+
+    async def turns(self) -> bool | None:
+        return self.says
+
+    async def incarnation(self) -> str:
+        if not self.process:
+            raise EngineAbsent("refused")
+        if self.process == "odd":
+            raise EngineUnreachable("HTTP 500")
+        return self.process
+
+
+class Eyes:
+    """An observer of such an engine."""
+
+    def __init__(self) -> None:
+        self.engine, self.chance = Engine(), random.Random(0)
+        self.observer = EngineObserver(self.engine, Time(self.chance))
+
+    async def look(self, at: float) -> None:
+        vars(self.chance)[NOW] = at
+        await self.observer.look_at_most_old(0.0)
+
+    async def is_brief(self, at: float) -> bool:
+        vars(self.chance)[NOW] = at
+        return await self.observer.fails_briefly()
+
+
+async def test_after_a_failed_look_the_next_is_due_soon_and_then_ever_later():
+    """R18 readiness-follows."""
+    eyes = Eyes()
+    await eyes.look(0.0)
+    eyes.engine.is_listing = False
+    waits, at = [], 1.0
+    for _ in range(8):
+        await eyes.look(at)
+        waits.append(eyes.observer.look_again_seconds)
+        at += waits[-1]
+    assert waits == [0.5, 0.5, 1.0, 2.0, 4.0, 8.0, LOOK_AGAIN_LONGEST_SECONDS, LOOK_AGAIN_LONGEST_SECONDS]
+    eyes.engine.is_listing = True
+    await eyes.look(at)
+    eyes.engine.is_listing = False
+    await eyes.look(at + 1.0)
+    assert eyes.observer.look_again_seconds == 0.5
+
+
+async def test_many_looks_that_fail_within_a_moment_put_off_the_next_no_longer_than_one():
+    """R17, R18: at a change each of its parts has the engine looked at; one odd moment then cost 4 s."""
+    eyes = Eyes()
+    eyes.engine.is_listing = False
+    for _ in range(20):
+        await eyes.look(3.0)
+    assert eyes.observer.look_again_seconds == 0.5
+
+
+@pytest.mark.parametrize("says", [True, False, None])
+async def test_an_engine_hangs_only_if_it_was_asked_to_generate_and_did_not(says):
+    """R18: one that completes nothing does not."""
+    eyes = Eyes()
+    eyes.engine.says = says
+    await eyes.observer.look(has_unsettled=True)
+    assert eyes.observer.hangs == (says is False)
+    await eyes.observer.look(has_unsettled=False)
+    assert not eyes.observer.hangs
+
+
+async def test_a_short_run_of_failed_looks_is_told_from_an_engine_that_is_gone():
+    """R18: of the process that was seen last, and of no other."""
+    eyes = Eyes()
+    assert not await eyes.is_brief(0.0)
+    await eyes.look(0.0)
+    assert not await eyes.is_brief(0.0)
+    eyes.engine.is_listing = False
+    await eyes.look(10.0)
+    await eyes.look(11.0)
+    assert await eyes.is_brief(10.0 + BRIEF_SECONDS)
+    assert not await eyes.is_brief(10.1 + BRIEF_SECONDS)
+    for process, is_brief in (("", False), ("e2", False), ("odd", True)):
+        eyes.engine.process = process
+        assert await eyes.is_brief(11.0) == is_brief
+    assert not await eyes.is_brief(10.1 + BRIEF_SECONDS), "an odd answer is borne with for as long, too"

@@ -1,0 +1,437 @@
+"""The loop's rounds, with an engine that can be asked to let time pass while it is looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from registry.etcd3.ops import KeyValue
+from registry.model.placement import Member
+from registry.model.records import AdapterRecord, AdapterSpec, Placement, PoolLimits, PoolSpec, SourceSpec
+from registry.runtime.clock import Clock
+from sidecar.artifacts.types import ArtifactRef
+from sidecar.desired.assignment import Assigner, Share
+from sidecar.desired.informer import DesiredState, Informer
+from sidecar.desired.journal import Journal
+from sidecar.desired.mailbox import Mailbox, Snapshot
+from sidecar.desired.placement import Members
+from sidecar.desired.pool import PoolWatcher
+from sidecar.engines.driver import USUAL, EngineUnreachable
+from sidecar.engines.observed import AlreadyThere, Done, EngineFacts, Observed, Outcome, Unknown, Use
+from sidecar.loop.executor import Attempt
+from sidecar.loop.observer import EngineProbes
+from sidecar.loop.reconciler import Backlog, Notice, Reconciler
+from sidecar.ownership import Ownership
+from sidecar.plan.types import RoundReport
+from sidecar.resolver.demand import ResidentSet
+from sidecar.resolver.policy import Catalogue
+from tests.simulation.artifacts import ROOT, SimStore, path_of
+from tests.simulation.loop import VirtualLoop
+from tests.support.records import KEYS, POOL
+from tests.support.waiting import eventually
+
+
+class Engine:
+    """Lists one adapter of ours, until it is unloaded. `on_look` is called at each look but the first."""
+
+    kind = "vllm"
+    url = "http://engine"
+    is_concurrent, swaps_alone, is_deciding = True, False, False
+    paused = ""
+
+    def __init__(self, on_look: Callable[[], None]) -> None:
+        self.adapters = {"gone": path_of("r1", "gone")}
+        self._on_look = on_look
+        self.looks = 0
+        self.on_probed: Callable[[], None] = lambda: None
+
+    async def observe(self) -> Observed:
+        self.looks += 1
+        if self.looks > 1:
+            self._on_look()
+        return Observed(EngineFacts("vllm", "0.32.0", self.url, "e1"), ("base",), dict(self.adapters))
+
+    async def unload(self, name: str, *, request_id: str) -> Outcome:
+        del self.adapters[name]
+        return Done()
+
+
+def desired(revision: int, *names: str, **terms: Any) -> DesiredState:
+    """These adapters, lazy unless `terms` of their specs say otherwise, at that revision."""
+    informer = Informer(POOL)
+    kvs = []
+    for name in names:
+        record = AdapterRecord(
+            name=name,
+            pool=POOL,
+            tenant="default",
+            generation=1,
+            spec=AdapterSpec(**{"source": SourceSpec(uri=f"{ROOT}{name}"), "load": "lazy", **terms}),
+            updated_at="2026-01-01T00:00:00Z",
+            updated_by="test",
+        )
+        kvs.append(KeyValue(KEYS.adapter(POOL, name), record.to_bytes(), 1, revision, 1))
+    informer.replace(revision, kvs)
+    return informer.state
+
+
+class Free:
+    """Nobody else has the replica id."""
+
+    refusal = ""
+
+
+class Taken:
+    """Another sidecar has the replica id."""
+
+    refusal = "replica id 'r1' is held by another sidecar"
+
+
+@asynccontextmanager
+async def running(
+    engine: Engine,
+    mailbox: Mailbox,
+    ownership: Ownership | None = None,
+    labels: Mapping[str, str] = MappingProxyType({}),
+    *,
+    notice: Notice = lambda _observed, _uses: None,
+    lease_file: Path | None = None,
+    sharing: Assigner | None = None,
+    probes: EngineProbes | None = None,
+) -> AsyncIterator[list[RoundReport]]:
+    """A reconciler that runs within the body; gives its reports."""
+    mailbox.post(replace(mailbox.snapshot, connected=True, pool_read=True))
+    reports: list[RoundReport] = []
+    own = TemporaryDirectory()
+    reconciler = Reconciler(
+        engine,
+        SimStore("r1", random.Random(0), lease_file or Path(own.name) / "leases"),
+        mailbox,
+        ownership or Free(),
+        Clock(),
+        reports.append,
+        notice,
+        sharing=sharing or Assigner(POOL, "r1", labels),
+        demand=ResidentSet(Catalogue(POOL, lambda _key: None)),
+        probes=probes or EngineProbes(engine, Clock()),
+    )
+    if probes is not None:
+        engine.on_probed = reconciler.distrust
+    task = asyncio.create_task(reconciler.run())
+    try:
+        yield reports
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        own.cleanup()
+
+
+async def test_who_lost_the_replica_id_neither_looks_at_the_engine_nor_calls_it():
+    """R10 one-owner: round for round it only says why."""
+    engine, mailbox = Engine(lambda: None), Mailbox()
+    async with running(engine, mailbox, Taken()) as reports:
+        for revision in range(1, 4):
+            mailbox.post(replace(mailbox.snapshot, desired=desired(revision, "a")))
+            await eventually(lambda: reports and reports[-1].situation.revision == revision)  # noqa: B023 - at once
+    assert all(report.situation.note == Taken.refusal for report in reports)
+    assert not any(report.situation.ready for report in reports)
+    assert engine.looks == 0
+    assert set(engine.adapters) == {"gone"}
+
+
+class Losing(Engine):
+    """The replica id is lost to another sidecar during the first call."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+        self.adapters |= {"old": path_of("r1", "old")}
+        self.refusal = ""
+
+    async def unload(self, name: str, *, request_id: str) -> Outcome:
+        self.refusal = Taken.refusal
+        return await super().unload(name, request_id=request_id)
+
+
+async def test_who_loses_the_replica_id_amid_a_plan_makes_no_further_call_of_it():
+    """R10 one-owner: the other one drives from now on."""
+    engine, mailbox = Losing(), Mailbox()
+    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "a")))
+    async with running(engine, mailbox, engine) as reports:
+        await eventually(lambda: reports and reports[-1].situation.note == Taken.refusal)
+    assert len(engine.adapters) == 1
+
+
+async def test_a_replica_is_ready_once_nothing_is_left_to_do_and_not_before():
+    """R9 status-truth: a load balancer sends nothing to a replica whose engine is not yet as it should be."""
+    engine, mailbox = Engine(lambda: None), Mailbox()
+    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "a")))
+    async with running(engine, mailbox) as reports:
+        await eventually(lambda: reports and reports[-1].situation.ready)
+    assert [bool(one.situation.plan and one.situation.plan.calls) for one in reports] == [True, False]
+    assert [one.situation.ready for one in reports] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("terms", "count"),
+    [
+        ({"load": "eager"}, 2),
+        ({"load": "lazy"}, 0),
+        ({"load": "eager", "placement": Placement(selector={"gpu": "a10"})}, 2),
+        ({"load": "eager", "placement": Placement(selector={"gpu": "h100"})}, 0),
+        ({"load": "eager", "placement": Placement(replicas=1)}, 2),  # nobody knows yet who lives: perhaps it is its own
+    ],
+)
+async def test_what_is_wanted_of_a_replica_is_what_it_should_serve_by_itself(terms, count):
+    """An alert compares it with what is served: adapters that are others', or wait to be asked for, must not count."""
+    engine, mailbox = Engine(lambda: None), Mailbox()
+    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "a", "b", **terms)))
+    async with running(engine, mailbox, labels={"gpu": "a10"}) as reports:
+        await eventually(lambda: reports and reports[-1].situation.plan)
+    assert {report.desired_count for report in reports} == {count}
+
+
+async def test_a_pool_whose_record_cannot_be_read_is_told_as_that(tmp_path):
+    """R14 nack: etcd was reached, and says something that nobody here understands."""
+    mailbox = Mailbox()
+    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "a")))
+    feed = PoolWatcher(None, KEYS, POOL, mailbox, Journal(tmp_path), Clock())  # type: ignore[arg-type]
+    async with running(Engine(lambda: None), mailbox) as reports:
+        mailbox.post(replace(mailbox.snapshot, pool_read=False))
+        feed.take(b'{"schema": 99}')
+        await eventually(lambda: reports and "record cannot be followed" in reports[-1].situation.note)
+        feed.take(PoolSpec(name=POOL, base_models=["base"]).to_bytes())
+        await eventually(lambda: reports[-1].situation.ready)
+
+
+def test_what_a_call_was_said_to_have_done_is_borne_out_by_the_listing_alone():
+    """R9: that a name is there already says nothing of where it was loaded from, and nothing at all a moment later."""
+    ref = ArtifactRef("file:///a", "sha256:" + "0" * 64)
+    for outcome in (Done(), AlreadyThere(), Unknown("no answer")):
+        load = Attempt("a", "a", "/store/new", ref, "e1", outcome)
+        assert load.is_borne_out(listing(a="/store/new"))
+        assert not load.is_borne_out(listing())
+        assert load.is_borne_out(listing(a="/elsewhere")) == isinstance(outcome, AlreadyThere)
+    swap = Attempt("a", "a", "/store/new", ref, "e1", AlreadyThere(), before="/store/old")
+    assert swap.is_borne_out(listing(a="/elsewhere"))
+    assert not swap.is_borne_out(listing(a="/store/old")), "it would be planned again at once, for ever"
+    unload = Attempt("a", "a", None, None, "e1", Done())
+    assert unload.is_borne_out(listing(b="/store/b"))
+    assert not unload.is_borne_out(listing(a="/store/new"))
+
+
+THE_POOL = PoolSpec(name=POOL, base_models=["base"])
+
+
+def listing(**adapters: str) -> Observed:
+    return Observed(EngineFacts("vllm", "0.32.0", "http://engine", "e1"), ("base",), adapters)
+
+
+async def test_a_status_speaks_of_the_revision_that_its_plan_was_made_from():
+    """R9 status-truth: what etcd says newly while the engine is looked at is planned for, not only claimed."""
+    mailbox = Mailbox()
+    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "a")))
+
+    def moves_on() -> None:
+        mailbox.post(replace(mailbox.snapshot, desired=desired(2, "a", "b")))
+
+    async with running(Engine(moves_on), mailbox) as reports:
+        await eventually(lambda: any(report.situation.revision == 2 for report in reports))
+    said = [(report.situation.revision, report.situation.plan.revision) for report in reports if report.situation.plan]
+    assert said
+    assert all(revision == planned for revision, planned in said), said
+
+
+class Slow(Assigner):
+    """Finds its share in a thread, while etcd moves on: each revision has another limit of the pool, and members."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        super().__init__(POOL, "r1", {})
+        self._mailbox = mailbox
+        self.seen: list[tuple[int, int]] = []
+
+    def is_long(self, desired: DesiredState, members: Members | None) -> bool:
+        return True
+
+    def find(self, state: DesiredState, members: Members | None) -> Share:
+        self.seen.append((state.revision, len(members or ())))
+        if state.revision < 4:
+            self._mailbox.post(at(state.revision + 1))
+        return super().find(state, members)
+
+
+def at(revision: int) -> Snapshot:
+    """A pool with as many places as the revision says, and as many live replicas."""
+    spec = PoolSpec(name=POOL, base_models=["base"], limits=PoolLimits(max_adapters=revision))
+    members = {f"r{number}": Member(f"r{number}", {}, None) for number in range(revision)}
+    return Snapshot(
+        desired(revision, "a"), spec, pool_read=True, connected=True, last_request_id=f"req-{revision}", members=members
+    )
+
+
+async def test_a_round_is_of_one_moment():
+    """R2, R9: whatever etcd says while a round is under way comes into force with the next plan, all of it."""
+    mailbox = Mailbox()
+    mailbox.post(at(1))
+    sharing = Slow(mailbox)
+    async with running(Engine(lambda: None), mailbox, sharing=sharing) as reports:
+        await eventually(lambda: any(report.situation.ready for report in reports))
+    assert all(revision == members for revision, members in sharing.seen)
+    said = [
+        (one.situation.revision, one.capacity, one.situation.last_request_id) for one in reports if one.situation.plan
+    ]
+    assert said
+    assert said == [(revision, revision, f"req-{revision}") for revision, *_ in said]
+
+
+class Loading(Engine):
+    """Has nothing, and takes what it is told to load. Notes of each load whether the keeper knew of its files."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+        self.adapters = {}
+        self.uses: AbstractSet[Use] = set()
+        self.were_known: list[bool] = []
+
+    async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
+        self.were_known.append((name, path) in self.uses)
+        self.adapters[name] = path
+        return Done()
+
+
+async def test_who_keeps_the_files_knows_what_a_plan_will_load_before_it_is_made(tmp_path):
+    """R7 files-pinned: what is staged and not listed yet would be let go of, and gone when the engine reads it."""
+    engine, mailbox = Loading(), Mailbox()
+
+    def notice(_observed: Observed, uses: AbstractSet[Use]) -> None:
+        engine.uses = uses
+
+    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "good-a", "good-b", load="eager")))
+    async with running(engine, mailbox, notice=notice, lease_file=tmp_path / "leases"):
+        await eventually(lambda: len(engine.were_known) == 2)
+    assert engine.were_known == [True, True]
+
+
+class Frozen(Loading):
+    """Stops, as by SIGSTOP, in the middle of its first load, and answers nothing from then on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_frozen = False
+
+    async def _answer(self, seconds: float) -> None:
+        if self.is_frozen:
+            await asyncio.sleep(seconds)
+            raise EngineUnreachable("no answer in time")
+
+    async def observe(self) -> Observed:
+        await self._answer(USUAL.probe_seconds + USUAL.list_seconds)
+        return await super().observe()
+
+    async def incarnation(self) -> str:
+        await self._answer(USUAL.probe_seconds)
+        return "e1"
+
+    async def turns(self) -> bool:
+        await asyncio.sleep(USUAL.turn_seconds if self.is_frozen else 0.1)
+        return not self.is_frozen
+
+    async def pulse(self) -> None:
+        return None
+
+    async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
+        self.is_frozen = True
+        await asyncio.sleep(USUAL.load_seconds)
+        return Unknown("no answer")
+
+
+async def freezes_in_a_load() -> None:
+    engine, mailbox = Frozen(), Mailbox()
+    probes = EngineProbes(engine, Clock())
+    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1)))
+    async with running(engine, mailbox, probes=probes) as reports:
+        watching = asyncio.create_task(probes.watch(engine.on_probed))
+        await asyncio.sleep(1.0)
+        assert reports[-1].situation.ready
+        mailbox.post(replace(mailbox.snapshot, desired=desired(2, "good-a", load="eager")))
+        await asyncio.sleep(10.0)
+        assert engine.is_frozen
+        assert (reports[-1].situation.ready, reports[-1].situation.note) == (False, "no answer in time")
+        told = len(reports)
+        await asyncio.sleep(USUAL.load_seconds + USUAL.turn_seconds + 30.0)
+        assert not any(report.situation.ready for report in reports[told:])
+        engine.is_frozen = False
+        mailbox.post(replace(mailbox.snapshot, desired=desired(3)))
+        await asyncio.sleep(USUAL.turn_seconds + 30.0)
+        assert reports[-1].situation.ready, "it goes on where it was"
+        watching.cancel()
+
+
+def test_a_frozen_engine_is_not_called_ready_whatever_call_is_out():
+    """R18 readiness-follows: a hung GPU, a stopped process: within 10 s, though the load that is out lasts for 60 s."""
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(freezes_in_a_load())
+
+
+class Partly(Loading):
+    """Hangs in the load of one adapter, and takes all others at once."""
+
+    async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
+        if name == "good-00":
+            await asyncio.sleep(30.0)
+        return await super().load(name, path, request_id=request_id)
+
+
+async def hangs_in_one_load() -> None:
+    engine, mailbox = Partly(), Mailbox()
+    names = [f"good-{number:02}" for number in range(100)]
+    engine.adapters = {"old": path_of("r1", "old")}
+    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, *names, load="eager")))
+    used: list[AbstractSet[Use]] = []
+    async with running(engine, mailbox, notice=lambda _observed, uses: used.append(uses)) as reports:
+        await asyncio.sleep(10.0)
+        assert set(engine.adapters) == set(names[1:])
+        assert not reports[-1].situation.ready
+        assert [entry.name for entry in reports[-1].situation.plan.pending] == names[:1]
+        mailbox.post(replace(mailbox.snapshot, desired=desired(2, *names[1:50], load="eager")))
+        await asyncio.sleep(2.0)
+        assert set(engine.adapters) == set(names[1:50])
+        assert (names[0], path_of("r1", names[0])) in used[-1], "its files may be read, though nobody wants it any more"
+        mailbox.post(replace(mailbox.snapshot, desired=desired(3, *names[:50], load="eager")))
+        await asyncio.sleep(20.0)
+        assert set(engine.adapters) == set(names[:50])
+        assert reports[-1].situation.ready
+
+
+def test_one_load_that_hangs_among_a_hundred_delays_nothing_else():
+    """R19 not-held-up, R7: neither loads nor removals, and is itself taken up when it ends."""
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(hangs_in_one_load())
+
+
+def test_what_is_news_to_an_engine_and_what_was_used_last_outlives_its_processes():
+    """R19: after a restart, what was used last is back first, and what is changed from then on is news."""
+    backlog = Backlog()
+    first = Observed(
+        EngineFacts("vllm", "0.32.0", "", "e1"), ("base",), {"a": "/a"}, {"a": 5.0, "B@2": 1.0, "gone": 0.0}
+    )
+    backlog.look(first, desired(7, "a", "b", load="eager"), 100.0)
+    backlog.look(first, desired(8, "a", "b", load="eager"), 200.0)
+    assert backlog.since == 7
+    assert backlog.used_at == {"a": 95.0, "b": 99.0, "gone": 100.0}
+    again = Observed(EngineFacts("vllm", "0.32.0", "", "e2"), ("base",), {}, {})
+    backlog.look(again, desired(9, "a", "b", load="eager"), 300.0)
+    assert backlog.since == 9
+    assert backlog.used_at["a"] == 95.0
+    used = Observed(EngineFacts("vllm", "0.32.0", "", "e2"), ("base",), {}, {"a": 1.0})
+    backlog.look(used, desired(10, "a", "b", load="eager"), 400.0)
+    assert (backlog.since, backlog.used_at) == (9, {"a": 399.0, "b": 99.0})

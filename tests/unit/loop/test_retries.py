@@ -1,0 +1,204 @@
+"""What is tried again when: each by itself, all together, and at news."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from registry.model.records import AskedRetry
+from registry.runtime.clock import Clock
+from registry.sources.base import ArtifactError
+from sidecar.artifacts.types import ArtifactRef, Stage
+from sidecar.desired.informer import DesiredAdapter
+from sidecar.engines.observed import Done, EngineFacts, Observed, Outcome, Refused, Unknown
+from sidecar.loop.executor import Attempt
+from sidecar.loop.retries import RELEASED_FOR_EACH, UNTOLD_SECONDS, RetryTracker
+from sidecar.plan.backoff import REFUSED_PACE_SECONDS, TRIES_UNPACED
+
+MANY = 100
+
+
+class Held(random.Random):
+    """Every pause is as long as it can be, and the time is set by hand."""
+
+    now = 0.0
+
+    def uniform(self, _a: float, b: float) -> float:
+        return b
+
+
+class Time(Clock):
+    """The time of `Held`."""
+
+    def monotonic(self) -> float:
+        assert isinstance(self.rng, Held)
+        return self.rng.now
+
+
+def attempt(name: str, outcome: Outcome) -> Attempt:
+    return Attempt(name, name, f"/{name}", ArtifactRef(f"file:///{name}", None), "e1", outcome)
+
+
+def refuse(tracker: RetryTracker, names: Iterable[str], times: int = 1) -> None:
+    for _ in range(times):
+        tracker.take_up([attempt(name, Refused("no")) for name in names], "e1")
+
+
+def observed(*names: str) -> Observed:
+    return Observed(EngineFacts("vllm", "1", "u", "e1"), ("base",), {name: f"/{name}" for name in names})
+
+
+def load(tracker: RetryTracker, *names: str) -> None:
+    tracker.take_up([attempt(name, Done()) for name in names], "e1")
+    tracker.settle(observed(*names), turns=True)
+
+
+def due(tracker: RetryTracker, now: float) -> set[str]:
+    return {key for key, one in tracker.failures.items() if one.retry_at is not None and one.retry_at <= now}
+
+
+def test_what_is_refused_again_and_again_takes_turns():
+    """R8, R17: after a few tries of each, one of all of them in so long."""
+    held, names = Held(), [f"a{number}" for number in range(MANY)]
+    tracker = RetryTracker(Time(held))
+    refuse(tracker, names, TRIES_UNPACED - 1)
+    assert due(tracker, 2.0) == set(names)
+    refuse(tracker, names)
+    seconds = 10 * REFUSED_PACE_SECONDS
+    assert len(due(tracker, seconds)) == 10
+    held.now = seconds
+    refuse(tracker, due(tracker, seconds))
+    assert len(due(tracker, 2 * seconds)) == 10
+
+
+def test_the_first_that_loads_has_all_others_tried_at_once():
+    """R17 heals: once; what is refused although others load waits for its turn again."""
+    held, names = Held(), [f"a{number}" for number in range(MANY)]
+    tracker = RetryTracker(Time(held))
+    refuse(tracker, names, TRIES_UNPACED)
+    load(tracker, "new")
+    assert due(tracker, held.now) == set(names)
+    refuse(tracker, names)
+    load(tracker, "newer")
+    assert due(tracker, held.now) == set()
+
+
+def test_each_that_recovers_has_a_few_of_the_others_tried_the_least_tried_first():
+    """R8, R17: those that can recover do so as fast as they do, and those that cannot cost little."""
+    held, names = Held(), [f"a{number}" for number in range(MANY)]
+    tracker = RetryTracker(Time(held))
+    refuse(tracker, names)
+    load(tracker, "new")
+    refuse(tracker, names[1:], TRIES_UNPACED)
+    refuse(tracker, names[9:])
+    load(tracker, "a0")
+    assert due(tracker, held.now) == set(names[1 : 1 + RELEASED_FOR_EACH])
+
+
+def test_an_unload_does_not_have_what_would_not_load_tried_at_once():
+    """R8 paced: where somebody puts other files behind a name as often as we do, ours go ever later, not at once."""
+    held = Held()
+    tracker = RetryTracker(Time(held))
+    theirs = Observed(EngineFacts("vllm", "1", "u", "e1"), ("base",), {"a": "/theirs"})
+    unload = replace(attempt("a", Done()), path=None, ref=None)
+    for tries in range(1, 4):
+        tracker.take_up([attempt("a", Done())], "e1")
+        tracker.settle(theirs, turns=True)
+        tracker.take_up([unload], "e1")
+        tracker.settle(observed(), turns=True)
+        assert (tracker.failures["a"].reason, tracker.failures["a"].attempts) == ("not_listed", tries)
+        assert due(tracker, held.now) == set()
+    load(tracker, "a")
+    assert tracker.failures == {}
+
+
+def test_what_our_own_checks_refuse_is_not_tried_at_news_of_others():
+    """R8: it waits for a change of the record or the base."""
+    held = Held()
+    tracker = RetryTracker(Time(held))
+    stage = Stage("bad", ArtifactRef("file:///bad", None), "")
+    tracker.staging_failed(stage, ArtifactError("digest_mismatch", "m", permanent=True))
+    load(tracker, "new")
+    assert tracker.failures["bad"].retry_at is None
+
+
+@pytest.mark.parametrize(
+    ("generation", "retry", "is_dropped"),
+    [
+        (1, None, False),
+        (2, None, True),
+        (1, AskedRetry(request_id="q1"), True),
+        (1, AskedRetry(request_id="q1", replica="r1"), True),
+        (1, AskedRetry(request_id="q1", replica="r2"), False),
+    ],
+    ids=["the same", "applied anew", "asked of all", "asked of this one", "asked of another"],
+)
+def test_what_is_applied_or_asked_for_again_is_tried_at_once(generation, retry, is_dropped):
+    """R17, R8: also what our own checks refused; once for each time."""
+    tracker = RetryTracker(Time(Held()), "r1")
+    ref = ArtifactRef("file:///a", None)
+    desired = DesiredAdapter("a", "a", 1, 1, ref, 0, "", "")
+    asked = replace(desired, generation=generation, retry=retry)
+
+    def fail() -> None:
+        tracker.staging_failed(Stage("a", ref, ""), ArtifactError("digest_mismatch", "m", permanent=True))
+
+    fail()
+    tracker.ask_again(lambda _key: desired)
+    assert "a" in tracker.failures
+    tracker.ask_again(lambda _key: asked)
+    assert ("a" in tracker.failures) != is_dropped
+    fail()
+    tracker.ask_again(lambda _key: asked)
+    tracker.ask_again(lambda _key: asked)
+    assert "a" in tracker.failures
+
+
+def test_an_unload_that_failed_is_nobodys_to_ask_for():
+    """R6."""
+    tracker = RetryTracker(Time(Held()))
+    tracker.take_up([Attempt("gone", "gone", None, None, "e1", Refused("no"))], "e1")
+    for _ in range(2):
+        tracker.ask_again(lambda _key: None)
+    assert "gone" in tracker.failures
+
+
+@pytest.mark.parametrize(
+    ("turns", "ended_at"),
+    [(True, 0.0), (None, UNTOLD_SECONDS), (False, math.inf)],
+    ids=["it turns", "untold", "it hangs"],
+)
+def test_a_lost_answer_is_settled_by_the_listing_once_its_call_has_ended(turns, ended_at):
+    """R17: "cannot tell" is not "hangs"; a second load is not made before."""
+    held = Held()
+    tracker = RetryTracker(Time(held))
+    tracker.take_up([attempt("a", Unknown("lost"))], "e1")
+    for now in (0.0, UNTOLD_SECONDS - 0.1, UNTOLD_SECONDS):
+        held.now = now
+        tracker.settle(observed(), turns=turns)
+        assert tracker.unsettled == (set() if now >= ended_at else {"a"})
+        assert bool(tracker.failures) == (now >= ended_at)
+
+
+def test_the_first_that_comes_has_others_from_the_same_place_fetched_at_once():
+    """R8, R17: a source that is back need not wait for each pause to end; what can never be had is left alone."""
+    held = Held()
+    tracker = RetryTracker(Time(held))
+
+    def stage(name: str, place: str) -> Stage:
+        return Stage(name, ArtifactRef(f"{place}/{name}", None), "")
+
+    for name, place in (("a", "s3://ours"), ("b", "s3://ours"), ("c", "s3://theirs"), ("d", "https://ours")):
+        tracker.staging_failed(stage(name, place), ArtifactError("source_io", "m", permanent=False))
+    tracker.staging_failed(stage("e", "s3://ours"), ArtifactError("source_missing", "m", permanent=True))
+    tracker.staged(stage("a", "s3://ours"))
+    assert due(tracker, held.now) == {"b"}
+    assert "a" not in tracker.failures
+    assert tracker.failures["e"].retry_at is None
+    refuse(tracker, ["f"])
+    tracker.staged(stage("g", "s3://theirs"))
+    assert due(tracker, held.now) == {"b", "c"}

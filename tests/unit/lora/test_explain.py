@@ -1,0 +1,55 @@
+"""What becomes of each matrix."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from registry.lora.base import BaseModules
+from registry.lora.check import examine
+from registry.lora.config import read_config
+from registry.lora.coverage.explain import MatrixFate, explained
+from registry.lora.policy import policy_of
+from registry.lora.safetensors import Tensor
+from tests.corpus.drafts import LLAMA, Draft
+from tests.unit.lora.test_check import NO_LIMITS
+from tests.unit.lora.test_coverage import GATE, LLAMA4, base, draft_of
+
+
+def fates(draft: Draft, known: BaseModules | None, **policy: Any) -> list[MatrixFate]:
+    tensors = [Tensor(name, one.dtype, one.shape, 0, len(one.data)) for name, one in draft.tensors.items()]
+    config = read_config(json.dumps(draft.config).encode())
+    return explained(tensors, examine(config, tensors, known, NO_LIMITS, policy_of(policy)), known)
+
+
+def test_matrices_that_are_alike_are_one_row():
+    gates = [GATE, GATE.replace("0", "1")]
+    known = base(*gates, architecture="Qwen3MoeForCausalLM")
+    rows = fates(draft_of(*gates, base=known), known, drop=["o_proj"])
+    assert rows == [
+        MatrixFate("model.layers.{0-1}.mlp.down_proj", "applied", ""),
+        MatrixFate("model.layers.{0-1}.mlp.gate", "refused", "not_applied_by_engine"),
+        MatrixFate("model.layers.{0-1}.self_attn.o_proj", "dropped", ""),
+        MatrixFate("model.layers.{0-1}.self_attn.q_proj", "applied", ""),
+        MatrixFate("model.layers.{0-1}.self_attn.v_proj", "applied", ""),
+    ]
+
+
+def test_rows_in_another_order_and_new_names_are_told():
+    assert {one.fate for one in fates(LLAMA.draft(), LLAMA4)} == {"applied", "reordered"}
+    draft = LLAMA.draft()
+    draft.rename("base_model.model.model.layers.", "base_model.model.wrapped.layers.")
+    assert {(one.fate, one.note) for one in fates(draft, base())} == {("renamed", "'wrapped.' becomes 'model.'")}
+    assert {one.fate for one in fates(draft, None)} == {"applied"}
+
+
+def test_what_a_finding_names_or_the_base_lacks_is_refused():
+    draft = LLAMA.draft()
+    tensor = draft.tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"]
+    tensor.dtype = "I8"
+    draft.rename("layers.1.mlp.", "layers.1.other.")
+    found = {one.module: (one.fate, one.note) for one in fates(draft, base())}
+    assert found["model.layers.0.self_attn.q_proj"] == ("refused", "dtype_not_supported")
+    assert found["model.layers.1.other.down_proj"] == ("refused", "no_such_module")
+    towers = BaseModules({f"{tower}.{name}": shape for tower in "ab" for name, shape in base().modules.items()})
+    assert {one.note for one in fates(LLAMA.draft(), towers)} <= {"no_such_module", "ambiguous_module"}

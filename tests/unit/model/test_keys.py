@@ -1,0 +1,52 @@
+"""Where things stand in etcd."""
+
+from __future__ import annotations
+
+from registry.model.keys import DEFAULT_PREFIX, Keys, last_part
+
+KEYS = Keys()
+EXPECTED = {
+    KEYS.pool("p"): "pools/p",
+    KEYS.pools(): "pools/",
+    KEYS.adapter("p", "Acme/SQL"): "adapters/p/acme%2Fsql",
+    KEYS.adapters("p"): "adapters/p/",
+    KEYS.history("p", "Acme/SQL", 7): "history/p/acme%2Fsql/7",
+    KEYS.history_of("p", "Acme/SQL"): "history/p/acme%2Fsql/",
+    KEYS.tenant("acme"): "tenants/acme",
+    KEYS.tenants(): "tenants/",
+    KEYS.request("r"): "requests/r",
+    KEYS.request("r", "operator:a"): "requests/operator:a/r",
+    KEYS.audit("p", "i"): "audit/p/i",
+    KEYS.audits(): "audit/",
+    KEYS.replica("p", "r"): "replicas/p/r",
+    KEYS.replicas("p"): "replicas/p/",
+    KEYS.all_replicas(): "replicas/",
+    KEYS.members("p"): "members/p",
+    KEYS.all_members(): "members/",
+    KEYS.left("p", "r"): "left/p/r",
+    KEYS.all_left(): "left/",
+    KEYS.drain("p", "r"): "drains/p/r",
+    KEYS.status("p", "r"): "status/p/r",
+    KEYS.statuses("p"): "status/p/",
+    KEYS.meta(): "meta",
+}
+
+
+def test_layout():
+    """The layout is a contract between releases: it changes only with a new prefix."""
+    assert {key.decode() for key in EXPECTED} == {f"{DEFAULT_PREFIX}/{path}" for path in EXPECTED.values()}
+    assert all(key.decode() == f"{DEFAULT_PREFIX}/{path}" for key, path in EXPECTED.items())
+
+
+def test_records():
+    assert KEYS.records() == (KEYS.pools(), b"/loraplane/v1/adapters/", KEYS.tenants())
+
+
+def test_what_a_backup_has():
+    """What is declared: no presence, status, request or audit record."""
+    assert [last_part(prefix[:-1]) for prefix in KEYS.backed_up()] == ["adapters", "history", "pools", "tenants"]
+
+
+def test_last_part():
+    assert last_part(b"/a/b%2Fc") == "b%2Fc"
+    assert last_part(b"/a/\xff") == "\\xff"

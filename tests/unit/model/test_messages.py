@@ -1,0 +1,104 @@
+"""The one converter between records and messages: nothing is lost, nothing is forgotten."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.model.messages import (
+    adapter_dict,
+    adapter_message,
+    limits_dict,
+    pool_dict,
+    pool_message,
+    spec_dict,
+    spec_message,
+    tenant_dict,
+    tenant_message,
+)
+from registry.model.records import (
+    AdapterRecord,
+    AdapterSpec,
+    BaseShapes,
+    CanaryRollout,
+    PoolLimits,
+    PoolSpec,
+    SourceSpec,
+    Strategy,
+    TenantRecord,
+)
+from registry.model.status import ReportedEvidence
+from registry.v1 import registry_pb2 as pb
+
+SPECS = st.fixed_dictionaries(
+    {"source": st.sampled_from([{"uri": "file:///a"}, {"uri": "file:///a", "digest": "sha256:" + "a" * 64}])},
+    optional={
+        "base_model": st.sampled_from(["qwen", None]),
+        "load": st.sampled_from(["eager", "lazy"]),
+        "priority": st.integers(-1000, 1000),
+        "placement": st.sampled_from([{"replicas": 3}, {"replicas": "all", "selector": {"a": "b"}}]),
+        "prepare": st.fixed_dictionaries({}, optional={"remap": st.just("off"), "dora": st.just("strip")}),
+        "credentials": st.just("c"),
+        "labels": st.dictionaries(st.sampled_from(["a", "b"]), st.text("xy", max_size=3)),
+        "strategy": st.sampled_from(
+            [None, {"canary": {"replicas": "25%"}}, {"canary": {"replicas": 2}, "soak_seconds": 0, "promote": "manual"}]
+        ),
+        "description": st.text(st.characters(exclude_categories=["C"]), min_size=1, max_size=30),
+    },
+)
+
+
+@given(SPECS)
+def test_a_spec_is_the_same_there_and_back(values):
+    spec = AdapterSpec.model_validate(values)
+    assert AdapterSpec.model_validate(spec_dict(spec_message(spec))) == spec
+
+
+def test_no_field_is_forgotten():
+    """A field of a record is in its message and in its plain form, and the other way round."""
+    assert set(spec_dict(pb.AdapterSpec())) == set(AdapterSpec.model_fields)
+    assert set(pb.AdapterSpec.DESCRIPTOR.fields_by_name) == set(AdapterSpec.model_fields)
+    assert set(limits_dict(pb.PoolLimits())) == set(PoolLimits.model_fields)
+    assert set(pool_dict(pb.Pool())) == set(PoolSpec.model_fields) - {"schema_version"} | {"etag"}
+    assert set(tenant_dict(pb.Tenant())) == set(TenantRecord.model_fields) - {"schema_version"} | {"etag"}
+
+
+@pytest.mark.parametrize("strategy", [None, pb.Strategy(canary_replicas="1")])
+def test_what_a_message_leaves_out_has_the_default_of_the_record(strategy):
+    source = {"uri": "file:///a"}
+    told = spec_dict(pb.AdapterSpec(source=pb.Source(**source), strategy=strategy))
+    short = {"source": source, "strategy": {"canary": {"replicas": 1}} if strategy else None}
+    assert told == {**AdapterSpec.model_validate(short).model_dump(), "strategy": told["strategy"]}
+    assert told["strategy"] == (Strategy.model_validate(short["strategy"]).model_dump() if strategy else None)
+
+
+def test_an_adapter_a_pool_and_a_tenant():
+    spec = AdapterSpec(source=SourceSpec(uri="file:///a"))
+    canaries = CanaryRollout(stable_generation=1, stable_spec=spec)
+    whole = {"name": "a", "pool": "p", "tenant": "t", "generation": 2, "updated_at": "now", "updated_by": "u"}
+    whole["spec"] = spec
+    adapter = adapter_message(AdapterRecord(**whole, rollout=canaries), 7)
+    assert adapter_dict(adapter)["canaries"] == {"stable_generation": 1, "stable_spec": spec.model_dump(), "halted": ""}
+    assert adapter_dict(adapter_message(AdapterRecord(**whole), 0))["etag"] == ""
+    said = ReportedEvidence(engine="e", architecture="A", applied=["a"], taken=["b"], ends=[("x", "y")])
+    base = BaseShapes(modules={"q": (1, 2)}, fingerprint="sha256:" + "0" * 64, names=["b"])
+    more = base.model_copy(update={"architecture": "A", "tied": True, "head_size": 8, "evidence": said})
+    for shapes in (base, more, None):
+        pool = PoolSpec(name="p", base_models=["b"], base=shapes)
+        assert pool_dict(pool_message(pool, 3)) == {**pool.model_dump(exclude={"schema_version"}), "etag": "3"}
+    tenant = TenantRecord(name="t", max_adapters=5, adapters=2)
+    assert tenant_dict(tenant_message(tenant, 3)) == {"name": "t", "max_adapters": 5, "adapters": 2, "etag": "3"}
+
+
+def test_a_number_that_no_reader_takes_stays_text():
+    strategy = pb.Strategy(canary_replicas="9" * 5000)
+    assert spec_dict(pb.AdapterSpec(strategy=strategy))["strategy"]["canary"]["replicas"] == "9" * 5000
+
+
+def test_messages_are_shown_without_pydantic():
+    program = "import sys, registry.model.messages; sys.exit('pydantic' in sys.modules or 'grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

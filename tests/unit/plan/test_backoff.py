@@ -1,0 +1,143 @@
+"""What outcomes mean, and how long retries wait."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from registry.sources.base import ArtifactError
+from sidecar.artifacts.types import ArtifactRef
+from sidecar.engines.observed import (
+    AlreadyThere,
+    Done,
+    EngineGone,
+    EnginePaused,
+    NoEffect,
+    NotThere,
+    PathMissing,
+    Refused,
+    Transient,
+    Unknown,
+)
+from sidecar.plan.backoff import (
+    RETRY,
+    SETTLED_SECONDS,
+    TRIES_UNPACED,
+    TRIES_UNTIL_READY,
+    Failure,
+    after_call,
+    after_staging,
+    is_paced,
+    not_borne_out,
+)
+
+REF = ArtifactRef("file:///a", None)
+
+
+def longest(_: float, bound: float) -> float:
+    return bound
+
+
+@pytest.mark.parametrize(
+    "outcome", [Done(), AlreadyThere(), NotThere(), Unknown("?"), EngineGone("?"), EnginePaused("?")]
+)
+def test_what_only_a_listing_can_tell_is_no_failure(outcome):
+    assert after_call(outcome, REF, "e1", None, now=0.0, uniform=longest) is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [(PathMissing("m"), "engine_cannot_see_store"), (Transient("m"), "engine_busy"), (Refused("m"), "engine_refused")],
+)
+def test_failed_calls_are_retried_later(outcome, reason):
+    failure = after_call(outcome, REF, "e1", None, now=10.0, uniform=longest)
+    assert (failure.reason, failure.attempts, failure.retry_at, failure.message) == (reason, 1, 11.0, "m")
+    assert not failure.is_settled()
+
+
+def refused(at: float = 0.0, previous: Failure | None = None, *, ref: ArtifactRef | None = REF) -> Failure:
+    failure = after_call(Refused("m"), ref, "e1", previous, now=at, uniform=longest)
+    assert failure is not None
+    return failure
+
+
+def test_what_has_no_effect_waits_for_a_change():
+    """R22 applied-whole, R8: of the record or of the engine's process."""
+    failure = after_call(NoEffect("m"), REF, "e1", None, now=10.0, uniform=longest)
+    assert (failure.reason, failure.retry_at, failure.final_at, failure.is_settled()) == ("no_effect", None, 10.0, True)
+    assert failure.forbids(REF, "e1", 1e9)
+    assert not failure.forbids(REF, "e2", 11.0)
+
+
+def test_a_refusal_is_never_final_by_count():
+    """R17 heals: it is tried at the cap, and rarer the longer it lasts."""
+    failure, at = refused(), 0.0
+    for _ in range(99):
+        assert failure.retry_at is not None
+        assert failure.forbids(REF, "e1", failure.retry_at - 0.1)
+        assert not failure.forbids(REF, "e1", failure.retry_at)
+        at = failure.retry_at
+        failure = refused(at, failure)
+    assert (failure.attempts, failure.since) == (100, 0.0)
+    # In numbers, for each is a promise: five minutes at the most, and a minute at first.
+    assert failure.retry_at == at + 300.0
+    assert refused(400.0, failure).retry_at == 400.0 + 60.0
+    assert not failure.forbids(REF, "e2", 0.0)
+    assert after_call(Refused("m"), REF, "e2", failure, now=0.0, uniform=longest).attempts == 1
+
+
+def test_a_refusal_is_an_answer_for_rollouts_once_it_has_lasted():
+    """R17 heals: by time as well as by count, since an engine that warms up refuses for a while."""
+    failure = None
+    for _ in range(TRIES_UNTIL_READY):
+        failure = refused(5.0, failure)
+        assert failure.final_at == (5.0 + SETTLED_SECONDS if failure.is_settled() else math.inf)
+    assert failure.is_settled()
+    assert not_borne_out(REF, "e1", failure, now=5.0, uniform=longest).final_at == math.inf
+
+
+def test_what_is_refused_again_and_again_is_paced():
+    """R8, R17: unloads are not, nor what passes by itself."""
+    failure = None
+    for attempts in range(1, 6):
+        failure = refused(0.0, failure)
+        assert is_paced(failure) == (attempts >= TRIES_UNPACED)
+    assert not is_paced(refused(ref=None))
+    assert not is_paced(after_call(Transient("m"), REF, "e1", failure, now=0.0, uniform=longest))
+
+
+def test_an_unload_is_tried_for_ever_and_not_waited_for():
+    """R6 unload-eventual: an engine that refuses it passes through a bad time, as far as anybody can tell."""
+    failure = None
+    for _ in range(9):
+        failure = refused(0.0, failure, ref=None)
+    assert failure.retry_at == RETRY.cap_seconds
+    assert failure.is_settled()
+    assert not failure.is_engines
+
+
+def test_staging_failures_hold_whatever_the_engine():
+    permanent = after_staging(ArtifactError("r", "m", permanent=True), REF, None, now=0.0, uniform=longest)
+    assert permanent.retry_at is None
+    assert permanent.forbids(REF, "any", 0.0)
+    assert permanent.is_settled()
+    assert permanent.final_at == permanent.since
+    passing = after_staging(ArtifactError("r", "m", permanent=False), REF, permanent, now=0.0, uniform=longest)
+    assert (passing.attempts, passing.retry_at) == (2, 2.0)
+
+
+def test_what_the_listing_does_not_bear_out_is_retried_with_growing_delays():
+    load, unload = (not_borne_out(ref, "e1", None, now=0.0, uniform=longest) for ref in (REF, None))
+    assert (load.reason, unload.reason) == ("not_listed", "still_listed")
+    for _ in range(TRIES_UNTIL_READY):
+        load = not_borne_out(REF, "e1", load, now=0.0, uniform=longest)
+    assert load.is_settled()
+
+
+def test_backoff_grows_to_a_cap_and_may_be_anything_below():
+    """R8 isolation: full-jitter backoff with a cap."""
+    bounds = [RETRY.delay(attempts, longest) for attempts in range(1, 40)]
+    assert bounds == sorted(bounds)
+    assert (bounds[0], bounds[-1]) == (1.0, 15.0)
+    assert RETRY.delay(5, lambda low, _: low) == 0.0

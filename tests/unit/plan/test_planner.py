@@ -1,0 +1,561 @@
+"""The planner, case by case: whole plans are compared, not parts of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from registry.model.names import PROOF_PREFIX
+from sidecar.artifacts.types import Stage
+from sidecar.desired.assignment import Share
+from sidecar.desired.informer import DesiredAdapter, DesiredState, Informer
+from sidecar.engines.observed import EngineHazard
+from sidecar.plan.backoff import Failure
+from sidecar.plan.conditions import ENGINE_PAUSED, MAX_OVER_CAPACITY_LISTED
+from sidecar.plan.planner import make_plan
+from sidecar.plan.types import (
+    FailedAdapter,
+    InProgress,
+    LazyCandidates,
+    Load,
+    PendingAdapter,
+    Plan,
+    ServedAdapter,
+    Swap,
+    Unload,
+    WarnedAdapter,
+)
+from tests.support.records import POOL, digest, kv, put
+from tests.support.worlds import desired, known, observed, path_of, pool, staged, wants
+
+
+def plan(state, engine, facts, spec=None) -> Plan:
+    return make_plan(state, spec or pool(), engine, facts, now=1000.0)
+
+
+def ref_of(state, name):
+    return state.adapters[name].ref
+
+
+def unproven(state, *sources):
+    found = {ref: replace(one, is_proven=False) for ref, one in staged(state, *sources).items()}
+    return replace(known(state), lookup=found.get)
+
+
+def reasons(entries) -> dict[str, str]:
+    return {entry.name: entry.reason for entry in entries}
+
+
+def test_what_is_not_in_the_store_is_staged_first():
+    state = wants({"a": "v1"})
+    made = plan(state, observed(), known(state))
+    assert made == Plan(
+        revision=100,
+        stage=(Stage("a", ref_of(state, "a"), "req-a-1"),),
+        calls=(),
+        served=(),
+        pending=(PendingAdapter("a", 1, "staging", "req-a-1"),),
+        failed=(),
+        wake_at=None,
+    )
+    assert not made.is_settled
+
+
+def test_what_is_being_staged_is_waited_for():
+    state = wants({"a": "v1"})
+    made = plan(state, observed(), known(state, staging={ref_of(state, "a")}))
+    assert (made.stage, made.calls, reasons(made.pending)) == ((), (), {"a": "staging"})
+    assert not made.is_settled
+
+
+def test_another_description_loads_nothing_anew():
+    """The files are the same, and so is what the engine has under the name."""
+    state = wants({"a": "v1"}, generation=2, description="of the sales schema")
+    made = plan(state, observed({"a": "v1"}), known(state, "v1"))
+    assert (made.stage, made.calls, made.is_settled) == ((), (), True)
+    assert [(one.name, one.generation) for one in made.served] == [("a", 2)]
+
+
+def test_what_is_staged_is_loaded_by_priority():
+    state = desired(kv("a", 1), kv("b", 2, priority=9))
+    made = plan(state, observed(), known(state, "v1"))
+    assert [call.name for call in made.calls] == ["b", "a"]
+    assert made.calls[0] == Load("b", path_of("v1"), ref_of(state, "b"), "req-b-1")
+    assert not made.is_destructive
+
+
+def test_what_the_engine_lists_with_the_right_path_is_served():
+    """R9 status-truth: served is what the listing shows with the desired artifact's path, nothing else."""
+    state = wants({"a": "v1"})
+    made = plan(state, observed({"a": "v1"}), known(state, "v1"))
+    assert made.served == (ServedAdapter("a", 1, digest("v1")),)
+    assert (made.calls, made.pending, made.failed) == ((), (), ())
+    assert made.is_settled
+
+
+def test_new_weights_are_swapped_in_only_when_they_are_staged():
+    state = wants({"a": "v2"})
+    waiting = plan(state, observed({"a": "v1"}), known(state))
+    assert (len(waiting.stage), waiting.calls) == (1, ())
+    made = plan(state, observed({"a": "v1"}), known(state, "v2"))
+    assert made.calls == (Swap("a", path_of("v1"), path_of("v2"), ref_of(state, "a"), "req-a-1"),)
+    assert made.is_destructive
+
+
+@pytest.mark.parametrize("engine", [{}, {"a": "v0"}])
+def test_what_is_not_proven_is_proven_before_an_engine_is_given_it(engine):
+    """R21: neither loaded nor swapped in."""
+    state = wants({"a": "v1"})
+    made = plan(state, observed(engine), unproven(state, "v1"))
+    assert made.stage == (Stage("a", ref_of(state, "a"), "req-a-1"),)
+    assert (made.calls, reasons(made.pending)) == ((), {"a": "staging"})
+
+
+def test_what_the_engine_serves_since_before_we_started_waits_for_no_proof():
+    """R13, R21: it is proven while nobody waits."""
+    state = wants({"a": "v1"})
+    made = plan(state, observed({"a": "v1"}), unproven(state, "v1"))
+    assert (made.stage, made.calls, made.pending) == ((), (), ())
+    assert made.served == (ServedAdapter("a", 1, digest("v1")),)
+
+
+def test_what_is_not_desired_any_more_is_unloaded_before_anything_is_loaded():
+    """R6 unload-eventual."""
+    state = wants({"b": "v1"})
+    made = plan(state, observed({"a": "v1"}), known(state, "v1"))
+    assert made.calls[0] == Unload("a", path_of("v1"))
+    assert isinstance(made.calls[1], Load)
+    assert made.is_destructive
+
+
+def test_a_lazy_adapter_is_not_loaded_and_one_that_is_not_to_stay_is_unloaded():
+    state = desired(kv("a", 1, load="lazy"))
+    assert plan(state, observed({"a": "v1"}), known(state, "v1")).calls == (Unload("a", path_of("v1")),)
+
+
+def test_foreign_adapters_are_left_alone():
+    """R11 foreign-safe: neither unloaded nor replaced; a name conflict is reported."""
+    state = wants({"a": "v1"})
+    made = plan(state, observed({"a": "/elsewhere/a", "x": "/elsewhere/x"}), known(state, "v1"))
+    assert made.calls == ()
+    assert reasons(made.failed) == {"a": "name_conflict"}
+    assert made.is_settled
+
+
+def test_a_name_that_somebody_took_from_us_is_unloaded_at_once_and_loaded_by_the_next_plan():
+    """R4 digest-true, R11 foreign-safe: the name is ours, so that what stands under it now is not theirs to keep."""
+    state = wants({"a": "v1"})
+    theirs = observed({"a": "/elsewhere/a", "x": "/elsewhere/x"})
+    for in_store in ([], ["v1"]):
+        made = plan(state, theirs, replace(known(state, *in_store), taken=frozenset({"a"})))
+        assert made.calls == (Unload("a", "/elsewhere/a"),)
+        assert (made.is_destructive, reasons(made.pending)) == (True, {"a": "swapping"})
+    made = plan(state, observed({"x": "/elsewhere/x"}), replace(known(state, "v1"), taken=frozenset({"a"})))
+    assert [type(call) for call in made.calls] == [Load]
+
+
+def test_a_lazy_adapters_name_is_unloaded_too_so_that_the_next_request_asks_for_it():
+    """R4 digest-true."""
+    state = desired(kv("a", 1, load="lazy"))
+    facts = replace(known(state, "v1"), taken=frozenset({"a", "gone"}))
+    made = plan(state, observed({"a": "/elsewhere/a"}), facts)
+    assert made.calls == (Unload("a", "/elsewhere/a"),)
+
+
+def test_an_unload_of_what_somebody_put_there_that_failed_is_put_off():
+    """R8 isolation: paced like any other."""
+    state = desired(kv("a", 1, load="lazy"))
+    failure = Failure(None, "e1", "engine_refused", "m", 1, 2000.0)
+    facts = replace(known(state, "v1"), taken=frozenset({"a"}), failures={"a": failure})
+    made = plan(state, observed({"a": "/elsewhere/a"}), facts)
+    assert (made.calls, reasons(made.failed)) == ((), {"a": "engine_refused"})
+
+
+def test_what_a_driver_left_behind_from_a_check_is_unloaded():
+    state = wants({"a": "v1"})
+    name = PROOF_PREFIX + "0123456789ab"
+    assert plan(state, observed({"a": "v1", name: "v2"}), known(state, "v1")).calls == (Unload(name, path_of("v2")),)
+
+
+def test_a_name_of_the_base_model_is_never_loaded():
+    """R5 no-silent-base."""
+    state = wants({"BASE": "v1"})
+    made = plan(state, observed(), known(state, "v1"), pool("base"))
+    assert (made.calls, reasons(made.failed)) == ((), {"BASE": "name_is_base_model"})
+
+
+def test_an_engine_of_another_base_is_not_touched():
+    state = wants({"a": "v1"})
+    made = plan(state, observed({"old": "v1"}), known(state, "v1"), pool("other"))
+    assert (made.calls, made.stage) == ((), ())
+    assert "other" in made.blocked
+    assert not made.is_settled
+
+
+def test_without_a_pool_record_the_adapters_are_served_all_the_same():
+    state = wants({"a": "v1"})
+    assert len(make_plan(state, None, observed(), known(state, "v1"), now=0.0).calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "spec"), [({"max_lora_rank": 4}, {}), ({}, {"max_rank": 4}), ({"max_lora_rank": 16}, {"max_rank": 4})]
+)
+def test_a_rank_above_the_limit_is_refused(limits, spec):
+    state = wants({"a": "v1"})
+    made = plan(state, observed(**limits), known(state, "v1"), pool(**spec))
+    assert (made.calls, reasons(made.failed)) == ((), {"a": "rank_too_high"})
+
+
+def test_a_rank_that_is_just_the_limit_is_served():
+    state = wants({"a": "v1"})
+    staged = known(state, "v1")
+    (rank,) = {one.rank for one in (staged.lookup(adapter.ref) for adapter in state.adapters.values()) if one}
+    made = plan(state, observed(max_lora_rank=rank), staged, pool(max_rank=rank))
+    assert ([type(call) for call in made.calls], made.failed) == ([Load], ())
+
+
+def test_beyond_the_capacity_the_less_important_wait():
+    state = desired(kv("a", 1), kv("b", 2, priority=1), kv("c", 3))
+    made = plan(state, observed({"c": "v1"}, max_cpu_loras=3), known(state, "v1"), pool(max_adapters=2))
+    assert [type(call).__name__ + " " + call.name for call in made.calls] == ["Unload c", "Load b", "Load a"]
+    assert reasons(made.pending)["c"] == "over_capacity"
+    settled = plan(state, observed({"a": "v1", "b": "v1"}, max_cpu_loras=2), known(state, "v1"))
+    assert settled.is_settled
+
+
+def test_names_beyond_the_capacity_that_are_too_many_are_counted():
+    """R16 bounded."""
+    state = desired(*(kv(f"n{i:04}", i + 1) for i in range(MAX_OVER_CAPACITY_LISTED + 11)))
+    made = plan(state, observed(max_cpu_loras=1), known(state))
+    assert len([entry for entry in made.pending if entry.reason == "over_capacity"]) == MAX_OVER_CAPACITY_LISTED
+    assert made.omitted == 10
+
+
+def test_names_of_which_too_many_are_undecided_are_counted():
+    """R9, R16: a name that a status leaves out must not be taken for one that is served."""
+    state = desired(*(kv(f"n{i:04}", i + 1) for i in range(MAX_OVER_CAPACITY_LISTED + 11)))
+    waits = Share((), undecided=state.order)
+    made = plan(state, observed(), replace(known(state), share=waits))
+    assert reasons(made.pending) == dict.fromkeys(
+        (f"n{i:04}" for i in range(MAX_OVER_CAPACITY_LISTED)), "replicas_unknown"
+    )
+    assert made.omitted == 11
+
+
+def test_a_refused_record_keeps_what_is_loaded():
+    """R14 nack: what cannot be read says nothing about what should be served."""
+    state = desired(kv("a", 7, b"?"))
+    made = plan(state, observed({"a": "v1"}), known(state, "v1"))
+    assert made.calls == ()
+    assert made.failed == (
+        FailedAdapter("a", 0, "unreadable_record", made.failed[0].message, 1, None, "", is_settled=True),
+    )
+    assert "revision 7" in made.failed[0].message
+
+
+def test_a_failure_delays_its_own_adapter_and_no_other():
+    """R8 isolation."""
+    state = wants({"bad": "v1", "good": "v2"})
+    failure = Failure(ref_of(state, "bad"), "e1", "engine_refused", "no", 1, 1030.0)
+    made = plan(state, observed(), known(state, "v1", "v2", failures={"bad": failure}))
+    assert [call.name for call in made.calls] == ["good"]
+    assert reasons(made.failed) == {"bad": "engine_refused"}
+    assert made.wake_at == 1030.0
+    due = make_plan(state, pool(), observed(), known(state, "v1", "v2", failures={"bad": failure}), now=1030.0)
+    assert [call.name for call in due.calls] == ["bad", "good"]
+
+
+def test_a_permanent_failure_ends_with_another_engine_or_another_artifact():
+    """R8 isolation: permanent means per (digest, engine incarnation)."""
+    state = wants({"a": "v1"})
+    failure = Failure(ref_of(state, "a"), "e1", "engine_refused", "no", 3, None)
+    facts = known(state, "v1", failures={"a": failure})
+    stuck = plan(state, observed(), facts)
+    assert (stuck.calls, stuck.wake_at, stuck.is_settled) == ((), None, True)
+    assert len(plan(state, observed(incarnation="e2"), facts).calls) == 1
+    other = wants({"a": "v2"})
+    assert len(plan(other, observed(), known(other, "v2", failures={"a": failure})).calls) == 1
+
+
+@pytest.mark.parametrize("listed", [{}, {"a": "v0"}])
+def test_what_is_tried_again_stays_failed_until_it_is_served(listed):
+    """R16, R17: another try of the same is nothing that a status should tell everybody."""
+    state = wants({"a": "v1"})
+    failure = Failure(ref_of(state, "a"), "e1", "engine_refused", "no", 3, 1000.0, since=980.0)
+    facts = known(state, "v1", failures={"a": failure})
+    due = make_plan(state, pool(), observed(listed), facts, now=1000.0)
+    assert (len(due.calls), reasons(due.failed), due.pending) == (1, {"a": "engine_refused"}, ())
+    assert (due.wake_at, due.failed[0].final_at) == (1040.0, 1040.0)
+
+
+def test_a_call_whose_outcome_is_unknown_is_not_made_again():
+    state = wants({"a": "v1"})
+    made = plan(state, observed(), known(state, "v1", unsettled={"a"}))
+    assert (made.calls, reasons(made.pending)) == ((), {"a": "outcome_unknown"})
+
+
+def test_an_unload_that_failed_is_put_off():
+    state = wants({})
+    failure = Failure(None, "e1", "still_listed", "no", 1, 1030.0)
+    facts = known(state, failures={"a": failure})
+    put_off = plan(state, observed({"a": "v1"}), facts)
+    assert (put_off.calls, reasons(put_off.failed), put_off.wake_at) == ((), {"a": "still_listed"}, 1030.0)
+    assert len(plan(state, observed({"a": "v1"}, incarnation="e2"), facts).calls) == 1
+
+
+def loaded(*adapters: DesiredAdapter, asked: frozenset[str] = frozenset()) -> LazyCandidates:
+    """These lazy adapters are loaded, and have just been used."""
+    whole = {one.key: one for one in adapters}
+    return LazyCandidates(dict.fromkeys(whole, 1000.0), whole, asked=asked)
+
+
+def lazily(*sources: str, asked: frozenset[str] = frozenset(), failure: Failure | None = None, **lazy: str):
+    """A state with these lazy adapters, and what is known where all of them are to stay loaded."""
+    state = wants(lazy)
+    wanted = loaded(*state.adapters.values(), asked=asked)
+    facts = known(state, *sources, failures={"a": failure} if failure else None)
+    return desired(*(kv(name, 1, source=v, load="lazy") for name, v in lazy.items())), replace(facts, lazy=wanted)
+
+
+def test_a_lazy_adapter_that_stays_is_told_apart_from_what_is_served():
+    state, facts = lazily("v1", a="v1")
+    made = plan(state, observed({"a": "v1"}), facts)
+    assert (made.calls, made.served, [one.name for one in made.residents]) == ((), (), ["a"])
+
+
+def test_its_new_generation_is_staged_and_swapped_and_holds_nobody_up():
+    state, facts = lazily(a="v2")
+    made = plan(state, observed({"a": "v1"}), facts)
+    assert ([one.name for one in made.stage], made.calls, made.pending[0].is_settled) == (["a"], (), True)
+    state, facts = lazily("v2", a="v2")
+    made = plan(state, observed({"a": "v1"}), facts)
+    assert [type(call) for call in made.calls] == [Swap]
+
+
+def test_nothing_is_called_for_what_is_being_asked_about():
+    """The deadlock rule: the engine holds the name until it is answered."""
+    state, facts = lazily("v2", a="v2", asked=frozenset({"a", "gone"}))
+    made = plan(state, observed({"a": "v1", "gone": "v1"}), facts)
+    assert made.calls == ()
+    state, facts = lazily(a="v2", asked=frozenset({"a"}))
+    assert plan(state, observed({"a": "v1"}), facts).stage != ()
+
+
+def test_a_plan_itself_chooses_the_lazy_adapters_that_stay_and_says_what_it_may_load():
+    """R7 files-pinned, R16 bounded: those that were used last, in the room that eager adapters leave."""
+    state = desired(kv("e", 1), kv("a", 2, load="lazy"), kv("b", 3, load="lazy"))
+    whole = {one.key: one for one in wants({"a": "v1", "b": "v1"}).adapters.values()}
+    facts = replace(known(state, "v1"), lazy=LazyCandidates({"a": 10.0, "b": 20.0}, whole, idle_seconds=5000.0))
+    made = plan(state, observed({"a": "v1", "b": "v1"}), facts, pool(max_adapters=2))
+    assert made.calls[0] == Unload("a", path_of("v1"))
+    assert (made.chosen.room, [one.name for one in made.chosen.lazy.residents]) == (1, ["b"])
+    assert made.chosen.uses == {("e", path_of("v1")), ("b", path_of("v1"))}
+    blocked = plan(state, observed({"a": "v1"}), replace(facts, base_problem="no base"), pool(max_adapters=2))
+    assert (blocked.calls, ("e", path_of("v1")) in blocked.chosen.uses) == ((), True), "its files are kept meanwhile"
+
+
+def test_what_was_refused_when_it_was_asked_for_is_told_and_tried_by_nobody():
+    state, facts = lazily("v1", a="v1")
+    (adapter,) = facts.lazy.whole.values()
+    failure = Failure(adapter.ref, None, "not_found", "no files", 2, 5.0)
+    facts = replace(facts, lazy=LazyCandidates(troubles=((adapter, failure),)))
+    made = plan(state, observed(), facts)
+    assert [(one.name, one.reason, one.is_settled) for one in made.failed] == [("a", "not_found", True)]
+    assert (made.wake_at, made.is_settled) == (None, True)
+    both = replace(facts, lazy=replace(loaded(adapter), troubles=((adapter, failure),)))
+    assert plan(state, observed({"a": "v1"}), both).failed == ()
+
+
+def test_what_an_earlier_call_is_under_way_for_is_left_alone_and_waited_for():
+    """R19: neither loaded, swapped nor unloaded, nor said to be served; R9: and a replica is not ready before."""
+    state = wants({"a": "v1", "b": "v2", "c": "v1"})
+    proof = f"{PROOF_PREFIX}x"
+    engine = observed({"b": "v1", "c": "v1", "d": "v1", proof: "v2"})
+    facts = replace(known(state, "v1", "v2"), in_progress=InProgress(frozenset({"a", "b", "c", "d", proof})))
+    made = plan(state, engine, facts)
+    assert (made.calls, made.served) == ((), ())
+    assert reasons(made.pending) == {"a": "loading", "b": "swapping", "c": "swapping"}
+    assert not made.is_settled
+    done = plan(wants({"c": "v1"}), observed({"c": "v1"}), known(wants({"c": "v1"}), "v1"))
+    assert done.is_settled
+    assert not replace(done, is_awaiting=True).is_settled
+
+
+def test_a_load_under_way_takes_room_beside_what_is_held():
+    """R16: as long as the engine does not list it."""
+    state = desired(kv("a", 1, generation=2), kv("b", 1, generation=2), kv("c", 1, generation=2))
+    spec, engine = pool(names="versioned", max_adapters=4), observed({"a@1": "v0", "b@1": "v0"})
+    alone = plan(state, engine, known(state, "v1"), spec)
+    assert [call.name for call in alone.calls] == ["a@2", "b@2"]
+    facts = replace(known(state, "v1"), in_progress=InProgress(frozenset({"a", "a@2"}), frozenset({"a@2"})))
+    assert [call.name for call in plan(state, engine, facts, spec).calls] == ["b@2"]
+    listed = replace(engine, adapters={**engine.adapters, "a@2": path_of("v1")})
+    assert [call.name for call in plan(state, listed, facts, spec).calls] == ["a@1", "b@2"]
+
+
+def numbered(*names: str, since: int, **priority: int) -> DesiredState:
+    """Adapters whose records have the revisions after `since`, in this order."""
+    return desired(*(kv(name, since + at, priority=priority.get(name, 0)) for at, name in enumerate(names, start=1)))
+
+
+def loaded_by(state: DesiredState, **more: Any) -> list[str]:
+    return [call.name for call in plan(state, observed(), replace(known(state, "v1"), **more)).calls]
+
+
+def test_after_a_restart_the_most_important_comes_first_and_then_what_was_used_last():
+    """R19 not-held-up."""
+    state = numbered("a", "b", "c", "d", "e", since=0, e=9)
+    assert loaded_by(state) == ["e", "a", "b", "c", "d"]
+    assert loaded_by(state, since=100, used_at={"c": 90.0, "d": 80.0}) == ["e", "c", "d", "a", "b"]
+
+
+def test_a_change_made_now_comes_before_the_backlog_and_a_flood_of_them_holds_up_no_backlog():
+    """R19 not-held-up: the newest first; what is old has every other turn."""
+    state = numbered("a", "b", "c", "z", since=0, a=9, b=9)
+    assert loaded_by(state, since=3) == ["z", "a", "b", "c"]
+    flood = numbered("a", "b", "w", "x", "y", "z", since=0, a=9, b=9)
+    assert loaded_by(flood, since=2) == ["z", "a", "y", "b", "x", "w"]
+
+
+def test_what_is_staged_and_swapped_keeps_the_same_order():
+    state = desired(kv("a", 1), kv("b", 2, source="v2"), kv("c", 3))
+    made = plan(state, observed({"b": "v1"}), replace(known(state, "v2"), since=2))
+    assert [stage.name for stage in made.stage] == ["c", "a"]
+    assert [call.name for call in made.calls] == ["b"]
+
+
+def test_nothing_is_called_while_the_engine_is_paused():
+    """R9: what is listed is served, files are brought in, and what wants a call says why there is none."""
+    state = wants({"a": "v1", "b": "v2", "c": "v3", "d": "v4"})
+    engine = replace(observed({"a": "v1", "b": "v1", "gone": "v1"}), paused="it sleeps")
+    made = plan(state, engine, known(state, "v1", "v2", "v3"))
+    assert (made.calls, [one.name for one in made.stage]) == ((), ["d"])
+    assert [one.name for one in made.served] == ["a"]
+    assert reasons(made.pending) == {"b": ENGINE_PAUSED, "c": ENGINE_PAUSED, "d": "staging"}
+    assert made.paused == "it sleeps"
+    assert WarnedAdapter("", 0, ENGINE_PAUSED, "it sleeps") in made.warnings
+
+
+def test_what_failed_before_stays_failed_while_the_engine_is_paused():
+    state = wants({"a": "v1"})
+    failure = Failure(ref_of(state, "a"), "e1", "engine_refused", "no", 3, 900.0)
+    engine = replace(observed(), paused="it sleeps")
+    made = plan(state, engine, known(state, "v1", failures={"a": failure}))
+    assert (made.calls, reasons(made.failed)) == ((), {"a": "engine_refused"})
+
+
+HAZARDS = (EngineHazard("kv_connector", "keyed by name"), EngineHazard("kv_shared", "keyed by nothing"))
+
+
+def test_no_name_gets_other_weights_where_they_would_be_answered_from_outside():
+    """R4: and versioned names do."""
+    state = wants({"a": "v2"}, generation=2)
+    engine = observed({"a": "v1"})
+    engine = replace(engine, facts=replace(engine.facts, swap="refused", hazards=HAZARDS))
+    made = plan(state, engine, known(state, "v2"))
+    assert (made.calls, reasons(made.failed)) == ((), {"a": "name_remembered"})
+    assert "keyed by name" in made.failed[0].message
+    assert [one.reason for one in made.warnings][:2] == ["kv_connector", "kv_shared"]
+    made = plan(state, engine, known(state, "v2"), pool(names="versioned"))
+    assert [call.name for call in made.calls] == ["a@2"]
+    assert [one.reason for one in made.warnings] == ["kv_shared"]
+
+
+def test_what_may_lose_events_between_us_and_etcd_is_named():
+    state = wants({})
+    made = plan(state, observed(), replace(known(state), proxied="a grpc-proxy"))
+    assert made.warnings == (WarnedAdapter("", 0, "etcd_proxy", "a grpc-proxy"),)
+
+
+def kept(made: Plan) -> dict[str, int]:
+    return {one.name: one.generation for one in made.kept}
+
+
+def test_what_the_engine_answers_to_meanwhile_is_told_with_its_generation():
+    """R9 status-truth: a bad update takes nothing away, whatever is said of the new generation."""
+    state = wants({"a": "v2"}, generation=4)
+    lists_v1 = observed({"a": "v1"})
+    facts = replace(known(state), generations={("a", path_of("v1")): 3})
+    made = plan(state, lists_v1, facts)
+    assert (reasons(made.pending), kept(made)) == ({"a": "staging"}, {"a": 3})
+    bad = Failure(ref_of(state, "a"), None, "digest_mismatch", "m", 1, None)
+    made = plan(state, lists_v1, replace(facts, failures={"a": bad}))
+    assert (reasons(made.failed), kept(made)) == ({"a": "digest_mismatch"}, {"a": 3})
+    made = plan(state, lists_v1, known(state))
+    assert kept(made) == {"a": 0}, "which one it is, nobody remembers after a restart"
+
+
+def test_what_is_refused_though_the_engine_has_it_is_told_as_what_it_is():
+    state = wants({"a": "v1"}, generation=4)
+    made = plan(state, observed({"a": "v1"}, max_lora_rank=4), known(state, "v1"))
+    assert (reasons(made.failed), kept(made)) == ({"a": "rank_too_high"}, {"a": 4})
+
+
+@pytest.mark.parametrize("engine", [{"a": "/elsewhere/a"}, {"A": "v1"}, {"a@3": "v1"}, {"b": "v1"}, {}])
+def test_what_is_not_ours_or_not_by_its_name_is_not_told(engine):
+    """R9, R11: nobody's requests for the adapter are answered with its weights by these."""
+    state = wants({"a": "v2"}, generation=4)
+    assert kept(plan(state, observed(engine), known(state))) == {}
+
+
+def test_a_generation_with_a_name_of_its_own_tells_itself():
+    state = wants({"a": "v2"}, generation=4)
+    listed = {"a@3": "v1", "a@x": "v1", "a@" + "9" * 20: "v1"}
+    made = plan(state, observed(listed), known(state), pool(names="versioned"))
+    assert ("a", 3) in {(one.name, one.generation) for one in made.kept}
+
+
+def test_what_is_about_to_be_unloaded_is_not_told():
+    state = desired(kv("a", 1), kv("b", 2, priority=1))
+    made = plan(state, observed({"a": "v1"}), known(state, "v1"), pool(max_adapters=1))
+    assert (reasons(made.pending)["a"], kept(made)) == ("over_capacity", {})
+
+
+def test_the_last_good_generation_of_a_record_that_cannot_be_read_is_told_and_counted_once():
+    """R14 nack."""
+    informer = Informer(POOL)
+    informer.replace(5, [kv("a", 1, generation=3, source="v1")])
+    informer.apply(7, [put("a", 7, b"?")])
+    made = plan(informer.state, observed({"a": "v1"}), known(informer.state, "v1"))
+    assert [(one.name, one.generation) for one in made.served] == [("a", 3)]
+    assert [(one.name, one.generation, one.is_counted) for one in made.kept] == [("a", 3, True)]
+
+
+def proving(adapters=None, *, without=()):
+    """An engine with the plugin that can be asked whether adapters have an effect."""
+    seen = observed(adapters)
+    return replace(seen, facts=replace(seen.facts, proves=True), no_effect=frozenset(map(path_of, without)))
+
+
+@pytest.mark.parametrize(
+    ("engine", "prove", "asked"), [("on", "effect", True), ("on", "off", False), ("", "effect", False)]
+)
+def test_the_engine_is_asked_for_an_effect_where_it_can_be(engine, prove, asked):
+    """R22 applied-whole: loads and swaps alike."""
+    state = wants({"a": "v2", "b": "v2"})
+    seen = proving({"a": "v1"}) if engine else observed({"a": "v1"})
+    made = plan(state, seen, known(state, "v2"), pool(prove=prove))
+    assert {type(call): call.prove for call in made.calls} == {Swap: asked, Load: asked}
+
+
+def test_what_has_no_effect_is_not_loaded_and_the_old_version_stays():
+    """R22 applied-whole, R8 isolation."""
+    state = wants({"a": "v2", "b": "v2"})
+    made = plan(state, proving({"a": "v1"}, without=["v2"]), known(state, "v2"))
+    assert (made.calls, reasons(made.failed)) == ((), {"a": "no_effect", "b": "no_effect"})
+    assert made.is_settled
+
+
+def test_what_was_bound_before_the_engine_could_be_asked_is_unloaded():
+    """R22 applied-whole, R5: an error is better than the base's answer; what is not ours is left alone (R11)."""
+    state, lists = wants({"a": "v1"}), {"a": "v1", "foreign": "/elsewhere"}
+    seen = replace(proving(lists, without=["v1"]), no_effect=frozenset({path_of("v1"), "/elsewhere"}))
+    made = plan(state, seen, known(state, "v1"))
+    assert made.calls == (Unload("a", path_of("v1"), made.calls[0].request_id),)
+    assert reasons(made.failed) == {"a": "no_effect"}
+    under_way = replace(known(state, "v1"), in_progress=InProgress(frozenset({"a"})))
+    assert plan(state, seen, under_way).calls == ()
+    assert plan(state, seen, known(state, "v1"), pool(prove="off")).calls == ()
+    assert plan(state, replace(seen, paused="asleep"), known(state, "v1")).calls == ()

@@ -1,0 +1,85 @@
+"""What the engine's refusals say of a replica's readiness."""
+
+from __future__ import annotations
+
+import pytest
+
+from sidecar.artifacts.types import ArtifactRef
+from sidecar.plan.backoff import TRIES_UNTIL_READY, Failure
+from sidecar.plan.planner import make_plan
+from sidecar.plan.readiness import NO_REFUSALS, EngineRefusals, ReadyRule, refusals_among
+from tests.support.worlds import known, observed, wants
+
+REF = ArtifactRef("file:///a", None)
+
+
+def failure(attempts: int = TRIES_UNTIL_READY, incarnation: str | None = "e1", *, others: bool = False) -> Failure:
+    return Failure(REF, incarnation, "engine_refused", "no", attempts, 9.0, others_succeed=others)
+
+
+def refusals(count: int, unexplained: int, *, serves: bool = True) -> EngineRefusals:
+    return EngineRefusals(10, count, unexplained, serves=serves, message="no")
+
+
+def test_what_the_engine_refused_a_few_times_is_counted():
+    """R18: neither what our own checks refuse, nor what is tried again at once."""
+    failures = [failure(), failure(others=True), failure(1), failure(incarnation=None)]
+    assert refusals_among(9, failures, serves=True) == EngineRefusals(9, 2, 1, serves=True, message="no")
+    assert refusals_among(9, [], serves=False) == EngineRefusals(9)
+
+
+@pytest.mark.parametrize(
+    ("refused", "was_serving", "begins"),
+    [
+        (NO_REFUSALS, False, True),
+        (refusals(10, 10, serves=False), False, False),
+        (refusals(1, 0, serves=False), False, False),
+        (refusals(3, 3), False, False),
+        (refusals(2, 2), False, True),
+        (refusals(9, 0), False, True),
+        (refusals(10, 10, serves=False), True, True),
+    ],
+    ids=[
+        "nothing is refused",
+        "all",
+        "nothing is served",
+        "much, and nothing else loads",
+        "little",
+        "others load",
+        "it was ready before this sidecar began",
+    ],
+)
+def test_a_replica_begins_to_be_ready_once_what_failed_failed_for_reasons_of_the_adapters(refused, was_serving, begins):
+    """R18 readiness-follows."""
+    assert ReadyRule().may_begin(refused, was_serving=was_serving) == begins
+
+
+@pytest.mark.parametrize(
+    ("refused", "any_stays", "served_stays"),
+    [
+        (NO_REFUSALS, True, True),
+        (refusals(2, 2), True, True),
+        (refusals(3, 0), True, False),
+        (refusals(3, 3, serves=False), False, False),
+    ],
+)
+def test_a_ready_replica_stays_so_as_the_operator_chose(refused, any_stays, served_stays):
+    """R18 readiness-follows."""
+    assert (ReadyRule().may_stay(refused), ReadyRule("served").may_stay(refused)) == (any_stays, served_stays)
+
+
+def test_more_than_a_share_is_degraded_and_says_what_the_engine_said():
+    """R18."""
+    assert ReadyRule().degraded(refusals(2, 0)) == ""
+    assert ReadyRule(share=0.1).degraded(refusals(2, 0)) == "the engine refuses 2 of 10 adapters, and said: no"
+
+
+def test_a_plan_tells_what_of_it_is_refused():
+    """R18."""
+    state = wants({"a": "v1", "b": "v2", "c": "v3"})
+    failures = {key: Failure(state.adapters[key].ref, "e1", "engine_refused", "no", 3, 9.0) for key in ("a", "b")}
+    context = known(state, "v1", "v2", "v3", failures=failures)
+    refused = make_plan(state, None, observed({"b": "v2"}), context, now=0.0)
+    assert refused.refusals == EngineRefusals(3, 1, 1, serves=True, message="no")
+    foreign = make_plan(state, None, observed({"other": "/elsewhere"}), known(state), now=0.0)
+    assert foreign.refusals == EngineRefusals(3)

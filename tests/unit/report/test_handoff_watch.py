@@ -1,0 +1,174 @@
+"""What is said of handing over holds as long as it is asked for, and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from registry.etcd3.errors import EtcdError
+from registry.etcd3.ops import Put, Range, RangeResult, Txn, TxnResult, prefix_end
+from registry.model.records import Placement
+from registry.model.status import EngineStatus, ReplicaStatus, Served
+from sidecar.desired.mailbox import Mailbox, Snapshot
+from sidecar.desired.placement import MembershipDigest, PlacementSpec
+from sidecar.plan.handoff import Handoff, Taken
+from sidecar.report.handoff_watch import HandoffWatch
+from tests.support.memory_etcd import MemoryEtcd
+from tests.support.records import KEYS, POOL, record
+from tests.support.residency_world import LEASE, presence
+from tests.support.waiting import eventually
+
+AMONG = MembershipDigest("m", "w")
+ONE_REPLICA = PlacementSpec(Placement(replicas=1), frozenset())
+
+
+class Client:
+    """Reads a store in memory, once `gate` is open; `error` is raised instead, if there is one."""
+
+    def __init__(self, store: MemoryEtcd) -> None:
+        self._store = store
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.asked = 0
+        self.error: EtcdError | None = None
+
+    async def list_prefix(self, prefix: bytes) -> RangeResult:
+        result = self._store.txn(Txn((), (Range(prefix, prefix_end(prefix)),)))
+        (found,) = result.responses
+        assert isinstance(found, RangeResult)
+        return found
+
+    async def txn(self, txn: Txn) -> TxnResult:
+        self.asked += 1
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return self._store.txn(txn)
+
+
+class Scene:
+    """A replica that hands an adapter over to r2, which serves it."""
+
+    def __init__(self) -> None:
+        self.store = MemoryEtcd()
+        self.mailbox = Mailbox()
+        self.mailbox.post(Snapshot(connected=True))
+        self.client = Client(self.store)
+        revision = self.store.put(KEYS.adapter(POOL, "a"), record("a").to_bytes())
+        self.leaving = Handoff("a", "a", revision, 1, pinned=True, terms=ONE_REPLICA, owners=("r2",), among=AMONG)
+        self.say(serving(revision), LEASE)
+        self.handoff_watch = HandoffWatch(self.client, KEYS, POOL, self.mailbox)  # type: ignore[arg-type]
+
+    def say(self, status: ReplicaStatus, lease: int) -> None:
+        """What r2 says, whose presence stands under `LEASE`."""
+        puts = Put(KEYS.replica(POOL, "r2"), b"", LEASE), Put(KEYS.status(POOL, "r2"), status.to_bytes(), lease)
+        self.store.txn(Txn((), puts))
+
+    @property
+    def is_taken(self) -> bool:
+        return isinstance(self.handoff_watch.verdicts().get(self.leaving), Taken)
+
+
+def serving(revision: int) -> ReplicaStatus:
+    engine = EngineStatus(kind="vllm", version="", url="", base_models=["base"], incarnation="e1")
+    return ReplicaStatus(
+        replica="r2",
+        pool=POOL,
+        engine=engine,
+        observed_revision=revision,
+        ready=True,
+        stale=False,
+        served=Served(count=1, hash=""),
+        pending=[],
+        failed=[],
+        members=AMONG.members,
+        weights=AMONG.weights,
+        updated_at="",
+    )
+
+
+@pytest.fixture
+async def scene(monkeypatch):
+    monkeypatch.setattr("sidecar.report.handoff_watch.ASK_SECONDS", 0.01)
+    scene = Scene()
+    running = asyncio.create_task(scene.handoff_watch.run())
+    yield scene
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_what_was_taken_over_once_is_asked_for_anew_the_next_time(scene):
+    """R3 converge: whoever took it over may have gone since, and come back without it."""
+    scene.handoff_watch.follow([scene.leaving])
+    await eventually(lambda: scene.is_taken)
+    scene.handoff_watch.follow([])
+    assert scene.handoff_watch.verdicts() == {}
+    scene.store.delete(KEYS.status(POOL, "r2"))
+    scene.handoff_watch.follow([scene.leaving])
+    await eventually(scene.handoff_watch.verdicts)
+    assert not scene.is_taken
+
+
+async def test_an_answer_that_comes_too_late_is_forgotten(scene):
+    """R3: it is about a time at which the engine still listed what it does not any more."""
+    scene.client.gate.clear()
+    scene.handoff_watch.follow([scene.leaving])
+    await eventually(lambda: scene.client.asked)
+    scene.handoff_watch.follow([])
+    scene.client.gate.set()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert scene.handoff_watch.verdicts() == {}
+
+
+@pytest.mark.parametrize("lease", [0, LEASE + 1])
+async def test_only_a_status_under_the_lease_of_its_presence_counts(scene, lease):
+    """R9 status-truth: an earlier process of the other replica may have written it, or somebody who is none."""
+    scene.say(serving(scene.leaving.revision), lease)
+    scene.handoff_watch.follow([scene.leaving])
+    await eventually(scene.handoff_watch.verdicts)
+    assert not scene.is_taken
+    scene.say(serving(scene.leaving.revision), LEASE)
+    await eventually(lambda: scene.is_taken)
+
+
+@pytest.mark.parametrize("trouble", ["error", "disconnected", "held"])
+async def test_nothing_is_said_while_etcd_cannot_be_asked_or_believed(scene, trouble):
+    """R13, R15: what was true a moment ago may have ended where nobody could tell us."""
+    scene.handoff_watch.follow([scene.leaving])
+    await eventually(lambda: scene.is_taken)
+    match trouble:
+        case "error":
+            scene.client.error = EtcdError("no answer")
+        case "disconnected":
+            scene.mailbox.post(Snapshot())
+        case "held":
+            scene.mailbox.post(Snapshot(connected=True, held="the store was replaced"))
+    await eventually(lambda: not scene.handoff_watch.verdicts())
+
+
+async def test_what_was_taken_over_is_let_go_of_once_routers_had_the_time_to_hear_of_it(scene, monkeypatch):
+    """R20, R9: the status that names it no more comes first."""
+    monkeypatch.setattr("sidecar.report.handoff_watch.LET_GO_SECONDS", 3600.0)
+    scene.handoff_watch.follow([scene.leaving])
+    await eventually(lambda: scene.handoff_watch.verdicts() == {scene.leaving: Taken(routers_know=False)})
+    monkeypatch.setattr("sidecar.report.handoff_watch.LET_GO_SECONDS", 0.0)
+    await eventually(lambda: scene.handoff_watch.verdicts() == {scene.leaving: Taken()})
+
+
+async def test_others_are_those_who_live_and_do_not_leave(scene):
+    """R20 drain: a replica that leaves relies on none that leaves too, and only on a status that is of now."""
+    for name, leaving, lease, changes in (
+        ("ready", False, LEASE, {}),
+        ("starting", False, LEASE, {"ready": False}),
+        ("stale", False, LEASE, {"stale": True}),
+        ("earlier", False, LEASE + 1, {}),
+        ("leaving", True, LEASE, {}),
+    ):
+        told = presence(name, labels={"name": name}, leaving=leaving).to_bytes()
+        status = serving(1).model_copy(update={"replica": name, **changes}).to_bytes()
+        puts = Put(KEYS.replica(POOL, name), told, LEASE), Put(KEYS.status(POOL, name), status, lease)
+        scene.store.txn(Txn((), puts))
+    found = {one.labels["name"]: one.ready for one in await scene.handoff_watch.others()}
+    assert found == {"ready": True, "starting": False, "stale": False, "earlier": False}

@@ -1,0 +1,244 @@
+"""R20 drain: who begins and ends a drain of this replica, and how long it is needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from registry.etcd3.errors import EtcdError
+from registry.etcd3.ops import KeyValue
+from registry.model.records import DrainOrder
+from registry.model.status import Presence
+from registry.runtime.clock import Clock
+from sidecar.desired.mailbox import Mailbox, Snapshot
+from sidecar.desired.placement import MembershipDigest
+from sidecar.plan.handoff import Handoff, HandoffVerdict, Need, OtherReplica, Stuck, Taken, Waiting
+from sidecar.plan.types import Plan, RoundReport, Selection, ServedAdapter
+from sidecar.report.cache import StatusCache
+from sidecar.report.events import EventRing
+from sidecar.report.http import make_app
+from sidecar.report.replica_drain import DrainCause, ReplicaDrain
+from sidecar.report.status import ReplicaIdentity
+from tests.support.records import KEYS, POOL, kv
+from tests.support.waiting import eventually
+from tests.support.worlds import desired, fleet, observed, placed_at
+
+STATE = desired(kv("all", 1), kv("here", 2, placement=placed_at("all", zone="x")), kv("one", 3, placement=placed_at(1)))
+COMMON = Selection(adapters=(STATE.adapters["all"], STATE.adapters["here"]))
+PLACED = Selection(adapters=(STATE.adapters["all"], STATE.adapters["one"]))
+LEAVING = Handoff("one", "one", 3, 1, pinned=True, terms=STATE.adapters["one"].terms, owners=("r2",), among=None)  # type: ignore[arg-type]
+PLAN = Plan(1, (), (), (), (), (), None, chosen=COMMON)
+OUT = replace(PLAN, leaving=(LEAVING,), among=MembershipDigest("m", "w"), is_out=True)
+READY = OtherReplica({"zone": "x"}, ready=True)
+
+
+class Scene:
+    """A drain over parts that say what a test has them say."""
+
+    def __init__(self) -> None:
+        self.mailbox = Mailbox()
+        self.mailbox.post(Snapshot(connected=True, members=fleet("r1", "r2")))
+        self.is_leave_known = True
+        self.left: list[bool] = []
+        self.ends = 0
+        self.verdict: HandoffVerdict = Waiting()
+        self.around: list[OtherReplica] | EtcdError = [READY]
+        identity = ReplicaIdentity("r1", POOL, "vllm", "http://e")
+        self.cache = StatusCache(identity, Clock(), lambda _: None, leave=lambda: self.drain.why)
+        presence = Presence(pool=POOL, replica="r1", incarnation="i", owner="o", started_at="")
+        parts: Any = (None, KEYS, presence, self.mailbox, self, self, self.cache, Clock())
+        self.drain = ReplicaDrain(*parts)
+
+    def leave(self, *, leaving: bool) -> None:
+        self.left.append(leaving)
+
+    async def say_left(self) -> None:
+        self.ends += 1
+
+    def verdicts(self) -> Mapping[Handoff, HandoffVerdict]:
+        return {LEAVING: self.verdict}
+
+    async def others(self) -> list[OtherReplica]:
+        if isinstance(self.around, EtcdError):
+            raise self.around
+        return self.around
+
+    def plan(self, plan: Plan | None, *, is_seen: bool = True) -> None:
+        situation = replace(
+            self.cache.report.situation, plan=plan, ready=True, observed=observed({}) if is_seen else None
+        )
+        self.cache.take(RoundReport(situation, 0))
+
+    def order(self, revision: int, *, drain: bool, is_news: bool = True) -> None:
+        value = DrainOrder(pool=POOL, replica="r1", drain=drain, at="", by="alice").to_bytes()
+        self.drain._obey([KeyValue(b"", value, 1, revision, 1)], is_news=is_news)
+
+    async def get(self, path: str, host: str = "127.0.0.1") -> tuple[int, dict[str, Any]]:
+        transport = httpx.ASGITransport(
+            make_app(self.cache, [], self.drain, EventRing(Clock(), bool)), client=(host, 1)
+        )
+        async with httpx.AsyncClient(transport=transport, base_url="http://sidecar") as client:
+            reply = await client.get(path)
+        return reply.status_code, reply.json()
+
+
+@pytest.fixture
+def scene(monkeypatch) -> Scene:
+    monkeypatch.setattr("sidecar.report.replica_drain.ASK_SECONDS", 0.01)
+    return Scene()
+
+
+async def test_a_drain_is_told_at_once_and_ends_unless_the_process_does(scene):
+    """R20: readiness waits for no round."""
+    scene.plan(PLAN)
+    assert scene.cache.status.ready
+    scene.drain.begin(DrainCause.REQUEST)
+    assert (scene.cache.status.ready, scene.cache.status.note) == (False, DrainCause.REQUEST.value)
+    scene.drain.begin(DrainCause.REQUEST)
+    scene.drain.end()
+    assert (scene.cache.status.ready, scene.left) == (True, [True, False])
+    scene.drain.end()
+    scene.drain.begin(DrainCause.SIGNAL)
+    scene.drain.begin(DrainCause.OPERATOR)
+    scene.drain.end()
+    assert (scene.drain.why, scene.left) == (DrainCause.SIGNAL.value, [True, False, True])
+
+
+async def test_orders_are_followed_once_each_and_none_of_before_this_process_ends_its_drain(scene):
+    """R20: after a lost connection the same order is listed again, and may be older than a call of /drain."""
+    scene.drain.begin(DrainCause.REQUEST)
+    scene.order(5, drain=False, is_news=False)
+    assert scene.drain.why == DrainCause.REQUEST.value
+    scene.order(6, drain=True)
+    assert scene.drain.why == DrainCause.OPERATOR.value
+    scene.order(7, drain=False)
+    assert not scene.drain.why
+    scene.drain.begin(DrainCause.REQUEST)
+    scene.order(7, drain=False)
+    scene.drain._obey([None, KeyValue(b"", b"?", 1, 8, 1)], is_news=True)
+    assert scene.drain.why == DrainCause.REQUEST.value
+    scene.order(9, drain=False)
+    assert not scene.drain.why
+
+
+async def test_an_order_in_a_store_that_was_replaced_may_stand_at_the_revision_of_one_that_was_followed(scene):
+    """R20: simulation seed 37: undrain was ordered in an emptied store, at the revision of the order to drain."""
+    scene.order(14, drain=True)
+    assert scene.drain.why == DrainCause.OPERATOR.value
+    scene.order(14, drain=False)
+    assert not scene.drain.why
+
+
+async def needed(scene: Scene) -> Need:
+    return await scene.drain.wait(0.05)
+
+
+async def test_it_is_needed_until_others_serve_what_it_serves(scene):
+    """R20 drain: what is placed is taken over, and another is ready for what all serve."""
+    scene.plan(None, is_seen=False)
+    assert await needed(scene) is Need.NOTHING, "its engine is gone"
+    scene.plan(PLAN)
+    assert await needed(scene) is Need.NOTHING
+    scene.is_leave_known = False
+    assert await needed(scene) is Need.TAKEOVER, "nobody has heard of it"
+    scene.is_leave_known = True
+    for around, need in (
+        ([replace(READY, ready=False)], Need.TAKEOVER),
+        ([replace(READY, labels={})], Need.NOBODY),
+        (EtcdError("no answer"), Need.TAKEOVER),
+    ):
+        scene.around = around
+        assert await needed(scene) is need
+    scene.around = [OtherReplica({}, ready=True)]
+    scene.plan(replace(PLAN, chosen=Selection(), residents=(ServedAdapter("lazy", 1, "d", is_pinned=True),)))
+    assert await needed(scene) is Need.NOTHING
+    scene.around = []
+    assert await needed(scene) is Need.NOBODY, "lazy adapters need somebody too"
+
+
+async def test_it_is_needed_until_it_knows_that_what_is_placed_was_taken_over(scene):
+    """R20: what it does not know of live replicas proves nothing."""
+    scene.plan(replace(PLAN, chosen=replace(COMMON, undecided=(STATE.adapters["one"].rank,))))
+    assert await needed(scene) is Need.TAKEOVER
+    scene.plan(replace(OUT, is_out=False, leaving=()))
+    assert await needed(scene) is Need.TAKEOVER, "it is still one of them"
+    scene.plan(OUT)
+    assert await needed(scene) is Need.TAKEOVER
+    scene.verdict = Stuck("it cannot")
+    assert await needed(scene) is Need.NOBODY
+    scene.verdict = Taken(routers_know=False)
+    assert await needed(scene) is Need.NOTHING
+
+
+async def test_after_a_signal_it_stays_only_for_what_others_are_about_to_take(scene):
+    """R20: and ends at once, as ever, where that is nothing."""
+    scene.plan(PLAN)
+    await scene.drain.wait_at_end(60)
+    assert not scene.drain.why, "nothing is placed here"
+    assert scene.ends == 1, "nobody waits for it"
+    scene.plan(replace(PLAN, chosen=PLACED, among=MembershipDigest("n", "w")))
+    for snapshot in (
+        Snapshot(members=fleet("r1", "r2")),
+        Snapshot(connected=True, members=fleet("r1")),
+        Snapshot(connected=True),
+    ):
+        scene.mailbox.post(snapshot)
+        await scene.drain.wait_at_end(60)
+        assert not scene.drain.why
+    scene.mailbox.post(Snapshot(connected=True, members=fleet("r1", "r2")))
+    ending = asyncio.create_task(scene.drain.wait_at_end(60))
+    await eventually(lambda: scene.drain.why == DrainCause.SIGNAL.value)
+    scene.plan(OUT)
+    await asyncio.sleep(0)
+    assert not ending.done()
+    before = scene.ends
+    scene.verdict = Taken()
+    await eventually(ending.done)
+    assert scene.ends == before + 1
+
+
+@pytest.mark.parametrize("end", ["time", "etcd", "nobody"])
+async def test_after_a_signal_it_waits_neither_for_ever_nor_for_what_cannot_come(scene, end):
+    """R20: "or the time is up"; etcd may go at the same moment, and so may all the others."""
+    scene.plan(OUT)
+    ending = asyncio.create_task(scene.drain.wait_at_end(0.05 if end == "time" else 60))
+    await eventually(lambda: scene.drain.why)
+    match end:
+        case "etcd":
+            scene.mailbox.post(replace(scene.mailbox.snapshot, connected=False))
+        case "nobody":
+            scene.verdict = Stuck("no live replica has the labels that its placement selects")
+    await eventually(ending.done)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "::2", "testclient"])
+async def test_only_the_own_host_may_drain_it(scene, host):
+    """R20, X2: who reaches the port of /metrics must not take a fleet out of use."""
+    scene.plan(PLAN)
+    code, said = await scene.get("/drain", host)
+    assert (code, scene.drain.why) == (403, "")
+    assert "loraplane drain" in said["error"]
+
+
+@pytest.mark.parametrize("wait", ["long", "-1", "nan", "inf", "3601", ""])
+async def test_a_time_that_is_none_is_refused_and_drains_nothing(scene, wait):
+    code, said = await scene.get(f"/drain?wait={wait}")
+    assert (code, scene.drain.why) == (400, "")
+    assert "wait=" in said["error"]
+
+
+async def test_the_page_says_whether_it_is_still_needed(scene):
+    scene.plan(PLAN)
+    assert await scene.get("/drain?wait=5", "::1") == (
+        200,
+        {"draining": True, "done": True, "needed": Need.NOTHING.value},
+    )
+    assert (await scene.get("/readyz"))[0] == 503
+    assert (await scene.get("/drain", "sidecar"))[0] == 200, "from the address at which it listens"
+    scene.plan(OUT)
+    assert (await scene.get("/drain?wait=0.05"))[1]["needed"] == Need.TAKEOVER.value

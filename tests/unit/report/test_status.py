@@ -1,0 +1,245 @@
+"""The status that a replica derives of itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from registry.lora.coverage.findings import EngineEvidence
+from registry.model.status import MAX_FOUND, MAX_LEAVING, MAX_SERVES, ReportedEvidence
+from registry.model.stored import MAX_STATUS_BYTES
+from registry.runtime.clock import Moment
+from sidecar.plan.types import (
+    FailedAdapter,
+    KeptAdapter,
+    LazySituation,
+    PendingAdapter,
+    Plan,
+    Selection,
+    ServedAdapter,
+    StatusInputs,
+)
+from sidecar.report.status import MAX_RESIDENT, ReplicaIdentity, derive_status, says_the_same, served_hash
+from tests.support.worlds import observed, staged, wants
+
+REPLICA = ReplicaIdentity("r1", "p", "vllm", "http://e")
+MOMENT = Moment(1000.0, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC))
+
+
+def situation(plan: Plan | None = None, **changes) -> StatusInputs:
+    facts = {
+        "revision": 7,
+        "observed": observed(),
+        "plan": plan,
+        "ready": True,
+        "stale": False,
+        "lazy": LazySituation(),
+        "note": "",
+        "held": "",
+        "last_request_id": "q",
+    }
+    return StatusInputs(**(facts | changes))
+
+
+def plan(**changes) -> Plan:
+    parts = {"revision": 7, "stage": (), "calls": (), "served": (), "pending": (), "failed": (), "wake_at": None}
+    return Plan(**(parts | changes))
+
+
+def test_an_engine_out_of_reach_has_no_incarnation_and_serves_nothing():
+    status = derive_status(REPLICA, situation(observed=None, ready=False, note="gone"), MOMENT)
+    assert (status.engine.incarnation, status.engine.url, status.served.count) == ("", "http://e", 0)
+    assert (status.ready, status.note, status.observed_revision) == (False, "gone", 7)
+
+
+def test_what_is_borne_unprotected_is_told():
+    """X1: whoever looks at the fleet sees where secrets go unencrypted."""
+    bears = ReplicaIdentity(
+        "r1", "p", "vllm", "http://e", insecure=("--etcd-password-file: it goes unencrypted", "m" * 900)
+    )
+    assert [len(one) for one in derive_status(bears, situation(), MOMENT).insecure] == [41, 500]
+    assert derive_status(REPLICA, situation(), MOMENT).insecure == []
+
+
+def test_lists_say_who_when_and_why():
+    failed = FailedAdapter("b", 2, "engine_refused", "m" * 900, 3, 1030.5, "rb", is_settled=False)
+    lost = FailedAdapter("c", 2, "rank_too_high", "m", 1, None, "rc", is_settled=True)
+    status = derive_status(
+        REPLICA,
+        situation(
+            plan(pending=(PendingAdapter("a", 1, "staging", "ra"),), failed=(failed, lost)), lazy=LazySituation(count=4)
+        ),
+        MOMENT,
+    )
+    assert (status.pending[0].name, status.pending[0].reason, status.pending[0].request_id) == ("a", "staging", "ra")
+    assert status.failed[0].retry_at == "2026-01-02T03:04:35.500Z"
+    assert len(status.failed[0].message) == 500
+    assert status.failed[1].retry_at is None
+    assert (status.lazy.count, status.lazy.servable, status.lazy.reason) == (4, False, "needs_plugin")
+    assert status.updated_at == "2026-01-02T03:04:05.000Z"
+
+
+def test_the_served_hash_depends_on_the_set_alone():
+    one, two = ServedAdapter("a", 1, "d1"), ServedAdapter("b", 1, "d1")
+    assert served_hash((one, two)) == served_hash((two, one))
+    assert served_hash((one,)) != served_hash((ServedAdapter("a", 2, "d1"),))
+    assert served_hash((one,)) != served_hash((ServedAdapter("a", 1, "d2"),))
+
+
+def test_a_status_that_is_too_large_counts_what_it_leaves_out():
+    """R16 bounded: status at most 256 KiB; failures are kept longer than what is merely pending."""
+    pending = tuple(PendingAdapter(f"n{i}", 1, "staging", "r") for i in range(3000))
+    failed = tuple(FailedAdapter(f"f{i}", 1, "r", "m" * 500, 1, None, "r", is_settled=True) for i in range(3000))
+    status = derive_status(REPLICA, situation(plan(pending=pending, failed=failed, omitted=5)), MOMENT)
+    assert len(status.to_bytes()) <= MAX_STATUS_BYTES
+    assert not status.pending
+    assert len(status.failed) > 0
+    assert len(status.failed) + status.omitted == 6005
+
+
+def test_statuses_that_differ_in_time_alone_say_the_same():
+    early = derive_status(REPLICA, situation(plan()), MOMENT)
+    late = derive_status(REPLICA, situation(plan()), Moment(1001.0, datetime(2026, 1, 2, 3, 4, 6, tzinfo=UTC)))
+    assert early != late
+    assert says_the_same(early, late)
+    assert not says_the_same(early, derive_status(REPLICA, situation(plan(), stale=True), MOMENT))
+
+
+def test_what_was_found_without_a_digest_is_reported():
+    """W6 one-digest, R16: so that a disagreement is seen; the same names first on every replica, and not too many."""
+    served = [ServedAdapter("pinned", 1, "d0"), ServedAdapter("b", 2, "d2", is_pinned=False)]
+    status = derive_status(REPLICA, situation(plan(served=tuple(served))), MOMENT)
+    assert [(one.name, one.generation, one.digest) for one in status.found] == [("b", 2, "d2")]
+    many = tuple(ServedAdapter(f"n{i:04}", 1, "d", is_pinned=False) for i in reversed(range(MAX_FOUND + 5)))
+    status = derive_status(REPLICA, situation(plan(served=many)), MOMENT)
+    assert [one.name for one in status.found] == [f"n{i:04}" for i in range(MAX_FOUND)]
+    assert status.found_omitted == 5
+
+
+def test_a_replica_says_why_it_serves_no_lazy_adapter():
+    """R9: at its first request, that is."""
+    asks = ReplicaIdentity("r1", "p", "vllm", "http://e", answers=True)
+    resolving = replace(observed(), facts=replace(observed().facts, resolves=True))
+    some = LazySituation(count=3, room=1)
+
+    def reason(replica: ReplicaIdentity, **changes) -> str:
+        facts = {"observed": resolving, "plan": plan(), "lazy": some} | changes
+        lazy = derive_status(replica, situation(**facts), MOMENT).lazy
+        assert lazy.servable == (lazy.reason == "")
+        return lazy.reason
+
+    assert reason(asks) == ""
+    assert reason(asks, observed=observed()) == "needs_plugin"
+    assert reason(REPLICA) == "needs_socket"
+    assert reason(asks, lazy=LazySituation(count=3)) == "no_room"
+    assert reason(asks, names="versioned") == "names_versioned"
+    for changes in ({"observed": None}, {"plan": None}, {"plan": plan(blocked="another base")}):
+        assert reason(asks, **changes) == "not_ready"
+    assert derive_status(REPLICA, situation(plan()), MOMENT).lazy.reason == "", "there is none"
+
+
+def test_lazy_adapters_that_are_loaded_are_told_to_the_minute():
+    names = [f"n{number:03}" for number in range(MAX_RESIDENT + 1)]
+    residents = tuple(ServedAdapter(name, 2, "d") for name in reversed(names))
+    used_at = dict.fromkeys(names, 1000.0 - 70.0)
+    lazy = LazySituation(count=999, room=4, used_at=used_at)
+    status = derive_status(REPLICA, situation(plan(residents=residents), lazy=lazy), MOMENT)
+    assert [one.name for one in status.lazy.resident] == names[:MAX_RESIDENT]
+    first = status.lazy.resident[0]
+    assert (first.generation, first.last_used) == (2, "2026-01-02T03:02:00.000Z")
+    assert status.served.count == 0
+
+
+def test_the_last_thing_that_a_status_leaves_out_are_resident_names():
+    """R16 bounded: a status that is too large all the same ends the search too."""
+    names = [f"n{number:03}" for number in range(MAX_RESIDENT)]
+    residents = tuple(ServedAdapter(name, 2, "d") for name in names)
+    lazy = LazySituation(count=999, room=4, used_at=dict.fromkeys(names, 1.0))
+    long = situation(plan(residents=residents), lazy=lazy, note="n" * (MAX_STATUS_BYTES - 10_000))
+    status = derive_status(REPLICA, long, MOMENT)
+    assert 0 < len(status.lazy.resident) < MAX_RESIDENT
+    assert len(status.to_bytes()) <= MAX_STATUS_BYTES
+    huge = derive_status(REPLICA, replace(long, note="n" * MAX_STATUS_BYTES), MOMENT)
+    assert huge.lazy.resident == []
+
+
+def test_what_is_kept_for_others_is_told():
+    """R16 bounded: of the first names, and of fewer where the status is too large; with what was found of them."""
+    kept = tuple(ServedAdapter(f"n{i:03}", 3, f"d{i}", is_pinned=bool(i)) for i in reversed(range(MAX_LEAVING + 1)))
+    status = derive_status(REPLICA, situation(plan(still_served=kept)), MOMENT)
+    assert [one.name for one in status.leaving] == [f"n{i:03}" for i in range(MAX_LEAVING)]
+    assert {one.generation for one in status.leaving} == {3}
+    assert [(one.name, one.generation, one.digest) for one in status.found] == [("n000", 3, "d0")]
+    assert status.served.count == 0
+    large = situation(plan(still_served=kept), note="n" * (MAX_STATUS_BYTES - 3_000))
+    status = derive_status(REPLICA, large, MOMENT)
+    assert 0 < len(status.leaving) < MAX_LEAVING
+    assert (len(status.to_bytes()) <= MAX_STATUS_BYTES, status.omitted) == (True, 0)
+
+
+def test_what_the_engine_says_that_it_applies_is_told():
+    """R22 applied-whole: for `pool update --evidence-from`."""
+    said = EngineEvidence("vllm 0.32.0", "A", ("l.{0-1}.q",), ("q",), parts=(("a", "b"),))
+    engine = observed()
+    engine = replace(engine, facts=replace(engine.facts, evidence=said))
+    found = derive_status(REPLICA, situation(observed=engine), MOMENT).engine.evidence
+    assert found == ReportedEvidence(
+        engine="vllm 0.32.0", architecture="A", applied=["l.{0-1}.q"], taken=["q"], parts=[("a", "b")]
+    )
+
+
+def test_a_replica_says_the_highest_rank_of_what_it_is_to_hold():
+    """So that it can be compared with what the engine keeps room for."""
+    state = wants({"a": "v1", "b": "v2"})
+    ranks = {**staged(state, "v1", rank=8), **staged(state, "v2", rank=16)}
+    made = plan(chosen=Selection(staged=ranks))
+    assert derive_status(REPLICA, situation(made), MOMENT).engine.highest_rank == 16
+    assert derive_status(REPLICA, situation(plan()), MOMENT).engine.highest_rank is None
+    assert derive_status(REPLICA, situation(), MOMENT).engine.highest_rank is None
+
+
+def test_what_is_served_is_told_before_what_is_not():
+    """R9, R16: a name that a status leaves out is not served, and what is served is never left out."""
+    served = tuple(ServedAdapter(f"s{i}", 2, "d") for i in range(16))
+    pending = tuple(PendingAdapter(f"n{i}", 1, "over_capacity", "r", is_settled=True) for i in range(200))
+    status = derive_status(REPLICA, situation(plan(served=served, pending=pending, omitted=184)), MOMENT)
+    assert (status.served.count, status.pending_count, status.failed_count) == (16, 384, 0)
+    assert status.serves == sorted((one.name, 2) for one in served)
+    assert derive_status(REPLICA, situation(plan(served=served, pending=pending)), MOMENT).serves is None
+    many = tuple(FailedAdapter(f"f{i}", 1, "r", "m" * 500, 1, None, "r", is_settled=True) for i in range(3000))
+    status = derive_status(REPLICA, situation(plan(served=served, failed=many)), MOMENT)
+    assert len(status.to_bytes()) <= MAX_STATUS_BYTES
+    assert (len(status.serves or ()), status.failed_count, bool(status.omitted)) == (16, 3000, True)
+
+
+def test_what_is_served_is_told_as_long_as_there_is_room():
+    """R16 bounded."""
+    many = tuple(ServedAdapter(f"s{i}", 2, "d") for i in range(MAX_SERVES + 1))
+    assert derive_status(REPLICA, situation(plan(served=many, omitted=1)), MOMENT).serves is None
+    kept = tuple(KeptAdapter(f"k{i:04}", 3) for i in range(100))
+    full = situation(plan(served=many[:-1], kept=kept, omitted=1), note="n" * (MAX_STATUS_BYTES - 4_000))
+    status = derive_status(REPLICA, full, MOMENT)
+    assert len(status.to_bytes()) <= MAX_STATUS_BYTES
+    assert status.serves is None
+    few = derive_status(REPLICA, situation(plan(kept=kept[:1])), MOMENT)
+    assert [(one.name, one.generation) for one in few.kept] == [("k0000", 3)]
+
+
+def test_the_reason_of_what_is_left_out_is_told_if_there_is_one():
+    """R9: who waits for one of these names is told that there is no room, and not that nobody knows."""
+
+    def reason(over: int, undecided: int = 0, failures: int = 0, pending: str = "over_capacity") -> str:
+        ranks = tuple((0, f"n{i}") for i in range(over))
+        names = tuple(PendingAdapter(f"n{i}", 1, pending, "r" * 2000) for i in range(150))
+        failed = tuple(
+            FailedAdapter(f"f{i}", 1, "r", "m" * 500, 1, None, "r", is_settled=True) for i in range(failures)
+        )
+        chosen = Selection(over=ranks, undecided=tuple((0, f"u{i}") for i in range(undecided)))
+        made = plan(chosen=chosen, pending=names, failed=failed, omitted=max(0, over - 200) + max(0, undecided - 200))
+        return derive_status(REPLICA, situation(made), MOMENT).omitted_reason
+
+    assert reason(300) == "over_capacity"
+    assert reason(100) == "over_capacity", "some of these do not fit"
+    assert reason(300, undecided=300) == ""
+    assert reason(300, failures=3000) == ""
+    assert reason(300, pending="staging") == ""

@@ -1,0 +1,328 @@
+"""Where adapters are, derived from records, presences and statuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from registry.etcd3.ops import KeyValue
+from registry.model.records import Placement
+from registry.model.status import Failed, Found, Kept, Lazy, Pending, Resident, Warned
+from registry.residency.derive import WantedGeneration, residency
+from registry.residency.view import is_held_back
+from tests.support.records import KEYS, POOL, kv
+from tests.support.residency_world import FAILED, LEASE, PENDING, SERVING, UNKNOWN, engine_status
+
+
+def failed(name: str, retry_at: str | None = None) -> list[Failed]:
+    return [Failed(name=name, generation=1, reason="BAD", message="m", attempts=1, retry_at=retry_at)]
+
+
+def test_everywhere(world):
+    """R9 status-truth: serving where a status proves it, and not known where none does."""
+    world.alive("r1", "r2", labels={"zone": "a"})
+    world.put("acme/A")
+    world.says("r1")
+    where = world.where("acme/A")
+    one, two = where.replicas
+    assert (where.name, where.generation, where.lazy, where.note) == ("acme/A", 1, False, "")
+    assert (one.replica, one.engine_url, one.labels) == ("r1", "http://r1", {"zone": "a"})
+    assert (one.model, one.generation, one.state, one.loaded, one.last_used) == ("acme/A", 1, SERVING, True, "")
+    assert (two.state, two.reason, two.engine_url, two.loaded) == (PENDING, "no_status", "", False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"stale": True}, (UNKNOWN, "stale")),
+        ({"ready": False, "engine": engine_status(incarnation="")}, (UNKNOWN, "engine_unreachable")),
+        ({"engine": engine_status(incarnation="")}, (UNKNOWN, "engine_unreachable")),
+        ({"pending": [Pending(name="A", generation=1, reason="staging")]}, (PENDING, "staging")),
+        ({"failed": failed("a")}, (FAILED, "BAD")),
+        ({"failed": failed("a", "soon")}, (PENDING, "BAD")),
+        ({"omitted": 2}, (UNKNOWN, "omitted")),
+        ({"omitted": 2, "serves": [("A", 1)]}, (SERVING, "")),
+        ({"omitted": 2, "serves": [("A", 2), ("b", 1)]}, (PENDING, "omitted")),
+        ({"warnings": [Warned(name="", generation=0, reason="blocked", message="m")]}, (UNKNOWN, "blocked")),
+        ({"warnings": [Warned(name="a", generation=1, reason="blocked", message="m")]}, (SERVING, "")),
+        ({"failed": failed("b")}, (SERVING, "")),
+    ],
+)
+def test_what_a_status_does_not_prove_is_not_said(world, fields, expected):
+    """R9 status-truth."""
+    world.alive("r1")
+    world.put("a")
+    world.says("r1", **fields)
+    assert world.states("a") == {"r1": expected}
+
+
+def test_a_status_of_an_earlier_revision(world):
+    """R9: of a generation that the replica has not seen, nothing is proven."""
+    world.alive("r1")
+    world.put("a")
+    world.says("r1")
+    world.put("a", 2, source="v2")
+    assert world.states("a") == {"r1": (PENDING, "not_seen")}
+
+
+def test_a_status_of_a_later_revision(world):
+    """R9: it speaks of a record that is not known here yet, so what it said before counts until that is."""
+    world.alive("r1")
+    world.put("a")
+    world.says("r1", pending=[Pending(name="a", generation=1, reason="staging")])
+    assert world.states("a") == {"r1": (PENDING, "staging")}
+    world.says("r1", world.revision + 1)
+    assert world.states("a") == {"r1": (PENDING, "staging")}
+    assert is_held_back(world.view, world.values)
+    world.revision += 1
+    assert world.states("a") == {"r1": (SERVING, "")}
+    assert not is_held_back(world.view, world.values)
+
+
+def test_the_first_status_of_a_later_revision(world):
+    world.alive("r1")
+    world.put("a")
+    world.says("r1", world.revision + 1)
+    assert world.states("a") == {"r1": (PENDING, "no_status")}
+    world.says("r1", world.revision + 1, stale=True)
+    assert world.states("a") == {"r1": (UNKNOWN, "stale")}
+
+
+def test_what_cannot_be_read(world):
+    world.alive("r1")
+    world.raw("r1", b"?")
+    world.put("a")
+    broken = kv("b", 11, b"?")
+    world.records[broken.key] = broken
+    world.presences[KEYS.replica(POOL, "r2")] = KeyValue(KEYS.replica(POOL, "r2"), b"?", 1, 1, 1, LEASE)
+    assert world.states("a") == {"r1": (UNKNOWN, "unreadable_status"), "r2": (PENDING, "no_status")}
+    assert residency(world.view, "b") is None
+    assert residency(world.view, "nothing") is None
+    del world.records[broken.key]
+    assert world.look() == frozenset()
+
+
+def test_a_status_of_another_lease_does_not_count(world):
+    """R9 status-truth: nor does the one before it, which was written under a lease that is gone."""
+    key = KEYS.replica(POOL, "r1")
+    world.alive("r1")
+    world.put("a")
+    world.says("r1")
+    assert world.states("a") == {"r1": (SERVING, "")}
+    world.presences[key] = replace(world.presences[key], lease=LEASE + 1)
+    assert world.states("a") == {"r1": (PENDING, "no_status")}
+    assert not is_held_back(world.view, world.values), "nothing else is to come of it"
+    ahead = KEYS.status(POOL, "r1")
+    world.says("r1", world.revision + 5)
+    world.statuses[ahead] = replace(world.statuses[ahead], lease=LEASE + 1)
+    assert world.states("a") == {"r1": (PENDING, "no_status")}, "the one that was taken before is of another lease"
+
+
+def test_differing_digests(world):
+    """W6 one-digest: replicas that found different files do not serve the adapter."""
+    world.alive("r1", "r2", "r3")
+    world.put("a", pinned=False)
+    for name, char in (("r1", "1"), ("r2", "2")):
+        world.says(name, found=[Found(name="a", generation=1, digest="sha256:" + char * 64)])
+    world.says("r3")
+    assert {name: state for name, (state, _) in world.states("a").items()} == {
+        "r1": FAILED,
+        "r2": FAILED,
+        "r3": SERVING,
+    }
+    world.says("r2", found=[Found(name="a", generation=1, digest="sha256:" + "1" * 64)])
+    assert world.look() == {"a"}
+    assert {state for state, _ in world.states("a").values()} == {SERVING}
+
+
+def test_lazy(world):
+    """A lazy adapter is served where it can be loaded; the status says where it is, and since when it is idle."""
+    world.alive("r1", "r2", "r3")
+    world.put("a", 2, load="lazy")
+    used = [Resident(name="A", generation=2, last_used="2026-01-01T00:00Z")]
+    world.says("r1", lazy=Lazy(count=1, servable=True, resident=used))
+    world.says("r2", lazy=Lazy(count=1, servable=True, resident=[used[0].model_copy(update={"generation": 1})]))
+    world.says("r3", lazy=Lazy(count=1, servable=False, reason="needs_plugin"))
+    where = world.where("a")
+    assert where.lazy
+    assert [(one.state, one.loaded, one.last_used) for one in where.replicas] == [
+        (SERVING, True, "2026-01-01T00:00Z"),
+        (SERVING, False, ""),
+        (FAILED, False, ""),
+    ]
+    assert where.replicas[2].reason == "needs_plugin"
+
+
+def test_versioned_names(world):
+    world.alive("r1", "r2")
+    world.put("a", 3)
+    world.says("r1", engine=engine_status(names="versioned"))
+    world.says("r2")
+    assert [one.model for one in world.where("a").replicas] == ["a@3", "a"]
+
+
+def test_a_selector_needs_no_agreement(world):
+    world.alive("r1", labels={"gpu": "h100"})
+    world.alive("r2", labels={"gpu": "l4"})
+    world.put("a", placement=Placement(selector={"gpu": "h100"}))
+    world.says("r1")
+    world.says("r2")
+    assert world.states("a") == {"r1": (SERVING, "")}
+    world.alive("r2", labels={"gpu": "h100"})
+    assert world.look() == {"a"}
+    assert list(world.states("a")) == ["r1", "r2"]
+
+
+def test_a_replica_that_dies(world):
+    world.alive("r1", "r2")
+    world.put("a")
+    world.says("r1")
+    world.says("r2")
+    world.look()
+    world.dead("r2")
+    assert world.look() == {"a"}
+    assert world.look() == frozenset()
+
+
+def test_names_that_a_status_no_longer_lists(world):
+    world.alive("r1")
+    for name in ("a", "b", "c"):
+        world.put(name)
+    world.says("r1", failed=failed("a"), pending=[Pending(name="b", generation=1, reason="staging")])
+    world.look()
+    world.says("r1", failed=failed("c"))
+    assert world.look() == {"a", "b", "c"}
+    world.raw("r1", b"?")
+    assert world.look() == {"a", "b", "c"}
+
+
+def test_a_replica_that_drains_is_left_out_at_once_whatever_it_serves(world):
+    """R20 drain: and comes back as it was."""
+    world.alive("r1", "r2")
+    world.put("a")
+    for name in ("r1", "r2"):
+        world.says(name)
+    world.alive("r1", leaving=True)
+    assert world.states("a") == {"r2": (SERVING, "")}
+    world.alive("r2", leaving=True)
+    assert (world.where("a").replicas, world.where("a").note) == ((), "no replica is alive")
+    world.alive("r1")
+    assert world.states("a") == {"r1": (SERVING, "")}
+
+
+def test_routers_are_told_the_address_that_is_meant_for_them(world):
+    """R20: the sidecar's own way to its engine is often the loopback."""
+    world.alive("r1", engine_url="http://pod-1:8000")
+    world.put("a")
+    world.says("r1")
+    assert [one.engine_url for one in world.where("a").replicas] == ["http://pod-1:8000"]
+    world.alive("r1", engine_url="http://pod-2:8000")
+    assert [one.engine_url for one in world.where("a").replicas] == ["http://pod-2:8000"]
+    world.alive("r1")
+    assert [one.engine_url for one in world.where("a").replicas] == ["http://r1"]
+
+
+def test_an_engine_that_the_pool_does_not_allow_is_handed_to_nobody(world):
+    """X2: who can write a presence and a status could else have the requests of others sent to a host of their own."""
+    world.alive("r1", "r2")
+    world.put("a")
+    world.says("r1", engine=engine_status(url="http://10.0.0.1:8000"))
+    world.says("r2", engine=engine_status(url="http://evil.test:8000"))
+    world.look()
+    world.allow("10.0.0.0/8")
+    assert world.look() == {"a"}
+    one, two = world.where("a").replicas
+    assert (one.engine_url, one.state, one.reason, one.loaded) == ("http://10.0.0.1:8000", SERVING, "", True)
+    assert (two.engine_url, two.state, two.reason, two.loaded) == ("", FAILED, "engine_url_not_allowed", False)
+    world.says("r2", engine=engine_status(url="http://10.0.0.2:8000"))
+    assert world.states("a")["r2"] == (SERVING, "")
+    world.says("r2", engine=engine_status(url=""))
+    assert world.states("a")["r2"] == (SERVING, "")
+
+
+def test_what_counts_is_the_address_that_routers_are_told(world):
+    """X2, R20: the sidecar's own way to its engine may be one that nobody else could go."""
+    world.put("a")
+    world.allow("10.0.0.0/8")
+    world.alive("r1", engine_url="http://10.0.0.1:8000")
+    world.says("r1", engine=engine_status(url="http://127.0.0.1:8000"))
+    assert world.states("a") == {"r1": (SERVING, "")}
+    world.alive("r1", engine_url="http://evil.test:8000")
+    world.says("r1", engine=engine_status(url="http://10.0.0.1:8000"))
+    assert world.states("a") == {"r1": (FAILED, "engine_url_not_allowed")}
+
+
+def test_of_a_pool_that_cannot_be_read_what_was_known_before_stays(world):
+    """R14: also where the store was set back; before anything was known, nothing is allowed."""
+    world.alive("r1")
+    world.put("a")
+    world.says("r1")
+    world.spec = KeyValue(KEYS.pool(POOL), b"?", 1, 1, 1, 0)
+    assert world.states("a") == {"r1": (FAILED, "engine_url_not_allowed")}
+    world.allow("r1")
+    assert world.states("a") == {"r1": (SERVING, "")}
+    world.spec = KeyValue(KEYS.pool(POOL), b"?", 1, 1, 1, 0)
+    assert world.states("a") == {"r1": (SERVING, "")}
+    world.revision -= 1
+    world.records = {key: replace(one, mod_revision=world.revision) for key, one in world.records.items()}
+    world.says("r1")
+    assert world.states("a") == {"r1": (SERVING, "")}
+    world.spec = None
+    assert world.states("a") == {"r1": (SERVING, "")}
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"failed": failed("A")}, WantedGeneration(4, FAILED, "BAD")),
+        ({"failed": failed("A", "soon")}, WantedGeneration(4, PENDING, "BAD")),
+        ({"pending": [Pending(name="A", generation=4, reason="staging")]}, WantedGeneration(4, PENDING, "staging")),
+        ({"omitted": 1, "serves": []}, WantedGeneration(4, PENDING, "omitted")),
+    ],
+)
+@pytest.mark.parametrize(("names", "model"), [("plain", "A"), ("versioned", "A@3")])
+def test_what_an_engine_answers_with_is_served_whatever_became_of_the_newest(world, fields, wanted, names, model):
+    """R9 status-truth: a router that were told of nobody would answer with an error where clients get 200."""
+    world.alive("r1")
+    world.put("A", 4)
+    world.says("r1", kept=[Kept(name="A", generation=3)], engine=engine_status(names=names), **fields)
+    (one,) = world.where("A").replicas
+    assert (one.state, one.generation, one.reason, one.loaded) == (SERVING, 3, "earlier_generation", True)
+    assert (one.model, one.wanted) == (model, wanted)
+    world.says("r1")
+    (one,) = world.where("A").replicas
+    assert (one.state, one.generation, one.wanted) == (SERVING, 4, None)
+
+
+def test_until_a_replica_has_heard_of_a_change_it_serves_what_it_served(world):
+    """R9: by its word of the record that it knows; of a record that was deleted in between nothing is known."""
+    world.alive("r1")
+    world.put("a", 3)
+    world.says("r1")
+    assert world.states("a") == {"r1": (SERVING, "")}
+    world.update("a", 4)
+    (one,) = world.where("a").replicas
+    assert (one.state, one.generation, one.wanted) == (SERVING, 3, WantedGeneration(4, PENDING, "not_seen"))
+    world.says("r1", failed=failed("a"), kept=[Kept(name="a", generation=3)])
+    world.update("a", 5)
+    (one,) = world.where("a").replicas
+    assert (one.state, one.generation, one.wanted) == (SERVING, 3, WantedGeneration(5, PENDING, "not_seen"))
+    world.says("r1", world.revision - 4)
+    assert world.states("a") == {"r1": (PENDING, "not_seen")}
+    world.says("r1", world.revision - 1)
+    (one,) = world.where("a").replicas
+    assert (one.state, one.generation) == (SERVING, 4)
+    world.put("a", 6)
+    assert world.states("a") == {"r1": (PENDING, "not_seen")}
+
+
+@pytest.mark.parametrize("spec", [{"load": "lazy"}, {"placement": Placement(replicas=1)}])
+def test_what_replicas_find_for_themselves_is_not_guessed(world, spec):
+    """R9: who does not complain of an adapter may not be among those that are to serve it."""
+    world.alive("r1")
+    world.put("a", 3, **spec)
+    world.says("r1")
+    world.where("a")
+    world.update("a", 4)
+    assert world.states("a") == {"r1": (PENDING, "not_seen")}

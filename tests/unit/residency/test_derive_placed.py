@@ -1,0 +1,282 @@
+"""Where adapters are that not all replicas serve, or not in one generation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from registry.model.names import name_key
+from registry.model.placement import Member, Selector
+from registry.model.records import Canary, CanaryRollout, Placement, Strategy
+from registry.model.status import Found, Leaving, Pending
+from registry.residency.derive import residency
+from registry.rollout import pool
+from tests.support.records import KEYS, POOL, kv, record
+from tests.support.residency_world import (
+    FAILED,
+    PENDING,
+    SERVING,
+    UNKNOWN,
+    World,
+    among,
+    assigned,
+    engine_status,
+    members,
+)
+
+ANYWHERE: Selector = frozenset()
+NAMES = ("r1", "r2", "r3", "r4")
+
+
+def owners(name: str, count: int, *replicas: str, taken: int = 0) -> set[str]:
+    members = [Member(one, {}) for one in replicas]
+    spec = record(name, placement=Placement(replicas=count)).spec
+    return set(assigned(POOL, name_key(name), spec, members, {ANYWHERE: taken}).serving)
+
+
+def test_placed_by_number(world):
+    """Those that serve it are those that every reader finds; others have no part in it."""
+    world.alive(*NAMES)
+    world.put("a", placement=Placement(replicas=2))
+    for name in NAMES:
+        world.says(name, **among(members(*NAMES)))
+    assert world.states("a") == dict.fromkeys(sorted(owners("a", 2, *NAMES)), (SERVING, ""))
+
+
+def test_fewer_live_than_are_asked_for(world):
+    world.alive("r1", "r2")
+    world.put("a", placement=Placement(replicas=3))
+    world.says("r1", **among(members("r1", "r2")))
+    where = world.where("a")
+    assert (where.note, len(where.replicas)) == ("placed on 3, 2 alive", 2)
+
+
+@pytest.mark.parametrize("strategy", [None, Strategy(canary=Canary(replicas=1))])
+def test_nobody_is_there(world, strategy):
+    """What no replica is to serve has no row, so somebody has to say why; it is told anew when that changes."""
+    world.put("plain", strategy=strategy)
+    world.put("zoned", placement=Placement(selector={"zone": "a"}), strategy=strategy)
+
+    def notes() -> dict[str, str]:
+        return {name: world.where(name).note for name in ("plain", "zoned")}
+
+    nobody = "no live replica matches its selector"
+    assert notes() == {"plain": "no replica is alive", "zoned": nobody}
+    world.alive("r1", labels={"zone": "b"})
+    assert notes() == {"plain": "", "zoned": nobody}
+    world.alive("r2", labels={"zone": "a"})
+    assert notes() == {"plain": "", "zoned": ""}
+    world.dead("r2")
+    assert world.look() >= {"zoned"}
+    assert notes() == {"plain": "", "zoned": nobody}
+
+
+def test_a_replica_that_looks_at_others_proves_nothing(world):
+    """R9: a replica that found its share among other replicas may have found another share."""
+    world.alive("r1", "r2")
+    world.put("a", placement=Placement(replicas=2))
+    world.says("r1", **among(members("r1", "r2", "r9")))
+    world.says("r2")
+    assert world.states("a") == dict.fromkeys(("r1", "r2"), (PENDING, "membership_not_seen"))
+
+
+def moved(names: tuple[str, ...]) -> str:
+    """An adapter on one replica that moves to the last of the names when that comes."""
+    before, newcomer = names[:-1], names[-1]
+    tries = (f"n{i}" for i in range(1000))
+    return next(one for one in tries if owners(one, 1, *names) == {newcomer} != owners(one, 1, *before))
+
+
+def test_a_share_that_moves(world):
+    """Until a replica has heard who lives now it serves what it did; who takes over is told as soon as it does."""
+    name = moved(NAMES)
+    (before,) = owners(name, 1, *NAMES[:-1])
+    world.alive(*NAMES[:-1])
+    world.put(name, placement=Placement(replicas=1))
+    for one in NAMES[:-1]:
+        world.says(one, **among(members(*NAMES[:-1])))
+    assert world.states(name) == {before: (SERVING, "")}
+    world.alive("r4")
+    world.says("r4", **among(members(*NAMES[:-1])))
+    assert world.states(name) == {before: (SERVING, ""), "r4": (PENDING, "membership_not_seen")}
+    world.says("r4", **among(members(*NAMES)))
+    assert world.states(name) == {before: (SERVING, ""), "r4": (SERVING, "")}
+    world.says(before, **among(members(*NAMES)))
+    assert world.states(name) == {"r4": (SERVING, "")}
+    world.says(before, **among(members(*NAMES)), stale=True)
+    assert world.look() == frozenset()
+
+
+def test_a_stale_replica_is_not_known_of_first(world):
+    world.alive("r1")
+    world.put("a", placement=Placement(replicas=1))
+    world.says("r1", stale=True)
+    assert world.states("a") == {"r1": (UNKNOWN, "stale")}
+
+
+SMALL_AND_LARGE = (Member("r1", {}, 2), Member("r2", {}, 100))
+
+
+def crowded_out(world: World) -> str:
+    """An adapter on one replica that moves from the small to the large one once something else is everywhere."""
+
+    def owner(name: str, taken: int) -> str:
+        spec = record(name, placement=Placement(replicas=1)).spec
+        return assigned(POOL, name, spec, SMALL_AND_LARGE, {ANYWHERE: taken}).serving[0]
+
+    for one in SMALL_AND_LARGE:
+        world.alive(one.replica, capacity=one.capacity)
+    name = next(one for one in (f"n{i}" for i in range(5000)) if (owner(one, 0), owner(one, 1)) == ("r1", "r2"))
+    world.put(name, placement=Placement(replicas=1))
+    return name
+
+
+def test_room_is_reckoned_as_each_replica_saw_it(world):
+    """R9: adapters that are everywhere take room, and a replica that has not seen them reckons without them."""
+    name = crowded_out(world)
+    for one in ("r1", "r2"):
+        world.says(one, **among(SMALL_AND_LARGE))
+    assert world.states(name) == {"r1": (SERVING, "")}
+    world.put("big")
+    assert world.states(name) == {"r1": (SERVING, ""), "r2": (PENDING, "room_not_seen")}
+    world.says("r2", **among(SMALL_AND_LARGE, {ANYWHERE: 1}))
+    assert world.states(name) == {"r1": (SERVING, ""), "r2": (SERVING, "")}
+    world.says("r1", **among(SMALL_AND_LARGE, {ANYWHERE: 1}))
+    assert world.states(name) == {"r2": (SERVING, "")}
+    world.drop("big")
+    assert world.states(name) == {"r2": (SERVING, ""), "r1": (PENDING, "room_not_seen")}
+
+
+def test_room_that_was_freed_unseen(world):
+    """R9: a deletion that no event told of; what a replica reckons with shows in its weights, not in revisions."""
+    name = crowded_out(world)
+    world.put("big")
+    for one in ("r1", "r2"):
+        world.says(one, **among(SMALL_AND_LARGE, {ANYWHERE: 1}))
+    assert world.states(name) == {"r2": (SERVING, "")}
+    del world.records[KEYS.adapter(POOL, "big")]
+    assert world.states(name) == {"r2": (SERVING, ""), "r1": (PENDING, "room_not_seen")}
+    world.says("r1", **among(SMALL_AND_LARGE))
+    assert world.states(name) == {"r1": (SERVING, ""), "r2": (SERVING, "")}
+    world.says("r2", **among(SMALL_AND_LARGE))
+    assert world.states(name) == {"r1": (SERVING, "")}
+
+
+def test_room_that_is_not_remembered(world):
+    """R9: weights that fit nothing that is known prove nothing."""
+    name = crowded_out(world)
+    world.says("r1", **among(SMALL_AND_LARGE))
+    for i in range(9):
+        world.put(f"b{i}")
+        world.look()
+    world.says("r2", **among(SMALL_AND_LARGE, {ANYWHERE: 99}))
+    assert world.states(name) == {"r2": (PENDING, "room_not_seen")}
+
+
+def test_members_that_are_not_remembered(world):
+    world.alive("r1")
+    world.put("a", placement=Placement(replicas=9))
+    world.says("r1", **among(members("r1")))
+    assert world.states("a")["r1"] == (SERVING, "")
+    for i in range(2, 10):
+        world.alive(f"r{i}")
+        world.look()
+    assert world.states("a")["r1"] == (PENDING, "membership_not_seen")
+
+
+def test_canaries(world):
+    """A generation that only canaries serve: all others serve the stable one, each by its own digest."""
+    world.alive(*NAMES)
+    strategy = Strategy(canary=Canary(replicas=1), promote="manual")
+    stable = record("a", 4, pinned=False).spec
+    rollout = CanaryRollout(stable_generation=4, stable_spec=stable)
+    world.put("a", 5, rollout, source="v2", strategy=strategy)
+    spec = record("a", 5, source="v2", strategy=strategy).spec
+    (canary,) = assigned(POOL, "a", spec, [Member(name, {}) for name in NAMES], {}).canaries
+    for i, name in enumerate(NAMES):
+        found = [Found(name="a", generation=4, digest=f"sha256:{i}")]
+        world.says(name, **among(members(*NAMES)), found=[] if name == canary else found)
+    where = {one.replica: (one.generation, one.state) for one in world.where("a").replicas}
+    others = set(NAMES) - {canary}
+    assert where == {canary: (5, SERVING), **dict.fromkeys(others, (4, FAILED))}
+    world.says(canary)
+    assert world.states("a")[canary] == (PENDING, "membership_not_seen")
+
+
+def test_a_store_that_was_set_back(world):
+    """What was remembered is of another history."""
+    world.alive("r1")
+    world.put("a", placement=Placement(replicas=1))
+    world.put("b")
+    world.says("r1", 5, **among(members("r1")))
+    world.look()
+    world.records = {one.key: one for one in [kv("a", 3, record("a", placement=Placement(replicas=1)).to_bytes())]}
+    world.look(7)
+    found = residency(world.view, "a")
+    assert found is not None
+    assert found.replicas[0].state is SERVING
+
+
+def leaving(name: str, generation: int = 1) -> dict[str, Any]:
+    return {"leaving": [Leaving(name=name, generation=generation)]}
+
+
+def test_a_replica_that_keeps_an_adapter_for_others(world):
+    """It may be asked for it, by the name and the generation that it says; the placement is told of without it."""
+    name = moved(NAMES)
+    (before,) = owners(name, 1, *NAMES[:-1])
+    world.alive(*NAMES)
+    world.put(name, 3, placement=Placement(replicas=1))
+    world.says("r4", **among(members(*NAMES)), pending=[Pending(name=name, generation=3, reason="staging")])
+    world.says(before, **among(members(*NAMES)), **leaving(name, 2), engine=engine_status(names="versioned"))
+    assert world.states(name) == {before: (SERVING, "leaving"), "r4": (PENDING, "staging")}
+    kept = world.where(name).replicas[0]
+    assert (kept.model, kept.generation, kept.loaded) == (f"{name}@2", 2, True)
+    world.put("other")
+    world.look()
+    world.says(before, **among(members(*NAMES)))
+    assert world.look() == {name, "other"}
+    assert world.states(name) == {"r4": (PENDING, "staging")}
+
+
+@pytest.mark.parametrize("fields", [{"stale": True}, {"revision": 1}, {"engine": engine_status(incarnation="")}])
+def test_what_is_kept_for_others_must_be_proven_too(world, fields):
+    """R9 status-truth."""
+    world.alive("r1", labels={"zone": "a"})
+    world.put("a", placement=Placement(selector={"zone": "b"}))
+    world.says("r1", **leaving("a"))
+    assert world.states("a") == {"r1": (SERVING, "leaving")}
+    world.says("r1", **leaving("a"), **fields)
+    assert world.states("a") == {}
+
+
+def test_a_replica_that_is_to_serve_what_it_still_keeps(world):
+    """It serves it, whatever it has heard of yet; and in a generation that others cannot doubt."""
+    world.alive("r1", "r2")
+    world.put("a", placement=Placement(replicas=2), pinned=False)
+    found = [Found(name="a", generation=1, digest="sha256:1")]
+    world.says("r1", **among(members("r2", "r3")), **leaving("a"), found=found)
+    world.says("r2", **among(members("r1", "r2")), found=found)
+    assert world.states("a") == {"r1": (SERVING, "leaving"), "r2": (SERVING, "")}
+    other = [Found(name="a", generation=1, digest="sha256:2")]
+    world.says("r1", **among(members("r2", "r3")), **leaving("a"), found=other)
+    assert world.states("a") == dict.fromkeys(("r1", "r2"), (FAILED, "digests_differ"))
+
+
+def test_what_is_remembered_changes_no_answer(world, monkeypatch):
+    """R16 bounded: what is forgotten is found again."""
+    monkeypatch.setattr(pool, "_MAX_ASSIGNMENTS", 2)
+    monkeypatch.setattr(pool, "_MAX_INPUTS", 1)
+    world.alive(*NAMES)
+    for i in range(5):
+        world.put(f"n{i}", placement=Placement(replicas=2))
+    for name in NAMES:
+        world.says(name, **among(members(*NAMES)))
+    for _ in range(2):
+        for i in range(5):
+            assert set(world.states(f"n{i}")) == owners(f"n{i}", 2, *NAMES)
+    world.alive("r5")
+    assert set(world.states("n0")) == owners("n0", 2, *NAMES) | owners("n0", 2, *NAMES, "r5")
+    assert len(world.view.snapshot.assignments._inputs) <= 1
+    assert len(world.view.snapshot.assignments._assigned) <= 2

@@ -1,0 +1,60 @@
+"""Whole adapters of lazy records, never of another state than the one that is asked about."""
+
+from __future__ import annotations
+
+from sidecar.desired.informer import Informer
+from sidecar.resolver import policy as module
+from sidecar.resolver.policy import Catalogue
+from tests.support.records import POOL, deletion, kv, put
+
+
+def informed(*kvs) -> tuple[Informer, Catalogue]:
+    informer = Informer(POOL)
+    informer.replace(10, kvs)
+    return informer, Catalogue(POOL, informer.record)
+
+
+def test_a_lazy_record_is_read_whole_packed_or_not():
+    informer, catalogue = informed(kv("acme/sql", 3, load="lazy", priority=2))
+    before = catalogue.whole(informer.state, "acme%2Fsql")
+    informer.pack(10)
+    assert catalogue.whole(informer.state, "acme%2Fsql") is before
+    assert (before.name, before.revision, before.priority) == ("acme/sql", 3, 2)
+
+
+def test_eager_unknown_and_deleted_ones_are_not_in_it():
+    informer, catalogue = informed(kv("eager", 1), kv("lazy", 2, load="lazy"))
+    old = informer.state
+    informer.apply(11, [deletion("lazy", 11)])
+    assert [catalogue.whole(state, key) for state, key in ((old, "eager"), (old, "no"), (old, "lazy"))] == [None] * 3
+
+
+def test_a_record_that_moved_on_is_not_served_under_the_older_state():
+    """R4 digest-true."""
+    informer, catalogue = informed(kv("a", 1, load="lazy"))
+    old = informer.state
+    assert catalogue.whole(old, "a").generation == 1
+    informer.apply(11, [put("a", 11, generation=2, source="v2", load="lazy")])
+    assert catalogue.whole(old, "a") is None
+    assert catalogue.whole(informer.state, "a").generation == 2
+    informer.apply(12, [put("a", 12, b"{}")])
+    assert catalogue.whole(informer.state, "a").generation == 2, "R14: the last good one stands"
+
+
+def test_what_no_state_could_follow_is_not_read():
+    informer, _ = informed(kv("a", 1, load="lazy"))
+    broken = Informer(POOL)
+    broken.replace(11, [kv("a", 11, b"{}")])
+    assert Catalogue(POOL, broken.record).whole(informer.state, "a") is None
+    assert Catalogue("other", informer.record).whole(informer.state, "a") is None
+
+
+def test_it_remembers_so_many_and_no_more(monkeypatch):
+    """R16 bounded."""
+    monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
+    informer, catalogue = informed(*(kv(name, number, load="lazy") for number, name in enumerate("abc", 1)))
+    first = catalogue.whole(informer.state, "a")
+    for name in "bac":
+        catalogue.whole(informer.state, name)
+    assert catalogue.whole(informer.state, "a") is first
+    assert len(catalogue._read) == 2

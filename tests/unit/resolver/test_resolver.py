@@ -1,0 +1,261 @@
+"""The desk: what it tells at once, what it waits for, and what it never waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from registry.runtime.clock import Clock
+from registry.sources.base import ArtifactError
+from sidecar.artifacts.types import ArtifactRef, Staged
+from sidecar.desired.informer import Informer
+from sidecar.desired.mailbox import Mailbox, Snapshot
+from sidecar.resolver import resolver as module
+from sidecar.resolver.demand import ResidentSet
+from sidecar.resolver.policy import Catalogue
+from sidecar.resolver.resolver import Means, Resolver
+from sidecar.vllm_plugin.protocol import Resolved, Unresolved
+from tests.support.records import POOL, deletion, kv, put
+from tests.support.waiting import eventually
+from tests.support.worlds import observed, path_of, pool, review
+
+
+class Store:
+    """Stages what `gate` lets through; `errors` befall refs by their source, as often as there are some."""
+
+    def __init__(self) -> None:
+        self.staged: dict[ArtifactRef, Staged] = {}
+        self.errors: dict[str, list[ArtifactError]] = {}
+        self.gates: dict[str, asyncio.Event] = {}
+        self.asked = 0
+
+    def lookup(self, ref: ArtifactRef) -> Staged | None:
+        return self.staged.get(ref)
+
+    def is_intact(self, _path: str) -> bool:
+        return True
+
+    async def ensure(self, ref: ArtifactRef) -> Staged:
+        self.asked += 1
+        source = ref.uri.rsplit("/", 1)[-1]
+        if source in self.gates:
+            await self.gates[source].wait()
+        if self.errors.get(source):
+            raise self.errors[source].pop(0)
+        self.staged[ref] = Staged(source, path_of(source), "", 8)
+        return self.staged[ref]
+
+
+class Owner:
+    refusal = ""
+
+
+class Scene:
+    """A desk whose engine was looked at, with lazy adapters a, b, c and d of sources of their own."""
+
+    def __init__(self, *, answer_seconds: float = 25.0) -> None:
+        self.informer = Informer(POOL)
+        self.informer.replace(10, [kv(name, 1, source=f"of-{name}", load="lazy") for name in "abcd"] + [kv("e", 2)])
+        self.mailbox, self.store, self.owner = Mailbox(), Store(), Owner()
+        self.demand = ResidentSet(Catalogue(POOL, self.informer.record))
+        self.told: list[tuple[str, str]] = []
+        self.resolver = Resolver(
+            Means(self.mailbox, self.store, self.owner),  # type: ignore[arg-type]
+            self.demand,
+            Clock(random.Random(0)),
+            self.told.append,
+            answer_seconds=answer_seconds,
+        )
+        self.post()
+        self.look()
+
+    def post(self) -> None:
+        self.mailbox.post(Snapshot(desired=self.informer.state))
+
+    def look(self, room: int = 9) -> None:
+        review(self.demand, self.informer.state, observed(), now=0.0, spec=pool(max_adapters=room + 1))
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Scene]:
+        task = asyncio.create_task(self.resolver.run())
+        await asyncio.sleep(0)
+        yield self
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_what_is_not_there_is_staged_and_told_once_its_files_are_held():
+    """R7 files-pinned: they are held before the answer is given."""
+    async with Scene().open() as scene:
+        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        assert scene.told == [("a", path_of("of-a"))]
+        assert scene.demand.uses(0.0) == set(scene.told)
+        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        assert scene.store.asked == 1
+
+
+async def test_unknown_eager_and_unready_are_told_at_once():
+    """R10: who lost the replica id answers nothing."""
+    async with Scene().open() as scene:
+        assert await scene.resolver.ask("nobody") == Unresolved("unknown_adapter")
+        assert await scene.resolver.ask("e") == Unresolved("not_lazy")
+        scene.owner.refusal = "another has it"
+        assert await scene.resolver.ask("a") == Unresolved("not_ready")
+        scene.owner.refusal = ""
+        scene.demand.suspend()
+        assert await scene.resolver.ask("a") == Unresolved("not_ready")
+        scene.look(room=0)
+        assert await scene.resolver.ask("a") == Unresolved("no_room")
+    assert await Scene().resolver.ask("a") == Unresolved("not_ready"), "it does not run yet"
+    before = Scene()
+    before.mailbox.post(Snapshot())
+    assert await before.resolver.ask("a") == Unresolved("not_ready")
+
+
+async def test_what_takes_too_long_is_told_so_and_is_there_the_next_time():
+    scene = Scene(answer_seconds=0.05)
+    scene.store.gates["of-a"] = asyncio.Event()
+    async with scene.open():
+        assert await scene.resolver.ask("a") == Unresolved("staging")
+        assert not scene.demand.is_asked("a")
+        scene.store.gates["of-a"].set()
+        await eventually(lambda: scene.store.staged)
+        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        assert scene.store.asked == 1
+
+
+async def test_what_could_not_be_called_while_a_name_was_asked_for_is_called_once_it_is_not():
+    """R3: an adapter that is eager now, and in the store, does not wait for the next look at the engine."""
+    scene = Scene()
+    scene.store.gates["of-a"] = asyncio.Event()
+    async with scene.open():
+        asking = asyncio.create_task(scene.resolver.ask("a"))
+        await eventually(lambda: scene.demand.is_asked("a"))
+        scene.informer.apply(11, [put("a", 11, source="of-a", generation=2)])
+        scene.post()
+        await scene.mailbox.wait(None)  # that of the change, after which the name could not be called yet
+        assert await asking == Unresolved("not_lazy")
+        assert not scene.demand.is_asked("a")
+        async with asyncio.timeout(30):
+            await scene.mailbox.wait(None)
+
+
+async def test_one_that_hangs_delays_no_other():
+    """R8 isolation."""
+    scene = Scene()
+    scene.store.gates["of-a"] = asyncio.Event()
+    async with scene.open():
+        slow = asyncio.create_task(scene.resolver.ask("a"))
+        assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))
+        assert scene.demand.is_asked("a")
+        slow.cancel()
+        await asyncio.gather(slow, return_exceptions=True)
+        assert not scene.demand.is_asked("a"), "nothing is left of a question that is broken off"
+
+
+async def test_what_is_deleted_or_replaced_while_it_is_brought_in_is_not_told():
+    """R4, R6: a path is answered only if it is that of the newest state."""
+    scene = Scene()
+    scene.store.gates |= {"of-a": asyncio.Event(), "of-b": asyncio.Event()}
+    async with scene.open():
+        gone, changed = asyncio.create_task(scene.resolver.ask("a")), asyncio.create_task(scene.resolver.ask("b"))
+        await eventually(lambda: scene.store.asked == 2)
+        scene.informer.apply(11, [deletion("a", 11), put("b", 11, generation=2, source="of-c", load="lazy")])
+        for gate in scene.store.gates.values():
+            gate.set()
+        await eventually(lambda: len(scene.store.staged) == 2)
+        assert not gone.done(), "the record has moved on, and what is followed not yet"
+        scene.post()
+        assert await gone == Unresolved("unknown_adapter")
+        assert await changed == Resolved(path_of("of-c"))
+
+
+async def test_a_permanent_failure_is_refused_and_remembered_and_a_passing_one_tried_again():
+    scene = Scene()
+    scene.store.errors = {
+        "of-a": [ArtifactError("not_found", "no files", permanent=True)],
+        "of-b": [ArtifactError("source_unavailable", "not now", permanent=False)],
+    }
+    async with scene.open():
+        assert await scene.resolver.ask("a") == Unresolved("refused")
+        assert await scene.resolver.ask("a") == Unresolved("refused")
+        assert scene.demand.trouble("a").reason == "not_found"
+        assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))
+        assert scene.store.asked == 3
+        assert scene.demand.trouble("b") is None
+
+
+async def test_what_breaks_the_rules_is_refused_with_the_reason_in_the_status():
+    async with Scene().open() as scene:
+        engine = observed(max_lora_rank=4)
+        review(scene.demand, scene.informer.state, engine, now=0.0)
+        assert await scene.resolver.ask("a") == Unresolved("refused")
+        assert scene.demand.trouble("a").reason == "rank_too_high"
+
+
+async def test_above_the_room_questions_wait_for_a_place(monkeypatch):
+    """R16 bounded: a listing never grows without bound, whoever asks."""
+    monkeypatch.setattr("sidecar.resolver.demand.MAX_ABOVE_ROOM", 0)
+    scene = Scene()
+    async with scene.open():
+        scene.look(room=1)
+        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        waiting = asyncio.create_task(scene.resolver.ask("b"))
+        await eventually(lambda: scene.demand.is_asked("b"))
+        assert not waiting.done()
+        scene.look(room=2)
+        assert await waiting == Resolved(path_of("of-b"))
+
+
+async def test_only_so_many_wait_and_only_so_much_is_brought_in(monkeypatch):
+    """R16 bounded."""
+    monkeypatch.setattr(module, "MAX_WAITING", 2)
+    monkeypatch.setattr(module, "MAX_STAGING", 3)
+    scene = Scene()
+    scene.store.gates = {f"of-{name}": asyncio.Event() for name in "abcd"}
+    async with scene.open():
+        waiting = [asyncio.create_task(scene.resolver.ask(name)) for name in "ab"]
+        await eventually(lambda: scene.store.asked == 2)
+        assert await scene.resolver.ask("c") == Unresolved("staging")
+        assert await scene.resolver.ask("d") == Unresolved("staging")
+        for gate in scene.store.gates.values():
+            gate.set()
+        assert await asyncio.gather(*waiting) == [Resolved(path_of("of-a")), Resolved(path_of("of-b"))]
+        await eventually(lambda: len(scene.store.staged) == 3)
+
+
+@pytest.mark.parametrize("name", ["", "a" * 5000, "A", "a\0", "%", "../a"])
+async def test_a_miss_asks_nobody(name):
+    async with Scene().open() as scene:
+        assert await scene.resolver.ask(name) == Unresolved("unknown_adapter")
+        assert scene.store.asked == 0
+
+
+async def test_what_the_engine_does_not_load_is_refused_at_once():
+    """R8, R19: nobody waits for it, and no more loads are asked for; the status names it."""
+    async with Scene().open() as scene:
+        for _ in range(2):
+            assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+            scene.look()
+        assert await scene.resolver.ask("a") == Unresolved("refused")
+        assert await scene.resolver.ask("a") == Unresolved("refused")
+        assert scene.demand.trouble("a").reason == "engine_refused"
+        assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))
+
+
+async def test_who_finds_all_places_in_use_is_refused_and_named():
+    """R16 bounded: who is in use stays."""
+    async with Scene(answer_seconds=0.05).open() as scene:
+        assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))
+        busy = replace(observed({"b": "of-b"}), last_used={"b": 0.0})
+        review(
+            scene.demand, scene.informer.state, busy, now=scene.resolver._clock.monotonic(), spec=pool(max_adapters=2)
+        )
+        assert await scene.resolver.ask("a") == Unresolved("no_room")
+        assert scene.demand.trouble("a").reason == "no_room"
+        assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))

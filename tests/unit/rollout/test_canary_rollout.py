@@ -1,0 +1,264 @@
+"""How far a rollout is that canaries began, who is one, and where what is placed by number is served."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.etcd3.ops import KeyValue
+from registry.model.placement import Member, members_digest, rate, weights_digest
+from registry.model.records import AdapterRecord, Canary, CanaryRollout, Placement, Strategy
+from registry.model.replica_state import ReplicaState, parse_status
+from registry.model.status import EngineStatus, Failed, Found, Lazy, Pending, ReplicaStatus, Served
+from registry.rollout.pool import PoolSnapshot, PoolValues, read_presence, renew, without_strangers
+from registry.rollout.status import Question, ReplicaFailure, RolloutStage, derive_rollout, needs_room
+from tests.support.records import KEYS, POOL, kv, record
+from tests.support.residency_world import LEASE, pool_snapshot, presence
+
+NAME = "acme/a"
+REPLICAS = ("r0", "r1", "r2", "r3")
+MEMBERS = [Member(name, {"zone": name[-1]}) for name in REPLICAS]
+DIGEST = members_digest(MEMBERS)
+WEIGHTS = weights_digest(rate(MEMBERS, {}))
+TWO = Strategy(canary=Canary(replicas=2))
+
+
+def canaried(strategy: Strategy | None = TWO, halted: str = "", pinned: bool = True, **spec) -> AdapterRecord:
+    """Generation 2 with its canaries, generation 1 for all others."""
+    stable = record(NAME, 1, source="v1", pinned=pinned).spec
+    made = record(NAME, 2, source="v2", pinned=pinned, strategy=strategy, **spec)
+    rollout = CanaryRollout(stable_generation=1, stable_spec=stable, halted=halted)
+    return made.model_copy(update={"rollout": rollout})
+
+
+# By the hash of the name with each of theirs; in every release and on every side the same.
+FIRST, SECOND = "r1", "r2"
+CANARIES = frozenset({FIRST, SECOND})
+
+
+def status(members: str = DIGEST, **fields) -> ReplicaStatus:
+    told = {"observed_revision": 50, "ready": True, "stale": False, "pending": [], "failed": [], "weights": WEIGHTS}
+    engine = EngineStatus(kind="k", version="v", url="u", base_models=[], incarnation="e")
+    return ReplicaStatus(
+        replica="r",
+        pool=POOL,
+        engine=engine,
+        served=Served(count=0, hash=""),
+        updated_at="t",
+        members=members,
+        **(told | fields),
+    )
+
+
+def derive(of: AdapterRecord, others=None, records=None, strangers=(), **statuses: ReplicaStatus | None):
+    """The rollout where the named replicas say what is given, and all others serve."""
+    told = {name: statuses.get(name, others or status()) for name in REPLICAS}
+    live = {one.replica: presence(one.replica, labels=dict(one.labels)).to_bytes() for one in MEMBERS}
+    live |= dict.fromkeys(strangers, b"?")
+    pool = pool_snapshot(
+        [KeyValue(KEYS.replica(POOL, name), value, 1, 1, 1, LEASE) for name, value in live.items()],
+        [
+            KeyValue(KEYS.status(POOL, name), one.to_bytes(), 1, 1, 1, LEASE)
+            for name, one in told.items()
+            if one is not None
+        ],
+        records,
+    )
+    return derive_rollout(Question(POOL, NAME, 2), kv(NAME, 50, of.to_bytes()), pool)
+
+
+def failed(retry_at: str | None = None) -> ReplicaStatus:
+    return status(failed=[Failed(name=NAME, generation=2, reason="BAD", message="m", attempts=1, retry_at=retry_at)])
+
+
+def test_canaries_serve_one_generation_and_the_others_another():
+    rollout = derive(canaried())
+    assert {one.replica for one in rollout.replicas if one.canary} == CANARIES
+    assert {one.generation for one in rollout.replicas if one.canary} == {2}
+    assert {one.generation for one in rollout.replicas if not one.canary} == {1}
+    assert (rollout.done, rollout.stage, rollout.canary) == (False, RolloutStage.SERVED, canaried().rollout)
+    assert rollout.waiting == "its canaries serve it; it comes to all once they have for 60 seconds"
+
+
+def test_only_canaries_are_waited_for():
+    others = {name: status(stale=True) for name in REPLICAS if name not in CANARIES}
+    assert derive(canaried(), **others).stage is RolloutStage.SERVED
+    behind = derive(canaried(), **{FIRST: status(pending=[Pending(name=NAME, generation=2, reason="staging")])})
+    assert (behind.stage, behind.waiting) == (RolloutStage.WAITING, "1 of 2 canaries do not serve it yet")
+    assert derive(canaried(), **{FIRST: failed("soon")}).stage is RolloutStage.WAITING
+
+
+def test_a_rollout_by_hand_is_done_once_the_canaries_serve_it():
+    rollout = derive(canaried(Strategy(canary=Canary(replicas=2), promote="manual")))
+    assert (rollout.done, rollout.failure, rollout.waiting) == (True, None, "")
+    assert rollout.note == (
+        "2 of 4 replicas, its canaries, serve it, the others generation 1, until it is promoted by hand"
+    )
+
+
+def test_a_refusal_is_about_to_halt_it():
+    rollout = derive(canaried(), **{FIRST: failed()})
+    assert (rollout.stage, rollout.done) == (RolloutStage.REFUSED, False)
+    assert rollout.waiting == f"1 of 2 canaries refuse it: {FIRST} BAD - m; it is about to be halted"
+
+
+def test_so_many_refusals_may_be():
+    one = Strategy(canary=Canary(replicas=2), max_failures=1)
+    assert derive(canaried(one), **{FIRST: failed()}).stage is RolloutStage.SERVED
+    assert derive(canaried(one), **{FIRST: failed(), SECOND: failed()}).stage is RolloutStage.REFUSED
+    many = Strategy(canary=Canary(replicas=2), max_failures=7)
+    assert derive(canaried(many), **{FIRST: failed(), SECOND: failed()}).stage is RolloutStage.REFUSED, (
+        "nobody serves it"
+    )
+
+
+def test_halted_is_over():
+    rollout = derive(canaried(halted="they refuse it"), **{FIRST: failed()})
+    assert (rollout.done, rollout.failure, rollout.canary.halted) == (True, ReplicaFailure.HALTED, "they refuse it")
+
+
+def test_a_status_counts_once_the_replica_has_seen_who_lives():
+    """R9 status-truth: who is a canary depends on it."""
+    rollout = derive(canaried(), others=status(members="other"))
+    assert {(one.state, one.reason) for one in rollout.replicas} == {(ReplicaState.PENDING, "membership_not_seen")}
+    promoted = canaried().model_copy(update={"rollout": None})
+    assert derive(promoted, others=status(members="")).done
+
+
+def test_a_presence_that_cannot_be_read_holds_up_nothing_that_depends_on_who_lives():
+    """R14 nack: sidecars leave it out, so who waits for them to have seen it waits for ever."""
+    rollout = derive(canaried(), strangers=["ghost"])
+    assert (rollout.stage, {one.replica for one in rollout.replicas}) == (RolloutStage.SERVED, {*REPLICAS})
+    numbered = record(NAME, 2, placement=Placement(replicas=2))
+    assert derive(numbered, records=[kv(NAME, 50, numbered.to_bytes())], strangers=["ghost"]).done
+
+
+def test_what_all_serve_may_be_missing_on_one_that_nobody_knows():
+    """R9: it lives, and perhaps its sidecar is only of a later release."""
+    rollout = derive(record(NAME, 2), strangers=["ghost"])
+    assert (rollout.done, rollout.waiting) == (False, "1 of 5 replicas do not serve it yet")
+
+
+def test_nobody_lives():
+    empty = derive_rollout(Question(POOL, NAME, 2), kv(NAME, 50, canaried().to_bytes()), PoolSnapshot(POOL))
+    assert (empty.stage, empty.waiting) == (RolloutStage.WAITING, "no replica of the pool is alive")
+    nowhere = canaried(placement=Placement(selector={"zone": "x"}))
+    assert derive(nowhere).waiting == "no live replica of the pool matches its selector"
+
+
+def test_a_rollout_without_a_strategy_says_so():
+    """Written past the admin service: nobody is a canary, so nobody serves it, and it is not said to be served."""
+    rollout = derive(canaried(strategy=None))
+    assert (rollout.done, rollout.stage, {one.generation for one in rollout.replicas}) == (False, None, {1})
+    assert "no strategy" in rollout.waiting
+
+
+def test_lazy_canaries():
+    lazy = status(lazy=Lazy(count=1, servable=True))
+    assert derive(canaried(load="lazy"), others=lazy).stage is RolloutStage.SERVED
+    assert {one.reason for one in derive(canaried(load="lazy"), others=lazy).replicas} == {"lazy"}
+
+
+def test_what_canaries_found_is_not_compared_with_what_others_found():
+    """W6 one-digest: within each generation, they must have found the same."""
+    one, other = "sha256:" + "1" * 64, "sha256:" + "2" * 64
+
+    def found(digest: str, generation: int) -> ReplicaStatus:
+        return status(found=[Found(name=NAME, generation=generation, digest=digest)])
+
+    others = {name: found(other, 1) for name in REPLICAS if name not in CANARIES}
+    unpinned = canaried(pinned=False)
+    assert derive(unpinned, **{FIRST: found(one, 2), SECOND: found(one, 2)}, **others).stage is RolloutStage.SERVED
+    differing = derive(unpinned, **{FIRST: found(one, 2), SECOND: found(other, 2)}, **others)
+    assert differing.stage is RolloutStage.REFUSED
+    assert {one.replica for one in differing.replicas if one.reason == "digests_differ"} == CANARIES
+    promoted = unpinned.model_copy(update={"rollout": None})
+    everybody = derive(promoted, **{FIRST: found(one, 2)}, others=found(other, 2))
+    assert {one.reason for one in everybody.replicas} == {"digests_differ"}
+
+
+def by_number(count: int, **spec) -> AdapterRecord:
+    return record(NAME, 2, placement=Placement(replicas=count, **spec))
+
+
+def test_what_is_placed_by_number_is_asked_of_those_who_are_to_serve_it():
+    records = [kv(NAME, 50)]
+    rollout = derive(by_number(2), records=records)
+    assert [one.replica for one in rollout.replicas] == ["r1", "r2"], "by the hash of the name with each of theirs"
+    assert (rollout.done, rollout.note) == (True, "")
+    seven = derive(by_number(7), records=records)
+    assert seven.note == "placed on 7 replicas, 4 are alive: served by all of them"
+    selected = derive(by_number(2, selector={"zone": "1"}), records=records)
+    assert selected.note == "placed on 2 replicas, 1 that match are alive: served by all of them"
+
+
+def test_the_room_must_have_been_seen_by_the_replicas_too():
+    """R9 status-truth: a replica that reckons with other room than we may mean other replicas."""
+    records = [kv(NAME, 50), *(kv(f"n{n}", 60, placement=Placement(selector={"zone": "1"})) for n in range(90))]
+    everywhere = {frozenset(): 1, frozenset({("zone", "1")}): 90}
+    assert {one.reason for one in derive(by_number(2), records=records).replicas} == {"room_not_seen"}
+    same = status(weights=weights_digest(rate(MEMBERS, everywhere)))
+    assert derive(by_number(2), records=records, others=same).done
+    assert derive(record(NAME, 2), records=records).done, "whoever is everywhere does not care"
+
+
+def test_whether_rooms_are_needed():
+    question = Question(POOL, NAME, 0)
+    numbered = kv(NAME, 50, by_number(2).to_bytes())
+    for of, expected in ((None, False), (kv(NAME, 50), False), (numbered, True), (kv(NAME, 50, b"?"), False)):
+        assert needs_room(question, of, PoolSnapshot(POOL)) is expected
+    assert needs_room(question, numbered, pool_snapshot([], [], [kv("b", 49)])), (
+        "what is known is older than the record"
+    )
+    assert not needs_room(question, numbered, pool_snapshot([], [], [kv("b", 51)]))
+
+
+def test_room_is_counted_as_records_change():
+    records = {one.key: one for one in (kv("a", 3), kv("c", 5, load="lazy"), kv("d", 6, value=b"?"))}
+    zoned = kv("b", 4, placement=Placement(selector={"zone": "a"}))
+    pool = PoolSnapshot(POOL)
+
+    def taken(*written: KeyValue, gone: frozenset[bytes] = frozenset(), listed: bool = False):
+        nonlocal pool
+        records.update({one.key: one for one in written})
+        for key in gone:
+            del records[key]
+        changed = None if listed else frozenset(one.key for one in written) | gone
+        pool = renew(pool, PoolValues({}, {}, records, changed))
+        return dict(pool.rooms[-1].everywhere)
+
+    assert taken(zoned, listed=True) == {frozenset(): 1, frozenset({("zone", "a")}): 1}
+    number = pool.rooms[-1].number
+    taken(kv("a", 7, generation=2, source="v2"))
+    assert pool.rooms[-1].number == number, "the room that is taken is the same"
+    assert taken(kv("b", 8), gone=frozenset({KEYS.adapter(POOL, "a")})) == {frozenset(): 1}
+    assert taken(kv("b", 9, canaried().model_copy(update={"name": "b"}).to_bytes())) == {frozenset(): 1}
+    assert taken(kv("e", 10, record("f").to_bytes())) == {frozenset(): 1}, "a record under a key that is not its own"
+    assert taken(gone=frozenset(records)) == {}
+
+
+def test_presences_and_statuses_that_cannot_be_read():
+    written = presence("r0", labels={"a": "b"}, capacity=3).to_bytes()
+    assert read_presence(KeyValue(b"/x/r0", written, 1, 1, 1))[0] == Member("r0", {"a": "b"}, 3)
+    stranger = read_presence(KeyValue(b"/x/r1", b"?", 1, 1, 1, LEASE))[0]
+    assert (stranger.replica, stranger.labels, without_strangers([stranger, *MEMBERS])) == ("r1", {}, (*MEMBERS,))
+    pool = pool_snapshot([KeyValue(b"/x/r1", b"?", 1, 1, 1, LEASE)], [KeyValue(b"/y/r1", b"?", 1, 1, 1, LEASE)])
+    assert pool.replicas["r1"].reading.message
+    assert parse_status(None) is None
+
+
+def test_a_replica_that_drains_is_counted_by_no_rollout():
+    """R20 drain: nobody waits for it, and nothing is placed among it."""
+    staying, leaving = (
+        KeyValue(b"/x/" + name.encode(), presence(name, leaving=name == "r1").to_bytes(), 1, 1, 1, LEASE)
+        for name in ("r0", "r1")
+    )
+    pool = pool_snapshot([staying, leaving], [])
+    assert list(pool.replicas) == ["r0"]
+    assert pool.inputs_now(by_room=False) == pool_snapshot([staying], []).inputs_now(by_room=False)
+
+
+@pytest.mark.parametrize("stale", [True, False])
+def test_all_others_are_told_too(stale):
+    other = next(name for name in REPLICAS if name not in CANARIES)
+    (one,) = [one for one in derive(canaried(), **{other: status(stale=stale)}).replicas if one.replica == other]
+    assert one.state is (ReplicaState.UNKNOWN if stale else ReplicaState.SERVING)

@@ -1,0 +1,53 @@
+"""The facts of one revision, though etcd forgets it between two reads."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.etcd3.errors import Compacted, EtcdError, FutureRevision
+from registry.etcd3.ops import KeyValue, Range, RangeResult
+from registry.model.errors import FailedPrecondition
+from registry.rollout.pool import PoolSnapshot
+from registry.rollout.pool_reader import read_pool
+from registry.runtime.clock import Deadline
+from tests.support.records import KEYS, POOL, kv
+from tests.unit.rollout.test_canary_rollout import NAME
+
+COMPACTED, GONE_BACK = Compacted("compacted", compact_revision=9), FutureRevision("not reached")
+
+
+class Forgetful:
+    """etcd, which answers the first reads of what is pinned to a revision with these errors."""
+
+    def __init__(self, *errors: EtcdError, kvs: tuple[KeyValue, ...] = ()) -> None:
+        self.errors = list(errors)
+        self.kvs = kvs
+        self.revision = 50
+
+    async def range(self, op: Range, *, timeout_seconds: float) -> RangeResult:
+        if op.revision and self.errors:
+            self.revision += 1
+            raise self.errors.pop(0)
+        assert timeout_seconds > 0
+        assert op.revision in {0, self.revision}
+        end = op.range_end or op.key + b"\0"
+        found = tuple(one for one in self.kvs if op.key <= one.key < end)
+        return RangeResult(self.revision, found, more=False, count=len(found))
+
+
+async def read(client: Forgetful):
+    found, _ = await read_pool(client, KEYS, NAME, PoolSnapshot(POOL), Deadline.of(60.0))
+    return found
+
+
+@pytest.mark.parametrize("error", [COMPACTED, GONE_BACK])
+async def test_what_is_compacted_or_set_back_meanwhile_is_read_anew(error):
+    """A compaction comes when it comes: nobody who follows a rollout needs to know."""
+    found = await read(Forgetful(error, kvs=(kv(NAME, 50),)))
+    assert found is not None
+    assert found.mod_revision == 50
+
+
+async def test_it_is_not_read_for_ever():
+    with pytest.raises(FailedPrecondition):
+        await read(Forgetful(*[COMPACTED] * 9))

@@ -1,0 +1,58 @@
+"""Failpoints: handlers of this process, which only code in it can install."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from registry.runtime.failpoints import Point, handling, hit
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_without_a_handler_a_point_does_nothing():
+    hit(Point.LOADED)
+
+
+def test_a_handler_hears_of_each_point_within_the_body_and_of_none_after_it():
+    passed: list[Point] = []
+    with handling(passed.append):
+        hit(Point.LOAD_SENT)
+        hit(Point.LOADED)
+    hit(Point.UNLOADED)
+    assert passed == [Point.LOAD_SENT, Point.LOADED]
+
+
+def test_a_point_that_another_thread_passes_is_heard_in_that_thread():
+    names: list[str] = []
+    with handling(lambda _: names.append(thread.name)):
+        thread = Thread(target=hit, args=[Point.RECEIVED], name="staging")
+        thread.start()
+        thread.join()
+    assert names == ["staging"]
+
+
+def test_handlers_are_nested_and_what_one_raises_reaches_the_code_that_passes():
+    outer: list[Point] = []
+
+    def die(_: Point) -> None:
+        raise SystemExit
+
+    with handling(outer.append):
+        with pytest.raises(SystemExit), handling(die):
+            hit(Point.PLACED)
+        hit(Point.PINNED)
+    assert outer == [Point.PLACED, Point.PINNED]
+
+
+def test_no_program_installs_a_handler():
+    """Nothing from outside ends a process: only tests have handlers."""
+    product = [path for room in ("registry", "sidecar", "loraplane") for path in (ROOT / room).rglob("*.py")]
+    assert [path for path in product if "handling(" in path.read_text()] == [ROOT / "registry/runtime/failpoints.py"]
+
+
+def test_each_point_is_passed_somewhere():
+    sources = "".join(path.read_text() for path in (ROOT / "sidecar").rglob("*.py"))
+    assert [point for point in Point if f"Point.{point.name}" not in sources] == []

@@ -1,0 +1,176 @@
+"""The command line of the long-running processes: each setting is a flag and a variable, each mistake one line."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from registry.admin.settings import AdminSettings
+from registry.runtime.flags import read_settings
+from registry.runtime.settings import Address
+from sidecar.settings import SidecarSettings
+
+REQUIRED = ("--etcd", "a:1,b:2", "--pool", "p", "--replica", "r", "--engine", "http://127.0.0.1:8000/", "--store", "/s")
+
+
+def _read(*arguments: str, model: type[BaseModel] = SidecarSettings, **environment: str) -> BaseModel:
+    return read_settings(model, program="program", summary="Does it.", arguments=arguments, environment=environment)
+
+
+def _refusal(capsys: pytest.CaptureFixture[str], *arguments: str, model: type[BaseModel] = SidecarSettings) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        _read(*arguments, model=model)
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_flags_become_settings() -> None:
+    told = _read(
+        *REQUIRED,
+        "--http",
+        "[::1]:80",
+        "--allow-source",
+        "file:///a,b",
+        "--allow-source",
+        "s3://c",
+        "--labels",
+        "k=v,w=",
+    )
+    assert isinstance(told, SidecarSettings)
+    assert (told.etcd, told.pool, told.engine, told.store) == (("a:1", "b:2"), "p", "http://127.0.0.1:8000", Path("/s"))
+    assert told.http == Address(host="::1", port=80)
+    assert told.allow_source == ("file:///a,b", "s3://c")
+    assert told.labels == {"k": "v", "w": ""}
+
+
+def test_variables_stand_behind_flags() -> None:
+    told = _read(
+        *REQUIRED,
+        LORAPLANE_POOL="other",
+        LORAPLANE_ALLOW_SOURCE="file:///a  s3://b",
+        LORAPLANE_ENGINE_TARGET_MODULES="q_proj,v_proj",
+        LORAPLANE_ENGINE_MAX_RANK="",
+        HF_ENDPOINT="http://hub",
+    )
+    assert isinstance(told, SidecarSettings)
+    assert (told.pool, told.allow_source) == ("p", ("file:///a", "s3://b"))
+    assert (told.engine_target_modules, told.engine_max_rank) == (("q_proj", "v_proj"), None)
+    assert told.hf_endpoint == "http://hub"
+
+
+def test_our_variable_stands_before_one_known_elsewhere() -> None:
+    told = _read(*REQUIRED, LORAPLANE_HF_ENDPOINT="http://ours", HF_ENDPOINT="http://theirs")
+    assert isinstance(told, SidecarSettings)
+    assert told.hf_endpoint == "http://ours"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (REQUIRED[2:], "--etcd is missing: give it, or set LORAPLANE_ETCD"),
+        ((*REQUIRED, "--etcd", ","), "--etcd: "),
+        ((*REQUIRED, "--etcd", "etcd-0"), "--etcd: 'etcd-0' is not HOST:PORT"),
+        ((*REQUIRED, "--etcd", "a:1,https://b:2"), "--etcd: 'https://b:2' is not HOST:PORT: leave the scheme out"),
+        ((*REQUIRED, "--pool", "../x"), "--pool: "),
+        ((*REQUIRED, "--replica", ""), "--replica: "),
+        ((*REQUIRED, "--engine", "localhost:8000"), "--engine: "),
+        ((*REQUIRED, "--engine-kind", "ollama"), "--engine-kind: "),
+        ((*REQUIRED, "--engine-kind", "dynamo"), "--engine-base-model"),
+        ((*REQUIRED, "--engine-kind", "axolotl"), "give --engine-max-rank"),
+        ((*REQUIRED, "--engine-base-model", "base"), "leave --engine-base-model out"),
+        ((*REQUIRED, "--http", "80"), "--http: '80' is not HOST:PORT"),
+        ((*REQUIRED, "--http", "a:99999"), "--http: "),
+        ((*REQUIRED, "--labels", "k"), "--labels: 'k' is not k=v,k=v"),
+        ((*REQUIRED, "--prefix", "x"), "--prefix: "),
+        ((*REQUIRED, "--engine-max-rank", "0"), "--engine-max-rank: "),
+        ((*REQUIRED, "--etcd-user", "root"), "--etcd-user and --etcd-password-file go together"),
+        ((*REQUIRED, "--etcd-tls-key", "k"), "--etcd-tls-cert and --etcd-tls-key go together"),
+        ((*REQUIRED, "--poool", "p"), "--poool"),
+        ((*REQUIRED, "--allow", "s3://a"), "--allow"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_flag(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], named: str
+) -> None:
+    assert named in _refusal(capsys, *arguments).splitlines()[-1]
+
+
+def test_the_admin_service_names_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    line = _refusal(capsys, "--etcd", "a:1", "--tls-ca", "ca.pem", model=AdminSettings)
+    assert line == "program: --tls-ca checks clients' certificates, so it needs --tls-cert and --tls-key as well\n"
+
+
+@pytest.mark.parametrize("model", [SidecarSettings, AdminSettings])
+def test_help_names_each_flag_with_its_variable(capsys: pytest.CaptureFixture[str], model: type[BaseModel]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        _read("--help", model=model)
+    assert stopped.value.code == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for name in model.model_fields:
+        assert f"--{name.replace('_', '-')} " in said
+        assert f"LORAPLANE_{name.upper()}" in said
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        _read("--version")
+    assert (stopped.value.code, capsys.readouterr().out.split()[1:]) == (0, [version("loraplane")])
+
+
+def test_help_says_how_a_variable_holds_several_values(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _read("--help")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "[LORAPLANE_ALLOW_SOURCE; several values with blanks between]" in said
+
+
+def test_a_setting_without_a_flag_is_a_defect_of_ours() -> None:
+    class Broken(BaseModel):
+        silent: str = ""
+
+    with pytest.raises(TypeError, match="silent has no Flag"):
+        _read(model=Broken)
+
+
+ADMIN = ("--etcd", "127.0.0.1:1")
+LOGIN = ("--etcd-user", "u", "--etcd-password-file", "f")
+CERTIFICATE = ("--tls-cert", "c", "--tls-key", "k")
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "says"),
+    [
+        (AdminSettings, (*ADMIN, "--listen", "0.0.0.0:1"), "--tls-cert, --tls-key and --tls-ca, or --insecure"),
+        (AdminSettings, (*ADMIN, "--listen", "[::]:1"), "--listen [::]:1: anybody may read"),
+        (AdminSettings, (*ADMIN, "--listen", "10.0.0.1:1", *CERTIFICATE), "anybody may change everything"),
+        (AdminSettings, ("--etcd", "127.0.0.1:1,[fd00::1]:2", *LOGIN), "unencrypted to [fd00::1]:2"),
+        (SidecarSettings, (*REQUIRED, *LOGIN), "unencrypted to a:1"),
+        (SidecarSettings, (*REQUIRED, "--engine", "http://e:1", "--engine-api-key-file", "k"), "unencrypted to e:1"),
+    ],
+)
+def test_what_is_unprotected_is_refused_unless_it_is_said(capsys, model, arguments, says):
+    """X1 secret-free: no credential leaves this host unencrypted, and no API stands open, without a word."""
+    told = _refusal(capsys, *arguments, model=model)
+    assert says in told
+    assert "--insecure" in told
+    (found,) = _read(*arguments, "--insecure", model=model).unprotected()
+    assert found in told
+    assert _read(*arguments, model=model, LORAPLANE_INSECURE="true").insecure
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments"),
+    [
+        (AdminSettings, (*ADMIN, "--listen", "localhost:1", *LOGIN)),
+        (AdminSettings, ("--etcd", "[::1]:1", "--listen", "127.0.0.2:1", *LOGIN)),
+        (AdminSettings, (*ADMIN, "--listen", "0.0.0.0:1", *CERTIFICATE, "--tls-ca", "a")),
+        (AdminSettings, ("--etcd", "e:1", *LOGIN, "--etcd-tls-ca", "a")),
+        (SidecarSettings, (*REQUIRED, "--engine", "https://e:1", "--engine-api-key-file", "k")),
+        (SidecarSettings, (*REQUIRED, "--engine-api-key-file", "k")),
+    ],
+)
+def test_what_is_protected_needs_no_word(model, arguments):
+    assert _read(*arguments, model=model).unprotected() == ()

@@ -1,0 +1,187 @@
+"""Adapters in tar archives, among them those that try to do harm."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import time
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from registry.sources.archive import MAX_HEADERS, receive_archive
+from registry.sources.base import ArtifactError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+FILES = {CONFIG: b"{}", WEIGHTS: b"w" * 5000}
+
+
+def member(name: str, content: bytes = b"x", **changes: object) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    for key, value in changes.items():
+        setattr(info, key, value)
+    return info, content
+
+
+def archive(*members: tuple[tarfile.TarInfo, bytes], kind: int = tarfile.PAX_FORMAT) -> bytes:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w", format=kind) as tar:
+        for info, content in members:
+            tar.addfile(info, io.BytesIO(content))
+    return written.getvalue()
+
+
+def both(folder: str = "") -> list[tuple[tarfile.TarInfo, bytes]]:
+    return [member(folder + name, content) for name, content in FILES.items()]
+
+
+def received(
+    content: bytes, *, is_gzipped: bool = False, chunk: int = 700, max_bytes: int = 1 << 20
+) -> dict[str, bytes]:
+    got: dict[str, bytes] = {}
+
+    def receive(name: str, size_bytes: int, chunks: Iterator[bytes]) -> None:
+        assert name not in got
+        got[name] = b"".join(chunks)
+        assert len(got[name]) == size_bytes
+
+    chunks = (content[start : start + chunk] for start in range(0, len(content), chunk))
+    receive_archive(chunks, receive, is_gzipped=is_gzipped, max_bytes=max_bytes)
+    return got
+
+
+def refusal(content: bytes, **options: object) -> ArtifactError:
+    with pytest.raises(ArtifactError) as refused:
+        received(content, **options)
+    return refused.value
+
+
+@pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+@pytest.mark.parametrize("folder", ["", "./", "sql/", "./sql/", "v" * 60 + "/"])
+def test_an_archive_with_at_most_one_top_directory_is_read(folder, kind):
+    others = [member("README.md"), member("sql", b"", type=tarfile.DIRTYPE), member("link", b"", type=tarfile.SYMTYPE)]
+    assert received(archive(*others, *both(folder), kind=kind)) == FILES
+
+
+@pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_a_long_name_is_read_from_its_extension(kind):
+    assert received(archive(*both("d" * 150 + "/"), kind=kind)) == FILES
+
+
+@pytest.mark.parametrize("split", [0, 100])
+def test_a_gzipped_archive_is_read_also_in_several_streams(split):
+    content = archive(*both())
+    packed = gzip.compress(content[:split]) + gzip.compress(content[split:])
+    assert received(packed, is_gzipped=True, chunk=64) == FILES
+
+
+def test_the_first_of_two_counts_and_both_come_from_one_directory():
+    decoys = [member(f"b/{name}", b"other") for name in FILES]
+    assert received(archive(*both("a/")[:1], *decoys, *both("a/"), *decoys)) == FILES
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        member(f"/{CONFIG}"),
+        member("/etc/passwd"),
+        member(f"../{CONFIG}"),
+        member(f"a/../../{CONFIG}"),
+        member(CONFIG, b"", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+        member(CONFIG, b"", type=tarfile.LNKTYPE, linkname="x"),
+        member(CONFIG, b"", type=tarfile.CHRTYPE),
+        member(CONFIG, b"", type=tarfile.FIFOTYPE),
+        member(CONFIG, b"", type=tarfile.DIRTYPE),
+        member("x", pax_headers={"GNU.sparse.major": "1"}),
+        member("x", type=tarfile.GNUTYPE_SPARSE),
+        member("x", pax_headers={"size": "-1"}),
+        member("x", pax_headers={"size": "9" * 30}),
+        member("x", pax_headers={"path": f"../../{CONFIG}"}),
+        member("x", pax_headers={"comment": "y" * (1 << 17)}),
+        member("x", b"garbage", type=tarfile.XHDTYPE),
+    ],
+    ids=lambda one: f"{one[0].name}-{one[0].type}-{list(one[0].pax_headers)}",
+)
+def test_an_archive_that_would_do_harm_is_refused(bad):
+    """Fail closed: absolute names, dots, links, devices, sparse files and lies in extended headers."""
+    error = refusal(archive(bad, *both()))
+    assert (error.reason, error.permanent) == ("bad_archive", True)
+
+
+@pytest.mark.parametrize(
+    "records", [b"6 a=b\n" * 10_000, b"6 a=b\n7", b"6 a=b\n 6 a=b\n", b"0 a=b\n", b"123456789 a=b\n"]
+)
+def test_extended_headers_without_end_are_refused_soon(records):
+    """R16 bounded: an archive of a megabyte must not cost minutes of processor time."""
+    started = time.process_time()
+    bad = [member("x", records, type=tarfile.XHDTYPE)] * 150
+    error = refusal(archive(*bad, *both()), chunk=1 << 16, max_bytes=1 << 30)
+    assert (error.reason, error.permanent) == ("bad_archive", True)
+    assert time.process_time() - started < 10
+
+
+@pytest.mark.parametrize("content", [b"\0" * 511 + b"x", b"<html>" * 200, b"PK\3\4" + bytes(600)])
+def test_what_is_no_archive_is_refused(content):
+    assert refusal(content).reason == "bad_archive"
+    assert refusal(content, is_gzipped=True).reason == "bad_archive"
+
+
+def test_a_negative_size_in_binary_is_refused():
+    info, _ = member(CONFIG)
+    block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    block[124:136] = b"\xff" * 12
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    assert refusal(bytes(block) + bytes(2048)).reason == "bad_archive"
+
+
+@pytest.mark.parametrize("kept", [0, 100, 512, 700, 2000, 5000])
+def test_an_archive_that_ends_too_early_may_still_be_being_written(kept):
+    error = refusal(archive(*both())[:kept])
+    assert (error.reason, error.permanent) == ("source_incomplete", False)
+    packed = gzip.compress(archive(*both()), 0)
+    assert refusal(packed[:kept], is_gzipped=True).reason == "source_incomplete"
+
+
+def test_an_archive_without_one_of_the_files_is_refused():
+    assert refusal(archive(both()[0], member("adapter_model.bin"))).reason == "weights_not_safetensors"
+    error = refusal(archive(both()[0], member(f"deep/er/{WEIGHTS}")))
+    assert (error.reason, error.permanent) == ("source_incomplete", False)
+
+
+def test_a_gzip_bomb_is_refused_in_little_memory():
+    """Fault 26, R16 bounded: what is unpacked is counted, and is never in memory as a whole."""
+    bomb = gzip.compress(archive(member("zeros", bytes(64 << 20))))
+    tracemalloc.start()
+    try:
+        error = refusal(bomb, is_gzipped=True, chunk=1 << 16, max_bytes=32 << 20)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (error.reason, error.permanent) == ("too_large", True)
+    assert peak_bytes < 8 << 20
+
+
+def test_an_archive_of_nothing_but_headers_ends():
+    """R16 bounded: the number of members has a cap."""
+    block = member("x", b"")[0].tobuf()
+    content = block * (MAX_HEADERS + 1)
+    assert refusal(content, chunk=1 << 20, max_bytes=1 << 30).reason == "bad_archive"
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=3000), st.integers(0, 3000), st.booleans())
+def test_whatever_bytes_arrive_the_answer_is_typed(noise, at, is_gzipped):
+    """Fail closed: damaged in any place, an archive is refused or gives two files."""
+    content = bytearray(archive(*both("a/")))
+    content[at : at + len(noise)] = noise
+    try:
+        got = received(gzip.compress(bytes(content), 1) if is_gzipped else bytes(content), is_gzipped=is_gzipped)
+    except ArtifactError:
+        return
+    assert set(got) == set(FILES)

@@ -1,0 +1,63 @@
+"""How long a source may keep us waiting, by a clock of the test's own."""
+
+from __future__ import annotations
+
+import httpcore
+import pytest
+
+from registry.sources import connections
+from registry.sources.base import SourceLimits, Stop
+from registry.sources.connections import Watch
+
+LIMITS = SourceLimits()
+
+
+class Slow:
+    """A source whose reads take as long as told, on the clock that the watch reads."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = 0.0
+        self.watch = Watch(LIMITS, Stop())
+        monkeypatch.setattr(connections, "perf_counter", lambda: self.now)
+
+    def read(self, size_bytes: int, seconds: float) -> None:
+        def take(_: float) -> bytes:
+            self.now += seconds
+            return b"x" * size_bytes
+
+        self.watch.read(take, LIMITS.idle_seconds)
+
+    def trickle(self) -> float:
+        """A byte a second from now on; gives after how many seconds it is given up."""
+        begun = self.now
+        with pytest.raises(httpcore.ReadTimeout, match="too slow"):
+            self._drip(begun + 1800)
+        return self.now - begun
+
+    def _drip(self, until: float) -> None:
+        while self.now < until:
+            self.read(1, 1.0)
+
+
+@pytest.fixture
+def slow(monkeypatch) -> Slow:
+    return Slow(monkeypatch)
+
+
+def test_a_source_that_sends_too_little_is_given_up_after_one_look(slow):
+    """R8, R16."""
+    assert slow.trickle() == LIMITS.pace_seconds
+
+
+def test_a_source_that_was_fast_at_first_is_given_up_as_soon(slow):
+    """R8, R16: what came long ago does not count, else a gigabyte would buy days at a byte a second."""
+    while slow.now <= 2 * LIMITS.pace_seconds:
+        slow.read(100 << 20, 0.5)
+    assert slow.trickle() <= 2 * LIMITS.pace_seconds
+
+
+def test_what_we_do_with_it_ourselves_is_no_fault_of_the_source(slow):
+    """A slow disk of ours lies between the reads."""
+    for _ in range(100):
+        slow.read(LIMITS.min_bytes_per_second, 1.0)
+        slow.now += 60.0

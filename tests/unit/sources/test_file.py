@@ -1,0 +1,293 @@
+"""Reading adapters from directories of this host, on a real file system."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from registry.sources.allowed import AllowedSources
+from registry.sources.base import ArtifactError, Stop, StoreError
+from tests.support.adapters import WrittenAdapter, write_adapter
+
+WEIGHTS = "adapter_model.safetensors"
+
+
+@pytest.fixture
+def adapter(tmp_path) -> WrittenAdapter:
+    return write_adapter(tmp_path / "allowed" / "a")
+
+
+@pytest.fixture
+def allowed(tmp_path) -> AllowedSources:
+    return AllowedSources([(tmp_path / "allowed").as_uri()])
+
+
+def fetch(allowed: AllowedSources, uri: str) -> dict[str, bytes]:
+    got: dict[str, bytes] = {}
+
+    def receive(name: str, size_bytes: int, chunks: Iterator[bytes]) -> None:
+        got[name] = b"".join(chunks)
+        assert len(got[name]) == size_bytes
+
+    allowed.source(uri).fetch(receive, Stop())
+    return got
+
+
+def refusal(allowed: AllowedSources, uri: str) -> ArtifactError:
+    with pytest.raises(ArtifactError) as refused:
+        fetch(allowed, uri)
+    return refused.value
+
+
+def test_exactly_the_two_known_files_are_read(allowed, adapter):
+    (adapter.directory / "training_args.bin").write_bytes(b"x")
+    expected = {name: (adapter.directory / name).read_bytes() for name in ("adapter_config.json", WEIGHTS)}
+    assert fetch(allowed, adapter.uri) == expected
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/.", "/../a", "/%2e%2e/a", "//"])
+def test_other_spellings_of_an_allowed_directory_are_allowed(allowed, adapter, suffix):
+    assert fetch(allowed, adapter.uri + suffix)
+
+
+def test_a_name_is_percent_decoded(allowed, tmp_path):
+    adapter = write_adapter(tmp_path / "allowed" / "ein Ü?#%41")
+    assert fetch(allowed, adapter.uri)
+    assert fetch(allowed, adapter.uri.replace("file:///", "file://localhost/"))
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "file://{root}/outside",
+        "file://{root}/allowed/../outside",
+        "file://{root}/allowed/%2e%2e/outside",
+        "file://{root}/allowed/%2E%2E%2Foutside",
+        "file://{root}/allowed-twin",
+        "file://{root}/allowed/link",
+        "file://{root}/allowed/loop",
+        "file://{root}/allowed/a%00",
+        "file://{root}",
+        "file:///",
+        "file://elsewhere{root}/allowed/a",
+        "file://{root}/allowed/a?x=1",
+        "file://{root}/allowed/a#x",
+        "file://[{root}/allowed/a",
+        "file://",
+    ],
+)
+def test_whatever_leads_out_of_the_allowed_roots_is_refused(allowed, adapter, tmp_path, uri):
+    """Fail closed: symlinks, dots and percent signs are resolved before the roots are compared."""
+    write_adapter(tmp_path / "outside")
+    write_adapter(tmp_path / "allowed-twin")
+    (tmp_path / "allowed" / "link").symlink_to(tmp_path / "outside")
+    (tmp_path / "allowed" / "loop").symlink_to(tmp_path / "allowed" / "loop")
+    error = refusal(allowed, uri.format(root=tmp_path))
+    assert (error.reason, error.permanent) == ("source_not_allowed", True)
+
+
+HOST = "where-nobody-should-look"
+
+
+@pytest.mark.parametrize(
+    "way", ["out", "loop", "in to nothing", "in to a file", "in to no adapter", "in to a link", "exe", "root"]
+)
+def test_where_a_path_leads_is_not_told(tmp_path, way):
+    """X1 in spirit: whoever may write a record reads what a status says of it, and is told the URI as written."""
+    root, secret = tmp_path / "allowed", tmp_path / HOST
+    (root / HOST / "empty").mkdir(parents=True)
+    (root / HOST / "file").touch()
+    write_adapter(root / HOST / "a")
+    (root / HOST / "a" / WEIGHTS).unlink()
+    (root / HOST / "a" / WEIGHTS).mkdir()
+    targets = {"out": secret, "loop": root / "x", "in to nothing": root / HOST / "none"}
+    targets |= {"in to a file": root / HOST / "file", "in to no adapter": root / HOST / "empty"}
+    targets |= {"in to a link": root / HOST / "a", "exe": Path("/proc/self/exe"), "root": Path("/proc/self/root")}
+    (root / "x").symlink_to(targets[way])
+    (tmp_path / "alias").symlink_to(root)
+    allowed = AllowedSources([(tmp_path / "alias").as_uri()])
+    uri = (tmp_path / "alias" / "x").as_uri()
+    error = refusal(allowed, uri)
+    told = error.message.replace(uri, "")
+    assert told != error.message
+    for place in (HOST, str(root), sys.executable, os.path.realpath(sys.executable), "/proc"):
+        assert place not in told
+    assert os.path.realpath(targets[way]) in error.detail or str(root) in error.detail
+
+
+def test_nothing_is_allowed_by_default(adapter):
+    """Fail closed."""
+    error = refusal(AllowedSources([]), adapter.uri)
+    assert error.reason == "source_not_allowed"
+    assert "--allow-source" in error.message
+
+
+def test_a_root_may_itself_be_a_symlink(adapter, tmp_path):
+    (tmp_path / "mount").symlink_to(tmp_path / "allowed")
+    allowed = AllowedSources([(tmp_path / "mount").as_uri()])
+    assert fetch(allowed, f"file://{tmp_path}/mount/a")
+    assert fetch(allowed, adapter.uri)
+
+
+def test_a_directory_exchanged_for_a_symlink_after_the_check_leads_nowhere(allowed, adapter, tmp_path):
+    """Fail closed: what was judged is what is opened."""
+    source = allowed.source(adapter.uri)
+    write_adapter(tmp_path / "outside")
+    adapter.directory.rename(tmp_path / "away")
+    adapter.directory.symlink_to(tmp_path / "outside")
+    with pytest.raises(ArtifactError):
+        source.fetch(lambda name, size_bytes, chunks: pytest.fail("something was read"), Stop())
+
+
+@pytest.mark.parametrize("uri", ["ftp://host/a", "FILE:///a", "a", "", "file:/a"])
+def test_a_scheme_that_is_not_known_is_refused(allowed, uri):
+    error = refusal(allowed, uri)
+    assert (error.reason, error.permanent) == ("unsupported_scheme", True)
+
+
+@pytest.mark.parametrize(
+    "prefix", ["/adapters", "s3://", "ftp://host/", "https://u:p@host/", "file://host/a", "file://", ""]
+)
+def test_an_allowed_prefix_that_cannot_be_followed_stops_the_start(prefix):
+    with pytest.raises(StoreError, match="--allow-source"):
+        AllowedSources([prefix])
+
+
+def test_a_directory_that_is_not_there_yet_is_tried_again(allowed, adapter, tmp_path):
+    """R8: the training job may not have begun to write."""
+    error = refusal(allowed, f"{adapter.uri}-later")
+    assert (error.reason, error.permanent) == ("source_missing", False)
+    assert str(tmp_path / "allowed" / "a-later") in error.message
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", WEIGHTS])
+def test_a_file_that_is_not_there_yet_is_tried_again(allowed, adapter, name):
+    """R8: the training job may still be writing."""
+    (adapter.directory / name).unlink()
+    error = refusal(allowed, adapter.uri)
+    assert (error.reason, error.permanent) == ("source_incomplete", False)
+    assert name in error.message
+
+
+@pytest.mark.parametrize("name", ["adapter_model.bin", "adapter_model.pt"])
+def test_weights_that_may_hold_code_are_refused(allowed, adapter, name):
+    """Fail closed: safetensors only."""
+    (adapter.directory / WEIGHTS).rename(adapter.directory / name)
+    error = refusal(allowed, adapter.uri)
+    assert (error.reason, error.permanent) == ("weights_not_safetensors", True)
+    assert name in error.message
+
+
+def test_a_file_in_place_of_the_directory_is_refused(allowed, adapter):
+    error = refusal(allowed, f"{adapter.uri}/{WEIGHTS}")
+    assert (error.reason, error.permanent) == ("not_an_adapter", True)
+
+
+@pytest.mark.parametrize("kind", ["symlink", "dangling", "fifo", "directory", "socket"])
+def test_only_regular_files_are_read(allowed, adapter, kind):
+    """Fault 29: symlinked hub snapshots, FIFOs that would block for ever, and other things that are no files."""
+    path = adapter.directory / WEIGHTS
+    path.rename(adapter.directory / "blob")
+    make_other(path, kind)
+    error = refusal(allowed, adapter.uri)
+    assert (error.reason, error.permanent) == ("not_a_regular_file", True)
+    assert f"{path.name} at {adapter.uri}" in error.message
+
+
+def make_other(path: Path, kind: str) -> None:
+    if kind == "symlink":
+        path.symlink_to("blob")
+    elif kind == "dangling":
+        path.symlink_to("nowhere")
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path.name)  # the full path may be longer than a socket's may be
+
+
+@pytest.mark.parametrize("change", ["grow", "shrink", "rewrite", "replace", "remove"])
+@pytest.mark.parametrize("when", ["adapter_config.json", WEIGHTS])
+def test_a_source_that_changes_while_it_is_read_is_not_taken(allowed, adapter, change, when):
+    """R4: what is staged was at one time the whole source; a mixture of two states is refused."""
+    path = adapter.directory / WEIGHTS
+    os.utime(path, (0, 0))  # clocks of file systems tick slowly: what is written next has another time for sure
+
+    def receive(name: str, size_bytes: int, chunks: Iterator[bytes]) -> None:
+        if name == when:
+            alter(path, change)
+        # R16: neither an endless file nor a shortened one is handed on as if it had the size that was said.
+        assert sum(len(chunk) for chunk in chunks) == size_bytes
+
+    with pytest.raises(ArtifactError) as refused:
+        allowed.source(adapter.uri).fetch(receive, Stop())
+    assert (refused.value.reason, refused.value.permanent) == ("source_changed", False)
+
+
+def test_a_file_that_grows_as_fast_as_it_is_read_is_not_read_for_ever(allowed, adapter):
+    """R16 bounded, fault 26: not a byte more is handed on than was said."""
+    path = adapter.directory / "adapter_config.json"
+
+    def receive(name: str, size_bytes: int, chunks: Iterator[bytes]) -> None:
+        for chunk in chunks:
+            size_bytes -= len(chunk)
+            assert size_bytes >= 0
+            path.write_bytes(path.read_bytes() + b"x")
+
+    with pytest.raises(ArtifactError) as refused:
+        allowed.source(adapter.uri).fetch(receive, Stop())
+    assert refused.value.reason == "source_changed"
+
+
+def alter(path: Path, change: str) -> None:
+    content = path.read_bytes()
+    if change == "grow":
+        path.write_bytes(content + b"x")
+    elif change == "shrink":
+        path.write_bytes(content[:-1])
+    elif change == "rewrite":
+        path.write_bytes(content)
+    elif change == "replace":
+        path.rename(path.with_name("old"))
+        path.write_bytes(content)
+    else:
+        path.unlink()
+
+
+def test_a_disk_that_fails_under_the_source_is_said_and_tried_again(allowed, adapter, monkeypatch):
+    """R8: EIO is the source's, and passes or not."""
+
+    def failing(descriptor: int, count: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("registry.sources.file.os.read", failing)
+    error = refusal(allowed, adapter.uri)
+    assert (error.reason, error.permanent) == ("source_io", False)
+
+
+def test_no_descriptor_is_left_open(allowed, adapter, tmp_path):
+    """R16 bounded."""
+    with (adapter.directory / WEIGHTS).open("rb"):
+        assert opened_below(tmp_path) == [str(adapter.directory / WEIGHTS)]
+    fetch(allowed, adapter.uri)
+    (adapter.directory / WEIGHTS).unlink()
+    refusal(allowed, adapter.uri)
+    assert opened_below(tmp_path) == []
+
+
+def opened_below(folder: Path) -> list[str]:
+    """What this process has open there. What else it has open may change while a test runs."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(str(descriptor.readlink()))
+    return [path for path in found if path.startswith(str(folder))]

@@ -1,0 +1,128 @@
+"""Which addresses a source may be at, and that the address which was judged is the one that is connected to."""
+
+from __future__ import annotations
+
+import socket
+
+import httpcore
+import httpx
+import pytest
+
+from registry.model.source_uri import parse_prefix
+from registry.sources.base import ArtifactError, SourceLimits, Stop
+from registry.sources.connections import ConnectionPool, SourceRequests
+from registry.sources.urls import Reach, parse_url
+
+MACHINE = "169.254.169.254 169.254.1.1 168.63.129.16 100.100.100.200 192.0.0.192 fd00:ec2::254 fe80::1%eth0".split()
+MACHINE += "224.0.0.1 ff02::1 0.0.0.0 :: 255.255.255.255 ::ffff:169.254.169.254 64:ff9b::a9fe:a9fe".split()
+LOOPBACK = "127.0.0.1 127.0.1.1 ::1 ::ffff:127.0.0.1 64:ff9b::7f00:1".split()
+PRIVATE = "10.1.2.3 172.16.0.1 192.168.1.1 100.64.0.1 fd00::1 ::ffff:10.0.0.1 64:ff9b::a01:203".split()
+ODD = "2002:7f00:1:: 2001:0:7f00:1:: 2001:db8::1 192.0.2.1 198.18.0.1 192.88.99.1 4000::1".split()
+PUBLIC = "93.184.216.34 8.8.8.8 2606:4700::1111 ::ffff:8.8.8.8 64:ff9b::808:808".split()
+
+
+@pytest.mark.parametrize("address", MACHINE)
+def test_what_only_the_machine_should_ask_is_reached_by_no_name(address):
+    """Fault 28: also where the operator allowed the name, since somebody else may run its name server."""
+    assert not Reach.PUBLIC.allows(address)
+    assert not Reach.NAMED.allows(address)
+
+
+@pytest.mark.parametrize("address", LOOPBACK)
+def test_the_machine_itself_is_reached_by_its_address_or_as_localhost(address):
+    """Fault 28: whoever runs a name server could else turn a name to whatever listens on the loopback."""
+    assert not Reach.PUBLIC.allows(address)
+    assert not Reach.NAMED.allows(address)
+    assert Reach.LOCALHOST.allows(address)
+    assert Reach.LITERAL.allows(address)
+
+
+@pytest.mark.parametrize("address", [*MACHINE, *PRIVATE, *PUBLIC])
+def test_localhost_is_nothing_but_the_machine_itself(address):
+    assert not Reach.LOCALHOST.allows(address)
+
+
+@pytest.mark.parametrize("address", PRIVATE)
+def test_the_operators_network_is_reached_where_he_named_it(address):
+    assert not Reach.PUBLIC.allows(address)
+    assert Reach.NAMED.allows(address)
+
+
+@pytest.mark.parametrize("address", ODD)
+def test_what_is_not_the_internet_is_not_public(address):
+    assert not Reach.PUBLIC.allows(address)
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_public_addresses_are_reached(address):
+    assert Reach.PUBLIC.allows(address)
+    assert Reach.NAMED.allows(address)
+
+
+def test_an_address_that_the_operator_wrote_himself_is_reached():
+    named = [parse_prefix("http://169.254.169.254/adapters"), parse_prefix("https://host/a")]
+    assert parse_url("http://169.254.169.254/adapters/x").reach(named) is Reach.LITERAL
+    assert Reach.LITERAL.allows("169.254.169.254")
+    assert parse_url("http://169.254.169.254/latest").reach(named) is Reach.PUBLIC
+    assert parse_url("https://host/a/x?signature=1").reach(named) is Reach.NAMED
+    assert parse_url("http://localhost:80/a").reach([parse_prefix("http://localhost:80/a")]) is Reach.LOCALHOST
+    assert parse_url("http://localhost/a").reach(named) is Reach.PUBLIC
+    assert parse_url("http://127.1/a").reach([parse_prefix("http://127.1/a")]) is Reach.NAMED
+    assert parse_url("https://host/a/../b").reach(named) is Reach.PUBLIC
+    assert parse_url("https://host/a/%2e%2e/b").reach(named) is Reach.PUBLIC
+
+
+class Names:
+    """A name server that gives each answer once, and the connections that are then tried."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> None:
+        self.answers = list(answers)
+        self.tried: list[str] = []
+        monkeypatch.setattr("socket.getaddrinfo", self._resolve)
+        monkeypatch.setattr("socket.create_connection", self._connect)
+
+    def _resolve(self, host: object, port: int, **_: object) -> list[tuple[object, ...]]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in self.answers.pop(0)]
+
+    def _connect(self, address: tuple[str, int], *_: object, **__: object) -> socket.socket:
+        self.tried.append(address[0])
+        raise ConnectionRefusedError
+
+
+def ask(reach: Reach) -> None:
+    requests = SourceRequests(ConnectionPool(httpx.create_ssl_context, SourceLimits()), Stop())
+    requests.get("https://rebind.test/", reach, [("Host", "rebind.test")])
+
+
+def test_a_name_is_resolved_once_and_the_judged_address_is_used(monkeypatch):
+    """Fault 28, DNS rebinding: a second answer is never asked for, so what it says does not matter."""
+    names = Names(monkeypatch, ["93.184.216.34"], ["127.0.0.1"])
+    with pytest.raises(httpcore.ConnectError):
+        ask(Reach.PUBLIC)
+    assert names.tried == ["93.184.216.34"]
+    assert names.answers == [["127.0.0.1"]]
+
+
+@pytest.mark.parametrize("reach", [Reach.PUBLIC, Reach.NAMED])
+@pytest.mark.parametrize("address", ["169.254.169.254", "127.0.0.1"])
+def test_a_name_that_leads_to_the_machine_is_refused(monkeypatch, reach, address):
+    """Fault 28: refused before a connection is made; transient, for the name may lead elsewhere later."""
+    names = Names(monkeypatch, [address])
+    with pytest.raises(ArtifactError) as refused:
+        ask(reach)
+    assert (refused.value.reason, refused.value.permanent) == ("address_not_allowed", False)
+    assert names.tried == []
+
+
+def test_of_several_addresses_only_those_that_are_allowed_are_tried(monkeypatch):
+    names = Names(monkeypatch, ["10.0.0.1", "93.184.216.34", "127.0.0.1", "8.8.8.8"])
+    with pytest.raises(httpcore.ConnectError):
+        ask(Reach.PUBLIC)
+    assert names.tried == ["93.184.216.34", "8.8.8.8"]
+
+
+def test_a_name_without_an_address_cannot_be_reached(monkeypatch):
+    names = Names(monkeypatch, [])
+    with pytest.raises(httpcore.ConnectError):
+        ask(Reach.PUBLIC)
+    assert names.tried == []

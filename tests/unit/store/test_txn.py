@@ -1,0 +1,288 @@
+"""How many round trips a change takes, and what it does when one fails."""
+
+from __future__ import annotations
+
+import random
+from contextlib import closing
+from itertools import count
+
+import pytest
+
+from registry.etcd3.ops import Put, Txn, TxnResult
+from registry.model.errors import Conflict, FailedPrecondition, InvalidArgument, Reason, RegistryError, Unavailable
+from registry.model.records import PoolLimits
+from registry.runtime.clock import Deadline
+from registry.store.writer import WriteGate, Writer
+from registry.transactions.builder import Settled
+from registry.transactions.changes import Change, DeletePool, Remove, SetTenant, UpdatePool
+from registry.transactions.context import Caller, TxnLimits
+from tests.simulation.loop import VirtualLoop
+from tests.support.changes import ALICE, KEYS, POOL, Desk, applying, creating, upsert
+from tests.support.flaky_etcd import Fault, FlakyEtcd, NoChance
+from tests.support.history_check import check_history
+
+_numbers = count()
+
+
+class Counting(FlakyEtcd):
+    """Counts what is sent, reads too."""
+
+    trips = 0
+
+    async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
+        self.trips += 1
+        return await super().txn(txn, timeout_seconds=timeout_seconds)
+
+
+@pytest.fixture
+async def etcd() -> Counting:
+    etcd = Counting()
+    await change(writer(etcd), creating())
+    etcd.trips = etcd.sent = etcd.granted = 0
+    return etcd
+
+
+def writer(etcd: FlakyEtcd, *, rng: random.Random | None = None, max_ops: int = 128) -> Writer:
+    gate = WriteGate()
+    gate.open()
+    return Writer(etcd.as_client(), KEYS, TxnLimits(max_ops=max_ops), gate, rng=rng or NoChance())
+
+
+async def change(by: Writer, what: Change, request_id: str = "", *, dry: bool = False, seconds: float = 30) -> Settled:
+    caller = Caller("alice", "operator", request_id or f"auto-{next(_numbers)}", request_id_given=bool(request_id))
+    return await by.change(what, caller, Deadline.of(seconds), validate_only=dry)
+
+
+async def refused(by: Writer, what: Change, request_id: str = "", *, seconds: float = 30) -> RegistryError:
+    with pytest.raises(RegistryError) as told:
+        await change(by, what, request_id, seconds=seconds)
+    return told.value
+
+
+async def test_one_round_trip(etcd):
+    """The first change of a process reads; from then on a change is one round trip, while nobody else writes."""
+    by = writer(etcd)
+    await change(by, applying(upsert("acme/a")))
+    assert etcd.trips == 2
+    for what in (applying(upsert("acme/b")), applying(upsert("acme/a", "v2")), applying(Remove("acme/b"))):
+        etcd.trips = 0
+        await change(by, what)
+        assert etcd.trips == 1
+    check_history(KEYS, etcd.etcd.history)
+
+
+async def test_two_round_trips_after_somebody_else(etcd):
+    """A guess that is wrong costs nothing: the else-branch is the reading."""
+    by, other = writer(etcd), writer(etcd)
+    await change(by, applying(upsert("acme/a")))
+    await change(other, applying(upsert("acme/a", "v2"), upsert("acme/b")))
+    etcd.trips = 0
+    await change(by, applying(upsert("acme/a", "v3")))
+    assert etcd.trips == 2
+    await change(by, applying(Remove("acme/a")))
+    etcd.trips = 0
+    await change(by, applying(upsert("acme/a")))
+    assert etcd.trips == 2
+    check_history(KEYS, etcd.etcd.history)
+
+
+async def test_a_pool_of_one_adapter_costs_a_reading_where_it_is_not_alone(etcd):
+    """The first is made by a guess that the transaction verifies; a refusal, a trial too, names the other one."""
+    by, other = writer(etcd), writer(etcd)
+    await change(by, UpdatePool(POOL, (), PoolLimits(), fields=frozenset({"engine"}), engine="axolotl"))
+    etcd.trips = 0
+    await change(by, applying(upsert("acme/a")))
+    assert etcd.trips == 1
+    for dry in (False, True):
+        for who in (by, other):
+            with pytest.raises(FailedPrecondition) as told:
+                await change(who, applying(upsert("b")), dry=dry)
+            assert (told.value.reason, told.value.metadata) == (Reason.POOL_FULL, {"name": "acme/a"})
+    await change(other, applying(Remove("acme/a"), upsert("b")))
+    await change(by, applying(upsert("b", "v2")))
+    check_history(KEYS, etcd.etcd.history)
+
+
+async def test_a_refusal_is_never_a_guess(etcd):
+    """W8 no-false-fail: an old memory may say that a quota is full; it is read again before anything is refused."""
+    by, other = writer(etcd), writer(etcd)
+    await change(by, SetTenant("acme", 1))
+    await change(by, applying(upsert("acme/a")))
+    await change(other, applying(Remove("acme/a")))
+    settled = await change(by, applying(upsert("acme/b")))
+    assert settled.reply.adapters[0].outcome == "created"
+
+
+async def test_nothing_changes_is_never_a_guess(etcd):
+    """An old memory may say that all is so already; it is read again before that is said."""
+    by, other = writer(etcd), writer(etcd)
+    await change(by, applying(upsert("acme/a")))
+    await change(other, applying(upsert("acme/a", "v2")))
+    settled = await change(by, applying(upsert("acme/a")))
+    assert settled.reply.adapters[0].outcome == "updated"
+
+
+@pytest.mark.parametrize("fault", [Fault.REPLY_LOST, Fault.LOST, Fault.LATE])
+async def test_an_unclear_outcome_is_settled(etcd, fault):
+    """W3 idempotent, W8 no-false-fail: it is sent again, and made once."""
+    by = writer(etcd)
+    etcd.fail([fault, fault])
+    settled = await change(by, applying(upsert("acme/a")))
+    revision = etcd.etcd.revision
+    etcd.arrive()
+    assert settled.revision == revision == etcd.etcd.revision
+    check_history(KEYS, etcd.etcd.history)
+
+
+async def test_a_refusal_after_an_unclear_outcome_is_fenced(etcd):
+    """W8 no-false-fail: what was sent first cannot arrive after the refusal; the same id then stays refused."""
+    by, somebody = writer(etcd), Desk(etcd.etcd, made=1000)
+    etcd.fail([Fault.LATE], meanwhile=lambda: somebody.change(applying(upsert("acme/x"))))
+    told = await refused(by, DeletePool(POOL), "late")
+    assert told.reason is Reason.POOL_NOT_EMPTY
+    somebody.change(applying(Remove("acme/x")))
+    etcd.arrive()
+    assert KEYS.pool(POOL) in etcd.etcd.kvs
+    assert (await refused(by, DeletePool(POOL), "late")).reason is Reason.REQUEST_ID_REUSED
+
+
+async def test_a_copy_of_an_earlier_try_is_fenced_too(etcd):
+    """W8 no-false-fail: the try after it was sent once, and was answered; the first one may arrive all the same."""
+    somebody = Desk(etcd.etcd, made=1000)
+    others = iter([[], [UpdatePool(POOL, ("other",), PoolLimits())], [applying(upsert("acme/x"))]])
+
+    class Raced(FlakyEtcd):
+        async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
+            if any(isinstance(op, Put) for op in txn.success):
+                for what in next(others, []):
+                    somebody.change(what)
+            return await super().txn(txn, timeout_seconds=timeout_seconds)
+
+    flaky = Raced(etcd.etcd)
+    flaky.fail([Fault.LATE])
+    by = writer(flaky)
+    assert (await refused(by, DeletePool(POOL), "late")).reason is Reason.POOL_NOT_EMPTY
+    assert flaky.sent == 4, "a copy that is late, its repetition, a try that was sent once, the fence"
+    somebody.change(applying(Remove("acme/x")))
+    assert (await refused(by, DeletePool(POOL), "late")).reason is Reason.REQUEST_ID_REUSED
+
+
+@pytest.mark.parametrize("fault", [Fault.REPLY_LOST, Fault.LATE])
+async def test_a_fence_whose_reply_is_lost(etcd, fault):
+    """W8 no-false-fail: the refusal is told as it was, not that its own fence used up the request id."""
+    by, somebody = writer(etcd), Desk(etcd.etcd, made=1000)
+    etcd.fail([Fault.LATE, Fault.NONE, fault], meanwhile=lambda: somebody.change(applying(upsert("acme/x"))))
+    assert (await refused(by, DeletePool(POOL), "late")).reason is Reason.POOL_NOT_EMPTY
+    somebody.change(applying(Remove("acme/x")))
+    etcd.arrive()
+    assert KEYS.pool(POOL) in etcd.etcd.kvs
+    assert (await refused(by, DeletePool(POOL), "late")).reason is Reason.REQUEST_ID_REUSED
+
+
+async def test_a_fence_that_comes_too_late(etcd):
+    """W8 no-false-fail: if the first copy took effect just before the fence, the reply is its reply, no refusal."""
+    somebody = Desk(etcd.etcd, made=1000)
+
+    class Arriving(FlakyEtcd):
+        async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
+            if self.sent == 2 and self.late:  # the fence is next
+                somebody.change(applying(Remove("acme/x")))
+                self.arrive()
+            return await super().txn(txn, timeout_seconds=timeout_seconds)
+
+    flaky = Arriving(etcd.etcd)
+    flaky.fail([Fault.LATE], meanwhile=lambda: somebody.change(applying(upsert("acme/x"))))
+    settled = await change(writer(flaky), DeletePool(POOL), "late")
+    assert KEYS.pool(POOL) not in etcd.etcd.kvs
+    assert etcd.etcd.kvs[KEYS.request("late", ALICE)].mod_revision == settled.revision
+    check_history(KEYS, etcd.etcd.history)
+
+
+async def test_a_fence_that_cannot_be_put(etcd):
+    """W8 no-false-fail: without the fence the refusal would be a guess, so the outcome is told as unknown."""
+    by, somebody = writer(etcd), Desk(etcd.etcd, made=1000)
+    etcd.fail([Fault.LATE, Fault.NONE, Fault.REFUSED], meanwhile=lambda: somebody.change(applying(upsert("acme/x"))))
+    told = await refused(by, DeletePool(POOL), "late")
+    assert (type(told), told.reason, told.metadata) == (Unavailable, Reason.OUTCOME_UNKNOWN, {"request_id": "late"})
+
+
+def test_no_time_left(etcd):
+    """W8 no-false-fail: unclear until the time is up is told as unknown; with no time at all nothing is sent."""
+
+    async def scenario() -> None:
+        by = writer(etcd, rng=random.Random(0))
+        etcd.fail([Fault.LOST] * 1000, all_strike=False)
+        told = await refused(by, applying(upsert("acme/a")), "r", seconds=20)
+        assert (type(told), told.reason) == (Unavailable, Reason.OUTCOME_UNKNOWN)
+        assert etcd.sent > 1
+        sent = etcd.sent
+        told = await refused(by, applying(upsert("acme/a")), "s", seconds=0)
+        assert (type(told), told.reason, etcd.sent) == (Unavailable, Reason.DEADLINE_EXCEEDED, sent)
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(scenario())
+
+
+async def test_what_was_certainly_not_applied_is_told_so(etcd):
+    """W8 no-false-fail: a failure that etcd never saw is no unknown outcome."""
+    by = writer(etcd)
+    etcd.fail([Fault.REFUSED])
+    told = await refused(by, applying(upsert("acme/a")))
+    assert (type(told), told.reason) == (Unavailable, Reason.ETCD_UNAVAILABLE)
+
+
+async def test_a_lease_that_is_gone(etcd):
+    """New leases are taken, and the change is made under them."""
+    by = writer(etcd)
+    etcd.fail([Fault.LEASE_GONE])
+    settled = await change(by, applying(upsert("acme/a")), "r")
+    assert settled.reply.adapters[0].outcome == "created"
+    assert etcd.granted == 4
+
+
+async def test_who_loses_every_race(etcd):
+    """Tries are bounded; then it is said that nothing was changed, and nothing was."""
+    by, somebody = writer(etcd), Desk(etcd.etcd, made=1000)
+    versions = iter(range(1000))
+
+    class Busy(Counting):
+        async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
+            if any(isinstance(op, Put) for op in txn.success):
+                somebody.change(applying(upsert("acme/a", f"v{next(versions)}")))
+            return await super().txn(txn, timeout_seconds=timeout_seconds)
+
+    by = writer(Busy(etcd.etcd))
+    told = await refused(by, applying(upsert("acme/a", "mine")), "r")
+    assert (type(told), told.reason) == (Conflict, Reason.LOST_RACE)
+    assert KEYS.request("r", ALICE) not in etcd.etcd.kvs
+
+
+async def test_a_dry_run_sends_nothing(etcd):
+    """W9 dry-run: it reads, and neither writes nor takes leases."""
+    by = writer(etcd)
+    foretold = await change(by, applying(upsert("acme/a")), dry=True)
+    assert foretold.reply.adapters[0].outcome == "created"
+    assert (etcd.sent, etcd.granted) == (0, 0)
+    made = await change(by, applying(upsert("acme/a")), "r")
+    assert await change(by, applying(upsert("acme/a")), "r", dry=True) == made
+
+
+async def test_many_reads_take_several_trips(etcd):
+    """What one transaction cannot read is read in parts, and planned as one."""
+    by = writer(etcd, max_ops=16)
+    settled = await change(by, applying(*(upsert(f"acme/n{i}") for i in range(6))))
+    assert len(settled.reply.adapters) == 6
+    with pytest.raises(InvalidArgument):
+        await change(by, applying(*(upsert(f"acme/m{i}") for i in range(7))))
+
+
+async def test_a_shut_gate(etcd):
+    """Nothing is written to a store that is not known to be ours."""
+    gate = WriteGate()
+    by = Writer(etcd.as_client(), KEYS, TxnLimits(), gate, rng=NoChance())
+    assert (await refused(by, applying(upsert("acme/a")))).reason is Reason.ETCD_UNAVAILABLE
+    gate.shut(FailedPrecondition(Reason.FUTURE_SCHEMA, "later"))
+    assert (await refused(by, applying(upsert("acme/a")))).reason is Reason.FUTURE_SCHEMA
+    gate.open()
+    await change(by, applying(upsert("acme/a")))
+    await change(by, UpdatePool(POOL, ("base",), PoolLimits(max_rank=8)))

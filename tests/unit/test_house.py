@@ -1,0 +1,113 @@
+"""The rules of the house: rooms, sizes and names of the product's modules."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TOPS = ("loraplane", "registry", "sidecar")
+GENERATED = re.compile(r"_pb2(_grpc)?\.py$")
+RELATIVE = re.compile(r"(What|How|Who|Whose|Whoever|Which|Where|Whether|That)\b")
+# What the sidecar may take from the registry; everything else is forbidden to it.
+OPEN_TO_SIDECAR = {"etcd3", "lora", "model", "runtime", "sources"}
+DECISION = ROOT / "docs/decisions/0025-house.md"
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Path below the root to the parsed module."""
+    paths = (path for top in TOPS for path in sorted((ROOT / top).rglob("*.py")) if not GENERATED.search(path.name))
+    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in paths}
+
+
+def lines_of(path: str) -> int:
+    return (ROOT / path).read_text().count("\n")
+
+
+def name_of(path: str) -> str:
+    return path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+
+
+def importers() -> dict[str, set[str]]:
+    """Name of a module to the paths of those that import it, or something of it."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    found[alias.name].add(path)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                for target in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
+                    found[target].add(path)
+    return found
+
+
+def settings() -> dict[str, object]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+
+
+def test_no_class_name_stands_twice():
+    found = defaultdict(list)
+    for path, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(path)
+    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
+
+
+def test_the_first_line_of_a_docstring_names_the_thing():
+    wrong = {}
+    for path, tree in modules().items():
+        first = (ast.get_docstring(tree) or "").partition("\n")[0]
+        if not first or len(first) > 80 or RELATIVE.match(first):
+            wrong[path] = first
+    assert wrong == {}
+
+
+def test_no_module_is_too_long():
+    assert [path for path in modules() if lines_of(path) > 450] == []
+
+
+def test_no_room_is_crowded():
+    rooms = defaultdict(list)
+    for path in modules():
+        if not path.endswith("__init__.py"):
+            rooms[str(Path(path).parent)].append(path)
+    assert {room: len(paths) for room, paths in rooms.items() if len(paths) > 18} == {}
+
+
+def test_the_product_is_a_house_and_no_village():
+    sizes = sorted(lines_of(path) for path in modules() if not path.endswith("__init__.py"))
+    assert len(sizes) <= 290
+    assert 110 <= sizes[len(sizes) // 2] <= 200
+
+
+def test_a_small_module_serves_several_others():
+    small = [path for path in modules() if not path.endswith("__init__.py") and lines_of(path) < 60]
+    assert len(small) < 30
+    explained, known = DECISION.read_text(), importers()
+    alone = [path for path in small if len(known[name_of(path)]) < 2 and f"`{name_of(path)}`" not in explained]
+    assert alone == []
+
+
+def test_only_rooms_that_are_open_to_it_are_not_forbidden_to_the_sidecar():
+    rooms = {path.parent.name for path in (ROOT / "registry").glob("*/__init__.py")}
+    contracts = settings()["importlinter"]["contracts"]  # type: ignore[index]
+    (contract,) = (one for one in contracts if one["name"].startswith("The sidecar takes from the registry"))
+    assert {name.removeprefix("registry.") for name in contract["forbidden_modules"]} == rooms - OPEN_TO_SIDECAR
+
+
+def test_whole_coverage_is_asked_of_pure_modules():
+    """All that the report asks for is held to be pure by the import contracts, too."""
+    contracts = settings()["importlinter"]["contracts"]  # type: ignore[index]
+    (contract,) = (one for one in contracts if one["name"].startswith("Pure rooms"))
+    pure = {name.replace(".", "/") for name in contract["source_modules"]}
+    asked = settings()["coverage"]["report"]["include"]  # type: ignore[index]
+    assert [entry for entry in asked if entry.removesuffix("/*").removesuffix(".py") not in pure] == []
+    whole = {entry.removesuffix("/*") for entry in asked if entry.endswith("/*")}
+    assert whole >= {name for name in pure if (ROOT / name).is_dir()}

@@ -1,0 +1,159 @@
+"""Systematic mutation: which changes are made, which tests are asked, and what is told of those that survive."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.mutants.copies import ROOT
+from tests.support.mutation.__main__ import Results, drawn, kept
+from tests.support.mutation.executed import Executed, product_files
+from tests.support.mutation.kinds import Mutation, mutations
+from tests.support.mutation.page import REASONS, kept_reasons, page, score
+from tests.support.mutation.trial import Trial, chosen_tests, try_out
+
+SOURCE = '''"""Text."""
+WAIT_SECONDS = 20
+
+
+async def work(self, one: int = 3, *, is_it: bool = False) -> None:
+    if one < WAIT_SECONDS and not is_it:
+        self.wake()
+        await self.sleep(f"{one + 1}")
+        _log.info("done", count=one + 1)
+    try:
+        self.left = min(one, 2) * 2
+    except (OSError, ValueError):
+        raise KeyError("no" + "thing")
+    with suppress(OSError):
+        self.send(Txn((absent(b"k"), mod_is(b"k", 1)), (put,)))
+'''
+
+
+def made(source: str) -> set[tuple[str, str, str]]:
+    return {(one.kind, one.was, one.becomes) for one in mutations("a.py", source.encode())}
+
+
+def test_what_is_changed():
+    assert made(SOURCE) >= {
+        ("constant", "20", "200"),
+        ("constant", "20", "2"),
+        ("constant", "3", "4"),
+        ("constant", "False", "True"),
+        ("dropped condition", "one < WAIT_SECONDS and not is_it", "True"),
+        ("dropped condition", "one < WAIT_SECONDS and not is_it", "((one < WAIT_SECONDS))"),
+        ("dropped condition", "not is_it", "bool(is_it)"),
+        ("comparison", "one < WAIT_SECONDS", "(one <= WAIT_SECONDS)"),
+        ("comparison", "one < WAIT_SECONDS", "(WAIT_SECONDS < one)"),
+        ("dropped call", "self.wake()", "pass"),
+        ("dropped await", 'await self.sleep(f"{one + 1}")', "pass"),
+        ("dropped change", "self.left = min(one, 2) * 2", "pass"),
+        ("boundary", "min", "max"),
+        ("arithmetic", "min(one, 2) * 2", "(min(one, 2) // 2)"),
+        ("narrowed except", "(OSError, ValueError)", "(ValueError,)"),
+        ("widened except", "(OSError, ValueError)", "Exception"),
+        ("narrowed except", "suppress(OSError)", "suppress()"),
+        ("dropped part of a transaction", "(absent(b'k'), mod_is(b'k', 1))".replace("'", '"'), "(absent(b'k'),)"),
+        ("dropped part of a transaction", "(put,)", "()"),
+    }
+    swapped = [becomes for kind, _, becomes in made(SOURCE) if kind == "swapped effects"]
+    assert swapped == ["await self.sleep(f'{one + 1}')\n        self.wake()"]
+
+
+def test_what_nobody_promises_is_left_alone():
+    """Log lines, what an error says, text, and what is only for types."""
+    changed = [was for kind, was, _ in made(SOURCE) if kind != "swapped effects"]
+    assert not [was for was in changed if any(word in was for word in ("_log", "thing", "Text", "one: int"))]
+    assert "one + 1" not in changed
+
+
+def test_each_change_of_the_product_compiles_and_has_an_id_of_its_own():
+    for path in ("sidecar/plan/planner.py", "sidecar/loop/executor.py", "registry/store/txn.py"):
+        source = (ROOT / path).read_bytes()
+        found = mutations(path, source)
+        assert len({one.id for one in found}) == len(found) > 50
+        for one in found:
+            compile(one.apply(source), path, "exec")
+
+
+def test_a_change_keeps_its_id_where_the_code_around_it_moves():
+    ids = {one.id for one in mutations("a.py", SOURCE.encode())}
+    assert {one.id for one in mutations("a.py", SOURCE.replace("\n\n\n", "\n# é\n\n\n\n").encode())} == ids
+
+
+def test_the_same_are_drawn_again():
+    first = drawn(ROOT, ["sidecar/plan"], "", 20, 7)
+    assert drawn(ROOT, ["sidecar/plan"], "", 20, 7) == first
+    assert drawn(ROOT, ["sidecar/plan"], "", 20, 8) != first
+    assert {one.path.rpartition("/")[0] for one in first} == {"sidecar/plan"}
+    assert not [path for path in product_files(ROOT) if "pb2" in path]
+
+
+@pytest.fixture
+def tree(tmp_path) -> Path:
+    """A product of two functions, one of which is tested by halves."""
+    (tmp_path / "product.py").write_text(
+        "LIMIT = 7\n\n\ndef larger(a, b):\n    return a > b\n\n\ndef other():\n    return 1\n"
+    )
+    asked = "import product\n\n\ndef test_it():\n    assert product.larger(2, 1)\n"
+    (tmp_path / "test_product.py").write_text(asked)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    return tmp_path
+
+
+TEST = "test_product.py::test_it"
+EXECUTED = Executed({"product.py": {1: frozenset({""}), 5: frozenset({TEST, "slow"})}}, {TEST: 0.01, "slow": 100.0})
+
+
+def found_in(tree: Path, becomes: str) -> Mutation:
+    (one,) = [one for one in mutations("product.py", (tree / "product.py").read_bytes()) if one.becomes == becomes]
+    return one
+
+
+@pytest.mark.parametrize(("becomes", "outcome"), [("(b > a)", "killed"), ("(a >= b)", "survived"), ("2", "not run")])
+def test_a_change_is_tried_by_the_tests_that_execute_it(tree, becomes, outcome):
+    source = (tree / "product.py").read_bytes()
+    assert try_out(found_in(tree, becomes), tree, EXECUTED).outcome == outcome
+    assert (tree / "product.py").read_bytes() == source
+
+
+def test_the_quickest_tests_are_asked_as_far_as_the_time_reaches(tree):
+    assert chosen_tests(found_in(tree, "(a >= b)"), EXECUTED) == [TEST]
+    assert chosen_tests(found_in(tree, "70"), EXECUTED) == [TEST], "a constant of the module: what executes any of it"
+
+
+def test_what_was_tried_is_kept_and_told(tree, tmp_path):
+    killed, survived, unrun = (found_in(tree, becomes) for becomes in ("(b > a)", "(a >= b)", "2"))
+    results = Results(tmp_path / "results")
+    results.add(Trial(killed, "killed", 1, 0.1))
+    results.add(Trial(survived, "survived", 1, 0.1))
+    results.add(Trial(unrun, "not run", 0, 0.0))
+    trials = list(Results(tmp_path / "results").trials.values())
+    assert trials == list(results.trials.values())
+    assert score(trials, {}) == (1, 3)
+    assert score(trials, {survived.id: "equivalent: it is"}) == (1, 2)
+    told = page(trials, {survived.id: "no promise: of equals"}, "3 changes")
+    assert "| `product` | 3 | 1 | 1 | 1 | 0 | 0 | 33 % |" in told
+    assert f"| product.py:5 {survived.id} | comparison: `a > b` → `(a >= b)` | no promise: of equals |" in told
+    assert killed.id not in told
+    assert json.loads(results.trials[killed.id].to_json())["mutation"]["place"] == "larger"
+
+
+def test_what_other_runs_over_the_same_code_found_is_told_too(tree, tmp_path):
+    """So that a measure that takes hours may be made room by room, each asked of its own tests."""
+    killed, survived, unrun = (found_in(tree, becomes) for becomes in ("(b > a)", "(a >= b)", "2"))
+    one, other = Results(tmp_path / "results-code-a.jsonl"), Results(tmp_path / "results-code-b.jsonl")
+    for mutation in (killed, survived, unrun):
+        one.add(Trial(mutation, "killed" if mutation is killed else "not run", 1, 0.1))
+    other.add(Trial(killed, "survived", 1, 0.1))
+    other.add(Trial(survived, "survived", 1, 0.1))
+    Results(tmp_path / "results-other-a.jsonl").add(Trial(unrun, "killed", 1, 0.1))
+    outcomes = {trial.mutation.id: trial.outcome for trial in kept(tmp_path, "code")}
+    assert outcomes == {killed.id: "killed", survived.id: "survived", unrun.id: "not run"}
+
+
+def test_each_reason_is_of_one_of_two_kinds():
+    assert REASONS.is_file()
+    assert [one for one in kept_reasons().values() if not one.startswith(("equivalent: ", "no promise: "))] == []

@@ -1,0 +1,183 @@
+"""From plain values to changes: what is refused, where, and with what advice."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.model.errors import InvalidArgument, Reason
+from registry.model.records import AdapterSpec, PoolLimits, SourceSpec
+from registry.transactions import validate
+from registry.transactions.changes import DrainReplica, Remove, SetTenant, Upsert
+
+OTHER_BASE = {"modules": {"model.layers.0.self_attn.q_proj": (16, 16)}, "fingerprint": "sha256:" + "0" * 64}
+
+SPEC = {"source": {"uri": "file:///a"}}
+
+
+def upsert(name: str = "a", etag: str = "", **spec: object) -> Upsert:
+    return validate.make_upsert(name, SPEC | spec, etag, field="changes[0]")
+
+
+def test_valid():
+    assert upsert(etag="12") == Upsert("a", AdapterSpec(source=SourceSpec(uri="file:///a")), 12)
+    assert upsert(etag="0").etag == 0
+    assert validate.make_remove("a", "", field="changes[0]") == Remove("a")
+    assert validate.make_set_tenant("Acme", 0, "") == SetTenant("acme", None)
+    assert validate.make_set_tenant("acme", 3, "0") == SetTenant("acme", 3, 0)
+    assert validate.make_create_pool("p", ["b"], {"max_rank": 8}).limits == PoolLimits(max_rank=8)
+    assert validate.make_update_pool("p", ["b"], {}, "3").etag == 3
+    assert validate.make_delete_pool("p", "3").etag == 3
+    assert validate.make_rollback("p", "a", 2, "").to_generation == 2
+    assert validate.make_apply("p", [upsert("a"), upsert("b")]).pool == "p"
+
+
+WRONG = {
+    "name": (lambda: upsert("a b"), "changes[0].upsert.name", Reason.INVALID_NAME),
+    "reserved": (lambda: upsert("Text"), "changes[0].upsert.name", Reason.RESERVED_NAME),
+    "etag": (lambda: upsert(etag="01"), "changes[0].etag", Reason.INVALID_FIELD),
+    "no source": (
+        lambda: validate.make_upsert("a", {}, "", field="changes[0]"),
+        "changes[0].upsert.spec.source",
+        Reason.INVALID_FIELD,
+    ),
+    "uri": (lambda: upsert(source={"uri": "x"}), "changes[0].upsert.spec.source.uri", Reason.INVALID_FIELD),
+    "other scheme": (
+        lambda: upsert(source={"uri": "ftp://b/x"}),
+        "changes[0].upsert.spec.source.uri",
+        Reason.UNSUPPORTED,
+    ),
+    "host": (lambda: upsert(source={"uri": "file://h/x"}), "changes[0].upsert.spec.source.uri", Reason.INVALID_FIELD),
+    "digest": (
+        lambda: upsert(source={"uri": "file:///a", "digest": "x"}),
+        "changes[0].upsert.spec.source.digest",
+        Reason.INVALID_FIELD,
+    ),
+    "load": (lambda: upsert(load="now"), "changes[0].upsert.spec.load", Reason.INVALID_FIELD),
+    "placement": (
+        lambda: upsert(placement={"replicas": 0}),
+        "changes[0].upsert.spec.placement.replicas",
+        Reason.INVALID_FIELD,
+    ),
+    "two of three of what is lazy": (
+        lambda: upsert(load="lazy", placement={"replicas": 2}),
+        "changes[0].upsert.spec.placement",
+        Reason.UNSUPPORTED,
+    ),
+    "lazy canaries": (
+        lambda: upsert(load="lazy", strategy={"canary": {"replicas": 1}}),
+        "changes[0].upsert.spec.strategy",
+        Reason.UNSUPPORTED,
+    ),
+    "label": (lambda: upsert(labels={"a": "x" * 300}), "changes[0].upsert.spec.labels", Reason.INVALID_FIELD),
+    "two lines": (
+        lambda: upsert(description="a\nb"),
+        "changes[0].upsert.spec.description",
+        Reason.INVALID_FIELD,
+    ),
+    "a mark of direction": (
+        lambda: upsert(description="safe\u202egnp.exe"),
+        "changes[0].upsert.spec.description",
+        Reason.INVALID_FIELD,
+    ),
+    "a line of a label": (
+        lambda: upsert(labels={"team": "bi\nready: yes"}),
+        "changes[0].upsert.spec.labels.team",
+        Reason.INVALID_FIELD,
+    ),
+    "an escape of a base": (
+        lambda: upsert(base_model="qwen\x1b[2J"),
+        "changes[0].upsert.spec.base_model",
+        Reason.INVALID_FIELD,
+    ),
+    "a name of a pool's base": (
+        lambda: validate.make_create_pool("p", ["qwen\x9b31m"], {}),
+        "pool.base_models[0]",
+        Reason.INVALID_FIELD,
+    ),
+    "a page": (
+        lambda: upsert(description="a" * 1025),
+        "changes[0].upsert.spec.description",
+        Reason.INVALID_FIELD,
+    ),
+    "base model": (lambda: upsert(base_model=""), "changes[0].upsert.spec.base_model", Reason.INVALID_FIELD),
+    "delete": (lambda: validate.make_remove("", "", field="changes[3]"), "changes[3].delete", Reason.INVALID_NAME),
+    "delete nothing": (
+        lambda: validate.make_remove("a", "0", field="changes[3]"),
+        "changes[3].etag",
+        Reason.INVALID_FIELD,
+    ),
+    "empty set": (lambda: validate.make_apply("p", []), "changes", Reason.INVALID_FIELD),
+    "pool of set": (lambda: validate.make_apply("", [upsert()]), "pool", Reason.INVALID_NAME),
+    "replica without a retry": (
+        lambda: validate.make_apply("p", [upsert()], retry_replica="r1"),
+        "retry_replica",
+        Reason.INVALID_FIELD,
+    ),
+    "replica that is no name": (
+        lambda: validate.make_apply("p", [upsert()], retry=True, retry_replica="a/b"),
+        "retry_replica",
+        Reason.INVALID_NAME,
+    ),
+    "twice": (lambda: validate.make_apply("p", [upsert("a"), Remove("A")]), "changes[1]", Reason.DUPLICATE_NAME),
+    "generation": (lambda: validate.make_rollback("p", "a", -1, ""), "to_generation", Reason.INVALID_FIELD),
+    "rollback": (lambda: validate.make_rollback("p", "", 0, ""), "name", Reason.INVALID_NAME),
+    "pool": (lambda: validate.make_create_pool("a/b", ["b"], {}), "pool.name", Reason.INVALID_NAME),
+    "a base of another fingerprint": (
+        lambda: validate.make_create_pool("p", ["b"], {}, OTHER_BASE),
+        "pool.base.fingerprint",
+        Reason.INVALID_FIELD,
+    ),
+    "no base": (lambda: validate.make_create_pool("p", [], {}), "pool.base_models", Reason.INVALID_FIELD),
+    "empty base": (lambda: validate.make_create_pool("p", [""], {}), "pool.base_models", Reason.INVALID_FIELD),
+    "base twice": (lambda: validate.make_create_pool("p", ["b", "B"], {}), "pool.base_models", Reason.INVALID_FIELD),
+    "rank": (
+        lambda: validate.make_create_pool("p", ["b"], {"max_rank": 9999}),
+        "pool.limits.max_rank",
+        Reason.INVALID_FIELD,
+    ),
+    "pool's etag": (lambda: validate.make_update_pool("p", ["b"], {}, "x"), "pool.etag", Reason.INVALID_FIELD),
+    "no pool": (lambda: validate.make_delete_pool("", ""), "name", Reason.INVALID_NAME),
+    "pool of replica": (lambda: validate.make_drain_replica("", "r1", drain=True), "pool", Reason.INVALID_NAME),
+    "replica": (lambda: validate.make_drain_replica("p", "a/b", drain=True), "name", Reason.INVALID_NAME),
+    "tenant": (lambda: validate.make_set_tenant("", 1, ""), "tenant.name", Reason.INVALID_NAME),
+}
+
+
+def test_a_number_of_replicas_and_their_labels_may_be_asked_for():
+    placement = {"replicas": 2, "selector": {"zone": "a"}}
+    assert upsert(placement=placement).spec.placement.model_dump() == placement
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong(name):
+    """Each refusal names the field as the caller wrote it, and says what to write."""
+    make_it, field, reason = WRONG[name]
+    with pytest.raises(InvalidArgument) as told:
+        make_it()
+    assert (told.value.field, told.value.reason) == (field, reason)
+    assert told.value.message
+
+
+def test_the_value_itself_is_not_told():
+    """X1 secret-free: what somebody put into a wrong field is not repeated."""
+    with pytest.raises(InvalidArgument) as told:
+        upsert(source={"uri": "s3//key:hunter2@bucket"})
+    assert "hunter2" not in str(told.value)
+
+
+def test_a_retry_may_be_of_one_replica():
+    asked = validate.make_apply("p", [upsert()], retry=True, retry_replica="r1")
+    assert (asked.retry, asked.retry_replica) == (True, "r1")
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_an_order_to_a_replica_names_it(drain):
+    """R20 drain."""
+    assert validate.make_drain_replica("p", "r1", drain=drain) == DrainReplica("p", "r1", drain)
+
+
+@pytest.mark.parametrize(("pool", "name", "field"), [("", "r1", "pool"), ("p", "a/b", "name")])
+def test_an_order_to_nobody_is_refused(pool, name, field):
+    with pytest.raises(InvalidArgument) as refused:
+        validate.make_drain_replica(pool, name, drain=True)
+    assert refused.value.field == field

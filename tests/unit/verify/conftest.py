@@ -1,0 +1,32 @@
+"""A history to be checked, and what is found in one."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.tools.verify.history import Revision, Step
+from registry.tools.verify.replay import replay
+from registry.transactions.changes import Remove, SetTenant
+from tests.support.changes import KEYS, Desk, applying, creating, upsert
+from tests.support.memory_etcd import MemoryEtcd
+
+
+@pytest.fixture
+def desk() -> Desk:
+    """A pool; a at revisions 2 and 3, b at 4, deleted at 5; a quota at 6."""
+    made = Desk(MemoryEtcd(revision=0))
+    made.change(creating(), "q1")
+    made.change(applying(upsert("acme/a")), "q2")
+    made.change(applying(upsert("acme/a", "v2")), "q3")
+    made.change(applying(upsert("acme/b")), "q4")
+    made.change(applying(Remove("acme/b")), "q5")
+    made.change(SetTenant("acme", 5), "q6")
+    return made
+
+
+def steps_of(desk: Desk) -> list[Step]:
+    return [Revision(revision, events) for revision, events in desk.etcd.history]
+
+
+def found(steps: list[Step]) -> set[tuple[str, int]]:
+    return {(one.guarantee, one.revision) for one in replay(KEYS, steps).findings}

@@ -1,0 +1,127 @@
+"""The command that checks an exported history."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version
+
+import pytest
+import typer.main
+
+from registry.etcd3.ops import Event, KeyValue
+from registry.runtime.program import variable_of
+from registry.tools.verify.export import decode, encode
+from registry.tools.verify.history import HistoryBase, Revision
+from registry.tools.verify.main import app, main
+from registry.tools.verify.replay import LoggedCall
+from tests.unit.verify.conftest import steps_of
+
+FLAGS = [
+    pytest.param(flag, id=f"{name} {flag.opts[0]}")
+    for name, command in typer.main.get_command(app).commands.items()
+    for flag in command.params
+]
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_every_flag_has_its_variable_and_help(flag):
+    assert flag.envvar == variable_of(flag.opts[0])
+    assert flag.help
+
+
+def test_an_export_is_read_as_it_was_written(desk):
+    odd = Revision(7, (Event(b"/t/\xff", 7, KeyValue(b"/t/\xff", b"\x00\xfe", 7, 7, 1, 5)), Event(b"/t/x", 7, None)))
+    steps = [HistoryBase(1, tuple(desk.etcd.kvs.values())), *steps_of(desk), odd]
+    assert list(decode(encode(steps))) == steps
+    with pytest.raises(ValueError, match="line 2"):
+        list(decode([next(encode(steps)), "{}"]))
+
+
+def run(*arguments: str) -> int:
+    return app(args=arguments, standalone_mode=False) or 0
+
+
+def test_the_command_tells_a_counter_example_and_fails(desk, tmp_path, capsys):
+    history, calls = tmp_path / "h.jsonl", tmp_path / "calls.jsonl"
+    history.write_text("\n".join(encode(steps_of(desk))))
+    calls.write_text(LoggedCall(request_id="q2", caller="operator:alice", outcome="ok", revision=2).model_dump_json())
+    arguments = ("verify", "--history", str(history), "--prefix", "/t", "--calls", str(calls))
+    assert run(*arguments) == 0
+    assert "6 changes, 1 calls ok: 0 findings" in capsys.readouterr().out
+    calls.write_text(LoggedCall(request_id="gone", outcome="ok", revision=2).model_dump_json())
+    assert run(*arguments) == 1
+    assert "W1 at revision 2, gone: acknowledged at revision 2, and is not there" in capsys.readouterr().out
+
+
+def test_the_command_tells_how_much_it_compared(desk, tmp_path, capsys):
+    """A log that is not one of JSON lines holds no plan, and nothing of it was checked."""
+    history, log, looks = tmp_path / "h.jsonl", tmp_path / "r1.log", tmp_path / "looks.jsonl"
+    history.write_text("\n".join(encode(steps_of(desk))))
+    log.write_text("12:00 [info] plan_made revision=2\n")
+    looks.write_text('{"replica": "r1", "revision": 3, "adapters": {}}\n')
+    arguments = ("verify", "--history", str(history), "--prefix", "/t", "--pool", "p")
+    assert run(*arguments, "--log", str(log), "--listings", str(looks)) == 0
+    assert (
+        "6 changes, 0 plans, 0 loads, 0 statuses, 0 removals, 1 looks, 0 of them at a known time: 0 f"
+        in capsys.readouterr().out
+    )
+    log.write_text('{"event": "plan_made", "revision": 2, "state_hash": "x"}\n')
+    assert run(*arguments, "--log", str(log)) == 1
+    assert "6 changes, 1 plans, 0 loads, 0 statuses, 0 removals: 1 findings" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--history", "absent"], "absent"),
+        (["--history", "bad"], "line 1"),
+        (["--history", "good", "--calls", "bad", "--prefix", "/t"], "bad, line 1"),
+        (["--history", "empty"], "no pool below '/loraplane/v1'"),
+        (["--history", "good", "--prefix", "/u"], "no pool below '/u'; --prefix"),
+        (["--history", "good", "--prefix", "/t", "--pool", "dve", "--log", "good"], "no pool 'dve', but p"),
+        (["--history", "empty", "--log", "bad"], "--pool"),
+        (["--history", "good", "--prefix", "/t", "--pool", "p", "--log", "torn"], "torn, line 2: plan_made has no"),
+    ],
+)
+def test_what_cannot_be_checked_is_named(arguments, words, desk, tmp_path, capsys, monkeypatch):
+    """A file, or a name that the history does not have: of nothing everything would hold."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good").write_text("\n".join(encode(steps_of(desk))))
+    (tmp_path / "bad").write_text("?")
+    (tmp_path / "torn").write_text('Traceback\n{"event": "plan_made", "revision": 2}\n')
+    (tmp_path / "empty").write_text("")
+    assert run("verify", *arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_variables_are_read(desk, tmp_path, monkeypatch, capsys):
+    history = tmp_path / "h.jsonl"
+    history.write_text("\n".join(encode(steps_of(desk))))
+    monkeypatch.setenv("LORAPLANE_HISTORY", str(history))
+    monkeypatch.setenv("LORAPLANE_PREFIX", "/t")
+    assert run("verify") == 0
+    assert "6 changes: 0 findings" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("line", ["", "verify", "frob", "verify --frob", "export --etcd a:1 --out x --from-revision 0"])
+def test_a_wrong_command_line_is_told_in_one_line(line, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["loraplane-verify", *line.split()])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    told = capsys.readouterr().err
+    assert (stopped.value.code, told.count("\n")) == (2, 1)
+    assert re.fullmatch("loraplane-verify: .{10,}; see loraplane-verify --help\n", told)
+
+
+def test_version(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["loraplane-verify", "--version"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert (stopped.value.code, capsys.readouterr().out) == (0, f"loraplane-verify {version('loraplane')}\n")
+
+
+def test_what_is_found_is_in_the_exit_code(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["loraplane-verify", "verify", "--history", str(tmp_path / "absent")])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2

@@ -1,0 +1,129 @@
+"""What was removed from stores, held against what was listed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from registry.tools.verify.replay import check_replicas
+from registry.tools.verify.replicas import EngineListing
+from tests.support.changes import POOL
+from tests.unit.verify.story import GRACE_SECONDS, Story, path_of
+
+
+def removed(story: Story, digit: str = "1") -> None:
+    story.log("artifact_removed", artifact=digit * 64, size_bytes=1)
+
+
+def swapped(idle_seconds: float) -> Story:
+    """a is listed from 1, then from 2, and so long after 1 was seen for the last time, it is removed."""
+    story = Story()
+    story.start()
+    story.look(whole=True, a="1")
+    story.now += 100.0
+    story.look(b="3")
+    story.now += 10.0
+    story.look(a="2")
+    story.now += idle_seconds - 10.0
+    removed(story)
+    return story
+
+
+def at_time(story: Story, seconds: float, digit: str, **fields: str) -> EngineListing:
+    """Somebody's look at r1's engine, so long after now."""
+    about = {"replica": "r1", "incarnation": "e1"} | fields
+    return EngineListing(revision=0, adapters={"a": path_of(digit), "t": "/x"}, at=story.now + seconds, **about)
+
+
+def test_what_was_not_listed_for_the_grace_may_go():
+    """R7 files-pinned."""
+    assert swapped(GRACE_SECONDS).check() == ([], {"removals": 1})
+
+
+@pytest.mark.parametrize("idle_seconds", [20.0, GRACE_SECONDS - 10.0])
+def test_what_was_listed_within_the_grace_may_not(idle_seconds):
+    """R7: it was listed when b came, the last time that anything changed before it was gone."""
+    (finding,) = swapped(idle_seconds).found()
+    listed = f"r1's engine had listed it {idle_seconds:.1f} s before; the grace is 600 s"
+    assert str(finding) == f"R7, r1.log: sha256-111111111111… was removed, and {listed}"
+
+
+def test_what_is_listed_before_and_after_was_listed_meanwhile():
+    """R7: looks that showed no change are in no log, so an hour may lie between two that are."""
+    story = Story()
+    story.start()
+    story.look(whole=True, a="1")
+    story.now += 3600.0
+    removed(story)
+    assert story.found() == []
+    story.now += 100.0
+    story.look(b="2")
+    assert "r1's engine listed it before and after" in str(story.found()[0])
+
+
+def test_another_process_of_the_engine_says_nothing_of_the_one_before():
+    """R7: the old one is dead, and what the new one lists was staged since."""
+    story = Story()
+    story.start()
+    story.look(whole=True, a="1")
+    story.now += 3600.0
+    removed(story)
+    story.now += 100.0
+    story.look("e2", whole=True, a="1")
+    assert story.found() == []
+
+
+def test_what_others_saw_counts_if_they_say_when_and_of_which_process():
+    """R7: no sidecar's look showed it, so nothing else can tell."""
+    story = swapped(GRACE_SECONDS)
+    for listing in (
+        at_time(story, -GRACE_SECONDS, "1"),
+        at_time(story, 1.0, "1"),
+        at_time(story, -9.0, "2"),
+        at_time(story, -9.0, "1", incarnation="e2"),
+        at_time(story, -9.0, "1", replica="r2"),
+        at_time(story, -9.0, "1").model_copy(update={"at": None}),
+    ):
+        assert [one for one in story.found(listing) if one.guarantee == "R7"] == []
+    found, counts = story.check(at_time(story, -9.0, "1"))
+    assert (found, counts["of them at a known time"]) == (["R7"], 1)
+
+
+def test_a_store_that_replicas_share_is_one():
+    """R7: the sidecar that removes is not the one whose engine lists; another store has an artifact of its own."""
+    ours, theirs = Story(), Story()
+    ours.start()
+    ours.now += 10.0
+    removed(ours)
+    theirs.start(replica="r2", store="s")
+    theirs.look(whole=True, a="1")
+
+    def found() -> list[str]:
+        logs = [("r1.log", ours.lines), ("r2.log", theirs.lines)]
+        return [f"{one}" for one in check_replicas(ours.fold(), POOL, logs, [])[0]]
+
+    assert ["r2's engine had listed it 10.0 s before" in one for one in found()] == [True]
+    theirs.lines[0]["store"] = "another"
+    assert found() == []
+
+
+@pytest.mark.parametrize("fault", ["clock", "clock before", "undated", "unknown store", "torn", "seen later"])
+def test_what_cannot_be_dated_or_placed_is_not_judged(fault):
+    story = swapped(20.0)
+    match fault:
+        case "clock":
+            stamp = datetime.fromtimestamp(story.now - 3600.0, UTC).isoformat()
+            story.lines.insert(-1, {"event": "any", "timestamp": stamp})
+        case "clock before":
+            stamp = datetime.fromtimestamp(story.now + 3600.0, UTC).isoformat()
+            story.lines.insert(0, {"event": "any", "timestamp": stamp})
+        case "undated":
+            del story.lines[1]["timestamp"]
+        case "unknown store":
+            del story.lines[0]
+        case "torn":
+            del story.lines[1]
+        case "seen later":
+            story.lines.insert(1, story.lines.pop())
+    assert story.found() == []

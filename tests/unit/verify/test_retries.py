@@ -1,0 +1,142 @@
+"""What is tried again, held against the rules for that."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.model.records import Placement
+from registry.model.status import Failed
+from registry.tools.verify.retries import (
+    CAP_SECONDS,
+    PACE_SECONDS,
+    REFUSALS_UNPACED,
+    REFUSED_CAP_SECONDS,
+    REFUSED_REASON,
+)
+from sidecar.plan import backoff
+from tests.support.changes import KEYS, POOL, upsert
+from tests.unit.verify.story import Story
+
+REFUSED = "Refused(message='no')"
+
+
+def test_the_rules_are_the_sidecars_own():
+    assert backoff.RETRY.cap_seconds == CAP_SECONDS
+    assert backoff.REFUSED_LONGEST_SECONDS == REFUSED_CAP_SECONDS
+    assert backoff.REFUSED_PACE_SECONDS == PACE_SECONDS
+    assert (backoff.TRIES_UNPACED, backoff.ENGINE_REFUSED) == (REFUSALS_UNPACED, REFUSED_REASON)
+
+
+def told(name: str = "a", **placed: object) -> Story:
+    """A log of a sidecar that is about to load what is desired under a name."""
+    story = Story()
+    at = story.write(upsert(name, **placed))
+    story.start()
+    story.look(whole=True)
+    story.log("plan_made", revision=at, state_hash=f"{story.fold().hash_at(POOL, at):064x}")
+    return story
+
+
+def load(story: Story, *outcomes: str, call: str = "load", name: str = "a") -> None:
+    for outcome in outcomes:
+        story.log("engine_call", call=call, name=name, outcome=outcome)
+
+
+def test_after_three_refusals_each_keeps_a_distance():
+    """R8 isolation, R17: what is refused is tried again, and rarely."""
+    story = told()
+    load(story, REFUSED, REFUSED, REFUSED)
+    story.now += PACE_SECONDS
+    load(story, REFUSED)
+    assert story.check() == ([], {"plans": 1, "loads": 4})
+    story.now += PACE_SECONDS / 2
+    load(story, REFUSED)
+    (finding,) = story.found()
+    assert "'a' was tried again 1.0 s after refusal 4" in str(finding)
+
+
+def test_a_line_without_a_time_is_not_judged():
+    """R8."""
+    story = told()
+    load(story, *[REFUSED] * 5)
+    for line in story.lines:
+        line["timestamp"] = "?" if line["event"] == "engine_call" else line["timestamp"]
+    assert [one for one in story.found() if "tried again" in one.message] == []
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda story: load(story, "Transient(message='busy')"),
+        lambda story: load(story, "Done()", name="another"),
+        lambda story: load(story, "Done()", call="unload"),
+        lambda story: story.log("artifact_failed", name="a", reason="x"),
+        lambda story: story.look("e2", whole=True),
+        lambda story: (story.start(), story.look(whole=True)),
+        lambda story: story.log("removals_confirmed", revision=2),
+    ],
+    ids=[
+        "it came otherwise",
+        "another was loaded",
+        "it was unloaded",
+        "its files failed",
+        "another engine",
+        "another sidecar",
+        "a new store",
+    ],
+)
+def test_what_begins_anew_is_tried_anew(between):
+    """R8: refusals count in a row, of one engine's process, as one sidecar remembers them."""
+    story = told()
+    load(story, REFUSED, REFUSED)
+    between(story)
+    load(story, REFUSED, REFUSED, REFUSED, name="A")
+    assert story.found() == []
+
+
+def test_another_record_is_tried_anew():
+    """R8: also one that says the same again, since there was another between them."""
+    story = told()
+    load(story, REFUSED, REFUSED, REFUSED)
+    story.write(upsert("a", "v2"))
+    at = story.write(upsert("a"))
+    story.log("plan_made", revision=at, state_hash=f"{story.fold().hash_at(POOL, at):064x}")
+    load(story, REFUSED)
+    assert story.found() == []
+
+
+@pytest.mark.parametrize("fault", ["placed", "lazy", "no look", "no plan", "a plan of another store"])
+def test_what_may_have_changed_unseen_is_not_judged(fault):
+    fields = {"placed": {"placement": Placement(replicas=1)}, "lazy": {"load": "lazy"}}
+    story = told(**fields.get(fault, {}))
+    missing = {"no look": "engine_listed", "no plan": "plan_made"}.get(fault)
+    story.lines = [line for line in story.lines if line["event"] != missing]
+    if fault == "a plan of another store":
+        story.log("plan_made", revision=99, state_hash="")
+    load(story, *[REFUSED] * 5)
+    assert story.found() == []
+
+
+def waits(seconds_after: str | None, reason: str = "x") -> Failed:
+    return Failed(name="a", generation=1, reason=reason, message="", attempts=9, retry_at=seconds_after)
+
+
+@pytest.mark.parametrize(
+    ("retry_at", "reason", "omitted", "found"),
+    [
+        (None, "x", 0, []),
+        ("2026-01-01T00:00:15.000Z", "x", 0, []),
+        ("2026-01-01T00:00:16.000Z", "x", 0, ["R8"]),
+        ("2026-01-01T00:05:00.000Z", REFUSED_REASON, 0, []),
+        ("2026-01-01T00:05:01.000Z", REFUSED_REASON, 0, ["R8"]),
+        ("2026-01-01T00:05:01.000Z", REFUSED_REASON, 999, []),
+        ("2026-01-01T00:01:01", "x", 0, []),
+        ("soon", "x", 0, []),
+    ],
+)
+def test_a_retry_is_never_further_away_than_the_cap(retry_at, reason, omitted, found):
+    """R8: by the time of the status itself, whatever clocks there are."""
+    story = Story()
+    story.say(1, failed=[waits(retry_at, reason)], omitted=omitted)
+    story.desk.etcd.put(KEYS.status(POOL, "r2"), b"{}")
+    assert story.check()[0] == found

@@ -1,0 +1,208 @@
+"""Proofs of adapters inside the API server, on one that is played."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import struct
+from pathlib import Path
+
+import pytest
+
+from sidecar.engines.driver import SerialEngine
+from sidecar.engines.observed import Done
+from sidecar.engines.simulated.app import SimulatedServer
+from sidecar.engines.simulated.engine import SimulatedVllm
+from sidecar.engines.simulated.options import Options
+from sidecar.vllm_plugin import proof as module
+from sidecar.vllm_plugin.adapters import Adapters
+from sidecar.vllm_plugin.proof import Prover, compared, has_products
+from sidecar.vllm_plugin.server import EngineAdapter, EngineRefused, FilesMissing
+from tests.support.waiting import eventually
+from tests.unit.vllm_plugin.played import PlayedServer
+
+BASE = (-1.0, -2.0)
+
+
+def adapter(folder: Path, number: float = 1.0, name: str = "q_proj.lora_B.weight") -> str:
+    """A directory with an adapter whose lora_B is this number everywhere."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text("{}")
+    entries = {"q_proj.lora_A.weight": (0, 8), name: (8, 16)}
+    header = json.dumps({key: {"data_offsets": span} for key, span in entries.items()} | {"__metadata__": {}}).encode()
+    weights = len(header).to_bytes(8, "little") + header + struct.pack("<4f", 1, 1, number, number)
+    (folder / "adapter_model.safetensors").write_bytes(weights)
+    return str(folder)
+
+
+def server_of(adapted: tuple[float, ...] | Exception, gate: asyncio.Event | None = None) -> PlayedServer:
+    """Answers the base with BASE, and an adapter so."""
+
+    async def prober(one: EngineAdapter | None, _tokens: int) -> tuple[float, ...]:
+        if gate is not None:
+            await gate.wait()
+        if one is None:
+            return BASE
+        if isinstance(adapted, Exception):
+            raise adapted
+        return adapted
+
+    return PlayedServer(prober=prober)
+
+
+@pytest.mark.parametrize(
+    ("adapted", "base", "proof"),
+    [
+        ((-1.0, -2.1), BASE, "effect"),
+        (BASE, BASE, "no_effect"),
+        ((-1.0,), BASE, "effect"),
+        ((-1.0, -2.0000001), BASE, "effect"),
+        ((math.nan, -2.0), BASE, "not_finite"),
+        ((-math.inf, -2.0), BASE, "not_finite"),
+        ((math.nan, -2.0), (math.nan, -2.0), "unknown"),
+    ],
+)
+def test_answers_are_compared_to_the_last_bit(adapted, base, proof):
+    """R22 applied-whole."""
+    assert compared(adapted, base) == proof
+
+
+async def test_what_shows_nothing_in_one_token_is_asked_for_more(tmp_path):
+    """R22 applied-whole, R8: experts of the last layer see few tokens, and nothing right is refused for that."""
+    asked = []
+
+    async def prober(one: EngineAdapter | None, tokens: int) -> tuple[float, ...]:
+        asked.append(tokens)
+        return (-3.0,) if one is not None and tokens > 1 else BASE
+
+    assert (await Adapters(PlayedServer(prober=prober)).prove(adapter(tmp_path)))["proof"] == "effect"
+    assert asked == [1, 1, 32, 32]
+
+
+@pytest.mark.parametrize(("adapted", "proof"), [(BASE, "no_effect"), ((-1.0, -3.0), "effect")])
+async def test_an_adapter_is_proven_under_no_name_and_removed(tmp_path, adapted, proof):
+    """R22 applied-whole: no name is bound to it, and what is found is remembered."""
+    server, path = server_of(adapted), adapter(tmp_path / "a")
+    adapters = Adapters(server)
+    told = await adapters.prove(path)
+    assert (told["proof"], bool(told["message"])) == (proof, proof == "no_effect")
+    assert (server.paths(), server.calls, server.memory) == ({}, [("add", 1), ("remove", 1)], set())
+    assert adapters.without_effect() == ([path] if proof == "no_effect" else [])
+    assert (await adapters.prove(path))["proof"] == proof
+    assert len(server.calls) == 2
+    assert adapters.proves
+
+
+@pytest.mark.parametrize("name", ["q_proj.lora_B.weight", "embed_tokens.lora_embedding_B"])
+async def test_an_adapter_that_was_never_trained_is_right_to_have_no_effect(tmp_path, name):
+    path = adapter(tmp_path / "a", 0.0, name)
+    assert not has_products(Path(path))
+    assert await Prover(server_of(BASE)).prove(path) == "effect"
+    trained = adapter(tmp_path / "b", 1.0, name)
+    assert has_products(Path(trained))
+    assert await Prover(server_of(BASE)).prove(trained) == "no_effect"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 16, (2).to_bytes(8, "little") + b"{]", (2).to_bytes(8, "little") + b"[]"]
+)
+async def test_weights_that_cannot_be_read_prove_nothing(tmp_path, content):
+    """X2 unbreakable."""
+    path = adapter(tmp_path / "a")
+    (tmp_path / "a" / "adapter_model.safetensors").write_bytes(content)
+    assert await Prover(server_of(BASE)).prove(path) == "effect"
+
+
+async def test_an_engine_that_cannot_be_asked_proves_nothing(tmp_path):
+    adapters = Adapters(PlayedServer())
+    assert not adapters.proves
+    assert (await adapters.prove(adapter(tmp_path / "a")))["proof"] == "unknown"
+
+
+async def test_a_prompt_that_fails_proves_nothing(tmp_path):
+    """R19 not-held-up: what is wrong with a prompt is no reason against an adapter."""
+    server = server_of(RuntimeError("no"))
+    assert await Prover(server).prove(adapter(tmp_path / "a")) == "unknown"
+    assert server.memory == set()
+
+
+@pytest.mark.parametrize("alone", [(-7.0,), RuntimeError("no")])
+async def test_what_equals_a_base_that_it_ran_over_into_is_not_accused(tmp_path, alone):
+    """R22, R8: vLLM's CPU build applies what is in its last slot to requests for the base in the same step."""
+    server = server_of(BASE)
+
+    async def prober(one: EngineAdapter | None, _tokens: int) -> tuple[float, ...]:
+        if one is not None or server.memory:
+            return BASE
+        if isinstance(alone, Exception):
+            raise alone
+        return alone
+
+    server.prober = prober
+    assert await Prover(server).prove(adapter(tmp_path / "a")) == "unknown"
+
+
+async def test_an_adapter_that_the_engine_refuses_is_refused(tmp_path):
+    server = server_of(BASE)
+    server.fails = RuntimeError("rank")
+    with pytest.raises(EngineRefused, match="rank"):
+        await Adapters(server).prove(adapter(tmp_path / "a"))
+    with pytest.raises(FilesMissing):
+        await Adapters(server).prove(str(tmp_path / "nowhere"))
+
+
+async def test_a_full_engine_is_asked_later(tmp_path):
+    """R18, R19: neither the load nor anybody's request waits; what is not registered any more is left out."""
+    server, paths = server_of(BASE), [adapter(tmp_path / name) for name in ("gone", "a", "b")]
+    adapters = Adapters(server)
+    server.is_full = True
+    assert [(await adapters.prove(path))["proof"] for path in paths] == ["later"] * 3
+    for name, path in zip("ab", paths[1:], strict=True):
+        server.load(name, path)
+    assert (adapters.without_effect(), server.calls) == ([], [])
+    server.is_full = False
+    await eventually(lambda: adapters.without_effect() == paths[1:])
+    assert len(server.calls) == 4
+
+
+async def test_a_proof_that_takes_long_holds_no_load_up(tmp_path, monkeypatch):
+    """R18, R19: it goes on, and is told of when it ends; meanwhile no other begins."""
+    gate = asyncio.Event()
+    server, prover = server_of(BASE, gate), None
+    prover = Prover(server, seconds=0)
+    first, second = adapter(tmp_path / "a"), adapter(tmp_path / "b")
+    assert [await prover.prove(path) for path in (first, second)] == ["later", "later"]
+    monkeypatch.setattr(module, "MAX_REMEMBERED", 1)
+    assert await prover.prove(adapter(tmp_path / "c")) == "later"  # and is not even remembered
+    server.load("b", second)
+    prover.look_later()
+    gate.set()
+    await eventually(lambda: prover.without_effect == [first])
+    prover.look_later()
+    await eventually(lambda: prover.without_effect == [second])  # R16: of so many that are remembered
+
+
+async def test_a_proof_that_fails_later_is_no_reason(tmp_path):
+    server = server_of(BASE)
+    server.gate, server.fails = asyncio.Event(), RuntimeError("rank")
+    prover = Prover(server, seconds=0)
+    assert await prover.prove(adapter(tmp_path / "a")) == "later"
+    server.gate.set()
+    await eventually(lambda: ("remove", 1) in server.calls)
+    assert prover.without_effect == []
+
+
+async def test_a_proof_that_is_cancelled_ends_quietly(tmp_path):
+    server = server_of(BASE, asyncio.Event())
+    prover = Prover(server, seconds=0)
+    assert await prover.prove(adapter(tmp_path / "a")) == "later"
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await eventually(lambda: ("remove", 1) in server.calls)
+
+
+async def test_engines_that_compute_nothing_are_not_asked():
+    server = SimulatedServer(SimulatedVllm(Options()))
+    assert (server.prober, server.is_full) == (None, False)
+    assert await SerialEngine().prove("/a", request_id="r") == Done()
