@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -63,19 +64,19 @@ async def _each_while_etcd_answers(calls: AdminCalls, answers: AsyncGenerator[T,
     async with aclosing(answers):
         while True:
             try:
-                answer = await _while_etcd_answers(calls, anext(answers), "")
+                answer = await _while_etcd_answers(calls, partial(anext, answers), "")
             except StopAsyncIteration:
                 return
             yield answer
 
 
-async def _while_etcd_answers(calls: AdminCalls, call: Awaitable[T], request_id: str) -> T:
+async def _while_etcd_answers(calls: AdminCalls, call: Callable[[], Awaitable[T]], request_id: str) -> T:
     """The outcome of a call; `request_id` empty: it changes nothing.
 
     Raises:
         Unavailable: it takes long, and the admin service says that it does not reach etcd.
     """
-    task = asyncio.ensure_future(call)
+    task = asyncio.ensure_future(call())
     try:
         while not (await asyncio.wait({task}, timeout=_ASK_AFTER_SECONDS))[0]:
             if await _is_without_etcd(calls):
@@ -129,7 +130,7 @@ class AdminClient:
         self._loop = BackgroundLoop()
         self._waits = waits
         try:
-            self._calls = self._loop.run(_connected(address, tls, timeout_seconds))
+            self._calls = self._loop.run(_connected, address, tls, timeout_seconds)
         except BaseException:  # an interrupt too: nobody else could end the thread
             self._loop.close()
             raise
@@ -248,7 +249,7 @@ class AdminClient:
 
     def residency(self, pool: str, name: str = "") -> list[pb.AdapterResidency]:
         """Where a pool's adapters are now; or where one of them is."""
-        return self._run(self._calls.residency_now(pb.WatchResidencyRequest(pool=pool, name=name)))
+        return self._run(partial(self._calls.residency_now, pb.WatchResidencyRequest(pool=pool, name=name)))
 
     def watch_residency(self, pool: str, name: str) -> Iterator[pb.WatchResidencyResponse]:
         """Where adapters are, and every change of that, without end; unavailable when the stream breaks."""
@@ -263,7 +264,7 @@ class AdminClient:
             with calls.errors.translated():
                 return await look(calls.channel, calls.errors.address)
 
-        return self._run(looked())
+        return self._run(looked)
 
     def _pages(self, method: str, request: Paged, reply: type[Page]) -> Iterator[Page]:
         pages = self._calls.pages(method, request, reply)
@@ -273,15 +274,17 @@ class AdminClient:
         if request_id and self._before_change is not None and not getattr(request, "validate_only", False):
             self._before_change()
             self._before_change = None
-        return self._run(self._calls.unary(method, request, reply), request_id)
+        return self._run(partial(self._calls.unary, method, request, reply), request_id)
 
     def is_without_etcd(self) -> bool:
         """True if the admin service answers, and says that it does not reach etcd."""
-        return self._loop.run(_is_without_etcd(self._calls))
+        return self._loop.run(_is_without_etcd, self._calls)
 
-    def _run(self, call: Coroutine[Any, Any, T], request_id: str = "") -> T:
+    def _run(self, call: Callable[[], Coroutine[Any, Any, T]], request_id: str = "") -> T:
         with _reported(request_id):
-            return self._loop.run(call if self._waits else _while_etcd_answers(self._calls, call, request_id))
+            if self._waits:
+                return self._loop.run(call)
+            return self._loop.run(_while_etcd_answers, self._calls, call, request_id)
 
     def _each(self, answers: AsyncGenerator[T, None]) -> Iterator[T]:
         with _reported():

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from typing import Any, TypeVar
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class BackgroundLoop:
@@ -20,32 +23,42 @@ class BackgroundLoop:
         self._thread = threading.Thread(target=self._loop.run_forever, name="loraplane-client", daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine; an interrupt of the caller cancels it.
+    def run(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of a coroutine, which is made in the loop; an interrupt of the caller cancels it.
 
         Raises:
             RuntimeError: the loop was closed.
         """
+        # Ours before anything starts: an interrupt at any point from here on cancels it, also one that comes
+        # when the loop has the work and the caller has nothing in hand yet.
+        outcome: Future[T] = Future()
+        try:
+            self._hand_over(outcome, partial(function, *args, **kwargs))
+            return outcome.result()
+        except BaseException:  # an interrupt too: nobody else waits for it
+            outcome.cancel()
+            raise
+
+    def _hand_over(self, outcome: Future[T], function: Callable[[], Coroutine[Any, Any, T]]) -> None:
         with self._lock:
             if self._is_closed:
-                work.close()
                 raise RuntimeError("the connection to the admin service was closed")
-            running = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return running.result()
-        except BaseException:  # an interrupt too: nobody else waits for it
-            running.cancel()
-            raise
+            self._loop.call_soon_threadsafe(self._start, outcome, function)
+
+    def _start(self, outcome: Future[T], function: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        task = self._loop.create_task(function())
+        task.add_done_callback(partial(_tell, outcome))
+        outcome.add_done_callback(lambda _: task.done() or self._loop.call_soon_threadsafe(task.cancel))
 
     def each(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
         """The items of an asynchronous generator, which is closed at the end."""
         turn = asyncio.Lock()
         try:
-            while (item := self.run(_next(items, turn))) is not None:
+            while (item := self.run(_next, items, turn)) is not None:
                 yield item
         finally:
             if not self._is_closed:
-                self.run(_close(items, turn))
+                self.run(_close, items, turn)
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
         """Cancels what runs, runs `last` and ends the thread. Safe to call twice.
@@ -72,6 +85,17 @@ class BackgroundLoop:
         await self._loop.shutdown_asyncgens()
         if last is not None:
             await last()
+
+
+def _tell(outcome: Future[T], task: asyncio.Task[T]) -> None:
+    if task.cancelled():
+        outcome.cancel()
+    elif outcome.set_running_or_notify_cancel():  # false: the caller left
+        error = task.exception()
+        if error is None:
+            outcome.set_result(task.result())
+        else:
+            outcome.set_exception(error)
 
 
 async def _next(items: AsyncGenerator[T, None], turn: asyncio.Lock) -> T | None:

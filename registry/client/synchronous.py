@@ -33,7 +33,7 @@ class Registry:
     def __init__(self, address: str, *, tls: Tls | None = None, timeout_seconds: float = CALL_SECONDS) -> None:
         self._loop = BackgroundLoop()
         try:
-            self._registry = self._loop.run(_opened(address, tls, timeout_seconds))
+            self._registry = self._loop.run(_opened, address, tls, timeout_seconds)
         except BaseException:  # an interrupt too: nobody else could end the thread
             self._loop.close()
             raise
@@ -96,7 +96,8 @@ class Registry:
             RegistryError: as the registry refused it otherwise.
         """
         is_waiting, timeout_seconds = waiting_of(wait, timeout_seconds)
-        publishing = self._registry.publish(
+        return self._loop.run(
+            self._registry.publish,
             source,
             name,
             pool,
@@ -108,7 +109,6 @@ class Registry:
             timeout_seconds=timeout_seconds,
             request_id=request_id,
         )
-        return self._loop.run(publishing)
 
     def wait(self, adapter: Published | RegisteredAdapter, *, timeout_seconds: float = WAIT_SECONDS) -> None:
         """Returns once every replica that should serve this generation does.
@@ -123,7 +123,7 @@ class Registry:
             Unavailable: it is not served in time, or the admin service was not reached.
             RegistryError: as the admin service refused it otherwise.
         """
-        self._loop.run(self._registry.wait(adapter, timeout_seconds=timeout_seconds))
+        self._loop.run(self._registry.wait, adapter, timeout_seconds=timeout_seconds)
 
     def rollback(
         self,
@@ -155,7 +155,8 @@ class Registry:
             Unavailable: no answer, or not served in time; see `publish`.
             RegistryError: as the registry refused it otherwise.
         """
-        rolling_back = self._registry.rollback(
+        return self._loop.run(
+            self._registry.rollback,
             name,
             pool,
             to_generation=to_generation,
@@ -164,7 +165,6 @@ class Registry:
             timeout_seconds=timeout_seconds,
             request_id=request_id,
         )
-        return self._loop.run(rolling_back)
 
     def withdraw(
         self,
@@ -190,10 +190,9 @@ class Registry:
             Unavailable: no answer in time. It may have been deleted; repeat with the ``request_id`` in `metadata`.
             RegistryError: as the admin service refused it otherwise.
         """
-        withdrawing = self._registry.withdraw(
-            name, pool, etag=etag, timeout_seconds=timeout_seconds, request_id=request_id
+        self._loop.run(
+            self._registry.withdraw, name, pool, etag=etag, timeout_seconds=timeout_seconds, request_id=request_id
         )
-        self._loop.run(withdrawing)
 
     def get(self, name: str, pool: str, *, timeout_seconds: float | None = None) -> RegisteredAdapter:
         """The adapter as it is now.
@@ -208,7 +207,7 @@ class Registry:
             Unavailable: no answer in time.
             RegistryError: as the admin service refused it otherwise.
         """
-        return self._loop.run(self._registry.get(name, pool, timeout_seconds=timeout_seconds))
+        return self._loop.run(self._registry.get, name, pool, timeout_seconds=timeout_seconds)
 
     def list(self, pool: str, *, matching: str = "", timeout_seconds: float | None = None) -> AdapterListing:
         """All adapters of a pool, at one revision.
@@ -225,7 +224,7 @@ class Registry:
             Unavailable: no answer in time.
             RegistryError: as the admin service refused it otherwise.
         """
-        return self._loop.run(self._registry.list(pool, matching=matching, timeout_seconds=timeout_seconds))
+        return self._loop.run(self._registry.list, pool, matching=matching, timeout_seconds=timeout_seconds)
 
     def history(self, name: str, pool: str, *, timeout_seconds: float | None = None) -> AdapterHistory:
         """The generations of an adapter that are kept, also of one that was deleted.
@@ -240,7 +239,7 @@ class Registry:
             Unavailable: no answer in time.
             RegistryError: as the admin service refused it otherwise.
         """
-        return self._loop.run(self._registry.history(name, pool, timeout_seconds=timeout_seconds))
+        return self._loop.run(self._registry.history, name, pool, timeout_seconds=timeout_seconds)
 
     def residency(self, pool: str, *, timeout_seconds: float | None = None) -> Generator[PoolResidency, None, None]:
         """The replicas that serve each adapter of a pool, whole, at once and after every change; for routers.

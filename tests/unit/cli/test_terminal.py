@@ -101,7 +101,10 @@ def test_an_interrupt_ends_it_at_once_without_a_traceback(address, admin, argume
         while "sql" not in process.stdout.readline():
             pass
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        try:
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()  # else the end of `with` would wait for one that did not hear
     assert (process.returncode, err) == (130, "")
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import linecache
+import sys
 import threading
 from collections.abc import AsyncGenerator, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 import pytest
 
+from registry.client import background
 from registry.client.background import BackgroundLoop
 
 
@@ -58,24 +62,66 @@ def test_closing_ends_what_other_threads_wait_for(loop):
     assert numbers.ended.is_set()
 
 
-def test_an_interrupt_ends_the_step_before_the_generator_is_closed(loop, monkeypatch):
+class _InterruptAt:
+    """Raises KeyboardInterrupt at the given line that this thread runs in the module, as a signal does anywhere."""
+
+    def __init__(self, line: int) -> None:
+        self._left = line
+
+    def __call__(self, frame, event, _argument):
+        if frame.f_code.co_filename != background.__file__:
+            return None
+        # Between the body of a `with` and its end Python handles no signal.
+        is_with = linecache.getline(background.__file__, frame.f_lineno).lstrip().startswith("with ")
+        if event == "line" and frame.f_code.co_name in {"run", "_hand_over", "each"} and not is_with:
+            self._left -= 1
+            if self._left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_interrupt_at_any_line_ends_the_step_and_the_generator(loop):
+    """Each would once have waited for a step that nobody cancelled, or have told of a coroutine never awaited."""
+    interrupted = 0
+    for line in itertools.count(1):
+        numbers = Numbers(3)
+        items = loop.each(numbers.count())
+        before = sys.gettrace()
+        sys.settrace(_InterruptAt(line))
+        try:
+            assert [next(items) for _ in range(3)] == [0, 1, 2]
+        except KeyboardInterrupt:
+            interrupted += 1
+        else:
+            break
+        finally:
+            sys.settrace(before)
+            items.close()
+        assert loop.run(_others) == 0
+    assert interrupted > 10
+
+
+async def _others() -> int:
+    """Tasks that still run beside this one, after a moment for those that were cancelled."""
+    for _ in range(1000):
+        if len(asyncio.all_tasks()) == 1:
+            return 0
+        await asyncio.sleep(0.01)
+    return len(asyncio.all_tasks()) - 1
+
+
+def test_an_interrupt_while_it_waits_ends_the_step_before_the_generator_is_closed(loop, monkeypatch):
     numbers = Numbers(0)
     items = loop.each(numbers.count())
 
-    class Interrupted:
-        def __init__(self, running):
-            self._running = running
+    def interrupted(_outcome):
+        assert numbers.waits.wait(10)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
 
-        def result(self):
-            assert numbers.waits.wait(10)
-            monkeypatch.undo()
-            raise KeyboardInterrupt
-
-        def cancel(self):
-            self._running.cancel()
-
-    start = asyncio.run_coroutine_threadsafe
-    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", lambda *work: Interrupted(start(*work)))
+    monkeypatch.setattr(Future, "result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(items)
     assert numbers.ended.is_set()
@@ -91,4 +137,4 @@ def test_it_is_closed_once_and_takes_nothing_more(loop):
     loop.close(last)
     assert ends == ["last"]
     with pytest.raises(RuntimeError, match="closed"):
-        loop.run(last())
+        loop.run(last)
