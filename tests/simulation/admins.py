@@ -21,10 +21,13 @@ from registry.store.writer import WriteGate, Writer
 from registry.transactions.builder import Settled
 from registry.transactions.changes import Change, RepairTenant
 from registry.transactions.context import Caller, TxnLimits
-from tests.simulation.calls import ask
+from tests.simulation.calls import CallerLeft, ask
 from tests.simulation.loop import Process
+from tests.support.cancelling import cancelled_at
 
 CALL_SECONDS = 5.0
+# The share of calls whose caller leaves.
+LEAVES = 0.1
 
 
 @dataclass(frozen=True)
@@ -78,14 +81,16 @@ class Admin:
         if not task.cancelled():
             self.on_end(f"the conductor of {self.name} ended: {task.exception()!r}")
 
-    async def change(self, change: Change, request_id: str) -> Settled:
-        """One try.
+    async def change(self, change: Change, request_id: str, leaves_at: int = 0) -> Settled:
+        """One try; the caller leaves at the n-th wait of the admin service, 0: never.
 
         Raises:
+            CallerLeft: it did, before the end.
             ConnectionResetError: the process died.
             RegistryError: as the writer raises it.
         """
-        return await ask(self.process, self._change(change, request_id))
+        work = self._change(change, request_id)
+        return await ask(self.process, cancelled_at(leaves_at, work) if leaves_at else work)
 
     async def _change(self, change: Change, request_id: str) -> Settled:
         caller = Caller("op", "operator", request_id, request_id_given=True)
@@ -95,14 +100,30 @@ class Admin:
         return await self._writer.change(change, caller, budget, validate_only=False)
 
 
-async def settle(admins: list[Admin], change: Change, request_id: str, rng: random.Random) -> Answer:
+@dataclass(frozen=True)
+class Impatience:
+    """Callers that leave amid a call, now and then; `left` is told of each."""
+
+    rng: random.Random
+    left: Callable[[], None]
+
+    def leaves_at(self) -> int:
+        """The wait at which the next caller leaves; 0: it stays."""
+        return self.rng.randint(1, 12) if self.rng.random() < LEAVES else 0
+
+
+async def settle(
+    admins: list[Admin], change: Change, request_id: str, rng: random.Random, impatience: Impatience
+) -> Answer:
     """Asks one admin after another, always with the same request id, until the outcome is known."""
     tries = 0
     while True:
         tries += 1
         try:
             async with asyncio.timeout(3 * CALL_SECONDS):
-                settled = await rng.choice(admins).change(change, request_id)
+                settled = await rng.choice(admins).change(change, request_id, impatience.leaves_at())
+        except CallerLeft:
+            impatience.left()
         except (ConnectionResetError, Unavailable, TimeoutError):
             await asyncio.sleep(rng.uniform(0.05, 1.0))
         except InvalidArgument as error:

@@ -11,10 +11,15 @@ from tests.simulation.loop import Process, State
 Value = TypeVar("Value")
 
 
+class CallerLeft(ConnectionResetError):
+    """Whoever called hung up before the answer."""
+
+
 async def ask(process: Process, work: Coroutine[Any, Any, Value]) -> Value:
     """Runs `work` in that process and waits for it.
 
     Raises:
+        CallerLeft: the work was cancelled.
         ConnectionResetError: the process is dead, or dies before.
     """
     if process.state is State.DEAD:
@@ -29,8 +34,11 @@ async def ask(process: Process, work: Coroutine[Any, Any, Value]) -> Value:
 
 
 def _hand_over(task: asyncio.Task[Value], reply: asyncio.Future[Value]) -> None:
-    if task.cancelled() or reply.done():
+    if reply.done():
         _ = task.cancelled() or task.exception()
+        return
+    if task.cancelled():
+        reply.set_exception(CallerLeft("nobody waits for it any more"))
         return
     error = task.exception()
     if error is not None:

@@ -33,7 +33,7 @@ from registry.transactions.changes import (
     SetTenant,
     Upsert,
 )
-from tests.simulation.admins import Answer, settle
+from tests.simulation.admins import Answer, Impatience, settle
 from tests.simulation.artifacts import GOOD, HIGH_RANK, MAX_RANK, MISSING, PICKY, REFUSED, ROOT
 from tests.simulation.engines import BASE
 from tests.simulation.history import POOL
@@ -52,6 +52,8 @@ class Operator:
         self._places = random.Random(f"places {world.seed}")
         self._canaries = random.Random(f"canaries {world.seed}")
         self._drains = random.Random(f"drains {world.seed}")
+        leaving = random.Random(f"callers that leave {world.seed}")
+        self._impatience = Impatience(leaving, lambda: world.log("a caller left amid its call"))
         self._made = 0
         self._sources = 0
 
@@ -77,7 +79,7 @@ class Operator:
         request_id, restores = f"req-{self._made}", -1
         while restores != self._world.restores:
             restores = self._world.restores
-            answer = await settle(self._world.admins, change, request_id, self._rng)
+            answer = await settle(self._world.admins, change, request_id, self._rng, self._impatience)
         self._world.log(f"{request_id} {type(change).__name__}: revision {answer.revision} {answer.reason}")
         self._world.answers.append(answer)
         if answer.reason == Reason.ETCD_NO_SPACE and self._rng.random() < 0.5:

@@ -27,6 +27,7 @@ PLAYED = (
     r"fault break a watch",
     r"fault down a watch",
     r"fault mute a watch",
+    r"a caller left amid its call",
     r"asked for [^ ]+: good",
     r"asked for [^ ]+: Unresolved\(reason='unknown_adapter'\)",
     r"asked for [^ ]+: Unresolved\(reason='refused'\)",

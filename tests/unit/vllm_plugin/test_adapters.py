@@ -21,6 +21,7 @@ from sidecar.vllm_plugin.server import (
     NameConflict,
     NotLoaded,
 )
+from tests.support.cancelling import is_cancelled_at
 from tests.support.waiting import eventually
 from tests.unit.vllm_plugin.played import PlayedServer
 
@@ -137,6 +138,40 @@ async def test_a_cancelled_swap_leaves_the_old_version_and_nothing_that_nobody_k
     assert number in {row["int_id"] for row in (await adapters.state())["adapters"]}
     await eventually(lambda: number not in server.memory)
     assert ("remove", number) in server.calls
+
+
+class _Distant(PlayedServer):
+    """Loads take a turn of the loop before the engine has them, and another until it says so."""
+
+    async def add(self, adapter: EngineAdapter) -> None:
+        await asyncio.sleep(0)
+        await super().add(adapter)
+        await asyncio.sleep(0)
+
+
+async def _left_at(wait: int, new: str) -> bool:
+    """Swaps for a caller that leaves at its n-th wait, and looks at what that leaves; false: it had ended before."""
+    server = _Distant()
+    server.load("x", "/old")
+    adapters = Adapters(server, sweep_seconds=0)
+    async with server.lock("x"):  # so that the swap waits for it, too
+        swap = asyncio.create_task(is_cancelled_at(wait, adapters.swap("x", new, "/old")))
+        await eventually(lambda: swap.done() or server.memory >= {1, 2})
+    was_left = await swap
+    assert server.paths() == {"x": "/old" if was_left else new}
+    await eventually(lambda: len(server.memory) == 1)
+    await adapters.swap("x", new, server.paths()["x"])
+    await adapters.unload("x")
+    assert server.paths() == {}
+    return was_left
+
+
+async def test_a_caller_that_leaves_at_any_wait_of_a_swap_leaves_one_version_and_a_free_name(new):
+    """R7, R16: the name has the old version or the new; what is not bound goes; the next call is not held up."""
+    waits = 1
+    while await _left_at(waits, new):
+        waits += 1
+    assert waits > 3
 
 
 async def test_a_name_that_somebody_else_holds_is_busy(server, new, monkeypatch):
