@@ -75,7 +75,7 @@ class StatusWriter:
         self._news = asyncio.Event()
         self._losses = 0
         self._has_looked = False
-        self._created = 0
+        self._created = self._stands_at = 0
         self.refusal = ""
 
     def offer(self, newest: Callable[[], ReplicaStatus]) -> None:
@@ -165,7 +165,7 @@ class StatusWriter:
             created = holder.create_revision
             unchanged = mod_is(self._presence_key, holder.mod_revision)
             result = await self._client.txn(Txn((unchanged,), (self._put(lease),), (read,)))
-        self._created = created
+        self._created, self._stands_at = created, result.revision
         self._refuse("")
         return True
 
@@ -217,9 +217,11 @@ class StatusWriter:
             puts = [Put(self._status_key, written.to_bytes(), lease)]
             if presence is not self._claimed:
                 puts.append(Put(self._presence_key, presence.to_bytes(), lease))
-            result = await self._client.txn(Txn((self._held_by(lease),), tuple(puts)))
+            result = await self._client.txn(Txn((self._held_by(lease), self._as_written()), tuple(puts)))
             if not result.succeeded:
                 return
+            if len(puts) > 1:
+                self._stands_at = result.revision
             _log.info("status_written", revision=result.revision, updated_at=written.updated_at)
             self._claimed = self._written = presence
             hit(Point.STATUS_WRITTEN)
@@ -242,10 +244,14 @@ class StatusWriter:
     def _held_by(self, lease: int) -> Compare:
         return Compare(self._presence_key, Target.LEASE, Relation.EQUAL, lease)
 
+    def _as_written(self) -> Compare:
+        """Presence is what we wrote last. In a store that was set back an older one of ours stands under our lease."""
+        return mod_is(self._presence_key, self._stands_at)
+
     async def _is_held(self, lease: int) -> bool:
-        """True while presence stands under our lease."""
+        """True while presence stands under our lease as we wrote it."""
         found = (await self._client.range(Range(self._presence_key, keys_only=True))).kvs
-        return bool(found) and found[0].lease == lease
+        return bool(found) and (found[0].lease, found[0].mod_revision) == (lease, self._stands_at)
 
     async def _news_since(self, written: ReplicaStatus | None) -> ReplicaStatus:
         while True:

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from registry.etcd3.ops import Delete, Put, Txn, TxnResult
+from registry.etcd3.ops import Delete, Put, Range, RangeResult, Txn, TxnResult
 from registry.model.status import Presence, ReplicaStatus
 from registry.runtime.clock import Clock
 from sidecar.plan.types import LazySituation, Plan, RoundReport, StatusInputs
+from sidecar.report import writer as module
 from sidecar.report.status import ReplicaIdentity, derive_status
 from sidecar.report.writer import ShareGuard, StatusWriter
 from tests.support.memory_etcd import MemoryEtcd
@@ -30,6 +31,11 @@ class Client:
         self.store = MemoryEtcd()
         self.answered = 0
         self.after: Callable[[Txn], object] | None = None
+
+    async def range(self, read: Range) -> RangeResult:
+        (found,) = self.store.txn(Txn((), (read,))).responses
+        assert isinstance(found, RangeResult)
+        return found
 
     async def txn(self, txn: Txn) -> TxnResult:
         self.answered += 1
@@ -100,6 +106,21 @@ async def test_a_key_that_another_made_at_the_same_revision_of_a_store_that_was_
     assert client.store.kvs[KEYS.replica(POOL, "r")].create_revision == revision
     await claims(client, ours, 3)
     assert (holder(client), "held by another" in ours.refusal) == ("b", True)
+
+
+async def test_what_a_store_that_was_set_back_says_of_the_replica_is_said_anew(monkeypatch):
+    """R9, R20: an old presence under the same lease would have a draining replica asked for; simulated seed 700854."""
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.3)
+    client = Client()
+    one = writer(client, "a")
+    one.offer(status)
+    async with publishing(one, 1):
+        await eventually(lambda: STATUS in client.store.kvs)
+        before = dict(client.store.kvs)
+        one.leave(leaving=True)
+        await eventually(lambda: presence(client).leaving)
+        client.store.kvs = before
+        await eventually(lambda: presence(client).leaving)
 
 
 class StandingClock:
