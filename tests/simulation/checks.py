@@ -67,7 +67,7 @@ class Checks:
     said_ready: dict[str, bool] = field(default_factory=dict)
     _presence: dict[str, str] = field(default_factory=dict)
     _swaps: dict[str, dict[str, tuple[int, Members | None]]] = field(default_factory=lambda: defaultdict(dict))
-    _bad_since: dict[tuple[str, str], tuple[object, float]] = field(default_factory=dict)
+    _bad_since: dict[tuple[str, str], tuple[object, object, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.oracle = Oracle(self.keys.adapters(self.pool))
@@ -173,14 +173,17 @@ class Checks:
         """Each request to an engine while one of the same sidecar for the same name is not answered."""
         self.violated(f"R19 {host.replica} makes two calls at once for {sorted(names)}")
 
-    def on_engine_state(self, replica: str, sidecar: object, *, is_away: bool, is_stalled: bool) -> None:
-        """Each look at an engine and its sidecar, None while that does not run: R18."""
+    def on_engine_state(self, replica: str, sidecar: object, spell: object, *, is_away: bool, is_stalled: bool) -> None:
+        """Each look at an engine and its sidecar, None while that does not run: R18.
+
+        `spell` is another one each time the engine has run, be it between two looks.
+        """
         for what, is_bad, seconds in (("away", is_away, AWAY_SECONDS), ("stalled", is_stalled, STALLED_SECONDS)):
-            who, since = self._bad_since.get((replica, what), (None, _now()))
-            if not is_bad or sidecar is None or sidecar is not who:
-                self._bad_since[replica, what] = (sidecar, _now()) if is_bad else (None, _now())
-                if sidecar is not who:
-                    self.said_ready.pop(replica, None)
+            who, spell_then, since = self._bad_since.get((replica, what), (None, None, _now()))
+            if sidecar is None or sidecar is not who:
+                self.said_ready.pop(replica, None)
+            if not is_bad or sidecar is None or sidecar is not who or spell != spell_then:
+                self._bad_since[replica, what] = (sidecar, spell, _now())
             elif _now() - since > seconds + OVERSIGHT_SECONDS and self.said_ready.get(replica, False):
                 self.violated(f"R18 {replica} is ready though its engine is {what} for {_now() - since:.1f} s")
 

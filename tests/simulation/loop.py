@@ -20,10 +20,14 @@ class State(Enum):
 
 @dataclass(eq=False)
 class Process:
-    """Whatever was started in its context belongs to it. What a paused or dead one should have run is parked."""
+    """Whatever was started in its context belongs to it. What a paused or dead one should have run is parked.
+
+    `resumed` counts how often it went on after a pause.
+    """
 
     name: str
     state: State = State.RUNS
+    resumed: int = 0
     parked: list[tuple[asyncio.Handle, Context]] = field(default_factory=list)
     on_death: list[Callable[[], None]] = field(default_factory=list)
 
@@ -40,6 +44,7 @@ class Process:
     def resume(self) -> None:
         """Lets it go on, as SIGCONT does; does nothing to a dead one."""
         if self.state is State.PAUSED:
+            self.resumed += 1
             self._run_parked()
 
     def bury(self) -> None:

@@ -200,6 +200,7 @@ async def _oversee(world: World) -> None:
             world.checks.on_engine_state(
                 replica.name,
                 runs or None,
+                (engine.process.name, engine.process.resumed),
                 is_away=engine.process.state is not State.RUNS,
                 is_stalled=engine.is_stalled,
             )
