@@ -11,7 +11,7 @@ import structlog
 
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError
-from registry.etcd3.ops import KeyValue
+from registry.etcd3.ops import KeyValue, Range
 from registry.etcd3.reflector import Changed, Connected, Disconnected, Listed, Progressed, Reflector
 from registry.model.errors import RegistryError
 from registry.model.keys import Keys
@@ -98,20 +98,33 @@ class ReplicaDrain:
                     case Listed(kvs=kvs):
                         self._obey(kvs, is_news=is_news)
                         is_news = True
-                    case Changed(events=events):
-                        self._obey([event.kv for event in events], is_news=True)
+                    case Changed():
+                        self._obey(await self._standing(), is_news=True)
                     case Disconnected(message):
                         _log.warning("drain_not_followed", replica=self._replica, error=message)
                     case Progressed() | Connected():
                         continue
 
-    def _obey(self, orders: Sequence[KeyValue | None], *, is_news: bool) -> None:
-        """Follows the newest order. That one is gone says nothing: it goes with the lease of the presence.
+    async def _standing(self) -> Sequence[KeyValue]:
+        """The order that stands now.
+
+        What a watch tells after a time without connection may be long gone, and whoever ordered the replica to serve
+        again was then told that it does.
+        """
+        while True:
+            try:
+                return (await self._client.range(Range(self._key))).kvs
+            except EtcdError as error:
+                _log.warning("drain_not_followed", replica=self._replica, error=str(error))
+                await asyncio.sleep(ASK_SECONDS)
+
+    def _obey(self, orders: Sequence[KeyValue], *, is_news: bool) -> None:
+        """Follows the order. That one is gone says nothing: it goes with the lease of the presence.
 
         The revision alone tells no two orders apart: in a store that was replaced another may stand at the same one.
         """
         for kv in orders:
-            if kv is None or kv == self._obeyed:
+            if kv == self._obeyed:
                 continue  # it is listed again after a lost connection, and /drain may have been called since
             self._obeyed = kv
             try:

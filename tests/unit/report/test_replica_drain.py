@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from registry.etcd3.errors import EtcdError
-from registry.etcd3.ops import KeyValue
+from registry.etcd3.errors import EtcdError, EtcdUnavailable
+from registry.etcd3.ops import Event, KeyValue, RangeResult
+from registry.etcd3.stream import Changed, ListCause, Listed, Reflection
 from registry.model.records import DrainOrder
 from registry.model.status import Presence
 from registry.runtime.clock import Clock
@@ -93,6 +94,51 @@ def scene(monkeypatch) -> Scene:
     return Scene()
 
 
+class Told:
+    """In place of the reflector and of the client: what is heard, and the order that stands by then."""
+
+    def __init__(self, heard: Sequence[Reflection], standing: Sequence[RangeResult | EtcdError]) -> None:
+        self.heard = heard
+        self.standing = list(standing)
+
+    def __call__(self, *_: object, **__: object) -> Told:
+        return self
+
+    async def stream(self) -> AsyncGenerator[Reflection, None]:
+        for one in self.heard:
+            yield one
+
+    async def range(self, _read: object) -> RangeResult:
+        found = self.standing.pop(0)
+        if isinstance(found, EtcdError):
+            raise found
+        return found
+
+
+def ordered(revision: int, *, drain: bool) -> KeyValue:
+    value = DrainOrder(pool=POOL, replica="r1", drain=drain, at="", by="alice").to_bytes()
+    return KeyValue(b"k", value, revision, revision, 1)
+
+
+NONE, TO_DRAIN, TO_SERVE = (), (ordered(29, drain=True),), (ordered(31, drain=False),)
+
+
+@pytest.mark.parametrize(
+    ("standing", "drains"),
+    [([NONE, NONE], False), ([TO_DRAIN, NONE], True), ([TO_DRAIN, TO_SERVE], False), ([TO_SERVE, TO_SERVE], False)],
+)
+async def test_an_order_that_is_heard_late_counts_only_if_it_stands(scene, monkeypatch, standing, drains):
+    """R20: simulated seed 701044: it had gone with a lease, and the operator was told that the replica serves."""
+    found = [RangeResult(40, kvs, more=False, count=len(kvs)) for kvs in standing]
+    away = EtcdUnavailable("away", maybe_applied=False)
+    put, delete = Event(b"k", 29, TO_DRAIN[0]), Event(b"k", 30, None)
+    told = Told([Listed(28, (), 1, ListCause.FIRST), Changed(29, (put,)), Changed(30, (delete,))], [away, *found])
+    monkeypatch.setattr("sidecar.report.replica_drain.Reflector", told)
+    scene.drain._client = told
+    await scene.drain.run()
+    assert (scene.drain.why != "", told.standing) == (drains, [])
+
+
 async def test_a_drain_is_told_at_once_and_ends_unless_the_process_does(scene):
     """R20: readiness waits for no round."""
     scene.plan(PLAN)
@@ -120,7 +166,7 @@ async def test_orders_are_followed_once_each_and_none_of_before_this_process_end
     assert not scene.drain.why
     scene.drain.begin(DrainCause.REQUEST)
     scene.order(7, drain=False)
-    scene.drain._obey([None, KeyValue(b"", b"?", 1, 8, 1)], is_news=True)
+    scene.drain._obey([KeyValue(b"", b"?", 1, 8, 1)], is_news=True)
     assert scene.drain.why == DrainCause.REQUEST.value
     scene.order(9, drain=False)
     assert not scene.drain.why
