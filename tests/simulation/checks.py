@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from registry.etcd3.ops import Event
 from registry.model.keys import Keys
-from registry.model.names import PROOF_PREFIX
+from registry.model.names import PROOF_PREFIX, name_key
 from registry.model.status import Presence, ReplicaStatus
 from sidecar.desired.mailbox import Mailbox
 from sidecar.engines.transport import PostRequest
@@ -210,7 +210,7 @@ class Checks:
             return False
         recent = [sample for sample in self.samples[host.replica] if sample.at > _now() - PUT_BACK_SECONDS]
         before = {source_of(sample.listing[name]) for sample in recent if name in sample.listing}
-        due = {(one.stable or one.newest).source for moment in moments if (one := moment.wanted.get(name))}
+        due = {(one.stable or one.newest).source for moment in moments if (one := moment.wanted.get(name_key(name)))}
         return source in before or (bool(before) and source in due)
 
     def _check_unload(self, host: EngineHost, name: str, moments: list[Moment]) -> None:
