@@ -67,6 +67,7 @@ class Checks:
     said_ready: dict[str, bool] = field(default_factory=dict)
     _presence: dict[str, str] = field(default_factory=dict)
     _swaps: dict[str, dict[str, tuple[int, Members | None]]] = field(default_factory=lambda: defaultdict(dict))
+    _decided: dict[str, dict[str, tuple[int, Members | None]]] = field(default_factory=lambda: defaultdict(dict))
     _bad_since: dict[tuple[str, str], tuple[object, object, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -122,6 +123,7 @@ class Checks:
         if plan is not None:
             self.planned[replica] = plan.revision
             self.live[replica] = mailbox.snapshot.members
+            self._decided[replica] |= {call.name: (plan.revision, self.live[replica]) for call in plan.calls}
 
     def on_answer(self, replica: str, mailbox: Mailbox, name: str, answer: Answer) -> None:
         """Each answer to an engine's question, as it is given: R4, R6, by the state that the replica follows."""
@@ -158,16 +160,23 @@ class Checks:
             self._check_load(host, name, str(path), moments)
 
     def _moments(self, replica: str, name: str, path: object) -> list[Moment]:
-        """What calls may be made by: the newest plan, and for as long as a swap goes on, the one that it is of."""
-        planned, swaps = self.planned[replica], self._swaps[replica]
+        """What calls may be made by: the newest plan, and the one that the call or a swap that goes on is of.
+
+        A call that was begun is sent only when the engine has said that it is not paused, and has proven the adapter:
+        there may be newer plans by then, which leave its name alone until it has ended.
+        """
+        swaps = self._swaps[replica]
         if name.startswith(PROOF_PREFIX):
             if path is None:
                 swaps.pop(name, None)
             else:
-                swaps.setdefault(name, (planned, self.live[replica]))
-        return [
-            moment for revision in {planned, *(at for at, _ in swaps.values())} for moment in self.oracle.at(revision)
-        ]
+                swaps.setdefault(name, (self.planned[replica], self.live[replica]))
+        revisions = {self.planned[replica], *(at for at, _ in self._begun(replica, name))}
+        return [moment for revision in revisions for moment in self.oracle.at(revision)]
+
+    def _begun(self, replica: str, name: str) -> list[tuple[int, Members | None]]:
+        decided = self._decided[replica].get(name)
+        return [*self._swaps[replica].values(), *([decided] if decided else [])]
 
     def on_twice(self, host: EngineHost, names: set[str]) -> None:
         """Each request to an engine while one of the same sidecar for the same name is not answered."""
@@ -197,7 +206,7 @@ class Checks:
         """A load is of what is desired under that name, of its proof before a swap, or puts back what a swap took."""
         source = source_of(path)
         live = self.live[host.replica]
-        lives = [live, *(among for _, among in self._swaps[host.replica].values())]
+        lives = [live, *(among for _, among in self._begun(host.replica, name))]
         names = {name for moment in moments for among in lives for name in moment.may_load(source, host.replica, among)}
         is_fit = bool(names) if name.startswith(PROOF_PREFIX) else name in names
         if not is_fit and not self._is_put_back(host, name, source, moments):
