@@ -197,7 +197,10 @@ def assemble(ports: Ports) -> Sidecar:
     drain = ReplicaDrain(client, keys, ports.presence, mailbox, writer, handoffs, status, clock)
     files = DrainTracker(ports.grace_seconds, store.owns)
     collector = LeaseCollector(
-        engine, store, files, ports.maintenance, monotonic=clock.monotonic, pause_seconds=ports.keep_seconds
+        *(engine, store, files, ports.maintenance),
+        monotonic=clock.monotonic,
+        pause_seconds=ports.keep_seconds,
+        on_news=lambda: reconciler.distrust(),  # noqa: PLW0108 - there is none yet
     )
     demand = ResidentSet(Catalogue(pool, watcher.record), idle_seconds=ports.idle_seconds)
     resolver = Resolver(Means(mailbox, store, writer), demand, clock, collector.expect)

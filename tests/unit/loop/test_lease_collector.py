@@ -70,7 +70,7 @@ class Rig:
         self.now = 0.0
         self.engine, self.store = Engine(), Store(*leased)
         self.upkeeps: list[Exception | None] = []
-        self.rounds = 0
+        self.rounds = self.news = 0
         self.lease_collector = LeaseCollector(
             self.engine,  # type: ignore[arg-type]
             self.store,
@@ -78,7 +78,11 @@ class Rig:
             self,
             monotonic=lambda: self.now,
             pause_seconds=0.0,
+            on_news=self.hear,
         )
+
+    def hear(self) -> None:
+        self.news += 1
 
     def scrub(self, stop: Stop) -> None:
         """See `StoreRounds`."""
@@ -125,6 +129,21 @@ async def test_what_is_not_used_any_more_is_let_go_and_the_engine_is_not_asked_i
     asked = keeper.engine.asked
     await keeper.review(GRACE)
     assert keeper.engine.asked == asked
+
+
+async def test_what_others_changed_is_told_to_whoever_plans():
+    """R3 converge: the engine tells of changes since the last look, whosever that was; so this look would hide them."""
+    keeper = Rig("X", "Y")
+    keeper.engine.cards = {"y": "/s/Y"}
+    await keeper.notice()
+    await keeper.review(GRACE)
+    assert (keeper.engine.asked > 0, keeper.news) == (True, 0)
+    keeper.engine.cards = {"y": "/elsewhere"}
+    await keeper.review(GRACE)
+    assert keeper.news == 1
+    await keeper.notice()
+    await keeper.review(GRACE)
+    assert keeper.news == 1
 
 
 async def test_what_is_listed_when_a_plan_is_made_may_be_put_back_by_it():
