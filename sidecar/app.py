@@ -195,10 +195,7 @@ def assemble(ports: Ports) -> Sidecar:
     status = StatusCache(identity, clock, writer.offer, lambda: supervisor.troubles, lambda: drain.why)
     handoffs = HandoffWatch(client, keys, pool, mailbox)
     drain = ReplicaDrain(client, keys, ports.presence, mailbox, writer, handoffs, status, clock)
-    files = DrainTracker(ports.grace_seconds, store.owns)
-    collector = LeaseCollector(
-        engine, store, files, ports.maintenance, monotonic=clock.monotonic, pause_seconds=ports.keep_seconds
-    )
+    collector = _collector(ports, on_news=lambda: reconciler.distrust())  # noqa: PLW0108 - there is none yet
     demand = ResidentSet(Catalogue(pool, watcher.record), idle_seconds=ports.idle_seconds)
     resolver = Resolver(Means(mailbox, store, writer), demand, clock, collector.expect)
     sharing = Assigner(pool, replica, ports.presence.labels)
@@ -217,6 +214,15 @@ def assemble(ports: Ports) -> Sidecar:
         *(ports, mailbox, journal, watcher, writer, handoffs),
         *(probes, reconciler, status, demand, resolver, collector),
         *(drain, ring, supervisor),
+    )
+
+
+def _collector(ports: Ports, *, on_news: Callable[[], None]) -> LeaseCollector:
+    return LeaseCollector(
+        *(ports.engine, ports.store, DrainTracker(ports.grace_seconds, ports.store.owns), ports.maintenance),
+        monotonic=ports.clock.monotonic,
+        pause_seconds=ports.keep_seconds,
+        on_news=on_news,
     )
 
 

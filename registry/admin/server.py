@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
 import grpc
 import structlog
@@ -33,6 +31,8 @@ from registry.admin.settings import AdminSettings
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdUnauthenticated, TlsFailed
 from registry.etcd3.informer import SharedInformerFactory
+from registry.etcd3.options import TlsFiles
+from registry.etcd3.tls import TlsReader, TlsUnusable
 from registry.model.keys import Keys
 from registry.residency.hub import ResidencyHub
 from registry.rollout.controller import RolloutController, Shared
@@ -47,32 +47,22 @@ from registry.transactions.context import TxnLimits
 _log = structlog.get_logger()
 
 
-def server_credentials(ca: Path | None, cert: Path, key: Path) -> grpc.ServerCredentials:
+def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     """With an authority given, clients must show a certificate of it.
 
     Raises:
-        OSError: a file cannot be read.
-        ssl.SSLError: certificate and key do not fit each other, or are none.
+        TlsUnusable: the files cannot be read, or do not fit each other.
     """
-    last = _read(ca, cert, key)
+    reader = TlsReader(
+        files, lambda error: _log.warning("certificate_unreadable", file=str(error.file), reason=str(error))
+    )
 
     def newest() -> grpc.ServerCertificateConfiguration:
-        nonlocal last
-        try:
-            last = _read(ca, cert, key)
-        except OSError as error:
-            # The one that was read last goes on serving.
-            _log.warning("certificate_unreadable", file=str(error.filename or cert), reason=error.strerror)
-        return last
+        pem = reader.newest()
+        pair = (pem.key or b"", pem.certificate or b"")  # both are there: the settings see to it
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=pem.ca)
 
-    return grpc.dynamic_ssl_server_credentials(last, newest, require_client_authentication=ca is not None)
-
-
-def _read(ca: Path | None, cert: Path, key: Path) -> grpc.ServerCertificateConfiguration:
-    chain, private, roots = cert.read_bytes(), key.read_bytes(), ca.read_bytes() if ca else None
-    # Files that are being replaced may not fit each other yet. It does not say which file it could not read.
-    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
-    return grpc.ssl_server_certificate_configuration([(private, chain)], root_certificates=roots)
+    return grpc.dynamic_ssl_server_credentials(newest(), newest, require_client_authentication=files.ca is not None)
 
 
 Page = Callable[[Request], Awaitable[Response]]
@@ -239,15 +229,11 @@ def _bind(server: grpc.aio.Server, settings: AdminSettings) -> int:
     try:
         if settings.tls_cert is None or settings.tls_key is None:
             return server.add_insecure_port(address)
-        return server.add_secure_port(address, server_credentials(settings.tls_ca, settings.tls_cert, settings.tls_key))
+        files = TlsFiles(settings.tls_ca, settings.tls_cert, settings.tls_key)
+        return server.add_secure_port(address, server_credentials(files))
     except RuntimeError as error:
         listen_as_told("--listen", settings.listen).close()  # says why, which gRPC does not
         raise CannotListen(f"--listen {address}: {error}") from error
-    except ssl.SSLError as error:
-        raise CannotListen(
-            f"--tls-cert {settings.tls_cert}: no certificate that fits --tls-key: {error.reason}"
-        ) from error
-    except OSError as error:
-        files = {str(settings.tls_ca): "--tls-ca", str(settings.tls_cert): "--tls-cert"}
-        flag = files.get(str(error.filename), "--tls-key")
-        raise CannotListen(f"{flag} {error.filename}: {error.strerror}") from error
+    except TlsUnusable as error:
+        flags = {settings.tls_ca: "--tls-ca", settings.tls_cert: "--tls-cert"}
+        raise CannotListen(f"{flags.get(error.file, '--tls-key')}: {error}") from error

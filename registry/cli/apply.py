@@ -78,20 +78,20 @@ def _changed_fields(client: AdminClient, outcomes: Sequence[Outcome], *, dry_run
     lines = []
     for after in updated:
         try:
-            before = _before(client, after, dry_run=dry_run)
+            before = earlier(client, after, dry_run=dry_run)
         except CliError:
             continue  # what was asked for is done, and this is no reason to say otherwise
         name = f"{after.name}: " if len(results) > 1 else ""
-        lines += [f"{name}{line}" for one in before for line in _before_after(one, after)]
+        lines += [f"{name}{line}" for line in _before_after(before, after)] if before else []
     return lines
 
 
-def _before(client: AdminClient, after: pb.Adapter, *, dry_run: bool) -> list[pb.Adapter]:
-    """The generation that was replaced, or would be, if it is still known."""
+def earlier(client: AdminClient, after: pb.Adapter, *, dry_run: bool) -> pb.Adapter | None:
+    """The generation that an update replaced, or would replace; None: it is not known any more."""
     if dry_run:
-        return [client.get_adapter(after.pool, after.name)]
+        return client.get_adapter(after.pool, after.name)
     generations = client.history(after.pool, after.name).generations
-    return [one for one in generations if one.generation == after.generation - 1]
+    return next((one for one in generations if one.generation == after.generation - 1), None)
 
 
 def _before_after(before: pb.Adapter, after: pb.Adapter) -> list[str]:

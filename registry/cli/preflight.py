@@ -65,7 +65,8 @@ def preflight(session: Session, changes: Sequence[Change], looking: Looking) -> 
     with session.client(looking.read_seconds) as client:
         pools = {name: _pool(client, change) for name, change in {one.pool: one for one in reversed(seen)}.items()}
     reader = SourceReader(looking.credentials, looking.hub)
-    with stopped_after(looking.seconds) as stop, ThreadPoolExecutor(_AT_ONCE) as workers:
+    # In this order: an interrupt, or what is wrong with one, ends the looks at all others before they are waited for.
+    with ThreadPoolExecutor(_AT_ONCE) as workers, stopped_after(looking.seconds) as stop:
         found = list(workers.map(partial(_foreseen, pools, reader, stop, force=looking.force), seen))
     by_place = {id(before): after for before, after in zip(seen, found, strict=True)}
     return [by_place.get(id(one), one) for one in changes]

@@ -75,7 +75,7 @@ def follow_all(
     with ThreadPoolExecutor(max_workers=max(1, min(_AT_ONCE, len(targets)))) as pool:
         try:
             return list(pool.map(lambda target: _follow(client, target, end, seen), targets))
-        except (CliError, KeyboardInterrupt):
+        except BaseException:  # an interrupt, a reader that left
             # The other threads would follow their streams until the deadline.
             pool.shutdown(wait=False, cancel_futures=True)
             client.close()

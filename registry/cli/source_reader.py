@@ -153,7 +153,7 @@ def known_credentials(file: Path | None) -> Credentials:
 
 @contextmanager
 def stopped_after(seconds: float) -> Iterator[Stop]:
-    """A word to stop that is given after so many seconds."""
+    """A word to stop that is given after so many seconds, and at the end of the context."""
     stop = Stop()
     timer = Timer(seconds, stop.set)
     timer.daemon = True
@@ -162,6 +162,7 @@ def stopped_after(seconds: float) -> Iterator[Stop]:
         yield stop
     finally:
         timer.cancel()
+        stop.set()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from registry.etcd3.options import TlsFiles
 from registry.model.errors import InvalidArgument, Reason
 
 _ADDRESS = re.compile(r"[^/\s]+:[0-9]{1,5}")
@@ -41,21 +42,13 @@ class Tls:
     def __bool__(self) -> bool:
         return any((self.ca, self.cert, self.key))
 
-    def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """The contents of authorities, key and certificate, as gRPC takes them.
+    def files(self) -> TlsFiles:
+        """The files, which nobody has looked at yet.
 
         Raises:
-            InvalidArgument: a certificate is without its key, or a file cannot be read.
+            InvalidArgument: a certificate is without its key.
         """
         if bool(self.cert) != bool(self.key):
             message = "a certificate and its key belong together; give both"
             raise InvalidArgument(Reason.INVALID_FIELD, message, field="tls")
-        return _pem(self.ca), _pem(self.key), _pem(self.cert)
-
-
-def _pem(file: Path | None) -> bytes | None:
-    try:
-        return file.read_bytes() if file else None
-    except OSError as error:
-        message = f"cannot read {file}: {error.strerror}"
-        raise InvalidArgument(Reason.INVALID_FIELD, message, field="tls") from error
+        return TlsFiles(self.ca or None, self.cert or None, self.key or None)

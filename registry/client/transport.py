@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import TypeVar
 
 import grpc
@@ -15,9 +17,12 @@ from google.protobuf.message import Message
 from registry.client.address import Tls, check_address
 from registry.client.errors import CallErrors
 from registry.etcd3.backoff import Backoff
+from registry.etcd3.tls import Pem, TlsReader, TlsUnusable
 from registry.model.errors import InvalidArgument, Reason, Unavailable
 from registry.v1 import registry_pb2 as pb
 
+_log = logging.getLogger(__name__)
+_TLS_TROUBLE = "TLS files for the admin service: %s; those that were read last are used, and these tried again"
 # One try may not use up the whole time: a connection may hang that another would not.
 TRY_SECONDS = 10.0
 _SHORTEST_TRY_SECONDS = 0.05
@@ -49,16 +54,11 @@ _Lists = pb.ListAdaptersRequest | pb.ListPoolsRequest | pb.ListReplicasRequest |
 Paged = _Lists | pb.ReadBackupRequest | pb.ListChangesRequest
 
 
-def open_channel(address: str, tls: Tls | None) -> grpc.aio.Channel:
-    """A channel to HOST:PORT, secured if any file of `tls` is given; of the event loop that runs.
-
-    Raises:
-        InvalidArgument: that is no address, a certificate is without its key, or a file cannot be read.
-    """
-    check_address(address)
-    if not tls:
+def _open(address: str, pem: Pem | None) -> grpc.aio.Channel:
+    """A channel to HOST:PORT, of the event loop that runs; None: without TLS."""
+    if pem is None:
         return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*tls.read()), options=_CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*pem), options=_CHANNEL_OPTIONS)
 
 
 class AdminCalls:
@@ -71,17 +71,18 @@ class AdminCalls:
         remedies: see `CallErrors`.
 
     Raises:
-        InvalidArgument: see `open_channel`.
+        InvalidArgument: `address` is none, a certificate is without its key, or a file of `tls` cannot be used.
     """
 
     def __init__(
         self, address: str, tls: Tls | None, timeout_seconds: float, remedies: Mapping[Reason, str] | None = None
     ) -> None:
+        check_address(address)
         self._address = address
-        self._tls = tls
-        self._files = tls.read() if tls else None
+        self._tls = TlsReader(tls.files(), partial(_log.warning, _TLS_TROUBLE)) if tls else None
+        self._pem = self._newest_pem()
         self._closing: set[asyncio.Task[None]] = set()
-        self.channel = open_channel(address, tls)
+        self.channel = _open(address, self._pem)
         self.timeout_seconds = timeout_seconds
         self.errors = CallErrors(address, remedies or {})
 
@@ -231,16 +232,19 @@ class AdminCalls:
 
     def _renew(self) -> None:
         """Connects anew if files of `tls` were replaced, of which a channel never learns; calls that run may end."""
-        try:
-            files = self._tls.read() if self._tls else None
-        except InvalidArgument:
-            return  # they are being replaced
-        if files == self._files:
+        pem = self._newest_pem()
+        if pem == self._pem:
             return
         closing = asyncio.create_task(self.channel.close(TRY_SECONDS))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
-        self.channel, self._files = open_channel(self._address, self._tls), files
+        self.channel, self._pem = _open(self._address, pem), pem
+
+    def _newest_pem(self) -> Pem | None:
+        try:
+            return self._tls.newest() if self._tls else None
+        except TlsUnusable as error:
+            raise InvalidArgument(Reason.INVALID_FIELD, str(error), field="tls") from error
 
 
 def _serialized(message: Message) -> bytes:

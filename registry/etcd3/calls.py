@@ -7,7 +7,7 @@ import random
 
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.backoff import Backoff
-from registry.etcd3.channel import MemberConnection, TlsReader
+from registry.etcd3.channel import MemberConnection, tls_reader
 from registry.etcd3.classify import may_repeat
 from registry.etcd3.codec import AUTHENTICATE, Method, Req, Res
 from registry.etcd3.errors import (
@@ -47,7 +47,7 @@ class Connections:
     """
 
     def __init__(self, options: ClientOptions, rng: random.Random) -> None:
-        self.tls = TlsReader(options.tls) if options.tls else None
+        self.tls = tls_reader(options.tls) if options.tls else None
         self._open: dict[str, MemberConnection] = {}
         self._rotation = Rotation(options.endpoints, rng)
         self._closed = False
@@ -56,7 +56,7 @@ class Connections:
         """The connection to the endpoint in use.
 
         Raises:
-            TlsFailed: see `registry.etcd3.channel.TlsReader`.
+            TlsFailed: see `registry.etcd3.channel.MemberConnection`.
         """
         return self.to(self._rotation.current)
 
@@ -64,7 +64,7 @@ class Connections:
         """The connection to an endpoint.
 
         Raises:
-            TlsFailed: see `registry.etcd3.channel.TlsReader`.
+            TlsFailed: see `registry.etcd3.channel.MemberConnection`.
             Unavailable: the client is closed.
         """
         if self._closed:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,8 +16,10 @@ from registry.etcd3.classify import classify
 from registry.etcd3.codec import Method, Req, Res
 from registry.etcd3.errors import EtcdUnavailable, Timeout, TlsFailed
 from registry.etcd3.options import TlsFiles
+from registry.etcd3.tls import TlsReader, TlsUnusable
 
 _log = logging.getLogger(__name__)
+_TLS_TROUBLE = "etcd's TLS files: %s; those that were read last are used, and these tried again"
 MAX_RECEIVE_BYTES = 64 * 1024 * 1024
 CONNECT_SECONDS = 2.0
 _OPTIONS: Sequence[tuple[str, int]] = (
@@ -38,44 +40,19 @@ _OPTIONS: Sequence[tuple[str, int]] = (
 _SETTLED = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
 
 
-class TlsReader:
-    """Reads TLS files for each connection. Where they cannot be read, what was read last serves on, and it is logged.
-
-    So files may be replaced while connections are made, in whatever way.
-    """
-
-    def __init__(self, files: TlsFiles) -> None:
-        self._files = files
-        self._last: tuple[bytes | None, bytes | None, bytes | None] | None = None
-        self._trouble = ""
-
-    def newest(self, endpoint: str) -> grpc.ChannelCredentials:
-        """For a connection to an endpoint, which the error names.
-
-        Raises:
-            TlsFailed: a file cannot be read, and none was read before.
-        """
-        trouble = ""
-        try:
-            self._last = _read(self._files.ca), _read(self._files.key), _read(self._files.certificate)
-        except OSError as error:
-            trouble = f"cannot read {error.filename}: {error.strerror}"
-            if self._last is None:
-                raise TlsFailed(f"{endpoint}: {trouble}", maybe_applied=False) from error
-        if trouble and trouble != self._trouble:
-            _log.warning("etcd's TLS files: %s; those that were read last are used, and these tried again", trouble)
-        self._trouble = trouble
-        return grpc.ssl_channel_credentials(*self._last)
-
-
-def _read(path: Path | None) -> bytes | None:
-    return None if path is None else path.read_bytes()
+def tls_reader(files: TlsFiles) -> TlsReader:
+    """Reads the files for etcd, and logs what is wrong with them."""
+    return TlsReader(files, partial(_log.warning, _TLS_TROUBLE))
 
 
 def _open(endpoint: str, tls: TlsReader | None) -> grpc.aio.Channel:
     if tls is None:
         return grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
-    return grpc.aio.secure_channel(endpoint, tls.newest(endpoint), options=_OPTIONS)
+    try:
+        credentials = grpc.ssl_channel_credentials(*tls.newest())
+    except TlsUnusable as error:
+        raise TlsFailed(f"{endpoint}: {error}", maybe_applied=False) from error
+    return grpc.aio.secure_channel(endpoint, credentials, options=_OPTIONS)
 
 
 def _cancelled_by_us() -> bool:
@@ -112,7 +89,7 @@ class MemberConnection:
     """A channel to one endpoint, of one event loop. Once retired it closes itself when the last call on it has ended.
 
     Raises:
-        TlsFailed: see `TlsReader.newest`.
+        TlsFailed: a TLS file cannot be used, and none could before.
     """
 
     def __init__(self, endpoint: str, tls: TlsReader | None) -> None:

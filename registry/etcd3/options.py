@@ -10,7 +10,7 @@ from pathlib import Path
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
     """PEM files. They are read again for each new connection, so that rotating them needs no restart; while they
-    cannot be read, what was read last is used.
+    cannot be read, or do not fit each other, what fitted last is used.
 
     `ca` None means the roots that gRPC brings along; `certificate` and `key` are given both or not at all.
     """

@@ -10,10 +10,11 @@ from typing import Self
 
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.calls import Login
-from registry.etcd3.channel import MemberConnection, TlsReader, translated
+from registry.etcd3.channel import MemberConnection, translated
 from registry.etcd3.codec import RANGE, STATUS, WATCH
 from registry.etcd3.errors import EtcdError, EtcdPermissionDenied, EtcdUnauthenticated, EtcdUnavailable, Timeout
 from registry.etcd3.stream import Mark
+from registry.etcd3.tls import TlsReader
 
 # Silence for so long is answered by a request for progress, and in the end by giving up: 5 s in all.
 SILENCE_SECONDS = (2.0, 2.0, 1.0)

@@ -152,9 +152,9 @@ class PoolController:
 
     async def _act(self, due: list[Due], pool: PoolSnapshot, reader: PoolReader) -> bool:
         """Does what is due, if it still is at one revision; False: not all could be done."""
-        budget = Deadline.of(_ACT_SECONDS)
+        deadline = Deadline.of(_ACT_SECONDS)
         try:
-            _, now = await read_pool(self._shared.client, self._shared.keys, due[0].record.name, pool, budget)
+            _, now = await read_pool(self._shared.client, self._shared.keys, due[0].record.name, pool, deadline)
             done = [await self._carry_out(one, now, reader.losses) for one in due]
         except RegistryError as error:
             # Also what is no outage, e.g. a token that expired: a service that dies of it conducts nothing at all.

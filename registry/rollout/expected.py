@@ -268,7 +268,7 @@ def _pool_of(key: bytes) -> str:
     return last_part(key.rsplit(b"/", 1)[0])
 
 
-async def forget(client: Client, keys: Keys, pool: str, name: str, budget: Deadline, *, dry_run: bool) -> None:
+async def forget(client: Client, keys: Keys, pool: str, name: str, deadline: Deadline, *, dry_run: bool) -> None:
     """Expects a replica no more.
 
     Raises:
@@ -278,8 +278,8 @@ async def forget(client: Client, keys: Keys, pool: str, name: str, budget: Deadl
         Unavailable: etcd does not answer.
     """
     try:
-        alive = await client.range(Range(keys.replica(pool, name), keys_only=True), timeout_seconds=budget.spend())
-        found = await client.range(Range(keys.members(pool)), timeout_seconds=budget.spend())
+        alive = await client.range(Range(keys.replica(pool, name), keys_only=True), timeout_seconds=deadline.spend())
+        found = await client.range(Range(keys.members(pool)), timeout_seconds=deadline.spend())
         if alive.kvs:
             message = f"replica {name!r} lives; end its sidecar first"
             raise FailedPrecondition(Reason.REPLICA_LIVES, message, field="name")
@@ -293,7 +293,7 @@ async def forget(client: Client, keys: Keys, pool: str, name: str, budget: Deadl
         if dry_run:
             return
         put = Put(kv.key, wanted.to_bytes())
-        result = await client.txn(Txn((mod_is(kv.key, kv.mod_revision),), (put,)), timeout_seconds=budget.spend())
+        result = await client.txn(Txn((mod_is(kv.key, kv.mod_revision),), (put,)), timeout_seconds=deadline.spend())
     except EtcdError as error:
         raise refusal(error) from error
     if not result.succeeded:

@@ -94,7 +94,7 @@ async def follow_pool(
 
 
 async def read_pool(
-    client: Client, keys: Keys, name: str, base: PoolSnapshot, budget: Deadline
+    client: Client, keys: Keys, name: str, base: PoolSnapshot, deadline: Deadline
 ) -> tuple[KeyValue | None, PoolSnapshot]:
     """An adapter's record and its pool's replicas at one revision.
 
@@ -106,7 +106,7 @@ async def read_pool(
     tries_left = _TRIES
     while True:
         try:
-            records, presences, statuses, members, pools = await _read_together(client, reads, budget)
+            records, presences, statuses, members, pools = await _read_together(client, reads, deadline)
         except EtcdError as error:
             tries_left -= 1
             if not tries_left or not isinstance(error, Compacted | FutureRevision):
@@ -121,11 +121,11 @@ async def read_pool(
             return next(iter(records), None), renew(base, values)
 
 
-async def _read_together(client: Client, reads: Sequence[Range], budget: Deadline) -> list[tuple[KeyValue, ...]]:
+async def _read_together(client: Client, reads: Sequence[Range], deadline: Deadline) -> list[tuple[KeyValue, ...]]:
     """The values of some ranges, all at the revision of the first.
 
     Raises EtcdError, Unavailable: no time is left.
     """
-    first = await client.range(reads[0], timeout_seconds=budget.spend())
+    first = await client.range(reads[0], timeout_seconds=deadline.spend())
     pinned = [replace(read, revision=first.revision) for read in reads[1:]]
-    return [first.kvs, *[(await client.range(read, timeout_seconds=budget.spend())).kvs for read in pinned]]
+    return [first.kvs, *[(await client.range(read, timeout_seconds=deadline.spend())).kvs for read in pinned]]

@@ -45,14 +45,14 @@ class AdapterStreams:
         self._rng = rng
         self._informers = informers
 
-    async def adapters(self, pool: str, start_revision: int, budget: Deadline) -> AsyncGenerator[WatchBatch, None]:
+    async def adapters(self, pool: str, start_revision: int, deadline: Deadline) -> AsyncGenerator[WatchBatch, None]:
         """Changes of a pool's adapters from a revision on; 0: the present state first.
 
         Raises:
             NotFound: there is no such pool.
             FailedPrecondition: etcd does not keep the revisions from there on.
         """
-        await self._reader.pool(pool, budget)
+        await self._reader.pool(pool, deadline)
         prefix = self._keys.adapters(pool)
         resume = Resume(start_revision - 1, 0) if start_revision else None
         reflector = Reflector(self._client, prefix, prefix_end(prefix), resume=resume, rng=self._rng)
@@ -72,13 +72,13 @@ class AdapterStreams:
                         continue
                 delivered = True
 
-    async def rollout(self, question: Question, budget: Deadline) -> AsyncGenerator[Rollout, None]:
+    async def rollout(self, question: Question, deadline: Deadline) -> AsyncGenerator[Rollout, None]:
         """A rollout whenever it has changed, until it is done.
 
         Raises:
             NotFound: there is no such pool, or there is no such adapter, and no generation is given.
         """
-        last = await self._first_look(question, budget)
+        last = await self._first_look(question, deadline)
         if last is not None:
             yield last
             if last.done:
@@ -90,11 +90,11 @@ class AdapterStreams:
                     last = rollout
                     yield rollout
 
-    async def _first_look(self, question: Question, budget: Deadline) -> Rollout | None:
+    async def _first_look(self, question: Question, deadline: Deadline) -> Rollout | None:
         """The first answer; None: it takes a longer look, for an adapter placed by number."""
-        record, pool = await read_pool(self._client, self._keys, question.name, PoolSnapshot(question.pool), budget)
+        record, pool = await read_pool(self._client, self._keys, question.name, PoolSnapshot(question.pool), deadline)
         if record is None:
-            await self._reader.pool(question.pool, budget)
+            await self._reader.pool(question.pool, deadline)
             if not question.generation:
                 raise NotFound(
                     Reason.ADAPTER_NOT_FOUND,

@@ -61,7 +61,7 @@ class Deadline:
 
     @classmethod
     def of(cls, seconds: float) -> Deadline:
-        """A budget that starts now."""
+        """One that is so far from now."""
         clock = asyncio.get_running_loop().time
         return cls(clock() + seconds, clock)
 

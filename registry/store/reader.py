@@ -88,20 +88,20 @@ class Reader:
         """What all keys begin with, without a slash at its end."""
         return self._keys.prefix
 
-    async def adapter(self, pool: str, name: str, budget: Deadline) -> Present[AdapterRecord]:
+    async def adapter(self, pool: str, name: str, deadline: Deadline) -> Present[AdapterRecord]:
         """One adapter.
 
         Raises:
             NotFound: there is no such pool, or no such adapter in it.
             FailedPrecondition: its record cannot be read.
         """
-        found = await self._range(Range(self._keys.adapter(pool, name)), budget)
+        found = await self._range(Range(self._keys.adapter(pool, name)), deadline)
         if not found.kvs:
-            raise await self._nothing(_no_adapter(pool, name), pool, budget)
+            raise await self._nothing(_no_adapter(pool, name), pool, deadline)
         return present_adapter(ReadSet(0, (), {kv.key: kv for kv in found.kvs}), self._keys, pool, name)
 
     async def adapters(
-        self, pool: str, wanted: Filter, size: int, token: PageToken | None, budget: Deadline
+        self, pool: str, wanted: Filter, size: int, token: PageToken | None, deadline: Deadline
     ) -> RecordPage[AdapterRecord]:
         """A page of a pool's adapters; it may hold fewer than `size`, and still not be the last.
 
@@ -110,11 +110,11 @@ class Reader:
             FailedPrecondition: etcd no longer keeps the revision that the first page was of.
         """
         if token is None:
-            await self.pool(pool, budget)
+            await self.pool(pool, deadline)
         scanned = 0
         sieve = Sieve(lambda kv: read_adapter(pool, kv), wanted.takes, size)
         while True:
-            page = await self._page(self._keys.adapters(pool), max(size, _SCAN_PAGE), token, budget)
+            page = await self._page(self._keys.adapters(pool), max(size, _SCAN_PAGE), token, deadline)
             scanned += len(page.kvs)
             sieved = sieve.pass_through(page)
             # The ranges that follow show the revision of the first.
@@ -122,7 +122,7 @@ class Reader:
             if token is None or sieve.is_full() or scanned >= _SCANNED_AT_MOST:
                 return sieved
 
-    async def history(self, pool: str, name: str, budget: Deadline) -> History:
+    async def history(self, pool: str, name: str, deadline: Deadline) -> History:
         """An adapter's generations.
 
         Raises:
@@ -130,14 +130,14 @@ class Reader:
             FailedPrecondition: its record is from a future schema.
         """
         prefix = self._keys.history_of(pool, name)
-        found = await self._range(Range(self._keys.adapter(pool, name)), budget)
-        past = await self._range(Range(prefix, prefix_end(prefix), revision=found.revision), budget)
+        found = await self._range(Range(self._keys.adapter(pool, name)), deadline)
+        past = await self._range(Range(prefix, prefix_end(prefix), revision=found.revision), deadline)
         if not found.kvs and not past.kvs:
-            raise await self._nothing(_no_adapter(pool, name), pool, budget)
+            raise await self._nothing(_no_adapter(pool, name), pool, deadline)
         view = ReadSet(found.revision, (), {kv.key: kv for kv in found.kvs}, {prefix: past.kvs})
         return _history(stored_adapter(view, self._keys, pool, name), past.kvs)
 
-    async def pool(self, pool: str, budget: Deadline, *, field: str = "pool") -> Present[PoolSpec]:
+    async def pool(self, pool: str, deadline: Deadline, *, field: str = "pool") -> Present[PoolSpec]:
         """One pool.
 
         Raises:
@@ -145,20 +145,20 @@ class Reader:
             FailedPrecondition: its record cannot be read.
         """
         key = self._keys.pool(pool)
-        found = await self._range(Range(key), budget)
+        found = await self._range(Range(key), deadline)
         return present_pool(ReadSet(0, (), {kv.key: kv for kv in found.kvs}), self._keys, pool, field=field)
 
-    async def pools(self, size: int, token: PageToken | None, budget: Deadline) -> RecordPage[PoolSpec]:
+    async def pools(self, size: int, token: PageToken | None, deadline: Deadline) -> RecordPage[PoolSpec]:
         """A page of pools."""
-        page = await self._page(self._keys.pools(), size, token, budget)
+        page = await self._page(self._keys.pools(), size, token, deadline)
         return Sieve(read_pool, _anything, size).pass_through(page)
 
-    async def tenants(self, size: int, token: PageToken | None, budget: Deadline) -> RecordPage[TenantRecord]:
+    async def tenants(self, size: int, token: PageToken | None, deadline: Deadline) -> RecordPage[TenantRecord]:
         """A page of tenants."""
-        page = await self._page(self._keys.tenants(), size, token, budget)
+        page = await self._page(self._keys.tenants(), size, token, deadline)
         return Sieve(read_tenant, _anything, size).pass_through(page)
 
-    async def stored(self, size: int, token: PageToken | None, budget: Deadline) -> Page:
+    async def stored(self, size: int, token: PageToken | None, deadline: Deadline) -> Page:
         """A page of desired state as it is stored, all at one revision.
 
         Raises:
@@ -166,12 +166,12 @@ class Reader:
         """
         prefixes = self._keys.backed_up()
         left = [one for one in prefixes if token is None or prefix_end(one) > token.after]
-        page = await self._page(left[0], size, token, budget)
+        page = await self._page(left[0], size, token, deadline)
         if page.token is None and len(left) > 1:
             return replace(page, token=PageToken(page.revision, left[1]))
         return page
 
-    async def audit(self, pool: str, since_id: str, size: int, token: PageToken | None, budget: Deadline) -> Page:
+    async def audit(self, pool: str, since_id: str, size: int, token: PageToken | None, deadline: Deadline) -> Page:
         """A page of a pool's audit records as they are stored, from an id on, the oldest first.
 
         Raises:
@@ -180,26 +180,26 @@ class Reader:
         """
         prefix = self._keys.audit(pool, "")
         start = self._keys.audit(pool, since_id)
-        page = await self._page(prefix, min(size, _AUDITS_AT_MOST), token, budget, start)
+        page = await self._page(prefix, min(size, _AUDITS_AT_MOST), token, deadline, start)
         if not page.kvs:
-            await self.pool(pool, budget)
+            await self.pool(pool, deadline)
         return page
 
-    async def replica(self, pool: str, replica: str, budget: Deadline) -> ReplicaValues:
+    async def replica(self, pool: str, replica: str, deadline: Deadline) -> ReplicaValues:
         """One live replica.
 
         Raises:
             NotFound: there is no such pool, or no such replica lives in it.
         """
-        found = await self._range(Range(self._keys.replica(pool, replica)), budget)
+        found = await self._range(Range(self._keys.replica(pool, replica)), deadline)
         if not found.kvs:
-            raise await self._nothing(_no_replica(pool, replica), pool, budget)
-        status = await self._range(Range(self._keys.status(pool, replica), revision=found.revision), budget)
-        hosts = await self._engine_hosts(pool, found.revision, budget)
+            raise await self._nothing(_no_replica(pool, replica), pool, deadline)
+        status = await self._range(Range(self._keys.status(pool, replica), revision=found.revision), deadline)
+        hosts = await self._engine_hosts(pool, found.revision, deadline)
         return _replica_values(found.kvs[0], next(iter(status.kvs), None), hosts)
 
     async def replicas(
-        self, pool: str, size: int, token: PageToken | None, budget: Deadline
+        self, pool: str, size: int, token: PageToken | None, deadline: Deadline
     ) -> tuple[Page, list[ReplicaValues]]:
         """A page of live replicas with their statuses, all at one revision.
 
@@ -207,39 +207,39 @@ class Reader:
             NotFound: there is no such pool.
         """
         if token is None:
-            await self.pool(pool, budget)
-        page = await self._page(self._keys.replicas(pool), min(size, _REPLICAS_AT_MOST), token, budget)
+            await self.pool(pool, deadline)
+        page = await self._page(self._keys.replicas(pool), min(size, _REPLICAS_AT_MOST), token, deadline)
         if not page.kvs:
             return page, []
         ids = [last_part(kv.key) for kv in page.kvs]
         span = Range(self._keys.status(pool, ids[0]), self._keys.status(pool, ids[-1]) + b"\0", revision=page.revision)
-        statuses = {last_part(kv.key): kv for kv in (await self._range(span, budget)).kvs}
-        hosts = await self._engine_hosts(pool, page.revision, budget)
+        statuses = {last_part(kv.key): kv for kv in (await self._range(span, deadline)).kvs}
+        hosts = await self._engine_hosts(pool, page.revision, deadline)
         return page, [_replica_values(kv, statuses.get(one), hosts) for one, kv in zip(ids, page.kvs, strict=True)]
 
-    async def _engine_hosts(self, pool: str, revision: int, budget: Deadline) -> tuple[str, ...] | None:
-        found = await self._range(Range(self._keys.pool(pool), revision=revision), budget)
+    async def _engine_hosts(self, pool: str, revision: int, deadline: Deadline) -> tuple[str, ...] | None:
+        found = await self._range(Range(self._keys.pool(pool), revision=revision), deadline)
         return engine_hosts_of(next(iter(found.kvs), None))
 
-    async def expected(self, pool: str, revision: int, budget: Deadline) -> ExpectedValues:
+    async def expected(self, pool: str, revision: int, deadline: Deadline) -> ExpectedValues:
         """What is expected of a pool, and the names of those that live, at a revision."""
         prefix = self._keys.replicas(pool)
-        members = await self._range(Range(self._keys.members(pool), revision=revision), budget)
-        record = await self._range(Range(self._keys.pool(pool), revision=revision), budget)
-        live = [last_part(kv.key) async for kv in self._everything(prefix, revision, budget, keys_only=True)]
+        members = await self._range(Range(self._keys.members(pool), revision=revision), deadline)
+        record = await self._range(Range(self._keys.pool(pool), revision=revision), deadline)
+        live = [last_part(kv.key) async for kv in self._everything(prefix, revision, deadline, keys_only=True)]
         return ExpectedValues(next(iter(members.kvs), None), next(iter(record.kvs), None), live)
 
-    async def replicas_without_pool(self, revision: int, budget: Deadline) -> dict[str, list[str]]:
+    async def replicas_without_pool(self, revision: int, deadline: Deadline) -> dict[str, list[str]]:
         """The names of live replicas by their pool, of pools that do not exist."""
-        pools = self._everything(self._keys.pools(), revision, budget, keys_only=True)
+        pools = self._everything(self._keys.pools(), revision, deadline, keys_only=True)
         known, found = {last_part(kv.key) async for kv in pools}, dict[str, list[str]]()
-        async for kv in self._everything(self._keys.all_replicas(), revision, budget, keys_only=True):
+        async for kv in self._everything(self._keys.all_replicas(), revision, deadline, keys_only=True):
             pool = last_part(kv.key.rpartition(b"/")[0])
             if pool not in known:
                 found.setdefault(pool, []).append(last_part(kv.key))
         return found
 
-    async def lost_adapters(self, tenant: str, budget: Deadline) -> tuple[AdapterRecord, ...]:
+    async def lost_adapters(self, tenant: str, deadline: Deadline) -> tuple[AdapterRecord, ...]:
         """A tenant's records that were deleted past the admin service.
 
         The audit trail tells how they stood. It is long, so it is read only if the tenant's counter is not the number
@@ -249,25 +249,25 @@ class Reader:
             FailedPrecondition: the tenant's record cannot be read.
         """
         key = self._keys.tenant(tenant)
-        found = await self._range(Range(key), budget)
+        found = await self._range(Range(key), deadline)
         view = ReadSet(found.revision, (), {kv.key: kv for kv in found.kvs})
         stored = stored_tenant(view, self._keys, tenant)
-        adapters = self._everything(self._keys.all_adapters(), found.revision, budget, keys_only=True)
+        adapters = self._everything(self._keys.all_adapters(), found.revision, deadline, keys_only=True)
         standing = {kv.key async for kv in adapters if is_of_tenant(kv.key, tenant)}
         if len(standing) == (stored.record.adapters if isinstance(stored, Present) else 0):
             return ()
         trail = AuditTrail(tenant)
-        async for kv in self._everything(self._keys.audits(), found.revision, budget):
+        async for kv in self._everything(self._keys.audits(), found.revision, deadline):
             trail.take(kv)
         return trail.lost(standing, self._keys)
 
     async def _everything(
-        self, prefix: bytes, revision: int, budget: Deadline, *, keys_only: bool = False
+        self, prefix: bytes, revision: int, deadline: Deadline, *, keys_only: bool = False
     ) -> AsyncIterator[KeyValue]:
         """All keys below a prefix as they stood at a revision."""
         read = Range(prefix, prefix_end(prefix), limit=_SCAN_PAGE, revision=revision, keys_only=keys_only)
         while True:
-            found = await self._in_one_message(read, budget)
+            found = await self._in_one_message(read, deadline)
             for kv in found.kvs:
                 yield kv
             if not found.more:
@@ -275,34 +275,34 @@ class Reader:
             read = replace(read, key=found.kvs[-1].key + b"\0")
 
     async def _page(
-        self, prefix: bytes, size: int, token: PageToken | None, budget: Deadline, first: bytes = b""
+        self, prefix: bytes, size: int, token: PageToken | None, deadline: Deadline, first: bytes = b""
     ) -> Page:
         """A page of the keys below a prefix; `first`: from this key on."""
         start = token.after + b"\0" if token else first or prefix
         revision = token.revision if token else 0
-        result = await self._in_one_message(Range(start, prefix_end(prefix), limit=size, revision=revision), budget)
+        result = await self._in_one_message(Range(start, prefix_end(prefix), limit=size, revision=revision), deadline)
         at = revision or result.revision
         return Page(at, result.kvs, PageToken(at, result.kvs[-1].key) if result.more else None)
 
-    async def _in_one_message(self, read: Range, budget: Deadline) -> RangeResult:
+    async def _in_one_message(self, read: Range, deadline: Deadline) -> RangeResult:
         """As many keys as one message takes: values that others than us wrote may have 1.5 MiB each."""
         while read.limit > 1:
             try:
-                return await self._client.range(read, timeout_seconds=budget.spend())
+                return await self._client.range(read, timeout_seconds=deadline.spend())
             except ResponseTooLarge:
                 read = replace(read, limit=max(1, read.limit // _SHRINK))
             except EtcdError as error:
                 raise refusal(error) from error
-        return await self._range(read, budget)
+        return await self._range(read, deadline)
 
-    async def _nothing(self, error: NotFound, pool: str, budget: Deadline) -> NotFound:
+    async def _nothing(self, error: NotFound, pool: str, deadline: Deadline) -> NotFound:
         """The error to raise: that of the pool, if that is not there either."""
-        await self.pool(pool, budget)
+        await self.pool(pool, deadline)
         return error
 
-    async def _range(self, read: Range, budget: Deadline) -> RangeResult:
+    async def _range(self, read: Range, deadline: Deadline) -> RangeResult:
         try:
-            return await self._client.range(read, timeout_seconds=budget.spend())
+            return await self._client.range(read, timeout_seconds=deadline.spend())
         except EtcdError as error:
             raise refusal(error) from error
 

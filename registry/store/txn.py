@@ -94,7 +94,7 @@ class Sent:
     copies: bool
 
 
-async def commit(client: Client, txn: Txn, request_id: str, budget: Deadline, rng: random.Random) -> Sent:
+async def commit(client: Client, txn: Txn, request_id: str, deadline: Deadline, rng: random.Random) -> Sent:
     """Sends `txn`; after a failure that may have applied it, the same again.
 
     That does no harm, since it compares that its own request record is absent. If its compares fail, its else-branch
@@ -105,24 +105,24 @@ async def commit(client: Client, txn: Txn, request_id: str, budget: Deadline, rn
         Unavailable: the time is up and nobody knows.
     """
     try:
-        return Sent(await client.txn(txn, timeout_seconds=budget.share()), copies=False)
+        return Sent(await client.txn(txn, timeout_seconds=deadline.share()), copies=False)
     except EtcdError as error:
         if error.certainly_not_applied:
             raise
-        return await _send_again(client, txn, request_id, budget, rng, error)
+        return await _send_again(client, txn, request_id, deadline, rng, error)
 
 
 async def _send_again(
-    client: Client, txn: Txn, request_id: str, budget: Deadline, rng: random.Random, last: EtcdError
+    client: Client, txn: Txn, request_id: str, deadline: Deadline, rng: random.Random, last: EtcdError
 ) -> Sent:
     failures = 1
     while True:
         delay = _RESEND.delay(failures, rng.uniform)
-        if delay >= budget.left():
+        if delay >= deadline.left():
             raise outcome_unknown(last, request_id) from last
         await asyncio.sleep(delay)
         try:
-            return Sent(await client.txn(txn, timeout_seconds=budget.share()), copies=True)
+            return Sent(await client.txn(txn, timeout_seconds=deadline.share()), copies=True)
         except EtcdError as error:
             last = error
             failures += 1
@@ -188,13 +188,13 @@ class Tools:
 
 
 class TxnRunner:
-    """One change by one caller, within one budget."""
+    """One change by one caller, within one deadline."""
 
-    def __init__(self, change: Change, context: Context, tools: Tools, budget: Deadline) -> None:
+    def __init__(self, change: Change, context: Context, tools: Tools, deadline: Deadline) -> None:
         self._change = change
         self._context = context
         self._tools = tools
-        self._budget = budget
+        self._deadline = deadline
         self._reads = reads_of(change, context)
         self._copies = False
 
@@ -237,7 +237,7 @@ class TxnRunner:
         """How an earlier call with this request id was settled. Read plainly: without space no transaction is taken."""
         reads = request_reads(self._context)
         try:
-            found = [await self._tools.client.range(read, timeout_seconds=self._budget.spend()) for read in reads]
+            found = [await self._tools.client.range(read, timeout_seconds=self._deadline.spend()) for read in reads]
         except EtcdError as error:
             raise refusal(error) from error
         return replay(read_set_of(reads, found[0].revision, found), self._context)
@@ -277,7 +277,7 @@ class TxnRunner:
                 return Settled(planned.reply, sent.result.revision)
             if sent is not None:
                 view = self._seen(sent)
-                await asyncio.sleep(min(_RACE.delay(lost, self._tools.rng.uniform), max(0.0, self._budget.left())))
+                await asyncio.sleep(min(_RACE.delay(lost, self._tools.rng.uniform), max(0.0, self._deadline.left())))
         raise Conflict(
             Reason.LOST_RACE, f"others changed the same records {_TRIES} times in a row; nothing was changed, repeat it"
         )
@@ -292,10 +292,10 @@ class TxnRunner:
 
     async def _send(self, planned: Commit) -> Sent | None:
         """What became of the transaction; None: its leases are gone, and there are new ones now."""
-        self._budget.spend()
+        self._deadline.spend()
         request_id = self._context.caller.request_id
         try:
-            sent = await commit(self._tools.client, planned.txn, request_id, self._budget, self._tools.rng)
+            sent = await commit(self._tools.client, planned.txn, request_id, self._deadline, self._tools.rng)
         except LeaseExpired:
             self._tools.request_lease.forget(self._context.leases.request)
             self._tools.audit_lease.forget(self._context.leases.audit)
@@ -317,7 +317,7 @@ class TxnRunner:
         most = self._context.limits.max_ops
         results = [
             await self._tools.client.txn(
-                Txn((), self._reads[start : start + most]), timeout_seconds=self._budget.spend()
+                Txn((), self._reads[start : start + most]), timeout_seconds=self._deadline.spend()
             )
             for start in range(0, len(self._reads), most)
         ]
@@ -328,8 +328,8 @@ class TxnRunner:
 
     async def _take_leases(self) -> None:
         leases = LeaseIds(
-            request=await self._tools.request_lease.current(self._budget.spend()),
-            audit=await self._tools.audit_lease.current(self._budget.spend()),
+            request=await self._tools.request_lease.current(self._deadline.spend()),
+            audit=await self._tools.audit_lease.current(self._deadline.spend()),
         )
         self._context = replace(self._context, leases=leases)
 
@@ -337,7 +337,7 @@ class TxnRunner:
         """Refuses only once no copy of what was sent can take effect any more."""
         request_id = self._context.caller.request_id
         try:
-            sent = await commit(self._tools.client, fence(self._context), request_id, self._budget, self._tools.rng)
+            sent = await commit(self._tools.client, fence(self._context), request_id, self._deadline, self._tools.rng)
         except EtcdError as failure:
             raise outcome_unknown(failure, request_id) from failure
         if sent.result.succeeded:

@@ -156,7 +156,7 @@ class Writer:
         self._locks = NamedLocks()
         self._tools = Tools(client, ReadCache(keys.records()), request_lease(client), audit_lease(client), rng)
 
-    async def change(self, change: Change, caller: Caller, budget: Deadline, *, validate_only: bool) -> Settled:
+    async def change(self, change: Change, caller: Caller, deadline: Deadline, *, validate_only: bool) -> Settled:
         """Carries a change out, or only tells what would become of it.
 
         Raises:
@@ -164,11 +164,11 @@ class Writer:
             RegistryError: it is refused, and nothing was changed.
         """
         self._gate.check()
-        attempt = TxnRunner(change, self._context(change, caller), self._tools, budget)
+        attempt = TxnRunner(change, self._context(change, caller), self._tools, deadline)
         if validate_only:
             return await attempt.foretell()
         try:
-            async with self._locks.hold(tenants_of(change), timeout_seconds=budget.spend()):
+            async with self._locks.hold(tenants_of(change), timeout_seconds=deadline.spend()):
                 return await attempt.carry_out()
         except TimeoutError as error:
             message = "other changes of the same tenant took all the time; nothing was changed, repeat it"

@@ -62,6 +62,7 @@ class LeaseCollector:
         *,
         monotonic: Callable[[], float],
         pause_seconds: float = KEEP_SECONDS,
+        on_news: Callable[[], None] = lambda: None,
     ) -> None:
         """Does nothing yet.
 
@@ -72,6 +73,8 @@ class LeaseCollector:
             maintenance: looks after the store.
             monotonic: seconds of the clock of `DrainTracker`.
             pause_seconds: between two rounds.
+            on_news: is called when the engine has other adapters than in the last look that a plan was made from. The
+                engine tells of changes since its last look only, and that was ours.
         """
         self._engine = engine
         self._store = store
@@ -79,6 +82,8 @@ class LeaseCollector:
         self._maintenance = maintenance
         self._monotonic = monotonic
         self._pause_seconds = pause_seconds
+        self._on_news = on_news
+        self._noticed: Observed | None = None
         self._uses: AbstractSet[Use] | None = None
         self._problems: dict[str, str] = {}
 
@@ -87,6 +92,7 @@ class LeaseCollector:
 
         What is listed now counts as used until the plan after it: a swap that fails puts it back.
         """
+        self._noticed = observed
         self._uses = uses | observed.adapters.items()
         self._look(observed)
 
@@ -126,6 +132,8 @@ class LeaseCollector:
 
     def _decide(self, evidence: DrainEvidence, observed: Observed, asked_at: float) -> None:
         """In one step of the event loop, so that no plan is made between the look and the decision."""
+        if self._noticed is not None and self._noticed.adapters != observed.adapters:
+            self._on_news()
         self._drain_tracker.testify(evidence, asked_at=asked_at, now=self._monotonic())
         self._look(observed)
         gone = self._store.let_go(self._drain_tracker.proven())

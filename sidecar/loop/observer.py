@@ -62,6 +62,7 @@ class EngineObserver:
         self._clock = clock
         self._observed: Observed | None = None
         self._observed_at = 0.0
+        self._doubts = 0
         self._told: Observed | None = None
         self._failing_since: float | None = None
         self._failed_at = 0.0
@@ -74,8 +75,9 @@ class EngineObserver:
         return self.turns is False
 
     def distrust(self) -> None:
-        """Forgets what was seen: it may have changed. The next look is a new one."""
+        """Forgets what was seen, or is just being seen: it may have changed. The next look is a new one."""
         self._observed = None
+        self._doubts += 1
 
     @property
     def observed_at(self) -> float:
@@ -125,7 +127,7 @@ class EngineObserver:
         now = self._clock.monotonic()
         if self._observed is not None and now - self._observed_at < max_age_seconds:
             return self._observed
-        self._observed = None
+        self._observed, doubts = None, self._doubts
         try:
             observed = await self._engine.observe()
         except EngineError as error:
@@ -136,7 +138,7 @@ class EngineObserver:
             self._failed_at = now
             return None
         self.problem, self._failing_since = "", None
-        self._observed, self._observed_at = observed, now
+        self._observed, self._observed_at = observed if doubts == self._doubts else None, now
         self._tell(observed)
         return observed
 

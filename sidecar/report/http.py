@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from registry.model.status import ReplicaStatus
 from registry.runtime.settings import is_loopback
 from sidecar.plan.handoff import Need
 from sidecar.report.cache import StatusCache
@@ -32,23 +33,9 @@ def make_app(cache: StatusCache, insecure: Sequence[str], drain: ReplicaDrain, r
         return JSONResponse({"alive": True})
 
     async def readyz(_: Request) -> Response:
-        status = cache.status
-        body = {
-            "ready": status.ready,
-            "stale": status.stale,
-            "note": status.note,
-            "held": status.held,
-            "degraded": status.degraded,
-            "observed_revision": status.observed_revision,
-            "served": status.served.count,
-            "served_seen_at": status.served.seen_at,
-            "pending": len(status.pending),
-            "failed": len(status.failed),
-            "insecure": insecure,
-            "failing": cache.failing,
-        }
+        body = {**_readiness(cache.status), "insecure": insecure, "failing": cache.failing}
         # Escaped, since what others said may hold half of a character.
-        return Response(json.dumps(body), status_code=200 if status.ready else 503, media_type="application/json")
+        return Response(json.dumps(body), status_code=200 if body["ready"] else 503, media_type="application/json")
 
     async def status(_: Request) -> Response:
         return Response(cache.status.to_bytes(), media_type="application/json")
@@ -65,6 +52,21 @@ def make_app(cache: StatusCache, insecure: Sequence[str], drain: ReplicaDrain, r
     routes = {"/livez": livez, "/readyz": readyz, "/status": status, "/events": events, "/metrics": metrics}
     drain_route = Route("/drain", partial(_drain, drain), methods=["GET", "POST"])
     return Starlette(routes=[*(Route(path, endpoint) for path, endpoint in routes.items()), drain_route])
+
+
+def _readiness(status: ReplicaStatus) -> dict[str, object]:
+    return {
+        "ready": status.ready,
+        "stale": status.stale,
+        "note": status.note,
+        "held": status.held,
+        "degraded": status.degraded,
+        "observed_revision": status.observed_revision,
+        "served": status.served.count,
+        "served_seen_at": status.served.seen_at,
+        "pending": len(status.pending),
+        "failed": len(status.failed),
+    }
 
 
 def _is_from_own_host(request: Request) -> bool:

@@ -94,10 +94,10 @@ class Admin:
 
     async def _change(self, change: Change, request_id: str) -> Settled:
         caller = Caller("op", "operator", request_id, request_id_given=True)
-        budget = Deadline.of(CALL_SECONDS)
+        deadline = Deadline.of(CALL_SECONDS)
         if isinstance(change, RepairTenant):
-            change = replace(change, lost=await self._reader.lost_adapters(change.name, budget))
-        return await self._writer.change(change, caller, budget, validate_only=False)
+            change = replace(change, lost=await self._reader.lost_adapters(change.name, deadline))
+        return await self._writer.change(change, caller, deadline, validate_only=False)
 
 
 @dataclass(frozen=True)

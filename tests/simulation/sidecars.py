@@ -54,7 +54,7 @@ class Place:
 
 @dataclass(frozen=True)
 class _Heard:
-    """A desk whose answers are looked at, each at the moment at which it is given."""
+    """A resolver whose answers are looked at, each at the moment at which it is given."""
 
     resolver: Resolver
     place: Place

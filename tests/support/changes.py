@@ -25,7 +25,7 @@ from tests.support.memory_etcd import MemoryEtcd
 
 KEYS = Keys("/t")
 POOL = "p"
-ALICE = "operator:alice"  # where request ids of a `Desk` stand
+ALICE = "operator:alice"  # where request ids of a `Author` stand
 
 
 def spec(source: str = "v1", **values: Any) -> AdapterSpec:
@@ -59,7 +59,7 @@ def lost_records(etcd: MemoryEtcd, tenant: str) -> tuple[AdapterRecord, ...]:
 
 
 @dataclass
-class Desk:
+class Author:
     """Somebody who makes changes. `context` can be made for each change; ids are counted."""
 
     etcd: MemoryEtcd = field(default_factory=MemoryEtcd)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.tools.devstack.engine_environment import find_engine_python
+from tests.support.processes import child
 
 PROJECT = Path(__file__).parents[2]
 # What both environments have is the engine's. Torch takes seconds to be imported, so one process runs all commands.
@@ -65,7 +66,6 @@ def loraplane_with_torch() -> Iterator[LoraplaneWithTorch]:
     worker = _WORKER.format(ours=sysconfig.get_paths()["purelib"])
     environment = os.environ | {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "2"}
     command = [str(find_engine_python()), "-c", worker]
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT
-    ) as process:
+    pipe = subprocess.PIPE
+    with child(command, env=environment, stdin=pipe, stdout=pipe, text=True, cwd=PROJECT) as process:
         yield LoraplaneWithTorch(process)

@@ -35,7 +35,7 @@ class CallContext:
 
     method: str
     principal: Principal
-    budget: Deadline
+    deadline: Deadline
     origin: str
 
     def caller(self, request_id: str) -> Caller:

@@ -39,14 +39,14 @@ class Reads:
 
     async def get_adapter(self, request: pb.GetAdapterRequest, call: CallContext) -> pb.Adapter:
         _check_adapter(request.pool, request.name)
-        return encode.present_adapter(await self._reader.adapter(request.pool, request.name, call.budget))
+        return encode.present_adapter(await self._reader.adapter(request.pool, request.name, call.deadline))
 
     async def list_adapters(self, request: pb.ListAdaptersRequest, call: CallContext) -> pb.ListAdaptersResponse:
         check_segment(request.pool, field="pool")
         wanted, size = parse_filter(request.filter), check_page_size(request.page_size)
         listing = f"adapters\0{request.pool}\0{request.filter}"
         token = decode_token(request.page_token, listing)
-        page = await self._reader.adapters(request.pool, wanted, size, token, call.budget)
+        page = await self._reader.adapters(request.pool, wanted, size, token, call.deadline)
         return pb.ListAdaptersResponse(
             adapters=[encode.present_adapter(one) for one in page.records],
             next_page_token=encode.token(page.token, listing),
@@ -58,19 +58,19 @@ class Reads:
         self, request: pb.ListAdapterHistoryRequest, call: CallContext
     ) -> pb.ListAdapterHistoryResponse:
         _check_adapter(request.pool, request.name)
-        return encode.history(await self._reader.history(request.pool, request.name, call.budget))
+        return encode.history(await self._reader.history(request.pool, request.name, call.deadline))
 
     async def get_pool(self, request: pb.GetPoolRequest, call: CallContext) -> pb.Pool:
         check_segment(request.name, field="name")
-        found = await self._reader.pool(request.name, call.budget, field="name")
+        found = await self._reader.pool(request.name, call.deadline, field="name")
         return pool_message(found.record, found.revision)
 
     async def list_pools(self, request: pb.ListPoolsRequest, call: CallContext) -> pb.ListPoolsResponse:
         size, token = check_page_size(request.page_size), decode_token(request.page_token, "pools")
-        page = await self._reader.pools(size, token, call.budget)
+        page = await self._reader.pools(size, token, call.deadline)
         unknown: dict[str, list[str]] = {}
         if request.show_unknown and page.token is None:
-            unknown = await self._reader.replicas_without_pool(page.revision, call.budget)
+            unknown = await self._reader.replicas_without_pool(page.revision, call.deadline)
         return pb.ListPoolsResponse(
             unknown=encode.unknown_pools(unknown),
             pools=[pool_message(one.record, one.revision) for one in page.records],
@@ -82,7 +82,7 @@ class Reads:
 
     async def list_tenants(self, request: pb.ListTenantsRequest, call: CallContext) -> pb.ListTenantsResponse:
         size, token = check_page_size(request.page_size), decode_token(request.page_token, "tenants")
-        page = await self._reader.tenants(size, token, call.budget)
+        page = await self._reader.tenants(size, token, call.deadline)
         return pb.ListTenantsResponse(
             tenants=[tenant_message(one.record, one.revision) for one in page.records],
             next_page_token=encode.token(page.token, "tenants"),
@@ -91,14 +91,14 @@ class Reads:
 
     async def read_backup(self, request: pb.ReadBackupRequest, call: CallContext) -> pb.ReadBackupResponse:
         size, token = check_page_size(request.page_size), decode_token(request.page_token, "backup")
-        page = await self._reader.stored(size, token, call.budget)
+        page = await self._reader.stored(size, token, call.deadline)
         return encode.backup(page, self._reader.prefix, encode.token(page.token, "backup"))
 
     async def list_changes(self, request: pb.ListChangesRequest, call: CallContext) -> pb.ListChangesResponse:
         check_segment(request.pool, field="pool")
         listing, since = f"changes\0{request.pool}\0{request.since}", first_id(request.since)
         size, token = check_page_size(request.page_size), decode_token(request.page_token, listing)
-        page = await self._reader.audit(request.pool, since, size, token, call.budget)
+        page = await self._reader.audit(request.pool, since, size, token, call.deadline)
         reply = pb.ListChangesResponse(next_page_token=encode.token(page.token, listing))
         for kv in page.kvs:
             try:
@@ -111,16 +111,16 @@ class Reads:
     async def get_replica(self, request: pb.GetReplicaRequest, call: CallContext) -> pb.Replica:
         check_segment(request.pool, field="pool")
         check_segment(request.name, field="name")
-        return encode.replica(request.pool, await self._reader.replica(request.pool, request.name, call.budget))
+        return encode.replica(request.pool, await self._reader.replica(request.pool, request.name, call.deadline))
 
     async def list_replicas(self, request: pb.ListReplicasRequest, call: CallContext) -> pb.ListReplicasResponse:
         check_segment(request.pool, field="pool")
         listing = f"replicas\0{request.pool}"
         size, token = check_page_size(request.page_size), decode_token(request.page_token, listing)
-        page, found = await self._reader.replicas(request.pool, size, token, call.budget)
+        page, found = await self._reader.replicas(request.pool, size, token, call.deadline)
         missing: list[pb.MissingReplica] = []
         if page.token is None:
-            said = await self._reader.expected(request.pool, page.revision, call.budget)
+            said = await self._reader.expected(request.pool, page.revision, call.deadline)
             missing = encode.missing(expectation_of(said.members, said.pool).absent(said.live))
         return pb.ListReplicasResponse(
             replicas=[encode.replica(request.pool, one) for one in found],
@@ -149,7 +149,7 @@ class Request(Protocol):
 class Forget(Protocol):
     """Expects a replica no more."""
 
-    async def __call__(self, pool: str, name: str, budget: Deadline, *, dry_run: bool) -> None: ...
+    async def __call__(self, pool: str, name: str, deadline: Deadline, *, dry_run: bool) -> None: ...
 
 
 class Writes:
@@ -210,7 +210,7 @@ class Writes:
 
     async def repair_tenant(self, request: pb.RepairTenantRequest, call: CallContext) -> pb.RepairTenantResponse:
         caller, change = call.caller(request.request_id), decode.repair_tenant(request)
-        found = replace(change, lost=await self._reader.lost_adapters(change.name, call.budget))
+        found = replace(change, lost=await self._reader.lost_adapters(change.name, call.deadline))
         return encode.repaired(await self._change(found, request, caller, call))
 
     async def drain_replica(self, request: pb.DrainReplicaRequest, call: CallContext) -> pb.DrainReplicaResponse:
@@ -221,14 +221,14 @@ class Writes:
     async def forget_replica(self, request: pb.ForgetReplicaRequest, call: CallContext) -> pb.ForgetReplicaResponse:
         check_segment(request.pool, field="pool")
         check_segment(request.name, field="name")
-        await self._forget(request.pool, request.name, call.budget, dry_run=request.validate_only)
+        await self._forget(request.pool, request.name, call.deadline, dry_run=request.validate_only)
         if not request.validate_only:
             _log.info("replica_forgotten", pool=request.pool, replica=request.name, principal=call.principal.name)
         return pb.ForgetReplicaResponse()
 
     async def _change(self, change: Change, request: Request, caller: Caller, call: CallContext) -> Settled:
         """Carries a change out and logs it. Raises RegistryError."""
-        settled = await self._writer.change(change, caller, call.budget, validate_only=request.validate_only)
+        settled = await self._writer.change(change, caller, call.deadline, validate_only=request.validate_only)
         if not request.validate_only:
             _log.info(
                 "change_settled",

@@ -184,18 +184,18 @@ async def _admitted(
         Unavailable: they had none in time, or the request did not come.
         InvalidArgument: it is none.
     """
-    async with limits.calls.held(call.origin, timeout_seconds=call.budget.spend()):
-        raw = await _received(requests, call.budget)
+    async with limits.calls.held(call.origin, timeout_seconds=call.deadline.spend()):
+        raw = await _received(requests, call.deadline)
         if prepare is not None:
             await prepare(parse(raw), call)
-        async with limits.working.held(call.origin, timeout_seconds=call.budget.spend()):
+        async with limits.working.held(call.origin, timeout_seconds=call.deadline.spend()):
             yield parse(raw)
 
 
-async def _received(requests: RawRequests, budget: Deadline) -> bytes:
+async def _received(requests: RawRequests, deadline: Deadline) -> bytes:
     """The one request of a call. Raises InvalidArgument: there is none; Unavailable: it does not come."""
     try:
-        async with asyncio.timeout(budget.spend()):
+        async with asyncio.timeout(deadline.spend()):
             raw = await anext(aiter(requests), None)
     except TimeoutError as error:
         raise Unavailable(Reason.DEADLINE_EXCEEDED, "the request did not arrive in time; nothing was done") from error

@@ -42,7 +42,7 @@ class Streams:
     ) -> AsyncGenerator[pb.WatchAdaptersResponse, None]:
         check_segment(request.pool, field="pool")
         start = _not_negative(request.start_revision, "start_revision")
-        async with aclosing(self._watcher.adapters(request.pool, start, call.budget)) as batches:
+        async with aclosing(self._watcher.adapters(request.pool, start, call.deadline)) as batches:
             async for batch in batches:
                 for response in _responses(request.pool, batch):
                     yield response
@@ -53,7 +53,7 @@ class Streams:
         check_segment(request.pool, field="pool")
         check_adapter_name(request.name)
         question = Question(request.pool, request.name, _not_negative(request.generation, "generation"))
-        async with aclosing(self._watcher.rollout(question, call.budget)) as rollouts:
+        async with aclosing(self._watcher.rollout(question, call.deadline)) as rollouts:
             async for rollout in rollouts:
                 yield _rollout(rollout)
 
@@ -129,8 +129,8 @@ class Residency:
         check_segment(request.pool, field="pool")
         if request.name:
             check_adapter_name(request.name)
-            await self._reader.adapter(request.pool, request.name, call.budget)
-        await self._reader.pool(request.pool, call.budget)
+            await self._reader.adapter(request.pool, request.name, call.deadline)
+        await self._reader.pool(request.pool, call.deadline)
         async with self._hub.look(request.pool) as subscription, aclosing(subscription.follow()) as updates:
             async for update in updates:
                 wanted = _only(update, name_key(request.name)) if request.name else update

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -112,6 +114,9 @@ def edit(
             path.unlink()
             raise
         raise CliError(with_remedy(error.failure, f"what you wrote is kept in {path}")) from error
+    except KeyboardInterrupt:
+        note(f"what you wrote is kept in {path}")
+        raise
     path.unlink()
 
 
@@ -126,11 +131,22 @@ def _new_file(text: str) -> Path:
 def _run_editor(path: Path) -> None:
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     try:
-        code = subprocess.run([*shlex.split(editor), str(path)], check=False).returncode  # noqa: S603 - the user's own
+        with _left_to_the_editor(signal.SIGINT):
+            code = subprocess.run([*shlex.split(editor), str(path)], check=False).returncode  # noqa: S603 - the user's
     except (OSError, ValueError) as error:
         raise usage(f"cannot start the editor {editor!r}: {error}; name one with EDITOR") from error
     if code:
         raise usage(f"the editor {editor!r} ended with {code}, and nothing was changed")
+
+
+@contextmanager
+def _left_to_the_editor(number: signal.Signals) -> Iterator[None]:
+    """A terminal sends an interrupt to both; ours would end the editor, with all that is not saved."""
+    before = signal.signal(number, lambda *_: None)  # SIG_IGN would be the editor's too
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def _is_same(after: Sequence[Change], before: pb.Adapter) -> bool:

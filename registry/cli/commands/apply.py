@@ -12,7 +12,7 @@ import typer
 import yaml
 
 from registry.cli import options
-from registry.cli.apply import ApplyOrder, apply_change, apply_changes, send
+from registry.cli.apply import ApplyOrder, apply_change, apply_changes, earlier, send
 from registry.cli.change_set import Applied, Change, Outcome, is_uri, source_uri, upsert_of, upserts
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, usage
@@ -362,7 +362,7 @@ def _before(client: AdminClient, result: pb.AdapterResult) -> pb.Adapter | None:
         case pb.AdapterResult.CREATED:
             return None
         case pb.AdapterResult.UPDATED:
-            return client.get_adapter(result.adapter.pool, result.adapter.name)
+            return earlier(client, result.adapter, dry_run=True)
         case _:
             return result.adapter
 

@@ -15,7 +15,7 @@ from registry.cli.failure import CliError, Exit, not_found, usage
 from registry.cli.views.columns import ADAPTERS, POOLS, REPLICAS, TENANTS
 from registry.cli.views.output import OutputView
 from registry.cli.views.replica_view import ReplicaView, missing_view, replica_view
-from registry.cli.views.residency_view import LODGINGS, ResidencyRow, residency_rows
+from registry.cli.views.residency_view import RESIDENCY, ResidencyRow, residency_rows
 from registry.lora.text import printable
 from registry.model.errors import Reason
 from registry.model.names import matches
@@ -127,7 +127,7 @@ VIEWS: Mapping[Kind, OutputView[Any]] = {
 
 def view_of(query: Query) -> OutputView[Any]:
     """How what is asked for is shown."""
-    return LODGINGS if query.wide and query.kind is Kind.ADAPTERS else VIEWS[query.kind]
+    return RESIDENCY if query.wide and query.kind is Kind.ADAPTERS else VIEWS[query.kind]
 
 
 def note(text: str) -> None:
@@ -145,7 +145,7 @@ def find(client: AdminClient, query: Query, note: Note) -> list[Any]:
         raise usage("--selector is for adapters and replicas: nothing else has labels")
     match query.kind:
         case Kind.ADAPTERS if query.wide:
-            return _labelled(client, query, _lodgings(client, query, note))
+            return _labelled(client, query, _residency(client, query, note))
         case Kind.ADAPTERS:
             return [one for one in _adapters(client, query, note) if matches(query.labels, one.spec.labels)]
         case Kind.REPLICAS:
@@ -185,14 +185,14 @@ def _note_unreadable(pages: Sequence[Page], what: str, note: Note) -> None:
         note(f"{len(names)} {what} cannot be read, and are left out: {told}; see loraplane doctor")
 
 
-def _lodgings(client: AdminClient, query: Query, note: Note) -> list[ResidencyRow]:
+def _residency(client: AdminClient, query: Query, note: Note) -> list[ResidencyRow]:
     pools, name = _pools(client, query, note), query.name
     if name is None:
-        return [lodging for pool in pools for lodging in residency_rows(client, pool, "")]
+        return [row for pool in pools for row in residency_rows(client, pool, "")]
     found = _in_some_pool(
         pools, lambda pool: residency_rows(client, pool, name), Reason.ADAPTER_NOT_FOUND, f"adapter {name!r}"
     )
-    return [lodging for one in found for lodging in one]
+    return [row for one in found for row in one]
 
 
 def _labelled(client: AdminClient, query: Query, found: list[ResidencyRow]) -> list[ResidencyRow]:

@@ -140,7 +140,7 @@ def _name(state: pb.RolloutReplica.State) -> str:
     return pb.RolloutReplica.State.Name(state).lower()
 
 
-LODGINGS: OutputView[ResidencyRow] = OutputView(
+RESIDENCY: OutputView[ResidencyRow] = OutputView(
     name=lambda one: one.residency.name,
     plain=lambda one: {"pool": one.pool, **residency_dict(one.residency)},
     columns={

@@ -136,6 +136,25 @@ async def test_rotated_files_are_read_at_the_next_connection(secured, authority,
         await client.aclose()
 
 
+async def test_half_a_rotation_is_waited_out(secured, authority, tmp_path, rng):
+    """R13 static-stable: between the new certificate and the new key, connections are made with the old pair."""
+    files = TlsFiles(ca=tmp_path / "ca.pem", certificate=tmp_path / "client.pem", key=tmp_path / "client.key")
+    _install(authority, authority.issue("client"), files)
+    client = Client(secured.options(tls=files, call_timeout_seconds=PATIENCE_SECONDS))
+    member = secured.members[0]
+    try:
+        async with mirroring(Reflector(client, b"/a/", b"/a0", rng=rng)) as mirror:
+            await mirror.first(Connected)
+            shutil.copy(authority.issue("renewed").certificate, files.certificate)
+            member.kill()
+            await mirror.first(Disconnected)
+            member.start()
+            await eventually(lambda: len(mirror.of(Connected)) > 1)
+        await client.txn(put((b"/a/1", b"x")))
+    finally:
+        await client.aclose()
+
+
 def _install(authority: Authority, issued: TlsFiles, files: TlsFiles) -> None:
     shutil.copy(authority.certificate, files.ca)
     shutil.copy(issued.certificate, files.certificate)

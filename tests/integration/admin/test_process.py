@@ -117,7 +117,7 @@ async def test_killed_between_commit_and_reply(etcd, ledger, admin, tmp_path):
         (["--listen", "nowhere"], "--listen: 'nowhere' is not HOST:PORT"),
         (["--prefix", "loraplane/"], "a prefix starts with /"),
         (["--tls-cert", "x.pem"], "--tls-cert and --tls-key go together"),
-        (["--tls-cert", "x.pem", "--tls-key", "x.key"], "--tls-cert x.pem: No such file"),
+        (["--tls-cert", "x.pem", "--tls-key", "x.key"], "--tls-cert: cannot read x.pem: No such file"),
         (["--etcd-tls-ca", "none.pem"], "none.pem"),
         (["--etcd-user", "u"], "--etcd-user and --etcd-password-file go together"),
         (["--listen", "0.0.0.0:0"], "--listen 0.0.0.0:0: anybody may read and change everything there"),

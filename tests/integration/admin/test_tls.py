@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from ssl import PEM_cert_to_DER_cert, get_server_certificate
 
 import grpc
 import httpx
 import pytest
 from grpc import StatusCode
+from structlog.testing import capture_logs
 
 from registry.admin import server
 from registry.client.address import Tls
 from registry.client.transport import AdminCalls
+from registry.model.errors import Unavailable
+from registry.tools.devstack.processes import free_ports
 from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
 from tests.support.admin import admin_inside, change_set, put, refusal
@@ -83,6 +90,76 @@ async def test_a_rotated_certificate(etcd, authority, stranger, tmp_path):
                 stub = registry_pb2_grpc.AdapterRegistryStub(fresh)
                 await eventually(lambda stub=stub: works(stub))
             change()
+
+
+async def test_half_a_rotation_changes_nothing(etcd, authority, tmp_path):
+    """R13 static-stable: the service goes on with the pair that it had, tells so once, and takes the new one whole."""
+    old, new = authority.issue("server"), authority.issue("renewed")
+    cert, key = tmp_path / "cert", tmp_path / "key"
+    _replace(old, cert, key)
+    async with admin_inside(etcd.endpoints, etcd.prefix, tls_cert=cert, tls_key=key) as admin:
+        shutil.copy(new.certificate, cert)
+        with capture_logs() as logged:
+            for _ in range(3):
+                async with channel(admin.address, old.ca) as fresh:
+                    await eventually(partial(works, registry_pb2_grpc.AdapterRegistryStub(fresh)))
+        assert [one["file"] for one in logged if one["event"] == "certificate_unreadable"] == [str(cert)]
+        shutil.copy(new.key, key)
+        assert await shown(admin.address) == PEM_cert_to_DER_cert(new.certificate.read_text())
+
+
+async def shown(address: str) -> bytes:
+    """The certificate that a new connection is shown."""
+    host, _, port = address.rpartition(":")
+    return PEM_cert_to_DER_cert(await asyncio.to_thread(get_server_certificate, (host, int(port))))
+
+
+async def test_a_client_in_half_a_rotation_of_its_own(authority, tmp_path, caplog):
+    """R13 static-stable: it connects anew with the pair that it had, tells so once, and takes the new one whole."""
+    own = Tls(authority.certificate, tmp_path / "cert", tmp_path / "key")
+    _replace(authority.issue("alice"), own.cert, own.key)
+    (port,) = free_ports(1)
+    renewed = authority.issue("renewed")
+    calls = AdminCalls(f"127.0.0.1:{port}", own, 120)
+    try:
+        for name, new, file in (
+            ("alice", renewed.certificate, own.cert),
+            ("alice", renewed.key, own.key),
+            ("renewed", None, None),
+        ):
+            async with asking_for_certificates(authority, port) as callers:
+                await calls.unary("ListPools", pb.ListPoolsRequest(), pb.ListPoolsResponse)
+            assert callers == [name]
+            if new is not None:
+                shutil.copy(new, file)
+                with pytest.raises(Unavailable):
+                    await calls.unary("ListPools", pb.ListPoolsRequest(), pb.ListPoolsResponse, timeout_seconds=1)
+        assert len([one for one in caplog.messages if str(own.cert) in one]) == 1
+    finally:
+        await calls.aclose()
+
+
+@asynccontextmanager
+async def asking_for_certificates(authority: Authority, port: int) -> AsyncIterator[list[str]]:
+    """A service that answers ListPools and notes who called."""
+    files, callers = authority.issue("server"), []
+
+    class Pools(registry_pb2_grpc.AdapterRegistryServicer):
+        async def ListPools(self, _request, context):  # noqa: N802 - as the service calls it
+            callers.extend(name.decode() for name in context.auth_context()["x509_common_name"])
+            return pb.ListPoolsResponse()
+
+    server = grpc.aio.server()
+    registry_pb2_grpc.add_AdapterRegistryServicer_to_server(Pools(), server)
+    ours = [(files.key.read_bytes(), files.certificate.read_bytes())]
+    server.add_secure_port(
+        f"127.0.0.1:{port}", grpc.ssl_server_credentials(ours, files.ca.read_bytes(), require_client_auth=True)
+    )
+    await server.start()
+    try:
+        yield callers
+    finally:
+        await server.stop(0)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from registry.etcd3.ops import Range, prefix_end
 from registry.tools.devstack.processes import free_ports
 from tests.conftest import EtcdForTest
 from tests.support.etcd import make_cluster
-from tests.support.processes import Program
+from tests.support.processes import Program, child
 from tests.support.waiting import eventually
 
 MAX_TXN_OPS = 64
@@ -91,11 +91,11 @@ class Cli:
         assert ran.code == 0, ran.err
         return ran.json
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Starts it as a process that goes on beside the test."""
+    def start(self, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
+        """It as a process beside the test, which ends with the context."""
         pipe = subprocess.PIPE
         command = [sys.executable, "-m", "registry.cli.main", "--admin", self.admin.address, *arguments]
-        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+        return child(command, stdout=pipe, stderr=pipe, text=True)
 
     def manifest(self, *names: str, **spec: object) -> str:
         """Writes a manifest with a document for each name; gives its path."""

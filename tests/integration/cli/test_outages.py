@@ -76,7 +76,6 @@ def test_watching_goes_on_after_the_admin_service_came_back(cli, admin: Admin):
         cli.json("apply", "-f", cli.manifest("b"))
         cli.json("delete", "adapter", "a")
         rest = [json.loads(watching.stdout.readline()) for _ in range(2)]
-        watching.kill()
     assert (first["change"], first["item"]["name"]) == ("put", "a")
     assert [(one["change"], one.get("name") or one["item"]["name"]) for one in rest] == [("put", "b"), ("deleted", "a")]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import child
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(1500)
@@ -46,7 +47,7 @@ def test_every_step_holds_and_nothing_is_left(tmp_path):
 
 
 def test_an_interrupt_cleans_up(tmp_path):
-    with subprocess.Popen(COMMAND, stdout=subprocess.PIPE, text=True, env=environment(tmp_path)) as demo:
+    with child(COMMAND, stdout=subprocess.PIPE, text=True, env=environment(tmp_path)) as demo:
         asyncio.run(eventually(lambda: any("etcd" in line for line in processes_of(tmp_path))))
         demo.send_signal(signal.SIGINT)
         demo.communicate(timeout=400)

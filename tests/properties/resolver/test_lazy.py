@@ -55,7 +55,7 @@ class Replica:
         self.informer.replace(self.revision, [*lazy, *(kv(name, 1) for name in EAGER)])
 
     def tell(self, key: str) -> None:
-        """The desk's step: the engine is told, and will list it."""
+        """The resolver's step: the engine is told, and will list it."""
         adapter = self.demand.catalogue.whole(self.informer.state, key)
         if adapter is not None:
             path = path_of(adapter.ref.uri.rsplit("/", 1)[-1])

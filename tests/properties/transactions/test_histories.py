@@ -25,7 +25,7 @@ from registry.transactions.changes import (
     SetTenant,
     UpdatePool,
 )
-from tests.support.changes import KEYS, Desk, creating, lost_records, upsert
+from tests.support.changes import KEYS, Author, creating, lost_records, upsert
 from tests.support.history_check import check_history
 
 NAMES = ["x", "acme/a", "acme/b", "other/a"]
@@ -59,25 +59,25 @@ request_ids = st.sampled_from(["", "", "", "", "", "r1", "r2"])
 class Race:
     """What was sent once, so that copies of it can arrive late."""
 
-    desk: Desk = field(default_factory=Desk)
+    author: Author = field(default_factory=Author)
     replies: dict[tuple[str, str], Settled] = field(default_factory=dict)
 
     def one(self, change: Change, request_id: str, meanwhile: list[tuple[Change | None, str]]) -> None:
         """A racer reads, others change things, or delete one past the admin service (None and its name), it commits."""
-        context = self.desk.context(change, request_id)
+        context = self.author.context(change, request_id)
         with suppress(RegistryError):
-            view = self.desk.view(change, context)
+            view = self.author.view(change, context)
             for other, other_id in meanwhile:
                 self.one(other, other_id, []) if other is not None else self.repair(other_id)
-            settled = self.desk.settle(change, context, view)
+            settled = self.author.settle(change, context, view)
             self._note(request_id, context.payload_digest, settled)
 
     def repair(self, name: str) -> None:
         """An adapter is deleted past the admin service, if it stands, and its tenant is repaired."""
         key, tenant = KEYS.adapter("p", name), tenant_of(name)
-        if key in self.desk.etcd.kvs:
-            self.desk.etcd.delete(key)
-            self.desk.change(RepairTenant(tenant, lost_records(self.desk.etcd, tenant)))
+        if key in self.author.etcd.kvs:
+            self.author.etcd.delete(key)
+            self.author.change(RepairTenant(tenant, lost_records(self.author.etcd, tenant)))
 
     def _note(self, request_id: str, digest: str, settled: Settled) -> None:
         if request_id:
@@ -101,8 +101,8 @@ def test_every_revision_keeps_the_promises(race):
         at.one(creating(pool), "", [])
     for change, request_id, meanwhile in race:
         at.one(change, request_id, meanwhile)
-    check_history(KEYS, at.desk.etcd.history)
-    check_stable(at.desk.etcd.history)
+    check_history(KEYS, at.author.etcd.history)
+    check_stable(at.author.etcd.history)
 
 
 def check_stable(history) -> None:

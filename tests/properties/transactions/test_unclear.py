@@ -15,7 +15,7 @@ from registry.runtime.clock import Deadline
 from registry.store.writer import WriteGate, Writer
 from registry.transactions.changes import Change, CreatePool, DeletePool, Remove, SetTenant, UpdatePool
 from registry.transactions.context import Caller, TxnLimits
-from tests.support.changes import KEYS, POOL, Desk, applying, creating, upsert
+from tests.support.changes import KEYS, POOL, Author, applying, creating, upsert
 from tests.support.flaky_etcd import Fault, FlakyEtcd, NoChance
 from tests.support.history_check import check_history
 
@@ -57,9 +57,9 @@ async def play(sequence) -> None:
 
 
 def by_somebody_else(etcd: FlakyEtcd, change: Change) -> None:
-    desk = Desk(etcd.etcd, made=etcd.etcd.revision * 100)
+    author = Author(etcd.etcd, made=etcd.etcd.revision * 100)
     with suppress(RegistryError):
-        desk.change(change)
+        author.change(change)
 
 
 async def carry_out(by: Writer, change: Change, request_id: str) -> int | Reason:

@@ -21,8 +21,8 @@ def told() -> Story:
     """A history in which each kind of key is written, and the log of its sidecar."""
     story = Story()
     story.start()
-    story.desk.etcd.put(KEYS.replica(POOL, "r1"), presence("r1").to_bytes())
-    story.desk.etcd.put(KEYS.meta(), b'{"schema":1,"epoch":"e","created_at":"t"}')
+    story.author.etcd.put(KEYS.replica(POOL, "r1"), presence("r1").to_bytes())
+    story.author.etcd.put(KEYS.meta(), b'{"schema":1,"epoch":"e","created_at":"t"}')
     at = story.write(upsert("acme/a"))
     at = story.write(upsert("acme/a", "v2"))
     story.look(a="1", whole=True)
@@ -34,7 +34,7 @@ STORY = told()
 KINDS = sorted(
     {
         event.key.decode().removeprefix(KEYS.prefix).split("/")[1]
-        for _, many in STORY.desk.etcd.history
+        for _, many in STORY.author.etcd.history
         for event in many
     }
 )
@@ -43,15 +43,15 @@ KINDS = sorted(
 def _last(kind: str) -> KeyValue:
     """The newest value of a kind of key."""
     prefix = f"{KEYS.prefix}/{kind}".encode()
-    found = [event.kv for _, many in STORY.desk.etcd.history for event in many if event.key.startswith(prefix)]
+    found = [event.kv for _, many in STORY.author.etcd.history for event in many if event.key.startswith(prefix)]
     return [kv for kv in found if kv is not None][-1]
 
 
 def survives(kind: str, value: bytes) -> None:
     """Checks the history with this value after all others, instead of the last of its kind, and at its beginning."""
     good = _last(kind)
-    steps = [Revision(revision, events) for revision, events in STORY.desk.etcd.history]
-    revision = STORY.desk.etcd.revision + 1
+    steps = [Revision(revision, events) for revision, events in STORY.author.etcd.history]
+    revision = STORY.author.etcd.revision + 1
     bad = KeyValue(good.key, value, good.create_revision, revision, good.version + 1, good.lease)
     after = [
         *steps,

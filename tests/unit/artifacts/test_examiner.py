@@ -18,6 +18,7 @@ from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts import examiner as module
 from sidecar.artifacts.examiner import ExaminationLimits, Examiner
 from tests.support.adapters import write_adapter, write_costly_adapter
+from tests.support.processes import child
 from tests.support.waiting import eventually
 from tests.unit.artifacts.conftest import contents, pinned
 
@@ -132,11 +133,10 @@ def test_a_child_gets_no_secret_of_ours_and_writes_nothing(tmp_path, examiner, m
 
 def children_of_killed(program: list[str]) -> set[int]:
     """Those that a process had when it was killed, after its first examination."""
-    with subprocess.Popen([sys.executable, "-c", *program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    with child([sys.executable, "-c", *program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "examined\n"
         children = children_of(process.pid)
-        process.kill()
     assert children
     return children
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from threading import Event
 
 import pytest
 
+from registry.cli.change_set import Change
+from registry.cli.failure import usage
 from registry.cli.local_adapters import base_here, base_message
+from registry.cli.preflight import Looking, preflight
+from registry.cli.session import Session
+from registry.cli.views.output import Format
+from registry.client.address import Tls
 from registry.lora.directory import digest_of
+from registry.sources.base import ArtifactError
 from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA
 from tests.unit.cli.fake_admin import applied
@@ -127,3 +135,30 @@ def test_a_folder_that_cannot_be_looked_at_is_named(cli, admin, pool, tmp_path, 
     ran = cli(*line.replace("{}", str(tmp_path / "a")).split())
     assert (ran.code, "cannot read" in ran.err, "Permission denied" in ran.err) == (2, True, True)
     assert not admin.asked("ApplyAdapters")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), usage("it is not fit")])
+def test_what_ends_one_look_at_a_source_ends_all(address, admin, monkeypatch, error):
+    """An interrupt does not wait for sources that send slowly, nor does the news that an adapter is not fit."""
+    begun, stopped = Event(), list[str]()
+
+    def look(_pools, _reader, stop, change, *, force):
+        if change.place == "first":
+            assert begun.wait(120)
+            raise error
+        begun.set()
+        try:
+            stop.check(120)
+        except ArtifactError as told:
+            stopped.append(told.reason)
+
+    monkeypatch.setattr("registry.cli.preflight._foreseen", look)
+    admin.answers["GetPool"] = [pb.Pool(name="dev", base_models=["tiny"])]
+    spec = pb.AdapterSpec(source=pb.Source(uri="s3://b/a"))
+    changes = [
+        Change("dev", pb.AdapterChange(upsert=pb.Adapter(name=place, spec=spec)), place)
+        for place in ("first", "second")
+    ]
+    with pytest.raises(type(error)):
+        preflight(Session(address, Format.TABLE, Tls()), changes, Looking(None, None, 3600, 60))
+    assert stopped == ["staging_stopped"]

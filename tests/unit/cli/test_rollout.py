@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from threading import Event
+
 import grpc
 import pytest
 
-from registry.cli.rollout import RolloutTarget
+from registry.cli.failure import usage
+from registry.cli.rollout import RolloutTarget, follow_all
 from registry.cli.views.report import summary
 from registry.v1 import registry_pb2 as pb
 from tests.unit.cli.conftest import Cli
@@ -230,3 +234,29 @@ def test_who_may_still_come_is_waited_for(cli, admin):
     mixed.replicas[0].reason = "staging"
     admin.answers["WatchRollout"] = [[mixed, SERVED]]
     assert cli("rollout", "sql").code == 0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, BrokenPipeError, RuntimeError])
+def test_what_ends_the_wait_for_one_rollout_ends_all(error):
+    """A reader that left, for one, is no reason to follow the others until the deadline."""
+    begun, closed, ends = Event(), Event(), list[bool]()
+
+    class Admin:
+        def watch_rollout(self, request: pb.WatchRolloutRequest, _seconds: float) -> Iterator[pb.Rollout]:
+            if request.name == "sql":
+                assert begun.wait(120)
+                yield rollout(PENDING)
+            begun.set()
+            ends.append(closed.wait(120))
+            raise usage("it was closed")
+
+        def close(self) -> None:
+            closed.set()
+
+    def seen(_target: RolloutTarget, _rollout: pb.Rollout) -> None:
+        raise error
+
+    targets = [RolloutTarget("dev", name, 1, 0) for name in ("sql", "law")]
+    with pytest.raises(error):
+        follow_all(Admin(), targets, 600, seen)
+    assert ends == [True]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import signal
 from pathlib import Path
 
 import grpc
@@ -95,6 +96,26 @@ def test_what_was_written_is_never_lost(cli, store, editor, tmp_path, script, co
     assert (ran.code, told in ran.err) == (code, True)
     [path] = kept(tmp_path)
     assert f"kept in {path}" in ran.err
+
+
+def test_an_interrupt_within_the_editor_is_the_editors(cli, store, editor, tmp_path):
+    """A terminal sends it to both; what was typed and not saved would go with the editor."""
+    before = signal.getsignal(signal.SIGINT)
+    editor('trap \'sed -i "s/team: x/team: z/" "$1"\' INT; kill -INT $PPID $$')
+    assert cli("edit", "a").code == 0
+    assert len(store.asked("ApplyAdapters")) == 1
+    assert (kept(tmp_path), signal.getsignal(signal.SIGINT)) == ([], before)
+
+
+def test_an_interrupt_after_the_editor_tells_where_the_text_is(cli, store, editor, tmp_path, monkeypatch):
+    def interrupted(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("registry.cli.commands.adapters.preflight", interrupted)
+    editor("sed -i 's/team: x/team: z/' \"$1\"")
+    ran = cli("edit", "a")
+    [path] = kept(tmp_path)
+    assert (ran.code, f"kept in {path}" in ran.err) == (130, True)
 
 
 @pytest.mark.parametrize("editor_named", ["no-such-editor", "'"])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from registry.v1 import registry_pb2 as pb
+from tests.support.processes import child
 from tests.unit.cli.fake_admin import Hold, applied
 
 SERVING = pb.RolloutReplica(replica="r1", state=pb.RolloutReplica.SERVING)
@@ -26,11 +27,10 @@ def command(address: str, *arguments: str) -> list[str]:
 def on_a_terminal(command: list[str]) -> tuple[int, str]:
     """Exit code and what a person sees, escape sequences included."""
     ours, its = pty.openpty()
-    with subprocess.Popen(
-        command, stdout=its, stderr=its, env={**os.environ, "TERM": "xterm", "COLUMNS": "60"}
-    ) as process:
+    with child(command, stdout=its, stderr=its, env={**os.environ, "TERM": "xterm", "COLUMNS": "60"}) as process:
         os.close(its)
         seen = b"".join(iter(lambda: _read(ours), b""))
+        process.wait(timeout=60)
     os.close(ours)
     return process.returncode, seen.decode()
 
@@ -96,15 +96,12 @@ def test_an_interrupt_ends_it_at_once_without_a_traceback(address, admin, argume
     ]
     admin.answers["WatchRollout"] = [[pb.Rollout(name="sql", generation=2, replicas=[PENDING]), Hold()]]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command(address, *arguments), stdout=pipe, stderr=pipe, text=True) as process:
+    with child(command(address, *arguments), stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
         while "sql" not in process.stdout.readline():
             pass
         process.send_signal(signal.SIGINT)
-        try:
-            _, err = process.communicate(timeout=60)
-        finally:
-            process.kill()  # else the end of `with` would wait for one that did not hear
+        _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "")
 
 
@@ -134,7 +131,7 @@ def test_a_reader_that_leaves_ends_it_without_a_traceback(address, admin):
     endless = (pb.WatchAdaptersResponse(revision=n, events=[pb.AdapterEvent(put=SQL)]) for n in range(1, 100_000_000))
     admin.answers["WatchAdapters"] = [endless]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command(address, "get", "adapters", "-w"), stdout=pipe, stderr=pipe, text=True) as process:
+    with child(command(address, "get", "adapters", "-w"), stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from registry.tools.devstack.processes import Process, find_marked, recall, remember, spawn, wait_until
+from tests.support.processes import child
 
 FOREVER = [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
 IGNORE = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)"
@@ -57,7 +58,7 @@ def test_a_killed_child_counts_as_dead_though_it_is_a_zombie(started):
 
 def test_a_pid_that_belongs_to_another_by_now_is_left_alone():
     """The pid file of a stack may outlive its process, and the pid be given again."""
-    with subprocess.Popen(FOREVER, stdout=subprocess.PIPE) as other:
+    with child(FOREVER, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
         stale = Process(other.pid, started=1)
@@ -65,14 +66,17 @@ def test_a_pid_that_belongs_to_another_by_now_is_left_alone():
         stale.stop(1)
         stale.kill()
         assert other.poll() is None
-        other.kill()
 
 
 def test_what_a_killed_process_leaves_behind_is_ended_with_it(started):
     """vLLM's API server may be killed alone; its engine core would stay for good."""
-    child = "subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])"
+    another = "subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])"
     leader = started(
-        [sys.executable, "-c", f"import signal, subprocess, sys; print('up', {child}.pid, flush=True); signal.pause()"]
+        [
+            sys.executable,
+            "-c",
+            f"import signal, subprocess, sys; print('up', {another}.pid, flush=True); signal.pause()",
+        ]
     )
     left = _session(leader.pid) - {leader.pid}
     os.kill(leader.pid, signal.SIGKILL)

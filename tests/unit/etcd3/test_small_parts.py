@@ -11,8 +11,7 @@ import pytest
 from registry.etcd3 import channel
 from registry.etcd3.backoff import Backoff
 from registry.etcd3.calls import Rotation
-from registry.etcd3.channel import MemberConnection, TlsReader
-from registry.etcd3.errors import TlsFailed
+from registry.etcd3.channel import MemberConnection
 from registry.etcd3.options import ClientOptions, TlsFiles
 from registry.tools.devstack.processes import EtcdNotFound, child_environment, find_etcd
 
@@ -133,22 +132,6 @@ def test_etcd_s_variables_are_kept_from_children(monkeypatch):
     monkeypatch.setenv("KEPT", "1")
     assert "ETCD_NAME" not in child_environment()
     assert child_environment()["KEPT"] == "1"
-
-
-def test_tls_files_that_cannot_be_read_leave_those_that_were_read_last(tmp_path, caplog):
-    """R13 static-stable: told once for each cause; at the first use there are none, which is an error."""
-    file = tmp_path / "ca.pem"
-    reader = TlsReader(TlsFiles(ca=file))
-    with pytest.raises(TlsFailed, match=r"^etcd:2379: cannot read .*ca\.pem: No such file"):
-        reader.newest("etcd:2379")
-    for _ in range(2):
-        file.write_bytes(b"authority")
-        reader.newest("etcd:2379")
-        file.unlink()
-        reader.newest("etcd:2379")
-        reader.newest("etcd:2379")
-    assert [one for one in caplog.messages if str(file) not in one] == []
-    assert len(caplog.messages) == 2
 
 
 class Channel:

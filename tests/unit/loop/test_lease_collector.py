@@ -63,14 +63,14 @@ class Store:
         return frozenset(artifacts)
 
 
-class Desk:
+class Rig:
     """A keeper with everything that it needs, and a clock."""
 
     def __init__(self, *leased: str) -> None:
         self.now = 0.0
         self.engine, self.store = Engine(), Store(*leased)
         self.upkeeps: list[Exception | None] = []
-        self.rounds = 0
+        self.rounds = self.news = 0
         self.lease_collector = LeaseCollector(
             self.engine,  # type: ignore[arg-type]
             self.store,
@@ -78,7 +78,11 @@ class Desk:
             self,
             monotonic=lambda: self.now,
             pause_seconds=0.0,
+            on_news=self.hear,
         )
+
+    def hear(self) -> None:
+        self.news += 1
 
     def scrub(self, stop: Stop) -> None:
         """See `StoreRounds`."""
@@ -103,7 +107,7 @@ class Desk:
 
 async def test_before_the_first_plan_nothing_is_asked_or_let_go():
     """R13 static-stable: nobody knows yet what is wanted, and a restarted engine will need it."""
-    keeper = Desk("X")
+    keeper = Rig("X")
     # Even if the tracker had looked, and took it for idle.
     keeper.lease_collector._drain_tracker.look(await keeper.engine.observe(), set(), {"X"}, now=0.0)
     for _ in range(4):
@@ -114,7 +118,7 @@ async def test_before_the_first_plan_nothing_is_asked_or_let_go():
 
 async def test_what_is_not_used_any_more_is_let_go_and_the_engine_is_not_asked_in_vain():
     """R7, R16: without anything to let go of, no token is spent."""
-    keeper = Desk("X", "Y", "Z")
+    keeper = Rig("X", "Y", "Z")
     keeper.engine.cards = {"y": "/s/Y"}
     await keeper.notice(("z", "/s/Z"))
     await keeper.review(GRACE / 2)
@@ -127,9 +131,24 @@ async def test_what_is_not_used_any_more_is_let_go_and_the_engine_is_not_asked_i
     assert keeper.engine.asked == asked
 
 
+async def test_what_others_changed_is_told_to_whoever_plans():
+    """R3 converge: the engine tells of changes since the last look, whosever that was; so this look would hide them."""
+    keeper = Rig("X", "Y")
+    keeper.engine.cards = {"y": "/s/Y"}
+    await keeper.notice()
+    await keeper.review(GRACE)
+    assert (keeper.engine.asked > 0, keeper.news) == (True, 0)
+    keeper.engine.cards = {"y": "/elsewhere"}
+    await keeper.review(GRACE)
+    assert keeper.news == 1
+    await keeper.notice()
+    await keeper.review(GRACE)
+    assert keeper.news == 1
+
+
 async def test_what_is_listed_when_a_plan_is_made_may_be_put_back_by_it():
     """R7: a swap that fails loads the old weights again; until the next plan they are in use."""
-    keeper = Desk("X", "Y")
+    keeper = Rig("X", "Y")
     keeper.engine.cards = {"x": "/s/X"}
     await keeper.notice(("x", "/s/Y"))
     keeper.engine.cards = {"x": "/s/Y"}
@@ -145,7 +164,7 @@ async def test_what_is_listed_when_a_plan_is_made_may_be_put_back_by_it():
 @pytest.mark.parametrize("error", [EngineUnreachable("away"), EngineUnusable("not_an_engine", "no")])
 async def test_an_engine_that_cannot_be_asked_keeps_everything(error):
     """R7: unknown is not idle."""
-    keeper = Desk("X")
+    keeper = Rig("X")
     await keeper.notice()
     await keeper.review(GRACE)
     keeper.engine.error = error
@@ -161,7 +180,7 @@ async def test_an_engine_that_cannot_be_asked_keeps_everything(error):
 
 async def test_what_the_engine_lists_is_leased_whatever_the_file_said():
     """R7: a lost lease file heals."""
-    keeper = Desk()
+    keeper = Rig()
     keeper.engine.cards = {"x": "/s/X", "foreign": "/elsewhere"}
     keeper.store.error = OSError(28, "No space left on device")
     await keeper.notice()
@@ -173,7 +192,7 @@ async def test_what_the_engine_lists_is_leased_whatever_the_file_said():
 
 async def test_a_store_that_fails_is_looked_after_again_later():
     """R12, R8: and it is told how much there is."""
-    keeper = Desk()
+    keeper = Rig()
     keeper.upkeeps = [OSError(5, "Input/output error"), ArtifactError("store_io", "no", permanent=False)]
     running = asyncio.create_task(keeper.lease_collector.run())
     await eventually(lambda: keeper.rounds >= 4)
@@ -185,7 +204,7 @@ async def test_a_store_that_fails_is_looked_after_again_later():
 
 
 async def test_a_scrub_that_fails_goes_on_later():
-    keeper = Desk()
+    keeper = Rig()
     keeper.upkeeps = [OSError(5, "Input/output error")]
     running = asyncio.create_task(keeper.lease_collector.scrub())
     await eventually(lambda: keeper.rounds >= 3)
@@ -196,7 +215,7 @@ async def test_a_scrub_that_fails_goes_on_later():
 
 async def test_what_the_engine_is_about_to_be_told_of_is_kept_from_that_moment_on():
     """R7 files-pinned: it is proven to be idle, and the engine will load it a moment later."""
-    keeper = Desk("X")
+    keeper = Rig("X")
     await keeper.notice()
     await keeper.review(GRACE)
     keeper.lease_collector.expect(("x", "/s/X"))
@@ -211,7 +230,7 @@ async def test_what_the_engine_is_about_to_be_told_of_is_kept_from_that_moment_o
 
 async def test_what_comes_to_be_listed_while_the_engine_is_asked_is_kept():
     """R7 files-pinned: only a look after the evidence can show it."""
-    keeper = Desk("X")
+    keeper = Rig("X")
     await keeper.notice()
     await keeper.review(GRACE)
     ask = keeper.engine.drain_evidence
@@ -227,7 +246,7 @@ async def test_what_comes_to_be_listed_while_the_engine_is_asked_is_kept():
 
 
 async def test_what_is_told_before_the_first_plan_makes_no_plan():
-    keeper = Desk("X")
+    keeper = Rig("X")
     keeper.lease_collector.expect(("x", "/s/X"))
     for _ in range(4):
         await keeper.review(GRACE)

@@ -29,8 +29,11 @@ class Engine:
     def __init__(self) -> None:
         self.is_listing, self.process = True, "e1"
         self.says: bool | None = True
+        self.looks, self.during = 0, lambda: None
 
     async def observe(self) -> Observed:
+        self.looks += 1
+        self.during()
         if not self.is_listing:
             raise EngineUnreachable("HTTP 500")
         return Observed(EngineFacts("vllm", "1", self.url, "e1"), ("base",))
@@ -78,6 +81,17 @@ async def test_after_a_failed_look_the_next_is_due_soon_and_then_ever_later():
     eyes.engine.is_listing = False
     await eyes.look(at + 1.0)
     assert eyes.observer.look_again_seconds == 0.5
+
+
+async def test_what_is_distrusted_during_a_look_is_looked_at_again():
+    """R3 converge: the look may be from before what it is distrusted for, as a restart that a probe saw."""
+    eyes = Eyes()
+    eyes.engine.during = eyes.observer.distrust
+    assert await eyes.observer.look_at_most_old(60.0) is not None
+    eyes.engine.during = lambda: None
+    assert await eyes.observer.look_at_most_old(60.0) is not None
+    assert await eyes.observer.look_at_most_old(60.0) is not None
+    assert eyes.engine.looks == 2
 
 
 async def test_many_looks_that_fail_within_a_moment_put_off_the_next_no_longer_than_one():

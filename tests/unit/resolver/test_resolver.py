@@ -1,4 +1,4 @@
-"""The desk: what it tells at once, what it waits for, and what it never waits for."""
+"""The resolver: what it tells at once, what it waits for, and what it never waits for."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Owner:
 
 
 class Scene:
-    """A desk whose engine was looked at, with lazy adapters a, b, c and d of sources of their own."""
+    """A resolver whose engine was looked at, with lazy adapters a, b, c and d of sources of their own."""
 
     def __init__(self, *, answer_seconds: float = 25.0) -> None:
         self.informer = Informer(POOL)

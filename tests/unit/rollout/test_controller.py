@@ -58,7 +58,7 @@ class PlayedWriter:
     asked: list[tuple[type[Change], str]] = field(default_factory=list)
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def change(self, change: Change, caller: Caller, _budget: object, *, validate_only: bool) -> Settled:
+    async def change(self, change: Change, caller: Caller, _deadline: object, *, validate_only: bool) -> Settled:
         assert not validate_only
         self.asked.append((type(change), caller.request_id))
         if self.refusals:

@@ -17,7 +17,7 @@ from registry.transactions.builder import Settled
 from registry.transactions.changes import Change, DeletePool, Remove, SetTenant, UpdatePool
 from registry.transactions.context import Caller, TxnLimits
 from tests.simulation.loop import VirtualLoop
-from tests.support.changes import ALICE, KEYS, POOL, Desk, applying, creating, upsert
+from tests.support.changes import ALICE, KEYS, POOL, Author, applying, creating, upsert
 from tests.support.flaky_etcd import Fault, FlakyEtcd, NoChance
 from tests.support.history_check import check_history
 
@@ -136,7 +136,7 @@ async def test_an_unclear_outcome_is_settled(etcd, fault):
 
 async def test_a_refusal_after_an_unclear_outcome_is_fenced(etcd):
     """W8 no-false-fail: what was sent first cannot arrive after the refusal; the same id then stays refused."""
-    by, somebody = writer(etcd), Desk(etcd.etcd, made=1000)
+    by, somebody = writer(etcd), Author(etcd.etcd, made=1000)
     etcd.fail([Fault.LATE], meanwhile=lambda: somebody.change(applying(upsert("acme/x"))))
     told = await refused(by, DeletePool(POOL), "late")
     assert told.reason is Reason.POOL_NOT_EMPTY
@@ -148,7 +148,7 @@ async def test_a_refusal_after_an_unclear_outcome_is_fenced(etcd):
 
 async def test_a_copy_of_an_earlier_try_is_fenced_too(etcd):
     """W8 no-false-fail: the try after it was sent once, and was answered; the first one may arrive all the same."""
-    somebody = Desk(etcd.etcd, made=1000)
+    somebody = Author(etcd.etcd, made=1000)
     others = iter([[], [UpdatePool(POOL, ("other",), PoolLimits())], [applying(upsert("acme/x"))]])
 
     class Raced(FlakyEtcd):
@@ -170,7 +170,7 @@ async def test_a_copy_of_an_earlier_try_is_fenced_too(etcd):
 @pytest.mark.parametrize("fault", [Fault.REPLY_LOST, Fault.LATE])
 async def test_a_fence_whose_reply_is_lost(etcd, fault):
     """W8 no-false-fail: the refusal is told as it was, not that its own fence used up the request id."""
-    by, somebody = writer(etcd), Desk(etcd.etcd, made=1000)
+    by, somebody = writer(etcd), Author(etcd.etcd, made=1000)
     etcd.fail([Fault.LATE, Fault.NONE, fault], meanwhile=lambda: somebody.change(applying(upsert("acme/x"))))
     assert (await refused(by, DeletePool(POOL), "late")).reason is Reason.POOL_NOT_EMPTY
     somebody.change(applying(Remove("acme/x")))
@@ -181,7 +181,7 @@ async def test_a_fence_whose_reply_is_lost(etcd, fault):
 
 async def test_a_fence_that_comes_too_late(etcd):
     """W8 no-false-fail: if the first copy took effect just before the fence, the reply is its reply, no refusal."""
-    somebody = Desk(etcd.etcd, made=1000)
+    somebody = Author(etcd.etcd, made=1000)
 
     class Arriving(FlakyEtcd):
         async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
@@ -200,7 +200,7 @@ async def test_a_fence_that_comes_too_late(etcd):
 
 async def test_a_fence_that_cannot_be_put(etcd):
     """W8 no-false-fail: without the fence the refusal would be a guess, so the outcome is told as unknown."""
-    by, somebody = writer(etcd), Desk(etcd.etcd, made=1000)
+    by, somebody = writer(etcd), Author(etcd.etcd, made=1000)
     etcd.fail([Fault.LATE, Fault.NONE, Fault.REFUSED], meanwhile=lambda: somebody.change(applying(upsert("acme/x"))))
     told = await refused(by, DeletePool(POOL), "late")
     assert (type(told), told.reason, told.metadata) == (Unavailable, Reason.OUTCOME_UNKNOWN, {"request_id": "late"})
@@ -242,7 +242,7 @@ async def test_a_lease_that_is_gone(etcd):
 
 async def test_who_loses_every_race(etcd):
     """Tries are bounded; then it is said that nothing was changed, and nothing was."""
-    by, somebody = writer(etcd), Desk(etcd.etcd, made=1000)
+    by, somebody = writer(etcd), Author(etcd.etcd, made=1000)
     versions = iter(range(1000))
 
     class Busy(Counting):

@@ -1,4 +1,4 @@
-"""A desk at which changes are made, and what stands and is refused there."""
+"""An author of changes, and what stands and is refused."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import pytest
 from registry.model.errors import RegistryError
 from registry.model.records import AdapterRecord
 from registry.transactions.changes import Change
-from tests.support.changes import KEYS, POOL, Desk, creating
+from tests.support.changes import KEYS, POOL, Author, creating
 
 
 @pytest.fixture
-def desk() -> Desk:
+def author() -> Author:
     """A pool without adapters."""
-    desk = Desk()
-    desk.change(creating())
-    return desk
+    author = Author()
+    author.change(creating())
+    return author
 
 
-def record(desk: Desk, name: str = "acme/a") -> AdapterRecord:
-    return AdapterRecord.parse(desk.etcd.kvs[KEYS.adapter(POOL, name)].value)
+def record(author: Author, name: str = "acme/a") -> AdapterRecord:
+    return AdapterRecord.parse(author.etcd.kvs[KEYS.adapter(POOL, name)].value)
 
 
-def etag(desk: Desk, name: str = "acme/a") -> int:
-    return desk.etcd.kvs[KEYS.adapter(POOL, name)].mod_revision
+def etag(author: Author, name: str = "acme/a") -> int:
+    return author.etcd.kvs[KEYS.adapter(POOL, name)].mod_revision
 
 
-def refused(desk: Desk, change: Change, request_id: str = "") -> RegistryError:
+def refused(author: Author, change: Change, request_id: str = "") -> RegistryError:
     """The refusal of a change; nothing is written."""
-    before = desk.etcd.revision
+    before = author.etcd.revision
     with pytest.raises(RegistryError) as told:
-        desk.change(change, request_id)
-    assert desk.etcd.revision == before
+        author.change(change, request_id)
+    assert author.etcd.revision == before
     return told.value

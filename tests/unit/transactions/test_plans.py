@@ -42,74 +42,74 @@ from registry.transactions.changes import (
 from registry.transactions.context import TxnLimits
 from registry.transactions.decode import read_adapter
 from registry.transactions.steps import HISTORY_KEPT
-from tests.support.changes import ALICE, KEYS, POOL, Desk, applying, creating, upsert
+from tests.support.changes import ALICE, KEYS, POOL, Author, applying, creating, upsert
 from tests.unit.transactions.conftest import record, refused
 
 
-def test_create(desk):
-    settled = desk.change(applying(upsert("acme/a")), "r1")
+def test_create(author):
+    settled = author.change(applying(upsert("acme/a")), "r1")
     (outcome,) = settled.reply.adapters
-    assert (outcome.outcome, outcome.etag, outcome.record) == ("created", None, record(desk, "acme/a"))
-    made = record(desk, "acme/a")
+    assert (outcome.outcome, outcome.etag, outcome.record) == ("created", None, record(author, "acme/a"))
+    made = record(author, "acme/a")
     assert (made.generation, made.tenant, made.updated_by, made.request_id) == (1, "acme", "alice", "r1")
-    request = desk.etcd.kvs[KEYS.request("r1", ALICE)]
+    request = author.etcd.kvs[KEYS.request("r1", ALICE)]
     assert (request.mod_revision, request.lease) == (settled.revision, 1)
     assert RequestRecord.parse(request.value).reply == settled.reply
-    (audit,) = [kv for key, kv in desk.etcd.kvs.items() if key.startswith(KEYS.audit(POOL, "")) and kv.lease == 2][1:]
+    (audit,) = [kv for key, kv in author.etcd.kvs.items() if key.startswith(KEYS.audit(POOL, "")) and kv.lease == 2][1:]
     told = AuditRecord.parse(audit.value)
     assert (told.method, told.request_id, told.changes[0].before) == ("ApplyAdapters", "r1", None)
 
 
-def test_update_keeps_what_was(desk):
-    desk.change(applying(upsert("acme/a")))
-    desk.change(applying(upsert("acme/a", "v2")), "r2")
-    retired = RetiredRecord.parse(desk.etcd.kvs[KEYS.history(POOL, "acme/a", 1)].value)
+def test_update_keeps_what_was(author):
+    author.change(applying(upsert("acme/a")))
+    author.change(applying(upsert("acme/a", "v2")), "r2")
+    retired = RetiredRecord.parse(author.etcd.kvs[KEYS.history(POOL, "acme/a", 1)].value)
     assert (retired.spec.source.uri, retired.retired_by_request, retired.deleted) == ("file:///a/v1", "r2", False)
-    assert record(desk, "acme/a").generation == 2
+    assert record(author, "acme/a").generation == 2
 
 
-def test_history_keeps_the_last_ten(desk):
+def test_history_keeps_the_last_ten(author):
     for version in range(15):
-        desk.change(applying(upsert("acme/a", f"v{version}")))
-    kept = [key for key in desk.etcd.kvs if key.startswith(KEYS.history_of(POOL, "acme/a"))]
+        author.change(applying(upsert("acme/a", f"v{version}")))
+    kept = [key for key in author.etcd.kvs if key.startswith(KEYS.history_of(POOL, "acme/a"))]
     assert kept == [KEYS.history(POOL, "acme/a", one) for one in range(5, 15)]
     assert len(kept) == HISTORY_KEPT
 
 
-def test_unchanged(desk):
-    made = desk.change(applying(upsert("acme/a")))
-    again = desk.plan(applying(upsert("acme/a")))
+def test_unchanged(author):
+    made = author.change(applying(upsert("acme/a")))
+    again = author.plan(applying(upsert("acme/a")))
     assert isinstance(again, Unchanged)
     assert again.reply.adapters[0].etag == made.revision
-    remembered = desk.plan(applying(upsert("acme/a")), "r1")
+    remembered = author.plan(applying(upsert("acme/a")), "r1")
     assert isinstance(remembered, Commit)
     assert not remembered.changes
     assert [type(op) for op in remembered.txn.success] == [Put]
 
 
 @pytest.mark.parametrize("replica", ["", "r1"])
-def test_a_retry_is_written_as_the_same_generation(desk, replica):
+def test_a_retry_is_written_as_the_same_generation(author, replica):
     """R17, W6, W7: who asked stands in the record, until the spec changes."""
-    desk.change(applying(upsert("acme/a")))
-    settled = desk.change(ApplyAdapters(POOL, (upsert("acme/a"),), retry=True, retry_replica=replica), "again")
+    author.change(applying(upsert("acme/a")))
+    settled = author.change(ApplyAdapters(POOL, (upsert("acme/a"),), retry=True, retry_replica=replica), "again")
     assert [one.outcome for one in settled.reply.adapters] == ["updated"]
-    asked = record(desk)
+    asked = record(author)
     assert (asked.generation, asked.retry) == (1, AskedRetry(request_id="again", replica=replica))
-    assert [one.name for one in AuditRecord.parse(_audits(desk)[-1].value).changes] == ["acme/a"]
-    desk.change(ApplyAdapters(POOL, (upsert("acme/a", "v2"),), retry=True))
-    assert (record(desk).generation, record(desk).retry) == (2, None)
+    assert [one.name for one in AuditRecord.parse(_audits(author)[-1].value).changes] == ["acme/a"]
+    author.change(ApplyAdapters(POOL, (upsert("acme/a", "v2"),), retry=True))
+    assert (record(author).generation, record(author).retry) == (2, None)
 
 
-def test_a_mixed_set_tells_only_what_changed(desk):
-    desk.change(applying(upsert("acme/a"), upsert("acme/b")))
-    settled = desk.change(applying(upsert("acme/a"), Remove("acme/b"), upsert("acme/c")))
+def test_a_mixed_set_tells_only_what_changed(author):
+    author.change(applying(upsert("acme/a"), upsert("acme/b")))
+    settled = author.change(applying(upsert("acme/a"), Remove("acme/b"), upsert("acme/c")))
     assert [one.outcome for one in settled.reply.adapters] == ["unchanged", "deleted", "created"]
-    last = AuditRecord.parse(max(_audits(desk), key=lambda kv: kv.mod_revision).value)
+    last = AuditRecord.parse(max(_audits(author), key=lambda kv: kv.mod_revision).value)
     assert [one.name for one in last.changes] == ["acme/b", "acme/c"]
 
 
-def _audits(desk: Desk):
-    return [kv for key, kv in desk.etcd.kvs.items() if key.startswith(KEYS.audits())]
+def _audits(author: Author):
+    return [kv for key, kv in author.etcd.kvs.items() if key.startswith(KEYS.audits())]
 
 
 REFUSED = {
@@ -149,27 +149,27 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(desk, name):
+def test_refused(author, name):
     """W4, W5: what is refused is refused with its kind, reason and field, and makes no revision."""
-    desk.change(SetTenant("full", 1))
-    desk.change(applying(upsert("acme/a"), upsert("full/a")))
+    author.change(SetTenant("full", 1))
+    author.change(applying(upsert("acme/a"), upsert("full/a")))
     change, kind, reason, field = REFUSED[name]
-    told = refused(desk, change)
+    told = refused(author, change)
     assert (type(told), told.reason, told.field) == (kind, reason, field)
 
 
-def test_rollback(desk):
+def test_rollback(author):
     for version in ("v1", "v2", "v3"):
-        desk.change(applying(upsert("acme/a", version)))
-    desk.change(RollbackAdapter(POOL, "acme/a"))
-    assert (record(desk, "acme/a").generation, record(desk, "acme/a").spec.source.uri) == (4, "file:///a/v2")
-    desk.change(RollbackAdapter(POOL, "acme/a", 1))
-    assert record(desk, "acme/a").spec.source.uri == "file:///a/v1"
-    same = desk.change(RollbackAdapter(POOL, "acme/a", 5))
+        author.change(applying(upsert("acme/a", version)))
+    author.change(RollbackAdapter(POOL, "acme/a"))
+    assert (record(author, "acme/a").generation, record(author, "acme/a").spec.source.uri) == (4, "file:///a/v2")
+    author.change(RollbackAdapter(POOL, "acme/a", 1))
+    assert record(author, "acme/a").spec.source.uri == "file:///a/v1"
+    same = author.change(RollbackAdapter(POOL, "acme/a", 5))
     assert same.reply.adapters[0].outcome == "unchanged"
-    desk.change(applying(Remove("acme/a")))
-    desk.change(RollbackAdapter(POOL, "ACME/a"))
-    assert (record(desk, "acme/a").name, record(desk, "acme/a").generation) == ("ACME/a", 6)
+    author.change(applying(Remove("acme/a")))
+    author.change(RollbackAdapter(POOL, "ACME/a"))
+    assert (record(author, "acme/a").name, record(author, "acme/a").generation) == ("ACME/a", 6)
 
 
 @pytest.mark.parametrize(
@@ -179,136 +179,136 @@ def test_rollback(desk):
         ({"load": "lazy", "placement": Placement(replicas=2)}, "spec.placement"),
     ],
 )
-def test_rollback_to_what_is_not_supported(desk, values, field):
+def test_rollback_to_what_is_not_supported(author, values, field):
     """A generation of a later release may ask for what this one does not do."""
-    desk.change(applying(upsert("acme/a", **values)))
-    desk.change(applying(upsert("acme/a", "v2")))
-    told = refused(desk, RollbackAdapter(POOL, "acme/a"))
+    author.change(applying(upsert("acme/a", **values)))
+    author.change(applying(upsert("acme/a", "v2")))
+    told = refused(author, RollbackAdapter(POOL, "acme/a"))
     assert (told.reason, told.field) == (Reason.UNSUPPORTED, field)
 
 
 @pytest.mark.parametrize(("pool", "name"), [("q", "acme/a"), (POOL, "acme/b")])
-def test_a_record_under_a_key_that_is_not_its_own_is_not_read(desk, pool, name):
+def test_a_record_under_a_key_that_is_not_its_own_is_not_read(author, pool, name):
     """R14, X2: somebody copied it there, past the admin service."""
-    desk.change(applying(upsert("acme/a")))
-    kv = desk.etcd.kvs[KEYS.adapter(POOL, "acme/a")]
-    assert read_adapter(POOL, kv) == record(desk, "acme/a")
+    author.change(applying(upsert("acme/a")))
+    kv = author.etcd.kvs[KEYS.adapter(POOL, "acme/a")]
+    assert read_adapter(POOL, kv) == record(author, "acme/a")
     with pytest.raises(FailedPrecondition, match="under another key than its own"):
         read_adapter(pool, replace(kv, key=KEYS.adapter(pool, name)))
 
 
-def test_rollback_to_what_cannot_be_read(desk):
-    desk.change(applying(upsert("acme/a")))
-    desk.etcd.put(KEYS.history(POOL, "acme/a", 7), b"?")
-    assert refused(desk, RollbackAdapter(POOL, "acme/a", 7)).reason is Reason.UNREADABLE_RECORD
+def test_rollback_to_what_cannot_be_read(author):
+    author.change(applying(upsert("acme/a")))
+    author.etcd.put(KEYS.history(POOL, "acme/a", 7), b"?")
+    assert refused(author, RollbackAdapter(POOL, "acme/a", 7)).reason is Reason.UNREADABLE_RECORD
 
 
-def test_request_ids(desk):
+def test_request_ids(author):
     """W3 idempotent: the same request gets its first reply, another one with the id is refused."""
-    first = desk.change(applying(upsert("acme/a")), "r1")
-    desk.change(applying(upsert("acme/a", "v2")))
-    assert desk.change(applying(upsert("acme/a")), "r1") == first
-    told = refused(desk, applying(upsert("acme/b")), "r1")
+    first = author.change(applying(upsert("acme/a")), "r1")
+    author.change(applying(upsert("acme/a", "v2")))
+    assert author.change(applying(upsert("acme/a")), "r1") == first
+    told = refused(author, applying(upsert("acme/b")), "r1")
     assert (told.reason, told.field) == (Reason.REQUEST_ID_REUSED, "request_id")
 
 
 @pytest.mark.parametrize(
     ("principal", "role"), [("bob", "operator"), ("alice/x", "operator"), ("anonymous", "unauthenticated")]
 )
-def test_request_ids_are_of_who_chose_them(desk, principal, role):
+def test_request_ids_are_of_who_chose_them(author, principal, role):
     """W3 idempotent: an id that somebody else took, with whatever request, is none that is taken."""
-    other = Desk(desk.etcd, made=100, principal=principal, role=role)
+    other = Author(author.etcd, made=100, principal=principal, role=role)
     theirs = other.change(applying(upsert("acme/a")), "r1")
-    ours = desk.change(applying(upsert("acme/b")), "r1")
+    ours = author.change(applying(upsert("acme/b")), "r1")
     assert (ours.reply.adapters[0].outcome, ours.reply.adapters[0].name) == ("created", "acme/b")
     assert other.change(applying(upsert("acme/a")), "r1") == theirs
-    assert desk.change(applying(upsert("acme/b")), "r1") == ours
+    assert author.change(applying(upsert("acme/b")), "r1") == ours
 
 
-def test_nobody_takes_an_id_of_the_conductor(desk):
+def test_nobody_takes_an_id_of_the_conductor(author):
     """W3 idempotent: its ids follow from the adapter, but not where they stand; also not by its own name."""
-    conductor = Desk(desk.etcd, made=100, principal="loraplane-admin", role="conductor")
+    conductor = Author(author.etcd, made=100, principal="loraplane-admin", role="conductor")
     halt = HaltRollout(POOL, "acme/a", 1, 1, "why")
     for number, (principal, role) in enumerate([("anonymous", "unauthenticated"), ("loraplane-admin", "operator")]):
-        somebody = Desk(desk.etcd, made=200 + 100 * number, principal=principal, role=role)
+        somebody = Author(author.etcd, made=200 + 100 * number, principal=principal, role=role)
         somebody.change(applying(upsert(f"acme/x{number}")), "halt-p-1")
     context = conductor.context(halt, "halt-p-1")
     assert replay(conductor.view(halt, context), context) is None
 
 
-def test_a_request_of_the_release_before(desk):
+def test_a_request_of_the_release_before(author):
     """W3 idempotent: what it noted under the bare id counts for the same request, and for no other one."""
     change = applying(upsert("acme/a"))
-    first = desk.change(change, "r1")
+    first = author.change(change, "r1")
     mine = KEYS.request("r1", ALICE)
-    noted = desk.etcd.kvs[mine].value
-    desk.etcd.delete(mine)
-    assert desk.etcd.put(KEYS.request("r1"), noted) > first.revision
-    assert desk.change(change, "r1").reply == first.reply
-    assert mine not in desk.etcd.kvs, "it was carried out before"
-    assert desk.change(applying(upsert("acme/b")), "r1").reply.adapters[0].outcome == "created"
+    noted = author.etcd.kvs[mine].value
+    author.etcd.delete(mine)
+    assert author.etcd.put(KEYS.request("r1"), noted) > first.revision
+    assert author.change(change, "r1").reply == first.reply
+    assert mine not in author.etcd.kvs, "it was carried out before"
+    assert author.change(applying(upsert("acme/b")), "r1").reply.adapters[0].outcome == "created"
 
 
-def test_a_request_that_the_release_before_carries_out_meanwhile(desk):
+def test_a_request_that_the_release_before_carries_out_meanwhile(author):
     """W3 idempotent: two admin services of two releases do not make one change twice."""
     change = applying(upsert("acme/a"))
-    planned = desk.plan(change, "r1")
-    desk.etcd.put(KEYS.request("r1"), b"{}")
+    planned = author.plan(change, "r1")
+    author.etcd.put(KEYS.request("r1"), b"{}")
     assert isinstance(planned, Commit)
-    assert not desk.etcd.txn(planned.txn).succeeded
+    assert not author.etcd.txn(planned.txn).succeeded
 
 
-def test_a_fenced_request_stays_refused(desk):
+def test_a_fenced_request_stays_refused(author):
     """W8 no-false-fail: after the fence neither a delayed copy nor the same id again does anything."""
     change = applying(upsert("acme/a"))
-    context = desk.context(change, "r1")
-    assert desk.etcd.txn(fence(context)).succeeded
-    assert refused(desk, change, "r1").reason is Reason.REQUEST_ID_REUSED
-    assert not desk.etcd.txn(fence(context)).succeeded
+    context = author.context(change, "r1")
+    assert author.etcd.txn(fence(context)).succeeded
+    assert refused(author, change, "r1").reason is Reason.REQUEST_ID_REUSED
+    assert not author.etcd.txn(fence(context)).succeeded
 
 
 def test_too_many_changes():
     """The number that fits is told so that it holds whatever stands in etcd."""
-    desk = Desk(limits=TxnLimits(max_ops=20))
-    desk.change(creating())
-    told = refused(desk, applying(*(upsert(f"acme/n{i}") for i in range(30))))
+    author = Author(limits=TxnLimits(max_ops=20))
+    author.change(creating())
+    told = refused(author, applying(*(upsert(f"acme/n{i}") for i in range(30))))
     assert (told.reason, told.metadata) == (Reason.TOO_MANY_CHANGES, {"max_changes": "5"})
     names = [f"acme/n{i}" for i in range(8)]
-    desk.change(applying(*map(upsert, names)))
+    author.change(applying(*map(upsert, names)))
     for version in range(12):
-        desk.change(applying(upsert("acme/n0", f"{version}"), upsert("acme/n1", f"{version}")))
+        author.change(applying(upsert("acme/n0", f"{version}"), upsert("acme/n1", f"{version}")))
     for version in range(12, 24):
-        desk.change(applying(*(upsert(name, f"{version}") for name in names[2:7])))
-    told = refused(desk, applying(*(upsert(name, "last") for name in names)))
+        author.change(applying(*(upsert(name, f"{version}") for name in names[2:7])))
+    told = refused(author, applying(*(upsert(name, "last") for name in names)))
     assert told.metadata == {"max_changes": "5"}
-    desk.change(applying(*(upsert(name, "last") for name in names[:6])))
-    told = refused(desk, applying(*(upsert(f"t{i}/a") for i in range(10))))
+    author.change(applying(*(upsert(name, "last") for name in names[:6])))
+    told = refused(author, applying(*(upsert(f"t{i}/a") for i in range(10))))
     assert told.metadata == {"max_changes": "4"}
 
 
 @pytest.mark.parametrize("done", [0, 3, 8])
 def test_the_number_that_fits_holds_for_each_part(done):
     """Entries that stay as they are take less room than the others, and one tenant less than many."""
-    desk = Desk(limits=TxnLimits(max_ops=20))
-    desk.change(creating())
+    author = Author(limits=TxnLimits(max_ops=20))
+    author.change(creating())
     changes = [upsert(f"acme/n{i}") for i in range(8)] + [upsert(f"t{i}/a") for i in range(8)]
     for change in changes[:done]:
-        desk.change(applying(change))
-    most = int(refused(desk, applying(*changes)).metadata["max_changes"])
+        author.change(applying(change))
+    most = int(refused(author, applying(*changes)).metadata["max_changes"])
     assert most == 4
     for start in range(0, len(changes), most):
-        desk.change(applying(*changes[start : start + most]))
+        author.change(applying(*changes[start : start + most]))
 
 
 def test_too_large():
     """Bytes count as well as operations."""
-    desk = Desk(limits=TxnLimits(max_ops=1000, max_bytes=20_000))
-    desk.change(creating())
-    told = refused(desk, applying(*(upsert(f"acme/n{i}", labels={"k": "x" * 250}) for i in range(30))))
+    author = Author(limits=TxnLimits(max_ops=1000, max_bytes=20_000))
+    author.change(creating())
+    told = refused(author, applying(*(upsert(f"acme/n{i}", labels={"k": "x" * 250}) for i in range(30))))
     assert told.reason is Reason.TOO_MANY_CHANGES
     most = int(told.metadata["max_changes"])
-    desk.change(applying(*(upsert(f"acme/n{i}", labels={"k": "x" * 250}) for i in range(most))))
-    told = refused(desk, creating("q", *(f"{i}{'x' * 500}" for i in range(32))))
+    author.change(applying(*(upsert(f"acme/n{i}", labels={"k": "x" * 250}) for i in range(most))))
+    told = refused(author, creating("q", *(f"{i}{'x' * 500}" for i in range(32))))
     assert told.reason is Reason.TOO_LARGE
 
 
@@ -324,69 +324,69 @@ def test_tenants_and_digests():
     assert payload_digest(DeletePool("x")) != payload_digest(ApplyAdapters("x", ()))
 
 
-def test_reads_need_no_revision(desk):
+def test_reads_need_no_revision(author):
     """A Range inside a transaction never names a revision."""
-    planned = desk.plan(applying(upsert("acme/a")))
+    planned = author.plan(applying(upsert("acme/a")))
     assert isinstance(planned, Commit)
     assert all(isinstance(op, Range) and op.revision == 0 for op in planned.txn.failure)
 
 
-def present(desk: Desk, *, leaving: bool = False, lease: int = 7, name: str = "r1") -> None:
+def present(author: Author, *, leaving: bool = False, lease: int = 7, name: str = "r1") -> None:
     """A replica lives, or says something new."""
     presence = Presence(
         pool=POOL, replica=name, incarnation="i", owner="host:1", labels={}, started_at="", leaving=leaving
     )
-    desk.etcd.txn(Txn((), (Put(KEYS.replica(POOL, name), presence.to_bytes(), lease),)))
+    author.etcd.txn(Txn((), (Put(KEYS.replica(POOL, name), presence.to_bytes(), lease),)))
 
 
-def ordered(desk: Desk, *, drain: bool) -> bool:
+def ordered(author: Author, *, drain: bool) -> bool:
     """Gives the order; True if that changed something."""
-    settled = desk.change(DrainReplica(POOL, "r1", drain))
+    settled = author.change(DrainReplica(POOL, "r1", drain))
     return settled.reply.etag is None
 
 
-def test_an_order_to_drain_stands_under_the_lease_of_the_presence(desk):
+def test_an_order_to_drain_stands_under_the_lease_of_the_presence(author):
     """R20 drain, W7: so it goes with the replica; who gave it stands in the audit trail."""
-    present(desk)
-    assert not ordered(desk, drain=False)
-    assert ordered(desk, drain=True)
-    kv = desk.etcd.kvs[KEYS.drain(POOL, "r1")]
+    present(author)
+    assert not ordered(author, drain=False)
+    assert ordered(author, drain=True)
+    kv = author.etcd.kvs[KEYS.drain(POOL, "r1")]
     order = DrainOrder.parse(kv.value)
     assert (kv.lease, order.pool, order.replica, order.drain, order.by) == (7, POOL, "r1", True, "alice")
-    audit = AuditRecord.parse(_audits(desk)[-1].value)
+    audit = AuditRecord.parse(_audits(author)[-1].value)
     assert (audit.method, [(one.kind, one.name) for one in audit.changes]) == ("DrainReplica", [("replica", "r1")])
-    assert not ordered(desk, drain=True)
-    assert ordered(desk, drain=False)
-    assert AuditRecord.parse(_audits(desk)[-1].value).changes[0].before == order.model_dump(by_alias=True)
-    assert not ordered(desk, drain=False)
+    assert not ordered(author, drain=True)
+    assert ordered(author, drain=False)
+    assert AuditRecord.parse(_audits(author)[-1].value).changes[0].before == order.model_dump(by_alias=True)
+    assert not ordered(author, drain=False)
     assert tenants_of(DrainReplica(POOL, "r1", drain=True)) == ()
 
 
-def test_a_drain_that_began_without_an_order_counts(desk):
+def test_a_drain_that_began_without_an_order_counts(author):
     """R20: it is taken back by an order; and one that was taken back just now is ordered anew."""
-    present(desk, leaving=True)
-    assert not ordered(desk, drain=True)
-    assert ordered(desk, drain=False)
-    assert ordered(desk, drain=False), "it still says that it drains"
-    assert ordered(desk, drain=True), "what it says is older than the order"
+    present(author, leaving=True)
+    assert not ordered(author, drain=True)
+    assert ordered(author, drain=False)
+    assert ordered(author, drain=False), "it still says that it drains"
+    assert ordered(author, drain=True), "what it says is older than the order"
 
 
-def test_an_order_to_a_process_that_is_gone_says_nothing_of_the_next(desk):
-    present(desk)
-    assert ordered(desk, drain=True)
-    present(desk, lease=8)
-    assert ordered(desk, drain=True)
-    assert desk.etcd.kvs[KEYS.drain(POOL, "r1")].lease == 8
-    present(desk, lease=9)
-    assert ordered(desk, drain=False), "it may yet read the order of before"
-    assert not ordered(desk, drain=False)
+def test_an_order_to_a_process_that_is_gone_says_nothing_of_the_next(author):
+    present(author)
+    assert ordered(author, drain=True)
+    present(author, lease=8)
+    assert ordered(author, drain=True)
+    assert author.etcd.kvs[KEYS.drain(POOL, "r1")].lease == 8
+    present(author, lease=9)
+    assert ordered(author, drain=False), "it may yet read the order of before"
+    assert not ordered(author, drain=False)
 
 
-def test_orders_to_nobody_are_refused_and_what_cannot_be_read_is_replaced(desk):
-    told = refused(desk, DrainReplica(POOL, "r1", drain=False))
+def test_orders_to_nobody_are_refused_and_what_cannot_be_read_is_replaced(author):
+    told = refused(author, DrainReplica(POOL, "r1", drain=False))
     assert (told.reason, told.field) == (Reason.REPLICA_NOT_FOUND, "name")
-    assert refused(desk, DrainReplica("q", "r1", drain=True)).reason is Reason.POOL_NOT_FOUND
-    desk.etcd.txn(Txn((), (Put(KEYS.replica(POOL, "r1"), b"?", 7), Put(KEYS.drain(POOL, "r1"), b"?", 7))))
-    assert not ordered(desk, drain=False)
-    assert ordered(desk, drain=True)
-    assert AuditRecord.parse(_audits(desk)[-1].value).changes[0].before == {"unreadable": "?"}
+    assert refused(author, DrainReplica("q", "r1", drain=True)).reason is Reason.POOL_NOT_FOUND
+    author.etcd.txn(Txn((), (Put(KEYS.replica(POOL, "r1"), b"?", 7), Put(KEYS.drain(POOL, "r1"), b"?", 7))))
+    assert not ordered(author, drain=False)
+    assert ordered(author, drain=True)
+    assert AuditRecord.parse(_audits(author)[-1].value).changes[0].before == {"unreadable": "?"}

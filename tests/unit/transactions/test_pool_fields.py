@@ -11,7 +11,7 @@ from registry.model.errors import FailedPrecondition, InvalidArgument, Reason
 from registry.model.records import AdapterSpec, SourceSpec
 from registry.transactions import validate
 from registry.transactions.changes import Remove, RollbackAdapter, UpdatePool, Upsert
-from tests.support.changes import KEYS, POOL, Desk, applying, creating, upsert
+from tests.support.changes import KEYS, POOL, Author, applying, creating, upsert
 
 SHAPES = {"model.layers.0.self_attn.q_proj": (16, 16)}
 BASE = {"modules": SHAPES, "fingerprint": fingerprint(SHAPES)}
@@ -22,18 +22,18 @@ def update(limits: dict[str, object], base: object = None, mask: list[str] | Non
     return validate.make_update_pool(POOL, ["base"], limits, "", base, mask)
 
 
-def stored(desk) -> dict[str, object]:
-    found = json.loads(desk.etcd.kvs[KEYS.pool(POOL)].value)
+def stored(author) -> dict[str, object]:
+    found = json.loads(author.etcd.kvs[KEYS.pool(POOL)].value)
     return {**found["limits"], "base": found["base"], "base_models": found["base_models"]}
 
 
 @pytest.fixture
-def whole() -> Desk:
+def whole() -> Author:
     """A pool with everything."""
-    desk = Desk()
-    desk.change(creating())
-    desk.change(update(LIMITS, BASE))
-    return desk
+    author = Author()
+    author.change(creating())
+    author.change(update(LIMITS, BASE))
+    return author
 
 
 def test_a_client_that_does_not_know_a_field_does_not_clear_it(whole):
@@ -112,21 +112,21 @@ def test_a_pool_may_ask_for_digests(whole):
     whole.change(applying(Remove("b")))
 
 
-def engines(desk) -> tuple[object, object]:
-    found = json.loads(desk.etcd.kvs[KEYS.pool(POOL)].value)
+def engines(author) -> tuple[object, object]:
+    found = json.loads(author.etcd.kvs[KEYS.pool(POOL)].value)
     return found["engine"], found["engine_names"]
 
 
 def test_a_pool_says_what_its_engines_are_and_how_they_name_adapters():
-    desk = Desk()
-    desk.change(validate.make_create_pool(POOL, ["base"], {}, None, {"engine": "sglang"}))
-    assert engines(desk) == ("sglang", "plain")
-    desk.change(validate.make_update_pool(POOL, ["base"], {}, "", None, None, {"engine_names": "versioned"}))
-    assert engines(desk) == ("sglang", "versioned")
-    desk.change(validate.make_update_pool(POOL, ["base"], {}, "", None, ["limits"], {"engine": "vllm"}))
-    assert engines(desk) == ("sglang", "versioned")
-    desk.change(validate.make_update_pool(POOL, [], {}, "", None, ["engine", "engine_names"], {}))
-    assert engines(desk) == ("vllm", "plain")
+    author = Author()
+    author.change(validate.make_create_pool(POOL, ["base"], {}, None, {"engine": "sglang"}))
+    assert engines(author) == ("sglang", "plain")
+    author.change(validate.make_update_pool(POOL, ["base"], {}, "", None, None, {"engine_names": "versioned"}))
+    assert engines(author) == ("sglang", "versioned")
+    author.change(validate.make_update_pool(POOL, ["base"], {}, "", None, ["limits"], {"engine": "vllm"}))
+    assert engines(author) == ("sglang", "versioned")
+    author.change(validate.make_update_pool(POOL, [], {}, "", None, ["engine", "engine_names"], {}))
+    assert engines(author) == ("vllm", "plain")
 
 
 @pytest.mark.parametrize("given", [{"engine": "ollama"}, {"engine_names": "any"}], ids=str)
@@ -176,5 +176,7 @@ def test_what_the_engines_cannot_do_is_refused(whole, field, value, named):
 
 def test_versioned_names_need_room_for_one_more():
     with pytest.raises(InvalidArgument) as refused:
-        Desk().change(validate.make_create_pool(POOL, ["b"], {"max_adapters": 1}, None, {"engine_names": "versioned"}))
+        Author().change(
+            validate.make_create_pool(POOL, ["b"], {"max_adapters": 1}, None, {"engine_names": "versioned"})
+        )
     assert refused.value.field == "pool.engine_names"

@@ -14,7 +14,7 @@ from registry.transactions.builder import Commit, fence
 from registry.transactions.changes import Change, CreatePool, DeletePool, Remove, RollbackAdapter, SetTenant, UpdatePool
 from registry.transactions.context import Context
 from registry.transactions.plan import plan_change
-from tests.support.changes import KEYS, POOL, Desk, applying, creating, upsert
+from tests.support.changes import KEYS, POOL, Author, applying, creating, upsert
 from tests.support.history_check import check_history
 
 CHANGES: dict[str, Change] = {
@@ -48,16 +48,16 @@ WORLDS = {
 }
 
 
-def world(name: str) -> Desk:
-    desk = Desk()
+def world(name: str) -> Author:
+    author = Author()
     for change in WORLDS[name]:
-        desk.change(change)
-    return desk
+        author.change(change)
+    return author
 
 
-def carry_out(desk: Desk, change: Change) -> None:
+def carry_out(author: Author, change: Change) -> None:
     with suppress(RegistryError):
-        desk.change(change)
+        author.change(change)
 
 
 @pytest.mark.parametrize("late", CHANGES)
@@ -65,27 +65,29 @@ def carry_out(desk: Desk, change: Change) -> None:
 def test_a_racer_with_an_old_view(start, late):
     """W2, W5, W6, W7 hold when somebody reads, two others change things, and only then it commits."""
     for first, second in PAIRS:
-        desk, change = world(start), CHANGES[late]
-        context = desk.context(change)
-        view = desk.view(change, context)
-        carry_out(desk, CHANGES[first])
-        carry_out(desk, CHANGES[second])
+        author, change = world(start), CHANGES[late]
+        context = author.context(change)
+        view = author.view(change, context)
+        carry_out(author, CHANGES[first])
+        carry_out(author, CHANGES[second])
         with suppress(RegistryError):
-            desk.settle(change, context, view)
-        assert_consistent(desk)
+            author.settle(change, context, view)
+        assert_consistent(author)
 
 
-def commit_of(desk: Desk, context: Context, change: Change) -> Commit | None:
+def commit_of(author: Author, context: Context, change: Change) -> Commit | None:
     """What would be sent; None where it is refused, or would change nothing."""
     with suppress(RegistryError):
-        planned = plan_change(change, desk.view(change, context), context)
+        planned = plan_change(change, author.view(change, context), context)
         return planned if isinstance(planned, Commit) else None
     return None
 
 
 def sent(start: str) -> list[str]:
     """The changes that send a transaction in a world."""
-    return [late for late, change in CHANGES.items() if commit_of(desk := world(start), desk.context(change), change)]
+    return [
+        late for late, change in CHANGES.items() if commit_of(author := world(start), author.context(change), change)
+    ]
 
 
 SENT = [(start, late) for start in WORLDS for late in sent(start)]
@@ -95,32 +97,32 @@ SENT = [(start, late) for start in WORLDS for late in sent(start)]
 def test_a_delayed_copy(start, late):
     """W3 idempotent, W8 no-false-fail: a copy of a transaction that was settled or fenced never succeeds."""
     for first, second in PAIRS:
-        desk, change = world(start), CHANGES[late]
-        context = desk.context(change)
-        planned = commit_of(desk, context, change)
+        author, change = world(start), CHANGES[late]
+        context = author.context(change)
+        planned = commit_of(author, context, change)
         assert planned is not None
-        carry_out(desk, CHANGES[first])
-        if not desk.etcd.txn(planned.txn).succeeded:
-            assert desk.etcd.txn(fence(context)).succeeded
-        carry_out(desk, CHANGES[second])
-        assert not desk.etcd.txn(planned.txn).succeeded, f"{first}, {late}, {second}, {late} again"
+        carry_out(author, CHANGES[first])
+        if not author.etcd.txn(planned.txn).succeeded:
+            assert author.etcd.txn(fence(context)).succeeded
+        carry_out(author, CHANGES[second])
+        assert not author.etcd.txn(planned.txn).succeeded, f"{first}, {late}, {second}, {late} again"
 
 
-def assert_consistent(desk: Desk) -> None:
+def assert_consistent(author: Author) -> None:
     """Every revision keeps its promises, and the end makes sense as a whole."""
-    fold = check_history(KEYS, desk.etcd.history)
+    fold = check_history(KEYS, author.etcd.history)
     pool = KEYS.pool(POOL)
     adapters = [key for key in fold.kvs if key.startswith(KEYS.adapters(POOL))]
     assert pool in fold.kvs or not adapters, "adapters without a pool"
     if pool in fold.kvs and b"acme/new" in fold.kvs[pool]:
         assert KEYS.adapter(POOL, "acme/new") not in adapters, "an adapter is named like the base model"
-    assert_engines_stay(desk)
+    assert_engines_stay(author)
 
 
-def assert_engines_stay(desk: Desk) -> None:
+def assert_engines_stay(author: Author) -> None:
     """The kind of engines of a pool is never another one while there are adapters in it."""
     kvs: dict[str, bytes] = {}
-    for revision, events in desk.etcd.history:
+    for revision, events in author.etcd.history:
         before = kvs.get(KEYS.pool(POOL))
         for event in events:
             if event.kv is None:

@@ -8,40 +8,40 @@ from registry.model.errors import Conflict, InvalidArgument, NotFound
 from registry.model.records import PoolLimits, PoolSpec
 from registry.transactions.changes import ConfirmRemovals, UpdatePool
 from registry.transactions.validate import make_confirm_removals
-from tests.support.changes import KEYS, POOL, Desk, applying, upsert
+from tests.support.changes import KEYS, POOL, Author, applying, upsert
 from tests.support.history_check import check_history
 
 
 @pytest.fixture
-def desk(desk: Desk) -> Desk:
-    desk.change(applying(upsert("a")))
-    return desk
+def author(author: Author) -> Author:
+    author.change(applying(upsert("a")))
+    return author
 
 
-def confirmed(desk: Desk) -> int:
-    return PoolSpec.parse(desk.etcd.kvs[KEYS.pool(POOL)].value).removals_confirmed_revision
+def confirmed(author: Author) -> int:
+    return PoolSpec.parse(author.etcd.kvs[KEYS.pool(POOL)].value).removals_confirmed_revision
 
 
-def test_a_confirmation_stands_in_the_pools_record_and_is_audited(desk):
+def test_a_confirmation_stands_in_the_pools_record_and_is_audited(author):
     """W2, W7: what a sidecar watches already, and who vouched."""
-    settled = desk.change(ConfirmRemovals(POOL, 1))
+    settled = author.change(ConfirmRemovals(POOL, 1))
     assert settled.reply.pool is not None
-    assert confirmed(desk) == settled.reply.pool.removals_confirmed_revision == 1
-    fold = check_history(KEYS, desk.etcd.history)
+    assert confirmed(author) == settled.reply.pool.removals_confirmed_revision == 1
+    fold = check_history(KEYS, author.etcd.history)
     assert settled.revision in fold.changing
 
 
-def test_a_lower_revision_than_before_changes_nothing(desk):
-    desk.change(ConfirmRemovals(POOL, 2))
-    revision = desk.etcd.revision
-    assert desk.change(ConfirmRemovals(POOL, 1)).reply.pool == desk.change(ConfirmRemovals(POOL, 2)).reply.pool
-    assert (confirmed(desk), desk.etcd.revision) == (2, revision)
+def test_a_lower_revision_than_before_changes_nothing(author):
+    author.change(ConfirmRemovals(POOL, 2))
+    revision = author.etcd.revision
+    assert author.change(ConfirmRemovals(POOL, 1)).reply.pool == author.change(ConfirmRemovals(POOL, 2)).reply.pool
+    assert (confirmed(author), author.etcd.revision) == (2, revision)
 
 
-def test_an_update_of_the_pool_keeps_the_confirmation(desk):
-    desk.change(ConfirmRemovals(POOL, 2))
-    desk.change(UpdatePool(POOL, ("base",), PoolLimits(max_rank=8)))
-    assert confirmed(desk) == 2
+def test_an_update_of_the_pool_keeps_the_confirmation(author):
+    author.change(ConfirmRemovals(POOL, 2))
+    author.change(UpdatePool(POOL, ("base",), PoolLimits(max_rank=8)))
+    assert confirmed(author) == 2
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,10 @@ def test_an_update_of_the_pool_keeps_the_confirmation(desk):
         (ConfirmRemovals(POOL, 1, etag=77), Conflict),
     ],
 )
-def test_what_is_refused(desk, change, kind):
+def test_what_is_refused(author, change, kind):
     """Nobody vouches for what nobody has seen: a revision that is to come."""
     with pytest.raises(kind):
-        desk.change(change)
+        author.change(change)
 
 
 @pytest.mark.parametrize(("name", "revision", "etag"), [("a/b", 1, ""), ("p", 0, ""), ("p", 1, "0"), ("p", 1, "x")])

@@ -11,7 +11,7 @@ from registry.transactions.changes import Remove, RepairTenant, RollbackAdapter,
 from registry.transactions.context import TxnLimits
 from registry.transactions.plan import may_be_guessed
 from registry.transactions.validate import make_repair_tenant
-from tests.support.changes import KEYS, POOL, Desk, applying, creating, lost_records, upsert
+from tests.support.changes import KEYS, POOL, Author, applying, creating, lost_records, upsert
 from tests.support.history_check import check_history
 from tests.unit.transactions.conftest import record as record_of
 from tests.unit.transactions.conftest import refused
@@ -20,197 +20,197 @@ NAME = "acme/a"
 
 
 @pytest.fixture
-def desk(desk: Desk) -> Desk:
+def author(author: Author) -> Author:
     """A pool with an adapter at its second generation, another at its first, and one of another tenant."""
-    desk.change(applying(upsert(NAME), upsert("acme/b"), upsert("x")))
-    desk.change(applying(upsert(NAME, "v2")))
-    return desk
+    author.change(applying(upsert(NAME), upsert("acme/b"), upsert("x")))
+    author.change(applying(upsert(NAME, "v2")))
+    return author
 
 
-def delete_raw(desk: Desk, *names: str, pool: str = POOL) -> None:
+def delete_raw(author: Author, *names: str, pool: str = POOL) -> None:
     """Deletions past the admin service, all in one revision."""
-    desk.etcd.txn(Txn((), tuple(Delete(KEYS.adapter(pool, name)) for name in names)))
+    author.etcd.txn(Txn((), tuple(Delete(KEYS.adapter(pool, name)) for name in names)))
 
 
-def repair(desk: Desk, tenant: str = "acme") -> RepairTenant:
+def repair(author: Author, tenant: str = "acme") -> RepairTenant:
     """What is asked for, with the records that are lost now."""
-    return RepairTenant(tenant, lost_records(desk.etcd, tenant))
+    return RepairTenant(tenant, lost_records(author.etcd, tenant))
 
 
-def counter(desk: Desk, tenant: str = "acme") -> int:
-    return TenantRecord.parse(desk.etcd.kvs[KEYS.tenant(tenant)].value).adapters
+def counter(author: Author, tenant: str = "acme") -> int:
+    return TenantRecord.parse(author.etcd.kvs[KEYS.tenant(tenant)].value).adapters
 
 
-def test_counter_history_and_audit_are_made_good(desk):
+def test_counter_history_and_audit_are_made_good(author):
     """W2, W5, W7: the history as a whole has no findings once the tenant is repaired."""
-    stood = record_of(desk)
-    delete_raw(desk, NAME)
+    stood = record_of(author)
+    delete_raw(author, NAME)
     with pytest.raises(AssertionError, match=r"W7 .*deleted past the admin service"):
-        check_history(KEYS, desk.etcd.history)
-    reply = desk.change(repair(desk)).reply
+        check_history(KEYS, author.etcd.history)
+    reply = author.change(repair(author)).reply
     assert [(one.outcome, one.name, one.record) for one in reply.adapters] == [("deleted", NAME, stood)]
     assert (reply.tenant, reply.etag) == (TenantRecord(name="acme", adapters=1), None)
-    kept = RetiredRecord.parse(desk.etcd.kvs[KEYS.history(POOL, NAME, 2)].value)
+    kept = RetiredRecord.parse(author.etcd.kvs[KEYS.history(POOL, NAME, 2)].value)
     assert (kept.deleted, kept.spec) == (True, stood.spec)
-    check_history(KEYS, desk.etcd.history)
+    check_history(KEYS, author.etcd.history)
 
 
-def test_a_repair_is_not_made_from_a_guess(desk):
+def test_a_repair_is_not_made_from_a_guess(author):
     """W5: which records are lost is not compared, so it is read first."""
-    assert not may_be_guessed(repair(desk))
+    assert not may_be_guessed(repair(author))
 
 
-def test_generations_go_on(desk):
+def test_generations_go_on(author):
     """W6 one-digest: also of a first generation, of which nothing but the audit trail tells."""
-    delete_raw(desk, NAME, "acme/b")
-    desk.change(repair(desk))
-    desk.change(applying(upsert(NAME, "v3"), upsert("acme/b", "v3")))
-    assert (record_of(desk).generation, record_of(desk, "acme/b").generation) == (3, 2)
-    desk.change(RollbackAdapter(POOL, NAME))
-    assert record_of(desk).spec.source.uri == "file:///a/v2"
-    check_history(KEYS, desk.etcd.history)
+    delete_raw(author, NAME, "acme/b")
+    author.change(repair(author))
+    author.change(applying(upsert(NAME, "v3"), upsert("acme/b", "v3")))
+    assert (record_of(author).generation, record_of(author, "acme/b").generation) == (3, 2)
+    author.change(RollbackAdapter(POOL, NAME))
+    assert record_of(author).spec.source.uri == "file:///a/v2"
+    check_history(KEYS, author.etcd.history)
 
 
-def test_a_tenant_of_many_pools(desk):
+def test_a_tenant_of_many_pools(author):
     """W5: a tenant's adapters count over all pools."""
-    desk.change(creating("q"))
-    desk.change(applying(upsert("acme/z"), upsert("acme/a"), pool="q"))
-    delete_raw(desk, "acme/a", pool="q")
-    delete_raw(desk, "acme/b")
-    desk.change(repair(desk))
-    assert counter(desk) == 2
-    check_history(KEYS, desk.etcd.history)
+    author.change(creating("q"))
+    author.change(applying(upsert("acme/z"), upsert("acme/a"), pool="q"))
+    delete_raw(author, "acme/a", pool="q")
+    delete_raw(author, "acme/b")
+    author.change(repair(author))
+    assert counter(author) == 2
+    check_history(KEYS, author.etcd.history)
 
 
-def test_what_is_right_is_left_alone(desk):
+def test_what_is_right_is_left_alone(author):
     """W3: a repair can be repeated; without a request id nothing is written."""
-    delete_raw(desk, NAME)
-    desk.change(repair(desk))
-    revision = desk.etcd.revision
-    again = desk.change(repair(desk))
-    assert (desk.etcd.revision, again.reply.adapters) == (revision, [])
-    assert again.reply.etag == desk.etcd.kvs[KEYS.tenant("acme")].mod_revision
-    nobody = desk.change(RepairTenant("nobody")).reply
+    delete_raw(author, NAME)
+    author.change(repair(author))
+    revision = author.etcd.revision
+    again = author.change(repair(author))
+    assert (author.etcd.revision, again.reply.adapters) == (revision, [])
+    assert again.reply.etag == author.etcd.kvs[KEYS.tenant("acme")].mod_revision
+    nobody = author.change(RepairTenant("nobody")).reply
     assert (nobody.tenant, nobody.etag) == (TenantRecord(name="nobody"), 0)
-    assert desk.etcd.revision == revision
+    assert author.etcd.revision == revision
 
 
-def test_the_same_request_gets_the_same_reply(desk):
+def test_the_same_request_gets_the_same_reply(author):
     """W3 idempotent: though the second time nothing is lost any more."""
-    delete_raw(desk, NAME)
-    first = desk.change(repair(desk), "once")
-    assert desk.change(repair(desk), "once") == first
-    assert payload_digest(RepairTenant("acme", (record_of(desk, "acme/b"),))) == payload_digest(RepairTenant("acme"))
+    delete_raw(author, NAME)
+    first = author.change(repair(author), "once")
+    assert author.change(repair(author), "once") == first
+    assert payload_digest(RepairTenant("acme", (record_of(author, "acme/b"),))) == payload_digest(RepairTenant("acme"))
 
 
-def test_a_counter_alone_is_repaired(desk):
+def test_a_counter_alone_is_repaired(author):
     """W5, W7: what was written past the admin service, or what no audit record tells of any more, is counted."""
-    delete_raw(desk, NAME)
-    settled = desk.change(RepairTenant("acme"))
-    assert counter(desk) == 1
-    audits = [kv.value for key, kv in desk.etcd.kvs.items() if key.startswith(KEYS.audits())]
+    delete_raw(author, NAME)
+    settled = author.change(RepairTenant("acme"))
+    assert counter(author) == 1
+    audits = [kv.value for key, kv in author.etcd.kvs.items() if key.startswith(KEYS.audits())]
     [told] = [audit for one in audits if (audit := AuditRecord.parse(one)).method == "RepairTenant"]
     assert [(one.kind, one.before["adapters"], one.after["adapters"]) for one in told.changes] == [("tenant", 2, 1)]
     assert settled.reply.adapters == []
-    check_history(KEYS, desk.etcd.history)
+    check_history(KEYS, author.etcd.history)
 
 
-def test_a_name_that_came_back_is_counted_once(desk):
+def test_a_name_that_came_back_is_counted_once(author):
     """W5, W6: the generation that vanished is not given again, and the counter is right after the repair."""
-    delete_raw(desk, NAME)
-    desk.change(applying(upsert(NAME, "v3")))
-    assert (record_of(desk).generation, counter(desk)) == (3, 3)
-    desk.change(repair(desk))
-    assert counter(desk) == 2
-    check_history(KEYS, desk.etcd.history)
+    delete_raw(author, NAME)
+    author.change(applying(upsert(NAME, "v3")))
+    assert (record_of(author).generation, counter(author)) == (3, 3)
+    author.change(repair(author))
+    assert counter(author) == 2
+    check_history(KEYS, author.etcd.history)
 
 
-def test_a_record_written_by_hand_is_counted(desk):
+def test_a_record_written_by_hand_is_counted(author):
     """W5: a counter that is too low becomes right, whatever the quota."""
-    desk.change(SetTenant("acme", 2))
-    stood = desk.etcd.kvs[KEYS.adapter(POOL, NAME)].value
-    desk.etcd.put(KEYS.adapter(POOL, "acme/hand"), stood)
-    assert desk.change(repair(desk)).reply.tenant == TenantRecord(name="acme", max_adapters=2, adapters=3)
+    author.change(SetTenant("acme", 2))
+    stood = author.etcd.kvs[KEYS.adapter(POOL, NAME)].value
+    author.etcd.put(KEYS.adapter(POOL, "acme/hand"), stood)
+    assert author.change(repair(author)).reply.tenant == TenantRecord(name="acme", max_adapters=2, adapters=3)
 
 
-def test_a_quota_is_counted_rightly_afterwards(desk):
+def test_a_quota_is_counted_rightly_afterwards(author):
     """W5 quota-never: the place that was freed can be taken once the tenant is repaired."""
-    desk.change(SetTenant("acme", 2))
-    delete_raw(desk, NAME)
-    assert refused(desk, applying(upsert("acme/c"))).reason is Reason.QUOTA_EXCEEDED
-    desk.change(repair(desk))
-    desk.change(applying(upsert("acme/c")))
-    check_history(KEYS, desk.etcd.history)
+    author.change(SetTenant("acme", 2))
+    delete_raw(author, NAME)
+    assert refused(author, applying(upsert("acme/c"))).reason is Reason.QUOTA_EXCEEDED
+    author.change(repair(author))
+    author.change(applying(upsert("acme/c")))
+    check_history(KEYS, author.etcd.history)
 
 
-def test_a_change_amid_a_repair(desk):
+def test_a_change_amid_a_repair(author):
     """W5, W6: what was created or deleted since the trail was read is neither lost nor miscounted."""
-    delete_raw(desk, NAME, "acme/b")
-    change = repair(desk)
-    context = desk.context(change)
-    view = desk.view(change, context)
-    desk.change(applying(upsert("acme/b", "v2"), upsert("acme/c")))
-    desk.change(applying(upsert("acme/d")))
-    desk.change(applying(Remove("acme/d")))
-    desk.settle(change, context, view)
-    assert counter(desk) == 2
-    assert KEYS.history(POOL, "acme/b", 1) not in desk.etcd.kvs
+    delete_raw(author, NAME, "acme/b")
+    change = repair(author)
+    context = author.context(change)
+    view = author.view(change, context)
+    author.change(applying(upsert("acme/b", "v2"), upsert("acme/c")))
+    author.change(applying(upsert("acme/d")))
+    author.change(applying(Remove("acme/d")))
+    author.settle(change, context, view)
+    assert counter(author) == 2
+    assert KEYS.history(POOL, "acme/b", 1) not in author.etcd.kvs
 
 
-def test_a_change_amid_a_count(desk):
+def test_a_change_amid_a_count(author):
     """W5: a counter that was read before another adapter was made is not written."""
-    desk.etcd.put(KEYS.tenant("acme"), TenantRecord(name="acme", adapters=7).to_bytes())
+    author.etcd.put(KEYS.tenant("acme"), TenantRecord(name="acme", adapters=7).to_bytes())
     change = RepairTenant("acme")
-    context = desk.context(change)
-    view = desk.view(change, context)
-    desk.change(applying(upsert("acme/c")))
-    desk.settle(change, context, view)
-    assert counter(desk) == 3
+    context = author.context(change)
+    view = author.view(change, context)
+    author.change(applying(upsert("acme/c")))
+    author.settle(change, context, view)
+    assert counter(author) == 3
 
 
-def test_a_repair_that_was_overtaken_by_another(desk):
+def test_a_repair_that_was_overtaken_by_another(author):
     """W2: a generation that history has already is not put there again."""
-    delete_raw(desk, NAME)
-    change = repair(desk)
-    desk.change(change)
-    delete_raw(desk, "acme/b")
-    desk.change(RepairTenant("acme", (*change.lost, *repair(desk).lost)))
-    assert counter(desk) == 0
-    check_history(KEYS, desk.etcd.history)
+    delete_raw(author, NAME)
+    change = repair(author)
+    author.change(change)
+    delete_raw(author, "acme/b")
+    author.change(RepairTenant("acme", (*change.lost, *repair(author).lost)))
+    assert counter(author) == 0
+    check_history(KEYS, author.etcd.history)
 
 
 @pytest.mark.parametrize("limits", [TxnLimits(max_ops=12), TxnLimits(max_bytes=4000)])
-def test_more_than_one_transaction_takes(desk, limits):
+def test_more_than_one_transaction_takes(author, limits):
     """W2, W5: those that do not fit stay counted, and the next repairs find them."""
     names = [f"acme/n{number}" for number in range(10)]
-    desk.change(applying(*map(upsert, names)))
-    delete_raw(desk, *names)
-    desk.limits, repairs = limits, 0
-    while (change := repair(desk)).lost:
-        left = len(change.lost) - len(desk.change(change).reply.adapters)
-        assert counter(desk) == 2 + left
+    author.change(applying(*map(upsert, names)))
+    delete_raw(author, *names)
+    author.limits, repairs = limits, 0
+    while (change := repair(author)).lost:
+        left = len(change.lost) - len(author.change(change).reply.adapters)
+        assert counter(author) == 2 + left
         repairs += 1
     assert repairs > 1
-    check_history(KEYS, desk.etcd.history)
+    check_history(KEYS, author.etcd.history)
 
 
-def test_what_the_trail_does_not_tell(desk):
+def test_what_the_trail_does_not_tell(author):
     """R14: audit records that cannot be read, or tell of records that cannot be, are left out."""
-    delete_raw(desk, NAME)
-    audit = next(key for key in desk.etcd.kvs if key.startswith(KEYS.audits()))
-    desk.etcd.put(audit, b"{")
-    assert [one.name for one in repair(desk).lost] == [NAME]
+    delete_raw(author, NAME)
+    audit = next(key for key in author.etcd.kvs if key.startswith(KEYS.audits()))
+    author.etcd.put(audit, b"{")
+    assert [one.name for one in repair(author).lost] == [NAME]
     change = AuditChange(kind="adapter", name=NAME, before=None, after={"schema": 9, "pool": POOL})
     told = AuditRecord(at="", principal="p", role="r", request_id="i", method="m", changes=[change])
-    desk.etcd.put(audit, told.to_bytes())
-    assert repair(desk).lost == ()
+    author.etcd.put(audit, told.to_bytes())
+    assert repair(author).lost == ()
 
 
-def test_an_unreadable_tenant_is_refused(desk):
+def test_an_unreadable_tenant_is_refused(author):
     """W5: its quota is not guessed."""
-    desk.etcd.put(KEYS.tenant("acme"), b"{")
+    author.etcd.put(KEYS.tenant("acme"), b"{")
     with pytest.raises(FailedPrecondition):
-        desk.change(RepairTenant("acme"))
+        author.change(RepairTenant("acme"))
 
 
 def test_it_is_of_the_tenant_whose_counter_it_sets():
@@ -222,11 +222,11 @@ def test_it_is_of_the_tenant_whose_counter_it_sets():
     assert caught.value.field == "name"
 
 
-def test_a_record_of_an_earlier_release_is_readable(desk):
+def test_a_record_of_an_earlier_release_is_readable(author):
     """R14: earlier releases wrote when a record had been deleted without space (`removed`)."""
-    key = next(key for key in desk.etcd.kvs if key.startswith(KEYS.audits()))
-    value = desk.etcd.kvs[key].value
+    key = next(key for key in author.etcd.kvs if key.startswith(KEYS.audits()))
+    value = author.etcd.kvs[key].value
     old = value[:-1] + b',"removed":{"revision":3,"at":"then","by":"alice"}}'
-    desk.etcd.txn(Txn((), (Put(key, old),)))
+    author.etcd.txn(Txn((), (Put(key, old),)))
     assert AuditRecord.parse(old).changes == AuditRecord.parse(value).changes
-    assert AdapterRecord.parse(desk.etcd.kvs[KEYS.adapter(POOL, NAME)].value).name == NAME
+    assert AdapterRecord.parse(author.etcd.kvs[KEYS.adapter(POOL, NAME)].value).name == NAME

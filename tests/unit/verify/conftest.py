@@ -7,14 +7,14 @@ import pytest
 from registry.tools.verify.history import Revision, Step
 from registry.tools.verify.replay import replay
 from registry.transactions.changes import Remove, SetTenant
-from tests.support.changes import KEYS, Desk, applying, creating, upsert
+from tests.support.changes import KEYS, Author, applying, creating, upsert
 from tests.support.memory_etcd import MemoryEtcd
 
 
 @pytest.fixture
-def desk() -> Desk:
+def author() -> Author:
     """A pool; a at revisions 2 and 3, b at 4, deleted at 5; a quota at 6."""
-    made = Desk(MemoryEtcd(revision=0))
+    made = Author(MemoryEtcd(revision=0))
     made.change(creating(), "q1")
     made.change(applying(upsert("acme/a")), "q2")
     made.change(applying(upsert("acme/a", "v2")), "q3")
@@ -24,8 +24,8 @@ def desk() -> Desk:
     return made
 
 
-def steps_of(desk: Desk) -> list[Step]:
-    return [Revision(revision, events) for revision, events in desk.etcd.history]
+def steps_of(author: Author) -> list[Step]:
+    return [Revision(revision, events) for revision, events in author.etcd.history]
 
 
 def found(steps: list[Step]) -> set[tuple[str, int]]:

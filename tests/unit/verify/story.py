@@ -15,7 +15,7 @@ from registry.tools.verify.replicas import EngineListing
 from registry.transactions.changes import Remove, Upsert
 from sidecar.plan.types import ServedAdapter
 from sidecar.report.status import served_hash
-from tests.support.changes import KEYS, POOL, Desk, applying, creating
+from tests.support.changes import KEYS, POOL, Author, applying, creating
 from tests.support.memory_etcd import MemoryEtcd
 from tests.support.residency_world import replica_status
 from tests.unit.verify.conftest import steps_of
@@ -42,17 +42,17 @@ def served(*adapters: tuple[str, int, str]) -> Served:
 class Story:
     """Revision 1 makes the pool. Lines of the log are dated by `now`, in unix seconds."""
 
-    desk: Desk = field(default_factory=lambda: Desk(MemoryEtcd(revision=0)))
+    author: Author = field(default_factory=lambda: Author(MemoryEtcd(revision=0)))
     lines: list[dict[str, Any]] = field(default_factory=list)
     now: float = 1_000_000.0
 
     def __post_init__(self) -> None:
-        self.desk.change(creating())
+        self.author.change(creating())
 
     def write(self, *changes: Upsert | Remove) -> int:
         """A change of desired state; its revision."""
-        self.desk.change(applying(*changes))
-        return self.desk.etcd.revision
+        self.author.change(applying(*changes))
+        return self.author.etcd.revision
 
     def log(self, event: str, **fields: Any) -> None:
         stamp = datetime.fromtimestamp(self.now, UTC).isoformat().replace("+00:00", "Z")
@@ -69,12 +69,12 @@ class Story:
     def say(self, at: int, **fields: Any) -> int:
         """A status that speaks of revision `at`, and the line of its log; the revision that it was written at."""
         status = replica_status("r1", at, engine=engine()).model_copy(update=fields)
-        revision = self.desk.etcd.put(KEYS.status(POOL, "r1"), status.to_bytes())
+        revision = self.author.etcd.put(KEYS.status(POOL, "r1"), status.to_bytes())
         self.log("status_written", revision=revision, updated_at=status.updated_at)
         return revision
 
     def fold(self) -> Fold:
-        return replay(KEYS, steps_of(self.desk))
+        return replay(KEYS, steps_of(self.author))
 
     def found(self, *listings: EngineListing) -> list[Violation]:
         return check_replicas(self.fold(), POOL, [("r1.log", self.lines)], listings)[0]

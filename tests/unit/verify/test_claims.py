@@ -27,14 +27,14 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_a_caller_was_told_wrongly_is_found(desk, name):
+def test_what_a_caller_was_told_wrongly_is_found(author, name):
     """W1 acked-durable, W4 etag, W8 no-false-fail, W9 dry-run."""
     call, guarantee = CALLS[name]
-    findings, _ = check_calls(replay(KEYS, steps_of(desk)), [call])
+    findings, _ = check_calls(replay(KEYS, steps_of(author)), [call])
     assert [one.guarantee for one in findings] == [guarantee]
 
 
-def test_what_callers_were_told_rightly_is_not(desk):
+def test_what_callers_were_told_rightly_is_not(author):
     calls = [
         LoggedCall(request_id="q2", caller=ALICE, outcome="ok", revision=2),
         LoggedCall(request_id="q2", caller=ALICE, outcome="ok", revision=2),
@@ -45,15 +45,15 @@ def test_what_callers_were_told_rightly_is_not(desk):
         LoggedCall(request_id="q4", caller=ALICE, outcome="unknown"),
         LoggedCall(request_id="never", outcome="unknown"),
     ]
-    findings, counts = check_calls(replay(KEYS, steps_of(desk)), calls)
+    findings, counts = check_calls(replay(KEYS, steps_of(author)), calls)
     assert findings == []
     assert counts == {"ok": 4, "refused": 2, "unknown, applied": 1, "unknown, not applied": 1}
 
 
-def test_two_replies_to_one_request_are_found(desk):
+def test_two_replies_to_one_request_are_found(author):
     """W3 idempotent."""
     calls = [LoggedCall(request_id="x", outcome="ok", revision=at, changed=False) for at in (2, 3)]
-    findings, _ = check_calls(replay(KEYS, steps_of(desk)), calls)
+    findings, _ = check_calls(replay(KEYS, steps_of(author)), calls)
     assert [one.guarantee for one in findings] == ["W3"]
 
 
@@ -62,9 +62,9 @@ def plan(fold: Fold, revision: int, total: int | None = None) -> dict[str, objec
     return {"event": "plan_made", "revision": revision, "state_hash": f"{state:064x}"}
 
 
-def test_a_sidecars_log_is_held_against_the_history(desk):
+def test_a_sidecars_log_is_held_against_the_history(author):
     """R1 monotonic, R2 replay-equal, R11 foreign-safe."""
-    fold = replay(KEYS, steps_of(desk))
+    fold = replay(KEYS, steps_of(author))
     good = [plan(fold, 2), {"event": "engine_call", "call": "unload", "name": "acme/b"}, plan(fold, 5), plan(fold, 6)]
     assert check_log(fold, POOL, "r1", good) == []
 
@@ -79,9 +79,9 @@ def test_a_sidecars_log_is_held_against_the_history(desk):
     assert of({"event": "engine_call", "call": "unload", "name": "loraplane-check-a1b2"}) == []
 
 
-def test_an_adapter_that_went_before_the_history_begins_is_known(desk):
+def test_an_adapter_that_went_before_the_history_begins_is_known(author):
     """R11 foreign-safe: a compaction makes no adapter somebody else's."""
-    fold = replay(KEYS, [HistoryBase(desk.etcd.revision, tuple(desk.etcd.kvs.values()))])
+    fold = replay(KEYS, [HistoryBase(author.etcd.revision, tuple(author.etcd.kvs.values()))])
     unload = {"event": "engine_call", "call": "unload"}
     assert check_log(fold, POOL, "r1", [unload | {"name": "acme/b"}]) == []
     assert [one.guarantee for one in check_log(fold, POOL, "r1", [unload | {"name": "theirs"}])] == ["R11"]
@@ -92,9 +92,9 @@ def listing(revision: int, *names: str, settled: bool = False, digest: str = "0"
     return EngineListing(replica="r1", revision=revision, adapters=adapters, settled=settled)
 
 
-def test_listings_are_held_against_the_history(desk):
+def test_listings_are_held_against_the_history(author):
     """R3 converge, R4 digest-true, R6 unload-eventual."""
-    fold = replay(KEYS, steps_of(desk))
+    fold = replay(KEYS, steps_of(author))
 
     def of(*listings):
         return [one.guarantee for one in check_listings(fold, POOL, listings)]
@@ -107,27 +107,27 @@ def test_listings_are_held_against_the_history(desk):
     assert of(listing(5, "acme/a@2", "acme/b@1", settled=True)) == ["R6"]
     for name, digit in (("one", "1"), ("same", "1"), ("other", "2")):
         source = SourceSpec(uri="file:///a/v1", digest="sha256:" + digit * 64)
-        desk.change(applying(Upsert(name, AdapterSpec(source=source))))
-    fold = replay(KEYS, steps_of(desk))
+        author.change(applying(Upsert(name, AdapterSpec(source=source))))
+    fold = replay(KEYS, steps_of(author))
     assert of(listing(9, "one", "same", digest="a" * 64), listing(9, "other", digest="b" * 64)) == []
     assert of(listing(9, "one", digest="a" * 64), listing(9, "other", digest="a" * 64)) == ["R4"]
 
 
-def test_an_adapter_by_the_name_of_the_base_model_is_found(desk):
+def test_an_adapter_by_the_name_of_the_base_model_is_found(author):
     """R5 no-silent-base: whatever somebody wrote into the store; what others loaded is not ours to name."""
-    fold = replay(KEYS, steps_of(desk))
+    fold = replay(KEYS, steps_of(author))
     base = EngineListing(replica="r1", revision=6, adapters={"Base": "/elsewhere"})
     assert check_listings(fold, POOL, [listing(6, "acme/a"), base]) == []
     assert [one.guarantee for one in check_listings(fold, POOL, [listing(6, "Base")])] == ["R5"]
-    compacted = replay(KEYS, [HistoryBase(desk.etcd.revision, tuple(desk.etcd.kvs.values()))])
+    compacted = replay(KEYS, [HistoryBase(author.etcd.revision, tuple(author.etcd.kvs.values()))])
     assert [one.guarantee for one in check_listings(compacted, POOL, [listing(6, "base")])] == ["R5"]
 
 
-def test_what_is_placed_need_not_be_everywhere(desk):
+def test_what_is_placed_need_not_be_everywhere(author):
     """R3 converge: on which replicas it had to be is not in the history."""
     for name, placement in (("some", Placement(replicas=1)), ("labelled", Placement(selector={"zone": "a"}))):
         placed = AdapterSpec(source=SourceSpec(uri=f"file:///{name}"), placement=placement)
-        desk.change(applying(Upsert(name, placed)))
-    fold, newest = replay(KEYS, steps_of(desk)), desk.etcd.revision
+        author.change(applying(Upsert(name, placed)))
+    fold, newest = replay(KEYS, steps_of(author)), author.etcd.revision
     lists = [listing(newest, "acme/a", *names, settled=True) for names in ((), ("some",), ("some", "labelled"))]
     assert list(check_listings(fold, POOL, lists)) == []

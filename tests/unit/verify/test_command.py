@@ -29,9 +29,9 @@ def test_every_flag_has_its_variable_and_help(flag):
     assert flag.help
 
 
-def test_an_export_is_read_as_it_was_written(desk):
+def test_an_export_is_read_as_it_was_written(author):
     odd = Revision(7, (Event(b"/t/\xff", 7, KeyValue(b"/t/\xff", b"\x00\xfe", 7, 7, 1, 5)), Event(b"/t/x", 7, None)))
-    steps = [HistoryBase(1, tuple(desk.etcd.kvs.values())), *steps_of(desk), odd]
+    steps = [HistoryBase(1, tuple(author.etcd.kvs.values())), *steps_of(author), odd]
     assert list(decode(encode(steps))) == steps
     with pytest.raises(ValueError, match="line 2"):
         list(decode([next(encode(steps)), "{}"]))
@@ -41,9 +41,9 @@ def run(*arguments: str) -> int:
     return app(args=arguments, standalone_mode=False) or 0
 
 
-def test_the_command_tells_a_counter_example_and_fails(desk, tmp_path, capsys):
+def test_the_command_tells_a_counter_example_and_fails(author, tmp_path, capsys):
     history, calls = tmp_path / "h.jsonl", tmp_path / "calls.jsonl"
-    history.write_text("\n".join(encode(steps_of(desk))))
+    history.write_text("\n".join(encode(steps_of(author))))
     calls.write_text(LoggedCall(request_id="q2", caller="operator:alice", outcome="ok", revision=2).model_dump_json())
     arguments = ("verify", "--history", str(history), "--prefix", "/t", "--calls", str(calls))
     assert run(*arguments) == 0
@@ -53,10 +53,10 @@ def test_the_command_tells_a_counter_example_and_fails(desk, tmp_path, capsys):
     assert "W1 at revision 2, gone: acknowledged at revision 2, and is not there" in capsys.readouterr().out
 
 
-def test_the_command_tells_how_much_it_compared(desk, tmp_path, capsys):
+def test_the_command_tells_how_much_it_compared(author, tmp_path, capsys):
     """A log that is not one of JSON lines holds no plan, and nothing of it was checked."""
     history, log, looks = tmp_path / "h.jsonl", tmp_path / "r1.log", tmp_path / "looks.jsonl"
-    history.write_text("\n".join(encode(steps_of(desk))))
+    history.write_text("\n".join(encode(steps_of(author))))
     log.write_text("12:00 [info] plan_made revision=2\n")
     looks.write_text('{"replica": "r1", "revision": 3, "adapters": {}}\n')
     arguments = ("verify", "--history", str(history), "--prefix", "/t", "--pool", "p")
@@ -83,10 +83,10 @@ def test_the_command_tells_how_much_it_compared(desk, tmp_path, capsys):
         (["--history", "good", "--prefix", "/t", "--pool", "p", "--log", "torn"], "torn, line 2: plan_made has no"),
     ],
 )
-def test_what_cannot_be_checked_is_named(arguments, words, desk, tmp_path, capsys, monkeypatch):
+def test_what_cannot_be_checked_is_named(arguments, words, author, tmp_path, capsys, monkeypatch):
     """A file, or a name that the history does not have: of nothing everything would hold."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "good").write_text("\n".join(encode(steps_of(desk))))
+    (tmp_path / "good").write_text("\n".join(encode(steps_of(author))))
     (tmp_path / "bad").write_text("?")
     (tmp_path / "torn").write_text('Traceback\n{"event": "plan_made", "revision": 2}\n')
     (tmp_path / "empty").write_text("")
@@ -94,9 +94,9 @@ def test_what_cannot_be_checked_is_named(arguments, words, desk, tmp_path, capsy
     assert words in capsys.readouterr().err
 
 
-def test_the_variables_are_read(desk, tmp_path, monkeypatch, capsys):
+def test_the_variables_are_read(author, tmp_path, monkeypatch, capsys):
     history = tmp_path / "h.jsonl"
-    history.write_text("\n".join(encode(steps_of(desk))))
+    history.write_text("\n".join(encode(steps_of(author))))
     monkeypatch.setenv("LORAPLANE_HISTORY", str(history))
     monkeypatch.setenv("LORAPLANE_PREFIX", "/t")
     assert run("verify") == 0

@@ -8,20 +8,20 @@ from registry.etcd3.ops import Delete, Op, Put, Txn
 from registry.model.records import AdapterRecord, TenantRecord
 from registry.tools.verify.history import HistoryBase
 from registry.transactions.changes import Remove, RepairTenant
-from tests.support.changes import KEYS, POOL, Desk, applying, upsert
+from tests.support.changes import KEYS, POOL, Author, applying, upsert
 from tests.unit.verify.conftest import found, steps_of
 
 A = KEYS.adapter(POOL, "acme/a")
 
 
-def removed(desk: Desk) -> RepairTenant:
+def removed(author: Author) -> RepairTenant:
     """acme/a is deleted alone, at revision 7."""
-    record = AdapterRecord.parse(desk.etcd.kvs[A].value)
-    desk.etcd.delete(A)
+    record = AdapterRecord.parse(author.etcd.kvs[A].value)
+    author.etcd.delete(A)
     return RepairTenant("acme", (record,))
 
 
-def settle_as_before(desk: Desk, record: AdapterRecord, request_id: str) -> None:
+def settle_as_before(author: Author, record: AdapterRecord, request_id: str) -> None:
     """The settlement of a removal without space, as earlier releases wrote it."""
     shown = json.loads(record.to_bytes())
     audit = {
@@ -34,7 +34,7 @@ def settle_as_before(desk: Desk, record: AdapterRecord, request_id: str) -> None
         "removed": {"revision": 7, "at": "then", "by": "alice"},
         "changes": [{"kind": "adapter", "name": record.name, "before": shown, "after": None}],
     }
-    tenant = TenantRecord.parse(desk.etcd.kvs[KEYS.tenant("acme")].value)
+    tenant = TenantRecord.parse(author.etcd.kvs[KEYS.tenant("acme")].value)
     retired = {**shown, "retired_by_request": request_id, "deleted": True}
     ops: tuple[Op, ...] = (
         Put(KEYS.history(POOL, record.name, record.generation), json.dumps(retired).encode()),
@@ -42,72 +42,72 @@ def settle_as_before(desk: Desk, record: AdapterRecord, request_id: str) -> None
         Put(KEYS.request(request_id), b"{}"),
         Put(KEYS.audit(POOL, request_id), json.dumps(audit).encode()),
     )
-    desk.etcd.txn(Txn((), ops))
+    author.etcd.txn(Txn((), ops))
 
 
-def test_a_deletion_alone_is_found_until_it_is_repaired(desk):
+def test_a_deletion_alone_is_found_until_it_is_repaired(author):
     """W5, W7: what followed under its too high counter is no finding by itself."""
-    change = removed(desk)
-    desk.change(applying(upsert("acme/c")))
-    assert found(steps_of(desk)) == {("W7", 7), ("W5", 7)}
-    desk.change(change)
-    assert found(steps_of(desk)) == set()
+    change = removed(author)
+    author.change(applying(upsert("acme/c")))
+    assert found(steps_of(author)) == {("W7", 7), ("W5", 7)}
+    author.change(change)
+    assert found(steps_of(author)) == set()
 
 
-def test_several_at_once(desk):
+def test_several_at_once(author):
     """W5, W7: as a deletion of a whole prefix makes them."""
-    desk.change(applying(upsert("acme/b", "v3")))
-    records = [AdapterRecord.parse(desk.etcd.kvs[KEYS.adapter(POOL, name)].value) for name in ("acme/a", "acme/b")]
-    desk.etcd.txn(Txn((), (Delete(A), Delete(KEYS.adapter(POOL, "acme/b")))))
-    desk.change(RepairTenant("acme", tuple(records[:1])))
-    assert found(steps_of(desk)) == set()
+    author.change(applying(upsert("acme/b", "v3")))
+    records = [AdapterRecord.parse(author.etcd.kvs[KEYS.adapter(POOL, name)].value) for name in ("acme/a", "acme/b")]
+    author.etcd.txn(Txn((), (Delete(A), Delete(KEYS.adapter(POOL, "acme/b")))))
+    author.change(RepairTenant("acme", tuple(records[:1])))
+    assert found(steps_of(author)) == set()
 
 
-def test_a_deletion_before_the_history_begins(desk):
+def test_a_deletion_before_the_history_begins(author):
     """W5, W6, W7: compaction follows upon a full store, and takes the deletion out of the history."""
-    assert found([HistoryBase(desk.etcd.revision, tuple(desk.etcd.kvs.values()))]) == set()
-    change = removed(desk)
-    base = HistoryBase(desk.etcd.revision, tuple(desk.etcd.kvs.values()))
+    assert found([HistoryBase(author.etcd.revision, tuple(author.etcd.kvs.values()))]) == set()
+    change = removed(author)
+    base = HistoryBase(author.etcd.revision, tuple(author.etcd.kvs.values()))
     assert found([base]) == {("W5", 7)}
-    desk.change(applying(upsert("acme/c")))
-    desk.change(change)
-    desk.change(applying(upsert("acme/a", "v9")))
-    assert found([base, *steps_of(desk)[7:]]) == set()
+    author.change(applying(upsert("acme/c")))
+    author.change(change)
+    author.change(applying(upsert("acme/a", "v9")))
+    assert found([base, *steps_of(author)[7:]]) == set()
 
 
-def test_a_name_that_came_back_before_the_repair(desk):
+def test_a_name_that_came_back_before_the_repair(author):
     """W6: the generation that vanished before the history begins is known from the one that it replaced."""
-    removed(desk)
-    base = HistoryBase(desk.etcd.revision, tuple(desk.etcd.kvs.values()))
-    desk.change(applying(upsert("acme/a", "v9")))
-    desk.change(RepairTenant("acme"))
-    assert found([base, *steps_of(desk)[7:]]) == set()
+    removed(author)
+    base = HistoryBase(author.etcd.revision, tuple(author.etcd.kvs.values()))
+    author.change(applying(upsert("acme/a", "v9")))
+    author.change(RepairTenant("acme"))
+    assert found([base, *steps_of(author)[7:]]) == set()
 
 
-def test_a_generation_that_is_given_again_is_found(desk):
+def test_a_generation_that_is_given_again_is_found(author):
     """W6: nothing but the audit trail tells of a generation that follows upon a deletion."""
-    desk.change(applying(upsert("acme/b", "v2")))
-    desk.change(applying(Remove("acme/b")))
-    desk.change(applying(upsert("acme/b", "v3")))
-    desk.etcd.delete(KEYS.adapter(POOL, "acme/b"))
-    desk.change(applying(upsert("acme/b", "v4")))
-    desk.change(RepairTenant("acme"))
-    assert {guarantee for guarantee, _ in found(steps_of(desk))} == {"W6"}
+    author.change(applying(upsert("acme/b", "v2")))
+    author.change(applying(Remove("acme/b")))
+    author.change(applying(upsert("acme/b", "v3")))
+    author.etcd.delete(KEYS.adapter(POOL, "acme/b"))
+    author.change(applying(upsert("acme/b", "v4")))
+    author.change(RepairTenant("acme"))
+    assert {guarantee for guarantee, _ in found(steps_of(author))} == {"W6"}
 
 
-def test_what_earlier_releases_settled(desk):
+def test_what_earlier_releases_settled(author):
     """W2, W5, W7: one that was deleted without space, and settled; one of two, before and in the history."""
-    (record,) = removed(desk).lost
-    base = HistoryBase(desk.etcd.revision, tuple(desk.etcd.kvs.values()))
-    desk.change(applying(upsert("acme/c")))
-    settle_as_before(desk, record, "q9")
-    assert found(steps_of(desk)) == set()
-    assert found([base, *steps_of(desk)[7:]]) == set()
+    (record,) = removed(author).lost
+    base = HistoryBase(author.etcd.revision, tuple(author.etcd.kvs.values()))
+    author.change(applying(upsert("acme/c")))
+    settle_as_before(author, record, "q9")
+    assert found(steps_of(author)) == set()
+    assert found([base, *steps_of(author)[7:]]) == set()
 
 
-def test_a_repair_of_nothing_is_found(desk):
+def test_a_repair_of_nothing_is_found(author):
     """W7: each deletion is accounted for once."""
-    change = removed(desk)
-    desk.change(change)
-    settle_as_before(desk, change.lost[0], "q9")
-    assert ("W7", 9) in found(steps_of(desk))
+    change = removed(author)
+    author.change(change)
+    settle_as_before(author, change.lost[0], "q9")
+    assert ("W7", 9) in found(steps_of(author))

@@ -14,7 +14,7 @@ from registry.tools.verify.history import HistoryBase, Revision, Step
 from registry.tools.verify.replay import replay
 from registry.tools.verify.replicas import EngineListing, check_listings
 from registry.transactions.changes import ApplyAdapters, DrainReplica, HaltRollout, PromoteRollout, Upsert
-from tests.support.changes import KEYS, POOL, Desk, applying, creating, upsert
+from tests.support.changes import KEYS, POOL, Author, applying, creating, upsert
 from tests.support.memory_etcd import MemoryEtcd
 from tests.unit.verify.conftest import found, steps_of
 
@@ -46,8 +46,8 @@ def rewritten(steps: list[Step], at: int, part: str, **fields: object) -> list[S
     ]
 
 
-def test_a_good_history_has_no_findings(desk):
-    fold = replay(KEYS, steps_of(desk))
+def test_a_good_history_has_no_findings(author):
+    fold = replay(KEYS, steps_of(author))
     assert (fold.findings, sorted(fold.changing)) == ([], [1, 2, 3, 4, 5, 6])
 
 
@@ -61,9 +61,9 @@ def test_a_good_history_has_no_findings(desk):
         (4, "/adapters/", ("W7", 4)),
     ],
 )
-def test_a_missing_part_of_a_change_is_found(desk, at, part, expected):
+def test_a_missing_part_of_a_change_is_found(author, at, part, expected):
     """W2 atomic-set, W5 quota-never, W7 audit-complete."""
-    assert expected in found(without(steps_of(desk), at, part))
+    assert expected in found(without(steps_of(author), at, part))
 
 
 @pytest.mark.parametrize(
@@ -78,22 +78,22 @@ def test_a_missing_part_of_a_change_is_found(desk, at, part, expected):
         (3, "/history/", {"name": "other"}, ("W2", 3)),
     ],
 )
-def test_a_wrong_value_is_found(desk, at, part, fields, expected):
+def test_a_wrong_value_is_found(author, at, part, fields, expected):
     """W2, W5, W6 one-digest, W7."""
-    assert expected in found(rewritten(steps_of(desk), at, part, **fields))
+    assert expected in found(rewritten(steps_of(author), at, part, **fields))
 
 
-def test_the_same_spec_under_a_new_generation_is_found(desk):
+def test_the_same_spec_under_a_new_generation_is_found(author):
     """W6: one more if and only if the spec changed."""
-    steps = steps_of(desk)
+    steps = steps_of(author)
     first = next(event for event in steps[1].events if b"/adapters/" in event.key)
     spec = json.loads(first.kv.value)["spec"]
     assert ("W6", 3) in found(rewritten(steps, 3, "/adapters/", spec=spec))
 
 
-def canaried() -> Desk:
+def canaried() -> Author:
     """Generation 1 for all at 2; 2 for canaries at 3, halted at 4, for all at 5; 3 and 4 for canaries."""
-    made = Desk(MemoryEtcd(revision=0))
+    made = Author(MemoryEtcd(revision=0))
     strategy = Strategy(canary=Canary(replicas=1))
     made.change(creating(), "q1")
     made.change(applying(upsert("acme/a")), "q2")
@@ -110,14 +110,14 @@ def test_a_right_rollout_is_right():
     assert found(steps_of(canaried())) == set()
 
 
-def test_a_retry_is_a_generation_that_is_written_again(desk):
+def test_a_retry_is_a_generation_that_is_written_again(author):
     """W6: it says by whom; one that does not is found."""
-    desk.change(ApplyAdapters(POOL, (upsert("acme/a"),)))
-    before = found(steps_of(desk))
-    desk.change(ApplyAdapters(POOL, (upsert("acme/a"),), retry=True), "again")
-    steps = steps_of(desk)
+    author.change(ApplyAdapters(POOL, (upsert("acme/a"),)))
+    before = found(steps_of(author))
+    author.change(ApplyAdapters(POOL, (upsert("acme/a"),), retry=True), "again")
+    steps = steps_of(author)
     assert found(steps) == before
-    at = desk.etcd.revision
+    at = author.etcd.revision
     assert ("W6", at) in found(rewritten(steps, at, "/adapters/", retry=None))
 
 
@@ -137,13 +137,13 @@ def test_a_wrong_rollout_is_found():
 def test_what_all_others_serve_may_be_older_than_the_history():
     """R4: of a rollout that had begun before a compaction, the record itself tells what they serve."""
     specs = [AdapterSpec(source=SourceSpec(uri=f"file:///{n}", digest="sha256:" + str(n) * 64)) for n in (1, 2)]
-    desk = Desk(MemoryEtcd(revision=0))
-    desk.change(creating())
+    author = Author(MemoryEtcd(revision=0))
+    author.change(creating())
     strategy = Strategy(canary=Canary(replicas=1))
-    desk.change(applying(Upsert("acme/a", specs[0]), Upsert("acme/b", specs[0])))
-    desk.change(applying(Upsert("acme/a", specs[1].model_copy(update={"strategy": strategy}))))
-    fold = replay(KEYS, [HistoryBase(desk.etcd.revision, tuple(desk.etcd.kvs.values()))])
-    at = desk.etcd.revision
+    author.change(applying(Upsert("acme/a", specs[0]), Upsert("acme/b", specs[0])))
+    author.change(applying(Upsert("acme/a", specs[1].model_copy(update={"strategy": strategy}))))
+    fold = replay(KEYS, [HistoryBase(author.etcd.revision, tuple(author.etcd.kvs.values()))])
+    at = author.etcd.revision
     paths = [f"/s/adapters/sha256-{number * 64}" for number in "12"]
     looks = [
         EngineListing(replica="r1", revision=at, adapters={"acme/b": paths[0], "acme/a": paths[1]}),
@@ -155,13 +155,13 @@ def test_what_all_others_serve_may_be_older_than_the_history():
 def test_a_generation_that_neither_the_record_nor_its_rollout_allows_is_found():
     """R4: while a rollout is on a replica serves new weights or stable ones, and afterwards only those of all."""
     specs = [AdapterSpec(source=SourceSpec(uri=f"file:///{n}", digest="sha256:" + str(n) * 64)) for n in (1, 2, 3)]
-    desk, strategy = Desk(MemoryEtcd(revision=0)), Strategy(canary=Canary(replicas=1))
-    desk.change(creating())
+    author, strategy = Author(MemoryEtcd(revision=0)), Strategy(canary=Canary(replicas=1))
+    author.change(creating())
     for spec in specs:
-        desk.change(applying(Upsert("acme/a", spec)))
-    desk.change(applying(Upsert("acme/a", specs[0].model_copy(update={"strategy": strategy}))))
-    desk.change(PromoteRollout(POOL, "acme/a"))
-    fold = replay(KEYS, steps_of(desk))
+        author.change(applying(Upsert("acme/a", spec)))
+    author.change(applying(Upsert("acme/a", specs[0].model_copy(update={"strategy": strategy}))))
+    author.change(PromoteRollout(POOL, "acme/a"))
+    fold = replay(KEYS, steps_of(author))
 
     def of(*looks: tuple[int, int], unservable: tuple[str, ...] = ()) -> list[str]:
         """What is found if each artifact was listed at a revision, by a replica with which nothing was pending."""
@@ -176,30 +176,30 @@ def test_a_generation_that_neither_the_record_nor_its_rollout_allows_is_found():
     assert of((3, 2), (5, 2), unservable=("acme/a",)) == []
 
 
-def test_a_request_that_is_settled_twice_is_found(desk):
+def test_a_request_that_is_settled_twice_is_found(author):
     """W3 idempotent."""
-    (request,) = [event for event in steps_of(desk)[1].events if b"/requests/" in event.key]
+    (request,) = [event for event in steps_of(author)[1].events if b"/requests/" in event.key]
     again = Revision(7, (replace(request, mod_revision=7, kv=replace(request.kv, mod_revision=7)),))
-    assert ("W3", 7) in found([*steps_of(desk), again])
+    assert ("W3", 7) in found([*steps_of(author), again])
 
 
-def test_what_was_before_a_compaction_is_taken_as_it_stood(desk):
+def test_what_was_before_a_compaction_is_taken_as_it_stood(author):
     """A production store keeps only its last hours."""
-    kvs = tuple(desk.etcd.kvs.values())
-    desk.change(applying(upsert("acme/a", "v3"), upsert("acme/b")), "q7")
-    revision, events = desk.etcd.history[-1]
+    kvs = tuple(author.etcd.kvs.values())
+    author.change(applying(upsert("acme/a", "v3"), upsert("acme/b")), "q7")
+    revision, events = author.etcd.history[-1]
     fold = replay(KEYS, [HistoryBase(revision - 1, kvs), Revision(revision, events)])
     assert (fold.findings, list(fold.changing)) == ([], [revision])
-    assert fold.hash_at(POOL, revision) == replay(KEYS, steps_of(desk)).hash_at(POOL, revision)
+    assert fold.hash_at(POOL, revision) == replay(KEYS, steps_of(author)).hash_at(POOL, revision)
 
 
-def test_orders_to_replicas_are_changes_with_an_audit_record(desk):
+def test_orders_to_replicas_are_changes_with_an_audit_record(author):
     """W7 audit-complete, R20: that one goes with its lease is none."""
     presence = Presence(pool=POOL, replica="r1", incarnation="i", owner="o", started_at="").to_bytes()
-    desk.etcd.txn(Txn((), (Put(KEYS.replica(POOL, "r1"), presence, 7),)))
-    desk.change(DrainReplica(POOL, "r1", drain=True), "q7")
-    desk.change(DrainReplica(POOL, "r1", drain=False), "q8")
-    desk.etcd.delete(KEYS.drain(POOL, "r1"))
-    assert found(steps_of(desk)) == set()
-    desk.etcd.put(KEYS.drain(POOL, "r1"), b"{}")
-    assert found(steps_of(desk)) == {("W7", desk.etcd.revision)}
+    author.etcd.txn(Txn((), (Put(KEYS.replica(POOL, "r1"), presence, 7),)))
+    author.change(DrainReplica(POOL, "r1", drain=True), "q7")
+    author.change(DrainReplica(POOL, "r1", drain=False), "q8")
+    author.etcd.delete(KEYS.drain(POOL, "r1"))
+    assert found(steps_of(author)) == set()
+    author.etcd.put(KEYS.drain(POOL, "r1"), b"{}")
+    assert found(steps_of(author)) == {("W7", author.etcd.revision)}

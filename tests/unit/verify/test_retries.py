@@ -138,5 +138,5 @@ def test_a_retry_is_never_further_away_than_the_cap(retry_at, reason, omitted, f
     """R8: by the time of the status itself, whatever clocks there are."""
     story = Story()
     story.say(1, failed=[waits(retry_at, reason)], omitted=omitted)
-    story.desk.etcd.put(KEYS.status(POOL, "r2"), b"{}")
+    story.author.etcd.put(KEYS.status(POOL, "r2"), b"{}")
     assert story.check()[0] == found

@@ -155,7 +155,7 @@ def test_what_cannot_be_told_is_not_judged(fields):
     story, at = of_two()
     story.look(whole=True)
     story.say(at, **{"served": served(("a", 1, "1"), ("b", 1, "2"))} | fields)
-    story.desk.etcd.history[0:1] = []
+    story.author.etcd.history[0:1] = []
     assert (len(story.found()), story.check()[1]["statuses"]) == ((0, 0) if fields else (1, 1))
 
 
@@ -169,7 +169,7 @@ def test_a_status_whose_looks_are_not_known_is_not_judged(fault):
         case "no start":
             del story.lines[0]
         case "unreadable":
-            story.lines[-1]["revision"] = story.desk.etcd.put(KEYS.status(POOL, "r1"), b"?")
+            story.lines[-1]["revision"] = story.author.etcd.put(KEYS.status(POOL, "r1"), b"?")
         case "absent":
             story.lines[-1]["revision"] = revision + 9
         case "another's":

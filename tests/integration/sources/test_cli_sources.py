@@ -1,4 +1,4 @@
-"""Remote sources at the desk: check, digest, and what apply pins."""
+"""Remote sources at the command line: check, digest, and what apply pins."""
 
 from __future__ import annotations
 

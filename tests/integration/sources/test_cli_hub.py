@@ -1,4 +1,4 @@
-"""A hub's adapters at the desk: looked at, pinned, and published from there; the hub is the one of HF_ENDPOINT."""
+"""A hub's adapters at the command line: looked at, pinned, published; the hub is the one of HF_ENDPOINT."""
 
 from __future__ import annotations
 

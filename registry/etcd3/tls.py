@@ -1,0 +1,106 @@
+"""Reader of TLS files that are replaced while a program runs; of all programs."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from registry.etcd3.options import TlsFiles
+
+# A replacement may come between two looks at the files; more than this is somebody who writes all the time.
+_LOOKS = 3
+
+
+class Pem(NamedTuple):
+    """Contents of TLS files, in the order of ``grpc.ssl_channel_credentials``; None: there is no such file."""
+
+    ca: bytes | None
+    key: bytes | None
+    certificate: bytes | None
+
+
+class TlsUnusable(Exception):
+    """A TLS file cannot be read, or does not fit the others; the message names it, and says why. `file`: its path."""
+
+    def __init__(self, file: Path, message: str) -> None:
+        super().__init__(message)
+        self.file = file
+
+
+class TlsReader:
+    """Reads TLS files for each connection, so that they may be replaced while connections are made, in whatever way.
+
+    A replacement is taken as a whole: while a file cannot be read, or the certificate is new and its key is not, what
+    fitted last is used.
+
+    Args:
+        files: may be replaced at any time.
+        tell: is called once for each trouble with what fitted before.
+    """
+
+    def __init__(self, files: TlsFiles, tell: Callable[[TlsUnusable], None]) -> None:
+        self._files = files
+        self._tell = tell
+        self._taken: Pem | None = None
+        self._trouble = ""
+
+    def newest(self) -> Pem:
+        """The files, or what fitted last.
+
+        Raises:
+            TlsUnusable: they cannot be used, and none could before.
+        """
+        try:
+            self._taken, trouble = self._read(), ""
+        except TlsUnusable as error:
+            if self._taken is None:
+                raise
+            trouble = str(error)
+            if trouble != self._trouble:
+                self._tell(error)
+        self._trouble = trouble
+        return self._taken
+
+    def _read(self) -> Pem:
+        """What was in the files before they were checked, which is by their paths, and still is."""
+        found = _contents(self._files)
+        for _ in range(_LOOKS):
+            if found == self._taken:
+                return found
+            _check(self._files)
+            before, found = found, _contents(self._files)
+            if found == before:
+                return found
+        file = self._files.certificate or self._files.ca or Path()
+        raise TlsUnusable(file, f"{file} changes with each look at it")
+
+
+def _contents(files: TlsFiles) -> Pem:
+    ca, certificate, key = map(_content, (files.ca, files.certificate, files.key))
+    return Pem(ca, key, certificate)
+
+
+def _content(file: Path | None) -> bytes | None:
+    if file is None:
+        return None
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise TlsUnusable(file, f"cannot read {file}: {error.strerror}") from error
+
+
+def _check(files: TlsFiles) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if files.certificate is not None:
+        try:
+            context.load_cert_chain(files.certificate, files.key, password="")  # nobody is there to be asked for one
+        except OSError as error:
+            message = f"{files.certificate} is no certificate that fits the key {files.key}: {error.strerror}"
+            raise TlsUnusable(files.certificate, message) from error
+    if files.ca is not None:
+        try:
+            context.load_verify_locations(files.ca)
+        except OSError as error:
+            raise TlsUnusable(files.ca, f"{files.ca} is no file of certificates: {error.strerror}") from error

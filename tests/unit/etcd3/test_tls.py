@@ -1,0 +1,125 @@
+"""TLS files that are replaced: taken whole, and only as they fit each other."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from registry.etcd3 import tls
+from registry.etcd3.channel import MemberConnection, tls_reader
+from registry.etcd3.errors import TlsFailed
+from registry.etcd3.options import TlsFiles
+from registry.etcd3.tls import Pem, TlsReader, TlsUnusable
+from tests.support.tls import Authority
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("authority"), "ours")
+
+
+@pytest.fixture
+def files(tmp_path) -> TlsFiles:
+    return TlsFiles(ca=tmp_path / "ca.pem", certificate=tmp_path / "own.pem", key=tmp_path / "own.key")
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def reader(files, told) -> TlsReader:
+    return TlsReader(files, lambda error: told.append(f"{error.file.name}: {error}"))
+
+
+def install(issued: TlsFiles, files: TlsFiles, *names: str) -> Pem:
+    """Copies those files, and gives what all of them hold."""
+    for name in names or ("ca", "certificate", "key"):
+        shutil.copy(getattr(issued, name), getattr(files, name))
+    return Pem(issued.ca.read_bytes(), issued.key.read_bytes(), issued.certificate.read_bytes())
+
+
+@pytest.mark.parametrize("order", [("certificate", "key"), ("key", "certificate")])
+def test_half_a_rotation_is_not_taken(authority, files, reader, told, order):
+    """R13 static-stable: told once for each; the new pair is taken as soon as it is whole."""
+    before = install(authority.issue("old"), files)
+    assert reader.newest() == before
+    for turn in range(2):
+        renewed = authority.issue(f"renewed{turn}")
+        install(renewed, files, order[0])
+        assert [reader.newest(), reader.newest()] == [before, before]
+        after = install(renewed, files, order[1])
+        assert reader.newest() == after
+        before = after
+    trouble = f"own.pem: {files.certificate} is no certificate that fits the key {files.key}: "
+    assert [one.startswith(trouble) for one in told] == [True, True]
+
+
+@pytest.mark.parametrize("name", ["ca", "certificate", "key"])
+@pytest.mark.parametrize("share", [0.0, 0.5, None])
+def test_a_file_that_is_being_written_is_not_taken(authority, files, reader, told, name, share):
+    """R13 static-stable: half of it, none of it, and no file."""
+    before = install(authority.issue("old"), files)
+    reader.newest()
+    file: Path = getattr(files, name)
+    content = file.read_bytes()
+    file.unlink() if share is None else file.write_bytes(content[: int(len(content) * share)])
+    assert [reader.newest(), reader.newest()] == [before, before]
+    assert len(told) == 1
+    assert file.name in told[0]
+    file.write_bytes(content)
+    assert reader.newest() == before
+
+
+def test_a_key_with_a_pass_phrase_asks_nobody(authority, files, reader):
+    """At the first look there is nothing to go on with, which is an error."""
+    install(authority.issue("old"), files)
+    locked = ["-aes256", "-passout", "pass:abcd", "-in", str(files.key), "-out", str(files.key)]
+    subprocess.run(["openssl", "ec", *locked], check=True, capture_output=True)
+    with pytest.raises(TlsUnusable, match=r"is no certificate that fits the key .*own\.key: "):
+        reader.newest()
+
+
+def test_what_is_taken_is_what_was_checked(authority, files, reader, monkeypatch):
+    """A replacement between the look and the check, which reads the files itself, is looked at again."""
+    old, new = authority.issue("old"), authority.issue("new")
+    install(old, files)
+    replace, check = [lambda: install(new, files)], tls._check
+
+    def checked(checked_files: TlsFiles) -> None:
+        if replace:
+            replace.pop()()
+        check(checked_files)
+
+    monkeypatch.setattr(tls, "_check", checked)
+    assert reader.newest() == install(new, files)
+
+
+def test_files_that_change_with_each_look_are_waited_for(authority, files, reader, told, monkeypatch):
+    """R16 bounded."""
+    before = install(authority.issue("old"), files)
+    reader.newest()
+    turns = iter(range(100))
+    monkeypatch.setattr(tls, "_check", lambda _: install(authority.issue(f"again{next(turns)}"), files))
+    install(authority.issue("new"), files)
+    assert reader.newest() == before
+    assert told == [f"own.pem: {files.certificate} changes with each look at it"]
+
+
+async def test_etcd_s_files_are_named_with_the_endpoint(tmp_path, caplog):
+    """X2: at the first use an error, later a line of the log."""
+    file = tmp_path / "ca.pem"
+    reader = tls_reader(TlsFiles(ca=file))
+    with pytest.raises(TlsFailed, match=r"^etcd:2379: cannot read .*ca\.pem: No such file"):
+        MemberConnection("etcd:2379", reader)
+    shutil.copy(Authority(tmp_path / "ours", "ours").certificate, file)
+    await MemberConnection("etcd:2379", reader).close()
+    file.unlink()
+    for _ in range(2):
+        await MemberConnection("etcd:2379", reader).close()
+    (told,) = caplog.messages
+    assert f"cannot read {file}" in told
