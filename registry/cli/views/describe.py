@@ -9,7 +9,7 @@ from registry.cli.views.get import replicas_of
 from registry.cli.views.messages import meanwhile, rollout_dict, state_name
 from registry.cli.views.output import Format, Printer
 from registry.cli.views.replica_view import cell, disagreements, replica_view
-from registry.cli.views.residency_view import TITLES, residency_dict, rows
+from registry.cli.views.residency_view import TITLES, AdapterRow, residency_dict, rows
 from registry.model.messages import Plain, adapter_dict, pool_dict, spec_dict
 from registry.v1 import registry_pb2 as pb
 
@@ -26,7 +26,7 @@ def describe_adapter(client: AdminClient, printer: Printer, pool: str, name: str
             _adapter_table(printer, adapter, rollout)
             _where(printer, where)
         case Format.NAME:
-            printer.item(ADAPTERS, adapter)
+            printer.item(ADAPTERS, AdapterRow(adapter))
         case _:
             told = {"rollout": rollout_dict(rollout) if rollout else None}
             printer.plain({**adapter_dict(adapter), **told, "residency": [residency_dict(one) for one in where]})

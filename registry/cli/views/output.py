@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -22,6 +22,8 @@ Item = TypeVar("Item")
 
 # A file or a pipe has no width: nothing is cut or wrapped there.
 _UNBOUNDED_WIDTH = 100_000
+# All printable letters before this one take one column; from here on some take none or two.
+_FIRST_OF_ODD_WIDTH = "\u0300"
 # By these rich is told to write for a terminal where there is none.
 _LIKE_A_TERMINAL = ("FORCE_COLOR", "TTY_COMPATIBLE")
 
@@ -41,13 +43,21 @@ class Format(StrEnum):
 class OutputView(Generic[Item]):
     """How items of one kind are shown: their name, their plain form, and the cells of their row by title.
 
+    `more`: further cells, which `-o wide` shows. `order`: what a column is sorted by, where that is not its cell.
     `manifest`: what makes one; None: nothing that can be applied does.
     """
 
     name: Callable[[Item], str]
     plain: Callable[[Item], Mapping[str, object]]
     columns: Mapping[str, Callable[[Item], str]]
+    more: Mapping[str, Callable[[Item], str]] = field(default_factory=dict)
+    order: Mapping[str, Callable[[Item], str]] = field(default_factory=dict)
     manifest: Callable[[Item], Mapping[str, object]] | None = None
+
+    @property
+    def all_columns(self) -> Mapping[str, Callable[[Item], str]]:
+        """The cells of a wide row by title."""
+        return {**self.columns, **self.more}
 
 
 class Printer:
@@ -79,11 +89,16 @@ class Printer:
         """True if there is a person to show progress to."""
         return self.is_table and self.console.is_terminal
 
+    def columns(self, view: OutputView[Item]) -> Mapping[str, Callable[[Item], str]]:
+        """The cells of a row by title, as many as were asked for."""
+        return view.all_columns if self.is_wide else view.columns
+
     def items(self, view: OutputView[Item], items: Sequence[Item]) -> None:
         """Prints a list."""
         match self.form:
             case Format.TABLE:
-                self.table(tuple(view.columns), ([cell(one) for cell in view.columns.values()] for one in items))
+                columns = self.columns(view)
+                self.table(tuple(columns), ([cell(one) for cell in columns.values()] for one in items))
             case Format.NAME:
                 self.lines(view.name(one) for one in items)
             case Format.MANIFEST:
@@ -133,11 +148,22 @@ class Printer:
         """Prints one item of an endless stream: a row, a name, or a value."""
         match self.form:
             case Format.TABLE:
-                self.lines(["  ".join(cell(item) for cell in view.columns.values())])
+                self.lines(["  ".join(cell(item) for cell in self.columns(view).values())])
             case Format.NAME | Format.MANIFEST:
                 self.items(view, [item])
             case _:
                 self.event({"change": "put", "item": view.plain(item)})
+
+    def redraw(self, view: OutputView[Item], items: Sequence[Item], foot: str) -> None:
+        """Draws a table in place of all that the terminal shows, as far as there is room, and a last line."""
+        columns = self.columns(view)
+        room = max(1, self.console.size.height - 3)
+        rows = [[printable(cell(one)) for cell in columns.values()] for one in items[:room]]
+        lines = self._drawn(tuple(columns), rows)[: room + 1]
+        more = f"… and more, of {len(items)} in all" if len(items) > room or len(lines) > room else ""
+        self.console.clear()
+        self._write("".join(f"{line}\n" for line in lines))
+        self.lines(one for one in (more, foot) if one)
 
     def fate(self, name: str, change: str) -> None:
         """Prints what else became of an item of an endless stream, e.g. ``deleted``."""
@@ -197,9 +223,9 @@ def yaml_document(value: Mapping[str, object]) -> str:
 
 
 def _needs_rich(rows: Iterable[Sequence[str]]) -> bool:
-    """True where a table is for a terminal, or a letter may be wider than one column."""
+    """True where a table is for a terminal, or a letter may not be as wide as one column."""
     is_terminal = sys.stdout.isatty() or any(os.environ.get(name) for name in _LIKE_A_TERMINAL)
-    return is_terminal or not all(cell.isascii() for row in rows for cell in row)
+    return is_terminal or not all(cell.isascii() or max(cell) < _FIRST_OF_ODD_WIDTH for row in rows for cell in row)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
