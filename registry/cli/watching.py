@@ -212,8 +212,7 @@ def watch(client: AdminClient, query: Query, printer: Printer) -> None:
         table = LiveTable(view, printer)
         for batch in batches:
             table.take(batch, time.monotonic())
-    if printer.is_table:
-        printer.lines(["  ".join(printer.columns(view))])
+    printer.header(view)
     for change in (one for batch in batches for one in batch):
         match change:
             case AdapterPut(item):

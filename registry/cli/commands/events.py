@@ -87,8 +87,7 @@ def _show(printer: Printer, look: Look, start: datetime, *, watch: bool) -> None
     if not watch:
         printer.items(EVENTS, found)
         return
-    if printer.is_table:
-        printer.lines(["  ".join(EVENTS.columns)])
+    printer.header(EVENTS)
     known: set[ShownEvent] = set()
     while True:
         for one in found:

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from registry.cli.failure import usage
+from registry.cli.views.template import columns_of, parts_of, written
 from registry.lora.text import escaped, printable
 
 if TYPE_CHECKING:
@@ -37,6 +38,36 @@ class Format(StrEnum):
     YAML = "yaml"
     NAME = "name"
     MANIFEST = "manifest"  # what `apply` takes; of adapters alone
+    CUSTOM_COLUMNS = "custom-columns"  # =TITLE:.path,…: a table of what `json` has
+    JSONPATH = "jsonpath"  # ={.path}: texts of what `json` has
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A form, and what stands behind it."""
+
+    form: Format
+    template: str = ""
+
+
+TEMPLATES = (Format.CUSTOM_COLUMNS, Format.JSONPATH)
+# What -o may be, as it is completed.
+OUTPUTS = tuple(f"{form}=" if form in TEMPLATES else form.value for form in Format)
+
+
+def output_of(text: str) -> Output:
+    """The form that ``-o`` names.
+
+    Raises:
+        CliError: there is none of that name, or its template is wrong.
+    """
+    name, equals, template = text.partition("=")
+    if name not in {*Format} or bool(equals) != (name in TEMPLATES):
+        raise usage(f"-o {text}: choose one of {', '.join(OUTPUTS)}")
+    output = Output(Format(name), template)
+    if output.form in TEMPLATES:
+        (columns_of if output.form is Format.CUSTOM_COLUMNS else parts_of)(template)
+    return output
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +92,12 @@ class OutputView(Generic[Item]):
 
 
 class Printer:
-    """Writes to standard output in the form that the user asked for."""
+    """Writes to standard output in the form that the user asked for; `template` is what stands behind that."""
 
-    def __init__(self, form: Format) -> None:
+    def __init__(self, form: Format, template: str = "") -> None:
         self.form = Format.TABLE if form is Format.WIDE else form
         self.is_wide = form is Format.WIDE
+        self._template = template
 
     @cached_property
     def console(self) -> Console:
@@ -103,19 +135,27 @@ class Printer:
                 self.lines(view.name(one) for one in items)
             case Format.MANIFEST:
                 self.documents(_manifests(view, items))
+            case Format.CUSTOM_COLUMNS:
+                chosen = columns_of(self._template)
+                self.table(
+                    [one.title for one in chosen], ([one.cell(view.plain(it)) for one in chosen] for it in items)
+                )
             case _:
                 self.plain({"items": [view.plain(one) for one in items]})
 
     def item(self, view: OutputView[Item], item: Item) -> None:
         """Prints one item, which in json and yaml is not in a list."""
-        if self.is_plain:
+        if self.is_plain or self.form is Format.JSONPATH:
             self.plain(view.plain(item))
         else:
             self.items(view, [item])
 
     def plain(self, value: Mapping[str, object]) -> None:
-        """Prints a value as YAML where YAML was asked for, else as JSON."""
-        if self.form is Format.YAML:
+        """Prints a value as YAML where YAML was asked for, what a jsonpath makes of it where that was, else as JSON."""
+        if self.form is Format.JSONPATH:
+            text = written(parts_of(self._template), value)
+            self._write(text if text.endswith("\n") or not text else f"{text}\n")
+        elif self.form is Format.YAML:
             self._write(yaml_document(value))
         else:
             self._write(escaped(json.dumps(value, indent=2, ensure_ascii=False)) + "\n")
@@ -144,13 +184,22 @@ class Printer:
         for name, value in fields.items():
             self._write(f"{printable(name) + ':':<{width}} {printable(value)}\n")
 
+    def header(self, view: OutputView[Item]) -> None:
+        """Prints the titles of the rows of an endless stream, if they have any."""
+        if self.form is Format.CUSTOM_COLUMNS:
+            self.lines(["  ".join(one.title for one in columns_of(self._template))])
+        elif self.is_table:
+            self.lines(["  ".join(self.columns(view))])
+
     def row(self, view: OutputView[Item], item: Item) -> None:
         """Prints one item of an endless stream: a row, a name, or a value."""
         match self.form:
             case Format.TABLE:
                 self.lines(["  ".join(cell(item) for cell in self.columns(view).values())])
-            case Format.NAME | Format.MANIFEST:
-                self.items(view, [item])
+            case Format.CUSTOM_COLUMNS:
+                self.lines(["  ".join(one.cell(view.plain(item)) for one in columns_of(self._template))])
+            case Format.NAME | Format.MANIFEST | Format.JSONPATH:
+                self.item(view, item)
             case _:
                 self.event({"change": "put", "item": view.plain(item)})
 
@@ -169,7 +218,7 @@ class Printer:
         """Prints what else became of an item of an endless stream, e.g. ``deleted``."""
         if self.is_plain:
             self.event({"change": change, "name": name})
-        elif self.is_table:
+        elif self.form in {Format.TABLE, Format.CUSTOM_COLUMNS}:
             self.lines([f"{name}  {change}"])
 
     def lines(self, lines: Iterable[str]) -> None:
