@@ -53,7 +53,8 @@ def _age_seconds(one: AdapterRow) -> int | None:
     return max(0, int(age.total_seconds()))
 
 
-def _age(one: AdapterRow) -> str:
+def age(one: AdapterRow) -> str:
+    """How long it has had its generation, in one word."""
     seconds = _age_seconds(one)
     return "-" if seconds is None else short_span(seconds)
 
@@ -74,7 +75,7 @@ ADAPTERS: OutputView[AdapterRow] = OutputView(
         "SERVING": serving_cell,
         "GENERATION": lambda one: _generation(one.record),
         "LOAD": lambda one: one.record.spec.load or "eager",
-        "AGE": _age,
+        "AGE": age,
         "REASONS": reasons_cell,
     },
     more={

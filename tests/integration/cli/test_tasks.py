@@ -193,8 +193,10 @@ def test_a_replica_is_emptied(task, fleet):
             return shown[2:4] == ["Healthy", "1/1"] and shown[REPLICAS_SHOWN] in {"r2", "r3"}
 
         task.until("loraplane get adapters -o wide", is_empty)
-        told = task.until("loraplane describe replica r1", lambda out: bool(re.search(r"Status leaving: +-", out)))
-        assert re.search(r"Status note: +it drains: an operator asked for it", told)
+        told = task.until(
+            "loraplane describe replica r1", lambda out: bool(re.search(r"^Leaving: +-", out, re.MULTILINE))
+        )
+        assert re.search(r"^Note: +it drains: an operator asked for it", told, re.MULTILINE)
     finally:
         assert fleet.cli("undrain", "r1").code == 0
 

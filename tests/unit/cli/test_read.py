@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 
 import grpc
@@ -282,9 +283,12 @@ def test_describe_adapter_shows_spec_request_and_each_replica(cli, admin):
     behind = pb.RolloutReplica(replica="r2", state=pb.RolloutReplica.FAILED, reason="not_found", message="no files")
     admin.answers["WatchRollout"] = [[pb.Rollout(name="sql", generation=2, replicas=[behind])]]
     out = cli("describe", "adapter", "sql").out
-    assert "Generation:" in out
+    assert re.search(r"^Name: +sql of pool dev, tenant default$", out, re.MULTILINE)
+    assert re.search(r"^Generation: +2, - old, by me at -, request -$", out, re.MULTILINE)
     assert "Spec source.uri:" in out
-    assert "r2       failed  not_found  no files" in out
+    assert "Spec prepare.remap:" not in out, "what is so by default"
+    assert "What is wrong:\nREPLICA  STATE   REASON     MESSAGE\nr2       failed  not_found  no files\n" in out
+    assert "Last events: none within a day" in out
     admin.answers["WatchRollout"] = [[pb.Rollout(name="sql", generation=2, replicas=[behind])]]
     assert cli("-o", "json", "describe", "adapter", "sql").json["rollout"]["replicas"][0]["reason"] == "not_found"
 
@@ -292,7 +296,10 @@ def test_describe_adapter_shows_spec_request_and_each_replica(cli, admin):
 def test_describe_replica_shows_what_it_does_not_serve_and_why(cli, admin):
     admin.answers["GetReplica"] = [R1]
     out = cli("describe", "replica", "r1").out
-    assert "Status served.count:" in out
+    assert re.search(r"^Ready: +yes$", out, re.MULTILINE)
+    assert re.search(r"^Served: +3, pending 0, failed 1$", out, re.MULTILINE)
+    assert re.search(r"^Engine: +vllm 0.32.0 at http://127.0.0.1:8000$", out, re.MULTILINE)
+    assert "Status served.hash:" in out
     assert "law   1           not_found  no files  2" in out
 
 
@@ -315,6 +322,47 @@ def test_describe_replica_says_what_is_loaded_lazily_and_when_it_was_used(cli, a
     assert "Lazy, asked for and loaded:\n" in out
     assert ["law", "2", "2026-01-01T12:34:00.000Z"] in [line.split() for line in out.splitlines()]
     assert "lazy.resident" not in out
+
+
+def test_who_is_behind_alike_stands_in_one_line(cli, admin):
+    admin.answers["GetAdapter"] = [SQL]
+    states = {"r1": SERVED, **{f"r{number}": LATER for number in range(2, 12)}}
+    parts = [pb.RolloutReplica(replica=name, state=state, reason="staging") for name, state in states.items()]
+    seen = pb.Rollout(name="sql", generation=2, replicas=parts, waiting="10 of 11 replicas do not serve it yet")
+    admin.answers["WatchRollout"] = [[seen]]
+    out = cli("describe", "adapter", "sql").out
+    assert "What is awaited:\n10 of 11 replicas do not serve it yet\n" in out
+    assert "r2, r3, r4, r5, r6, r7, r8, r9, … (10)  pending  staging  -" in out
+    well = [pb.RolloutReplica(replica="r1", state=SERVED)]
+    admin.answers["WatchRollout"] = [[pb.Rollout(name="sql", generation=2, replicas=well, done=True)]]
+    assert "\nNothing is wrong with it.\n" in cli("describe", "adapter", "sql").out
+
+
+def test_the_last_events_are_shown(cli, admin):
+    """Of it alone, the newest ten of a day; where the audit trail cannot be read, the rest is shown all the same."""
+    admin.answers |= {
+        "GetAdapter": [SQL],
+        "GetReplica": [pb.Replica(name="r1", pool="dev", started_at="2026-01-01T00:00:05Z")],
+    }
+    admin.answers["WatchRollout"] = [[pb.Rollout(name="sql", generation=2, done=True)]]
+    changes = [
+        pb.RecordedChange(
+            at=f"2026-01-01T00:00:{at:02}Z", kind=kind, name=name, action=action, generation=at, principal="me"
+        )
+        for at, (kind, name, action) in enumerate(
+            [("adapter", "SQL", "updated"), ("adapter", "law", "created"), ("replica", "r1", "drain")]
+            + [("adapter", "sql", "updated")] * 10
+        )
+    ]
+    admin.answers["ListChanges"] = [pb.ListChangesResponse(changes=changes)]
+    shown = cli("describe", "adapter", "sql").out.partition("Last events:\n")[2].splitlines()
+    assert shown[0].split() == ["TIME", "EVENT", "GENERATION", "BY", "WHY"]
+    assert [line.split()[2] for line in shown[1:]] == [str(at) for at in range(3, 13)]
+    told = cli("describe", "replica", "r1").out.partition("Last events:\n")[2].splitlines()[1:]
+    assert [line.split()[1] for line in told] == ["drain", "started"]
+    admin.answers["ListChanges"] = [Refusal(grpc.StatusCode.UNIMPLEMENTED, "UNSUPPORTED", "not yet")]
+    ran = cli("describe", "replica", "r1")
+    assert (ran.code, "What was done to it could not be read: " in ran.out) == (0, True)
 
 
 def test_history_lists_generations(cli, admin):
