@@ -79,16 +79,21 @@ def root(
     from registry.client.address import Tls  # noqa: PLC0415
 
     asked = output_of(output)
-    if asked.form is Format.MANIFEST and context.invoked_subcommand != "get":
-        raise usage("-o manifest goes with get adapters; all of them: loraplane export")
-    if asked.form in TEMPLATES and context.invoked_subcommand != "get":
-        raise usage(f"-o {asked.form} goes with get; for programs, any command has -o json")
+    _check_goes_with(asked.form, context.invoked_subcommand)
     typed = [name for name in context.params if is_typed(context, name)]
     given = GlobalOptions(admin or None, named_context or None, asked, Tls(tls_ca, tls_cert, tls_key), typed)
     session = session_from(given, context.invoked_subcommand)
     if session.context is not None and session.context.pool:
         context.default_map = {entry.name: {"pool": session.context.pool} for entry in ENTRIES}
     context.obj = session
+
+
+def _check_goes_with(form: Format, command: str | None) -> None:
+    """Raises CliError if a command has no such form."""
+    if form is Format.MANIFEST and command != "get":
+        raise usage("-o manifest goes with get adapters; all of them: loraplane export")
+    if form in TEMPLATES and command != "get":
+        raise usage(f"-o {form} goes with get; for programs, any command has -o json")
 
 
 def make_command() -> Group:
