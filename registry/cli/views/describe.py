@@ -188,15 +188,14 @@ def describe_replica(client: AdminClient, printer: Printer, pool: str, name: str
     _table(printer, "Found, where records have no digest", ("name", "generation", "digest"), replica.items("found"))
     started = [one for one in replica_events(replica, with_pending=False) if not one.current]
     _last_events(client, printer, pool, lambda one: one.is_about(None, replica.name), started)
+    _rest_of_status(printer, replica)
 
 
 def _replica_fields(printer: Printer, replica: ReplicaView) -> None:
-    """What it is, how it is, and whatever else its status says."""
+    """What it is, and how it is."""
     engine = f"{replica.text('engine', 'kind')} {replica.text('engine', 'version')} at {replica.router_url}"
     served, behind = REPLICAS.columns["SERVED"](replica), (replica.total("pending"), replica.total("failed"))
     leaving = [str(one.get("name")) for one in replica.items("leaving")]
-    told = {key: value for key, value in replica.status.items() if key not in _PLACED}
-    rest = {path: value for path, value in flat(told).items() if path != "lazy.resident"}
     printer.fields(
         {
             "Name": f"{replica.name} of pool {replica.pool}",
@@ -208,9 +207,17 @@ def _replica_fields(printer: Printer, replica: ReplicaView) -> None:
             "Labels": _pairs(replica.labels),
             "Started": f"{cell(replica.started_at)}, version {cell(replica.version)}",
             "Incarnation": replica.incarnation,
-            **{f"Status {path}": value for path, value in rest.items()},
         }
     )
+
+
+def _rest_of_status(printer: Printer, replica: ReplicaView) -> None:
+    """Whatever else its status says, but for what is empty."""
+    told = {key: value for key, value in replica.status.items() if key not in _PLACED}
+    rest = {path: value for path, value in flat(told).items() if path != "lazy.resident" and value != "-"}
+    if rest:
+        printer.lines([""])
+        printer.fields({f"Status {path}": value for path, value in rest.items()})
 
 
 def _served_there(client: AdminClient, pool: str, replica: str) -> list[Plain]:
