@@ -12,6 +12,7 @@ from pathlib import Path
 from bench.admin_rate import admin_16
 from bench.boot import boot_20000
 from bench.check import check_200mb, check_in_child
+from bench.cli_scale import apply_1000, get_adapters_5000
 from bench.cli_start import cli_start
 from bench.fetch import fetch_200mb
 from bench.figures import Figure, NotMeasured
@@ -49,6 +50,8 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     swap,
     lazy,
     cli_start,
+    get_adapters_5000,
+    apply_1000,
 )
 MAX_SECONDS = 600.0
 

@@ -42,7 +42,7 @@ TENANTS = 1000
 Once = Callable[[int], Awaitable[None]]
 
 
-class _Recorder(Client):
+class Recorder(Client):
     """Keeps the last transaction that writes."""
 
     last: Txn | None = None
@@ -56,10 +56,10 @@ class _Recorder(Client):
 
 async def _shape(store: Store) -> Txn:
     """The transaction that creates one adapter."""
-    recorder, gate = _Recorder(ClientOptions((store.endpoint,))), WriteGate()
+    recorder, gate = Recorder(ClientOptions((store.endpoint,))), WriteGate()
     gate.open()
     writer = Writer(recorder, Keys(), TxnLimits(), gate, rng=random.Random(1))  # noqa: S311 - jitter
-    spec = {"source": {"uri": _uri("tenant-0/recorded"), "digest": DIGEST}}
+    spec = {"source": {"uri": uri_of("tenant-0/recorded"), "digest": DIGEST}}
     change = make_apply(POOL, [make_upsert("tenant-0/recorded", spec, "", field="changes[0]")])
     caller = Caller("anonymous", "unauthenticated", f"auto-{'0' * 24}", request_id_given=False)
     await writer.change(change, caller, Deadline.of(10), validate_only=False)
@@ -69,11 +69,11 @@ async def _shape(store: Store) -> Txn:
     return recorder.last
 
 
-def _uri(name: str) -> str:
+def uri_of(name: str) -> str:
     return f"file:///adapters/{name}/v1"
 
 
-def _renamed(shape: Txn, number: int) -> Txn:
+def renamed(shape: Txn, number: int) -> Txn:
     """The same transaction on keys that nobody else has."""
 
     def key(old: bytes) -> bytes:
@@ -139,7 +139,7 @@ class Setting:
 
         async def ours(caller: int) -> None:
             adapter = f"tenant-{caller % tenants}/adapter-{next(self.numbers)}"
-            await self.admin.upsert(adapter, _uri(adapter), DIGEST)
+            await self.admin.upsert(adapter, uri_of(adapter), DIGEST)
             self.acknowledged += 1
 
         whose = "one tenant" if tenants == 1 else "a tenant for each caller"
@@ -150,7 +150,7 @@ class Setting:
         """Compares the relay with the floor."""
 
         async def ours(_caller: int) -> None:
-            request = codec.txn_request(_renamed(self.shape, next(self.numbers)))
+            request = codec.txn_request(renamed(self.shape, next(self.numbers)))
             reply = rpc.TxnResponse.FromString(await self.relay.txn(request.SerializeToString()))
             check(reply.succeeded, "a relayed transaction found its key in use")
 
@@ -159,7 +159,7 @@ class Setting:
 
     async def _compare(self, ours: Once, pid: int, callers: int, turns: int) -> tuple[float, str]:
         async def floor(_caller: int) -> None:
-            result = await self.store.client.txn(_renamed(self.shape, next(self.numbers)))
+            result = await self.store.client.txn(renamed(self.shape, next(self.numbers)))
             check(result.succeeded, "a bare transaction found its key in use")
 
         raw, rates = Rates(), Rates()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 import grpc
@@ -34,9 +34,13 @@ class Admin:
 
     async def upsert(self, name: str, uri: str, digest: str = "") -> int:
         """Applies one adapter; returns the change's revision."""
-        spec = pb.AdapterSpec(source=pb.Source(uri=uri, digest=digest))
-        change = pb.AdapterChange(upsert=pb.Adapter(name=name, spec=spec))
-        reply = await self._apply(pb.ApplyAdaptersRequest(pool=POOL, changes=[change]), timeout=CALL_SECONDS)
+        return await self.upsert_all([(name, uri, digest)])
+
+    async def upsert_all(self, adapters: Iterable[tuple[str, str, str]]) -> int:
+        """The same of several in one change set, each a name, a URI and a digest."""
+        specs = [(name, pb.AdapterSpec(source=pb.Source(uri=uri, digest=digest))) for name, uri, digest in adapters]
+        changes = [pb.AdapterChange(upsert=pb.Adapter(name=name, spec=spec)) for name, spec in specs]
+        reply = await self._apply(pb.ApplyAdaptersRequest(pool=POOL, changes=changes), timeout=CALL_SECONDS)
         return reply.revision
 
     async def create_pool(self) -> bool:

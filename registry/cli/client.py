@@ -20,6 +20,7 @@ from registry.model.errors import InvalidArgument, Reason, RegistryError, Unavai
 from registry.v1 import registry_pb2 as pb
 
 T = TypeVar("T")
+WatchAnswer = pb.WatchAdaptersResponse | pb.WatchResidencyResponse
 OneChange = pb.RollbackAdapterRequest | pb.PromoteRolloutRequest | pb.AbortRolloutRequest
 
 _FLAGS = {"address": "--admin: ", "tls": "--tls-ca, --tls-cert, --tls-key: "}
@@ -68,6 +69,32 @@ async def _each_while_etcd_answers(calls: AdminCalls, answers: AsyncGenerator[T,
             except StopAsyncIteration:
                 return
             yield answer
+
+
+async def _merged(
+    streams: Sequence[AsyncGenerator[Any, None]], quiet_seconds: float
+) -> AsyncGenerator[list[Any], None]:
+    """Answers of several streams in lists, as they come, until one of them ends; see `AdminClient.watch_pool`."""
+    waiting = {_next_of(stream): stream for stream in streams}
+    try:
+        while True:
+            come, _ = await asyncio.wait(waiting, timeout=quiet_seconds, return_when=asyncio.FIRST_COMPLETED)
+            answers = [task.result() for task in come]
+            yield [answer for answer in answers if answer is not None]
+            if None in answers:
+                return
+            for stream in [waiting.pop(task) for task in come]:
+                waiting[_next_of(stream)] = stream
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        for stream in streams:
+            await stream.aclose()
+
+
+def _next_of(stream: AsyncGenerator[Any, None]) -> asyncio.Task[Any]:
+    return asyncio.ensure_future(anext(stream, None))
 
 
 async def _while_etcd_answers(calls: AdminCalls, call: Callable[[], Awaitable[T]], request_id: str) -> T:
@@ -238,23 +265,30 @@ class AdminClient:
     def restore_history(self, request: pb.RestoreHistoryRequest) -> pb.RestoreHistoryResponse:
         return self._unary("RestoreHistory", request, pb.RestoreHistoryResponse, request.request_id)
 
-    def watch_adapters(self, pool: str, start_revision: int) -> Iterator[pb.WatchAdaptersResponse]:
-        """Changes of a pool without end; unavailable when the stream breaks."""
-        request = pb.WatchAdaptersRequest(pool=pool, start_revision=start_revision)
-        return self._each(self._calls.stream("WatchAdapters", request, pb.WatchAdaptersResponse))
+    def watch_pool(
+        self, start: pb.WatchAdaptersRequest, where: pb.WatchResidencyRequest | None, quiet_seconds: float
+    ) -> Iterator[Sequence[WatchAnswer]]:
+        """Changes of a pool's adapters, and of where they are unless `where` is None, until a stream ends.
+
+        What comes at one time is one item, an empty one where nothing came for so long; unavailable when a stream
+        breaks.
+        """
+        changes = self._calls.stream("WatchAdapters", start, pb.WatchAdaptersResponse)
+        if where is None:
+            return self._each(_merged([changes], quiet_seconds))
+        places = self._calls.stream("WatchResidency", where, pb.WatchResidencyResponse)
+        return self._each(_merged([changes, places], quiet_seconds))
 
     def watch_rollout(self, request: pb.WatchRolloutRequest, timeout_seconds: float) -> Iterator[pb.Rollout]:
         """Progress of a rollout until it is done; unavailable when the stream breaks or the time is up."""
         return self._each(self._calls.stream("WatchRollout", request, pb.Rollout, timeout_seconds))
 
-    def residency(self, pool: str, name: str = "") -> list[pb.AdapterResidency]:
+    def residency(
+        self, pool: str, name: str = "", detail: pb.WatchResidencyRequest.Detail = pb.WatchResidencyRequest.REPLICAS
+    ) -> list[pb.AdapterResidency]:
         """Where a pool's adapters are now; or where one of them is."""
-        return self._run(partial(self._calls.residency_now, pb.WatchResidencyRequest(pool=pool, name=name)))
-
-    def watch_residency(self, pool: str, name: str) -> Iterator[pb.WatchResidencyResponse]:
-        """Where adapters are, and every change of that, without end; unavailable when the stream breaks."""
-        request = pb.WatchResidencyRequest(pool=pool, name=name)
-        return self._each(self._calls.stream("WatchResidency", request, pb.WatchResidencyResponse))
+        request = pb.WatchResidencyRequest(pool=pool, name=name, detail=detail)
+        return self._run(partial(self._calls.residency_now, request))
 
     def inspect(self, look: Callable[[grpc.aio.Channel, str], Coroutine[Any, Any, T]]) -> T:
         """The findings of a function that is given the channel itself and the address of the service."""

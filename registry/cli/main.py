@@ -18,7 +18,7 @@ from registry.cli import options
 from registry.cli.command_tree import ENTRIES, Group, LazyCommand
 from registry.cli.failure import CliError, CommandFailure, Exit, usage
 from registry.cli.options import form_asked, global_options_first
-from registry.cli.views.output import Format
+from registry.cli.views.output import OUTPUTS, TEMPLATES, Format, output_of
 from registry.lora.text import escaped
 from registry.model.errors import Reason
 from registry.runtime.program import version_line
@@ -27,6 +27,10 @@ from registry.tools.devstack.stack_file import DEFAULT_FOLDER
 # How Python tells bytes of the command line that are no UTF-8; no message takes them.
 _NO_TEXT = re.compile("[\ud800-\udfff]")
 
+OUTPUT_HELP = (
+    "Form of the output: table, wide, json, yaml, name; of get also manifest, custom-columns=TITLE:.path,… and "
+    "jsonpath={.path}, whose paths are those of json."
+)
 EXIT_CODES = (
     "Exit codes: 0 done, 1 internal error, 2 usage, 3 not found, 4 refused, 5 conflict, 6 unavailable or deadline, "
     "7 a rollout finished with failures."
@@ -37,6 +41,11 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         sys.stdout.write(version_line("loraplane") + "\n")
         raise typer.Exit
+
+
+def complete_output(incomplete: str) -> list[str]:
+    """What -o may be."""
+    return [one for one in OUTPUTS if one.startswith(incomplete)]
 
 
 def root(
@@ -54,7 +63,10 @@ def root(
         str | None,
         options.flag("--context", metavar="NAME", help="The context to use, see loraplane config get-contexts."),
     ] = None,
-    output: Annotated[Format, options.flag("--output", "-o", help="Form of the output.")] = Format.TABLE,
+    output: Annotated[
+        str,
+        options.flag("--output", "-o", metavar="FORM", autocompletion=complete_output, help=OUTPUT_HELP),
+    ] = Format.TABLE.value,
     tls_ca: Annotated[Path | None, options.flag("--tls-ca", metavar="FILE", help="CA of the admin service.")] = None,
     tls_cert: Annotated[Path | None, options.flag("--tls-cert", metavar="FILE", help="Our certificate.")] = None,
     tls_key: Annotated[Path | None, options.flag("--tls-key", metavar="FILE", help="Its key.")] = None,
@@ -66,14 +78,22 @@ def root(
     from registry.cli.session import GlobalOptions, is_typed, session_from  # noqa: PLC0415
     from registry.client.address import Tls  # noqa: PLC0415
 
-    if output is Format.MANIFEST and context.invoked_subcommand != "get":
-        raise usage("-o manifest goes with get adapters; all of them: loraplane export")
+    asked = output_of(output)
+    _check_goes_with(asked.form, context.invoked_subcommand)
     typed = [name for name in context.params if is_typed(context, name)]
-    given = GlobalOptions(admin or None, named_context or None, output, Tls(tls_ca, tls_cert, tls_key), typed)
+    given = GlobalOptions(admin or None, named_context or None, asked, Tls(tls_ca, tls_cert, tls_key), typed)
     session = session_from(given, context.invoked_subcommand)
     if session.context is not None and session.context.pool:
         context.default_map = {entry.name: {"pool": session.context.pool} for entry in ENTRIES}
     context.obj = session
+
+
+def _check_goes_with(form: Format, command: str | None) -> None:
+    """Raises CliError if a command has no such form."""
+    if form is Format.MANIFEST and command != "get":
+        raise usage("-o manifest goes with get adapters; all of them: loraplane export")
+    if form in TEMPLATES and command != "get":
+        raise usage(f"-o {form} goes with get; for programs, any command has -o json")
 
 
 def make_command() -> Group:

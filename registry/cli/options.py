@@ -189,7 +189,7 @@ RequestId = Annotated[
     flag("--request-id", metavar="ID", help="Identifies the change: repeating it with the same id changes nothing."),
 ]
 Etag = Annotated[str, flag("--etag", metavar="REV", help="Refuse unless it is still at this etag.")]
-Watch = Annotated[bool, flag("--watch", "-w", help="Go on and print every change.")]
+Watch = Annotated[bool, flag("--watch", "-w", help="Go on: tell every change, or on a terminal draw the table anew.")]
 Folder = Annotated[Path, flag("--dir", metavar="DIR", help="Where the stack keeps its data, logs and state.")]
 Credentials = Annotated[
     Path | None,

@@ -16,7 +16,7 @@ from registry.cli.client import AdminClient
 from registry.cli.contexts import AdminContext, context_path, load_contexts
 from registry.cli.failure import CliError, CommandFailure, Exit, failure_of, not_found, refused, usage
 from registry.cli.options import DEFAULT_ADMIN
-from registry.cli.views.output import Format, Printer
+from registry.cli.views.output import Format, Output, Printer, output_of
 from registry.client.address import Tls
 from registry.lora.text import printable
 from registry.model.errors import InvalidArgument, Reason
@@ -34,6 +34,7 @@ class Session:
 
     `context` is the one in use, `context_name` its name; None: none is. `is_context_typed`: the command line names it.
     `waits`: the user said how long a call may take, so that it is waited for also while etcd is away.
+    `template`: what stands behind the form.
     """
 
     named_admin: str | None
@@ -43,6 +44,7 @@ class Session:
     context_name: str = ""
     is_context_typed: bool = False
     waits: bool = False
+    template: str = ""
 
     @property
     def is_protected(self) -> bool:
@@ -83,7 +85,7 @@ class Session:
             sys.stderr.write(f"context: {printable(self.context_name)} ({printable(self.context.admin)})\n")
 
     def printer(self) -> Printer:
-        return Printer(self.form)
+        return Printer(self.form, self.template)
 
 
 _LOCAL = {"completion", "config", "dev", "digest", "explain", "schema"}
@@ -95,7 +97,7 @@ class GlobalOptions:
 
     admin: str | None
     context: str | None
-    form: Format
+    output: Output
     tls: Tls
     typed: Collection[str]
 
@@ -104,8 +106,8 @@ def global_options(root: typer.Context) -> GlobalOptions:
     """The global options of a command line, whose root context this is."""
     given, typed = root.params, [name for name in root.params if is_typed(root, name)]
     tls = Tls(given.get("tls_ca"), given.get("tls_cert"), given.get("tls_key"))
-    form = given.get("output") or Format.TABLE
-    return GlobalOptions(given.get("admin") or None, given.get("named_context") or None, form, tls, typed)
+    output = output_of(given.get("output") or Format.TABLE)
+    return GlobalOptions(given.get("admin") or None, given.get("named_context") or None, output, tls, typed)
 
 
 def session_from(given: GlobalOptions, subcommand: str | None) -> Session:
@@ -120,14 +122,15 @@ def session_from(given: GlobalOptions, subcommand: str | None) -> Session:
     name = None if subcommand in _LOCAL else _context_name(given)
     file = load_contexts(context_path()) if name is not None else None
     if file is None or not (name := name or file.current):
-        return Session(given.admin, given.form, given.tls)
+        return Session(given.admin, given.output.form, given.tls, template=given.output.template)
     one = file.named(name)
     tls = Tls(
         given.tls.ca if "tls_ca" in given.typed else _path(one.tls_ca),
         given.tls.cert if "tls_cert" in given.typed else _path(one.tls_cert),
         given.tls.key if "tls_key" in given.typed else _path(one.tls_key),
     )
-    return Session(one.admin, given.form, tls, one, name, "named_context" in given.typed)
+    form, template, is_typed_context = given.output.form, given.output.template, "named_context" in given.typed
+    return Session(one.admin, form, tls, one, name, is_typed_context, template=template)
 
 
 def _path(text: str) -> Path | None:

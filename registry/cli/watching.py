@@ -1,18 +1,19 @@
-"""Watches a pool's adapters and prints each change once."""
+"""Watch of what `get` shows: a line for each change, or a table drawn anew."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from registry.cli.client import AdminClient
+from registry.cli.client import AdminClient, WatchAnswer
 from registry.cli.failure import CliError, Exit
 from registry.cli.session import pool_or_only
-from registry.cli.views.get import Kind, Query, find, view_of
-from registry.cli.views.output import Printer
-from registry.cli.views.residency_view import ResidencyRow
+from registry.cli.views.get import VIEWS, Kind, Query, find
+from registry.cli.views.output import OutputView, Printer
+from registry.cli.views.residency_view import AdapterRow
 from registry.model.errors import Reason
 from registry.v1 import registry_pb2 as pb
 
@@ -98,16 +99,121 @@ class AdapterFeed:
         return AdapterGone(key)
 
 
+class RowFeed:
+    """Joins what is told of a pool's adapters with where they are. Without `detail` only the former is told."""
+
+    def __init__(self, query: Query) -> None:
+        self.changes = AdapterFeed(query.name)
+        self._is_known = query.detail is None
+        self._records: dict[str, pb.Adapter] = {}
+        self._where: dict[str, pb.AdapterResidency] = {}
+        self._listed: set[str] | None = None
+        self._told: dict[str, AdapterRow] = {}
+
+    def begin(self) -> None:
+        """New streams begin."""
+        self.changes.begin()
+        self._listed = None
+
+    def take(self, answer: WatchAnswer) -> Iterator[Told]:
+        """What an answer tells that was not told yet."""
+        if isinstance(answer, pb.WatchResidencyResponse):
+            for key in self._places(answer):
+                yield from self._row(key)
+            return
+        for told in self.changes.take(answer):
+            if isinstance(told, AdapterPut):
+                key = told.item.name.lower()
+                self._records[key] = told.item
+                yield from self._row(key)
+            else:
+                self._records.pop(told.name.lower(), None)
+                self._told.pop(told.name.lower(), None)
+                yield told
+
+    def _places(self, answer: pb.WatchResidencyResponse) -> list[str]:
+        """The name keys of which something else may be known now."""
+        if answer.snapshot and self._listed is None:
+            self._listed = set()
+        new = {one.name.lower(): one for one in answer.adapters}
+        self._where |= new
+        touched, gone = {*new}, {*answer.gone}
+        if self._listed is not None:
+            self._listed |= new.keys()
+            if not answer.more:
+                gone = self._where.keys() - self._listed
+                self._listed, self._is_known = None, True
+                touched = {*self._records}  # nothing was told of those that came before
+        for key in gone:
+            self._where.pop(key, None)
+        return [*touched, *gone]
+
+    def _row(self, key: str) -> Iterator[Told]:
+        record = self._records.get(key)
+        if record is None or not self._is_known:
+            return
+        row = AdapterRow(record, self._where.get(key))
+        if self._told.get(key) != row:
+            self._told[key] = row
+            yield AdapterPut(row)
+
+
 _POLL_SECONDS = 1.0
+_DRAW_SECONDS = 0.5
+# How old what a terminal shows may get, such as an age.
+_STALE_SECONDS = 10.0
+
+
+class LiveTable:
+    """Shows on a terminal what there is, drawn anew as it changes."""
+
+    def __init__(self, view: OutputView[Any], printer: Printer) -> None:
+        self._view = view
+        self._printer = printer
+        self._rows: dict[str, Any] = {}
+        self._unreadable: set[str] = set()
+        self._is_drawn = False
+        self._drawn_at = -math.inf
+
+    def take(self, batch: Sequence[Told], now: float) -> None:
+        """Takes changes over; they are shown at once, or after a moment where others were just shown."""
+        for told in batch:
+            self._change(told)
+            self._is_drawn = False
+        waited = now - self._drawn_at
+        if waited >= (_STALE_SECONDS if self._is_drawn else _DRAW_SECONDS):
+            self._draw()
+            self._is_drawn, self._drawn_at = True, now
+
+    def _change(self, told: Told) -> None:
+        match told:
+            case AdapterPut(item):
+                name = self._view.name(item)
+                self._rows[name.lower()] = item
+                self._unreadable.discard(name.lower())
+            case AdapterGone(name):
+                self._rows.pop(name.lower(), None)
+                self._unreadable.discard(name.lower())
+            case AdapterUnreadable(name):
+                self._rows.pop(name.lower(), None)
+                self._unreadable.add(name.lower())
+
+    def _draw(self) -> None:
+        rows = [self._rows[name] for name in sorted(self._rows)]
+        unreadable = ", ".join(sorted(self._unreadable))
+        self._printer.redraw(self._view, rows, f"cannot be read: {unreadable}" if unreadable else "")
 
 
 def watch(client: AdminClient, query: Query, printer: Printer) -> None:
-    """Prints what there is, then every change; ends only by an error or an interrupt."""
-    changes = _streamed(client, query) if query.kind is Kind.ADAPTERS else _polled(client, query)
-    view = view_of(query)
-    if printer.is_table:
-        printer.lines(["  ".join(view.columns)])
-    for change in changes:
+    """Prints what there is, then every change; ends only by an error or an interrupt. A terminal is drawn anew."""
+    view = VIEWS[query.kind]
+    batches = _streamed(client, query) if query.kind is Kind.ADAPTERS else _polled(client, query)
+    if printer.is_live:
+        table = LiveTable(view, printer)
+        for batch in batches:
+            table.take(batch, time.monotonic())
+    printer.header(view)
+    for change in (one for batch in batches for one in batch):
         match change:
             case AdapterPut(item):
                 printer.row(view, item)
@@ -117,53 +223,50 @@ def watch(client: AdminClient, query: Query, printer: Printer) -> None:
                 printer.fate(name, "unreadable")
 
 
-def _streamed(client: AdminClient, query: Query) -> Iterator[Told]:
+def _streamed(client: AdminClient, query: Query) -> Iterator[Sequence[Told]]:
     """Changes of a pool's adapters, none lost while the connection is."""
-    pool = pool_or_only(client, query.pool)
-    changes = _residency_changes(client, pool, query.name) if query.wide else _adapter_changes(client, pool, query.name)
+    pool, feed = pool_or_only(client, query.pool), RowFeed(query)
     while True:
         try:
-            yield from changes()
+            yield from _answers(client, pool, query, feed)
         except CliError as error:
-            if error.failure.exit is not Exit.UNAVAILABLE:
+            if error.failure.exit is not Exit.UNAVAILABLE and not _is_compacted(error, feed):
                 raise
+        yield ()
         time.sleep(_POLL_SECONDS)
 
 
-def _adapter_changes(client: AdminClient, pool: str, name: str | None) -> Callable[[], Iterator[Told]]:
-    feed = AdapterFeed(name)
-
-    def changes() -> Iterator[Told]:
-        feed.begin()
-        try:
-            for response in client.watch_adapters(pool, feed.start):
-                yield from feed.take(response)
-        except CliError as error:
-            if error.failure.reason != Reason.REVISION_COMPACTED or not feed.start:
-                raise
-            feed.start = 0  # what happened meanwhile is found by comparing what there is now
-
-    return changes
+def _answers(client: AdminClient, pool: str, query: Query, feed: RowFeed) -> Iterator[Sequence[Told]]:
+    """What one connection tells."""
+    feed.begin()
+    start = pb.WatchAdaptersRequest(pool=pool, start_revision=feed.changes.start)
+    where = None
+    if query.detail is not None:
+        # With their replicas, those of all adapters are very many; one that does not exist yet has counts.
+        is_whole = query.detail == pb.WatchResidencyRequest.COUNTS
+        name = "" if is_whole else query.name or ""
+        where = pb.WatchResidencyRequest(pool=pool, name=name, detail=query.detail)
+    for answers in client.watch_pool(start, where, _DRAW_SECONDS):
+        yield [told for answer in answers for told in feed.take(answer)]
 
 
-def _residency_changes(client: AdminClient, pool: str, name: str | None) -> Callable[[], Iterator[Told]]:
-    def changes() -> Iterator[Told]:
-        for response in client.watch_residency(pool, name or ""):
-            yield from (AdapterPut(ResidencyRow(pool, one)) for one in response.adapters)
-            yield from map(AdapterGone, response.gone)
+def _is_compacted(error: CliError, feed: RowFeed) -> bool:
+    """True if what happened meanwhile is to be found by comparing what there is now; so it is then."""
+    if error.failure.reason != Reason.REVISION_COMPACTED or not feed.changes.start:
+        return False
+    feed.changes.start = 0
+    return True
 
-    return changes
 
-
-def _polled(client: AdminClient, query: Query, pause: Callable[[float], None] = time.sleep) -> Iterator[Told]:
-    view = view_of(query)
+def _polled(client: AdminClient, query: Query) -> Iterator[Sequence[Told]]:
+    view = VIEWS[query.kind]
     known: dict[str, Any] = {}
     while True:
         now = {view.name(item): item for item in find(client, query, _unnoted)}
-        yield from (AdapterPut(item) for name, item in now.items() if known.get(name) != item)
-        yield from (AdapterGone(name) for name in known if name not in now)
+        new = [AdapterPut(item) for name, item in now.items() if known.get(name) != item]
+        yield [*new, *(AdapterGone(name) for name in known if name not in now)]
         known = now
-        pause(_POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def _unnoted(_text: str) -> None:

@@ -6,8 +6,9 @@ is not derived again.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from registry.model.names import matches
@@ -23,8 +24,9 @@ from registry.model.replica_state import (
     evaluate,
 )
 from registry.model.status import ReplicaStatus
-from registry.residency.view import AdapterView, EarlierRecord, PoolView
+from registry.residency.view import PLAIN, AdapterView, EarlierRecord, PoolView
 from registry.rollout.pool import LiveReplica, PlacementInputs
+from registry.rollout.status import NOT_ALIVE
 
 # The reason of a replica that serves an adapter until those that are to serve it do.
 LEAVING = "leaving"
@@ -78,12 +80,83 @@ class DerivedResidency:
 def residency(view: PoolView, key: str) -> DerivedResidency | None:
     """The residency of an adapter; None: no record of this name key can be read."""
     adapter = view.adapter(key)
-    if adapter is None:
-        return None
+    return None if adapter is None else _residency(view, adapter)
+
+
+def _residency(view: PoolView, adapter: AdapterView) -> DerivedResidency:
     shares = _Shares(view, adapter)
     parts = [part for name in shares.names() if (part := shares.part(name)) is not None]
     replicas = tuple(_residence(view, adapter, part) for part in _compared(parts))
     return DerivedResidency(adapter.name, adapter.generation, adapter.lazy, replicas, shares.note())
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStanding:
+    """How a replica stands to an adapter; `wanted` None: as in `DerivedResidence`."""
+
+    state: ReplicaState
+    reason: str
+    wanted: tuple[ReplicaState, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CountedResidency:
+    """One adapter, and how many replicas stand to it how: those of its residency, and those that are missing."""
+
+    name: str
+    generation: int
+    lazy: bool
+    counts: Mapping[ReplicaStanding, int]
+    note: str = ""
+
+
+def counted(view: PoolView, keys: Iterable[str]) -> Iterator[tuple[str, CountedResidency | None]]:
+    """The adapters of these name keys, counted; None: no record can be read.
+
+    Adapters that no status names and that all replicas know alike stand alike everywhere: they are derived once.
+    """
+    alike: dict[tuple[bool, int], CountedResidency] = {}
+    for key in keys:
+        adapter = view.adapter(key)
+        if adapter is None:
+            yield key, None
+            continue
+        kind = _kind(view, adapter)
+        found = (alike.get(kind) if kind else None) or _counted(view, adapter)
+        if kind:
+            alike[kind] = found
+        yield key, replace(found, name=adapter.name, generation=adapter.generation)
+
+
+def _kind(view: PoolView, adapter: AdapterView) -> tuple[bool, int] | None:
+    """Equal for adapters that stand alike on all replicas; None: it may stand as no other does."""
+    known = bisect_left(view.observed, adapter.revision)
+    is_known_before = adapter.earlier is not None and known > 0
+    if adapter.spec is not PLAIN or adapter.key in view.named or is_known_before:
+        return None
+    return adapter.lazy, known
+
+
+def _counted(view: PoolView, adapter: AdapterView) -> CountedResidency:
+    found = _residency(view, adapter)
+    counts = Counter(_standing(one) for one in found.replicas)
+    if missing := _missing(view, adapter):
+        counts[ReplicaStanding(ReplicaState.UNKNOWN, NOT_ALIVE)] = missing
+    return CountedResidency(found.name, found.generation, found.lazy, counts, found.note)
+
+
+def _standing(one: DerivedResidence) -> ReplicaStanding:
+    return ReplicaStanding(one.state, one.reason, (one.wanted.state, one.wanted.reason) if one.wanted else None)
+
+
+def _missing(view: PoolView, adapter: AdapterView) -> int:
+    """How many replicas would have to serve it too, if they lived; what is placed by number goes to others."""
+    if adapter.is_chosen:
+        return 0
+    expected, live, selector = view.snapshot.expected, view.snapshot.live, adapter.spec.placement.selector
+    if not selector:
+        return expected.lacking(live)
+    return sum(matches(selector, one.labels) for one in expected.absent(live))
 
 
 def residence_on(view: PoolView, adapter: AdapterView, name: str) -> DerivedResidence | None:

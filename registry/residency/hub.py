@@ -188,8 +188,8 @@ class ResidencyHub:
         wake = asyncio.Event()
         async with AsyncExitStack() as stack:
             prefixes = (self._keys.adapters(pool), self._keys.replicas(pool), self._keys.statuses(pool))
-            own = self._keys.pool(pool)
-            spans = [*((prefix, prefix_end(prefix)) for prefix in prefixes), (own, own + b"\0")]
+            single = (self._keys.pool(pool), self._keys.members(pool))
+            spans = [*((prefix, prefix_end(prefix)) for prefix in prefixes), *((key, key + b"\0") for key in single)]
             ranges = [
                 _FollowedRange(*span, await stack.enter_async_context(self._informers.look(*span, wake)))
                 for span in spans
@@ -229,7 +229,7 @@ class _PoolFollower:
 
     def __init__(self, client: Client, ranges: list[_FollowedRange], subscription: Subscription) -> None:
         self._client = client
-        self._records, self._presences, self._statuses, self._spec = ranges
+        self._records, self._presences, self._statuses, self._spec, self._members = ranges
         self._subscription = subscription
         self._seen = self._proven = 0
         self._version = -1
@@ -250,7 +250,7 @@ class _PoolFollower:
             revision = await self._prove()
             if not revision:
                 return False
-            for read in (self._presences, self._statuses, self._spec):
+            for read in (self._presences, self._statuses, self._spec, self._members):
                 await read.begin(self._client, revision)
         except EtcdError:
             return False
@@ -312,6 +312,7 @@ class _PoolFollower:
             max(informer.revision, self._proven),
             holds_back=True,
             spec=next(iter(self._spec.kvs().values()), None),
+            members=next(iter(self._members.kvs().values()), None),
         )
 
 

@@ -5,7 +5,7 @@ It serves all who look at the pool; none is changed once it is made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -134,6 +134,26 @@ class PoolView:
             for key in one.reading.leaving if isinstance(one.reading, ParsedStatus) else ():
                 found.setdefault(key, set()).add(name)
         return found
+
+    @cached_property
+    def observed(self) -> Sequence[int]:
+        """The revisions up to which the replicas know the records, sorted."""
+        return sorted(one.status.observed_revision for one in self._readings())
+
+    @cached_property
+    def named(self) -> frozenset[str]:
+        """The name keys on which the verdicts of replicas may differ from that on adapters that no status names."""
+        named = set[str]()
+        found: dict[str, tuple[int, str]] = {}
+        for one in self._readings():
+            named.update(one.failed, one.pending, one.kept, one.serves or ())
+            for key, file in one.found.items():
+                if found.setdefault(key, (file.generation, file.digest)) != (file.generation, file.digest):
+                    named.add(key)
+        return frozenset(named)
+
+    def _readings(self) -> Iterator[ParsedStatus]:
+        return (one.reading for one in self.replicas.values() if isinstance(one.reading, ParsedStatus))
 
     @cached_property
     def _by_room(self) -> ReplicaInputs:

@@ -364,12 +364,36 @@ class Rollout(_message.Message):
     def __init__(self, name: _Optional[str] = ..., generation: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[RolloutReplica, _Mapping]]] = ..., done: bool = ..., failure: _Optional[str] = ..., waiting: _Optional[str] = ..., canary: _Optional[_Union[CanaryRollout, _Mapping]] = ..., note: _Optional[str] = ...) -> None: ...
 
 class WatchResidencyRequest(_message.Message):
-    __slots__ = ("pool", "name")
+    __slots__ = ("pool", "name", "detail")
+    class Detail(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        REPLICAS: _ClassVar[WatchResidencyRequest.Detail]
+        COUNTS: _ClassVar[WatchResidencyRequest.Detail]
+        REPLICAS_AND_COUNTS: _ClassVar[WatchResidencyRequest.Detail]
+    REPLICAS: WatchResidencyRequest.Detail
+    COUNTS: WatchResidencyRequest.Detail
+    REPLICAS_AND_COUNTS: WatchResidencyRequest.Detail
     POOL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
     pool: str
     name: str
-    def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    detail: WatchResidencyRequest.Detail
+    def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ..., detail: _Optional[_Union[WatchResidencyRequest.Detail, str]] = ...) -> None: ...
+
+class ResidenceCount(_message.Message):
+    __slots__ = ("replicas", "state", "reason", "wanted_state", "wanted_reason")
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    WANTED_STATE_FIELD_NUMBER: _ClassVar[int]
+    WANTED_REASON_FIELD_NUMBER: _ClassVar[int]
+    replicas: int
+    state: RolloutReplica.State
+    reason: str
+    wanted_state: RolloutReplica.State
+    wanted_reason: str
+    def __init__(self, replicas: _Optional[int] = ..., state: _Optional[_Union[RolloutReplica.State, str]] = ..., reason: _Optional[str] = ..., wanted_state: _Optional[_Union[RolloutReplica.State, str]] = ..., wanted_reason: _Optional[str] = ...) -> None: ...
 
 class Residence(_message.Message):
     __slots__ = ("replica", "engine_url", "labels", "model", "generation", "state", "reason", "loaded", "last_used", "wanted_generation", "wanted_state", "wanted_reason")
@@ -407,18 +431,20 @@ class Residence(_message.Message):
     def __init__(self, replica: _Optional[str] = ..., engine_url: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., model: _Optional[str] = ..., generation: _Optional[int] = ..., state: _Optional[_Union[RolloutReplica.State, str]] = ..., reason: _Optional[str] = ..., loaded: bool = ..., last_used: _Optional[str] = ..., wanted_generation: _Optional[int] = ..., wanted_state: _Optional[_Union[RolloutReplica.State, str]] = ..., wanted_reason: _Optional[str] = ...) -> None: ...
 
 class AdapterResidency(_message.Message):
-    __slots__ = ("name", "generation", "load", "replicas", "note")
+    __slots__ = ("name", "generation", "load", "replicas", "note", "counts")
     NAME_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     generation: int
     load: str
     replicas: _containers.RepeatedCompositeFieldContainer[Residence]
     note: str
-    def __init__(self, name: _Optional[str] = ..., generation: _Optional[int] = ..., load: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Residence, _Mapping]]] = ..., note: _Optional[str] = ...) -> None: ...
+    counts: _containers.RepeatedCompositeFieldContainer[ResidenceCount]
+    def __init__(self, name: _Optional[str] = ..., generation: _Optional[int] = ..., load: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Residence, _Mapping]]] = ..., note: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[ResidenceCount, _Mapping]]] = ...) -> None: ...
 
 class WatchResidencyResponse(_message.Message):
     __slots__ = ("revision", "adapters", "gone", "snapshot", "more")

@@ -23,7 +23,7 @@ from registry.model.placement import (
 )
 from registry.model.records import AdapterSpec, CanaryRollout, PoolLimits, PoolSpec
 from registry.model.replica_state import ReplicaState
-from registry.model.status import EngineStatus, Presence, ReplicaStatus, Served
+from registry.model.status import EngineStatus, Presence, RememberedReplica, RememberedReplicas, ReplicaStatus, Served
 from registry.residency.derive import DerivedResidency, changed, residency
 from registry.residency.view import PoolView, renew_view
 from registry.rollout.pool import PoolSnapshot, PoolValues, renew
@@ -51,6 +51,7 @@ class World:
         self.presences: dict[bytes, KeyValue] = {}
         self.statuses: dict[bytes, KeyValue] = {}
         self.spec: KeyValue | None = None
+        self.members: KeyValue | None = None
         self.revision = 10
         self.view = PoolView(PoolSnapshot(POOL))
 
@@ -79,6 +80,11 @@ class World:
         made = PoolSpec(name=POOL, base_models=["base"], limits=PoolLimits(engine_hosts=list(hosts)))
         self.spec = KeyValue(KEYS.pool(POOL), made.to_bytes(), 1, 1, 1, 0)
 
+    def remember(self, *names: str, **fields: Any) -> None:
+        """Says who lived within the last day."""
+        made = RememberedReplicas(members={name: RememberedReplica(**fields) for name in names})
+        self.members = KeyValue(KEYS.members(POOL), made.to_bytes(), 1, 1, 1, 0)
+
     def alive(self, *names: str, **fields: Any) -> None:
         for name in names:
             key = KEYS.replica(POOL, name)
@@ -98,7 +104,7 @@ class World:
     @property
     def values(self) -> PoolValues:
         kvs = dict(self.presences), dict(self.statuses), dict(self.records)
-        return PoolValues(*kvs, revision=self.revision, holds_back=True, spec=self.spec)
+        return PoolValues(*kvs, revision=self.revision, holds_back=True, spec=self.spec, members=self.members)
 
     def look(self, revision: int | None = None) -> frozenset[str]:
         """Follows etcd; what `changed` says is checked against deriving everything."""

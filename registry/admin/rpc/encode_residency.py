@@ -7,12 +7,22 @@ from functools import lru_cache
 
 from registry.model.names import name_of_key
 from registry.model.replica_state import ReplicaState
-from registry.residency.derive import DerivedResidence, DerivedResidency, WantedGeneration, residency
+from registry.residency.derive import (
+    CountedResidency,
+    DerivedResidence,
+    DerivedResidency,
+    ReplicaStanding,
+    WantedGeneration,
+    counted,
+    residency,
+)
 from registry.residency.hub import ResidencyUpdate
 from registry.residency.view import PoolView
 from registry.v1 import registry_pb2 as pb
 
-# A replica's part in an adapter has about 100 bytes.
+Detail = pb.WatchResidencyRequest.Detail
+_Request = pb.WatchResidencyRequest
+# A replica's part in an adapter has about 100 bytes, and an adapter whose replicas are counted not much more.
 _PARTS_AT_ONCE = 2000
 STATES = {
     ReplicaState.PENDING: pb.RolloutReplica.PENDING,
@@ -22,29 +32,45 @@ STATES = {
 }
 
 
-def starts(update: ResidencyUpdate) -> range:
+def starts(update: ResidencyUpdate, detail: Detail) -> range:
     """Where the parts begin in which it is sent; an empty snapshot has one as well."""
-    return range(0, max(1, len(update.keys)), _size(update.view))
+    return range(0, max(1, len(update.keys)), _size(update.view, detail))
 
 
 # Those who look at one pool get the same at nearly the same time.
 @lru_cache(maxsize=16)
-def response(update: ResidencyUpdate, start: int) -> pb.WatchResidencyResponse:
+def response(update: ResidencyUpdate, start: int, detail: Detail) -> pb.WatchResidencyResponse:
     """The part of a message that begins there."""
-    end = start + _size(update.view)
+    view = update.view
+    end = start + _size(view, detail)
     keys = update.keys[start:end]
-    found = [(key, residency(update.view, key)) for key in keys]
+    is_counted = detail in {_Request.COUNTS, _Request.REPLICAS_AND_COUNTS}
+    found = _counted(view, keys) if is_counted else _told(view, keys)
+    if detail == _Request.REPLICAS_AND_COUNTS:
+        for one, whole in zip(found.values(), _told(view, keys).values(), strict=True):
+            one.replicas.extend(whole.replicas)
     return pb.WatchResidencyResponse(
-        revision=update.view.revision,
-        adapters=[_adapter(one) for _, one in found if one is not None],
-        gone=[] if update.snapshot else [name_of_key(key) for key, one in found if one is None],
+        revision=view.revision,
+        adapters=found.values(),
+        gone=[] if update.snapshot else [name_of_key(key) for key in keys if key not in found],
         snapshot=update.snapshot,
         more=end < len(update.keys),
     )
 
 
-def _size(view: PoolView) -> int:
-    return max(1, _PARTS_AT_ONCE // max(1, len(view.replicas)))
+def _size(view: PoolView, detail: Detail = _Request.REPLICAS) -> int:
+    each = 1 if detail == _Request.COUNTS else max(1, len(view.replicas))
+    return max(1, _PARTS_AT_ONCE // each)
+
+
+def _told(view: PoolView, keys: Sequence[str]) -> dict[str, pb.AdapterResidency]:
+    """Those of these adapters whose records can be read, with their replicas."""
+    return {key: _adapter(one) for key in keys if (one := residency(view, key)) is not None}
+
+
+def _counted(view: PoolView, keys: Sequence[str]) -> dict[str, pb.AdapterResidency]:
+    """The same, with their replicas counted."""
+    return {key: _counted_adapter(one) for key, one in counted(view, keys) if one is not None}
 
 
 def _adapter(one: DerivedResidency) -> pb.AdapterResidency:
@@ -57,7 +83,23 @@ def _adapter(one: DerivedResidency) -> pb.AdapterResidency:
     )
 
 
-def _load(one: DerivedResidency) -> str:
+def _counted_adapter(one: CountedResidency) -> pb.AdapterResidency:
+    counts = [_count(standing, replicas) for standing, replicas in one.counts.items()]
+    return pb.AdapterResidency(name=one.name, generation=one.generation, load=_load(one), note=one.note, counts=counts)
+
+
+def _count(one: ReplicaStanding, replicas: int) -> pb.ResidenceCount:
+    state, reason = one.wanted or (None, "")
+    return pb.ResidenceCount(
+        replicas=replicas,
+        state=STATES[one.state],
+        reason=one.reason,
+        wanted_state=STATES[state] if state else pb.RolloutReplica.STATE_UNSPECIFIED,
+        wanted_reason=reason,
+    )
+
+
+def _load(one: DerivedResidency | CountedResidency) -> str:
     return "lazy" if one.lazy else "eager"
 
 

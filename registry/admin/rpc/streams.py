@@ -134,8 +134,8 @@ class Residency:
         async with self._hub.look(request.pool) as subscription, aclosing(subscription.follow()) as updates:
             async for update in updates:
                 wanted = _only(update, name_key(request.name)) if request.name else update
-                for start in wire.starts(wanted) if wanted.keys or wanted.snapshot else ():
-                    yield await asyncio.to_thread(wire.response, wanted, start)
+                for start in wire.starts(wanted, request.detail) if wanted.keys or wanted.snapshot else ():
+                    yield await asyncio.to_thread(wire.response, wanted, start, request.detail)
 
     async def page(self, request: Request) -> Response:
         """``GET /v1/residency?pool=P[&name=N]``."""

@@ -252,7 +252,7 @@ def retry(
     with session.client(order.read_seconds) as client:
         where = pool_or_only(client, pool)
         adapter = client.get_adapter(where, name)
-        replicas = find(client, Query(Kind.REPLICAS, where, replica, wide=False), note)
+        replicas = find(client, Query(Kind.REPLICAS, where, replica), note)
     if not any(_may_fail(one, adapter.name) for one in replicas if not one.missing):
         where_not = f"on replica {replica!r}" if replica else f"on any replica of pool {where!r}"
         note(f"adapter {name!r} has not failed {where_not}; nothing is tried again")

@@ -7,6 +7,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
@@ -58,28 +59,34 @@ def events(
     sidecar, which --sidecar reads.
     """
     session, start = session_of(context), datetime.now(UTC) - _span(since)
-    seconds = timeout or READ_SECONDS
-
-    def wanted(found: Iterable[ShownEvent], at: datetime) -> Iterator[ShownEvent]:
-        return (one for one in found if one.is_about(name, replica) and _is_since(one, at))
-
+    seconds, chosen = timeout or READ_SECONDS, _Chosen(name, replica)
     if sidecar is not None:
         where = _address(sidecar)
-        _show(session.printer(), lambda at: wanted(ring_events(_ring(where, seconds)), at), start, watch=watch)
+        _show(session.printer(), lambda at: chosen.of(ring_events(_ring(where, seconds)), at), start, watch=watch)
         return
     with session.client(seconds) as client:
         known = pool_or_only(client, pool)
-        if replica is not None and all(one.name != replica for one in replicas_of(client, known)):
-            raise not_found(Reason.REPLICA_NOT_FOUND, f"there is no replica {replica!r} in pool {known!r}")
-        if name is not None:
-            client.history(known, name)  # which says so if there never was one
-        with_pending = name is not None or replica is not None
-        _show(
-            session.printer(),
-            lambda at: wanted(_of_pool(client, known, at, with_pending=with_pending), at),
-            start,
-            watch=watch,
-        )
+        chosen.check(client, known)
+        _show(session.printer(), lambda at: chosen.of(_of_pool(client, known, at, chosen), at), start, watch=watch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Of which adapter, and on which replica; None: of any."""
+
+    name: str | None
+    replica: str | None
+
+    def of(self, found: Iterable[ShownEvent], start: datetime) -> Iterator[ShownEvent]:
+        """Those of them that are no older than that."""
+        return (one for one in found if one.is_about(self.name, self.replica) and _is_since(one, start))
+
+    def check(self, client: AdminClient, pool: str) -> None:
+        """Raises CliError if there is no such replica, or never was such an adapter."""
+        if self.replica is not None and all(one.name != self.replica for one in replicas_of(client, pool)):
+            raise not_found(Reason.REPLICA_NOT_FOUND, f"there is no replica {self.replica!r} in pool {pool!r}")
+        if self.name is not None:
+            client.history(pool, self.name)
 
 
 def _show(printer: Printer, look: Look, start: datetime, *, watch: bool) -> None:
@@ -87,8 +94,7 @@ def _show(printer: Printer, look: Look, start: datetime, *, watch: bool) -> None
     if not watch:
         printer.items(EVENTS, found)
         return
-    if printer.is_table:
-        printer.lines(["  ".join(EVENTS.columns)])
+    printer.header(EVENTS)
     known: set[ShownEvent] = set()
     while True:
         for one in found:
@@ -113,7 +119,8 @@ def _newest(found: Iterable[ShownEvent]) -> list[ShownEvent]:
     return sorted(kept, key=lambda one: one.at)
 
 
-def _of_pool(client: AdminClient, pool: str, since: datetime, *, with_pending: bool) -> Iterator[ShownEvent]:
+def _of_pool(client: AdminClient, pool: str, since: datetime, chosen: _Chosen) -> Iterator[ShownEvent]:
+    with_pending = chosen.name is not None or chosen.replica is not None
     for page in client.change_pages(pool, since.isoformat().replace("+00:00", "Z")):
         yield from map(change_event, page.changes)
         if page.unreadable:

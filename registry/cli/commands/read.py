@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -12,10 +13,34 @@ from registry.cli.failure import usage
 from registry.cli.session import READ_SECONDS, pool_or_only, session_of
 from registry.cli.views.columns import GENERATIONS
 from registry.cli.views.describe import describe_adapter, describe_pool, describe_replica
-from registry.cli.views.get import Kind, Query, filtered_by, find, kind_of, labels_of, note, sorted_by, view_of
+from registry.cli.views.get import VIEWS, Kind, Query, filtered_by, find, kind_of, labels_of, note, sorted_by
+from registry.cli.views.output import TEMPLATES, OutputView, Printer
 from registry.cli.watching import watch as watch_changes
+from registry.v1 import registry_pb2 as pb
+
+Item = TypeVar("Item")
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which of them `get` shows, and in which order."""
+
+    selector: options.Selector = None
+    field_selector: Annotated[
+        list[str] | None,
+        options.flag("--field-selector", metavar="COLUMN=VALUE", help="Only where a column says so; repeatable."),
+    ] = None
+    sort_by: Annotated[
+        str | None, options.flag("--sort-by", metavar="COLUMN", help="Order by a column; -COLUMN: the highest first.")
+    ] = None
+
+    def of(self, view: OutputView[Item], found: Sequence[Item]) -> Sequence[Item]:
+        """Those that are shown."""
+        shown = filtered_by(view, found, self.field_selector or [])
+        return sorted_by(view, shown, self.sort_by) if self.sort_by else shown
+
+
+@options.spread(Choice)
 def get(
     context: typer.Context,
     kind: Annotated[str, typer.Argument(help="adapters, replicas, pools or tenants.")],
@@ -24,41 +49,38 @@ def get(
     ] = None,
     *,
     pool: Annotated[str | None, options.flag("--pool", metavar="POOL", help="Only this pool.")] = None,
-    selector: options.Selector = None,
-    field_selector: Annotated[
-        list[str] | None,
-        options.flag(
-            "--field-selector",
-            metavar="COLUMN=VALUE",
-            help="Only where a column says so; repeatable.",
-        ),
-    ] = None,
-    sort_by: Annotated[
-        str | None, options.flag("--sort-by", metavar="COLUMN", help="Order by a column; -COLUMN: the highest first.")
-    ] = None,
+    given: Choice,
     watch: options.Watch = False,
     timeout: options.Timeout = None,
 ) -> None:
     """List adapters, replicas, pools or tenants."""
     session, printer = session_of(context), session_of(context).printer()
     name = names[0] if names and len(names) == 1 else None
-    query = Query(kind_of(kind), pool, name, printer.is_wide, labels_of(selector or []))
-    if watch and (selector or field_selector or sort_by or len(names or ()) > 1):
+    is_chosen = bool(given.selector or given.field_selector or given.sort_by)
+    if watch and (is_chosen or len(names or ()) > 1):
         raise usage("--watch shows each change as it comes, of one name or of all: leave out selectors and --sort-by")
+    query = Query(kind_of(kind), pool, name, _detail(printer, given, watch=watch), labels_of(given.selector or []))
     with session.client(timeout or READ_SECONDS) as client:
         if watch:
             watch_changes(client, query, printer)
             return
         wanted = [replace(query, name=one) for one in names] if names else [query]
         found = [item for one in wanted for item in find(client, one, note)]
-    view = view_of(query)
-    shown = filtered_by(view, found, field_selector or [])
-    shown = sorted_by(view, shown, sort_by) if sort_by else shown
+    view = VIEWS[query.kind]
+    shown = given.of(view, found)
     if name is None:
         printer.items(view, shown)
     else:
         for item in shown:
             printer.item(view, item)
+
+
+def _detail(printer: Printer, given: Choice, *, watch: bool) -> pb.WatchResidencyRequest.Detail | None:
+    """What is to be known of where adapters are; changes of programs are those of records."""
+    if printer.is_wide:
+        return pb.WatchResidencyRequest.REPLICAS_AND_COUNTS
+    is_shown = printer.is_table or printer.form in TEMPLATES or (printer.is_plain and not watch)
+    return pb.WatchResidencyRequest.COUNTS if is_shown or given.field_selector or given.sort_by else None
 
 
 def describe(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -28,25 +29,48 @@ _WATCH_SECONDS = 5.0
 _COLUMNS = ("severity", "part", "subject", "finding", "remedy")
 
 
-def doctor(
-    context: typer.Context,
-    *,
+@dataclass(frozen=True, slots=True)
+class EtcdOptions:
+    """How etcd is reached, if it is to be looked at."""
+
     etcd: Annotated[
         str | None,
         options.flag("--etcd", metavar="HOST:PORT[,…]", help="Look at these members of etcd too."),
-    ] = None,
-    etcd_tls_ca: Annotated[Path | None, options.flag("--etcd-tls-ca", metavar="FILE", help="CA of etcd.")] = None,
-    etcd_tls_cert: Annotated[
-        Path | None, options.flag("--etcd-tls-cert", metavar="FILE", help="Our certificate.")
-    ] = None,
-    etcd_tls_key: Annotated[Path | None, options.flag("--etcd-tls-key", metavar="FILE", help="Its key.")] = None,
-    etcd_user: Annotated[str | None, options.flag("--etcd-user", metavar="NAME", help="User of etcd.")] = None,
+    ] = None
+    etcd_tls_ca: Annotated[Path | None, options.flag("--etcd-tls-ca", metavar="FILE", help="CA of etcd.")] = None
+    etcd_tls_cert: Annotated[Path | None, options.flag("--etcd-tls-cert", metavar="FILE", help="Our certificate.")] = (
+        None
+    )
+    etcd_tls_key: Annotated[Path | None, options.flag("--etcd-tls-key", metavar="FILE", help="Its key.")] = None
+    etcd_user: Annotated[str | None, options.flag("--etcd-user", metavar="NAME", help="User of etcd.")] = None
     etcd_password_file: Annotated[
         Path | None, options.flag("--etcd-password-file", metavar="FILE", help="Its password.")
-    ] = None,
-    insecure: Annotated[
-        bool, options.flag("--insecure", help="Send etcd's password unencrypted over the network.")
-    ] = False,
+    ] = None
+    insecure: Annotated[bool, options.flag("--insecure", help="Send etcd's password unencrypted over the network.")] = (
+        False
+    )
+
+    def settings(self) -> DaemonSettings | None:
+        """The same, checked; None: it is not to be looked at.
+
+        Raises:
+            CliError: the options do not fit together.
+        """
+        given = {**asdict(self), "insecure": self.insecure or None}
+        named = {name: value for name, value in given.items() if value is not None}
+        if not named:
+            return None
+        try:
+            return DaemonSettings.model_validate(named)
+        except ValidationError as problem:
+            raise usage(complaint_of(problem)) from problem
+
+
+@options.spread(EtcdOptions)
+def doctor(
+    context: typer.Context,
+    *,
+    given: EtcdOptions,
     repair: Annotated[
         bool,
         options.flag("--repair", help="Make counters and history right that deletions past the admin service left."),
@@ -63,10 +87,7 @@ def doctor(
     if watch and repair:
         raise usage("--watch only looks: leave out --repair, or run it once without --watch")
     session = session_of(context)
-    given = {"etcd_tls_ca": etcd_tls_ca, "etcd_tls_cert": etcd_tls_cert, "etcd_tls_key": etcd_tls_key}
-    login = {"etcd_user": etcd_user, "etcd_password_file": etcd_password_file, "insecure": insecure or None}
-    settings = _settings({**given, **login, "etcd": etcd})
-    look = partial(_look, session, settings, timeout or READ_SECONDS, repair=repair)
+    look = partial(_look, session, given.settings(), timeout or READ_SECONDS, repair=repair)
     if watch:
         _watch(session.printer(), look)
     findings, looked, is_reached = look()
@@ -111,21 +132,6 @@ def _watch(printer: Printer, look: Callable[[], Seen]) -> NoReturn:
             sys.stdout.flush()
         told = found
         time.sleep(_WATCH_SECONDS)
-
-
-def _settings(given: dict[str, object]) -> DaemonSettings | None:
-    """How to reach etcd; None: it is not to be looked at.
-
-    Raises:
-        CliError: the options do not fit together.
-    """
-    named = {name: value for name, value in given.items() if value is not None}
-    if not named:
-        return None
-    try:
-        return DaemonSettings.model_validate(named)
-    except ValidationError as problem:
-        raise usage(complaint_of(problem)) from problem
 
 
 def _through_admin(session: Session, seconds: float, *, repair: bool) -> Seen:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from registry.cli.views.output import OutputView
-from registry.cli.views.replica_view import ReplicaView, cell
+from registry.cli.views.replica_view import ReplicaView, cell, short_span
+from registry.cli.views.residency_view import (
+    AdapterRow,
+    reasons_cell,
+    served_share,
+    serving_cell,
+    state,
+    status_dict,
+    where_cell,
+)
 from registry.model.messages import Plain, adapter_dict, pool_dict, tenant_dict
 from registry.v1 import registry_pb2 as pb
 
@@ -29,25 +38,55 @@ def _for(one: pb.Adapter) -> str:
     return "canaries, halted" if one.rollout.halted else "canaries"
 
 
-def _manifest(one: pb.Adapter) -> Plain:
+def _manifest(one: AdapterRow) -> Plain:
     from registry.cli.manifest import manifest_dict  # noqa: PLC0415 - pydantic and yaml, for this form alone
 
-    return manifest_dict(one)
+    return manifest_dict(one.record)
 
 
-ADAPTERS: OutputView[pb.Adapter] = OutputView(
-    name=lambda one: one.name,
-    plain=adapter_dict,
+def _age_seconds(one: AdapterRow) -> int | None:
+    """Since when it has its generation; None: that cannot be read."""
+    try:
+        age = datetime.now(UTC) - datetime.fromisoformat(one.record.updated_at)
+    except (ValueError, TypeError):
+        return None
+    return max(0, int(age.total_seconds()))
+
+
+def age(one: AdapterRow) -> str:
+    """How long it has had its generation, in one word."""
+    seconds = _age_seconds(one)
+    return "-" if seconds is None else short_span(seconds)
+
+
+def _plain(one: AdapterRow) -> Plain:
+    """An adapter for programs, with how it is where that was asked for."""
+    status = status_dict(one)
+    return {**adapter_dict(one.record), **({"status": status} if status else {})}
+
+
+ADAPTERS: OutputView[AdapterRow] = OutputView(
+    name=lambda one: one.record.name,
+    plain=_plain,
     columns={
-        "NAME": lambda one: one.name,
-        "POOL": lambda one: one.pool,
-        "GENERATION": _generation,
-        "LOAD": lambda one: one.spec.load or "eager",
-        "REPLICAS": lambda one: str(one.spec.placement.replicas or "all"),
-        "SOURCE": lambda one: one.spec.source.uri,
-        "UPDATED": lambda one: one.updated_at,
-        "BY": lambda one: one.updated_by,
+        "NAME": lambda one: one.record.name,
+        "POOL": lambda one: one.record.pool,
+        "STATE": lambda one: cell(state(one)),
+        "SERVING": serving_cell,
+        "GENERATION": lambda one: _generation(one.record),
+        "LOAD": lambda one: one.record.spec.load or "eager",
+        "AGE": age,
+        "REASONS": reasons_cell,
     },
+    more={
+        "REPLICAS": where_cell,
+        "NOTE": lambda one: cell(one.residency.note if one.residency else ""),
+        "PLACED": lambda one: str(one.record.spec.placement.replicas or "all"),
+        "SOURCE": lambda one: one.record.spec.source.uri,
+        "UPDATED": lambda one: one.record.updated_at,
+        "BY": lambda one: one.record.updated_by,
+    },
+    order={"AGE": lambda one: str(_age_seconds(one) or 0), "SERVING": served_share},
     manifest=_manifest,
 )
 

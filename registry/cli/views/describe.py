@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+
 from registry.cli.client import AdminClient
+from registry.cli.failure import CliError
 from registry.cli.rollout import RolloutTarget, look
-from registry.cli.views.columns import ADAPTERS, POOLS, REPLICAS
+from registry.cli.views.columns import ADAPTERS, POOLS, REPLICAS, age
+from registry.cli.views.events import EVENTS, ShownEvent, change_event, replica_events
 from registry.cli.views.get import replicas_of
 from registry.cli.views.messages import meanwhile, rollout_dict, state_name
 from registry.cli.views.output import Format, Printer
-from registry.cli.views.replica_view import cell, disagreements, replica_view
-from registry.cli.views.residency_view import TITLES, residency_dict, rows
+from registry.cli.views.replica_view import ReplicaView, cell, disagreements, replica_view
+from registry.cli.views.residency_view import TITLES, AdapterRow, residency_dict, rows, serving_cell, state
 from registry.model.messages import Plain, adapter_dict, pool_dict, spec_dict
 from registry.v1 import registry_pb2 as pb
 
 _EXCEPTION_KEYS = ("name", "generation", "reason", "message", "attempts", "retry_at")
+# So many names of replicas stand in one cell.
+_NAMED = 8
+_EVENTS_WITHIN, _MOST_EVENTS = timedelta(days=1), 10
+_EVENT_COLUMNS = ("TIME", "EVENT", "GENERATION", "BY", "WHY")
+# Of a status, what has a place of its own above the rest.
+_PLACED = {"schema", "replica", "pool", "pending", "failed", "found", "kept", "serves", "ready", "note", "leaving"}
 
 
 def describe_adapter(client: AdminClient, printer: Printer, pool: str, name: str) -> None:
-    """An adapter's spec, who made it when, and how each replica stands to it."""
+    """What an adapter is, what is wrong with it, where it is, and what was done to it."""
     adapter = client.get_adapter(pool, name)
     rollout = look(client, RolloutTarget(pool, adapter.name, adapter.generation))
-    where = client.residency(pool, adapter.name)
+    where = client.residency(pool, adapter.name, pb.WatchResidencyRequest.REPLICAS_AND_COUNTS)
     match printer.form:
         case Format.TABLE:
-            _adapter_table(printer, adapter, rollout)
+            _adapter_fields(printer, AdapterRow(adapter, where[0] if where else None))
+            _wrong(printer, rollout)
             _where(printer, where)
+            _last_events(client, printer, pool, lambda one: one.is_about(adapter.name, None))
         case Format.NAME:
-            printer.item(ADAPTERS, adapter)
+            printer.item(ADAPTERS, AdapterRow(adapter))
         case _:
             told = {"rollout": rollout_dict(rollout) if rollout else None}
             printer.plain({**adapter_dict(adapter), **told, "residency": [residency_dict(one) for one in where]})
@@ -40,24 +53,42 @@ def _table(printer: Printer, title: str, keys: tuple[str, ...], items: list[Plai
         printer.table(titles, ([str(one.get(key) or "-") for key in keys] for one in items))
 
 
-def _adapter_table(printer: Printer, adapter: pb.Adapter, rollout: pb.Rollout | None) -> None:
+def _adapter_fields(printer: Printer, row: AdapterRow) -> None:
+    """What it is, and how it is; of its spec what is said, not what is so by default."""
+    adapter = row.record
+    usual = flat(spec_dict(pb.AdapterSpec()))
+    said = {path: value for path, value in flat(spec_dict(adapter.spec)).items() if value != usual.get(path)}
+    made = f"by {cell(adapter.updated_by)} at {cell(adapter.updated_at)}, request {cell(adapter.request_id)}"
     printer.fields(
         {
-            "Name": adapter.name,
-            "Pool": adapter.pool,
-            "Tenant": adapter.tenant,
-            "Generation": str(adapter.generation),
+            "Name": f"{adapter.name} of pool {adapter.pool}, tenant {cell(adapter.tenant)}",
+            "State": f"{cell(state(row))}, {serving_cell(row)} replicas serve it",
+            "Generation": f"{adapter.generation}, {age(row)} old, {made}",
             "Etag": adapter.etag,
             **_canaries(adapter),
-            "Updated": f"{adapter.updated_at} by {adapter.updated_by}",
-            "Request id": adapter.request_id,
-            **{f"Spec {path}": value for path, value in flat(spec_dict(adapter.spec)).items()},
+            "Load": adapter.spec.load or "eager",
+            **{f"Spec {path}": value for path, value in said.items() if path != "load"},
         }
     )
+
+
+def _wrong(printer: Printer, rollout: pb.Rollout | None) -> None:
+    """Who does not serve what it is to serve, and why; of a rollout with canaries, everybody."""
     if rollout is None:
         printer.lines(["", "How the replicas stand to it could not be seen in time."])
         return
-    printer.lines(["", *filter(None, (rollout.waiting, rollout.note))])
+    told = [*filter(None, (rollout.waiting, rollout.note))]
+    states = {one.state for one in rollout.replicas}
+    if states & {pb.RolloutReplica.FAILED, pb.RolloutReplica.UNKNOWN}:
+        title = "What is wrong:"
+    elif states - {pb.RolloutReplica.SERVING}:
+        title = "What is awaited:"
+    elif not rollout.HasField("canary"):
+        printer.lines(["", *(told or ["Nothing is wrong with it."])])
+        return
+    else:
+        title = "Its canaries:"
+    printer.lines(["", title, *told])
     _replica_table(printer, rollout)
 
 
@@ -74,23 +105,57 @@ def _canaries(adapter: pb.Adapter) -> dict[str, str]:
 
 
 def _replica_table(printer: Printer, rollout: pb.Rollout) -> None:
-    rows = [(one.replica, state_name(one), one.reason or "-", _message(one)) for one in rollout.replicas]
-    if not rollout.HasField("canary"):
-        printer.table(("REPLICA", "STATE", "REASON", "MESSAGE"), rows)
+    if rollout.HasField("canary"):
+        titles = ("REPLICA", "CANARY", "GENERATION", "STATE", "REASON", "MESSAGE")
+        roles = [("yes" if one.canary else "no", str(one.generation)) for one in rollout.replicas]
+        whole = zip(rollout.replicas, roles, strict=True)
+        printer.table(titles, ((one.replica, *role, *_standing(one)) for one, role in whole))
         return
-    titles = ("REPLICA", "CANARY", "GENERATION", "STATE", "REASON", "MESSAGE")
-    roles = [("yes" if one.canary else "no", str(one.generation)) for one in rollout.replicas]
-    printer.table(titles, ((name, *role, *rest) for (name, *rest), role in zip(rows, roles, strict=True)))
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for one in rollout.replicas:
+        if one.state != pb.RolloutReplica.SERVING:
+            alike.setdefault(_standing(one), []).append(one.replica)
+    printer.table(("REPLICA", "STATE", "REASON", "MESSAGE"), ((_several(names), *why) for why, names in alike.items()))
 
 
-def _message(one: pb.RolloutReplica) -> str:
-    return "; ".join(part for part in (meanwhile(one), one.message) if part) or "-"
+def _standing(one: pb.RolloutReplica) -> tuple[str, str, str]:
+    """State, reason and message."""
+    message = "; ".join(part for part in (meanwhile(one), one.message) if part)
+    return state_name(one), one.reason or "-", message or "-"
+
+
+def _several(names: Sequence[str]) -> str:
+    """The first of many names, and how many there are."""
+    return ", ".join(names) if len(names) <= _NAMED else f"{', '.join(names[:_NAMED])}, … ({len(names)})"
 
 
 def _where(printer: Printer, where: list[pb.AdapterResidency]) -> None:
     for one in where:
         printer.lines(["", f"Where it is{f' ({one.note})' if one.note else ''}:"])
         printer.table(TITLES, rows(one))
+
+
+def _last_events(
+    client: AdminClient,
+    printer: Printer,
+    pool: str,
+    is_about: Callable[[ShownEvent], bool],
+    others: Iterable[ShownEvent] = (),
+) -> None:
+    """The newest changes of a day, and other events that are known already. What cannot be read is said, no more."""
+    since = (datetime.now(UTC) - _EVENTS_WITHIN).isoformat().replace("+00:00", "Z")
+    try:
+        changes = [change_event(one) for page in client.change_pages(pool, since) for one in page.changes]
+    except CliError as error:
+        printer.lines(["", f"What was done to it could not be read: {error.failure.message}"])
+        return
+    found = sorted(filter(is_about, [*changes, *others]), key=lambda one: one.at)[-_MOST_EVENTS:]
+    if not found:
+        printer.lines(["", "Last events: none within a day"])
+        return
+    printer.lines(["", "Last events:"])
+    columns = [EVENTS.columns[title] for title in _EVENT_COLUMNS]
+    printer.table(_EVENT_COLUMNS, ([shown(one) for shown in columns] for one in found))
 
 
 def flat(value: Plain, prefix: str = "") -> dict[str, str]:
@@ -105,7 +170,7 @@ def flat(value: Plain, prefix: str = "") -> dict[str, str]:
 
 
 def describe_replica(client: AdminClient, printer: Printer, pool: str, name: str) -> None:
-    """What a replica says of itself, with all that it does not serve and why."""
+    """What a replica is, what it does not serve and why, what it serves, and what happened to it."""
     replica = replica_view(client.get_replica(pool, name))
     if printer.form is Format.NAME:
         printer.item(REPLICAS, replica)
@@ -114,17 +179,45 @@ def describe_replica(client: AdminClient, printer: Printer, pool: str, name: str
     if printer.form is not Format.TABLE:
         printer.plain({**replica.as_dict(), "serves": serves})
         return
-    fields = {"Name": replica.name, "Pool": replica.pool, "Incarnation": replica.incarnation}
-    fields |= {"Started": replica.started_at, "Labels": _pairs(replica.labels), "Version": cell(replica.version)}
-    told = {key: value for key, value in replica.status.items() if key not in {"schema", "pending", "failed", "found"}}
-    values = {path: value for path, value in flat(told).items() if path not in {"lazy.resident", "kept", "serves"}}
-    printer.fields({**fields, **{f"Status {path}": value for path, value in values.items()}})
-    _table(printer, f"Serves {len(serves)}", ("name", "generation", "model", "last_used"), serves)
+    _replica_fields(printer, replica)
     for title in ("pending", "failed"):
         _table(printer, title.capitalize(), _EXCEPTION_KEYS, replica.items(title))
     _table(printer, "Answered all the same, with another generation", ("name", "generation"), replica.items("kept"))
+    _table(printer, f"Serves {len(serves)}", ("name", "generation", "model", "last_used"), serves)
     _table(printer, "Lazy, asked for and loaded", ("name", "generation", "last_used"), replica.resident())
     _table(printer, "Found, where records have no digest", ("name", "generation", "digest"), replica.items("found"))
+    started = [one for one in replica_events(replica, with_pending=False) if not one.current]
+    _last_events(client, printer, pool, lambda one: one.is_about(None, replica.name), started)
+    _rest_of_status(printer, replica)
+
+
+def _replica_fields(printer: Printer, replica: ReplicaView) -> None:
+    """What it is, and how it is."""
+    engine = f"{replica.text('engine', 'kind')} {replica.text('engine', 'version')} at {replica.router_url}"
+    served, behind = REPLICAS.columns["SERVED"](replica), (replica.total("pending"), replica.total("failed"))
+    leaving = [str(one.get("name")) for one in replica.items("leaving")]
+    printer.fields(
+        {
+            "Name": f"{replica.name} of pool {replica.pool}",
+            "Ready": replica.text("ready") + (", it drains" if replica.leaving else ""),
+            "Note": REPLICAS.columns["NOTE"](replica),
+            "Served": "{}, pending {}, failed {}".format(served, *behind),
+            "Leaving": cell(leaving),
+            "Engine": engine,
+            "Labels": _pairs(replica.labels),
+            "Started": f"{cell(replica.started_at)}, version {cell(replica.version)}",
+            "Incarnation": replica.incarnation,
+        }
+    )
+
+
+def _rest_of_status(printer: Printer, replica: ReplicaView) -> None:
+    """Whatever else its status says, but for what is empty."""
+    told = {key: value for key, value in replica.status.items() if key not in _PLACED}
+    rest = {path: value for path, value in flat(told).items() if path != "lazy.resident" and value != "-"}
+    if rest:
+        printer.lines([""])
+        printer.fields({f"Status {path}": value for path, value in rest.items()})
 
 
 def _served_there(client: AdminClient, pool: str, replica: str) -> list[Plain]:

@@ -15,7 +15,7 @@ from registry.cli.failure import CliError, Exit, not_found, usage
 from registry.cli.views.columns import ADAPTERS, POOLS, REPLICAS, TENANTS
 from registry.cli.views.output import OutputView
 from registry.cli.views.replica_view import ReplicaView, missing_view, replica_view
-from registry.cli.views.residency_view import RESIDENCY, ResidencyRow, residency_rows
+from registry.cli.views.residency_view import AdapterRow
 from registry.lora.text import printable
 from registry.model.errors import Reason
 from registry.model.names import matches
@@ -40,15 +40,15 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked for. `pool` None: all pools; `name` None: all names. `wide`: where adapters are, not what.
+    """What is asked for. `pool` None: all pools; `name` None: all names. `labels`: only what has all of them.
 
-    `labels`: only what has all of them.
+    `detail`: what is to be known of where adapters are; None: nothing.
     """
 
     kind: Kind
     pool: str | None
     name: str | None
-    wide: bool = False
+    detail: pb.WatchResidencyRequest.Detail | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -75,9 +75,11 @@ def sorted_by(view: OutputView[Item], items: Sequence[Item], column: str) -> lis
         CliError: there is no such column.
     """
     title = column.removeprefix("-").upper()
-    if title not in view.columns:
-        raise usage(f"--sort-by {column}: there is no such column; choose one of {', '.join(view.columns)}")
-    return sorted(items, key=lambda one: _natural(view.columns[title](one)), reverse=column.startswith("-"))
+    columns = view.all_columns
+    if title not in columns:
+        raise usage(f"--sort-by {column}: there is no such column; choose one of {', '.join(columns)}")
+    shown = view.order.get(title, columns[title])
+    return sorted(items, key=lambda one: _natural(shown(one)), reverse=column.startswith("-"))
 
 
 def filtered_by(view: OutputView[Item], items: Sequence[Item], words: Sequence[str]) -> list[Item]:
@@ -86,13 +88,14 @@ def filtered_by(view: OutputView[Item], items: Sequence[Item], words: Sequence[s
     Raises:
         CliError: a word is not of that form, or there is no such column.
     """
+    columns = view.all_columns
     for pair in [one for word in words for one in word.split(",")]:
         title, equals, value = pair.partition("=")
         if not equals:
             raise usage(f"--field-selector {pair}: write COLUMN=VALUE")
-        if title.upper() not in view.columns:
-            raise usage(f"--field-selector {title}=…: choose one of {', '.join(view.columns)}")
-        shown = view.columns[title.upper()]
+        if title.upper() not in columns:
+            raise usage(f"--field-selector {title}=…: choose one of {', '.join(columns)}")
+        shown = columns[title.upper()]
         items = [one for one in items if shown(one).lower() == value.lower()]
     return list(items)
 
@@ -125,11 +128,6 @@ VIEWS: Mapping[Kind, OutputView[Any]] = {
 }
 
 
-def view_of(query: Query) -> OutputView[Any]:
-    """How what is asked for is shown."""
-    return RESIDENCY if query.wide and query.kind is Kind.ADAPTERS else VIEWS[query.kind]
-
-
 def note(text: str) -> None:
     """Tells people something; standard output stays what programs read."""
     sys.stderr.write(f"note: {printable(text)}\n")
@@ -144,10 +142,9 @@ def find(client: AdminClient, query: Query, note: Note) -> list[Any]:
     if query.labels and query.kind not in {Kind.ADAPTERS, Kind.REPLICAS}:
         raise usage("--selector is for adapters and replicas: nothing else has labels")
     match query.kind:
-        case Kind.ADAPTERS if query.wide:
-            return _labelled(client, query, _residency(client, query, note))
         case Kind.ADAPTERS:
-            return [one for one in _adapters(client, query, note) if matches(query.labels, one.spec.labels)]
+            found = _adapters(client, query, note)
+            return [row for row in found if matches(query.labels, row.record.spec.labels)]
         case Kind.REPLICAS:
             return [one for one in _replicas(client, query, note) if matches(query.labels, one.labels)]
         case Kind.POOLS:
@@ -156,20 +153,28 @@ def find(client: AdminClient, query: Query, note: Note) -> list[Any]:
             return _tenants(client, query, note)
 
 
-def _adapters(client: AdminClient, query: Query, note: Note) -> list[pb.Adapter]:
+def _adapters(client: AdminClient, query: Query, note: Note) -> list[AdapterRow]:
     pools = _pools(client, query, note)
     name = query.name
     if name is None:
-        return [adapter for pool in pools for adapter in _adapters_of(client, pool, note)]
+        return [row for pool in pools for row in _adapters_of(client, query, pool, note)]
     return _in_some_pool(
-        pools, lambda pool: client.get_adapter(pool, name), Reason.ADAPTER_NOT_FOUND, f"adapter {name!r}"
+        pools, lambda pool: _adapter(client, query, pool, name), Reason.ADAPTER_NOT_FOUND, f"adapter {name!r}"
     )
 
 
-def _adapters_of(client: AdminClient, pool: str, note: Note) -> list[pb.Adapter]:
+def _adapter(client: AdminClient, query: Query, pool: str, name: str) -> AdapterRow:
+    record = client.get_adapter(pool, name)
+    where = [] if query.detail is None else client.residency(pool, name, query.detail)
+    return AdapterRow(record, where[0] if where else None)
+
+
+def _adapters_of(client: AdminClient, query: Query, pool: str, note: Note) -> list[AdapterRow]:
     pages = list(client.adapter_pages(pool))
     _note_unreadable(pages, f"adapters of pool {pool}", note)
-    return [adapter for page in pages for adapter in page.adapters]
+    where = [] if query.detail is None else client.residency(pool, "", query.detail)
+    by_name = {one.name: one for one in where}
+    return [AdapterRow(adapter, by_name.get(adapter.name)) for page in pages for adapter in page.adapters]
 
 
 def _all_pools(client: AdminClient, note: Note) -> list[pb.Pool]:
@@ -183,26 +188,6 @@ def _note_unreadable(pages: Sequence[Page], what: str, note: Note) -> None:
     if names := [name for page in pages for name in page.unreadable]:
         told = ", ".join(names[:_NAMED_AT_MOST]) + (", …" if len(names) > _NAMED_AT_MOST else "")
         note(f"{len(names)} {what} cannot be read, and are left out: {told}; see loraplane doctor")
-
-
-def _residency(client: AdminClient, query: Query, note: Note) -> list[ResidencyRow]:
-    pools, name = _pools(client, query, note), query.name
-    if name is None:
-        return [row for pool in pools for row in residency_rows(client, pool, "")]
-    found = _in_some_pool(
-        pools, lambda pool: residency_rows(client, pool, name), Reason.ADAPTER_NOT_FOUND, f"adapter {name!r}"
-    )
-    return [row for one in found for row in one]
-
-
-def _labelled(client: AdminClient, query: Query, found: list[ResidencyRow]) -> list[ResidencyRow]:
-    """Those whose records have the labels; residency does not tell these."""
-    if not query.labels:
-        return found
-    pools = {one.pool for one in found}
-    records = [(pool, one) for pool in pools for one in client.list_adapters(pool)]
-    names = {(pool, one.name) for pool, one in records if matches(query.labels, one.spec.labels)}
-    return [one for one in found if (one.pool, one.residency.name) in names]
 
 
 def _replicas(client: AdminClient, query: Query, note: Note) -> list[ReplicaView]:

@@ -7,12 +7,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from registry.cli.failure import usage
+from registry.cli.views.template import columns_of, parts_of, written
 from registry.lora.text import escaped, printable
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ Item = TypeVar("Item")
 
 # A file or a pipe has no width: nothing is cut or wrapped there.
 _UNBOUNDED_WIDTH = 100_000
+# All printable letters before this one take one column; from here on some take none or two.
+_FIRST_OF_ODD_WIDTH = "\u0300"
 # By these rich is told to write for a terminal where there is none.
 _LIKE_A_TERMINAL = ("FORCE_COLOR", "TTY_COMPATIBLE")
 
@@ -35,27 +38,66 @@ class Format(StrEnum):
     YAML = "yaml"
     NAME = "name"
     MANIFEST = "manifest"  # what `apply` takes; of adapters alone
+    CUSTOM_COLUMNS = "custom-columns"  # =TITLE:.path,…: a table of what `json` has
+    JSONPATH = "jsonpath"  # ={.path}: texts of what `json` has
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A form, and what stands behind it."""
+
+    form: Format
+    template: str = ""
+
+
+TEMPLATES = (Format.CUSTOM_COLUMNS, Format.JSONPATH)
+# What -o may be, as it is completed.
+OUTPUTS = tuple(f"{form}=" if form in TEMPLATES else form.value for form in Format)
+
+
+def output_of(text: str) -> Output:
+    """The form that ``-o`` names.
+
+    Raises:
+        CliError: there is none of that name, or its template is wrong.
+    """
+    name, equals, template = text.partition("=")
+    if name not in {*Format} or bool(equals) != (name in TEMPLATES):
+        raise usage(f"-o {text}: choose one of {', '.join(OUTPUTS)}")
+    output = Output(Format(name), template)
+    if output.form in TEMPLATES:
+        (columns_of if output.form is Format.CUSTOM_COLUMNS else parts_of)(template)
+    return output
 
 
 @dataclass(frozen=True, slots=True)
 class OutputView(Generic[Item]):
     """How items of one kind are shown: their name, their plain form, and the cells of their row by title.
 
+    `more`: further cells, which `-o wide` shows. `order`: what a column is sorted by, where that is not its cell.
     `manifest`: what makes one; None: nothing that can be applied does.
     """
 
     name: Callable[[Item], str]
     plain: Callable[[Item], Mapping[str, object]]
     columns: Mapping[str, Callable[[Item], str]]
+    more: Mapping[str, Callable[[Item], str]] = field(default_factory=dict)
+    order: Mapping[str, Callable[[Item], str]] = field(default_factory=dict)
     manifest: Callable[[Item], Mapping[str, object]] | None = None
+
+    @property
+    def all_columns(self) -> Mapping[str, Callable[[Item], str]]:
+        """The cells of a wide row by title."""
+        return {**self.columns, **self.more}
 
 
 class Printer:
-    """Writes to standard output in the form that the user asked for."""
+    """Writes to standard output in the form that the user asked for; `template` is what stands behind that."""
 
-    def __init__(self, form: Format) -> None:
+    def __init__(self, form: Format, template: str = "") -> None:
         self.form = Format.TABLE if form is Format.WIDE else form
         self.is_wide = form is Format.WIDE
+        self._template = template
 
     @cached_property
     def console(self) -> Console:
@@ -79,28 +121,41 @@ class Printer:
         """True if there is a person to show progress to."""
         return self.is_table and self.console.is_terminal
 
+    def columns(self, view: OutputView[Item]) -> Mapping[str, Callable[[Item], str]]:
+        """The cells of a row by title, as many as were asked for."""
+        return view.all_columns if self.is_wide else view.columns
+
     def items(self, view: OutputView[Item], items: Sequence[Item]) -> None:
         """Prints a list."""
         match self.form:
             case Format.TABLE:
-                self.table(tuple(view.columns), ([cell(one) for cell in view.columns.values()] for one in items))
+                columns = self.columns(view)
+                self.table(tuple(columns), ([cell(one) for cell in columns.values()] for one in items))
             case Format.NAME:
                 self.lines(view.name(one) for one in items)
             case Format.MANIFEST:
                 self.documents(_manifests(view, items))
+            case Format.CUSTOM_COLUMNS:
+                chosen = columns_of(self._template)
+                self.table(
+                    [one.title for one in chosen], ([one.cell(view.plain(it)) for one in chosen] for it in items)
+                )
             case _:
                 self.plain({"items": [view.plain(one) for one in items]})
 
     def item(self, view: OutputView[Item], item: Item) -> None:
         """Prints one item, which in json and yaml is not in a list."""
-        if self.is_plain:
+        if self.is_plain or self.form is Format.JSONPATH:
             self.plain(view.plain(item))
         else:
             self.items(view, [item])
 
     def plain(self, value: Mapping[str, object]) -> None:
-        """Prints a value as YAML where YAML was asked for, else as JSON."""
-        if self.form is Format.YAML:
+        """Prints a value as YAML where YAML was asked for, what a jsonpath makes of it where that was, else as JSON."""
+        if self.form is Format.JSONPATH:
+            text = written(parts_of(self._template), value)
+            self._write(text if text.endswith("\n") or not text else f"{text}\n")
+        elif self.form is Format.YAML:
             self._write(yaml_document(value))
         else:
             self._write(escaped(json.dumps(value, indent=2, ensure_ascii=False)) + "\n")
@@ -129,21 +184,41 @@ class Printer:
         for name, value in fields.items():
             self._write(f"{printable(name) + ':':<{width}} {printable(value)}\n")
 
+    def header(self, view: OutputView[Item]) -> None:
+        """Prints the titles of the rows of an endless stream, if they have any."""
+        if self.form is Format.CUSTOM_COLUMNS:
+            self.lines(["  ".join(one.title for one in columns_of(self._template))])
+        elif self.is_table:
+            self.lines(["  ".join(self.columns(view))])
+
     def row(self, view: OutputView[Item], item: Item) -> None:
         """Prints one item of an endless stream: a row, a name, or a value."""
         match self.form:
             case Format.TABLE:
-                self.lines(["  ".join(cell(item) for cell in view.columns.values())])
-            case Format.NAME | Format.MANIFEST:
-                self.items(view, [item])
+                self.lines(["  ".join(cell(item) for cell in self.columns(view).values())])
+            case Format.CUSTOM_COLUMNS:
+                self.lines(["  ".join(one.cell(view.plain(item)) for one in columns_of(self._template))])
+            case Format.NAME | Format.MANIFEST | Format.JSONPATH:
+                self.item(view, item)
             case _:
                 self.event({"change": "put", "item": view.plain(item)})
+
+    def redraw(self, view: OutputView[Item], items: Sequence[Item], foot: str) -> None:
+        """Draws a table in place of all that the terminal shows, as far as there is room, and a last line."""
+        columns = self.columns(view)
+        room = max(1, self.console.size.height - 3)
+        rows = [[printable(cell(one)) for cell in columns.values()] for one in items[:room]]
+        lines = self._drawn(tuple(columns), rows)[: room + 1]
+        more = f"… and more, of {len(items)} in all" if len(items) > room or len(lines) > room else ""
+        self.console.clear()
+        self._write("".join(f"{line}\n" for line in lines))
+        self.lines(one for one in (more, foot) if one)
 
     def fate(self, name: str, change: str) -> None:
         """Prints what else became of an item of an endless stream, e.g. ``deleted``."""
         if self.is_plain:
             self.event({"change": change, "name": name})
-        elif self.is_table:
+        elif self.form in {Format.TABLE, Format.CUSTOM_COLUMNS}:
             self.lines([f"{name}  {change}"])
 
     def lines(self, lines: Iterable[str]) -> None:
@@ -197,9 +272,9 @@ def yaml_document(value: Mapping[str, object]) -> str:
 
 
 def _needs_rich(rows: Iterable[Sequence[str]]) -> bool:
-    """True where a table is for a terminal, or a letter may be wider than one column."""
+    """True where a table is for a terminal, or a letter may not be as wide as one column."""
     is_terminal = sys.stdout.isatty() or any(os.environ.get(name) for name in _LIKE_A_TERMINAL)
-    return is_terminal or not all(cell.isascii() for row in rows for cell in row)
+    return is_terminal or not all(cell.isascii() or max(cell) < _FIRST_OF_ODD_WIDTH for row in rows for cell in row)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 
 from registry.model.messages import Plain
 from registry.v1 import registry_pb2 as pb
@@ -117,6 +118,17 @@ def _span(seconds: int) -> str:
         if seconds >= 2 * size:
             return f"{seconds // size} {unit}"
     return f"{seconds} s"
+
+
+def short_span(seconds: int) -> str:
+    """A span in one unit, as ``3d``, and where it is less than ten of these in the next one, too: ``3d4h``."""
+    for (size, unit), (part, of) in pairwise(((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))):
+        whole, rest = divmod(seconds, size)
+        if whole >= 10 or (whole and rest < part):
+            return f"{whole}{unit}"
+        if whole:
+            return f"{whole}{unit}{rest // part}{of}"
+    return f"{seconds}s"
 
 
 def missing_view(pool: str, one: pb.MissingReplica) -> ReplicaView:

@@ -1,4 +1,4 @@
-"""Residency of adapters as table rows and plain values. Pure."""
+"""Adapters with their residency, as table rows and plain values. Pure."""
 
 from __future__ import annotations
 
@@ -6,33 +6,23 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from registry.cli.client import AdminClient
-from registry.cli.views.output import OutputView
 from registry.cli.views.replica_view import cell
 from registry.model.messages import Plain
 from registry.v1 import registry_pb2 as pb
 
 TITLES = ("REPLICA", "MODEL", "GENERATION", "STATE", "REASON", "LOADED", "LAST USED", "ENGINE")
 
+_BAD = {pb.RolloutReplica.FAILED, pb.RolloutReplica.UNKNOWN}
 # The reason of who serves an adapter only until others do.
 _LEAVING = "leaving"
 
 
 @dataclass(frozen=True, slots=True)
-class ResidencyRow:
-    """Where an adapter of a pool is."""
+class AdapterRow:
+    """An adapter, and where it is; `residency` None: that is not known, or was not asked for."""
 
-    pool: str
-    residency: pb.AdapterResidency
-
-
-def residency_rows(client: AdminClient, pool: str, name: str) -> list[ResidencyRow]:
-    """Where a pool's adapters are; `name` empty: all of them.
-
-    Raises:
-        CliError: there is no such pool or adapter, or the admin service does not answer.
-    """
-    return [ResidencyRow(pool, one) for one in client.residency(pool, name)]
+    record: pb.Adapter
+    residency: pb.AdapterResidency | None = None
 
 
 def residency_dict(one: pb.AdapterResidency) -> Plain:
@@ -86,32 +76,91 @@ def rows(one: pb.AdapterResidency) -> list[Sequence[str]]:
     ]
 
 
-def _serving(one: pb.AdapterResidency) -> str:
-    """Of those that are to serve it."""
-    states = [part.state for part in one.replicas if part.reason != _LEAVING]
-    return f"{states.count(pb.RolloutReplica.SERVING)} of {len(states)}"
+def _counts(one: pb.AdapterResidency) -> Sequence[pb.ResidenceCount]:
+    """How many replicas stand to it how; of an admin service that does not count, those that live."""
+    return one.counts or [
+        pb.ResidenceCount(
+            replicas=1,
+            state=part.state,
+            reason=part.reason,
+            wanted_state=part.wanted_state,
+            wanted_reason=part.wanted_reason,
+        )
+        for part in one.replicas
+    ]
 
 
-def _whole_state(one: pb.AdapterResidency) -> str:
-    """``Healthy``, ``Degraded`` where some replica failed, ``Progressing`` where some are still to serve it."""
-    parts = [part for part in one.replicas if part.reason != _LEAVING]
-    if any(pb.RolloutReplica.FAILED in {part.state, part.wanted_state} for part in parts):
+def serving(one: pb.AdapterResidency) -> tuple[int, int]:
+    """How many of those that are to serve it answer to its name, and how many are to."""
+    staying = [count for count in _counts(one) if count.reason != _LEAVING]
+    answering = sum(count.replicas for count in staying if count.state == pb.RolloutReplica.SERVING)
+    return answering, sum(count.replicas for count in staying)
+
+
+def state(row: AdapterRow) -> str:
+    """``Halted``, ``Degraded``, ``Progressing`` or ``Healthy``; empty: it is not known.
+
+    Halted: its rollout is. Degraded: a replica failed, is out of reach or does not live. Progressing: one is still to
+    serve it. Else Healthy.
+    """
+    if row.record.rollout.halted:
+        return "Halted"
+    if row.residency is None:
+        return ""
+    staying = [one for one in _counts(row.residency) if one.reason != _LEAVING]
+    if any({one.state, one.wanted_state} & _BAD for one in staying):
         return "Degraded"
-    is_served = all(part.state == pb.RolloutReplica.SERVING and not part.wanted_state for part in parts)
-    return "Healthy" if parts and is_served else "Progressing"
+    is_served = all(one.state == pb.RolloutReplica.SERVING and not one.wanted_state for one in staying)
+    is_of_it = row.residency.generation == row.record.generation  # else it was looked at just before a change
+    return "Healthy" if staying and is_served and is_of_it else "Progressing"
 
 
-def _reasons(one: pb.AdapterResidency) -> str:
-    """Why replicas do not serve what they are to serve, each reason once: ``8 x over_capacity``."""
-    serving = pb.RolloutReplica.SERVING
-    parts = [part for part in one.replicas if part.wanted_state or part.state != serving]
-    reasons = Counter(part.wanted_reason or part.reason or _state(part) for part in parts)
-    return ", ".join(f"{count} x {reason}" for reason, count in reasons.most_common())
+def reasons(one: pb.AdapterResidency) -> dict[str, int]:
+    """Why replicas do not serve what they are to serve, and how many of them for each reason; the most first."""
+    found = Counter[str]()
+    for count in _counts(one):
+        if count.wanted_state or count.state != pb.RolloutReplica.SERVING:
+            found[count.wanted_reason or count.reason or _name(count.state)] += count.replicas
+    return dict(sorted(found.items(), key=lambda one: (-one[1], one[0])))
 
 
-def _where(one: pb.AdapterResidency) -> str:
+def status_dict(row: AdapterRow) -> Plain | None:
+    """How an adapter is, for programs; None: it is not known."""
+    if row.residency is None:
+        return None
+    answering, wanted = serving(row.residency)
+    return {
+        "state": state(row),
+        "serving": answering,
+        "replicas": wanted,
+        "reasons": reasons(row.residency),
+        "note": row.residency.note,
+    }
+
+
+def serving_cell(row: AdapterRow) -> str:
+    return "-" if row.residency is None else "{}/{}".format(*serving(row.residency))
+
+
+def served_share(row: AdapterRow) -> str:
+    """What SERVING is sorted by: per thousand, 0 where nobody is to serve it."""
+    answering, wanted = (0, 0) if row.residency is None else serving(row.residency)
+    return str(1000 * answering // max(1, wanted))
+
+
+def reasons_cell(row: AdapterRow) -> str:
+    """Each reason once, ``8 × over_capacity``; where there is none the note, such as that nobody lives."""
+    if row.residency is None:
+        return "-"
+    told = [f"{count} × {reason}" for reason, count in reasons(row.residency).items()]
+    halted = row.record.rollout.halted
+    return cell([halted, *told] if halted else told or row.residency.note)
+
+
+def where_cell(row: AdapterRow) -> str:
     """E.g. ``r1, r2@4, r3 pending: staging``: only what is not as it should be is spelled out."""
-    return cell([_place(part, one.generation) for part in one.replicas])
+    found = row.residency
+    return "-" if found is None else cell([_place(part, found.generation) for part in found.replicas])
 
 
 def _place(part: pb.Residence, generation: int) -> str:
@@ -138,20 +187,3 @@ def _state(part: pb.Residence) -> str:
 
 def _name(state: pb.RolloutReplica.State) -> str:
     return pb.RolloutReplica.State.Name(state).lower()
-
-
-RESIDENCY: OutputView[ResidencyRow] = OutputView(
-    name=lambda one: one.residency.name,
-    plain=lambda one: {"pool": one.pool, **residency_dict(one.residency)},
-    columns={
-        "NAME": lambda one: one.residency.name,
-        "POOL": lambda one: one.pool,
-        "GENERATION": lambda one: str(one.residency.generation),
-        "LOAD": lambda one: one.residency.load,
-        "STATE": lambda one: _whole_state(one.residency),
-        "SERVING": lambda one: _serving(one.residency),
-        "REASONS": lambda one: cell(_reasons(one.residency)),
-        "REPLICAS": lambda one: _where(one.residency),
-        "NOTE": lambda one: cell(one.residency.note),
-    },
-)

@@ -100,6 +100,37 @@ async def test_the_whole_and_what_changes(ledger, admin, replicas):
     router.call.cancel()
 
 
+async def test_how_many_replicas_serve_it(ledger, admin, replicas):
+    """R9 status-truth for people: of all replicas that should, also one that died; which ones is not told."""
+    revision = (await admin.stub.ApplyAdapters(change_set(put("a"), put("b")))).revision
+    await replicas.alive("r1", "r2", leaving=False)
+    await replicas.says("r1", revision)
+    await replicas.says("r2", revision, pending=[Pending(name="b", generation=1, reason="staging")])
+    request = pb.WatchResidencyRequest(pool="p", detail=pb.WatchResidencyRequest.COUNTS)
+    told: dict[str, pb.AdapterResidency] = {}
+
+    async def until(**wanted: dict[str, int]) -> None:
+        while {name: {count.reason: count.replicas for count in one.counts} for name, one in told.items()} != wanted:
+            told.update({one.name: one for one in (await call.read()).adapters})
+
+    async def is_remembered() -> bool:
+        return bool((await ledger.client.list_prefix(ledger.keys.members("p"))).kvs)
+
+    call = admin.stub.WatchResidency(request)
+    async with asyncio.timeout(120):
+        await until(a={"": 2}, b={"": 1, "staging": 1})
+        assert not any(one.replicas for one in told.values())
+        await eventually(is_remembered)
+        await replicas.gone("r2")
+        await until(a={"": 1, "not_alive": 1}, b={"": 1, "not_alive": 1})
+    call.cancel()
+    both = pb.WatchResidencyRequest(pool="p", detail=pb.WatchResidencyRequest.REPLICAS_AND_COUNTS)
+    call = admin.stub.WatchResidency(both)
+    first = await call.read()
+    assert [([part.replica for part in one.replicas], len(one.counts)) for one in first.adapters] == [(["r1"], 2)] * 2
+    call.cancel()
+
+
 async def test_engines_that_a_pool_does_not_allow(admin, replicas):
     """X2: neither the stream nor the page hands their URLs to routers; and both follow the pool's record."""
     revision = (await admin.stub.ApplyAdapters(change_set(put("a")))).revision

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from registry.model.placement import Member, Selector, looks_at_room
 from registry.model.records import Canary, CanaryRollout, Placement, Strategy
 from registry.model.replica_state import ParsedStatus, ReplicaState
 from registry.model.status import Failed, Found, Kept, Lazy, Leaving, Pending, ReplicaStatus, Resident
-from registry.residency.derive import DerivedResidence, changed, residency
+from registry.residency.derive import DerivedResidence, changed, counted, residency
 from registry.residency.view import PoolView, renew_view
 from registry.rollout.pool import PoolSnapshot, PoolValues, Values, read_presence, without_strangers
 from registry.rollout.status import Question, ReplicaRollout, derive_rollout
@@ -135,6 +136,25 @@ def pool_values(draw: st.DrawFn) -> PoolValues:
     revision, record_kvs, presence_kvs = draw(st.integers(4, 6)), draw(records()), draw(presences())
     claims = claims_about(record_kvs, presence_kvs)
     return PoolValues(presence_kvs, draw(statuses(claims)), record_kvs, revision=revision, holds_back=True)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(pool_values(), min_size=1, max_size=4))
+def test_counts_are_those_of_what_is_derived_one_by_one(history: list[PoolValues]) -> None:
+    """R9 status-truth: adapters that are taken to stand alike do."""
+    view = PoolView(PoolSnapshot(POOL))
+    for now in history:
+        view = renew_view(view, now)
+        for key, found in counted(view, sorted(view.records)):
+            whole = residency(view, key)
+            told = found and (found.name, found.generation, found.lazy, found.note)
+            assert told == (whole and (whole.name, whole.generation, whole.lazy, whole.note))
+            ways = [
+                (one.state, one.reason, (one.wanted.state, one.wanted.reason) if one.wanted else None)
+                for one in (whole.replicas if whole else ())
+            ]
+            counts = found.counts.items() if found else ()
+            assert {(one.state, one.reason, one.wanted): count for one, count in counts} == Counter(ways)
 
 
 @settings(max_examples=300, deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -15,6 +16,8 @@ from tests.support.records import POOL, kv
 from tests.support.residency_world import World
 
 AT_ONCE = 4
+REQUEST = pb.WatchResidencyRequest
+DETAILS = (REQUEST.COUNTS, REQUEST.REPLICAS_AND_COUNTS)
 COUNTS = range(3 * AT_ONCE + 1)
 
 
@@ -33,17 +36,17 @@ def adapters(names: list[str]) -> Iterator[pb.WatchAdaptersResponse]:
     return streams._responses(POOL, WatchBatch(5, snapshot=True, events=events))
 
 
-def residency(names: list[str]) -> Iterator[pb.WatchResidencyResponse]:
+def residency(names: list[str], detail: int = REQUEST.REPLICAS) -> Iterator[pb.WatchResidencyResponse]:
     world = World()
     for name in names:
         world.put(name)
     world.look()
     update = ResidencyUpdate(1, world.view, tuple(names), snapshot=True)
-    return (encode_residency.response(update, start) for start in encode_residency.starts(update))
+    return (encode_residency.response(update, start, detail) for start in encode_residency.starts(update, detail))
 
 
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("stream", [adapters, residency])
+@pytest.mark.parametrize("stream", [adapters, residency, *(partial(residency, detail=one) for one in DETAILS)])
 def test_the_last_part_of_a_snapshot_and_no_other_says_that_it_is(stream, count):
     """Clients wait for it before they believe in any of it; also where the last part is a full one."""
     parts = list(stream(names_of(count)))

@@ -63,7 +63,8 @@ class FakeAdmin(AdapterRegistryServicer):  # type: ignore[misc]
     def __init__(self) -> None:
         self.answers: dict[str, list[Answer | Script]] = {
             "ListPools": [pb.ListPoolsResponse(pools=[pb.Pool(name="dev", base_models=["tiny"])])],
-            "WatchResidency": [[pb.WatchResidencyResponse(snapshot=True)]],
+            "ListChanges": [pb.ListChangesResponse()],
+            "WatchResidency": [[pb.WatchResidencyResponse(snapshot=True), Hold()]],
         }
         self.requests: list[tuple[str, Any]] = []
 

@@ -145,8 +145,10 @@ def test_describe_shows_a_running_rollout(cli, admin):
     assert "only canaries serve generation 7, all others 6" in out
     assert "1 of 1 canaries refuse it" in out
     assert "Spec strategy.canary.replicas:" in out
-    rows = [line.split() for line in out.splitlines()[-3:]]
-    assert rows == [
+    assert "What is wrong:" in out
+    rows = [line.split() for line in out.splitlines()]
+    start = next(number for number, row in enumerate(rows) if row[:1] == ["REPLICA"])
+    assert rows[start : start + 3] == [
         ["REPLICA", "CANARY", "GENERATION", "STATE", "REASON", "MESSAGE"],
         ["r1", "yes", "7", "failed", "-", "-"],
         ["r2", "no", "6", "serving", "-", "-"],

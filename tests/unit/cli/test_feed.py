@@ -6,7 +6,11 @@ import json
 
 import grpc
 
-from registry.cli.watching import AdapterFeed, AdapterGone, AdapterPut, AdapterUnreadable
+from registry.cli.client import WatchAnswer
+from registry.cli.views.columns import ADAPTERS
+from registry.cli.views.get import Kind, Query
+from registry.cli.views.residency_view import AdapterRow, state
+from registry.cli.watching import AdapterFeed, AdapterGone, AdapterPut, AdapterUnreadable, LiveTable, RowFeed
 from registry.v1 import registry_pb2 as pb
 from tests.unit.cli.fake_admin import Refusal
 
@@ -73,6 +77,86 @@ def test_one_of_them():
     feed = AdapterFeed("Acme/A")
     assert told(feed, answer(5, put("acme/a"), put("b"), snapshot=True)) == ["acme/a"]
     assert told(feed, answer(6, gone("b"), gone("acme/a"))) == [AdapterGone("acme/a")]
+
+
+def rows(feed: RowFeed, *answers: WatchAnswer) -> list[tuple[str, str]]:
+    """Names and states that are told, or what became of a name."""
+    found = [one for answer in answers for one in feed.take(answer)]
+    return [
+        (one.item.record.name, state(one.item)) if isinstance(one, AdapterPut) else (one.name, type(one).__name__)
+        for one in found
+    ]
+
+
+def where(*names: str, serving: int = 1, pending: int = 0, **fields) -> pb.WatchResidencyResponse:
+    ready, later = pb.RolloutReplica.SERVING, pb.RolloutReplica.PENDING
+    counts = [pb.ResidenceCount(replicas=serving, state=ready)]
+    counts += [pb.ResidenceCount(replicas=pending, state=later, reason="staging")] if pending else []
+    return pb.WatchResidencyResponse(adapters=[pb.AdapterResidency(name=one, counts=counts) for one in names], **fields)
+
+
+WITH_STATE = Query(Kind.ADAPTERS, "dev", None, pb.WatchResidencyRequest.COUNTS)
+
+
+def test_a_row_is_told_when_its_state_is_known_and_when_it_changes():
+    feed = RowFeed(WITH_STATE)
+    feed.begin()
+    assert rows(feed, answer(5, put("A"), put("b"), snapshot=True), where("A", snapshot=True, more=True)) == []
+    assert rows(feed, where("b", serving=0, pending=1, snapshot=True)) == [("A", "Healthy"), ("b", "Progressing")]
+    assert rows(feed, where("A"), where("b")) == [("b", "Healthy")]
+    assert rows(feed, answer(6, put("c", "6"))) == [("c", "")]
+    assert rows(feed, where("c"), answer(7, gone("a"))) == [("c", "Healthy"), ("a", "AdapterGone")]
+    assert rows(feed, where(gone=["a", "nobody"])) == []
+    assert rows(feed, answer(8, pb.AdapterEvent(unreadable="b"))) == [("b", "AdapterUnreadable")]
+    assert rows(feed, where(gone=["b"]), answer(9, put("b", "9")), where("b")) == [("b", ""), ("b", "Healthy")]
+
+
+def test_after_a_break_only_what_changed_is_told():
+    """A snapshot of where they are says also what is nowhere any more."""
+    feed = RowFeed(WITH_STATE)
+    feed.begin()
+    assert len(rows(feed, answer(5, put("a"), put("b"), snapshot=True), where("a", "b", snapshot=True))) == 2
+    feed.begin()
+    assert rows(feed, where("a", snapshot=True)) == [("b", "")]
+    feed.begin()
+    assert rows(feed, where("a", snapshot=True, more=True)) == []
+    feed.begin()
+    assert rows(feed, where("b", snapshot=True, more=True), where("a", snapshot=True)) == [("b", "Healthy")]
+
+
+def test_without_states_nothing_is_waited_for():
+    feed = RowFeed(Query(Kind.ADAPTERS, "dev", None))
+    assert rows(feed, answer(5, put("a"), snapshot=True)) == [("a", "")]
+
+
+class Paper:
+    """What is drawn on it, sheet by sheet."""
+
+    def __init__(self) -> None:
+        self.sheets: list[tuple[list[str], str]] = []
+
+    def redraw(self, _view, items, foot: str) -> None:
+        self.sheets.append(([one.record.name for one in items], foot))
+
+
+def test_a_live_table_is_drawn_when_it_changed_and_now_and_then():
+    """Not once for each of a thousand changes; and ages go on."""
+    paper = Paper()
+    table = LiveTable(ADAPTERS, paper)
+    a, b = (AdapterPut(AdapterRow(pb.Adapter(name=name))) for name in ("a", "B"))
+    table.take([b, a], 100.0)
+    assert paper.sheets == [(["a", "B"], "")]
+    table.take([AdapterGone("a")], 100.2)
+    table.take([AdapterUnreadable("b")], 100.3)
+    assert len(paper.sheets) == 1
+    table.take([], 100.6)
+    assert paper.sheets[1:] == [([], "cannot be read: b")]
+    table.take([], 105.0)
+    assert len(paper.sheets) == 2
+    table.take([], 111.0)
+    table.take([b], 112.0)
+    table.take([AdapterUnreadable("b"), AdapterGone("b")], 113.0)
+    assert paper.sheets[2:] == [([], "cannot be read: b"), (["B"], ""), ([], "")]
 
 
 def test_the_command_tells_what_cannot_be_read(cli, admin):

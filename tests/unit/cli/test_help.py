@@ -75,8 +75,8 @@ def tab(admin, address, capsys, monkeypatch):
         ("add ", []),
         ("get nonsense ", []),
         ("dev u", ["up"]),
-        ("get adapters -o j", ["json"]),
-        ("get adapters -o ", ["table", "wide", "json", "yaml", "name", "manifest"]),
+        ("get adapters -o json", ["json", "jsonpath="]),
+        ("get adapters -o ", ["table", "wide", "json", "yaml", "name", "manifest", "custom-columns=", "jsonpath="]),
         ("get -o json adapters dev-s", ["dev-sql"]),
     ],
 )

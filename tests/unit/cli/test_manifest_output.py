@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from registry.cli.manifest import manifest_dict, read_manifests
 from registry.cli.views.columns import ADAPTERS
 from registry.cli.views.output import Format, Printer, yaml_document
+from registry.cli.views.residency_view import AdapterRow
 from registry.model.messages import spec_message
 from registry.model.records import AdapterSpec, Canary, Placement, Prepare, SourceSpec, Strategy
 from registry.v1 import registry_pb2 as pb
@@ -160,7 +161,7 @@ def test_get_o_manifest(cli, admin, listed):
 
 
 def test_o_manifest_streams_documents(capsys):
-    Printer(Format.MANIFEST).row(ADAPTERS, adapters("a")[0])
+    Printer(Format.MANIFEST).row(ADAPTERS, AdapterRow(adapters("a")[0]))
     assert written(capsys.readouterr().out) == ["a"]
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from datetime import UTC, datetime, timedelta
 
 import grpc
 import pytest
 import yaml
 
+from registry.cli.views.replica_view import short_span
 from registry.v1 import registry_pb2 as pb
 from tests.unit.cli.fake_admin import FakeAdmin, Refusal
 
@@ -27,14 +30,105 @@ R1 = pb.Replica(name="r1", pool="dev", status_json=json.dumps(STATUS))
 MISSING = Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "none")
 
 
+def counted(name: str, *counts: pb.ResidenceCount, **fields) -> list[object]:
+    one = pb.AdapterResidency(**{"name": name, "generation": 2, "load": "eager", "counts": counts, **fields})
+    return [pb.WatchResidencyResponse(snapshot=True, adapters=[one])]
+
+
+def ways(state: int, replicas: int, reason: str = "", **wanted) -> pb.ResidenceCount:
+    return pb.ResidenceCount(replicas=replicas, state=state, reason=reason, **wanted)
+
+
+SERVED, BAD = pb.RolloutReplica.SERVING, pb.RolloutReplica.FAILED
+LATER = pb.RolloutReplica.PENDING
+
+
+@pytest.mark.parametrize(
+    ("counts", "fields", "expected"),
+    [
+        ([ways(SERVED, 8)], {}, "Healthy 8/8 -"),
+        ([ways(SERVED, 8), ways(SERVED, 2, "leaving")], {}, "Healthy 8/8 -"),
+        ([ways(LATER, 8, "over_capacity")], {}, "Progressing 0/8 8 × over_capacity"),
+        ([ways(SERVED, 5), ways(LATER, 1, "staging"), ways(BAD, 2, "x")], {}, "Degraded 5/8 2 × x, 1 × staging"),
+        ([ways(SERVED, 7), ways(pb.RolloutReplica.UNKNOWN, 1, "not_alive")], {}, "Degraded 7/8 1 × not_alive"),
+        ([ways(SERVED, 2, wanted_state=BAD, wanted_reason="x")], {}, "Degraded 2/2 2 × x"),
+        ([ways(SERVED, 2, wanted_state=LATER, wanted_reason="staging")], {}, "Progressing 2/2 2 × staging"),
+        ([ways(LATER, 2)], {}, "Progressing 0/2 2 × pending"),
+        ([ways(SERVED, 8)], {"generation": 1}, "Progressing 8/8 -"),
+        ([], {"note": "no replica is alive"}, "Progressing 0/0 no replica is alive"),
+    ],
+)
+def test_the_table_says_how_each_adapter_is(cli, admin, counts, fields, expected):
+    """R9 status-truth: how many serve it of those that should, the dead among them, and why the others do not."""
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[SQL])]
+    admin.answers["WatchResidency"] = [counted("sql", *counts, **fields)]
+    header, row = cli("get", "adapters").out.splitlines()
+    assert header.split() == ["NAME", "POOL", "STATE", "SERVING", "GENERATION", "LOAD", "AGE", "REASONS"]
+    _, _, state, serving, generation, load, age, why = row.split(None, 7)
+    assert (f"{state} {serving} {why}", generation, load, age) == (expected, "2", "eager", "-")
+    assert admin.asked("WatchResidency")[-1].detail == pb.WatchResidencyRequest.COUNTS
+
+
+def test_a_halted_rollout_is_halted(cli, admin):
+    halted = pb.Adapter(name="sql", pool="dev", generation=2, rollout={"halted": "3 of 4 failed"})
+    admin.answers["GetAdapter"] = [halted]
+    admin.answers["WatchResidency"] = [counted("sql", ways(SERVED, 3), ways(BAD, 1, "x"))]
+    row = cli("get", "adapter", "sql", "--pool", "dev").out.splitlines()[1]
+    assert row.split()[2:4] == ["Halted", "3/4"]
+    assert row.endswith("3 of 4 failed, 1 × x")
+
+
+def test_where_nothing_is_known_nothing_is_said(cli, admin):
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[SQL])]
+    row = cli("get", "adapters", "-o", "wide").out.splitlines()[1]
+    assert row.split()[2:10] == ["-", "-", "2", "eager", "-", "-", "-", "-"]
+    assert "status" not in cli("-o", "json", "get", "adapters").json["items"][0]
+    asked = len(admin.asked("WatchResidency"))
+    for form in ("name", "manifest"):
+        assert cli("-o", form, "get", "adapters").code == 0
+    assert len(admin.asked("WatchResidency")) == asked, "what is not shown is not asked for"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0, "0s"),
+        (59, "59s"),
+        (60, "1m"),
+        (90, "1m30s"),
+        (600, "10m"),
+        (9 * 3600 + 59, "9h"),
+        (90061, "1d1h"),
+        (864000, "10d"),
+    ],
+)
+def test_an_age_is_told_in_one_word(seconds, told):
+    assert short_span(seconds) == told
+
+
+def test_the_youngest_can_come_first(cli, admin):
+    now = datetime.now(UTC)
+    ages = {
+        "old": timedelta(days=3),
+        "new": timedelta(seconds=1),
+        "mid": timedelta(hours=5),
+        "later": -timedelta(hours=1),
+    }
+    found = [pb.Adapter(name=name, pool="dev", updated_at=(now - age).isoformat()) for name, age in ages.items()]
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=found)]
+    lines = [line.split() for line in cli("get", "adapters", "--sort-by", "-age").out.splitlines()[1:]]
+    assert [line[0] for line in lines] == ["old", "mid", "new", "later"]
+    assert [line[6] for line in lines][::3] == ["3d", "0s"]
+
+
 def two_pools(admin: FakeAdmin) -> None:
     admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="a"), pb.Pool(name="b")])]
 
 
 def test_tables_are_not_cut_where_there_is_no_terminal(cli, admin):
     admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[SQL])]
-    header, row = cli("get", "adapters").out.splitlines()
-    assert header.split() == ["NAME", "POOL", "GENERATION", "LOAD", "REPLICAS", "SOURCE", "UPDATED", "BY"]
+    header, row = cli("get", "adapters", "-o", "wide").out.splitlines()
+    assert header.split()[-4:] == ["PLACED", "SOURCE", "UPDATED", "BY"]
     assert SPEC.source.uri in row
 
 
@@ -70,7 +164,11 @@ def many(admin: FakeAdmin) -> None:
     kept = pb.Residence(replica="r3", state=serving, wanted_state=failed, wanted_reason="over_capacity", loaded=True)
     waits = pb.Residence(replica="r1", state=pb.RolloutReplica.PENDING, reason="staging")
     homes = {"a10": [well], "a9": [well, bad, kept], "b": [well, waits], "c": []}
-    found_at = [pb.AdapterResidency(name=name, replicas=parts) for name, parts in homes.items()]
+    generations = {one.name: one.generation for one in found}
+    found_at = [
+        pb.AdapterResidency(name=name, generation=generations.get(name, 1), replicas=parts)
+        for name, parts in homes.items()
+    ]
     admin.answers["WatchResidency"] = [[pb.WatchResidencyResponse(snapshot=True, adapters=found_at)]]
 
 
@@ -88,10 +186,22 @@ def test_what_is_listed_can_be_chosen_and_ordered(cli, admin):
     assert names_told(cli, "--sort-by", "name") == ["a9", "a10", "b"]
     assert names_told(cli, "--sort-by", "-generation") == ["a9", "a10", "b"]
     assert names_told(cli, "b", "a9") == ["b", "a9"]
-    assert names_told(cli, "-o", "wide", "--field-selector", "state=degraded") == ["a9"]
-    assert names_told(cli, "-o", "wide", "--field-selector", "state=Progressing") == ["b", "c"]
-    assert names_told(cli, "-o", "wide", "-l", "team=bi") == ["a9"]
-    assert "2 x over_capacity" in cli("-o", "wide", "get", "adapters", "--pool", "dev").out
+    for form in ("table", "wide"):
+        assert names_told(cli, "-o", form, "--field-selector", "state=degraded") == ["a9"]
+        assert names_told(cli, "-o", form, "--field-selector", "state=Progressing") == ["b"]
+        assert names_told(cli, "-o", form, "-l", "team=bi") == ["a9"]
+        assert names_told(cli, "-o", form, "--sort-by", "serving") == ["b", "a9", "a10"]
+        assert "2 × over_capacity" in cli("-o", form, "get", "adapters", "--pool", "dev").out
+    assert names_told(cli, "--field-selector", "source=") == ["a10", "a9", "b"]
+    degraded = ("get", "adapters", "--field-selector", "state=degraded", "--pool", "dev")
+    assert cli("-o", "name", *degraded).out == "a9\n"
+    assert cli("-o", "json", *degraded).json["items"][0]["status"] == {
+        "state": "Degraded",
+        "serving": 2,
+        "replicas": 3,
+        "reasons": {"over_capacity": 2},
+        "note": "",
+    }
     assert [one["name"] for one in cli("-o", "json", "get", "adapters", "a9", "b", "--pool", "dev").json["items"]] == [
         "a9",
         "b",
@@ -173,9 +283,12 @@ def test_describe_adapter_shows_spec_request_and_each_replica(cli, admin):
     behind = pb.RolloutReplica(replica="r2", state=pb.RolloutReplica.FAILED, reason="not_found", message="no files")
     admin.answers["WatchRollout"] = [[pb.Rollout(name="sql", generation=2, replicas=[behind])]]
     out = cli("describe", "adapter", "sql").out
-    assert "Generation:" in out
+    assert re.search(r"^Name: +sql of pool dev, tenant default$", out, re.MULTILINE)
+    assert re.search(r"^Generation: +2, - old, by me at -, request -$", out, re.MULTILINE)
     assert "Spec source.uri:" in out
-    assert "r2       failed  not_found  no files" in out
+    assert "Spec prepare.remap:" not in out, "what is so by default"
+    assert "What is wrong:\nREPLICA  STATE   REASON     MESSAGE\nr2       failed  not_found  no files\n" in out
+    assert "Last events: none within a day" in out
     admin.answers["WatchRollout"] = [[pb.Rollout(name="sql", generation=2, replicas=[behind])]]
     assert cli("-o", "json", "describe", "adapter", "sql").json["rollout"]["replicas"][0]["reason"] == "not_found"
 
@@ -183,7 +296,10 @@ def test_describe_adapter_shows_spec_request_and_each_replica(cli, admin):
 def test_describe_replica_shows_what_it_does_not_serve_and_why(cli, admin):
     admin.answers["GetReplica"] = [R1]
     out = cli("describe", "replica", "r1").out
-    assert "Status served.count:" in out
+    assert re.search(r"^Ready: +yes$", out, re.MULTILINE)
+    assert re.search(r"^Served: +3, pending 0, failed 1$", out, re.MULTILINE)
+    assert re.search(r"^Engine: +vllm 0.32.0 at http://127.0.0.1:8000$", out, re.MULTILINE)
+    assert "Status served.hash:" in out
     assert "law   1           not_found  no files  2" in out
 
 
@@ -206,6 +322,47 @@ def test_describe_replica_says_what_is_loaded_lazily_and_when_it_was_used(cli, a
     assert "Lazy, asked for and loaded:\n" in out
     assert ["law", "2", "2026-01-01T12:34:00.000Z"] in [line.split() for line in out.splitlines()]
     assert "lazy.resident" not in out
+
+
+def test_who_is_behind_alike_stands_in_one_line(cli, admin):
+    admin.answers["GetAdapter"] = [SQL]
+    states = {"r1": SERVED, **{f"r{number}": LATER for number in range(2, 12)}}
+    parts = [pb.RolloutReplica(replica=name, state=state, reason="staging") for name, state in states.items()]
+    seen = pb.Rollout(name="sql", generation=2, replicas=parts, waiting="10 of 11 replicas do not serve it yet")
+    admin.answers["WatchRollout"] = [[seen]]
+    out = cli("describe", "adapter", "sql").out
+    assert "What is awaited:\n10 of 11 replicas do not serve it yet\n" in out
+    assert "r2, r3, r4, r5, r6, r7, r8, r9, … (10)  pending  staging  -" in out
+    well = [pb.RolloutReplica(replica="r1", state=SERVED)]
+    admin.answers["WatchRollout"] = [[pb.Rollout(name="sql", generation=2, replicas=well, done=True)]]
+    assert "\nNothing is wrong with it.\n" in cli("describe", "adapter", "sql").out
+
+
+def test_the_last_events_are_shown(cli, admin):
+    """Of it alone, the newest ten of a day; where the audit trail cannot be read, the rest is shown all the same."""
+    admin.answers |= {
+        "GetAdapter": [SQL],
+        "GetReplica": [pb.Replica(name="r1", pool="dev", started_at="2026-01-01T00:00:05Z")],
+    }
+    admin.answers["WatchRollout"] = [[pb.Rollout(name="sql", generation=2, done=True)]]
+    changes = [
+        pb.RecordedChange(
+            at=f"2026-01-01T00:00:{at:02}Z", kind=kind, name=name, action=action, generation=at, principal="me"
+        )
+        for at, (kind, name, action) in enumerate(
+            [("adapter", "SQL", "updated"), ("adapter", "law", "created"), ("replica", "r1", "drain")]
+            + [("adapter", "sql", "updated")] * 10
+        )
+    ]
+    admin.answers["ListChanges"] = [pb.ListChangesResponse(changes=changes)]
+    shown = cli("describe", "adapter", "sql").out.partition("Last events:\n")[2].splitlines()
+    assert shown[0].split() == ["TIME", "EVENT", "GENERATION", "BY", "WHY"]
+    assert [line.split()[2] for line in shown[1:]] == [str(at) for at in range(3, 13)]
+    told = cli("describe", "replica", "r1").out.partition("Last events:\n")[2].partition("\n\n")[0].splitlines()[1:]
+    assert [line.split()[1] for line in told] == ["drain", "started"]
+    admin.answers["ListChanges"] = [Refusal(grpc.StatusCode.UNIMPLEMENTED, "UNSUPPORTED", "not yet")]
+    ran = cli("describe", "replica", "r1")
+    assert (ran.code, "What was done to it could not be read: " in ran.out) == (0, True)
 
 
 def test_history_lists_generations(cli, admin):

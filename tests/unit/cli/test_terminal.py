@@ -7,6 +7,8 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,57 @@ def test_many_rollouts_on_a_terminal_are_one_line_and_their_failures(address, ad
     assert code == 7
     assert "2/24 served, 22 failed" in seen
     assert "and 2 more failed" in seen
+
+
+def _seen_until(terminal: int, told: bytes) -> bytes:
+    seen = b""
+    while told not in seen:
+        more = _read(terminal)
+        assert more, (told, seen)
+        seen += more
+    return seen
+
+
+@pytest.mark.parametrize("wide", [(), ("-o", "wide")])
+def test_a_watch_on_a_terminal_is_a_table_that_is_drawn_anew(address, admin, wide):
+    states = {name: pb.RolloutReplica.State.Value(name) for name in ("PENDING", "SERVING")}
+    residency = {
+        name: pb.WatchResidencyResponse(
+            snapshot=name == "PENDING",
+            adapters=[
+                pb.AdapterResidency(name="sql", generation=1, counts=[pb.ResidenceCount(replicas=2, state=value)])
+            ],
+        )
+        for name, value in states.items()
+    }
+    is_seen = threading.Event()
+
+    def news(_request: object) -> Iterator[object]:
+        yield residency["PENDING"]
+        is_seen.wait()
+        yield residency["SERVING"]
+        yield Hold()
+
+    listed = pb.WatchAdaptersResponse(revision=1, events=[pb.AdapterEvent(put=SQL)], snapshot=True)
+    admin.answers |= {"WatchAdapters": [[listed, Hold()]], "WatchResidency": [news]}
+    ours, its = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "160", "LINES": "24"}
+    with subprocess.Popen(
+        command(address, "get", "adapters", "-w", *wide), stdout=its, stderr=its, env=environment
+    ) as run:
+        os.close(its)
+        try:
+            _seen_until(ours, b"0/2")
+            is_seen.set()
+            seen = _seen_until(ours, b"2/2")
+        finally:
+            is_seen.set()
+            run.send_signal(signal.SIGINT)
+            os.close(ours)
+    assert run.returncode == 130
+    assert b"\x1b[2J" in seen
+    assert b"STATE" in seen
+    assert b"Healthy" in seen
 
 
 def test_a_table_on_a_narrow_terminal_loses_nothing(address, admin):

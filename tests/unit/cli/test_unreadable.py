@@ -49,7 +49,7 @@ def test_the_only_pool_is_there_although_it_cannot_be_read(cli, admin):
 def test_nothing_that_was_written_by_others_commands_the_terminal(cli, admin):
     evil = pb.Adapter(name="a\n\x1b[31mb\u202e", pool="dev", updated_by="中 [red]")
     admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[evil], unreadable=["\x1b[2J"])]
-    ran = cli("get", "adapters")
+    ran = cli("get", "adapters", "-o", "wide")
     assert len(ran.out.splitlines()) == 2
     assert (ran.out + ran.err).replace("\n", "").isprintable()
     assert r"a\n\x1b[31mb\u202e" in ran.out

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import grpc
+import re
 
 from registry.v1 import registry_pb2 as pb
-from tests.unit.cli.fake_admin import Refusal
-from tests.unit.cli.test_read import R1, SQL, two_pools
+from tests.unit.cli.fake_admin import FakeAdmin
+from tests.unit.cli.test_read import MISSING, R1, SQL, two_pools
 
 
 def part(replica: str, state: int = pb.RolloutReplica.SERVING, generation: int = 2, **fields) -> pb.Residence:
@@ -28,49 +28,59 @@ LAZY = pb.AdapterResidency(
 )
 
 
+def listed(admin: FakeAdmin, *where: pb.AdapterResidency) -> None:
+    """Records, and where they are."""
+    records = [
+        pb.Adapter(name=one.name, pool="dev", generation=one.generation, spec=pb.AdapterSpec(load=one.load))
+        for one in where
+    ]
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=records)]
+    admin.answers["WatchResidency"] = [whole(*where)]
+
+
+def cells(line: str) -> list[str]:
+    return re.split(r" {2,}", line)
+
+
 def whole(*adapters: pb.AdapterResidency) -> list[pb.WatchResidencyResponse]:
     return [pb.WatchResidencyResponse(snapshot=True, adapters=adapters)]
 
 
 def test_wide_shows_where_each_adapter_is(cli, admin):
     parts = [pb.WatchResidencyResponse(snapshot=True, more=True, adapters=[WHERE]), *whole(LAZY)]
+    listed(admin, WHERE, LAZY)
     admin.answers["WatchResidency"] = [parts]
     header, sql, law = cli("get", "adapters", "-o", "wide").out.splitlines()
-    assert header.split() == "NAME POOL GENERATION LOAD STATE SERVING REASONS REPLICAS NOTE".split()
-    assert sql.endswith("r1, r2@1, r3 pending: staging  placed on 4, 3 alive")
-    assert "2 of 3" in sql
+    titles = "NAME POOL STATE SERVING GENERATION LOAD AGE REASONS REPLICAS NOTE PLACED SOURCE UPDATED BY"
+    assert header.split() == titles.split()
+    assert cells(sql)[2:4] == ["Progressing", "2/3"]
+    assert cells(sql)[7:10] == ["1 × staging", "r1, r2@1, r3 pending: staging", "placed on 4, 3 alive"]
     assert "r1 used 2026-01-01T00:00Z" in law
+    assert admin.asked("WatchResidency")[0].detail == pb.WatchResidencyRequest.REPLICAS_AND_COUNTS
 
 
 def test_who_serves_for_others_is_no_part_of_the_placement(cli, admin):
     moving = pb.AdapterResidency(name="sql", generation=2, replicas=[part("r1"), part("r4", reason="leaving")])
-    admin.answers["WatchResidency"] = [whole(moving)]
+    listed(admin, moving)
     line = cli("get", "adapters", "-o", "wide").out.splitlines()[1]
-    assert "1 of 1" in line
+    assert "1/1" in line
     assert "r1, r4 leaving" in line
 
 
 def test_wide_of_one_adapter(cli, admin):
     two_pools(admin)
-    missing = [Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "none")]
-    admin.answers["WatchResidency"] = [lambda asked: whole(WHERE) if asked.pool == "b" else missing]
-    assert "sql   b     2" in cli("get", "adapter", "SQL", "-o", "wide").out
-    assert [one.name for one in admin.asked("WatchResidency")] == ["SQL", "SQL"]
-    admin.answers["WatchResidency"] = [missing]
+    sql = pb.Adapter(name="sql", pool="b", generation=2)
+    admin.answers["GetAdapter"] = [lambda asked: sql if asked.pool == "b" else MISSING]
+    admin.answers["WatchResidency"] = [whole(WHERE)]
+    assert "sql   b     Progressing  2/3" in cli("get", "adapter", "SQL", "-o", "wide").out
+    assert [(one.pool, one.name) for one in admin.asked("WatchResidency")] == [("b", "SQL")]
+    admin.answers["GetAdapter"] = [MISSING]
     assert cli("get", "adapter", "sql", "-o", "wide").code == 3
 
 
 def test_wide_is_a_table_where_there_is_nothing_more(cli, admin):
     admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[R1])]
     assert cli("-o", "wide", "get", "replicas").out == cli("get", "replicas").out
-
-
-def test_where_adapters_are_can_be_watched(cli, admin):
-    gone = pb.WatchResidencyResponse(gone=["sql"])
-    admin.answers["WatchResidency"] = [[*whole(WHERE), gone, Refusal(grpc.StatusCode.NOT_FOUND, "POOL_NOT_FOUND")]]
-    lines = cli("get", "adapters", "-o", "wide", "-w").out.splitlines()
-    assert lines[1].split()[:7] == ["sql", "dev", "2", "eager", "Progressing", "2", "of"]
-    assert lines[2] == "sql  deleted"
 
 
 def test_describe_adapter_shows_where_it_is(cli, admin):
@@ -93,9 +103,9 @@ def test_what_is_served_instead_of_the_newest_is_not_denied(cli, admin):
         part("r2", generation=0, loaded=True, reason="earlier_generation", **failed),
     ]
     bad = pb.AdapterResidency(name="sql", generation=4, load="eager", replicas=parts)
-    admin.answers["WatchResidency"] = [whole(bad)]
+    listed(admin, bad)
     line = cli("get", "adapters", "-o", "wide").out.splitlines()[1]
-    assert "2 of 2" in line
+    assert cells(line)[2:4] == ["Degraded", "2/2"]
     assert "r1@3 (generation 4 failed: digest_mismatch), r2@? (generation 4 failed: digest_mismatch)" in line
     admin.answers["GetAdapter"] = [SQL]
     admin.answers["WatchRollout"] = [[pb.Rollout(name="sql", generation=4, done=True)]]

@@ -8,11 +8,23 @@ import pytest
 
 from registry.etcd3.ops import KeyValue
 from registry.model.records import Placement
+from registry.model.replica_state import ReplicaState
 from registry.model.status import Failed, Found, Kept, Lazy, Pending, Resident, Warned
-from registry.residency.derive import WantedGeneration, residency
-from registry.residency.view import is_held_back
+from registry.residency import derive
+from registry.residency.derive import DerivedResidency, WantedGeneration, counted, residency
+from registry.residency.view import AdapterView, PoolView, is_held_back
 from tests.support.records import KEYS, POOL, kv
-from tests.support.residency_world import FAILED, LEASE, PENDING, SERVING, UNKNOWN, engine_status
+from tests.support.residency_world import (
+    FAILED,
+    LEASE,
+    PENDING,
+    SERVING,
+    UNKNOWN,
+    World,
+    among,
+    engine_status,
+    members,
+)
 
 
 def failed(name: str, retry_at: str | None = None) -> list[Failed]:
@@ -30,6 +42,68 @@ def test_everywhere(world):
     assert (one.replica, one.engine_url, one.labels) == ("r1", "http://r1", {"zone": "a"})
     assert (one.model, one.generation, one.state, one.loaded, one.last_used) == ("acme/A", 1, SERVING, True, "")
     assert (two.state, two.reason, two.engine_url, two.loaded) == (PENDING, "no_status", "", False)
+
+
+def counts(world: World, name: str) -> dict[tuple[ReplicaState, str], int]:
+    world.look()
+    ((_, found),) = counted(world.view, [name])
+    return {(one.state, one.reason): count for one, count in found.counts.items()} if found else {}
+
+
+def test_who_is_expected_and_does_not_live_is_counted(world):
+    """R9 status-truth: an adapter that three of four serve is not served by all."""
+    world.alive("r1", "r2", labels={"zone": "a"})
+    world.remember("r1", "r3", labels={"zone": "b"})
+    world.put("everywhere")
+    world.put("here", placement=Placement(selector={"zone": "a"}))
+    world.put("there", placement=Placement(selector={"zone": "b"}))
+    world.put("one", placement=Placement(replicas=1))
+    for name in ("r1", "r2"):
+        world.says(name, **among(members("r1", "r2", labels={"zone": "a"}), {}))
+    missing = (UNKNOWN, "not_alive")
+    assert counts(world, "everywhere") == {(SERVING, ""): 2, missing: 1}
+    assert counts(world, "here") == {(SERVING, ""): 2}
+    assert counts(world, "there") == {missing: 1}
+    assert missing not in counts(world, "one"), "another serves it"
+    assert counts(world, "nothing") == {}
+
+
+def test_what_a_full_status_says_of_one_is_not_said_of_all(world):
+    """Of names that it leaves out nothing is known, but that an engine keeps one of them."""
+    world.alive("r1")
+    world.put("a")
+    world.put("b")
+    world.says("r1", omitted=2, kept=[Kept(name="b", generation=1)], serves=[])
+    world.look()
+    told = {key: found.counts for key, found in counted(world.view, ["a", "b"]) if found}
+    pending = derive.ReplicaStanding(PENDING, "omitted")
+    kept = derive.ReplicaStanding(SERVING, "earlier_generation", (PENDING, "omitted"))
+    assert told == {"a": {pending: 1}, "b": {kept: 1}}
+
+
+def test_adapters_that_stand_alike_are_derived_once(world, monkeypatch):
+    """5,000 adapters on 50 replicas are a quarter of a million verdicts, nearly all of them the same."""
+    world.alive("r1", "r2")
+    for number in range(20):
+        world.put(f"a{number}")
+    world.put("lazy", load="lazy")
+    world.put("loose", pinned=False)
+    for name in ("r1", "r2"):
+        found = [Found(name="loose", generation=1, digest=name)]
+        world.says(name, failed=failed("a3"), found=found, lazy=Lazy(count=1, servable=True))
+    world.put("new")
+    world.look()
+    derived: list[str] = []
+
+    def noted(view: PoolView, adapter: AdapterView) -> DerivedResidency:
+        derived.append(adapter.key)
+        return residency_of(view, adapter)
+
+    residency_of = derive._residency
+    monkeypatch.setattr(derive, "_residency", noted)
+    found = dict(counted(world.view, sorted(world.view.records)))
+    assert derived == ["a0", "a3", "lazy", "loose", "new"]
+    assert all(one is not None and one.name == key for key, one in found.items())
 
 
 @pytest.mark.parametrize(
