@@ -17,7 +17,7 @@ _ALONE = "only "
 _COLUMNS = (
     "all-linear", "default", "attention", "mlp", "each alone", "regex", "rslora", "patterns", "old default", "old bare",
     "old doubled", "embedding", "head", "tied embedding", "tied head", "router", "router as stored", "experts each",
-    "experts as stored", "experts 3d",
+    "experts as stored", "experts 3d", "shared experts",
 )  # fmt: skip
 _SHORT = {"served": "yes", "prepared": "prepared", "refused": "no", "refused, though right": "no (R)", "unknown": "?"}
 
@@ -46,7 +46,8 @@ Accepted and then served wrongly: {counts["SILENT"]}. Accepted and then refused 
 
 "Each alone" is an adapter for each kind of linear module by itself. "Old" are the names of earlier releases: `default`
 in the keys, no prefix, a doubled prefix. Experts and routers are named as transformers 5 calls its modules, and where
-they differ as the checkpoint calls them; "3d" is what PEFT saves with `target_parameters`.
+they differ as the checkpoint calls them; "3d" is what PEFT saves with `target_parameters`. "Shared experts" are the
+experts that all tokens go to.
 
 **What stands in.** vLLM computes experts under LoRA with Triton kernels, which need a GPU. Here plain torch computes
 them from vLLM's own buffers; names, packing and slicing are vLLM's. No picture is shown to any model.
