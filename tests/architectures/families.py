@@ -32,12 +32,14 @@ class Family:
         model_type: as `transformers.AutoConfig` knows it.
         fields: what differs from `SIZES`; None: leave the field out.
         flags: of the engine, beside those of all.
+        lacks: what the CPU build of the engine lacks for it, so that it cannot be run.
     """
 
     name: str
     model_type: str
     fields: dict[str, Any] = field(default_factory=dict)
     flags: dict[str, Any] = field(default_factory=dict)
+    lacks: str = ""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -65,8 +67,10 @@ _MLA = {
     "n_group": 1,
     "topk_group": 1,
 }
-# The faster one takes no float32.
-_MLA_FLAGS = {"attention_backend": "CPU_MLA"}
+# vLLM's rotary embedding for CPUs reads some layouts wrongly; torch's does not.
+_TORCH_ROTARY = {"compilation_config": {"custom_ops": ["-rotary_embedding"]}}
+# The faster backend takes no float32.
+_MLA_FLAGS = {"attention_backend": "CPU_MLA", **_TORCH_ROTARY}
 _GRANITE = {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.1, "logits_scaling": 2.0}
 _SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 128}
 _MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 64, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_expand": 2}
@@ -182,6 +186,7 @@ FAMILIES: tuple[Family, ...] = (
         "jamba",
         "jamba",
         {"attn_layer_period": 2, "attn_layer_offset": 1, **_experts("num_experts", "intermediate_size")},
+        lacks="a kernel for Mamba's scan",
     ),
     Family(
         "lfm2",
@@ -193,6 +198,7 @@ FAMILIES: tuple[Family, ...] = (
             "conv_dim": 128,
             "block_dim": 128,
         },
+        _TORCH_ROTARY,
     ),
     Family("mamba", "mamba", {"state_size": 16}),
     Family("helium", "helium"),
@@ -218,6 +224,7 @@ FAMILIES: tuple[Family, ...] = (
             "scoring_func": "sigmoid",
             "use_routing_bias": True,
         },
+        lacks="routers that score with a sigmoid",
     ),
     Family(
         "exaone_moe",

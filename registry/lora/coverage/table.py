@@ -111,8 +111,8 @@ def _all_of(names: str, coverage: Coverage) -> dict[str, Coverage]:
 
 _VLLM: Mapping[str, Coverage] = {
     **_all_of("Llama Qwen3 Phi3 Mixtral Exaone4 Nemotron FalconH1 Ernie4_5 Apertus Granite", Coverage()),
-    **_all_of("Solar HyperCLOVAX MiniCPM", Coverage()),
-    **_all_of("Jamba Lfm2 PhiMoE", Coverage(is_measured=False)),
+    **_all_of("Solar HyperCLOVAX MiniCPM Lfm2", Coverage()),
+    **_all_of("Jamba PhiMoE", Coverage(is_measured=False)),
     **_all_of("Cohere Cohere2", Coverage(_INPUT)),
     **_all_of("Olmo Olmo2 Olmo3 Arcee SeedOss HunYuanDenseV1 Starcoder2 Phi GPTNeoX SmolLM3 Ministral", _TRANSFORMERS),
     **_all_of("Glm Helium BitNet Persimmon", _TRANSFORMERS),
@@ -132,7 +132,8 @@ _VLLM: Mapping[str, Coverage] = {
     "Qwen3NextForCausalLM": Coverage(_NONE, {**_ROUTER, **_SHARED_GATE}, is_measured=False),
     **_all_of("DeepseekV2 DeepseekV3", _DEEPSEEK),
     **_all_of("DeepseekV32 GlmMoeDsa MistralLarge3 AXK1", _READ_DEEPSEEK),
-    **_all_of("ExaoneMoe ExaoneMoE K2Horizon", Coverage(_BOTH, _ROUTER, is_measured=False)),
+    "ExaoneMoeForCausalLM": Coverage(_BOTH, _ROUTER),
+    **_all_of("ExaoneMoE K2Horizon", Coverage(_BOTH, _ROUTER, is_measured=False)),
     "GPTBigCodeForCausalLM": Coverage(_INPUT, _FUSED_QKV),
 }
 
