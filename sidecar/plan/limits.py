@@ -23,6 +23,7 @@ _WITHOUT_EFFECT = (
 def limits_of(pool: PoolSpec | None, observed: Observed) -> ReplicaLimits:
     """The limits of this engine in this pool."""
     engine, of_pool = observed.facts.limits, pool.limits if pool else PoolLimits()
+    proves = observed.facts.proves and of_pool.prove == "effect"
     return ReplicaLimits(
         base_names=frozenset(base.lower() for base in observed.base_models),
         max_rank=_lower(engine.max_lora_rank, of_pool.max_rank),
@@ -30,7 +31,8 @@ def limits_of(pool: PoolSpec | None, observed: Observed) -> ReplicaLimits:
         names=names_of(pool),
         capacity=_lower(engine.max_cpu_loras, of_pool.max_adapters),
         evidence=observed.facts.evidence,
-        proves=observed.facts.proves and of_pool.prove == "effect",
+        proves=proves,
+        no_effect=observed.no_effect if proves else frozenset(),
     )
 
 
@@ -58,11 +60,7 @@ def rejection_of(
         return None
     if unservable := _unservable(adapter, limits, staged):
         return unservable
-    if observed is None:
-        return None
-    if limits.proves and staged.path in observed.no_effect:
-        return _hopeless(adapter, NO_EFFECT, _WITHOUT_EFFECT)
-    return _remembered(adapter, name, observed, staged)
+    return None if observed is None else _remembered(adapter, name, observed, staged)
 
 
 def _remembered(adapter: DesiredAdapter, name: str, observed: Observed, staged: Staged) -> FailedAdapter | None:
@@ -90,7 +88,9 @@ def _unservable(adapter: DesiredAdapter, limits: ReplicaLimits, staged: Staged) 
         message = f"the engine leaves out {', '.join(left_out)}: start it with --lora-target-modules that name them"
         return _hopeless(adapter, "target_modules_mismatch", message)
     finding = evidence_finding(staged.modules, limits.evidence) if limits.evidence else None
-    return _hopeless(adapter, finding.reason, finding.sentence()) if finding else None
+    if finding:
+        return _hopeless(adapter, finding.reason, finding.sentence())
+    return _hopeless(adapter, NO_EFFECT, _WITHOUT_EFFECT) if staged.path in limits.no_effect else None
 
 
 def _hopeless(adapter: DesiredAdapter, reason: str, message: str) -> FailedAdapter:

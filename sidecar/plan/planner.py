@@ -174,9 +174,10 @@ def _taken(observed: Observed, known: PlanContext) -> Iterator[Unload]:
 
 def _without_effect(chosen: Selection, observed: Observed, known: PlanContext) -> Iterator[Unload]:
     """What was bound before the engine could be asked about it, and has no effect: an error is better than the base."""
-    for name, path in sorted(observed.adapters.items()) if chosen.limits.proves and observed.no_effect else ():
-        is_free = name_key(name) not in known.in_progress.keys and name not in known.taken
-        if path in observed.no_effect and known.owns(path) is not None and is_free:
+    busy, without = known.in_progress.keys | chosen.lazy.asked, chosen.limits.no_effect
+    for name, path in sorted(observed.adapters.items()) if without else ():
+        is_free = name_key(name) not in busy and name not in known.taken
+        if path in without and known.owns(path) is not None and is_free:
             yield Unload(name, path, known.request_id)
 
 

@@ -151,6 +151,7 @@ class ReplicaLimits:
         capacity: how many adapters the engine is asked to hold at once, at least 1; None: no limit.
         evidence: what the engine says that it applies of adapters; None: it does not say.
         proves: an adapter is given to the engine only if it does not say that it has no effect.
+        no_effect: paths of those of which it says so, where that counts.
     """
 
     base_names: frozenset[str] = frozenset()
@@ -160,6 +161,7 @@ class ReplicaLimits:
     capacity: int | None = None
     evidence: EngineEvidence | None = None
     proves: bool = False
+    no_effect: AbstractSet[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ class Resolver:
             case Serve(staged):
                 if not self._means.store.is_intact(staged.path):
                     return self._bring(adapter)
-                return self._serve(adapter, staged.path, now)
+                return self._serve(adapter, Resolved(staged.path, terms.rules.proves), now)
 
     def _refuse(self, adapter: DesiredAdapter, failure: Failure) -> Answer | _NotYet:
         if failure != self._demand.trouble(adapter.key):
@@ -176,8 +176,8 @@ class Resolver:
             self._means.mailbox.wake()
         return Unresolved("refused") if failure.retry_at is None else _NotYet("staging")
 
-    def _serve(self, adapter: DesiredAdapter, path: str, now: float) -> Answer | _NotYet:
-        if self._demand.refusal(adapter, path, now) is not None:
+    def _serve(self, adapter: DesiredAdapter, told: Resolved, now: float) -> Answer | _NotYet:
+        if self._demand.refusal(adapter, told.path, now) is not None:
             self._means.mailbox.wake()  # so that the status names it
             return Unresolved("refused")
         was_expecting = self._demand.is_expecting
@@ -185,11 +185,11 @@ class Resolver:
             if not was_expecting:
                 self._means.mailbox.wake()
             return _NotYet("no_room")
-        self._expect((adapter.name, path))
-        self._demand.tell(adapter.key, Answered(adapter.name, path, now))
+        self._expect((adapter.name, told.path))
+        self._demand.tell(adapter.key, Answered(adapter.name, told.path, now))
         if not was_expecting:
             self._means.mailbox.wake()  # from now on the engine is looked at more often
-        return Resolved(path)
+        return told
 
     def _bring(self, adapter: DesiredAdapter) -> Answer | _NotYet:
         staging = self._staging

@@ -81,8 +81,8 @@ class Adapters:
 
     @property
     def changes(self) -> int:
-        """How often what is registered has changed since the server started, whoever did it."""
-        return self._server.registered.changes
+        """How often what is registered has changed since the server started, whoever did it, or was found useless."""
+        return self._server.registered.changes + self._prover.refusals
 
     async def swap(self, name: str, path: str, expected: str) -> None:
         """Binds new requests for `name` to the files in `path`; each request has either the old version or the new.
@@ -131,10 +131,12 @@ class Adapters:
         """
         if self._resolver is None or len(self._drain) >= MAX_RETIRED:
             return None
-        path = await self._resolver.path_of(name, base_model)
-        if path is None:
+        found = await self._resolver.find(name, base_model)
+        if found is None:
             return None
-        candidate = self._server.make(name, path, None)
+        if found.prove:
+            self._prover.prove_later(found.path)
+        candidate = self._server.make(name, found.path, None)
         # Not at once: vLLM gives it another number as soon as it has it, before anything else can run.
         asyncio.get_running_loop().call_soon(self._drain.add, candidate)
         return candidate
@@ -177,9 +179,12 @@ class Adapters:
         return {"proof": proof, "message": _WITHOUT_EFFECT[proof] if proof in AGAINST else ""}
 
     def without_effect(self) -> list[str]:
-        """Paths of what was proven not to be for this engine. Begins what was put off: it is asked again and again."""
-        self._prover.look_later()
+        """Paths of what was proven not to be for this engine."""
         return self._prover.without_effect
+
+    def prove_some(self) -> None:
+        """Begins a proof that was put off, if there is room for it. To be called again and again."""
+        self._prover.look_later()
 
     def last_used(self) -> dict[str, float]:
         """For each registered name that was ever used, seconds since a request was bound to it or was seen to run."""

@@ -25,6 +25,8 @@ PROOF_NAME = "loraplane proof"
 # The load that waits goes on after so long; the proof does too, and its result is told when it is there.
 PROOF_SECONDS = 4.0
 MAX_REMEMBERED = 4096
+# What is not registered so long after its proof was put off is not proven: nobody loaded it, or it is gone again.
+COMING_SECONDS = 120.0
 # Tokens of the answers. Of one that changes a few experts of the last layer only, a single token may show nothing.
 ANSWERS = (1, 32)
 _WEIGHTS = "adapter_model.safetensors"
@@ -69,14 +71,19 @@ class Prover:
     """Proves adapters in one API server, one at a time; what it found it remembers by path, whose files never change.
 
     Where the engine is full or a proof is under way, a proof is put off until `look_later` finds a better moment.
+
+    Attributes:
+        refusals: how many adapters were found to be not for this engine.
     """
 
     def __init__(self, server: ApiServer, seconds: float = PROOF_SECONDS) -> None:
         """`seconds`: for how long a caller waits."""
+        self.refusals = 0
         self._server = server
         self._seconds = seconds
         self._found: dict[str, Proof] = {}
-        self._later: dict[str, None] = {}
+        # Each with the time until which it may not be registered yet.
+        self._later: dict[str, float] = {}
         self._task: asyncio.Task[Proof] | None = None
 
     @property
@@ -108,13 +115,21 @@ class Prover:
         task.add_done_callback(_heard)
         return "later"
 
+    def prove_later(self, path: str) -> None:
+        """Puts the proof of what is about to be registered off, unless it is known already."""
+        if self._server.prober is not None and path not in self._found:
+            self._put_off(path)
+
     def look_later(self) -> None:
-        """Begins a proof that was put off, if the engine has room for it now and its adapter is still registered."""
+        """Begins a proof that was put off, if the engine has room for it now and its adapter is registered by now."""
         prober = self._server.prober
         registered = {adapter.lora_path for adapter in self._server.registered.values()} if self._later else set()
-        while self._later and prober is not None and not self._is_busy:
-            path = next(iter(self._later))
-            del self._later[path]
+        now = asyncio.get_running_loop().time()
+        for path, until in list(self._later.items()):
+            if prober is None or self._is_busy:
+                return
+            if path in registered or until <= now:
+                del self._later[path]
             if path in registered:
                 self._task = asyncio.create_task(self._prove(path, prober))
                 self._task.add_done_callback(_heard)
@@ -125,7 +140,7 @@ class Prover:
 
     def _put_off(self, path: str) -> None:
         if len(self._later) < MAX_REMEMBERED:
-            self._later[path] = None
+            self._later[path] = asyncio.get_running_loop().time() + COMING_SECONDS
 
     async def _prove(self, path: str, prober: Prober) -> Proof:
         candidate = self._server.make(PROOF_NAME, path, None)
@@ -139,6 +154,7 @@ class Prover:
         if len(self._found) >= MAX_REMEMBERED:
             del self._found[next(iter(self._found))]
         self._found[path] = proof
+        self.refusals += proof in AGAINST
         return proof
 
     async def _asked(self, candidate: EngineAdapter, prober: Prober) -> tuple[Proof, Answer]:

@@ -26,9 +26,10 @@ class BadAnswer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The adapter is in the directory `path`, and may be loaded from there."""
+    """The adapter is in the directory `path`, and may be loaded from there. `prove`: then its effect is proven."""
 
     path: str
+    prove: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +70,14 @@ def read_question(line: bytes) -> str | None:
 def write_answer(answer: Answer) -> bytes:
     """The answer as a line."""
     match answer:
-        case Resolved(path):
-            fields: dict[str, object] = {"schema": SCHEMA, "path": path}
+        case Resolved(path, prove):
+            fields: dict[str, object] = {"schema": SCHEMA, "path": path} | ({"prove": True} if prove else {})
         case Unresolved(reason):  # pragma: no branch - mypy knows that this is the last case
             fields = {"schema": SCHEMA, "path": None, "reason": reason}
     return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
-def read_answer(line: bytes) -> str | None:
+def read_answer(line: bytes) -> Resolved | None:
     """The absolute directory that an answer names; None: there is none, and the sidecar says so.
 
     Raises:
@@ -92,6 +93,6 @@ def read_answer(line: bytes) -> str | None:
         case {"schema": 1, "path": None, "reason": str()}:
             return None
         case {"schema": 1, "path": str(path)} if path.startswith("/") and len(path) <= MAX_PATH_LENGTH:
-            return path
+            return Resolved(path, answer.get("prove") is True)
         case _:
             raise BadAnswer("it names neither an absolute path nor a reason")

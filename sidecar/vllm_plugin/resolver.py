@@ -18,6 +18,7 @@ from sidecar.vllm_plugin.protocol import (
     MAX_QUESTION_BYTES,
     MAX_SOCKET_PATH_BYTES,
     BadAnswer,
+    Resolved,
     is_askable,
     read_answer,
     write_question,
@@ -81,7 +82,7 @@ class ResolverClient:
         self._said = TtlSet(SILENCE_SECONDS, 8, now)
         self._asking = 0
 
-    async def path_of(self, name: str, base_model: str) -> str | None:
+    async def find(self, name: str, base_model: str) -> Resolved | None:
         """The directory with the files of `name`; None: there is none, or it cannot be told now.
 
         Args:
@@ -95,20 +96,20 @@ class ResolverClient:
             return None
         self._asking += 1
         try:
-            path = await self._asked(name, base_model)
+            found = await self._asked(name, base_model)
         finally:
             self._asking -= 1
-        if path is None:
+        if found is None:
             self._misses.add(name)
-        return path
+        return found
 
-    async def _asked(self, name: str, base_model: str) -> str | None:
+    async def _asked(self, name: str, base_model: str) -> Resolved | None:
         try:
             async with asyncio.timeout(self._ask_seconds):
-                path = await self._ask(write_question(name, base_model))
-                problem = None if path is None else await asyncio.to_thread(self._problem_with, path)
+                found = await self._ask(write_question(name, base_model))
+                problem = None if found is None else await asyncio.to_thread(self._problem_with, found.path)
             if problem is None:
-                return path
+                return found
             self._say(*problem)
         except TimeoutError:  # which is an OSError too
             self._say("deadline", f"no answer within {self._ask_seconds:g} s")
@@ -126,7 +127,7 @@ class ResolverClient:
             return None
         return "path_missing", f"it names {path!r}, which holds no adapter here: mount the store at the same path"
 
-    async def _ask(self, line: bytes) -> str | None:
+    async def _ask(self, line: bytes) -> Resolved | None:
         if len(line) > MAX_QUESTION_BYTES:
             raise BadAnswer(f"a question of {len(line)} bytes has none")
         reader, writer = await asyncio.open_unix_connection(self._socket, limit=MAX_ANSWER_BYTES)

@@ -32,12 +32,14 @@ class Family:
         model_type: as `transformers.AutoConfig` knows it.
         fields: what differs from `SIZES`; None: leave the field out.
         flags: of the engine, beside those of all.
+        lacks: what the CPU build of the engine lacks for it, so that it cannot be run.
     """
 
     name: str
     model_type: str
     fields: dict[str, Any] = field(default_factory=dict)
     flags: dict[str, Any] = field(default_factory=dict)
+    lacks: str = ""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -65,8 +67,10 @@ _MLA = {
     "n_group": 1,
     "topk_group": 1,
 }
-# The faster one takes no float32.
-_MLA_FLAGS = {"attention_backend": "CPU_MLA"}
+# vLLM's rotary embedding for CPUs reads some layouts wrongly; torch's does not.
+_TORCH_ROTARY = {"compilation_config": {"custom_ops": ["-rotary_embedding"]}}
+# The faster backend takes no float32.
+_MLA_FLAGS = {"attention_backend": "CPU_MLA", **_TORCH_ROTARY}
 _GRANITE = {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.1, "logits_scaling": 2.0}
 _SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 128}
 _MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 64, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_expand": 2}
@@ -99,7 +103,11 @@ FAMILIES: tuple[Family, ...] = (
     Family("gemma3", "gemma3_text", {**_TIED, "query_pre_attn_scalar": 64, "sliding_window": 128}),
     Family("phi", "phi", {**_NO_GQA, "partial_rotary_factor": 0.5}),
     Family("phi3", "phi3"),
-    Family("phimoe", "phimoe", _experts("num_local_experts", "intermediate_size")),
+    Family(
+        "phimoe",
+        "phimoe",
+        {**_experts("num_local_experts", "intermediate_size"), "architectures": ["PhiMoEForCausalLM"]},
+    ),
     Family("granite", "granite", _GRANITE),
     Family("granite_tied", "granite", {**_GRANITE, **_TIED}),
     Family("granitemoe", "granitemoe", {**_GRANITE, **_experts("num_local_experts", "intermediate_size")}),
@@ -125,7 +133,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("olmo2", "olmo2"),
     Family("olmo3", "olmo3", _SLIDING),
     Family("olmoe", "olmoe", _experts("num_experts", "intermediate_size")),
-    Family("exaone4", "exaone4", {"layer_types": ["full_attention"] * 2, "sliding_window": None}),
+    Family("exaone4", "exaone4", _SLIDING),
     Family("nemotron", "nemotron", {"partial_rotary_factor": 0.5}),
     Family("smollm3", "smollm3", {"no_rope_layers": [1, 0]}),
     Family("ernie4_5", "ernie4_5"),
@@ -150,25 +158,48 @@ FAMILIES: tuple[Family, ...] = (
         },
     ),
     Family("gpt_oss", "gpt_oss", {**_experts("num_local_experts", "intermediate_size"), "sliding_window": 128}),
-    Family("gpt_neox", "gpt_neox"),
+    Family("gpt_neox", "gpt_neox", _NO_GQA),
     Family("gpt_bigcode", "gpt_bigcode", {**_GPT, "multi_query": True}),
     Family("gpt2", "gpt2", _GPT),
-    Family("gptj", "gptj", {**_GPT, "rotary_dim": 32}),
+    Family("gptj", "gptj", {**_GPT, **_NO_GQA, "rotary_dim": 32}),
     Family("opt", "opt", {"ffn_dim": 192, "word_embed_proj_dim": 128, "do_layer_norm_before": True}),
-    Family("bloom", "bloom", {"n_layer": 2, "n_head": 2}),
+    Family("bloom", "bloom", {**_TIED, "n_layer": 2, "n_head": 2}),
     Family(
         "falcon", "falcon", {"head_dim": None, "new_decoder_architecture": False, "multi_query": True, "alibi": False}
     ),
     Family("stablelm", "stablelm", {"partial_rotary_factor": 0.5}),
     Family("deepseek_v2", "deepseek_v2", {**_experts("n_routed_experts"), **_MLA, "topk_method": "greedy"}, _MLA_FLAGS),
-    Family("deepseek_v3", "deepseek_v3", {**_experts("n_routed_experts"), **_MLA, "q_lora_rank": 64}, _MLA_FLAGS),
+    Family(
+        "deepseek_v3",
+        "deepseek_v3",
+        {
+            **_experts("n_routed_experts"),
+            **_MLA,
+            "q_lora_rank": 64,
+            "topk_method": "noaux_tc",
+            "scoring_func": "sigmoid",
+        },
+        _MLA_FLAGS,
+    ),
     Family("falcon_h1", "falcon_h1", {**_MAMBA, "mamba_d_ssm": 256, "mamba_chunk_size": 64}),
     Family(
         "jamba",
         "jamba",
         {"attn_layer_period": 2, "attn_layer_offset": 1, **_experts("num_experts", "intermediate_size")},
+        lacks="a kernel for Mamba's scan",
     ),
-    Family("lfm2", "lfm2", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 32}),
+    Family(
+        "lfm2",
+        "lfm2",
+        {
+            **_TIED,
+            "layer_types": ["conv", "full_attention"],
+            "block_multiple_of": 32,
+            "conv_dim": 128,
+            "block_dim": 128,
+        },
+        _TORCH_ROTARY,
+    ),
     Family("mamba", "mamba", {"state_size": 16}),
     Family("helium", "helium"),
     Family("bitnet", "bitnet"),
@@ -184,7 +215,17 @@ FAMILIES: tuple[Family, ...] = (
         },
     ),
     Family("doge", "doge"),
-    Family("minimax_m2", "minimax_m2", _experts("num_local_experts", "intermediate_size")),
+    Family(
+        "minimax_m2",
+        "minimax_m2",
+        {
+            **_experts("num_local_experts", "intermediate_size"),
+            "rotary_dim": 32,
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+        },
+        lacks="routers that score with a sigmoid",
+    ),
     Family(
         "exaone_moe",
         "exaone_moe",

@@ -203,6 +203,16 @@ def save_routers(base: Any, out: Path, stored: dict[bytes, str]) -> dict[str, An
     return made.save(("router", "router as stored"), out, model)
 
 
+def save_shared(base: Any, out: Path, stored: dict[bytes, str]) -> dict[str, Answers]:
+    """Adapters of the experts that all tokens go to: PEFT trains them only together with all other experts."""
+    model, made = copy.deepcopy(base), ByHand(stored)
+    torch.manual_seed(11)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and re.search(r"shared_experts?\.", name):
+            made.add(name, module.weight.data)
+    return made.save(("shared experts", "shared experts as stored"), out, model)
+
+
 def write_adapter(tensors: dict[str, torch.Tensor], out: Path) -> None:
     """Writes files that PEFT did not make."""
     out.mkdir(parents=True)
@@ -223,19 +233,31 @@ def save_old_names(source: Path, folder: Path) -> Iterator[str]:
         yield kind
 
 
+def new_model(config: Any) -> Any:
+    """A model of random weights, none of which is 0."""
+    # Other implementations of attention leave soft caps out.
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 and "norm" not in name and "act_fn" not in name:
+                parameter.normal_(0, 0.05)  # biases are 0 in a new model
+            if parameter.dim() == 3:
+                parameter.normal_(0, 0.09)
+    for name, module in model.named_modules():
+        if name.endswith("act_fn"):
+            module.bfloat16()  # as engines keep the numbers of an activation, whatever else they compute in
+    return model
+
+
 def make(model_type: str, fields: dict[str, Any], out: Path) -> dict[str, Any]:
     """Writes one family's model and adapters; what they answer, and what PEFT cannot train."""
     torch.manual_seed(5)
     config = AutoConfig.for_model(model_type, **fields)
-    # Other implementations of attention leave soft caps out.
-    base = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    with torch.no_grad():
-        for name, parameter in base.named_parameters():
-            if parameter.dim() == 1 and "norm" not in name:
-                parameter.normal_(0, 0.05)  # biases are 0 in a new model
-            if parameter.dim() == 3:
-                parameter.normal_(0, 0.09)
+    base = new_model(config)
     base.save_pretrained(str(out / "model"))
+    if "architectures" in fields:  # released checkpoints call it otherwise than transformers does
+        config.architectures = fields["architectures"]
+        config.save_pretrained(str(out / "model"))
     found, untrained = {"": answers(base)}, {}
     for kind, wanted in configs(base):
         try:
@@ -243,7 +265,8 @@ def make(model_type: str, fields: dict[str, Any], out: Path) -> dict[str, Any]:
         except Exception as error:  # noqa: BLE001 - whatever PEFT says
             untrained[kind] = f"{type(error).__name__}: {error}"[:300]
     stored = stored_names(out / "model")
-    found |= save_experts(base, out / "adapters", stored) | save_routers(base, out / "adapters", stored)
+    for save in (save_experts, save_routers, save_shared):
+        found |= save(base, out / "adapters", stored)
     source = out / "adapters" / ("attention" if "attention" in found else "mlp")
     if source.exists():
         found |= dict.fromkeys(save_old_names(source, out / "adapters"), found[source.name])

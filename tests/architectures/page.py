@@ -17,8 +17,9 @@ _ALONE = "only "
 _COLUMNS = (
     "all-linear", "default", "attention", "mlp", "each alone", "regex", "rslora", "patterns", "old default", "old bare",
     "old doubled", "embedding", "head", "tied embedding", "tied head", "router", "router as stored", "experts each",
-    "experts as stored", "experts 3d",
+    "experts as stored", "experts 3d", "shared experts",
 )  # fmt: skip
+_UNTOLD = ("engine does not tell",)
 _SHORT = {"served": "yes", "prepared": "prepared", "refused": "no", "refused, though right": "no (R)", "unknown": "?"}
 
 
@@ -27,7 +28,8 @@ def page(results: Mapping[str, Any]) -> str:
     run = {name: one for name, one in results.items() if "kinds" in one}
     counts = Counter(cell["verdict"] for one in run.values() for cell in one["kinds"].values())
     engines = ", ".join(sorted({one["engine"] for one in run.values()}))
-    not_run = {name: one["error"] for name, one in results.items() if "error" in one}
+    lacks = {one.name: f" (vLLM's CPU build lacks {one.lacks})" for one in FAMILIES if one.lacks}
+    not_run = {name: one["error"] + lacks.get(name, "") for name, one in results.items() if "error" in one}
     missing = sorted({one.name for one in FAMILIES} - results.keys())
     return f"""# Architectures: which matrices of an adapter are served
 
@@ -46,10 +48,12 @@ Accepted and then served wrongly: {counts["SILENT"]}. Accepted and then refused 
 
 "Each alone" is an adapter for each kind of linear module by itself. "Old" are the names of earlier releases: `default`
 in the keys, no prefix, a doubled prefix. Experts and routers are named as transformers 5 calls its modules, and where
-they differ as the checkpoint calls them; "3d" is what PEFT saves with `target_parameters`.
+they differ as the checkpoint calls them; "3d" is what PEFT saves with `target_parameters`. "Shared experts" are the
+experts that all tokens go to.
 
 **What stands in.** vLLM computes experts under LoRA with Triton kernels, which need a GPU. Here plain torch computes
-them from vLLM's own buffers; names, packing and slicing are vLLM's. No picture is shown to any model.
+them from vLLM's own buffers; names, packing and slicing are vLLM's. DeepSeek and LFM2 run with torch's rotary
+embedding: that of vLLM's CPU build computes their bases wrongly. No picture is shown to any model.
 
 | model | {" | ".join(_COLUMNS)} |
 |---|{"---|" * len(_COLUMNS)}
@@ -117,7 +121,7 @@ def _unsaid(run: Mapping[str, Any]) -> Iterator[str]:
             for kind, one in family["kinds"].items()
             if not one.get("asked") and one.get("prepared", one["raw"]) in {"wrong", "as the base", "refused"}
         ]
-        silent = [kind for kind, one in family["kinds"].items() if one.get("asked") == ["engine does not tell"]]
+        silent = [kind for kind, one in family["kinds"].items() if tuple(one.get("asked", ())) == _UNTOLD]
         if silent:
             yield f"- {name}: the engine does not tell"
         elif kinds:

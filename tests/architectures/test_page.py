@@ -21,6 +21,13 @@ def test_the_page_is_current():
     assert PAGE.read_text() == page(json.loads(RESULTS.read_text()))
 
 
+def test_a_page_of_what_was_just_found_is_that_of_what_was_kept():
+    cell = Judged("served", (), ("engine does not tell",), "right").as_dict()
+    found = {"a": {"architecture": "A", "engine": "e", "kinds": {"mlp": cell}}}
+    assert "- a: the engine does not tell" in page(found)
+    assert page(found) == page(json.loads(json.dumps(found)))
+
+
 def test_no_adapter_is_accepted_that_the_engine_does_not_serve_rightly():
     """R22 applied-whole: the whole matrix, as it was last run."""
     results = json.loads(RESULTS.read_text())

@@ -20,7 +20,15 @@ from sidecar.vllm_plugin import adapters
 from sidecar.vllm_plugin.adapters import Adapters
 from sidecar.vllm_plugin.draining import Retired
 from sidecar.vllm_plugin.guard import CONTROL_HEADER
-from sidecar.vllm_plugin.protocol import BadAnswer, Unresolved, read_answer, read_question, write_answer, write_question
+from sidecar.vllm_plugin.protocol import (
+    BadAnswer,
+    Resolved,
+    Unresolved,
+    read_answer,
+    read_question,
+    write_answer,
+    write_question,
+)
 from sidecar.vllm_plugin.resolver import ResolverClient
 from sidecar.vllm_plugin.routes import PREFIX, Plugin, routes
 from sidecar.vllm_plugin.server import FilesMissing
@@ -67,13 +75,13 @@ class PlayedResolver(ResolverClient):
         self._played = socket
         self._files = files
 
-    async def _asked(self, name: str, base_model: str) -> str | None:
+    async def _asked(self, name: str, base_model: str) -> Resolved | None:
         try:
             async with asyncio.timeout(self._ask_seconds):
-                path = read_answer(await self._played.ask(write_question(name, base_model)))
+                found = read_answer(await self._played.ask(write_question(name, base_model)))
         except (OSError, BadAnswer):
             return None
-        return path if path is not None and self._files.has(path) else None
+        return found if found is not None and self._files.has(found.path) else None
 
 
 class PlayedPlugin:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Self
 
 
-def found(path: str) -> bytes:
+def found(path: str, **more: bool) -> bytes:
     """The answer that names a directory."""
-    return json.dumps({"schema": 1, "path": path}).encode() + b"\n"
+    return json.dumps({"schema": 1, "path": path, **more}).encode() + b"\n"
 
 
 def missing(reason: str) -> bytes:

@@ -117,7 +117,8 @@ def check(
         list[str] | None, options.flag("--drop", metavar="MODULE", help="As prepare.drop of a manifest; repeatable.")
     ] = None,
     is_explained: Annotated[
-        bool, options.flag("--explain", help="List what becomes of each matrix: applied, renamed, dropped, refused.")
+        bool,
+        options.flag("--explain", help="List each matrix: applied, renamed, reordered, dropped or refused."),
     ] = False,
     credentials: options.Credentials = None,
     credential: options.Credential = None,

@@ -66,6 +66,8 @@ def _fate(
         return "reordered", "the rows of lora_B, as the engine orders the base's"
     if served != module:
         return "renamed", f"{split_module(module)[0]!r} becomes {split_module(served)[0]!r}"
+    if any(name in changes.renamed for name in names):
+        return "renamed", "the keys of its tensors, as engines read them"
     return "applied", ""
 
 

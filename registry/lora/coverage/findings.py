@@ -59,13 +59,15 @@ def finding_of(cause: Unapplied, modules: list[str]) -> Finding:
     """The finding about modules that are not applied for one cause."""
     served = "serves as the base" if cause.reason == "not_applied_by_engine" else "does not load"
     found = f"{len(modules)} modules that the engine {served} ({patterns_of(modules)}): {cause.why}"
-    remedy = f"train without them, or set prepare.drop to [{', '.join(_ends(modules))}] and lose what they learned"
-    return Finding(cause.reason, modules[0], found, "modules that the engine applies", remedy)
+    return Finding(cause.reason, modules[0], found, "modules that the engine applies", _remedy(modules))
 
 
-def _ends(modules: Iterable[str]) -> list[str]:
-    """The last two parts of their names, as prepare.drop takes them."""
-    return sorted({".".join(module.split(".")[-2:]) for module in modules})[:_MAX_PATTERNS]
+def _remedy(modules: Iterable[str]) -> str:
+    """By the last two parts of their names, as prepare.drop takes them, where these are few."""
+    ends = sorted({".".join(module.split(".")[-2:]) for module in modules})
+    if len(ends) > _MAX_PATTERNS:
+        return "train without them"
+    return f"train without them, or set prepare.drop to [{', '.join(ends)}] and lose what they learned"
 
 
 def patterns_of(modules: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ adapter for and then leaves as they are, or that it does not take at all; neithe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,6 +18,7 @@ _BOTH = frozenset({"embed_tokens", "lm_head"})
 _INPUT = frozenset({"embed_tokens"})
 _NONE: frozenset[str] = frozenset()
 _HEADS = frozenset({"lm_head", "embed_out"})
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,8 @@ class Coverage:
 
     Attributes:
         embeddings: last parts of the embeddings and heads that it takes.
-        ignored: modules that it serves as the base, each with why.
-        refused: modules that it fails to load, each with why.
+        ignored: modules that it serves as the base, each with why; ``#`` stands for a number.
+        refused: modules that it fails to load, in the same form.
         rotary: modules whose rows the engine orders otherwise than the checkpoint, so that lora_B has to follow.
         is_measured: all else of the architecture was seen to be applied.
     """
@@ -58,8 +60,9 @@ class Coverage:
             return None
         if (is_embedding or last in _HEADS) and last not in self.embeddings:
             return Unapplied("not_taken_by_engine", "vLLM takes no LoRA for it in this architecture")
+        name = _NUMBER.sub("#", module)
         for reason, ends in _tables(self):
-            if why := next((why for end, why in ends.items() if ends_with(module, end)), None):
+            if why := next((why for end, why in ends.items() if ends_with(name, end)), None):
                 return Unapplied(reason, why)
         return None
 
@@ -85,6 +88,16 @@ _FUSED_QKV = {"attn.c_attn": "vLLM fuses it into a layer that no LoRA wraps"}
 _FUSED_MLP = {"mlp.gate_up_proj": "vLLM knows only its parts there"}
 _SHARED_INPUT = {"shared_mlp.input_linear": "vLLM wraps no fused layer there that its map does not name"}
 _NAMED_GATE = {"block_sparse_moe.router.layer": "vLLM calls it gate"}
+_HIDDEN_SHARED = dict.fromkeys(
+    (f"mlp.shared_experts.{end}" for end in ("gate_proj", "up_proj", "down_proj")),
+    "vLLM's Transformers backend runs it inside its experts, under another name",
+)
+_UNPACKED_EXPERTS = dict.fromkeys(
+    (f"mlp.experts.#.{end}" for end in ("gate_proj", "up_proj", "down_proj")),
+    "vLLM's Transformers backend does not find the parts of an expert",
+)
+_REPLACED = {"self_attn.dt_proj": "vLLM's Transformers backend puts its own attention in the place of it"}
+# vLLM's Transformers backend runs these with modules of transformers' own.
 _TRANSFORMERS = Coverage(_INPUT)
 _DEEPSEEK = Coverage(_NONE, {**_ROUTER, **_ABSORBED})
 _LLAMA4 = Coverage(rotary=("self_attn.q_proj", "self_attn.k_proj"))
@@ -98,10 +111,14 @@ def _all_of(names: str, coverage: Coverage) -> dict[str, Coverage]:
 
 _VLLM: Mapping[str, Coverage] = {
     **_all_of("Llama Qwen3 Phi3 Mixtral Exaone4 Nemotron FalconH1 Ernie4_5 Apertus Granite", Coverage()),
-    **_all_of("Solar HyperCLOVAX MiniCPM", Coverage()),
-    **_all_of("Jamba Lfm2 PhiMoE", Coverage(is_measured=False)),
+    **_all_of("Solar HyperCLOVAX MiniCPM Lfm2", Coverage()),
+    **_all_of("Jamba PhiMoE", Coverage(is_measured=False)),
     **_all_of("Cohere Cohere2", Coverage(_INPUT)),
     **_all_of("Olmo Olmo2 Olmo3 Arcee SeedOss HunYuanDenseV1 Starcoder2 Phi GPTNeoX SmolLM3 Ministral", _TRANSFORMERS),
+    **_all_of("Glm Helium BitNet Persimmon", _TRANSFORMERS),
+    **_all_of("Cwm Jais2 Nanbeige VaultGemma", Coverage(_INPUT, is_measured=False)),
+    "DogeForCausalLM": Coverage(_INPUT, _REPLACED, is_measured=False),
+    "Dots1ForCausalLM": Coverage(_INPUT, {**_ROUTER, **_HIDDEN_SHARED}, _UNPACKED_EXPERTS),
     **_all_of("Gemma Gemma2 Gemma3 Mistral Qwen2 Olmoe Glm4Moe GptOss Ernie4_5_Moe OPT", Coverage(_NONE)),
     "Gemma3ForConditionalGeneration": Coverage(_NONE),
     "Qwen2_5_VLForConditionalGeneration": Coverage(_NONE),
@@ -115,7 +132,8 @@ _VLLM: Mapping[str, Coverage] = {
     "Qwen3NextForCausalLM": Coverage(_NONE, {**_ROUTER, **_SHARED_GATE}, is_measured=False),
     **_all_of("DeepseekV2 DeepseekV3", _DEEPSEEK),
     **_all_of("DeepseekV32 GlmMoeDsa MistralLarge3 AXK1", _READ_DEEPSEEK),
-    **_all_of("ExaoneMoe ExaoneMoE K2Horizon", Coverage(_BOTH, _ROUTER, is_measured=False)),
+    "ExaoneMoeForCausalLM": Coverage(_BOTH, _ROUTER),
+    **_all_of("ExaoneMoE K2Horizon", Coverage(_BOTH, _ROUTER, is_measured=False)),
     "GPTBigCodeForCausalLM": Coverage(_INPUT, _FUSED_QKV),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import time
 from collections.abc import AsyncIterator
@@ -25,6 +24,7 @@ from sidecar.engines.vllm.driver import VllmEngine
 from sidecar.engines.vllm.http import VllmHttp
 from sidecar.vllm_plugin.guard import CONTROL_HEADER, Guard
 from sidecar.vllm_plugin.routes import Plugin
+from tests.support.adapters import without
 from tests.support.engines import BASE_MODEL, PATIENT, Asker, VllmFlags, while_it_runs
 from tests.support.real_and_models import RealAndModels
 from tests.support.rig import Rig, running
@@ -179,20 +179,6 @@ async def proof(asker: Asker, path: str) -> str:
 
     await eventually(has_come, timeout_seconds=120)
     return found
-
-
-def without(half: str, adapter: Path, folder: Path) -> str:
-    """A copy in which all of one half's numbers are 0."""
-    shutil.copytree(adapter, folder)
-    weights = folder / "adapter_model.safetensors"
-    content = bytearray(weights.read_bytes())
-    start = 8 + int.from_bytes(content[:8], "little")
-    for name, entry in json.loads(content[8:start]).items():
-        if half in name:
-            begin, end = entry["data_offsets"]
-            content[start + begin : start + end] = bytes(end - begin)
-    weights.write_bytes(content)
-    return str(folder)
 
 
 async def test_swap_changes_the_weights_and_removes_the_old_ones(engine, asker, tiny):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.engines.simulated.app import serving
+from sidecar.engines.simulated.app import SimulatedServer, serving
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.loop.drain import DrainTracker
@@ -53,6 +53,25 @@ async def test_a_lazy_adapter_is_served_at_its_first_request_and_the_status_tell
         assert rig.calls("load") == ["e"]
         assert await rig.request("nobody") == 404
         assert await rig.request("A") == 404, "a name is what its record says, to the letter"
+
+
+async def test_one_without_effect_is_unloaded_after_its_first_request_and_refused_from_then_on(
+    tmp_path, options, monkeypatch
+):
+    """R22 applied-whole, R5: the first request does not wait for the proof; the status says why there is no second."""
+
+    async def as_the_base(*_: object) -> tuple[float, ...]:
+        return (-1.0,)
+
+    monkeypatch.setattr(SimulatedServer, "prober", staticmethod(as_the_base))
+    async with running_rig(tmp_path, SimulatedVllm(options)) as rig:
+        rig.desire(1, lazy="a", a="v1")
+        await rig.served(1)
+        assert await rig.request("a") == 200
+        await eventually(lambda: rig.engine.cards == {})
+        assert await rig.request("a") == 404
+        await eventually(lambda: [(one.name, one.reason) for one in rig.status.failed] == [("a", "no_effect")])
+        assert resident(rig) == {}
 
 
 async def test_without_a_plugin_the_status_says_what_is_missing(tmp_path):

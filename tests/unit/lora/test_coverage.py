@@ -63,6 +63,9 @@ IGNORED = {
     "S4": ("DeepseekV3", "model.layers.{}.self_attn.kv_b_proj"),
     "S5": ("GPTBigCode", "transformer.h.{}.attn.c_attn"),
     "S6": ("GraniteMoeShared", "model.layers.{}.shared_mlp.input_linear"),
+    "S7": ("Dots1", "model.layers.{}.mlp.gate"),
+    "S7 shared": ("Dots1", "model.layers.{}.mlp.shared_experts.down_proj"),
+    "S8": ("Doge", "model.layers.{}.self_attn.dt_proj"),
 }
 
 
@@ -84,11 +87,10 @@ def test_the_same_matrix_is_dropped_where_the_record_says_so(case):
     architecture, name = IGNORED[case]
     modules = [name.format(0), name.format(1)]
     known = base(*modules, architecture=architecture + CAUSAL)
-    verdict = verdict_of(draft_of(*modules, base=known), known, drop=[name.rpartition(".")[2]])
+    verdict = verdict_of(draft_of(*modules, base=known), known, drop=[".".join(name.split(".")[-2:])])
     assert not verdict.findings
     assert len(verdict.changes.dropped) == 4
-    [warning] = verdict.warnings
-    assert warning.reason == "modules_dropped"
+    [warning] = [one for one in verdict.warnings if one.reason == "modules_dropped"]
     assert name.format("{0-1}") in warning.message
 
 
@@ -96,6 +98,7 @@ REFUSED = {
     "L2": ("Glm4", "model.layers.0.mlp.gate_up_proj"),
     "L3": ("GraniteMoe", "model.layers.0.block_sparse_moe.router.layer"),
     "L3 hybrid": ("GraniteMoeHybrid", "model.layers.0.block_sparse_moe.router.layer"),
+    "L4": ("Dots1", "model.layers.1.mlp.experts.12.gate_proj"),
 }
 
 
@@ -116,6 +119,13 @@ def test_a_module_that_the_engine_does_not_take_is_refused(case):
         ("Olmo", True, False),
         ("Olmo2", True, False),
         ("Ministral", True, False),
+        ("Glm", True, False),
+        ("Helium", True, False),
+        ("BitNet", True, False),
+        ("Persimmon", True, False),
+        ("Dots1", True, False),
+        ("Doge", True, False),
+        ("Cwm", True, False),
         ("Gemma2", False, False),
         ("Mistral", False, False),
         ("Qwen2", False, False),
@@ -151,6 +161,15 @@ def test_many_causes_are_cut_short():
     known = base(*modules, architecture="Qwen3MoeForCausalLM")
     [finding] = verdict_of(draft_of(*modules, base=known), known).findings
     assert "and 4 more)" in finding.found
+    assert "set prepare.drop to [mlp.gate]" in finding.remedy
+
+
+def test_a_remedy_that_would_be_cut_short_is_not_given():
+    modules = [f"model.layers.1.mlp.experts.{number}.up_proj" for number in range(9)]
+    known = base(*modules, architecture="Dots1ForCausalLM")
+    [finding] = verdict_of(draft_of(*modules, base=known), known).findings
+    assert "(model.layers.1.mlp.experts.{0-8}.up_proj)" in finding.found
+    assert finding.remedy == "train without them"
 
 
 # A tied base, and what config.json says.

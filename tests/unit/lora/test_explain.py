@@ -43,6 +43,15 @@ def test_rows_in_another_order_and_new_names_are_told():
     assert {one.fate for one in fates(draft, None)} == {"applied"}
 
 
+def test_keys_of_an_earlier_release_are_told():
+    """The engine refuses the file as it is, or serves it as the base."""
+    for old, new in ((".weight", ".default.weight"), ("base_model.model.", ""), ("base_", "base_model.model.base_")):
+        draft = LLAMA.draft()
+        draft.rename(old, new)
+        told = {(one.fate, one.note) for one in fates(draft, base())}
+        assert told == {("renamed", "the keys of its tensors, as engines read them")}
+
+
 def test_what_a_finding_names_or_the_base_lacks_is_refused():
     draft = LLAMA.draft()
     tensor = draft.tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"]

@@ -16,6 +16,7 @@ from sidecar.plan.backoff import Failure
 from sidecar.plan.conditions import ENGINE_PAUSED, MAX_OVER_CAPACITY_LISTED
 from sidecar.plan.planner import make_plan
 from sidecar.plan.types import (
+    NOTHING_LAZY,
     FailedAdapter,
     InProgress,
     LazyCandidates,
@@ -559,3 +560,5 @@ def test_what_was_bound_before_the_engine_could_be_asked_is_unloaded():
     assert plan(state, seen, under_way).calls == ()
     assert plan(state, seen, known(state, "v1"), pool(prove="off")).calls == ()
     assert plan(state, replace(seen, paused="asleep"), known(state, "v1")).calls == ()
+    asked = replace(known(state, "v1"), lazy=replace(NOTHING_LAZY, asked=frozenset({"a"})))
+    assert plan(state, seen, asked).calls == ()

@@ -34,7 +34,7 @@ def test_what_is_staged_and_within_the_limits_is_served():
 
 
 def test_the_rules_are_those_of_eager_adapters():
-    """R4, R5, R8: rank, modules and the names of the base."""
+    """R4, R5, R8, R22: rank, modules, what the engine said has no effect, and the names of the base."""
 
     def reason(adapter, staged, told) -> str:
         refused = decide(adapter, staged, told, None, now=0.0)
@@ -44,6 +44,8 @@ def test_the_rules_are_those_of_eager_adapters():
 
     assert reason(ADAPTER, STAGED, terms(max_lora_rank=4)) == "rank_too_high"
     assert reason(ADAPTER, STAGED, terms(target_modules=("down_proj",))) == "target_modules_mismatch"
+    without = replace(terms().rules, no_effect=frozenset({path_of("v1")}))
+    assert reason(ADAPTER, STAGED, replace(terms(), rules=without)) == "no_effect"
     base = wants({"base": "v1"}).adapters["base"]
     assert reason(base, None, terms()) == "name_is_base_model"
 

@@ -99,6 +99,27 @@ async def test_what_is_not_there_is_staged_and_told_once_its_files_are_held():
         assert scene.store.asked == 1
 
 
+async def test_whether_to_prove_is_told_and_what_has_no_effect_is_refused():
+    """R22 applied-whole: after the first request, and from then on."""
+    scene, seen = Scene(), observed()
+    seen = replace(seen, facts=replace(seen.facts, proves=True))
+
+    def look(without: frozenset[str], prove: str = "effect") -> None:
+        engine, spec = replace(seen, no_effect=without), pool(max_adapters=10, prove=prove)
+        review(scene.demand, scene.informer.state, engine, now=0.0, spec=spec)
+
+    async with scene.open():
+        look(frozenset())
+        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"), prove=True)
+        look(frozenset({path_of("of-a")}))
+        assert await scene.resolver.ask("a") == Unresolved("refused")
+        failure = scene.demand.trouble("a")
+        assert failure is not None
+        assert failure.reason == "no_effect"
+        look(frozenset({path_of("of-a")}), prove="off")
+        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+
+
 async def test_unknown_eager_and_unready_are_told_at_once():
     """R10: who lost the replica id answers nothing."""
     async with Scene().open() as scene:

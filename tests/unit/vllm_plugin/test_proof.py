@@ -18,6 +18,8 @@ from sidecar.engines.simulated.options import Options
 from sidecar.vllm_plugin import proof as module
 from sidecar.vllm_plugin.adapters import Adapters
 from sidecar.vllm_plugin.proof import Prover, compared, has_products
+from sidecar.vllm_plugin.protocol import Resolved
+from sidecar.vllm_plugin.resolver import ResolverClient
 from sidecar.vllm_plugin.server import EngineAdapter, EngineRefused, FilesMissing
 from tests.support.waiting import eventually
 from tests.unit.vllm_plugin.played import PlayedServer
@@ -152,18 +154,92 @@ async def test_an_adapter_that_the_engine_refuses_is_refused(tmp_path):
         await Adapters(server).prove(str(tmp_path / "nowhere"))
 
 
-async def test_a_full_engine_is_asked_later(tmp_path):
-    """R18, R19: neither the load nor anybody's request waits; what is not registered any more is left out."""
+async def test_a_full_engine_is_asked_later(tmp_path, monkeypatch):
+    """R18, R19: neither the load nor anybody's request waits; what is not registered in time is left out."""
     server, paths = server_of(BASE), [adapter(tmp_path / name) for name in ("gone", "a", "b")]
     adapters = Adapters(server)
     server.is_full = True
     assert [(await adapters.prove(path))["proof"] for path in paths] == ["later"] * 3
     for name, path in zip("ab", paths[1:], strict=True):
         server.load(name, path)
+    adapters.prove_some()
     assert (adapters.without_effect(), server.calls) == ([], [])
     server.is_full = False
-    await eventually(lambda: adapters.without_effect() == paths[1:])
+    await eventually(lambda: adapters.prove_some() or adapters.without_effect() == paths[1:])
     assert len(server.calls) == 4
+    monkeypatch.setattr(module, "COMING_SECONDS", 0.0)
+    assert (await adapters.prove(paths[0]))["proof"] == "no_effect"  # and not late
+    gone = adapter(tmp_path / "gone too")
+    server.is_full = True
+    assert (await adapters.prove(gone))["proof"] == "later"
+    server.is_full = False
+    adapters.prove_some()
+    server.load("gone too", gone)
+    adapters.prove_some()
+    await asyncio.sleep(0)
+    assert len(server.calls) == 6
+
+
+async def test_a_proof_waits_for_a_load_that_is_under_way(tmp_path):
+    """R22 applied-whole: a look at the engine beside the load must not leave it out for good."""
+    server, path = server_of(BASE), adapter(tmp_path / "a")
+    adapters = Adapters(server)
+    server.is_full = True
+    assert (await adapters.prove(path))["proof"] == "later"
+    server.is_full = False
+    adapters.prove_some()
+    assert server.calls == []
+    before = adapters.changes
+    server.load("a", path)
+    await eventually(lambda: adapters.prove_some() or adapters.without_effect() == [path])
+    assert adapters.changes == before + 2, "its name, and what was found: who polls the count looks at once"
+
+
+class Telling(ResolverClient):
+    """A sidecar that tells of one directory, and whether to prove it."""
+
+    def __init__(self, told: Resolved) -> None:
+        super().__init__("/played")
+        self._told = told
+
+    async def find(self, name: str, base_model: str) -> Resolved | None:
+        assert (name, base_model) == ("x", "/base")
+        return self._told
+
+
+@pytest.mark.parametrize("prove", [True, False])
+async def test_a_lazy_adapter_is_proven_after_its_first_request(tmp_path, prove):
+    """R22 applied-whole, R19: the request does not wait; the pool decides whether it is proven at all."""
+    path = adapter(tmp_path / "a")
+    server = server_of(BASE)
+    adapters = Adapters(server, Telling(Resolved(path, prove=prove)))
+    found = await adapters.resolve("x", "/base")
+    assert found is not None
+    adapters.prove_some()
+    assert server.calls == [], "vLLM has not loaded it yet"
+    server.registered["x"] = found
+    if not prove:
+        adapters.prove_some()
+        await asyncio.sleep(0)
+        assert server.calls == []
+        return
+    await eventually(lambda: adapters.prove_some() or adapters.without_effect() == [path])
+    assert await adapters.resolve("x", "/base") is not None  # that it is refused is the sidecar's answer
+    calls = len(server.calls)
+    adapters.prove_some()
+    await asyncio.sleep(0)
+    assert len(server.calls) == calls, "what is known is not asked again"
+
+
+async def test_an_engine_that_cannot_be_asked_is_not_to_be_asked_later(tmp_path):
+    server, path = PlayedServer(), adapter(tmp_path / "a")
+    adapters = Adapters(server, Telling(Resolved(path, prove=True)))
+    assert await adapters.resolve("x", "/base") is not None
+    server.prober = server_of(BASE).prober
+    server.load("x", path)
+    adapters.prove_some()
+    await asyncio.sleep(0)
+    assert server.calls == []
 
 
 async def test_a_proof_that_takes_long_holds_no_load_up(tmp_path, monkeypatch):

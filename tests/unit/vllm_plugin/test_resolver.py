@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.vllm_plugin import resolver as module
 from sidecar.vllm_plugin.adapters import Adapters, SidecarResolver
-from sidecar.vllm_plugin.protocol import MAX_NAME_LENGTH, is_askable, read_answer
+from sidecar.vllm_plugin.protocol import MAX_NAME_LENGTH, Resolved, is_askable, read_answer
 from sidecar.vllm_plugin.resolver import ResolverClient, TtlSet, socket_problem
 from tests.support.resolving import PlayedSidecar, found, missing
 from tests.support.waiting import eventually
@@ -43,13 +43,13 @@ def files(tmp_path) -> str:
 async def test_names_that_no_record_can_have_are_not_asked_for(sidecar, name):
     """R16 bounded."""
     assert not is_askable(name)
-    assert await ResolverClient(sidecar.path).path_of(name, "/base") is None
+    assert await ResolverClient(sidecar.path).find(name, "/base") is None
     assert sidecar.asked == []
 
 
 async def test_a_name_that_the_sidecar_knows_has_its_path(sidecar, files):
     sidecar.answers["acme/sql"] = found(files)
-    assert await ResolverClient(sidecar.path).path_of("acme/sql", "/base") == files
+    assert await ResolverClient(sidecar.path).find("acme/sql", "/base") == Resolved(files)
     assert sidecar.asked == [{"schema": 1, "name": "acme/sql", "base_model": "/base"}]
 
 
@@ -58,11 +58,11 @@ async def test_a_miss_is_remembered_for_a_second(sidecar, files):
     clock = Clock()
     resolver = ResolverClient(sidecar.path, now=clock)
     for _ in range(3):
-        assert await resolver.path_of("x", "/base") is None
+        assert await resolver.find("x", "/base") is None
     assert len(sidecar.asked) == 1
     sidecar.answers["x"] = found(files)
     clock.at += module.MISS_SECONDS
-    assert await resolver.path_of("x", "/base") == files
+    assert await resolver.find("x", "/base") == Resolved(files)
 
 
 def test_no_more_than_so_many_misses_are_remembered():
@@ -90,7 +90,7 @@ def test_no_more_than_so_many_misses_are_remembered():
 async def test_whatever_comes_back_is_no_error(sidecar, caplog, answer, kind):
     """R8 isolation: a request for an unknown name gets 404, not 500."""
     sidecar.answers["x"] = answer
-    assert await ResolverClient(sidecar.path).path_of("x", "/base") is None
+    assert await ResolverClient(sidecar.path).find("x", "/base") is None
     (record,) = caplog.records
     assert f"was not resolved, {kind}: " in record.message
 
@@ -98,22 +98,22 @@ async def test_whatever_comes_back_is_no_error(sidecar, caplog, answer, kind):
 async def test_files_outside_the_store_are_not_loaded(sidecar, files, caplog):
     """R4 digest-true: whoever answers on the socket decides which files the engine loads, but not beyond the store."""
     sidecar.answers["x"] = found(files)
-    assert await ResolverClient(sidecar.path, store=f"{files}-store").path_of("x", "/base") is None
+    assert await ResolverClient(sidecar.path, store=f"{files}-store").find("x", "/base") is None
     assert "was not resolved, outside_store: " in caplog.text
-    assert await ResolverClient(sidecar.path, store=str(Path(files).parent)).path_of("x", "/base") == files
+    assert await ResolverClient(sidecar.path, store=str(Path(files).parent)).find("x", "/base") == Resolved(files)
 
 
 async def test_no_sidecar_and_a_silent_one_are_no_error(sidecar, caplog):
     sidecar.answers["x"] = None
-    assert await ResolverClient(sidecar.path, ask_seconds=0.05).path_of("x", "/base") is None
-    assert await ResolverClient(sidecar.path + ".none").path_of("x", "/base") is None
-    assert await ResolverClient("/" + "p" * 200).path_of("x", "/base") is None
+    assert await ResolverClient(sidecar.path, ask_seconds=0.05).find("x", "/base") is None
+    assert await ResolverClient(sidecar.path + ".none").find("x", "/base") is None
+    assert await ResolverClient("/" + "p" * 200).find("x", "/base") is None
     kinds = [record.message.split(", ")[1].split(":")[0] for record in caplog.records]
     assert kinds == ["deadline", "unreachable", "unreachable"]
 
 
 async def test_a_question_that_would_be_too_long_is_not_put(sidecar, caplog):
-    assert await ResolverClient(sidecar.path).path_of("x", "/" + "b" * 5000) is None
+    assert await ResolverClient(sidecar.path).find("x", "/" + "b" * 5000) is None
     assert sidecar.asked == []
 
 
@@ -121,10 +121,10 @@ async def test_the_same_complaint_is_logged_once_a_minute(sidecar, caplog):
     clock = Clock()
     resolver = ResolverClient(sidecar.path + ".none", now=clock)
     for number in range(5):
-        await resolver.path_of(f"n{number}", "/base")
+        await resolver.find(f"n{number}", "/base")
     assert len(caplog.records) == 1
     clock.at += module.SILENCE_SECONDS
-    await resolver.path_of("again", "/base")
+    await resolver.find("again", "/base")
     assert len(caplog.records) == 2
 
 
@@ -133,14 +133,14 @@ async def test_no_more_than_so_many_questions_are_open(sidecar, files, caplog):
     resolver = ResolverClient(sidecar.path)
     names = [f"n{number}" for number in range(module.MAX_ASKING)]
     sidecar.answers |= {"over": found(files)} | dict.fromkeys(names)
-    open_questions = [asyncio.create_task(resolver.path_of(name, "/base")) for name in names]
+    open_questions = [asyncio.create_task(resolver.find(name, "/base")) for name in names]
     await eventually(lambda: len(sidecar.asked) == module.MAX_ASKING)
-    assert await resolver.path_of("over", "/base") is None
+    assert await resolver.find("over", "/base") is None
     assert "busy" in caplog.text
     for task in open_questions:  # their clients went away
         task.cancel()
     await asyncio.gather(*open_questions, return_exceptions=True)
-    assert await resolver.path_of("over", "/base") == files
+    assert await resolver.find("over", "/base") == Resolved(files)
 
 
 @pytest.mark.parametrize(("path", "is_fine"), [("/run/x.sock", True), ("run/x.sock", False), ("/" + "p" * 107, False)])
