@@ -58,6 +58,11 @@ ENTRIES = (
         "commands.events:events",
         "Show what happened: changes and who made them, halts, drains, restarts, and what replicas fail to serve.",
     ),
+    _command(
+        "top",
+        "commands.top:top",
+        "Show what replicas and adapters are doing: requests, tokens, loads, swaps, last use.",
+    ),
     _command("history", "commands.read:history", "List an adapter's generations, the newest first."),
     _command("rollback", "commands.apply:rollback", "Make a new generation that equals an earlier one."),
     _command(

@@ -72,6 +72,7 @@ STORY = (
     Step("loraplane export -l team=law"),
     Step("loraplane retry adapter sql"),
     Step("loraplane events sql"),
+    Step("loraplane top"),
     Step("loraplane doctor", until="nothing is wrong"),
     Step("loraplane drain r1"),
     Step("loraplane undrain r1"),
@@ -181,7 +182,14 @@ _VOLATILE = (
     (r"\b\d+(?:\.\d+)? ?[smhd](?: ago)?\b", "<age>"),
     (r"[0-9.]+ GiB are free", "<memory> are free"),
 )
-_VOLATILE_COLUMNS = {"PID": "<pid>", "REVISION": "<revision>", "ETAG": "<revision>", "AGE": "<age>"}
+_VOLATILE_COLUMNS = {
+    "PID": "<pid>",
+    "REVISION": "<revision>",
+    "ETAG": "<revision>",
+    "AGE": "<age>",
+    "LOAD SECONDS": "<s>",
+    "SWAP SECONDS": "<s>",
+}
 # A rollout on its way: how many of these lines there are, and what they say, depends on who looks when.
 _ON_THE_WAY = re.compile(r"\S+ generation \d+: \d+ of \d+ replicas serve it \(.*")
 
