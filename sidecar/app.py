@@ -220,7 +220,7 @@ def assemble(ports: Ports) -> Sidecar:
     return Sidecar(
         *(ports, mailbox, journal, watcher, writer, handoffs),
         *(probes, reconciler, status, demand, resolver, collector),
-        *(drain, ring, ReplicaActivity(ports.presence, engine, status, ring, clock), supervisor),
+        *(drain, ring, ReplicaActivity(ports.presence, engine, status, ring, drain.need, clock), supervisor),
     )
 
 

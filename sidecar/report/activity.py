@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 
 from registry.model.status import Presence
@@ -11,6 +12,7 @@ from registry.runtime.clock import Clock
 from sidecar.engines.driver import Engine, EngineError
 from sidecar.engines.observed import EngineActivity
 from sidecar.metrics import done_calls
+from sidecar.plan.handoff import Need
 from sidecar.report.cache import StatusCache
 from sidecar.report.events import EventKind, EventRing
 
@@ -22,27 +24,40 @@ _COUNTED = {"loads": EventKind.LOADED, "swaps": EventKind.SWAPPED, "evictions": 
 class ReplicaActivity:
     """Asks the engine, and adds what the sidecar itself has counted. Nothing of it is written anywhere."""
 
-    def __init__(self, presence: Presence, engine: Engine, cache: StatusCache, ring: EventRing, clock: Clock) -> None:
+    def __init__(
+        self,
+        presence: Presence,
+        engine: Engine,
+        cache: StatusCache,
+        ring: EventRing,
+        need: Callable[[], Awaitable[Need | None]],
+        clock: Clock,
+    ) -> None:
+        """`need`: what the replica is needed for while it drains; None: it does not."""
         self._presence = presence
         self._engine = engine
         self._cache = cache
         self._ring = ring
+        self._need = need
         self._clock = clock
         self._lock = asyncio.Lock()
         self._told: dict[str, object] = {}
         self._told_at = 0.0
 
     async def read(self) -> dict[str, object]:
-        """The newest answer.
+        """The newest answer. Of a drain it is of this moment.
 
-        `engine` None: it is out of reach. `calls`: those that succeeded since the sidecar began. `adapters`: what is
-        loaded or was used, with what the ring still knows of each; `last_used_seconds` None: never, or not known.
+        `drain` None: it does not drain. `engine` None: it is out of reach. `calls`: those that succeeded since the
+        sidecar began. `adapters`: what is loaded or was used, with what the ring still knows of each;
+        `last_used_seconds` None: never, or not known.
         """
         async with self._lock:
             if not self._told or self._clock.monotonic() - self._told_at >= FRESH_SECONDS:
                 self._told = await self._ask()
                 self._told_at = self._clock.monotonic()
-            return self._told
+            need = await self._need()
+            drain = None if need is None else {"reason": need.name.lower(), "needed": need.value}
+            return {**self._told, "drain": drain}
 
     async def _ask(self) -> dict[str, object]:
         try:

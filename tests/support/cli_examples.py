@@ -74,7 +74,7 @@ STORY = (
     Step("loraplane events sql"),
     Step("loraplane top"),
     Step("loraplane doctor", until="nothing is wrong"),
-    Step("loraplane drain r1"),
+    Step("loraplane drain r1 --wait"),
     Step("loraplane undrain r1"),
     Step("loraplane explain adapter.spec.placement"),
     Step("loraplane schema | head -n 5"),

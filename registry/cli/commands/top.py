@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -22,16 +23,6 @@ from registry.model.messages import Plain
 
 _ASKED_AT_ONCE = 16
 _ASK_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """A sidecar to ask. `incarnation`: of the process that is to answer; empty: any. `why`: why it cannot be asked."""
-
-    name: str
-    address: str = ""
-    incarnation: str = ""
-    why: str = ""
 
 
 def top(
@@ -52,42 +43,48 @@ def top(
     and evictions are those that the rings of sidecars still have, and LAST USED needs vLLM with the plugin.
     """
     session, seconds = session_of(context), timeout or _ASK_SECONDS
+    asks: dict[str, Callable[[], Plain]]
     if sidecar:
-        for one in sidecar:
-            sidecar_address(one)
-        targets = [_Target(one, one) for one in sidecar]
+        asks = {one: partial(ask_sidecar, sidecar_address(one), "/activity", seconds) for one in sidecar}
     else:
         with session.client(timeout or READ_SECONDS) as client:
-            targets = [_target(one) for one in replicas_of(client, pool_or_only(client, pool))]
+            found = replicas_of(client, pool_or_only(client, pool))
+        asks = {one.name: partial(activity_of, one, seconds) for one in found}
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as threads:
-        answers = list(threads.map(lambda one: _ask(one, seconds), targets))
-    unreached = {one.name: said for one, said in zip(targets, answers, strict=True) if isinstance(said, str)}
-    told = [one for one in answers if not isinstance(one, str)]
+        answers = dict(zip(asks, threads.map(_asked, asks.values()), strict=True))
+    unreached = {name: said for name, said in answers.items() if isinstance(said, str)}
+    told = [said for said in answers.values() if not isinstance(said, str)]
     if unreached and not told:
-        raise CliError(CommandFailure(Exit.UNAVAILABLE, Reason.SIDECAR_UNAVAILABLE, _left_out(unreached)))
+        raise _unavailable(_left_out(unreached))
     _show(session.printer(), told, unreached)
 
 
-def _target(replica: ReplicaView) -> _Target:
-    if replica.missing:
-        return _Target(replica.name, why="it does not live")
+def activity_of(replica: ReplicaView, seconds: float) -> Plain:
+    """What a replica's sidecar says that it is doing.
+
+    Raises:
+        CliError: it is not reached, or another process answers where it says that it listens.
+    """
     address = replica.text("http")
-    if address == "-":
-        return _Target(replica.name, why="its status does not say where its sidecar listens; name it with --sidecar")
-    return _Target(replica.name, address, replica.incarnation)
+    if replica.missing or address == "-":
+        why = "it does not live" if replica.missing else "its status does not say where its sidecar listens"
+        raise _unavailable(why)
+    said = ask_sidecar(sidecar_address(address), "/activity", seconds)
+    if said.get("incarnation") != replica.incarnation:
+        raise _unavailable(f"another process answers at {address}, as where sidecars listen on their own hosts alone")
+    return said
 
 
-def _ask(target: _Target, seconds: float) -> Plain | str:
-    """What the sidecar says; text: why there is nothing."""
-    if target.why:
-        return target.why
+def _unavailable(message: str) -> CliError:
+    return CliError(CommandFailure(Exit.UNAVAILABLE, Reason.SIDECAR_UNAVAILABLE, message))
+
+
+def _asked(ask: Callable[[], Plain]) -> Plain | str:
+    """What a sidecar says; text: why there is nothing."""
     try:
-        said = ask_sidecar(sidecar_address(target.address), "/activity", seconds)
+        return ask()
     except CliError as error:
         return error.failure.message
-    if target.incarnation and said.get("incarnation") != target.incarnation:
-        return f"another process answers at {target.address}, as where sidecars listen on their own hosts alone"
-    return said
 
 
 def _left_out(unreached: dict[str, str]) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import grpc
 import pytest
 
 from registry.v1 import registry_pb2 as pb
-from tests.unit.cli.fake_admin import FakeAdmin
+from tests.unit.cli.fake_admin import FakeAdmin, Refusal
 from tests.unit.cli.test_events import sidecar
 
 ENGINE = {"running": 1, "waiting": 2, "requests": 30, "prompt_tokens": 400, "generation_tokens": 5000}
@@ -111,3 +112,53 @@ def test_odd_answers_are_nothing(cli, admin, parts):
     assert (ran.code, "\x1b" in ran.out) == (0, False)
     assert shown["replicas"][0]["waiting"] in {None, 2}
     assert all(one["loads"] >= 0 for one in shown["adapters"])
+
+
+@pytest.fixture
+def rounds(monkeypatch) -> list[float]:
+    """How long a wait paused; no time passes but what it pauses."""
+    pauses: list[float] = []
+    monkeypatch.setattr("registry.cli.commands.replicas.time.sleep", pauses.append)
+    monkeypatch.setattr("registry.cli.commands.replicas.time.monotonic", lambda: sum(pauses))
+    return pauses
+
+
+def drains(**need: str) -> bytes:
+    return said(drain=need or None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "says"),
+    [
+        (drains(reason="nothing", needed="not any more"), 0, ""),
+        (
+            drains(reason="takeover", needed="others do not serve"),
+            6,
+            "DEADLINE_EXCEEDED: replica r1 drains, and after 3 s: others",
+        ),
+        (
+            drains(reason="nobody", needed="no other can"),
+            7,
+            "ROLLOUT_FAILED: replica r1 drains, and after 3 s: no other can",
+        ),
+        (drains(), 6, "has not heard of that yet"),
+        (said("r9"), 6, "SIDECAR_UNAVAILABLE: another process answers"),
+    ],
+)
+def test_a_drain_is_waited_for(cli, admin, rounds, answer, code, says):
+    """R20 drain: until its sidecar says that nothing is needed there."""
+    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
+    with sidecar(answer, path="/activity") as one:
+        admin.answers["GetReplica"] = [replica("r1", one)]
+        ran = cli("drain", "r1", "--pool", "dev", "--wait", "--timeout", "3")
+    assert (ran.code, "replica r1 is to drain" in ran.out) == (code, True)
+    assert says in ran.err
+    assert ("replica r1: not any more" in ran.out) == (code == 0)
+
+
+def test_a_replica_that_is_gone_has_drained(cli, admin, rounds):
+    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
+    admin.answers["GetReplica"] = [replica("r1"), Refusal(grpc.StatusCode.NOT_FOUND, "REPLICA_NOT_FOUND", "none")]
+    ran = cli("drain", "r1", "--pool", "dev", "--wait")
+    assert (ran.code, "does not say where its sidecar listens; it drains" in ran.err) == (6, True)
+    assert cli("drain", "r1", "--pool", "dev", "--wait").out.endswith("replica r1 is gone\n")

@@ -12,6 +12,7 @@ from registry.runtime.clock import Clock
 from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.observed import EngineActivity
 from sidecar.metrics import ENGINE_CALL_SECONDS, done_calls
+from sidecar.plan.handoff import Need
 from sidecar.plan.types import LazySituation, RoundReport, StatusInputs
 from sidecar.report.activity import FRESH_SECONDS, ReplicaActivity
 from sidecar.report.cache import StatusCache
@@ -53,6 +54,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.engine, self.clock = Asked(), HandClock()
+        self.needed: Need | None = None
         clock = self.clock
         self.cache = StatusCache(ReplicaIdentity("r1", "p", "vllm", "http://e"), clock, lambda _: None)
         ring = EventRing(clock, lambda _: True)
@@ -63,8 +65,11 @@ class Scene:
             report = RoundReport(replace(situation, observed=look), 2)
             self.cache.take(report)
             ring.take(report)
-        self.activity = ReplicaActivity(PRESENCE, self.engine, self.cache, ring, clock)  # type: ignore[arg-type]
+        self.activity = ReplicaActivity(PRESENCE, self.engine, self.cache, ring, self.need, clock)  # type: ignore[arg-type]
         self.ring = ring
+
+    async def need(self) -> Need | None:
+        return self.needed
 
     async def get(self) -> httpx.Response:
         app = make_app(self.cache, [], None, self.ring, self.activity)  # type: ignore[arg-type]
@@ -79,6 +84,7 @@ async def test_engine_calls_and_adapters_together():
     told = (await scene.get()).json()
     assert (told["replica"], told["pool"], told["incarnation"]) == ("r1", "p", "x")
     assert told["engine"] == {"running": 1, "waiting": 2, "requests": 3, "prompt_tokens": 4, "generation_tokens": 5}
+    assert told["drain"] is None
     assert told["calls"]["load"] == {"count": loads + 1, "seconds": pytest.approx(seconds + 0.25)}
     nothing = {"loads": 0, "swaps": 0, "evictions": 0}
     assert told["adapters"] == [
@@ -94,11 +100,18 @@ async def test_an_engine_out_of_reach_is_told_and_no_engine_is_pressed():
     told = await scene.activity.read()
     assert (told["engine"], [one["name"] for one in told["adapters"]]) == (None, ["a", "b"])  # type: ignore[attr-defined]
     for _ in range(9):
-        assert await scene.activity.read() is told
+        assert await scene.activity.read() == told
     assert scene.engine.times == 1
     scene.clock.seconds[0] += FRESH_SECONDS
     await scene.activity.read()
     assert scene.engine.times == 2
+
+
+async def test_a_drain_is_told_with_what_is_needed():
+    """R20 drain: `loraplane drain --wait` follows it."""
+    scene = Scene()
+    scene.needed = Need.NOBODY
+    assert (await scene.activity.read())["drain"] == {"reason": "nobody", "needed": Need.NOBODY.value}
 
 
 @pytest.mark.parametrize(
