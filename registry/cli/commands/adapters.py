@@ -15,7 +15,7 @@ import typer
 
 from registry.cli import options
 from registry.cli.apply import ApplyOrder, apply_changes
-from registry.cli.change_set import Change, deletions, upserts
+from registry.cli.change_set import Change, deletions, derived_id, upserts
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, Exit, not_found, refused, usage, with_remedy
 from registry.cli.manifest import manifest_dict
@@ -250,7 +250,7 @@ def _delete(session: Session, changes: Sequence[Change], order: ApplyOrder, *, i
             if not ignore_not_found or error.failure.reason != Reason.ADAPTER_NOT_FOUND or not gone:
                 raise
             left.remove(gone[0])  # somebody else was faster
-            turn = f"{request_id}:{len(left)}"
+            turn = derived_id(f"{request_id}:{len(left)}")
         else:
             return
     note("none of them exists; nothing was changed")
