@@ -54,6 +54,7 @@ from sidecar.metrics import INTERNAL_ERRORS
 from sidecar.ownership import HostLock, ReplicaTaken, place_of
 from sidecar.plan.readiness import USUAL_RULE, ReadyRule
 from sidecar.plan.types import RoundReport
+from sidecar.report.activity import ReplicaActivity
 from sidecar.report.cache import StatusCache
 from sidecar.report.events import EventRing
 from sidecar.report.handoff_watch import HandoffWatch
@@ -104,6 +105,7 @@ class Ports:
         ready_rule: for a replica whose engine refuses adapters.
         give_up_seconds: see `ShareGuard`.
         insecure: what this sidecar bears unprotected on the network.
+        http: HOST:PORT under which others reach its port; empty: that is not known.
     """
 
     presence: Presence
@@ -123,6 +125,7 @@ class Ports:
     ready_rule: ReadyRule = USUAL_RULE
     give_up_seconds: float = GIVE_UP_SECONDS
     insecure: tuple[str, ...] = ()
+    http: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,7 @@ class Sidecar:
     collector: LeaseCollector
     drain: ReplicaDrain
     events: EventRing
+    activity: ReplicaActivity
     supervisor: Supervisor
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
@@ -182,7 +186,7 @@ def assemble(ports: Ports) -> Sidecar:
     client, keys, engine, store, clock = ports.client, ports.keys, ports.engine, ports.store, ports.clock
     pool, replica, mailbox = ports.presence.pool, ports.presence.replica, Mailbox()
     answers = ports.answer is not None
-    identity = ReplicaIdentity(replica, pool, engine.kind, engine.url, answers, ports.insecure)
+    identity = ReplicaIdentity(replica, pool, engine.kind, engine.url, answers, ports.insecure, ports.http)
     supervisor = Supervisor(
         lambda part: INTERNAL_ERRORS.labels(part).inc(),
         clock.rng,
@@ -213,7 +217,7 @@ def assemble(ports: Ports) -> Sidecar:
     return Sidecar(
         *(ports, mailbox, journal, watcher, writer, handoffs),
         *(probes, reconciler, status, demand, resolver, collector),
-        *(drain, ring, supervisor),
+        *(drain, ring, ReplicaActivity(ports.presence, engine, status, ring, drain.need, clock), supervisor),
     )
 
 
@@ -294,7 +298,7 @@ async def run(settings: SidecarSettings, stop: asyncio.Event) -> None:
     sidecar = assemble(ports)
     try:
         async with asyncio.TaskGroup() as tasks:
-            app = make_app(sidecar.status, ports.insecure, sidecar.drain, sidecar.events)
+            app = make_app(sidecar.status, ports.insecure, sidecar.drain, sidecar.events, sidecar.activity)
             tasks.create_task(HttpServer(app, listener).run(), name="http")
             tasks.create_task(_end(stop, sidecar.drain, settings.drain_timeout), name="stop")
             await lock.acquire(settings.replica)
@@ -336,6 +340,7 @@ def _ports(settings: SidecarSettings, store: LocalStore, owner: str, state: Path
         ready_rule=ReadyRule(settings.ready_when, settings.degraded_share),
         give_up_seconds=settings.give_up_share,
         insecure=settings.unprotected(),
+        http=settings.reached_at(),
     )
 
 

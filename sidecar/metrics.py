@@ -45,6 +45,19 @@ SYNCER_STATUS = Gauge(
 )
 
 
+def done_calls() -> dict[str, tuple[int, float]]:
+    """By the kind of call, as ``load``: how many succeeded since this process began, and how many seconds they took."""
+    found: dict[str, tuple[int, float]] = {}
+    for metric in ENGINE_CALL_SECONDS.collect():
+        for sample in metric.samples:
+            call, (count, seconds) = sample.labels["call"], found.get(sample.labels["call"], (0, 0.0))
+            if sample.labels["outcome"] == "done" and sample.name.endswith("_count"):
+                found[call] = int(sample.value), seconds
+            elif sample.labels["outcome"] == "done" and sample.name.endswith("_sum"):
+                found[call] = count, sample.value
+    return found
+
+
 def show_status(status: ReplicaStatus, desired: int, served: Iterable[str], resident: int) -> None:
     """Sets the gauges to what a status says. `desired` is how many eager adapters are this replica's to serve.
 

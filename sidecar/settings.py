@@ -175,6 +175,13 @@ class SidecarSettings(DaemonSettings):
             return found
         return (*found, f"--engine-api-key-file: the key would go unencrypted to {url.netloc}: give an https --engine")
 
+    def reached_at(self) -> str:
+        """HOST:PORT under which others reach --http; empty: it is any host's, and there is no --advertise-url."""
+        host = self.http.host
+        if host in {"0.0.0.0", "::"}:  # noqa: S104 - compared with, not listened on
+            host = urlsplit(self.advertise_url or "").hostname or ""
+        return str(Address(host=host, port=self.http.port)) if host and self.http.port else ""
+
     def engine_limits(self) -> EngineLimits:
         """What the engine was started with, as far as it is said here."""
         return EngineLimits(

@@ -124,7 +124,7 @@ def by_pool(changes: Iterable[Change], request_id: str) -> list[ChangeBatch]:
     for change in changes:
         pools.setdefault(change.pool, []).append(change)
     return [
-        ChangeBatch(pool, tuple(members), request_id if number == 1 else _bounded(f"{request_id}:pool{number}"))
+        ChangeBatch(pool, tuple(members), request_id if number == 1 else derived_id(f"{request_id}:pool{number}"))
         for number, (pool, members) in enumerate(pools.items(), start=1)
     ]
 
@@ -162,11 +162,11 @@ def _numbered(batch: ChangeBatch, parts: Sequence[Sequence[Change]]) -> list[Cha
 
 def _part_id(request_id: str, number: int) -> str:
     """The request id of a part: the same whenever the same set is sent with the same id."""
-    return _bounded(f"{request_id}.{number}" if _PART in request_id else f"{request_id}{_PART}{number}")
+    return derived_id(f"{request_id}.{number}" if _PART in request_id else f"{request_id}{_PART}{number}")
 
 
-def _bounded(request_id: str) -> str:
-    """A request id that may be too long, with a digest in the place of its end."""
+def derived_id(request_id: str) -> str:
+    """The id of a part of a request; where it would be too long, with a digest in the place of its end."""
     if len(request_id) <= MAX_REQUEST_ID_CHARACTERS:
         return request_id
     digest = hashlib.sha256(request_id.encode()).hexdigest()[:32]

@@ -51,12 +51,19 @@ ENTRIES = (
         "delete", "commands.adapters:delete", "Delete adapters by their names, by labels, or all that manifests name."
     ),
     _command("retry", "commands.apply:retry", "Have replicas try at once an adapter that failed there."),
-    _command("drain", "commands.pools:drain", "Take a replica out: others take over its share, and routers leave it."),
-    _command("undrain", "commands.pools:undrain", "Have a replica that drains serve again."),
+    _command(
+        "drain", "commands.replicas:drain", "Take a replica out: others take over its share, and routers leave it."
+    ),
+    _command("undrain", "commands.replicas:undrain", "Have a replica that drains serve again."),
     _command(
         "events",
         "commands.events:events",
         "Show what happened: changes and who made them, halts, drains, restarts, and what replicas fail to serve.",
+    ),
+    _command(
+        "top",
+        "commands.top:top",
+        "Show what replicas and adapters are doing: requests, tokens, loads, swaps, last use.",
     ),
     _command("history", "commands.read:history", "List an adapter's generations, the newest first."),
     _command("rollback", "commands.apply:rollback", "Make a new generation that equals an earlier one."),
@@ -112,7 +119,7 @@ ENTRIES = (
         confirm_removals="commands.pools:confirm_removals",
         delete="commands.pools:delete",
     ),
-    _group("replica", "Say what is expected of replicas.", forget="commands.pools:forget_replica"),
+    _group("replica", "Say what is expected of replicas.", forget="commands.replicas:forget_replica"),
     _group(
         "config",
         "Name admin services, with their certificates, as contexts.",

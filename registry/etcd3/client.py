@@ -21,6 +21,11 @@ from registry.etcd3.watch import WatchStream, open_watch
 __all__ = ["Client", "Listing", "MemberDown", "MemberStatus"]
 
 
+# A member that is killed under load may lose or corrupt what it has.
+UNSAFE_RELEASES = frozenset({"3.5.0", "3.5.1", "3.5.2"})
+SAFE_RELEASES = "3.6.14 or 3.5.33"
+
+
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
     """What one member says about itself. `leader_id` 0: it knows of no leader."""

@@ -233,7 +233,8 @@ class ReplicaStatus(Stored):
     `note` says in one sentence why the replica is not ready. `held` says why etcd's newest list is not followed, and
     what to do (guarantee R15); empty: it is. `degraded` says that the engine refuses more than a share of what it
     should serve, and why; empty: it does not. `insecure`: what the sidecar bears unprotected on the network, each with
-    the remedy, since it was started with ``--insecure``.
+    the remedy, since it was started with ``--insecure``. `http`: HOST:PORT of the sidecar's own port; empty: it is not
+    known under which it is reached.
     """
 
     max_bytes = MAX_STATUS_BYTES
@@ -263,5 +264,6 @@ class ReplicaStatus(Stored):
     held: str = ""
     degraded: str = ""
     insecure: list[str] = []
+    http: str = ""
     last_request_id: str = ""
     updated_at: str

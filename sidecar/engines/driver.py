@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from registry.model.names import PROOF_PREFIX
-from sidecar.engines.observed import Done, DrainEvidence, Observed, Outcome
+from sidecar.engines.observed import Done, DrainEvidence, EngineActivity, Observed, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +171,14 @@ class Engine(Protocol):
         """
         ...
 
+    async def activity(self) -> EngineActivity:
+        """What the engine says of its requests, for people. It is asked for that alone.
+
+        Raises:
+            EngineUnreachable, EngineUnusable: see `incarnation`.
+        """
+        ...
+
     async def drain_evidence(self) -> DrainEvidence:
         """What the engine says of its requests, at a moment after this call began. It makes the engine generate.
 
@@ -200,6 +208,10 @@ class SerialEngine:
     async def prove(self, path: str, *, request_id: str) -> Outcome:  # noqa: ARG002 - of the interface
         """See `Engine.prove`. It cannot be asked."""
         return Done()
+
+    async def activity(self) -> EngineActivity:
+        """See `Engine.activity`. It says nothing that is read."""
+        return EngineActivity()
 
     async def pulse(self) -> bool | None:
         """See `Engine.pulse`. It says nothing of its progress, and a full one would be held to stand still."""

@@ -81,6 +81,27 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineActivity:
+    """What an engine says of its requests, now and since its process began; None: it does not say.
+
+    Attributes:
+        running: requests that run now.
+        waiting: requests that are queued now.
+        requests: requests that ended.
+        prompt_tokens: read from their prompts.
+        generation_tokens: generated.
+        last_used: name to seconds since a request for it came in or was seen to run; without what was never used.
+    """
+
+    running: int | None = None
+    waiting: int | None = None
+    requests: int | None = None
+    prompt_tokens: int | None = None
+    generation_tokens: int | None = None
+    last_used: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DrainEvidence:
     """What an engine says of the requests that it has, so that an unloaded adapter's files may be removed.
 

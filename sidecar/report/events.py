@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
@@ -54,6 +54,14 @@ class EventRing:
     def as_dict(self) -> dict[str, object]:
         """The events, the oldest first, and how many older ones were forgotten."""
         return {"schema": 1, "forgotten": self._count - len(self._events), "events": list(self._events)}
+
+    def counts(self) -> dict[str, Counter[object]]:
+        """How often what happened to each adapter, by the engine's names for them, as far as the ring goes back."""
+        found: dict[str, Counter[object]] = {}
+        for one in self._events:
+            if one["name"]:
+                found.setdefault(str(one["name"]), Counter())[one["event"]] += 1
+        return found
 
     def take(self, report: RoundReport) -> None:
         """Takes in what a round came to."""

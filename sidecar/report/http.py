@@ -16,6 +16,7 @@ from starlette.routing import Route
 from registry.model.status import ReplicaStatus
 from registry.runtime.settings import is_loopback
 from sidecar.plan.handoff import Need
+from sidecar.report.activity import ReplicaActivity
 from sidecar.report.cache import StatusCache
 from sidecar.report.events import EventRing
 from sidecar.report.replica_drain import DrainCause, ReplicaDrain
@@ -23,8 +24,10 @@ from sidecar.report.replica_drain import DrainCause, ReplicaDrain
 MAX_DRAIN_WAIT_SECONDS = 3600.0
 
 
-def make_app(cache: StatusCache, insecure: Sequence[str], drain: ReplicaDrain, ring: EventRing) -> Starlette:
-    """The application: ``/livez``, ``/readyz``, ``/status``, ``/events``, ``/metrics``, ``/drain``.
+def make_app(
+    cache: StatusCache, insecure: Sequence[str], drain: ReplicaDrain, ring: EventRing, activity: ReplicaActivity
+) -> Starlette:
+    """The application: ``/livez``, ``/readyz``, ``/status``, ``/events``, ``/activity``, ``/metrics``, ``/drain``.
 
     `insecure` is told in ``/readyz``.
     """
@@ -45,11 +48,15 @@ def make_app(cache: StatusCache, insecure: Sequence[str], drain: ReplicaDrain, r
         body = json.dumps({"replica": replica, "pool": pool, **ring.as_dict()})
         return Response(body, media_type="application/json")
 
+    async def doing(_: Request) -> Response:
+        return Response(json.dumps(await activity.read()), media_type="application/json")
+
     async def metrics(_: Request) -> Response:
         cache.refresh_metrics()
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
     routes = {"/livez": livez, "/readyz": readyz, "/status": status, "/events": events, "/metrics": metrics}
+    routes["/activity"] = doing
     drain_route = Route("/drain", partial(_drain, drain), methods=["GET", "POST"])
     return Starlette(routes=[*(Route(path, endpoint) for path, endpoint in routes.items()), drain_route])
 

@@ -137,6 +137,10 @@ class ReplicaDrain:
             elif is_news:
                 self.end()
 
+    async def need(self) -> Need | None:
+        """What the replica is needed for now; None: it does not drain."""
+        return None if self._cause is None else await self._need()
+
     async def wait(self, seconds: float) -> Need:
         """What the replica is needed for, as soon as that is nothing or when the time is up."""
         need = Need.TAKEOVER

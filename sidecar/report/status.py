@@ -51,7 +51,7 @@ MAX_RESIDENT = 256
 class ReplicaIdentity:
     """Who reports. `answers`: it has a socket on which the engine may ask it for adapters.
 
-    `insecure`: what it bears unprotected on the network.
+    `insecure`: what it bears unprotected on the network. `http`: HOST:PORT of its own port; empty: it is not known.
     """
 
     replica: str
@@ -60,6 +60,7 @@ class ReplicaIdentity:
     engine_url: str
     answers: bool = False
     insecure: tuple[str, ...] = ()
+    http: str = ""
 
 
 def served_hash(served: tuple[ServedAdapter, ...]) -> str:
@@ -100,6 +101,7 @@ def derive_status(replica: ReplicaIdentity, situation: StatusInputs, moment: Mom
         held=situation.held,
         degraded=situation.degraded[:MAX_MESSAGE_CHARACTERS],
         insecure=[one[:MAX_MESSAGE_CHARACTERS] for one in replica.insecure],
+        http=replica.http,
         last_request_id=situation.last_request_id,
         updated_at=rfc3339(moment.wall),
     )

@@ -130,7 +130,9 @@ async def _reconciling(folder: Path) -> AsyncIterator[Run]:
         await rig.served(1, "good")
         good, bad, revision = KEYS.adapter(POOL, "good"), KEYS.adapter(POOL, "bad"), 1
         value_of_good = rig.records[good]
-        transport = httpx.ASGITransport(app=make_app(rig.sidecar.status, (), rig.sidecar.drain, rig.sidecar.events))
+        transport = httpx.ASGITransport(
+            app=make_app(rig.sidecar.status, (), rig.sidecar.drain, rig.sidecar.events, rig.sidecar.activity)
+        )
         page = httpx.AsyncClient(transport=transport, base_url="http://sidecar")
 
         async def play(case: Case) -> None:

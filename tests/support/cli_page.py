@@ -1,29 +1,57 @@
-"""docs/cli.md from the commands: what each does, its arguments and flags. As a program: writes it."""
+"""docs/cli.md from the commands: what each does, its arguments, flags and output. As a program: writes it.
+
+The output comes from a stack that is started for it, which takes a minute or two.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from registry.cli.command_tree import LazyCommand
 from registry.cli.main import EXIT_CODES, make_command
+from tests.support.cli_examples import play
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 
 
-def page() -> str:
-    """The whole page."""
+_INTRO = """\
+Made from the commands by `make docs`. Global options may stand anywhere in the line. The examples are what a terminal
+shows of one session with a local stack, from `loraplane dev up` to `loraplane dev down`. What differs each time is a
+word in angle brackets, or left out where a rollout tells how far it is."""
+_EXAMPLES = re.compile(r"\n```console\n.*?```\n", re.DOTALL)
+
+
+def page(examples: Mapping[str, Sequence[str]]) -> str:
+    """The whole page. `examples`: by the name of the command, such as ``pool create``, what a terminal shows."""
     root = make_command()
-    intro = "Made from the commands by `make docs`. Global options may stand anywhere in the line."
-    head = f"# The command line\n\n{intro} [Errors](errors.md) lists the reasons.\n\n{EXIT_CODES}\n"
+    head = f"# The command line\n\n{_INTRO} [Errors](errors.md) lists the reasons.\n\n{EXIT_CODES}\n"
     parts = [head, "## Global options\n" + _table(root.params)]
-    for name, child in sorted(root.commands.items()):
-        assert isinstance(child, LazyCommand)
-        loaded = child.load()
-        parts += [_command(f"loraplane {name}", loaded)]
-        parts += [_command(f"loraplane {name} {inner}", one) for inner, one in sorted(_inner(loaded).items())]
+    for path, command in commands().items():
+        parts.append(_command(f"loraplane {path}", command) + _shown(examples.get(path, ())))
     return "\n".join(parts)
+
+
+def commands() -> dict[str, Any]:
+    """All commands by their names; those of a group as ``pool create``, after the group itself."""
+    found: dict[str, Any] = {}
+    for name, child in sorted(make_command().commands.items()):
+        assert isinstance(child, LazyCommand)
+        found[name] = child.load()
+        found |= {f"{name} {inner}": one for inner, one in sorted(_inner(found[name]).items())}
+    return found
+
+
+def without_examples(text: str) -> str:
+    """A page as it is for no examples."""
+    return _EXAMPLES.sub("", text)
+
+
+def _shown(examples: Sequence[str]) -> str:
+    text = "\n".join(examples)
+    return f"\n```console\n{text}```\n" if text else ""
 
 
 def _inner(command: Any) -> dict[str, Any]:
@@ -65,7 +93,7 @@ def _cell(text: str | None) -> str:
 
 
 def main() -> None:
-    PAGE.write_text(page())
+    PAGE.write_text(page(play()))
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ MEANING: Mapping[Reason, str] = {
     Reason.ETCD_UNAVAILABLE: "etcd does not answer the admin service. Nothing was changed; repeat it.",
     Reason.ETCD_PERMISSION: "etcd refuses the admin service. Check its user, role and certificates.",
     Reason.OUTCOME_UNKNOWN: "Nobody knows whether the change was made. Retry with the same request_id (`request_id` tells it): it is made once at most.",
-    Reason.SIDECAR_UNAVAILABLE: "A sidecar that --sidecar names is not reached, or answers with something else.",
+    Reason.SIDECAR_UNAVAILABLE: "A sidecar that --sidecar names, or none at all for top, is reached, or it answers with something else.",
     Reason.ADMIN_UNAVAILABLE: "The admin service is not reached, or stops. Ask again, or another one.",
     Reason.DEADLINE_EXCEEDED: "The time was up. The message says whether anything can have been changed.",
     Reason.DIGEST_MISMATCH: "The files here have another digest than the one that is pinned. Pin theirs, name another source, or go on with `--force`.",

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +17,7 @@ import typer
 
 from registry.cli import options
 from registry.cli.apply import ApplyOrder, apply_changes
-from registry.cli.change_set import Change, deletions, upserts
+from registry.cli.change_set import Change, deletions, derived_id, upserts
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, Exit, not_found, refused, usage, with_remedy
 from registry.cli.manifest import manifest_dict
@@ -215,27 +215,45 @@ def delete(
     meant = _names(names or [], is_alone=bool(file or selector))
     if [bool(file), bool(selector), bool(meant)].count(True) != 1:
         raise usage("say what to delete: NAME, several of them, -l KEY=VALUE or -f FILE, and only one of these")
-    for parameter in ("etag", "pool"):
-        if file and is_typed(context, parameter):
-            raise usage(f"--{parameter} goes with adapter NAME; documents name their pools, and no etags")
-    if etag and len(meant) != 1:
+    if etag and len(meant) != 1 and not file:
         raise usage("--etag goes with one adapter, whose etag it is")
     if file:
+        _check_alone(context)
         changes = deletions(file, recursive=recursive)
-    else:
-        with session.client(order.read_seconds) as client:
-            where = pool_or_only(client, pool)
-            changes = (
-                by_labels(client, [where], labels_of(selector), delete_limit)
-                if selector
-                else [Change(where, pb.AdapterChange(delete=one, etag=etag), one) for one in meant]
-            )
-    if selector and not changes:
-        note(f"no adapter of pool {where!r} has these labels")
+    elif not (changes := _deletions(session, order, pool, meant or _Labelled(selector or [], delete_limit), etag)):
         return
     if not dry_run and (selector or session.is_protected):
         ask(session, changes, yes=yes)
     _delete(session, changes, order, ignore_not_found=ignore_not_found)
+
+
+def _check_alone(context: typer.Context) -> None:
+    """Raises CliError if the command line says of documents what they say themselves."""
+    for parameter in ("etag", "pool"):
+        if is_typed(context, parameter):
+            raise usage(f"--{parameter} goes with adapter NAME; documents name their pools, and no etags")
+
+
+@dataclass(frozen=True, slots=True)
+class _Labelled:
+    """The adapters that have labels, if they are not more than that."""
+
+    selector: Sequence[str]
+    limit: int
+
+
+def _deletions(
+    session: Session, order: ApplyOrder, pool: str | None, meant: Sequence[str] | _Labelled, etag: str
+) -> list[Change]:
+    """The deletions of what is meant in one pool; a note says where labels mean nothing."""
+    with session.client(order.read_seconds) as client:
+        where = pool_or_only(client, pool)
+        if not isinstance(meant, _Labelled):
+            return [Change(where, pb.AdapterChange(delete=one, etag=etag), one) for one in meant]
+        changes = by_labels(client, [where], labels_of(meant.selector), meant.limit)
+    if not changes:
+        note(f"no adapter of pool {where!r} has these labels")
+    return changes
 
 
 def _names(words: Sequence[str], *, is_alone: bool) -> list[str]:
@@ -266,7 +284,7 @@ def _delete(session: Session, changes: Sequence[Change], order: ApplyOrder, *, i
             if not ignore_not_found or error.failure.reason != Reason.ADAPTER_NOT_FOUND or not gone:
                 raise
             left.remove(gone[0])  # somebody else was faster
-            turn = f"{request_id}:{len(left)}"
+            turn = derived_id(f"{request_id}:{len(left)}")
         else:
             return
     note("none of them exists; nothing was changed")

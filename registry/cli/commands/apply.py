@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from typing import Annotated
 
@@ -59,6 +60,52 @@ Labels = Annotated[list[str] | None, options.flag("--label", metavar="K=V", help
 Credential = Annotated[
     str | None, options.flag("--credential", metavar="NAME", help="The credential that sidecars use.")
 ]
+LazyOrEager = Annotated[bool | None, options.flag("--lazy/--eager", help="Load it at the first request, or at once.")]
+NewSource = Annotated[
+    str | None, options.flag("--source", metavar="URI", help="Where its files are: a URI or a folder.")
+]
+NewPriority = Annotated[int | None, options.flag("--priority", help="Higher is loaded first.")]
+NewReplicas = Annotated[
+    int | None, options.flag("--replicas", min=0, help="On how many replicas it is served; 0: on all.")
+]
+NewOn = Annotated[
+    list[str] | None,
+    options.flag(
+        "--on", metavar="K=V", help="Serve it only on replicas of this label; K- takes it away; may be repeated."
+    ),
+]
+NewLabels = Annotated[
+    list[str] | None, options.flag("--label", metavar="K=V", help="Sets one; K- takes it away; may be repeated.")
+]
+Replace = Annotated[
+    bool, options.flag("--replace", help="If it exists, make it exactly this: what is not given is cleared.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SendOptions:
+    """How a change of one adapter is checked, sent and waited for."""
+
+    dry_run: options.DryRun = False
+    wait: options.Wait = False
+    min_ready: options.MinReady = 0
+    timeout: options.Timeout = None
+    request_id: options.RequestId = None
+    credentials: options.Credentials = None
+    hf_endpoint: options.HfEndpoint = None
+    look_seconds: options.LookSeconds = LOOK_SECONDS
+    force: options.Force = False
+
+    @property
+    def order(self) -> ApplyOrder:
+        """How it is sent."""
+        return ApplyOrder(self.request_id, self.timeout, self.dry_run, wait=self.wait, min_ready=self.min_ready)
+
+    @property
+    def looking(self) -> Looking:
+        """How its source is read before."""
+        seconds = self.order.read_seconds
+        return Looking(self.credentials, self.hf_endpoint, self.look_seconds, seconds, self.force)
 
 
 Prune = Annotated[bool, options.flag("--prune", help="Delete also what has the label of -l and stands in no manifest.")]
@@ -102,6 +149,7 @@ def apply(
     apply_changes(session, changes, order, removals)
 
 
+@options.spread(SendOptions)
 def add(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the adapter.")],
@@ -115,23 +163,13 @@ def add(
     replicas: Replicas = 0,
     on: On = None,
     label: Labels = None,
-    dry_run: options.DryRun = False,
-    wait: options.Wait = False,
-    min_ready: options.MinReady = 0,
-    timeout: options.Timeout = None,
-    request_id: options.RequestId = None,
     credential: Credential = None,
-    credentials: options.Credentials = None,
-    hf_endpoint: options.HfEndpoint = None,
-    look_seconds: options.LookSeconds = LOOK_SECONDS,
-    force: options.Force = False,
-    replace: Annotated[
-        bool, options.flag("--replace", help="If it exists, make it exactly this: what is not given is cleared.")
-    ] = False,
+    given: SendOptions,
+    replace: Replace = False,
 ) -> None:
     """Create one adapter without a file."""
-    session, order = session_of(context), ApplyOrder(request_id, timeout, dry_run, wait=wait, min_ready=min_ready)
-    with session.client(order.read_seconds) as client:
+    session = session_of(context)
+    with session.client(given.order.read_seconds) as client:
         where = pool_or_only(client, pool)
     content: Plain = {
         "apiVersion": API_VERSION,
@@ -145,12 +183,11 @@ def add(
             "credentials": credential,
         },
     }
-    looking = Looking(credentials, hf_endpoint, look_seconds, order.read_seconds, force)
     change = replace_fields(upsert_of(content, "add"), is_local=not is_uri(source))
     if not replace:
         change.wire.etag = _ABSENT
     with _existing_named(name):
-        apply_changes(session, preflight(session, [change], looking), order)
+        apply_changes(session, preflight(session, [change], given.looking), given.order)
 
 
 @contextmanager
@@ -168,48 +205,31 @@ def _existing_named(name: str) -> Iterator[None]:
         raise CliError(replace_fields(error.failure, reason=Reason.ADAPTER_EXISTS, message=message)) from error
 
 
+_NOTHING_TO_SET = "say what to set: --source, --digest, --label, --priority, --replicas, --on, … (or it is so already)"
+
+
+@options.spread(SendOptions)
 def set_(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the adapter.")],
     *,
     pool: options.Pool = None,
-    source: Annotated[
-        str | None, options.flag("--source", metavar="URI", help="Where its files are: a URI or a folder.")
-    ] = None,
+    source: NewSource = None,
     digest: Digest = None,
     signature: Signature = None,
-    lazy: Annotated[
-        bool | None, options.flag("--lazy/--eager", help="Load it at the first request, or at once.")
-    ] = None,
-    priority: Annotated[int | None, options.flag("--priority", help="Higher is loaded first.")] = None,
-    replicas: Annotated[
-        int | None, options.flag("--replicas", min=0, help="On how many replicas it is served; 0: on all.")
-    ] = None,
-    on: Annotated[
-        list[str] | None,
-        options.flag(
-            "--on", metavar="K=V", help="Serve it only on replicas of this label; K- takes it away; may be repeated."
-        ),
-    ] = None,
-    label: Annotated[
-        list[str] | None, options.flag("--label", metavar="K=V", help="Sets one; K- takes it away; may be repeated.")
-    ] = None,
+    lazy: LazyOrEager = None,
+    priority: NewPriority = None,
+    replicas: NewReplicas = None,
+    on: NewOn = None,
+    label: NewLabels = None,
     credential: Credential = None,
-    dry_run: options.DryRun = False,
-    wait: options.Wait = False,
-    min_ready: options.MinReady = 0,
-    timeout: options.Timeout = None,
-    request_id: options.RequestId = None,
-    credentials: options.Credentials = None,
-    hf_endpoint: options.HfEndpoint = None,
-    look_seconds: options.LookSeconds = LOOK_SECONDS,
-    force: options.Force = False,
+    given: SendOptions,
 ) -> None:
     """Change what is named of one adapter, and show it before and after.
 
     With a new source, digest and signature are those that are given, or none: the old ones were of other files.
     """
-    session, order = session_of(context), ApplyOrder(request_id, timeout, dry_run, wait=wait, min_ready=min_ready)
+    session, order = session_of(context), given.order
     load = None if lazy is None else "lazy" if lazy else "eager"
     with session.client(order.read_seconds) as client:
         before = client.get_adapter(pool_or_only(client, pool), name)
@@ -224,15 +244,11 @@ def set_(
     options.relabel("--on ", spec.placement.selector, on or [])
     options.relabel("--label ", spec.labels, label or [])
     if spec == before.spec:
-        raise usage(
-            "say what to set: --source, --digest, --label, --priority, --replicas, --on, … (or it is so already)"
-        )
+        raise usage(_NOTHING_TO_SET)
     change = Change(
         before.pool, pb.AdapterChange(upsert=after, etag=before.etag), name, bool(source and not is_uri(source))
     )
-    looking = Looking(credentials, hf_endpoint, look_seconds, order.read_seconds, force)
-    (change,) = preflight(session, [change], looking)
-    apply_changes(session, [change], order)
+    apply_changes(session, preflight(session, [change], given.looking), order)
 
 
 def retry(

@@ -22,7 +22,7 @@ from registry.cli.backup import (
     records_of,
     state_of,
 )
-from registry.cli.change_set import Change
+from registry.cli.change_set import Change, derived_id
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, CommandFailure, Exit, refused, usage
 from registry.cli.removal import agree
@@ -164,27 +164,29 @@ def _carry_out(session: Session, client: AdminClient, saved: StoredState, plan: 
     """Quotas that rise come first, those that fall come last: in between more must have room."""
     request_id = request_id_or_new(order.request_id)
     for number, quota in enumerate(one for one in plan.tenants if one.rises):
-        _set_quota(client, quota, quota.etag, f"{request_id}:rise{number}")
+        _set_quota(client, quota, quota.etag, derived_id(f"{request_id}:rise{number}"))
     _restore_pools(client, plan, request_id)
     for number, name in enumerate(plan.histories):
         for turn in range(_TURNS):
-            client.restore_history(_history(saved, name, f"{request_id}:history{number}:{turn}"))
-    outcomes = [*send(client, _deletions(plan), f"{request_id}:others", order)]
+            client.restore_history(_history(saved, name, derived_id(f"{request_id}:history{number}:{turn}")))
+    outcomes = [*send(client, _deletions(plan), derived_id(f"{request_id}:others"), order)]
     check_applied(outcomes)
-    outcomes += send(client, _upserts(plan), f"{request_id}:adapters", order)
+    outcomes += send(client, _upserts(plan), derived_id(f"{request_id}:adapters"), order)
     if session.printer().is_table:
         print_table(session.printer(), outcomes, dry_run=False)
     check_applied(outcomes)
     for number, quota in enumerate(one for one in plan.tenants if not one.rises):
-        _set_quota(client, quota, _unchanged(client, quota), f"{request_id}:fall{number}")
+        _set_quota(client, quota, _unchanged(client, quota), derived_id(f"{request_id}:fall{number}"))
 
 
 def _restore_pools(client: AdminClient, plan: RestorePlan, request_id: str) -> None:
     for number, pool in enumerate(plan.create_pools):
         made = pool_message(pool, 0)
-        client.create_pool(pb.CreatePoolRequest(pool=made, request_id=f"{request_id}:new{number}"))
+        client.create_pool(pb.CreatePoolRequest(pool=made, request_id=derived_id(f"{request_id}:new{number}")))
     for number, (pool, etag, is_readable) in enumerate(plan.update_pools):
-        request = pb.UpdatePoolRequest(pool=pool_message(pool, int(etag)), request_id=f"{request_id}:pool{number}")
+        request = pb.UpdatePoolRequest(
+            pool=pool_message(pool, int(etag)), request_id=derived_id(f"{request_id}:pool{number}")
+        )
         if is_readable:  # of what cannot be read nothing can stay, so all of it is replaced
             request.update_mask.paths.extend(_POOL_FIELDS)
         client.update_pool(request)

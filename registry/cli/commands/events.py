@@ -61,8 +61,12 @@ def events(
     session, start = session_of(context), datetime.now(UTC) - _span(since)
     seconds, chosen = timeout or READ_SECONDS, _Chosen(name, replica)
     if sidecar is not None:
-        where = _address(sidecar)
-        _show(session.printer(), lambda at: chosen.of(ring_events(_ring(where, seconds)), at), start, watch=watch)
+        where = sidecar_address(sidecar)
+
+        def ring(at: datetime) -> Iterator[ShownEvent]:
+            return chosen.of(ring_events(ask_sidecar(where, "/events", seconds)), at)
+
+        _show(session.printer(), ring, start, watch=watch)
         return
     with session.client(seconds) as client:
         known = pool_or_only(client, pool)
@@ -129,34 +133,40 @@ def _of_pool(client: AdminClient, pool: str, since: datetime, chosen: _Chosen) -
         yield from replica_events(replica, with_pending=with_pending)
 
 
-def _ring(address: tuple[str, int], seconds: float) -> Plain:
-    """What a sidecar answers.
+def ask_sidecar(address: tuple[str, int], path: str, seconds: float) -> Plain:
+    """What a sidecar answers at a path of its port.
 
     Raises:
-        CliError: it does not answer, or not with events.
+        CliError: it does not answer, or not with a JSON object.
     """
     host, port = address
     connection = http.client.HTTPConnection(host, port, timeout=seconds)
     try:
-        connection.request("GET", "/events")
+        connection.request("GET", path)
         reply = connection.getresponse()
         body = reply.read(_MAX_RING_BYTES + 1)
-        ring = read_json(body) if reply.status == http.client.OK and len(body) <= _MAX_RING_BYTES else None
+        answer = read_json(body) if reply.status == http.client.OK and len(body) <= _MAX_RING_BYTES else None
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise _unreached(host, port, f"{error}" or type(error).__name__) from error
+        raise _unreached(host, port, path, f"{error}" or type(error).__name__) from error
     finally:
         connection.close()
-    if not isinstance(ring, dict):
-        raise _unreached(host, port, f"status {reply.status}, and no events: is it a sidecar, and of this release?")
-    return ring
+    if not isinstance(answer, dict):
+        why = f"status {reply.status}, and no {path[1:]}: is it a sidecar, and of this release?"
+        raise _unreached(host, port, path, why)
+    return answer
 
 
-def _unreached(host: str, port: int, why: str) -> CliError:
-    message = f"no events of a sidecar at {host}:{port}: {why}; --sidecar takes what the sidecar's --http says"
+def _unreached(host: str, port: int, path: str, why: str) -> CliError:
+    message = f"no {path[1:]} of a sidecar at {host}:{port}: {why}; --sidecar takes what the sidecar's --http says"
     return CliError(CommandFailure(Exit.UNAVAILABLE, Reason.SIDECAR_UNAVAILABLE, message))
 
 
-def _address(text: str) -> tuple[str, int]:
+def sidecar_address(text: str) -> tuple[str, int]:
+    """Host and port of what --sidecar names.
+
+    Raises:
+        CliError: it is no HOST:PORT.
+    """
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match[2]) < 65536:
         raise usage(f"--sidecar {text}: write HOST:PORT, such as 127.0.0.1:7602")

@@ -1,4 +1,4 @@
-"""Commands that change pools and tenants, and that drain replicas."""
+"""Commands that change pools and tenants."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, refused, usage, with_remedy
 from registry.cli.local_adapters import base_here, base_message
 from registry.cli.removal import ask_protected
-from registry.cli.session import WRITE_SECONDS, Session, pool_or_only, request_id_or_new, session_of
+from registry.cli.session import WRITE_SECONDS, request_id_or_new, session_of
 from registry.cli.views.columns import POOLS, TENANTS
 from registry.cli.views.output import Item, OutputView, Printer
 from registry.model.errors import Reason, RegistryError
@@ -263,26 +263,6 @@ def _changed(before: pb.Pool, after: pb.Pool) -> list[str]:
     return paths or ["base_models"]
 
 
-def forget_replica(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of the replica.")],
-    *,
-    pool: options.Pool = None,
-    dry_run: options.DryRun = False,
-    timeout: options.Timeout = None,
-) -> None:
-    """Expect a replica no more that does not live and is not to come back."""
-    session = session_of(context)
-    with session.client(timeout or WRITE_SECONDS) as client:
-        request = pb.ForgetReplicaRequest(pool=pool_or_only(client, pool), name=name, validate_only=dry_run)
-        client.forget_replica(request)
-    printer = session.printer()
-    if printer.is_plain:
-        printer.plain({"replica": request.name, "pool": request.pool, "forgotten": not dry_run})
-    else:
-        printer.lines([f"{request.name} would be forgotten" if dry_run else f"{request.name} forgotten"])
-
-
 def confirm_removals(
     context: typer.Context,
     name: PoolName,
@@ -380,61 +360,3 @@ def set_tenant(
     with session.client(timeout or WRITE_SECONDS) as client:
         tenant = client.set_tenant(request)
     print_with_request(session.printer(), TENANTS, tenant, request.request_id)
-
-
-ReplicaName = Annotated[str, typer.Argument(help="Name of the replica.")]
-
-
-def drain(
-    context: typer.Context,
-    name: ReplicaName,
-    *,
-    pool: options.Pool = None,
-    dry_run: options.DryRun = False,
-    timeout: options.Timeout = None,
-    request_id: options.RequestId = None,
-) -> None:
-    """Take a replica out: others take over its share, and routers leave it.
-
-    It goes on serving what it has loaded. The order lasts until loraplane undrain, or until the replica is gone.
-    """
-    session = session_of(context)
-    request = pb.DrainReplicaRequest(name=name, request_id=request_id_or_new(request_id), validate_only=dry_run)
-    _order(session, request, pool, timeout)
-
-
-def undrain(
-    context: typer.Context,
-    name: ReplicaName,
-    *,
-    pool: options.Pool = None,
-    dry_run: options.DryRun = False,
-    timeout: options.Timeout = None,
-    request_id: options.RequestId = None,
-) -> None:
-    """Have a replica that drains serve again.
-
-    Also one whose drain began with /drain; not one whose sidecar is about to end.
-    """
-    session = session_of(context)
-    order = request_id_or_new(request_id)
-    request = pb.DrainReplicaRequest(name=name, undrain=True, request_id=order, validate_only=dry_run)
-    _order(session, request, pool, timeout)
-
-
-def _order(session: Session, request: pb.DrainReplicaRequest, pool: str | None, timeout: float | None) -> None:
-    printer, name = session.printer(), request.name
-    with session.client(timeout or WRITE_SECONDS) as client:
-        request.pool = pool_or_only(client, pool)
-        reply = client.drain_replica(request)
-    if request.undrain:
-        told = f"replica {name} is to serve again" if reply.changed else f"replica {name} does not drain"
-    else:
-        told = f"replica {name} is to drain" if reply.changed else f"replica {name} drains already"
-    if printer.is_plain:
-        values = {"name": name, "pool": request.pool, "drain": not request.undrain, "changed": reply.changed}
-        printer.plain({**values, "revision": reply.revision, "request_id": request.request_id})
-    elif printer.is_table:
-        printer.lines([told, f"revision {reply.revision}, request id {request.request_id}"])
-    else:
-        printer.lines([name])

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from ssl import cert_time_to_seconds
 
-from registry.etcd3.client import MemberDown, MemberStatus
+from registry.etcd3.client import SAFE_RELEASES, UNSAFE_RELEASES, MemberDown, MemberStatus
 from registry.model.messages import Plain
 
 
@@ -142,14 +142,14 @@ def _member(member: MemberStatus) -> Iterator[DoctorFinding]:
     if not member.leader_id:
         remedy = "bring a majority of members back; etcdctl endpoint status shows who leads"
         yield error(CheckedPart.ETCD, member.endpoint, "no_leader", "it knows of no leader", remedy)
-    if member.version in {"3.5.0", "3.5.1", "3.5.2"}:
+    if member.version in UNSAFE_RELEASES:
         finding = f"{member.version} may lose or corrupt data when it is killed"
         yield error(
             CheckedPart.ETCD,
             member.endpoint,
             "etcd_version",
             finding,
-            "upgrade etcd to 3.6.14 or 3.5.33 (etcd --version)",
+            f"upgrade etcd to {SAFE_RELEASES} (etcd --version)",
         )
     if member.db_size_bytes > _MUCH_BYTES:
         finding = f"its store has {member.db_size_bytes >> 20} MiB: compare with its --quota-backend-bytes"

@@ -110,10 +110,11 @@ class ReplicaView:
             seconds = (now - datetime.fromisoformat(self.last_seen)).total_seconds()
         except (ValueError, TypeError):
             return "just gone"
-        return f"last seen {_span(max(0, int(seconds)))} ago"
+        return f"last seen {span(max(0, int(seconds)))} ago"
 
 
-def _span(seconds: int) -> str:
+def span(seconds: int) -> str:
+    """So many seconds, in words."""
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds // size} {unit}"

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from registry.etcd3.client import SAFE_RELEASES, UNSAFE_RELEASES
 from registry.tools.devstack.engine_environment import MAX_LORA_RANK
+from registry.tools.devstack.processes import find_etcd
 from registry.tools.devstack.stack import Stack
 from registry.tools.devstack.stack_file import EngineKind, StackError, check_own, load, make_layout, save
 from registry.tools.devstack.stack_parts import BASE_MODEL, POOL, Folder, Role, our_environment
@@ -45,8 +47,26 @@ def up(root: Path, replicas: int | None, engine: EngineKind | None, tell: Tell) 
         stack = set_up(root, replicas, engine)
         tell(f"stack in {stack.folder.root}: {stack.layout.engine} engines {', '.join(stack.layout.replicas)}")
         tell(memory_line(stack.layout.engine, len(stack.layout.replicas)))
+        if said := etcd_line():
+            tell(said)
         start(stack, tell)
     return stack
+
+
+def etcd_line() -> str:
+    """What somebody should know of the etcd that is to run; empty: nothing, or it does not tell its release."""
+    program = str(find_etcd().resolve())
+    try:
+        told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=60).stdout  # noqa: S603 - see find_etcd
+    except OSError:
+        return ""
+    version = told.partition("etcd Version: ")[2].partition("\n")[0].strip()
+    if version not in UNSAFE_RELEASES:
+        return ""
+    return (
+        f"etcd {version} may lose data when it is killed under load: for trying things out, not for what must stay; "
+        f"ETCD_BIN=/path/to/etcd runs another, {SAFE_RELEASES} or later"
+    )
 
 
 def memory_line(engine: EngineKind, replicas: int, meminfo: Path = Path("/proc/meminfo")) -> str:

@@ -99,7 +99,7 @@ class SimulatedVllm:
         self.samples: dict[tuple[str, str], float] = {}
         self.running: list[str] = []
         self.waiting: list[str] = []
-        self.tokens = 0
+        self.tokens = self.prompt_tokens = self.ended = 0
         self._ended = asyncio.Event()
         self.bound: list[Card] = []
         self._on_call = on_call
@@ -214,7 +214,10 @@ class SimulatedVllm:
                 while self._is_crowded(name):
                     await self._ended.wait()
             with self._among(self.running, name):
-                return await self._steps(card, prompt, tokens)
+                made = await self._steps(card, prompt, tokens)
+                self.prompt_tokens += len(prompt)
+                self.ended += 1
+                return made
 
     def pause(self, *, is_paused: bool, sleeps: bool | None = None) -> None:
         """Makes no steps any more while it is paused, or goes on; `sleeps` None: that it does or not stays so."""

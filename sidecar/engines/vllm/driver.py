@@ -17,6 +17,7 @@ from sidecar.engines.observed import (
     AlreadyThere,
     Done,
     DrainEvidence,
+    EngineActivity,
     EngineGone,
     EngineLimits,
     EnginePaused,
@@ -343,6 +344,14 @@ class VllmEngine:
             return await self._http.completes(model)
         await self._http.get([plugin.STATE_PATH], self._deadlines.pulse_seconds)
         return True
+
+    async def activity(self) -> EngineActivity:
+        """See `Engine.activity`. Our plugin in it knows when each adapter was last used."""
+        tells = self._process is not None and self._process.tells_uses
+        paths = ["/metrics", *([plugin.USES_PATH] if tells else [])]
+        page, *told = await self._http.get(paths, self._deadlines.probe_seconds, optional=plugin.USES_PATH)
+        activity = answers.read_activity(await metric_lines(page, answers.METRICS, self.url), self.url)
+        return replace(activity, last_used=plugin.read_last_used(b"".join(told)) if tells else None)
 
     async def drain_evidence(self) -> DrainEvidence:
         """See `Engine.drain_evidence`. vLLM writes its metrics when a step ends: so that they are new, one has to."""

@@ -14,6 +14,7 @@ from sidecar.engines.observed import (
     AlreadyThere,
     Done,
     DrainEvidence,
+    EngineActivity,
     EngineGone,
     EngineLimits,
     NotThere,
@@ -36,6 +37,11 @@ MAX_MESSAGE_LENGTH = 500
 _INCARNATION = re.compile(r"^process_start_time_seconds ([0-9.eE+-]+)$", re.MULTILINE)
 _REQUESTS = re.compile(r"^vllm:num_requests_(?:running|waiting)\{.*\} ([0-9.eE+-]+)$", re.MULTILINE)
 _COUNTS = re.compile(r"^vllm:num_requests_(running|waiting)\{.*\} ([0-9.eE+-]+)$", re.MULTILINE)
+_ACTIVITY = re.compile(
+    r"^vllm:(num_requests_running|num_requests_waiting|request_success_total|prompt_tokens_total|"
+    r"generation_tokens_total)\{.*\} ([0-9.eE+-]+)$",
+    re.MULTILINE,
+)
 # What rises with each step that computes something, also within a long prompt.
 _PROGRESS = re.compile(
     r"^vllm:(?:(?:prompt|generation)_tokens_total|(?:kv|gpu)_cache_usage_perc)\{.*\} [0-9.eE+-]+$", re.MULTILINE
@@ -64,6 +70,7 @@ METRICS = MetricLines(
         b"process_start_time_seconds ",
         b"vllm:num_requests_running{",
         b"vllm:num_requests_waiting{",
+        b"vllm:request_success_total{",
         b"vllm:prompt_tokens_total{",
         b"vllm:generation_tokens_total{",
         b"vllm:kv_cache_usage_perc{",
@@ -178,6 +185,25 @@ def read_drain(text: str, url: str) -> DrainEvidence:
     # Several engines behind one server overwrite each other's sample.
     adapters = _newest_adapters(text, url) if len(engines) == 1 else None
     return DrainEvidence(incarnation, waiting, sum(engines), adapters)
+
+
+def read_activity(text: str, url: str) -> EngineActivity:
+    """Reads from /metrics what there is to do, and what was done; of several engines behind one server together.
+
+    Raises:
+        EngineUnreachable: a count in it is no number.
+    """
+    sums: dict[str, float] = {}
+    for name, count in _ACTIVITY.findall(text):
+        sums[name] = sums.get(name, 0) + read_number(count, url)
+    found = {name: int(total) for name, total in sums.items()}
+    return EngineActivity(
+        found.get("num_requests_running"),
+        found.get("num_requests_waiting"),
+        found.get("request_success_total"),
+        found.get("prompt_tokens_total"),
+        found.get("generation_tokens_total"),
+    )
 
 
 def read_number(text: str, url: str) -> float:

@@ -115,3 +115,22 @@ async def test_an_engine_that_stands_still_gives_no_evidence(simulated, tiny):
         await load
         await hasty.aclose()
         await asker.client.aclose()
+
+
+async def test_what_was_asked_of_an_engine_is_counted(engine, asker, tiny):
+    """`loraplane top`: requests and tokens since its process began, and the last use where its plugin tells it."""
+    await asker.load("x", tiny.adapter("a"))
+    await engine.observe()
+    before = await engine.activity()
+    await asker.text("x", "x", tokens=3)
+
+    async def counted():
+        now = await engine.activity()
+        assert (now.running, now.waiting) == (0, 0)
+        assert now.requests == before.requests + 1
+        assert now.generation_tokens == before.generation_tokens + 3
+        assert now.prompt_tokens > before.prompt_tokens
+        return now
+
+    now = await eventually(counted)
+    assert now.last_used is None or now.last_used["x"] < 600

@@ -186,7 +186,9 @@ def test_a_replica_is_emptied(task, fleet):
     fleet.add(name, "--replicas", "1")
     assert cells(fleet.cli("get", "adapters", name, "-o", "wide").out, name)[REPLICAS_SHOWN] == "r1"
     try:
-        assert "replica r1 is to drain" in task("loraplane drain r1")
+        told = task("loraplane drain r1 --wait")
+        assert "replica r1 is to drain" in told
+        assert told.endswith("replica r1: nothing is needed here any more\n")
 
         def is_empty(told: str) -> bool:
             shown = cells(told, name)

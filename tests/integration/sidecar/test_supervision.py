@@ -33,7 +33,9 @@ def warned(rig: Rig) -> set[str]:
 
 
 async def failing(rig: Rig) -> list[str]:
-    transport = httpx.ASGITransport(make_app(rig.sidecar.status, [], rig.sidecar.drain, rig.sidecar.events))
+    transport = httpx.ASGITransport(
+        make_app(rig.sidecar.status, [], rig.sidecar.drain, rig.sidecar.events, rig.sidecar.activity)
+    )
     async with httpx.AsyncClient(transport=transport, base_url="http://sidecar") as client:
         return (await client.get("/readyz")).json()["failing"]
 

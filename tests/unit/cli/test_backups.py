@@ -148,6 +148,14 @@ def test_each_change_holds_for_what_the_plan_was_made_from(cli, store):
     assert store.asked("SetTenant")[0].tenant.etag == "40"
 
 
+def test_the_longest_request_id_has_room_for_all_steps(cli, store):
+    """Where an id is refused for its length, the steps before it stand."""
+    assert cli("restore", "b.jsonl", "--yes", "--delete-others", "--request-id", "q" * 128).code == 0
+    steps = [*store.asked("RestoreHistory"), *store.asked("ApplyAdapters"), *store.asked("SetTenant")]
+    ids = [request.request_id for request in steps]
+    assert (len(set(ids)), max(map(len, ids)) <= 128) == (len(ids), True)
+
+
 def test_a_quota_that_somebody_set_meanwhile_stays(cli, store):
     """W4 etag."""
     store.answers["ListTenants"] = [pb.ListTenantsResponse(tenants=[pb.Tenant(name="t", max_adapters=9)])]

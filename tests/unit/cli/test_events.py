@@ -167,12 +167,12 @@ def test_a_watch_ends_by_an_error_that_will_stay(cli, world, rounds):
 
 
 @contextmanager
-def sidecar(body: bytes, code: int = 200) -> Iterator[str]:
+def sidecar(body: bytes, code: int = 200, path: str = "/events") -> Iterator[str]:
     """A server that answers so; its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(code if self.path == "/events" else 404)
+            self.send_response(code if self.path == path else 404)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

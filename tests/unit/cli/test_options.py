@@ -57,7 +57,7 @@ def test_the_commands_are_those_of_the_interface():
     expected = (
         "apply add set get describe events delete retry history rollback rollout diff check digest publish sign doctor"
     )
-    more = "export edit label explain schema completion config backup restore drain undrain pool replica tenant dev"
+    more = "top export edit label explain schema completion config backup restore drain undrain pool replica tenant dev"
     assert set(ROOT.commands) == {*expected.split(), *more.split()}
     contexts = {f"{verb}-context" for verb in ("set", "use", "delete")}
     assert set(ROOT.commands["config"].commands) == contexts | {"get-contexts"}

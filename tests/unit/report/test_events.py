@@ -135,7 +135,7 @@ async def test_the_ring_is_bounded_and_served():
     for number in range(4):
         told.round(None, held=f"{number} \ud800")
     cache = StatusCache(ReplicaIdentity("r1", "p", "vllm", "http://e"), CLOCK, lambda _: None)
-    transport = httpx.ASGITransport(make_app(cache, [], None, told.ring))  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(make_app(cache, [], None, told.ring, None))  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=transport, base_url="http://sidecar") as client:
         reply = await client.get("/events")
     body = json.loads(reply.text)

@@ -81,7 +81,7 @@ class Scene:
 
     async def get(self, path: str, host: str = "127.0.0.1") -> tuple[int, dict[str, Any]]:
         transport = httpx.ASGITransport(
-            make_app(self.cache, [], self.drain, EventRing(Clock(), bool)), client=(host, 1)
+            make_app(self.cache, [], self.drain, EventRing(Clock(), bool), None), client=(host, 1)
         )
         async with httpx.AsyncClient(transport=transport, base_url="http://sidecar") as client:
             reply = await client.get(path)

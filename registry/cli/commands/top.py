@@ -1,0 +1,105 @@
+"""The command top: what replicas are doing, from their sidecars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from registry.cli import options
+from registry.cli.commands.events import ask_sidecar, sidecar_address
+from registry.cli.failure import CliError, CommandFailure, Exit
+from registry.cli.session import READ_SECONDS, pool_or_only, session_of
+from registry.cli.views.get import note, replicas_of
+from registry.cli.views.output import Printer
+from registry.cli.views.replica_view import ReplicaView
+from registry.cli.views.top import ADAPTERS, REPLICAS, adapter_rows, replica_row
+from registry.model.errors import Reason
+from registry.model.messages import Plain
+
+_ASKED_AT_ONCE = 16
+_ASK_SECONDS = 5.0
+
+
+def top(
+    context: typer.Context,
+    *,
+    pool: options.Pool = None,
+    sidecar: Annotated[
+        list[str] | None,
+        options.flag("--sidecar", metavar="HOST:PORT", help="Ask this sidecar, its --http; may be repeated."),
+    ] = None,
+    timeout: options.Timeout = None,
+) -> None:
+    """Show what replicas and adapters are doing: requests, tokens, loads, swaps, last use.
+
+    Sidecars are asked where their statuses say that they listen, which has to be reachable from here; --sidecar names
+    them instead. REQUESTS and tokens are the engine's, since it started; loads and swaps are the sidecar's, since that
+    started, and SECONDS what one took on average. Engines count requests by replica alone. Of an adapter, loads, swaps
+    and evictions are those that the rings of sidecars still have, and LAST USED needs vLLM with the plugin.
+    """
+    session, seconds = session_of(context), timeout or _ASK_SECONDS
+    asks: dict[str, Callable[[], Plain]]
+    if sidecar:
+        asks = {one: partial(ask_sidecar, sidecar_address(one), "/activity", seconds) for one in sidecar}
+    else:
+        with session.client(timeout or READ_SECONDS) as client:
+            found = replicas_of(client, pool_or_only(client, pool))
+        asks = {one.name: partial(activity_of, one, seconds) for one in found}
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as threads:
+        answers = dict(zip(asks, threads.map(_asked, asks.values()), strict=True))
+    unreached = {name: said for name, said in answers.items() if isinstance(said, str)}
+    told = [said for said in answers.values() if not isinstance(said, str)]
+    if unreached and not told:
+        raise _unavailable(_left_out(unreached))
+    _show(session.printer(), told, unreached)
+
+
+def activity_of(replica: ReplicaView, seconds: float) -> Plain:
+    """What a replica's sidecar says that it is doing.
+
+    Raises:
+        CliError: it is not reached, or another process answers where it says that it listens.
+    """
+    address = replica.text("http")
+    if replica.missing or address == "-":
+        why = "it does not live" if replica.missing else "its status does not say where its sidecar listens"
+        raise _unavailable(why)
+    said = ask_sidecar(sidecar_address(address), "/activity", seconds)
+    if said.get("incarnation") != replica.incarnation:
+        raise _unavailable(f"another process answers at {address}, as where sidecars listen on their own hosts alone")
+    return said
+
+
+def _unavailable(message: str) -> CliError:
+    return CliError(CommandFailure(Exit.UNAVAILABLE, Reason.SIDECAR_UNAVAILABLE, message))
+
+
+def _asked(ask: Callable[[], Plain]) -> Plain | str:
+    """What a sidecar says; text: why there is nothing."""
+    try:
+        return ask()
+    except CliError as error:
+        return error.failure.message
+
+
+def _left_out(unreached: dict[str, str]) -> str:
+    return "not reached: " + "; ".join(f"{name} ({why})" for name, why in unreached.items())
+
+
+def _show(printer: Printer, told: Sequence[Plain], unreached: dict[str, str]) -> None:
+    rows, adapters = [replica_row(one) for one in told], adapter_rows(told)
+    if printer.is_plain:
+        values = {"replicas": [asdict(one) for one in rows], "adapters": [asdict(one) for one in adapters]}
+        printer.plain({**values, "unreached": unreached})
+        return
+    printer.items(REPLICAS, rows)
+    if printer.is_table:
+        printer.lines([""])
+        printer.items(ADAPTERS, adapters)
+    if unreached:
+        note(_left_out(unreached))

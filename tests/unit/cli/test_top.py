@@ -1,0 +1,164 @@
+"""top: what replicas and adapters are doing, from their sidecars."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import grpc
+import pytest
+
+from registry.v1 import registry_pb2 as pb
+from tests.unit.cli.fake_admin import FakeAdmin, Refusal
+from tests.unit.cli.test_events import sidecar
+
+ENGINE = {"running": 1, "waiting": 2, "requests": 30, "prompt_tokens": 400, "generation_tokens": 5000}
+SQL = {"name": "sql", "loaded": True, "last_used_seconds": 7.5, "loads": 1, "swaps": 2, "evictions": 0}
+LAW = {"name": "law", "loaded": False, "last_used_seconds": None, "loads": 1, "swaps": 0, "evictions": 1}
+
+
+def said(replica: str = "r1", **parts: Any) -> bytes:
+    calls = {"load": {"count": 4, "seconds": 2.0}, "unload": {"count": 1, "seconds": 1.0}}
+    whole = {"schema": 1, "replica": replica, "incarnation": f"of {replica}", "engine": ENGINE, "calls": calls}
+    return json.dumps({**whole, "adapters": [LAW, SQL], **parts}).encode()
+
+
+def replica(name: str, http: object = None) -> pb.Replica:
+    status = json.dumps({} if http is None else {"http": http})
+    return pb.Replica(name=name, pool="dev", incarnation=f"of {name}", status_json=status)
+
+
+def replicas(admin: FakeAdmin, *found: pb.Replica, gone: str = "") -> None:
+    missing = [pb.MissingReplica(name=gone)] if gone else []
+    admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=found, missing=missing)]
+
+
+def test_what_each_replica_and_each_adapter_does(cli, admin):
+    """Sidecars are asked where their statuses say; the engine's figures are of the engine, averages of the calls."""
+    other = said("r2", engine=None, calls={}, adapters=[SQL | {"last_used_seconds": 3.0, "loads": 5}])
+    with sidecar(said(), path="/activity") as one, sidecar(other, path="/activity") as two:
+        replicas(admin, replica("r1", one), replica("r2", two))
+        ran, table = cli("-o", "json", "top"), cli("top")
+    first, second = ran.json["replicas"]
+    assert first == {
+        "name": "r1",
+        "loaded": 1,
+        **ENGINE,
+        "loads": 4,
+        "load_seconds": 0.5,
+        "swaps": 0,
+        "swap_seconds": None,
+    }
+    assert (second["requests"], second["loads"], second["load_seconds"]) == (None, 0, None)
+    sql, law = ran.json["adapters"]
+    assert sql == {
+        "name": "sql",
+        "replicas": ["r1", "r2"],
+        "last_used_seconds": 3.0,
+        "loads": 6,
+        "swaps": 4,
+        "evictions": 0,
+    }
+    assert (law["replicas"], law["last_used_seconds"], law["evictions"]) == ([], None, 1)
+    assert (ran.code, ran.json["unreached"], table.err) == (0, {}, "")
+    lines = [line.split() for line in table.out.splitlines()]
+    assert lines[1] == ["r1", "1", "1", "2", "30", "400", "5000", "4", "0.5", "0", "-"]
+    assert lines[5:] == [["sql", "r1,", "r2", "3", "s", "ago", "6", "4", "0"], ["law", "-", "-", "1", "0", "1"]]
+
+
+def test_who_is_not_reached_is_told_in_one_line(cli, admin):
+    """A loopback address in a status leads elsewhere from another host: whoever answers there is not believed."""
+    with sidecar(said("r9"), path="/activity") as elsewhere, sidecar(said("r1"), path="/activity") as here:
+        found = [replica("r1", here), replica("r2", elsewhere), replica("old"), replica("odd", ["\x1b"])]
+        replicas(admin, *found, gone="r5")
+        ran = cli("-o", "json", "top")
+        table = cli("top")
+    assert (ran.code, [one["name"] for one in ran.json["replicas"]]) == (0, ["r1"])
+    assert set(ran.json["unreached"]) == {"r2", "old", "odd", "r5"}
+    assert table.err.startswith("note: not reached: ")
+    assert (table.err.count("\n"), "\x1b" in table.err) == (1, False)
+    for why in (f"another process answers at {elsewhere}", "does not say where", "r5 (it does not live)"):
+        assert why in table.err
+
+
+def test_if_nobody_is_reached_it_fails(cli, admin):
+    replicas(admin, replica("r1"))
+    ran = cli("top")
+    assert (ran.code, ran.out, ran.err.count("\n")) == (6, "", 1)
+    assert "SIDECAR_UNAVAILABLE: not reached: r1 (its status" in ran.err
+
+
+def test_sidecars_that_are_named_are_asked_without_the_admin_service(cli, admin):
+    with sidecar(said(), path="/activity") as one:
+        ran = cli("top", "--sidecar", one, "-o", "name")
+    assert (ran.code, ran.out.splitlines(), admin.requests) == (0, ["r1"], [])
+    assert cli("top", "--sidecar", "r1").code == 2
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"engine": 1, "calls": [], "adapters": 7},
+        {"engine": {"running": -1, "requests": True, "waiting": 1e999}, "calls": {"load": 3}, "adapters": [1, {}]},
+        {"engine": {"requests": 2**70}, "calls": {"load": {"count": "x", "seconds": None}}},
+        {"adapters": [{"name": "a\x1b", "loaded": "yes", "last_used_seconds": float("nan"), "loads": -3}]},
+    ],
+)
+def test_odd_answers_are_nothing(cli, admin, parts):
+    """X2: what another program answers ends no command, and has no power over the terminal."""
+    with sidecar(said(**parts), path="/activity") as one:
+        ran = cli("top", "--sidecar", one)
+        shown = cli("-o", "json", "top", "--sidecar", one).json
+    assert (ran.code, "\x1b" in ran.out) == (0, False)
+    assert shown["replicas"][0]["waiting"] in {None, 2}
+    assert all(one["loads"] >= 0 for one in shown["adapters"])
+
+
+@pytest.fixture
+def rounds(monkeypatch) -> list[float]:
+    """How long a wait paused; no time passes but what it pauses."""
+    pauses: list[float] = []
+    monkeypatch.setattr("registry.cli.commands.replicas.time.sleep", pauses.append)
+    monkeypatch.setattr("registry.cli.commands.replicas.time.monotonic", lambda: sum(pauses))
+    return pauses
+
+
+def drains(**need: str) -> bytes:
+    return said(drain=need or None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "says"),
+    [
+        (drains(reason="nothing", needed="not any more"), 0, ""),
+        (
+            drains(reason="takeover", needed="others do not serve"),
+            6,
+            "DEADLINE_EXCEEDED: replica r1 drains, and after 3 s: others",
+        ),
+        (
+            drains(reason="nobody", needed="no other can"),
+            7,
+            "ROLLOUT_FAILED: replica r1 drains, and after 3 s: no other can",
+        ),
+        (drains(), 6, "has not heard of that yet"),
+        (said("r9"), 6, "SIDECAR_UNAVAILABLE: another process answers"),
+    ],
+)
+def test_a_drain_is_waited_for(cli, admin, rounds, answer, code, says):
+    """R20 drain: until its sidecar says that nothing is needed there."""
+    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
+    with sidecar(answer, path="/activity") as one:
+        admin.answers["GetReplica"] = [replica("r1", one)]
+        ran = cli("drain", "r1", "--pool", "dev", "--wait", "--timeout", "3")
+    assert (ran.code, "replica r1 is to drain" in ran.out) == (code, True)
+    assert says in ran.err
+    assert ("replica r1: not any more" in ran.out) == (code == 0)
+
+
+def test_a_replica_that_is_gone_has_drained(cli, admin, rounds):
+    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
+    admin.answers["GetReplica"] = [replica("r1"), Refusal(grpc.StatusCode.NOT_FOUND, "REPLICA_NOT_FOUND", "none")]
+    ran = cli("drain", "r1", "--pool", "dev", "--wait")
+    assert (ran.code, "does not say where its sidecar listens; it drains" in ran.err) == (6, True)
+    assert cli("drain", "r1", "--pool", "dev", "--wait").out.endswith("replica r1 is gone\n")

@@ -1,0 +1,129 @@
+"""What a sidecar says of its replica's activity."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from registry.model.status import Presence
+from registry.runtime.clock import Clock
+from sidecar.engines.driver import EngineUnreachable
+from sidecar.engines.observed import EngineActivity
+from sidecar.metrics import ENGINE_CALL_SECONDS, done_calls
+from sidecar.plan.handoff import Need
+from sidecar.plan.types import LazySituation, RoundReport, StatusInputs
+from sidecar.report.activity import FRESH_SECONDS, ReplicaActivity
+from sidecar.report.cache import StatusCache
+from sidecar.report.events import EventRing
+from sidecar.report.http import make_app
+from sidecar.report.status import ReplicaIdentity
+from sidecar.settings import SidecarSettings
+from tests.support.worlds import observed
+from tests.unit.report.test_events import PLAN
+
+PRESENCE = Presence(pool="p", replica="r1", incarnation="x", owner="", started_at="")
+
+
+class Asked:
+    """An engine that is asked for its activity."""
+
+    def __init__(self) -> None:
+        self.answer: EngineActivity | None = EngineActivity(1, 2, 3, 4, 5, {"a": 7.5, "gone": 9.0})
+        self.times = 0
+
+    async def activity(self) -> EngineActivity:
+        self.times += 1
+        if self.answer is None:
+            raise EngineUnreachable("away")
+        return self.answer
+
+
+class HandClock(Clock):
+    """Monotonic seconds that pass when told."""
+
+    seconds = [100.0]  # of a frozen dataclass nothing else may change
+
+    def monotonic(self) -> float:
+        return self.seconds[0]
+
+
+class Scene:
+    """The activity of a replica whose engine lists two adapters, one of them swapped since."""
+
+    def __init__(self) -> None:
+        self.engine, self.clock = Asked(), HandClock()
+        self.needed: Need | None = None
+        clock = self.clock
+        self.cache = StatusCache(ReplicaIdentity("r1", "p", "vllm", "http://e"), clock, lambda _: None)
+        ring = EventRing(clock, lambda _: True)
+        situation = StatusInputs(
+            1, None, PLAN, ready=True, stale=False, lazy=LazySituation(), note="", held="", last_request_id=""
+        )
+        for look in (observed({"a": "v1", "b": "v1"}), observed({"a": "v2", "b": "v1"})):
+            report = RoundReport(replace(situation, observed=look), 2)
+            self.cache.take(report)
+            ring.take(report)
+        self.activity = ReplicaActivity(PRESENCE, self.engine, self.cache, ring, self.need, clock)  # type: ignore[arg-type]
+        self.ring = ring
+
+    async def need(self) -> Need | None:
+        return self.needed
+
+    async def get(self) -> httpx.Response:
+        app = make_app(self.cache, [], None, self.ring, self.activity)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://sidecar") as client:
+            return await client.get("/activity")
+
+
+async def test_engine_calls_and_adapters_together():
+    scene, (loads, seconds) = Scene(), done_calls().get("load", (0, 0.0))
+    ENGINE_CALL_SECONDS.labels("load", "done").observe(0.25)
+    ENGINE_CALL_SECONDS.labels("load", "refused").observe(9.0)
+    told = (await scene.get()).json()
+    assert (told["replica"], told["pool"], told["incarnation"]) == ("r1", "p", "x")
+    assert told["engine"] == {"running": 1, "waiting": 2, "requests": 3, "prompt_tokens": 4, "generation_tokens": 5}
+    assert told["drain"] is None
+    assert told["calls"]["load"] == {"count": loads + 1, "seconds": pytest.approx(seconds + 0.25)}
+    nothing = {"loads": 0, "swaps": 0, "evictions": 0}
+    assert told["adapters"] == [
+        {"name": "a", "loaded": True, "last_used_seconds": 7.5, **nothing, "swaps": 1},
+        {"name": "b", "loaded": True, "last_used_seconds": None, **nothing},
+        {"name": "gone", "loaded": False, "last_used_seconds": 9.0, **nothing},
+    ]
+
+
+async def test_an_engine_out_of_reach_is_told_and_no_engine_is_pressed():
+    scene = Scene()
+    scene.engine.answer = None
+    told = await scene.activity.read()
+    assert (told["engine"], [one["name"] for one in told["adapters"]]) == (None, ["a", "b"])  # type: ignore[attr-defined]
+    for _ in range(9):
+        assert await scene.activity.read() == told
+    assert scene.engine.times == 1
+    scene.clock.seconds[0] += FRESH_SECONDS
+    await scene.activity.read()
+    assert scene.engine.times == 2
+
+
+async def test_a_drain_is_told_with_what_is_needed():
+    """R20 drain: `loraplane drain --wait` follows it."""
+    scene = Scene()
+    scene.needed = Need.NOBODY
+    assert (await scene.activity.read())["drain"] == {"reason": "nobody", "needed": Need.NOBODY.value}
+
+
+@pytest.mark.parametrize(
+    ("http", "advertised", "expected"),
+    [
+        ("127.0.0.1:7602", None, "127.0.0.1:7602"),
+        ("0.0.0.0:7602", "http://10.0.0.3:8000", "10.0.0.3:7602"),
+        ("[::]:7602", "http://[fd00::3]:8000", "[fd00::3]:7602"),
+        ("0.0.0.0:7602", None, ""),
+        ("r1.pods:0", None, ""),
+    ],
+)
+def test_where_a_sidecar_is_reached(tmp_path, http, advertised, expected):
+    needed = {"etcd": "127.0.0.1:1", "pool": "p", "replica": "r1", "engine": "http://e:1", "store": tmp_path}
+    assert SidecarSettings(**needed, http=http, advertise_url=advertised, insecure=True).reached_at() == expected
