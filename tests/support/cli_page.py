@@ -59,9 +59,14 @@ def _inner(command: Any) -> dict[str, Any]:
 
 
 def _command(path: str, command: Any) -> str:
-    words = " ".join(_word(one) for one in command.params if one.param_type_name == "argument")
+    words = usage_words(command)
     level = "##" if path.count(" ") == 1 else "###"
     return f"{level} {path}\n{_paragraphs(command.help)}\n\n    {path} {words}".rstrip() + "\n" + _table(command.params)
+
+
+def usage_words(command: Any) -> str:
+    """The arguments of a command, as its usage has them."""
+    return " ".join(_word(one) for one in command.params if one.param_type_name == "argument")
 
 
 def _word(argument: Any) -> str:

@@ -11,7 +11,7 @@ import pytest
 from registry.cli import completion
 from registry.cli.main import run
 from registry.v1 import registry_pb2 as pb
-from tests.support import cli_page
+from tests.support import cli_page, man_page
 from tests.support.cli_examples import STORY
 
 ROOT = Path(__file__).parents[3]
@@ -113,6 +113,16 @@ def test_the_published_schema_is_that_of_the_code(capsys):
 def test_the_page_of_the_commands_is_that_of_the_code():
     """What the commands show is compared by tests/integration/devstack/test_cli_page.py."""
     assert cli_page.without_examples(cli_page.PAGE.read_text()) == cli_page.page({}), "run: make docs"
+
+
+def test_the_man_page_is_that_of_the_code():
+    assert man_page.PAGE.read_text() == man_page.page(), "run: make docs"
+
+
+def test_nothing_of_the_man_page_is_taken_for_a_command_of_troff():
+    """A request that is none is left out without a word."""
+    requests = {line.split()[0] for line in man_page.page().splitlines() if line.startswith((".", "'"))}
+    assert requests == {".TH", ".SH", ".SS", ".B", ".PP", ".TP"}
 
 
 def test_the_page_has_an_example_of_each_command():
