@@ -12,7 +12,7 @@ from registry.admin.health import AdminMetrics
 from registry.etcd3.client import Client
 from registry.etcd3.informer import SharedInformerFactory
 from registry.etcd3.options import ClientOptions
-from registry.model.errors import InvalidArgument, RegistryError, Unavailable
+from registry.model.errors import RegistryError, Unavailable
 from registry.model.keys import Keys
 from registry.rollout.controller import RolloutController, Shared
 from registry.runtime.clock import Deadline
@@ -32,12 +32,15 @@ LEAVES = 0.1
 
 @dataclass(frozen=True)
 class Answer:
-    """How a request ended for its caller; `revision` 0: it was refused."""
+    """How a request ended for its caller; `revision` 0: it was refused.
+
+    `was_left`: the caller left an earlier call, which may have been under way yet.
+    """
 
     request_id: str
     revision: int
     reason: str = ""
-    is_refused_by_replay: bool = False
+    was_left: bool = False
 
 
 @dataclass(eq=False)
@@ -116,19 +119,17 @@ async def settle(
     admins: list[Admin], change: Change, request_id: str, rng: random.Random, impatience: Impatience
 ) -> Answer:
     """Asks one admin after another, always with the same request id, until the outcome is known."""
-    tries = 0
+    was_left = False
     while True:
-        tries += 1
         try:
             async with asyncio.timeout(3 * CALL_SECONDS):
                 settled = await rng.choice(admins).change(change, request_id, impatience.leaves_at())
         except CallerLeft:
+            was_left = True
             impatience.left()
         except (ConnectionResetError, Unavailable, TimeoutError):
             await asyncio.sleep(rng.uniform(0.05, 1.0))
-        except InvalidArgument as error:
-            return Answer(request_id, 0, error.reason, is_refused_by_replay=tries > 1)
         except RegistryError as error:
-            return Answer(request_id, 0, error.reason)
+            return Answer(request_id, 0, error.reason, was_left)
         else:
             return Answer(request_id, settled.revision)
