@@ -178,6 +178,10 @@ class Checks:
         decided = self._decided[replica].get(name)
         return [*self._swaps[replica].values(), *([decided] if decided else [])]
 
+    def _lives(self, host: EngineHost, name: str) -> list[Members | None]:
+        """Who lived, by the newest plan and by those of what was begun."""
+        return [self.live[host.replica], *(among for _, among in self._begun(host.replica, name))]
+
     def on_twice(self, host: EngineHost, names: set[str]) -> None:
         """Each request to an engine while one of the same sidecar for the same name is not answered."""
         self.violated(f"R19 {host.replica} makes two calls at once for {sorted(names)}")
@@ -205,12 +209,11 @@ class Checks:
     def _check_load(self, host: EngineHost, name: str, path: str, moments: list[Moment]) -> None:
         """A load is of what is desired under that name, of its proof before a swap, or puts back what a swap took."""
         source = source_of(path)
-        live = self.live[host.replica]
-        lives = [live, *(among for _, among in self._begun(host.replica, name))]
+        lives = self._lives(host, name)
         names = {name for moment in moments for among in lives for name in moment.may_load(source, host.replica, among)}
         is_fit = bool(names) if name.startswith(PROOF_PREFIX) else name in names
         if not is_fit and not self._is_put_back(host, name, source, moments):
-            told = f"not its share at {self.planned[host.replica]} among {sorted(live or ())}"
+            told = f"not its share at {self.planned[host.replica]} among {sorted(lives[0] or ())}"
             self.violated(f"R6 {host.replica} loads {name} from {source}, {told}")
 
     def _is_put_back(self, host: EngineHost, name: str, source: str, moments: list[Moment]) -> bool:
@@ -228,7 +231,9 @@ class Checks:
             return
         if host.store.owns(path) is None:
             self.violated(f"R11 {host.replica} unloads {name}, which it did not load")
-        elif all(self._is_due(moment, host.replica, name, path) for moment in moments):
+        elif all(
+            _is_due(moment, host.replica, live, name, path) for moment in moments for live in self._lives(host, name)
+        ):
             self.violated(f"R6 {host.replica} unloads {name} though it is desired at {self.planned[host.replica]}")
         elif (idle_seconds := self._idle_seconds(host, name, path, moments)) < IDLE_SECONDS - LOOK_SECONDS:
             self.violated(f"R6 {host.replica} unloads {name}, which is lazy and was used {idle_seconds:.3f} s ago")
@@ -243,11 +248,6 @@ class Checks:
         ):
             return float("inf")
         return host.engine.cards.ages().get(name, float("inf"))
-
-    def _is_due(self, moment: Moment, replica: str, name: str, path: str) -> bool:
-        """Whether the replica is to serve under that name what the path holds."""
-        version = moment.share(replica, self.live[replica]).get(name)
-        return version is not None and version.source == source_of(path)
 
     def on_engine(self, host: EngineHost, what: str, name: str, path: str) -> None:
         """Each change of an engine as it takes effect."""
@@ -306,3 +306,9 @@ class Checks:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _is_due(moment: Moment, replica: str, live: Members | None, name: str, path: str) -> bool:
+    """Whether the replica is to serve under that name what the path holds."""
+    version = moment.share(replica, live).get(name)
+    return version is not None and version.source == source_of(path)
