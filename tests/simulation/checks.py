@@ -13,7 +13,7 @@ from registry.model.names import PROOF_PREFIX, name_key
 from registry.model.status import Presence, ReplicaStatus
 from sidecar.desired.mailbox import Mailbox
 from sidecar.engines.transport import PostRequest
-from sidecar.plan.types import RoundReport
+from sidecar.plan.types import Plan, RoundReport
 from sidecar.vllm_plugin.protocol import Answer, Resolved, Unresolved
 from tests.simulation.artifacts import is_refused, source_of
 from tests.simulation.engines import BASE, EngineHost
@@ -67,6 +67,7 @@ class Checks:
     said_ready: dict[str, bool] = field(default_factory=dict)
     _presence: dict[str, str] = field(default_factory=dict)
     _swaps: dict[str, dict[str, tuple[int, Members | None]]] = field(default_factory=lambda: defaultdict(dict))
+    _newest: dict[str, Plan] = field(default_factory=dict)
     _decided: dict[str, dict[str, tuple[int, Members | None]]] = field(default_factory=lambda: defaultdict(dict))
     _bad_since: dict[tuple[str, str], tuple[object, object, float]] = field(default_factory=dict)
 
@@ -123,6 +124,8 @@ class Checks:
         if plan is not None:
             self.planned[replica] = plan.revision
             self.live[replica] = mailbox.snapshot.members
+        if plan is not None and plan is not self._newest.get(replica):  # it is reported again while the engine is away
+            self._newest[replica] = plan
             self._decided[replica] |= {call.name: (plan.revision, self.live[replica]) for call in plan.calls}
 
     def on_answer(self, replica: str, mailbox: Mailbox, name: str, answer: Answer) -> None:
