@@ -34,13 +34,13 @@ LEAVES = 0.1
 class Answer:
     """How a request ended for its caller; `revision` 0: it was refused.
 
-    `was_left`: the caller left an earlier call, which may have been under way yet.
+    `was_unsettled`: of an earlier call with the same id the caller knew no outcome; it may have been under way yet.
     """
 
     request_id: str
     revision: int
     reason: str = ""
-    was_left: bool = False
+    was_unsettled: bool = False
 
 
 @dataclass(eq=False)
@@ -119,17 +119,18 @@ async def settle(
     admins: list[Admin], change: Change, request_id: str, rng: random.Random, impatience: Impatience
 ) -> Answer:
     """Asks one admin after another, always with the same request id, until the outcome is known."""
-    was_left = False
+    was_unsettled = False
     while True:
         try:
             async with asyncio.timeout(3 * CALL_SECONDS):
                 settled = await rng.choice(admins).change(change, request_id, impatience.leaves_at())
         except CallerLeft:
-            was_left = True
+            was_unsettled = True
             impatience.left()
         except (ConnectionResetError, Unavailable, TimeoutError):
+            was_unsettled = True
             await asyncio.sleep(rng.uniform(0.05, 1.0))
         except RegistryError as error:
-            return Answer(request_id, 0, error.reason, was_left)
+            return Answer(request_id, 0, error.reason, was_unsettled)
         else:
             return Answer(request_id, settled.revision)

@@ -48,7 +48,7 @@ def _wrong(answer: Answer, revisions: list[int]) -> str:
     if answer.revision and revisions != [answer.revision]:
         return f"W1 {answer}, but applied at {revisions}"
     # Without space nothing can be written that would keep an earlier copy out: docs/critiques.md, 23.
-    is_told_of_a_copy = answer.was_left and answer.reason == Reason.ETCD_NO_SPACE
+    is_told_of_a_copy = answer.was_unsettled and answer.reason == Reason.ETCD_NO_SPACE
     if not answer.revision and revisions and not is_told_of_a_copy:
         return f"W8 {answer}, but applied at {revisions}"
     return ""
