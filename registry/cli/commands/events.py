@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import http.client
 import re
+import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
@@ -137,14 +140,15 @@ def ask_sidecar(address: tuple[str, int], path: str, seconds: float) -> Plain:
     """What a sidecar answers at a path of its port.
 
     Raises:
-        CliError: it does not answer, or not with a JSON object.
+        CliError: it does not answer in that time, or not with a JSON object.
     """
     host, port = address
     connection = http.client.HTTPConnection(host, port, timeout=seconds)
     try:
-        connection.request("GET", path)
-        reply = connection.getresponse()
-        body = reply.read(_MAX_RING_BYTES + 1)
+        with _cut_after(seconds, connection):
+            connection.request("GET", path)
+            reply = connection.getresponse()
+            body = reply.read(_MAX_RING_BYTES + 1)
         answer = read_json(body) if reply.status == http.client.OK and len(body) <= _MAX_RING_BYTES else None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise _unreached(host, port, path, f"{error}" or type(error).__name__) from error
@@ -154,6 +158,24 @@ def ask_sidecar(address: tuple[str, int], path: str, seconds: float) -> Plain:
         why = f"status {reply.status}, and no {path[1:]}: is it a sidecar, and of this release?"
         raise _unreached(host, port, path, why)
     return answer
+
+
+@contextmanager
+def _cut_after(seconds: float, connection: http.client.HTTPConnection) -> Iterator[None]:
+    """Connects, and ends the connection when the time is up: its own timeout is that of each byte."""
+    connection.connect()
+    alarm = threading.Timer(seconds, _cut, [connection.sock])
+    alarm.daemon = True
+    alarm.start()
+    try:
+        yield
+    finally:
+        alarm.cancel()
+
+
+def _cut(sock: socket.socket) -> None:
+    with suppress(OSError):  # the other side may have ended it
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _unreached(host: str, port: int, path: str, why: str) -> CliError:

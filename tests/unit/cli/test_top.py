@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -93,6 +97,31 @@ def test_sidecars_that_are_named_are_asked_without_the_admin_service(cli, admin)
         ran = cli("top", "--sidecar", one, "-o", "name")
     assert (ran.code, ran.out.splitlines(), admin.requests) == (0, ["r1"], [])
     assert cli("top", "--sidecar", "r1").code == 2
+
+
+@pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\n"])
+def test_who_answers_a_byte_at_a_time_holds_nobody_up(cli, admin, begun):
+    """X2: a status says where its sidecar listens, and each byte in time would keep the command for good."""
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
+        dripping = thread.submit(_drip, server, begun, ended)
+        replicas(admin, replica("r1", f"127.0.0.1:{server.getsockname()[1]}"))
+        ran = cli("top", "--timeout", "1")
+        ended.set()
+    assert (ran.code, dripping.result(), "not reached: r1" in ran.err) == (6, True, True)
+
+
+def _drip(server: socket.socket, begun: bytes, ended: threading.Event) -> bool:
+    """Whether the other side left before a minute was over."""
+    connection, _ = server.accept()
+    with connection, contextlib.suppress(OSError):
+        connection.sendall(begun)
+        for _ in range(600):
+            if ended.wait(0.1):
+                return True
+            connection.sendall(b"x")
+        return False
+    return True
 
 
 @pytest.mark.parametrize(
