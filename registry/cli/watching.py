@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +108,7 @@ class RowFeed:
         self._records: dict[str, pb.Adapter] = {}
         self._where: dict[str, pb.AdapterResidency] = {}
         self._listed: set[str] | None = None
-        self._told: dict[str, AdapterRow] = {}
+        self._told: dict[str, AdapterRow | None] = {}  # None: that it cannot be read
 
     def begin(self) -> None:
         """New streams begin."""
@@ -127,26 +127,34 @@ class RowFeed:
                 self._records[key] = told.item
                 yield from self._row(key)
             else:
-                self._records.pop(told.name.lower(), None)
-                self._told.pop(told.name.lower(), None)
-                yield told
+                yield from self._fate(told)
 
-    def _places(self, answer: pb.WatchResidencyResponse) -> list[str]:
-        """The name keys of which something else may be known now."""
+    def _fate(self, told: AdapterGone | AdapterUnreadable) -> Iterator[Told]:
+        key = told.name.lower()
+        self._records.pop(key, None)
+        if isinstance(told, AdapterUnreadable):
+            self._told[key] = None
+            yield told
+        elif key in self._told:  # who waited for its state until it went was never shown
+            del self._told[key]
+            yield told
+
+    def _places(self, answer: pb.WatchResidencyResponse) -> Iterable[str]:
+        """The name keys of which something else may be known now, in the order in which they came."""
         if answer.snapshot and self._listed is None:
             self._listed = set()
         new = {one.name.lower(): one for one in answer.adapters}
         self._where |= new
-        touched, gone = {*new}, {*answer.gone}
+        touched, gone = dict.fromkeys(new), dict.fromkeys(answer.gone)
         if self._listed is not None:
             self._listed |= new.keys()
             if not answer.more:
-                gone = self._where.keys() - self._listed
+                gone = {key: None for key in self._where if key not in self._listed}
                 self._listed, self._is_known = None, True
-                touched = {*self._records}  # nothing was told of those that came before
+                touched = dict.fromkeys(self._records)  # nothing was told of those that came before
         for key in gone:
             self._where.pop(key, None)
-        return [*touched, *gone]
+        return touched | gone
 
     def _row(self, key: str) -> Iterator[Told]:
         record = self._records.get(key)
