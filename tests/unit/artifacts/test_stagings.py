@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import itertools
 import shutil
+import threading
+from collections.abc import Awaitable
+from pathlib import Path
 from threading import Event
+from unittest.mock import patch
 
 import pytest
 
 from registry.runtime.failpoints import Point, handling
-from registry.sources.base import ArtifactError
-from sidecar.artifacts.types import ArtifactRef
-from tests.support.adapters import write_adapter
+from registry.sources.base import ArtifactError, Stop
+from sidecar.artifacts.leases import read_leases
+from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.types import ArtifactRef, Staged
+from tests.support.adapters import WrittenAdapter, digest_of, write_adapter
 from tests.support.waiting import eventually
-from tests.unit.artifacts.conftest import WEIGHTS, contents, pinned, unpinned
+from tests.unit.artifacts.conftest import WEIGHTS, contents, flip, pinned, unpinned
 
 
 async def test_one_staging_that_hangs_does_not_hold_up_another(open_store, sources):
@@ -106,3 +113,89 @@ async def test_leftovers_of_the_dead_are_swept_and_only_those_of_the_lock_that_i
     again = ArtifactRef(adapter.uri, adapter.digest, prepare='{"remap": "auto"}')
     assert await store.ensure(again) == staged
     assert contents(tmp_path / "store" / "tmp") == ["other.live"]
+
+
+def _as_it_is(store: LocalStore, adapter: WrittenAdapter) -> ArtifactRef:
+    return pinned(adapter)
+
+
+def _whatever_is_there(store: LocalStore, adapter: WrittenAdapter) -> ArtifactRef:
+    return unpinned(adapter)
+
+
+def _prepared(store: LocalStore, adapter: WrittenAdapter) -> ArtifactRef:
+    return ArtifactRef(adapter.uri, adapter.digest, prepare='{"remap": "auto"}')
+
+
+def _there_without_report(store: LocalStore, adapter: WrittenAdapter) -> ArtifactRef:
+    staged = asyncio.run(store.ensure(pinned(adapter)))
+    store._layout.report(staged.id).unlink()
+    return pinned(adapter)
+
+
+def _damaged(store: LocalStore, adapter: WrittenAdapter) -> ArtifactRef:
+    staged = asyncio.run(store.ensure(pinned(adapter)))
+    flip(staged.path)
+    return pinned(adapter)
+
+
+class _Leaver:
+    """Cancels a task at the n-th moment of its work, wherever that runs: a worker goes on when the task has ended."""
+
+    def __init__(self, moment: int) -> None:
+        self._left = moment
+        self._has_ended = Event()
+
+    async def is_cancelled(self, work: Awaitable[Staged]) -> bool:
+        """Whether it was, before its end."""
+        loop = asyncio.get_running_loop()
+
+        def pass_moment() -> None:
+            self._left -= 1
+            if self._left:
+                return
+            if threading.current_thread() is threading.main_thread():
+                task.cancel()
+                return
+            loop.call_soon_threadsafe(task.cancel)
+            assert self._has_ended.wait(60)
+
+        check = Stop.check
+
+        def checked(stop: Stop, wait_seconds: float = 0.0) -> None:
+            pass_moment()
+            check(stop, wait_seconds)
+
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda _: self._has_ended.set())
+        with handling(lambda _: pass_moment()), patch.object(Stop, "check", checked):
+            await asyncio.wait({task})
+            return task.cancelled()
+
+
+_SITUATIONS = [_as_it_is, _whatever_is_there, _prepared, _there_without_report, _damaged]
+
+
+@pytest.mark.parametrize("situation", _SITUATIONS, ids=lambda one: one.__name__.strip("_"))
+def test_a_staging_may_be_left_at_each_moment(tmp_path, situation):
+    """R7, R8, R12: half of nothing is left, no lock is held, no lease is lost, and the next one has it right."""
+    left_at = []
+    for moment in itertools.count(1):
+        folder = tmp_path / f"{moment}"
+        adapter = write_adapter(folder / "sources" / "a")
+        stores = [LocalStore(folder / "store", "r1", [(folder / "sources").as_uri()]) for _ in range(3)]
+        ref = situation(stores[0], adapter)
+        was_left = asyncio.run(_Leaver(moment).is_cancelled(stores[1].ensure(ref)))
+        stores[1].close()
+        assert not contents(folder / "store" / "tmp"), moment
+        assert stores[0].leased() <= read_leases(stores[0]._lease_file), moment
+        staged = asyncio.run(stores[2].ensure(ref))
+        assert digest_of(Path(staged.path)) == staged.digest == adapter.digest, moment
+        assert staged.is_proven, moment
+        assert staged.id in read_leases(stores[2]._lease_file), moment
+        for store in stores:
+            store.close()
+        if not was_left:
+            break
+        left_at.append(moment)
+    assert len(left_at) > 2
