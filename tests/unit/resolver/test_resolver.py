@@ -162,7 +162,7 @@ async def test_what_could_not_be_called_while_a_name_was_asked_for_is_called_onc
         await scene.mailbox.wait(None)  # that of the change, after which the name could not be called yet
         assert await asking == Unresolved("not_lazy")
         assert not scene.demand.is_asked("a")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await scene.mailbox.wait(None)
 
 
