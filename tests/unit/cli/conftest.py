@@ -57,6 +57,7 @@ class Clock:
 def patience(monkeypatch) -> None:
     """Commands give up on nothing that comes, however late, unless a test says so."""
     monkeypatch.setenv("LORAPLANE_TIMEOUT", "120")
+    monkeypatch.setattr("registry.client.transport.TRY_SECONDS", 120.0)
 
 
 @pytest.fixture

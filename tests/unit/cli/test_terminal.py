@@ -115,17 +115,18 @@ def test_a_watch_on_a_terminal_is_a_table_that_is_drawn_anew(address, admin, wid
     admin.answers |= {"WatchAdapters": [[listed, Hold()]], "WatchResidency": [news]}
     ours, its = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "160", "LINES": "24"}
-    with subprocess.Popen(
-        command(address, "get", "adapters", "-w", *wide), stdout=its, stderr=its, env=environment
-    ) as run:
+    with child(command(address, "get", "adapters", "-w", *wide), stdout=its, stderr=its, env=environment) as run:
         os.close(its)
         try:
             _seen_until(ours, b"0/2")
             is_seen.set()
             seen = _seen_until(ours, b"2/2")
+            run.send_signal(signal.SIGINT)
+            while _read(ours):  # it may be within its drawing, which fails on a terminal that is gone
+                pass
+            run.wait(timeout=60)
         finally:
             is_seen.set()
-            run.send_signal(signal.SIGINT)
             os.close(ours)
     assert run.returncode == 130
     assert b"\x1b[2J" in seen

@@ -55,10 +55,10 @@ def test_closing_ends_what_other_threads_wait_for(loop):
     numbers = Numbers(1)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(list, loop.each(numbers.count()))
-        assert numbers.waits.wait(10)
+        assert numbers.waits.wait(60)
         loop.close()
         with pytest.raises(CancelledError):
-            waiting.result(10)
+            waiting.result(60)
     assert numbers.ended.is_set()
 
 
@@ -117,7 +117,7 @@ def test_an_interrupt_while_it_waits_ends_the_step_before_the_generator_is_close
     items = loop.each(numbers.count())
 
     def interrupted(_outcome):
-        assert numbers.waits.wait(10)
+        assert numbers.waits.wait(60)
         monkeypatch.undo()
         raise KeyboardInterrupt
 

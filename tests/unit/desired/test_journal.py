@@ -206,7 +206,7 @@ async def test_what_is_appended_is_synced_without_anybody_asking(tmp_path, monke
     monkeypatch.setattr("os.fsync", lambda _: loop.call_soon_threadsafe(synced.set))
     keeping = asyncio.create_task(journal.keep_synced())
     journal.append(AdaptersChanged(2, ()))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await synced.wait()
     keeping.cancel()
     await asyncio.wait([keeping])

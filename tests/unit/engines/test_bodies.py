@@ -66,6 +66,6 @@ async def test_large_metrics_are_looked_through_beside_the_event_loop(monkeypatc
     """X2: pages of 64 MiB take seconds, in which leases have to be renewed."""
     is_free = threading.Event()
     asyncio.get_running_loop().call_later(0.01, is_free.set)
-    monkeypatch.setattr(MetricLines, "of", lambda _, page: f"{is_free.wait(20)} {len(page)}")
+    monkeypatch.setattr(MetricLines, "of", lambda _, page: f"{is_free.wait(60)} {len(page)}")
     size_bytes = MAX_AT_ONCE_METRICS_BYTES + 1
     assert await metric_lines(b"x" * size_bytes, LINES, "http://e") == f"True {size_bytes}"

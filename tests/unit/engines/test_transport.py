@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from sidecar.engines.transport import GetRequest, NotSent, Reply, Transport
 from tests.support.tls import Authority
 from tests.support.web import Site, serving
@@ -19,12 +17,7 @@ async def answer_of(transport: Transport) -> Reply | NotSent:
     return one
 
 
-@pytest.fixture
-def patient(monkeypatch) -> None:
-    monkeypatch.setattr("sidecar.engines.transport.CONNECT_SECONDS", 60.0)
-
-
-async def test_authorities_are_read_again(tmp_path, monkeypatch, patient):
+async def test_authorities_are_read_again(tmp_path, monkeypatch):
     """R13 static-stable: a new one counts from the next call on; what is no authority, or gone, changes nothing."""
     old, new = (Authority(tmp_path / name, name).issue("engine") for name in ("old", "new"))
     file = tmp_path / "authorities"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
-from registry.runtime.clock import Clock
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.desired.mailbox import Mailbox
 from sidecar.engines.observed import Done, Observed, Outcome
@@ -54,7 +52,7 @@ class StandingClock:
 async def test_a_name_that_comes_to_be_asked_about_after_the_plan_is_not_called():
     """The deadlock rule: the call would wait for the lock that the question holds."""
     engine, asked = Engine(), {"acme%2Fa", "b"}
-    clock, may_call = Clock(random.Random(0)), lambda call: key_of(call.name) not in asked
+    clock, may_call = StandingClock(), lambda call: key_of(call.name) not in asked
     executor = Executor(engine, Mailbox(), clock, may_call, asyncio.create_task)  # type: ignore[arg-type]
     calls = (Unload("acme/a", "/p"), Swap("b", "/p", "/q", REF, ""), Load("c", "/p", REF, ""))
     plan = Plan(1, (), calls, (), (), (), None)

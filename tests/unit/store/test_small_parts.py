@@ -138,7 +138,7 @@ async def test_locks_exclude_and_leave_nothing_behind():
     locks, inside, most = NamedLocks(), [0], [0]
 
     async def work(names: tuple[str, ...]) -> None:
-        async with locks.hold(names, timeout_seconds=30):
+        async with locks.hold(names, timeout_seconds=60):
             inside[0] += 1
             most[0] = max(most[0], inside[0])
             await asyncio.sleep(0)
@@ -151,7 +151,7 @@ async def test_locks_exclude_and_leave_nothing_behind():
 
 async def test_who_cannot_have_a_lock_gives_up_and_leaves_nothing_behind():
     locks = NamedLocks()
-    async with locks.hold(["a", "b"], timeout_seconds=30):
+    async with locks.hold(["a", "b"], timeout_seconds=60):
         with pytest.raises(TimeoutError):
             async with locks.hold(["b", "a", "c"], timeout_seconds=0.01):
                 raise AssertionError("it had the lock")

@@ -1,0 +1,18 @@
+"""What all tests of the plugin need."""
+
+from __future__ import annotations
+
+import pytest
+
+from sidecar.vllm_plugin.adapters import Adapters
+from sidecar.vllm_plugin.proof import Prover
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch) -> None:
+    """Unless a test says so no answer of a played engine is too late, and nothing is swept of itself.
+
+    A sweep that began while the event loop of a test ends would never end, which Python tells in a later test.
+    """
+    monkeypatch.setitem(Adapters.__init__.__kwdefaults__, "sweep_seconds", 3600.0)
+    monkeypatch.setattr(Prover.__init__, "__defaults__", (60.0,))
