@@ -82,22 +82,39 @@ def sorted_by(view: OutputView[Item], items: Sequence[Item], column: str) -> lis
     return sorted(items, key=lambda one: _natural(shown(one)), reverse=column.startswith("-"))
 
 
-def filtered_by(view: OutputView[Item], items: Sequence[Item], words: Sequence[str]) -> list[Item]:
-    """The items whose cells are as ``COLUMN=VALUE`` or ``COLUMN=VALUE,…`` say, in any case of letters.
+def cell_filter(view: OutputView[Item], words: Sequence[str]) -> Callable[[Item], bool]:
+    """Whether an item's cells are as ``COLUMN=VALUE`` or ``COLUMN=VALUE,…`` say, in any case of letters.
 
     Raises:
         CliError: a word is not of that form, or there is no such column.
     """
     columns = view.all_columns
+    wanted: list[tuple[Callable[[Item], str], str]] = []
     for pair in [one for word in words for one in word.split(",")]:
         title, equals, value = pair.partition("=")
         if not equals:
             raise usage(f"--field-selector {pair}: write COLUMN=VALUE")
         if title.upper() not in columns:
             raise usage(f"--field-selector {title}=…: choose one of {', '.join(columns)}")
-        shown = columns[title.upper()]
-        items = [one for one in items if shown(one).lower() == value.lower()]
-    return list(items)
+        wanted.append((columns[title.upper()], value.lower()))
+    return lambda item: all(shown(item).lower() == value for shown, value in wanted)
+
+
+def label_filter(query: Query) -> Callable[[Any], bool]:
+    """Whether an item has the labels that are asked for.
+
+    Raises:
+        CliError: items of that kind have no labels.
+    """
+    match query.kind:
+        case Kind.ADAPTERS:
+            return lambda row: matches(query.labels, row.record.spec.labels)
+        case Kind.REPLICAS:
+            return lambda replica: matches(query.labels, replica.labels)
+        case _ if query.labels:
+            raise usage("--selector is for adapters and replicas: nothing else has labels")
+        case _:
+            return lambda _item: True
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
@@ -139,14 +156,17 @@ def find(client: AdminClient, query: Query, note: Note) -> list[Any]:
     Raises:
         CliError: one was asked for by its name, and there is none.
     """
-    if query.labels and query.kind not in {Kind.ADAPTERS, Kind.REPLICAS}:
-        raise usage("--selector is for adapters and replicas: nothing else has labels")
+    has_labels = label_filter(query)
+    return [one for one in _found(client, query, note) if has_labels(one)]
+
+
+def _found(client: AdminClient, query: Query, note: Note) -> Sequence[Any]:
+    """Those asked for, whatever their labels."""
     match query.kind:
         case Kind.ADAPTERS:
-            found = _adapters(client, query, note)
-            return [row for row in found if matches(query.labels, row.record.spec.labels)]
+            return _adapters(client, query, note)
         case Kind.REPLICAS:
-            return [one for one in _replicas(client, query, note) if matches(query.labels, one.labels)]
+            return _replicas(client, query, note)
         case Kind.POOLS:
             return [client.get_pool(query.name)] if query.name else _all_pools(client, note)
         case Kind.TENANTS:
