@@ -14,7 +14,7 @@ from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, Exit, not_found, usage
 from registry.cli.views.columns import ADAPTERS, POOLS, REPLICAS, TENANTS
 from registry.cli.views.output import OutputView
-from registry.cli.views.replica_view import ReplicaView, missing_view, replica_view
+from registry.cli.views.replica_view import ReplicaView, groups_told, missing_view, replica_view, replica_views
 from registry.cli.views.residency_view import AdapterRow
 from registry.lora.text import printable
 from registry.model.errors import Reason
@@ -214,7 +214,7 @@ def _replicas(client: AdminClient, query: Query, note: Note) -> list[ReplicaView
     pools = _pools(client, query, note)
     name = query.name
     if name is None:
-        return [replica for pool in pools for replica in replicas_of(client, pool)]
+        return [replica for pool in pools for replica in _replicas_of(client, pool, note)]
     return _in_some_pool(
         pools, lambda pool: _replica(client, pool, name), Reason.REPLICA_NOT_FOUND, f"replica {name!r}"
     )
@@ -222,8 +222,17 @@ def _replicas(client: AdminClient, query: Query, note: Note) -> list[ReplicaView
 
 def replicas_of(client: AdminClient, pool: str) -> list[ReplicaView]:
     """The live replicas of a pool, and after them those that are expected and do not live."""
-    live, missing = client.all_replicas(pool)
-    return [*map(replica_view, live), *(missing_view(pool, one) for one in missing)]
+    return replica_views(pool, client.all_replicas(pool))
+
+
+def _replicas_of(client: AdminClient, pool: str, note: Note) -> list[ReplicaView]:
+    """The same; `note` is told of what is expected and has no row of its own."""
+    found = client.all_replicas(pool)
+    groups = groups_told(found.groups, lacking=True)
+    if groups or found.lacking > len(found.missing):
+        told = f"pool {pool} expects {found.lacking} more replicas than live"
+        note(f"{told}: {groups}" if groups else told)
+    return replica_views(pool, found)
 
 
 def _replica(client: AdminClient, pool: str, name: str) -> ReplicaView:
@@ -233,7 +242,7 @@ def _replica(client: AdminClient, pool: str, name: str) -> ReplicaView:
     except CliError as error:
         if error.failure.exit is not Exit.NOT_FOUND:
             raise
-        absent = [one for one in client.all_replicas(pool)[1] if one.name == name]
+        absent = [one for one in client.all_replicas(pool).missing if one.name == name]
         if not absent:
             raise
         return missing_view(pool, absent[0])

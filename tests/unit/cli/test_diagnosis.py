@@ -402,6 +402,20 @@ def test_a_pool_that_is_to_have_more_replicas_says_so():
     assert (finding.finding, "--expect 1" in finding.remedy) == ("2 of 3 replicas do not live", True)
 
 
+def test_of_which_labels_replicas_lack_is_told_in_the_same_finding():
+    zones = [
+        pb.GroupPresence(expected=pb.ReplicaGroup(labels={"zone": zone}, replicas=3), live=live)
+        for zone, live in (("a", 3), ("b", 1))
+    ]
+    seen = PoolSeen("p", (), (), [replica()], [missing("r2")], lacking=2, groups=zones)
+    (finding,) = diagnose(Survey([seen], (), (), ()), NOW)
+    check(finding, "replicas_missing", E)
+    assert finding.finding == "2 of 3 replicas do not live: r2 (last seen 40 s ago); zone=b: 1 of 3"
+    assert finding.remedy == "start their sidecars, or loraplane pool update p --expect-labels zone=b:1"
+    (both,) = diagnose(Survey([replace(seen, expected=4)], (), (), ()), NOW)
+    assert both.remedy.endswith("pool update p --expect 1 --expect-labels zone=b:1")
+
+
 def test_replicas_whose_pool_does_not_exist_are_told():
     """They are in no listing of any pool's replicas; and nobody is told that there is no pool at all besides."""
     many = pb.UnknownPool(name="p", replicas=21, names=[f"r{number}" for number in range(20)])
