@@ -132,9 +132,9 @@ async def test_the_services_come_up_serve_an_adapter_and_export_what_the_alerts_
         machine.start(SERVICES[name])
     for name in ("engine-1", "engine-2"):
         machine.start_engine(SERVICES[name])
-    await are_healthy(machine, "admin-1", "admin-2")
+    await are_healthy(machine, "admin-1", "admin-2", "sidecar-1", "sidecar-2")  # which `up --wait` waits for
     machine.run(SERVICES["admin-1"], "pool", "create", "main", "--base-model", "base")
-    await are_healthy(machine, "sidecar-1", "sidecar-2")  # not before: until then their pool does not exist
+    await are_ready(machine, "admin-1", "admin-2", "sidecar-1", "sidecar-2")
     machine.run(SERVICES["admin-2"], "add", "acme/sql", "--pool", "main", "--source", "file:///adapters/sql", "--wait")
     for name in ("engine-1", "engine-2"):
         assert await adapters(machine, SERVICES[name]) == {"acme/sql"}
@@ -148,7 +148,13 @@ async def are_healthy(machine: Machine, *names: str) -> None:
     for name in names:
         service = SERVICES[name]
         await eventually(lambda service=service: machine.is_healthy(service, service.healthcheck), timeout_seconds=60)
-        assert machine.is_healthy(service, targets()[service.target].healthcheck)
+
+
+async def are_ready(machine: Machine, *names: str) -> None:
+    """By the health checks of their images."""
+    for name in names:
+        service, check = SERVICES[name], targets()[SERVICES[name].target].healthcheck
+        await eventually(lambda service=service, check=check: machine.is_healthy(service, check), timeout_seconds=60)
 
 
 async def answers(machine: Machine, engine: Service, model: str) -> bool:
