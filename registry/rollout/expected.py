@@ -1,4 +1,4 @@
-"""Replicas that a pool expects: those of the last day, or as many as it says, in all and of which labels.
+"""Replicas that a pool expects: those of the last day, or as many as it says.
 
 An admin service writes ``members/<pool>``, a key of its own, when a replica joins, goes, or was gone for a day: never
 for a heartbeat. Several admin services write the same, each on the condition that nobody else did meanwhile.
