@@ -199,7 +199,7 @@ def assemble(ports: Ports) -> Sidecar:
     status = StatusCache(identity, clock, writer.offer, lambda: supervisor.troubles, lambda: drain.why)
     handoffs = HandoffWatch(client, keys, pool, mailbox)
     drain = ReplicaDrain(client, keys, ports.presence, mailbox, writer, handoffs, status, clock)
-    collector = _collector(ports, on_news=lambda: reconciler.distrust())  # noqa: PLW0108 - there is none yet
+    collector = _collector(ports, status, on_news=lambda: reconciler.distrust())  # noqa: PLW0108 - there is none yet
     demand = ResidentSet(Catalogue(pool, watcher.record), idle_seconds=ports.idle_seconds)
     resolver = Resolver(Means(mailbox, store, writer), demand, clock, collector.expect)
     sharing = Assigner(pool, replica, ports.presence.labels)
@@ -221,12 +221,13 @@ def assemble(ports: Ports) -> Sidecar:
     )
 
 
-def _collector(ports: Ports, *, on_news: Callable[[], None]) -> LeaseCollector:
+def _collector(ports: Ports, status: StatusCache, *, on_news: Callable[[], None]) -> LeaseCollector:
     return LeaseCollector(
         *(ports.engine, ports.store, DrainTracker(ports.grace_seconds, ports.store.owns), ports.maintenance),
         monotonic=ports.clock.monotonic,
         pause_seconds=ports.keep_seconds,
         on_news=on_news,
+        on_room=status.note_room,
     )
 
 

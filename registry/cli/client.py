@@ -232,13 +232,14 @@ class AdminClient:
 
     def list_replicas(self, pool: str) -> list[pb.Replica]:
         """The live ones."""
-        return self.all_replicas(pool)[0]
+        return list(self.all_replicas(pool).replicas)
 
-    def all_replicas(self, pool: str) -> tuple[list[pb.Replica], list[pb.MissingReplica]]:
-        """The live ones, and those that are expected and do not live."""
-        request = pb.ListReplicasRequest(pool=pool, page_size=_PAGE_SIZE)
-        pages = list(self._pages("ListReplicas", request, pb.ListReplicasResponse))
-        return [one for page in pages for one in page.replicas], [one for page in pages for one in page.missing]
+    def all_replicas(self, pool: str) -> pb.ListReplicasResponse:
+        """The live ones, and those that are expected and do not live: all pages in one."""
+        request, found = pb.ListReplicasRequest(pool=pool, page_size=_PAGE_SIZE), pb.ListReplicasResponse()
+        for page in self._pages("ListReplicas", request, pb.ListReplicasResponse):
+            found.MergeFrom(page)
+        return found
 
     def change_pages(self, pool: str, since: str) -> Iterator[pb.ListChangesResponse]:
         """What was done to a pool since a time (RFC 3339), the oldest first."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from registry.cli.client import AdminClient, WatchAnswer
 from registry.cli.failure import CliError, Exit
 from registry.cli.session import pool_or_only
-from registry.cli.views.get import VIEWS, Kind, Query, find
+from registry.cli.views.get import VIEWS, Kind, Query, cell_filter, find, label_filter
 from registry.cli.views.output import OutputView, Printer
 from registry.cli.views.residency_view import AdapterRow
 from registry.model.errors import Reason
@@ -39,7 +39,15 @@ class AdapterUnreadable:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterUnmatched:
+    """The item of this name is there, and no longer what a selector asks for."""
+
+    name: str
+
+
 Told = AdapterPut | AdapterGone | AdapterUnreadable
+Shown = Told | AdapterUnmatched
 _NO_ETAG = ""
 
 
@@ -183,7 +191,7 @@ class LiveTable:
         self._is_drawn = False
         self._drawn_at = -math.inf
 
-    def take(self, batch: Sequence[Told], now: float) -> None:
+    def take(self, batch: Sequence[Shown], now: float) -> None:
         """Takes changes over; they are shown at once, or after a moment where others were just shown."""
         for told in batch:
             self._change(told)
@@ -193,13 +201,13 @@ class LiveTable:
             self._draw()
             self._is_drawn, self._drawn_at = True, now
 
-    def _change(self, told: Told) -> None:
+    def _change(self, told: Shown) -> None:
         match told:
             case AdapterPut(item):
                 name = self._view.name(item)
                 self._rows[name.lower()] = item
                 self._unreadable.discard(name.lower())
-            case AdapterGone(name):
+            case AdapterGone(name) | AdapterUnmatched(name):
                 self._rows.pop(name.lower(), None)
                 self._unreadable.discard(name.lower())
             case AdapterUnreadable(name):
@@ -212,10 +220,50 @@ class LiveTable:
         self._printer.redraw(self._view, rows, f"cannot be read: {unreadable}" if unreadable else "")
 
 
-def watch(client: AdminClient, query: Query, printer: Printer) -> None:
-    """Prints what there is, then every change; ends only by an error or an interrupt. A terminal is drawn anew."""
-    view = VIEWS[query.kind]
-    batches = _streamed(client, query) if query.kind is Kind.ADAPTERS else _polled(client, query)
+class SelectedFeed:
+    """Of what is told, that which a selector asks for, and which of it is that no longer.
+
+    What cannot be read is told, whether or not it was asked for: nobody knows.
+    """
+
+    def __init__(self, fits: Callable[[Any], bool], name: Callable[[Any], str]) -> None:
+        self._fits = fits
+        self._name = name
+        self._shown: set[str] = set()
+
+    def take(self, told: Told) -> Iterator[Shown]:
+        """What is to be shown of one change."""
+        match told:
+            case AdapterPut(item) if not self._fits(item):
+                yield from self._ended(AdapterUnmatched(self._name(item)))
+            case AdapterPut(item):
+                self._shown.add(self._name(item).lower())
+                yield told
+            case AdapterUnreadable(name):
+                self._shown.add(name.lower())
+                yield told
+            case _:
+                yield from self._ended(told)
+
+    def _ended(self, told: AdapterGone | AdapterUnmatched) -> Iterator[Shown]:
+        key = told.name.lower()
+        if key in self._shown:
+            self._shown.discard(key)
+            yield told
+
+
+def watch(client: AdminClient, query: Query, fields: Sequence[str], printer: Printer) -> None:
+    """Prints what there is, then every change; ends only by an error or an interrupt. A terminal is drawn anew.
+
+    Args:
+        fields: ``COLUMN=VALUE``, as `registry.cli.views.get.cell_filter` takes them; with the labels of `query` they
+            say what is shown.
+    """
+    view, of_all = VIEWS[query.kind], replace(query, labels={})
+    has_labels, has_cells = label_filter(query), cell_filter(view, fields)
+    feed = SelectedFeed(lambda item: has_labels(item) and has_cells(item), view.name)
+    every = _streamed(client, of_all) if query.kind is Kind.ADAPTERS else _polled(client, of_all)
+    batches = ([shown for told in batch for shown in feed.take(told)] for batch in every)
     if printer.is_live:
         table = LiveTable(view, printer)
         for batch in batches:
@@ -229,6 +277,8 @@ def watch(client: AdminClient, query: Query, printer: Printer) -> None:
                 printer.fate(name, "deleted")
             case AdapterUnreadable(name):
                 printer.fate(name, "unreadable")
+            case AdapterUnmatched(name):
+                printer.fate(name, "unmatched")
 
 
 def _streamed(client: AdminClient, query: Query) -> Iterator[Sequence[Told]]:

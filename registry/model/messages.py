@@ -179,6 +179,7 @@ def _limits_message(limits: PoolLimits) -> pb.PoolLimits:
         require_digest=limits.require_digest,
         engine_hosts=limits.engine_hosts,
         expected_replicas=limits.expected_replicas or 0,
+        expected_groups=[pb.ReplicaGroup(labels=one.labels, replicas=one.replicas) for one in limits.expected_groups],
         prove="" if limits.prove == "effect" else limits.prove,
     )
 
@@ -193,6 +194,9 @@ def limits_dict(limits: pb.PoolLimits) -> Plain:
         "require_digest": limits.require_digest,
         "engine_hosts": list(limits.engine_hosts),
         "expected_replicas": limits.expected_replicas or None,
+        "expected_groups": [
+            {"labels": dict(sorted(one.labels.items())), "replicas": one.replicas} for one in limits.expected_groups
+        ],
         "prove": limits.prove or "effect",
     }
 

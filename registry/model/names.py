@@ -110,6 +110,11 @@ def matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
     return all(labels.get(key) == value for key, value in selector.items())
 
 
+def label_text(labels: Mapping[str, str]) -> str:
+    """Labels as the command line takes them: ``gpu=a10,zone=b``."""
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+
+
 def check_engine_host(host: str) -> str:
     """The entry of a pool's ``engine_hosts`` as it is. Raises ValueError: it is none."""
     found = _ENGINE_HOST.fullmatch(host)

@@ -5,13 +5,14 @@ The `description` of a field says what to write there: it ends every complaint a
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
 from registry.lora.base import check_patterns
 from registry.lora.signatures import SIGNATURE_PATTERN
-from registry.model.names import check_engine_host
+from registry.model.names import check_engine_host, label_text
 from registry.model.status import ReportedEvidence
 from registry.model.stored import MAX_TRANSACTION_BYTES, Number, Part, Stored
 
@@ -166,6 +167,23 @@ class RetiredRecord(AdapterRecord):
     deleted: bool
 
 
+class ReplicaGroup(Part):
+    """So many replicas that have all of these labels."""
+
+    labels: Annotated[Labels, Field(min_length=1)] = Field(
+        description="name 1 to 64 labels that replicas have, keys of 1 to 63 characters, values of at most 256"
+    )
+    replicas: Annotated[int, Field(ge=1, le=1_000_000)] = Field(description="use a whole number from 1 to 1000000")
+
+
+def _disjoint(groups: list[ReplicaGroup]) -> list[ReplicaGroup]:
+    """The groups as they are. Raises ValueError: a replica could be of two, and would count twice."""
+    for one, other in combinations(groups, 2):
+        if all(other.labels.get(key, value) == value for key, value in one.labels.items()):
+            raise ValueError(f"a replica can have both {label_text(one.labels)} and {label_text(other.labels)}")
+    return groups
+
+
 class PoolLimits(Part):
     """Limits that hold on every replica of a pool; None: no limit.
 
@@ -174,6 +192,7 @@ class PoolLimits(Part):
     `require_digest`: no change may leave an adapter without the digest of its source.
     `engine_hosts`: what the URLs of its engines may name (`registry.model.names.is_engine_allowed`); empty: anything.
     `expected_replicas`: how many replicas the pool is to have; None: those that lived within the last day.
+    `expected_groups`: how many with which labels, see `registry.rollout.expected`.
     `prove`: whether an engine with our plugin is asked if an adapter has an effect before its name is bound.
     """
 
@@ -194,6 +213,10 @@ class PoolLimits(Part):
     )
     expected_replicas: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
         default=None, description="use a whole number from 1 to 1000000, or 0 for those that lived within the last day"
+    )
+    expected_groups: Annotated[list[ReplicaGroup], Field(max_length=32), AfterValidator(_disjoint)] = Field(
+        default=[],
+        description="name at most 32 groups, of which each two have other values of a label, e.g. zone=a and zone=b",
     )
     prove: Proving = Field(default="effect", description="use effect or off")
 

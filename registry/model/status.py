@@ -215,6 +215,19 @@ class Kept(Part):
     counted: bool = False
 
 
+class ReportedStore(Part):
+    """How much more a replica's store takes, with what engines of its host may be reading.
+
+    `room_bytes`: what may still be staged, once all is removed that no engine reads. `in_use_bytes`: what stays then.
+    `largest_bytes`: of the largest artifact. `bound`: what ends the room first, ``disk`` or ``budget``.
+    """
+
+    room_bytes: Number
+    in_use_bytes: Number
+    largest_bytes: Number
+    bound: str
+
+
 class ReplicaStatus(Stored):
     """Everything that a replica says of itself, true at `observed_revision`.
 
@@ -234,7 +247,7 @@ class ReplicaStatus(Stored):
     what to do (guarantee R15); empty: it is. `degraded` says that the engine refuses more than a share of what it
     should serve, and why; empty: it does not. `insecure`: what the sidecar bears unprotected on the network, each with
     the remedy, since it was started with ``--insecure``. `http`: HOST:PORT of the sidecar's own port; empty: it is not
-    known under which it is reached.
+    known under which it is reached. `store`: how full that is, as of the last write of something else; None: not known.
     """
 
     max_bytes = MAX_STATUS_BYTES
@@ -265,5 +278,6 @@ class ReplicaStatus(Stored):
     degraded: str = ""
     insecure: list[str] = []
     http: str = ""
+    store: ReportedStore | None = None
     last_request_id: str = ""
     updated_at: str

@@ -153,10 +153,11 @@ def _missing(view: PoolView, adapter: AdapterView) -> int:
     """How many replicas would have to serve it too, if they lived; what is placed by number goes to others."""
     if adapter.is_chosen:
         return 0
-    expected, live, selector = view.snapshot.expected, view.snapshot.live, adapter.spec.placement.selector
+    lacking, selector = view.snapshot.lacking, adapter.spec.placement.selector
     if not selector:
-        return expected.lacking(live)
-    return sum(matches(selector, one.labels) for one in expected.absent(live))
+        return lacking.count
+    nameless = sum(one.count for one in lacking.nameless if matches(selector, one.labels))
+    return nameless + sum(matches(selector, one.labels) for one in lacking.named)
 
 
 def residence_on(view: PoolView, adapter: AdapterView, name: str) -> DerivedResidence | None:
@@ -311,8 +312,11 @@ def _residence(view: PoolView, adapter: AdapterView, part: _Part) -> DerivedResi
 
 
 def changed(old: PoolView, new: PoolView) -> frozenset[str]:
-    """The name keys whose `residency` differs, also of adapters that came or are gone."""
+    """The name keys whose `residency` or counts differ, also of adapters that came or are gone."""
     names = {*old.replicas, *new.replicas}
+    if old.snapshot.lacking != new.snapshot.lacking:
+        keys = {*old.records, *new.records}
+        return frozenset(key for key in keys if _lacks_differ(old, new, key) or _differs(old, new, key, names))
     if old.engine_hosts != new.engine_hosts:
         return frozenset(key for key in {*old.records, *new.records} if _differs(old, new, key, names))
     causes = [name for name in names if old.replicas.get(name) is not new.replicas.get(name)]
@@ -395,6 +399,11 @@ def _differs(old: PoolView, new: PoolView, key: str, causes: Iterable[str]) -> b
     if before is now and _stands_alone(now):
         return any(residence_on(old, now, name) != residence_on(new, now, name) for name in causes)
     return residency(old, key) != residency(new, key)
+
+
+def _lacks_differ(old: PoolView, new: PoolView, key: str) -> bool:
+    before, now = old.adapter(key), new.adapter(key)
+    return before is not None and now is not None and _missing(old, before) != _missing(new, now)
 
 
 def _stands_alone(adapter: AdapterView) -> bool:

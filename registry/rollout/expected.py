@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -21,7 +21,8 @@ from registry.etcd3.informer import SharedInformer, SharedInformerFactory
 from registry.etcd3.ops import Delete, KeyValue, Put, Range, Txn, absent, mod_is, prefix_end
 from registry.model.errors import Conflict, FailedPrecondition, NotFound, Reason, RegistryError
 from registry.model.keys import Keys, last_part
-from registry.model.records import PoolSpec
+from registry.model.names import matches
+from registry.model.records import PoolLimits, PoolSpec, ReplicaGroup
 from registry.model.status import LeftReplica, Presence, RememberedReplica, RememberedReplicas, presence_of
 from registry.runtime.clock import Deadline, rfc3339
 from registry.store.failures import refusal
@@ -46,6 +47,47 @@ class AbsentReplica:
 
 
 @dataclass(frozen=True, slots=True)
+class NamelessReplicas:
+    """So many replicas that are expected, do not live, and are not known by name.
+
+    `labels`: those of their group; empty: of none. `expected`: how many their group, or the pool, is to have.
+    """
+
+    count: int
+    labels: Mapping[str, str]
+    expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPresence:
+    """How many replicas of a group are expected, and how many live."""
+
+    labels: Mapping[str, str]
+    expected: int
+    live: int
+
+    @property
+    def lacking(self) -> int:
+        return max(0, self.expected - self.live)
+
+
+@dataclass(frozen=True, slots=True)
+class LackingReplicas:
+    """Replicas that are expected and do not live: by name, the latest first, and without; and how the groups stand."""
+
+    named: Sequence[AbsentReplica] = ()
+    nameless: Sequence[NamelessReplicas] = ()
+    groups: Sequence[GroupPresence] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.named) + sum(one.count for one in self.nameless)
+
+
+NOBODY_LACKS = LackingReplicas()
+
+
+@dataclass(frozen=True, slots=True)
 class PoolExpectation:
     """What a pool expects, as it stands in etcd.
 
@@ -54,23 +96,55 @@ class PoolExpectation:
         pool: value of the pool's record; None: there is none.
         remembered: replicas that lived within the last day.
         count: how many replicas the pool says that it has; None: it does not say, so those that are remembered.
+        groups: how many it says that have which labels; no replica is of two groups.
     """
 
     members: KeyValue | None = None
     pool: KeyValue | None = None
     remembered: Mapping[str, RememberedReplica] = field(default_factory=dict)
     count: int | None = None
+    groups: Sequence[ReplicaGroup] = ()
 
-    def absent(self, live: Collection[str]) -> list[AbsentReplica]:
-        """Those that are expected and do not live, the latest first; no more than lack to the count, if it is said."""
+    def lacking(self, live: Mapping[str, Mapping[str, str]]) -> LackingReplicas:
+        """Who is expected and does not live. `live`: the labels of those that do, by name.
+
+        Of each group, and of the pool, no more than lack to the number that is said. What lacks to a group lacks to the
+        pool, so the larger number counts. Without a number for the pool, who is of no group is expected by memory.
+        """
+        gone = self._gone(live)
+        groups = [_presence_of(group, live) for group in self.groups]
+        named, nameless = list[AbsentReplica](), list[NamelessReplicas]()
+        for group in groups:
+            found = [one for one in gone if matches(group.labels, one.labels)][: group.lacking]
+            named += found
+            nameless.append(NamelessReplicas(group.lacking - len(found), group.labels, group.expected))
+        others = [one for one in gone if not any(matches(group.labels, one.labels) for group in groups)]
+        if self.count is not None:
+            lack = max(0, self.count - len(live) - sum(group.lacking for group in groups))
+            others = others[:lack]
+            nameless.append(NamelessReplicas(lack - len(others), {}, self.count))
+        named = sorted([*named, *others], key=_latest, reverse=True)
+        return LackingReplicas(named, [one for one in nameless if one.count], groups)
+
+    def _gone(self, live: Collection[str]) -> list[AbsentReplica]:
+        """Those that are remembered and do not live, the latest first."""
         gone = [AbsentReplica(name, one.labels, one.last_seen) for name, one in self.remembered.items()]
-        found = [one for one in gone if one.name not in live]
-        found.sort(key=lambda one: (not one.last_seen, one.last_seen, one.name), reverse=True)
-        return found if self.count is None else found[: max(0, self.count - len(live))]
+        return sorted((one for one in gone if one.name not in live), key=_latest, reverse=True)
 
-    def lacking(self, live: Collection[str]) -> int:
-        """How many replicas are expected and do not live, known by name or not."""
-        return len(self.absent(live)) if self.count is None else max(0, self.count - len(live))
+
+def _latest(one: AbsentReplica) -> tuple[bool, str, str]:
+    return not one.last_seen, one.last_seen, one.name
+
+
+def _presence_of(group: ReplicaGroup, live: Mapping[str, Mapping[str, str]]) -> GroupPresence:
+    found = sum(matches(group.labels, labels) for labels in live.values())
+    return GroupPresence(group.labels, group.replicas, found)
+
+
+def labels_of(presences: Iterable[KeyValue]) -> dict[str, Mapping[str, str]]:
+    """The labels of those that live, by name; none of one whose presence cannot be read."""
+    found = {last_part(kv.key): presence_of(kv.value) for kv in presences}
+    return {name: one.labels if one is not None else {} for name, one in found.items()}
 
 
 NOTHING_EXPECTED = PoolExpectation()
@@ -82,7 +156,10 @@ def expectation_of(
     """What these values say; what cannot be read says nothing. `before` is returned if it is of the same values."""
     if (before.members, before.pool) == (members, pool):
         return before
-    return PoolExpectation(members, pool, _remembered(members).members, _count(pool))
+    limits = _limits(pool)
+    return PoolExpectation(
+        members, pool, _remembered(members).members, limits.expected_replicas, limits.expected_groups
+    )
 
 
 def _remembered(kv: KeyValue | None) -> RememberedReplicas:
@@ -92,11 +169,11 @@ def _remembered(kv: KeyValue | None) -> RememberedReplicas:
         return RememberedReplicas()
 
 
-def _count(kv: KeyValue | None) -> int | None:
+def _limits(kv: KeyValue | None) -> PoolLimits:
     try:
-        return PoolSpec.parse(kv.value).limits.expected_replicas if kv is not None else None
+        return PoolSpec.parse(kv.value).limits if kv is not None else PoolLimits()
     except RegistryError:
-        return None
+        return PoolLimits()
 
 
 def remember(
@@ -238,9 +315,8 @@ class MembersKeeper:
         for key, pool_kv in list(informers.pools.kvs.items()):
             pool, here = last_part(key), presences.get(last_part(key), [])
             await self._renew(pool, members.pop(pool, None), here, left.get(pool, {}))
-            live = {last_part(kv.key): kv for kv in here}
             known = informers.members.kvs.get(self._keys.members(pool))
-            missing[pool] = expectation_of(known, pool_kv).lacking(live)
+            missing[pool] = expectation_of(known, pool_kv).lacking(labels_of(here)).count
         for pool, kv in members.items():
             await self._send(
                 pool, Txn((mod_is(kv.key, kv.mod_revision), absent(self._keys.pool(pool))), (Delete(kv.key),))

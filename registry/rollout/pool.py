@@ -33,7 +33,14 @@ from registry.model.placement import (
 from registry.model.records import AdapterSpec
 from registry.model.replica_state import ParsedStatus, StatusReading, parse_status, status_of
 from registry.model.status import Presence
-from registry.rollout.expected import NOTHING_EXPECTED, PoolExpectation, expectation_of
+from registry.rollout.expected import (
+    NOBODY_LACKS,
+    NOTHING_EXPECTED,
+    LackingReplicas,
+    PoolExpectation,
+    expectation_of,
+    labels_of,
+)
 from registry.transactions.decode import read_adapter
 
 # A cache with more entries is emptied.
@@ -197,13 +204,13 @@ class PoolSnapshot:
     Attributes:
         pool: its name.
         replicas: the live ones by name, sorted, without those that leave (guarantee R20).
-        draining: names of those that leave.
         revision: up to which the adapters are known; 0: they were not looked at.
         rooms: the room that adapters take on all replicas, recently and, last, now.
         known: recent sets of live replicas, without strangers, by their digest, the present one last.
         assignments: which replicas serve what is not everywhere; handed on from snapshot to snapshot.
         taken: the selector of each adapter that takes room on all replicas that match, by etcd's key.
         expected: the replicas that it is to have.
+        lacking: which of these do not live; one that leaves still does.
     """
 
     pool: str
@@ -214,12 +221,7 @@ class PoolSnapshot:
     assignments: Assignments = field(default_factory=Assignments)
     taken: Map[bytes, Selector] = field(default_factory=Map)
     expected: PoolExpectation = NOTHING_EXPECTED
-    draining: frozenset[str] = frozenset()
-
-    @property
-    def live(self) -> frozenset[str]:
-        """Names of all that live, with those that leave."""
-        return self.draining.union(self.replicas)
+    lacking: LackingReplicas = NOBODY_LACKS
 
     def inputs_now(self, *, by_room: bool) -> PlacementInputs:
         """The inputs by which live replicas find their share; `by_room`: room counts."""
@@ -235,10 +237,15 @@ def renew(snapshot: PoolSnapshot, values: PoolValues) -> PoolSnapshot:
     replicas = _replicas(snapshot, values)
     known = snapshot.known if replicas is snapshot.replicas else _known(snapshot.known, replicas)
     expected = expectation_of(values.members, values.spec, snapshot.expected)
-    live = frozenset(last_part(key) for key in values.presences)
-    draining = live.difference(replicas)
-    snapshot = replace(snapshot, replicas=replicas, known=known, expected=expected, draining=draining)
+    lacking = expected.lacking(_live(replicas, values))
+    snapshot = replace(snapshot, replicas=replicas, known=known, expected=expected, lacking=lacking)
     return snapshot if values.records is None else _with_room(snapshot, values.records, values)
+
+
+def _live(replicas: Mapping[str, LiveReplica], values: PoolValues) -> dict[str, Mapping[str, str]]:
+    """The labels of all that live by name, with those that leave."""
+    leaving = labels_of(kv for key, kv in values.presences.items() if last_part(key) not in replicas)
+    return leaving | {name: one.member.labels for name, one in replicas.items()}
 
 
 def _replicas(snapshot: PoolSnapshot, values: PoolValues) -> Mapping[str, LiveReplica]:

@@ -9,11 +9,11 @@ from typing import assert_never
 
 from registry.etcd3.ops import KeyValue
 from registry.model.errors import RegistryError
-from registry.model.names import matches, name_key
+from registry.model.names import label_text, matches, name_key
 from registry.model.placement import Assignment, assign, looks_at_room, rate_evenly
 from registry.model.records import AdapterRecord, CanaryRollout, Strategy
 from registry.model.replica_state import Expectation, ReplicaState, compare_digests, evaluate
-from registry.rollout.expected import not_alive
+from registry.rollout.expected import NamelessReplicas, not_alive
 from registry.rollout.pool import PoolSnapshot
 from registry.transactions.decode import read_adapter
 
@@ -136,17 +136,22 @@ def _present_rollout(record: AdapterRecord, revision: int, pool: PoolSnapshot) -
 
 def _absent_replicas(record: AdapterRecord, pool: PoolSnapshot) -> list[ReplicaRollout]:
     """Replicas that would have to serve it too, if they lived."""
-    absent, selector = pool.expected.absent(pool.live), record.spec.placement.selector
+    lacking, selector = pool.lacking, record.spec.placement.selector
     found = [
         ReplicaRollout(one.name, ReplicaState.UNKNOWN, NOT_ALIVE, not_alive(one), generation=record.generation)
-        for one in absent
+        for one in lacking.named
         if matches(selector, one.labels)
     ]
-    nameless = 0 if selector else pool.expected.lacking(pool.live) - len(absent)
-    if nameless > 0:
-        message = f"{nameless} more of the {pool.expected.count} replicas that its pool expects do not live"
-        found.append(ReplicaRollout(NAMELESS, ReplicaState.UNKNOWN, NOT_ALIVE, message, generation=record.generation))
-    return found
+    return found + [_nameless(one, record) for one in lacking.nameless if matches(selector, one.labels)]
+
+
+def _nameless(one: NamelessReplicas, record: AdapterRecord) -> ReplicaRollout:
+    name, those = NAMELESS, "replicas"
+    if one.labels:
+        labels = label_text(one.labels)
+        name, those = f"{NAMELESS} of {labels}", f"replicas of {labels}"
+    message = f"{one.count} more of the {one.expected} {those} that its pool expects do not live"
+    return ReplicaRollout(name, ReplicaState.UNKNOWN, NOT_ALIVE, message, generation=record.generation)
 
 
 def _is_for_all(record: AdapterRecord) -> bool:

@@ -66,11 +66,11 @@ class ReplicaValues:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedValues:
-    """Who is remembered of a pool, its record, and the names of the replicas that live."""
+    """Who is remembered of a pool, its record, and the presences of the replicas that live."""
 
     members: KeyValue | None
     pool: KeyValue | None
-    live: list[str]
+    live: list[KeyValue]
 
 
 class Reader:
@@ -222,11 +222,11 @@ class Reader:
         return engine_hosts_of(next(iter(found.kvs), None))
 
     async def expected(self, pool: str, revision: int, deadline: Deadline) -> ExpectedValues:
-        """What is expected of a pool, and the names of those that live, at a revision."""
+        """What is expected of a pool, and who lives, at a revision."""
         prefix = self._keys.replicas(pool)
         members = await self._range(Range(self._keys.members(pool), revision=revision), deadline)
         record = await self._range(Range(self._keys.pool(pool), revision=revision), deadline)
-        live = [last_part(kv.key) async for kv in self._everything(prefix, revision, deadline, keys_only=True)]
+        live = [kv async for kv in self._everything(prefix, revision, deadline)]
         return ExpectedValues(next(iter(members.kvs), None), next(iter(record.kvs), None), live)
 
     async def replicas_without_pool(self, revision: int, deadline: Deadline) -> dict[str, list[str]]:

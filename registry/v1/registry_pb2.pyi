@@ -461,7 +461,7 @@ class WatchResidencyResponse(_message.Message):
     def __init__(self, revision: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[AdapterResidency, _Mapping]]] = ..., gone: _Optional[_Iterable[str]] = ..., snapshot: bool = ..., more: bool = ...) -> None: ...
 
 class PoolLimits(_message.Message):
-    __slots__ = ("max_rank", "max_adapters", "target_modules", "require_signature", "require_digest", "engine_hosts", "expected_replicas", "prove")
+    __slots__ = ("max_rank", "max_adapters", "target_modules", "require_signature", "require_digest", "engine_hosts", "expected_replicas", "expected_groups", "prove")
     MAX_RANK_FIELD_NUMBER: _ClassVar[int]
     MAX_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     TARGET_MODULES_FIELD_NUMBER: _ClassVar[int]
@@ -469,6 +469,7 @@ class PoolLimits(_message.Message):
     REQUIRE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ENGINE_HOSTS_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_GROUPS_FIELD_NUMBER: _ClassVar[int]
     PROVE_FIELD_NUMBER: _ClassVar[int]
     max_rank: int
     max_adapters: int
@@ -477,8 +478,24 @@ class PoolLimits(_message.Message):
     require_digest: bool
     engine_hosts: _containers.RepeatedScalarFieldContainer[str]
     expected_replicas: int
+    expected_groups: _containers.RepeatedCompositeFieldContainer[ReplicaGroup]
     prove: str
-    def __init__(self, max_rank: _Optional[int] = ..., max_adapters: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., require_signature: bool = ..., require_digest: bool = ..., engine_hosts: _Optional[_Iterable[str]] = ..., expected_replicas: _Optional[int] = ..., prove: _Optional[str] = ...) -> None: ...
+    def __init__(self, max_rank: _Optional[int] = ..., max_adapters: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., require_signature: bool = ..., require_digest: bool = ..., engine_hosts: _Optional[_Iterable[str]] = ..., expected_replicas: _Optional[int] = ..., expected_groups: _Optional[_Iterable[_Union[ReplicaGroup, _Mapping]]] = ..., prove: _Optional[str] = ...) -> None: ...
+
+class ReplicaGroup(_message.Message):
+    __slots__ = ("labels", "replicas")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    labels: _containers.ScalarMap[str, str]
+    replicas: int
+    def __init__(self, labels: _Optional[_Mapping[str, str]] = ..., replicas: _Optional[int] = ...) -> None: ...
 
 class BaseModule(_message.Message):
     __slots__ = ("pattern", "outputs", "inputs")
@@ -694,14 +711,26 @@ class ListReplicasRequest(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListReplicasResponse(_message.Message):
-    __slots__ = ("replicas", "next_page_token", "missing")
+    __slots__ = ("replicas", "next_page_token", "missing", "lacking", "groups")
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
+    LACKING_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     replicas: _containers.RepeatedCompositeFieldContainer[Replica]
     next_page_token: str
     missing: _containers.RepeatedCompositeFieldContainer[MissingReplica]
-    def __init__(self, replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[MissingReplica, _Mapping]]] = ...) -> None: ...
+    lacking: int
+    groups: _containers.RepeatedCompositeFieldContainer[GroupPresence]
+    def __init__(self, replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[MissingReplica, _Mapping]]] = ..., lacking: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupPresence, _Mapping]]] = ...) -> None: ...
+
+class GroupPresence(_message.Message):
+    __slots__ = ("expected", "live")
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    expected: ReplicaGroup
+    live: int
+    def __init__(self, expected: _Optional[_Union[ReplicaGroup, _Mapping]] = ..., live: _Optional[int] = ...) -> None: ...
 
 class MissingReplica(_message.Message):
     __slots__ = ("name", "labels", "last_seen")

@@ -11,11 +11,12 @@ maintenance makes one every few seconds, and where the budget is nearly used up 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 
+from registry.model.status import ReportedStore
 from registry.sources.base import ArtifactError
 from sidecar.artifacts.layout import StoreLayout
 
@@ -167,6 +168,24 @@ class Quota:
             OSError: the store cannot be read.
         """
         return max(self._over_budget_anew(), self._short_of_disk(0), 0)
+
+    def room(self, sizes: Mapping[str, int], in_use: Collection[str] | None) -> ReportedStore:
+        """How much more the store takes. `sizes`: as `SizeIndex` has them; `in_use`: what cannot go; None: nothing can.
+
+        Raises:
+            OSError: the disk does not say.
+        """
+        in_use_bytes = sum(size for artifact, size in sizes.items() if in_use is None or artifact in in_use)
+        used_bytes, left_bytes, bound = sum(sizes.values()), -self._short_of_disk(0), "disk"
+        budget_bytes = None if self._budget_bytes is None else self._budget_bytes - self._reserved_bytes
+        if budget_bytes is not None and budget_bytes - used_bytes < left_bytes:
+            left_bytes, bound = budget_bytes - used_bytes, "budget"
+        return ReportedStore(
+            room_bytes=max(0, left_bytes + used_bytes - in_use_bytes),
+            in_use_bytes=in_use_bytes,
+            largest_bytes=max(sizes.values(), default=0),
+            bound=bound,
+        )
 
     @contextmanager
     def reservation(self) -> Iterator[Reservation]:

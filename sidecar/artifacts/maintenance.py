@@ -12,13 +12,14 @@ from pathlib import Path
 
 import structlog
 
+from registry.model.status import ReportedStore
 from registry.runtime.failpoints import Point, hit
 from registry.sources.base import Stop
 from sidecar.artifacts.disk import Quota, SizeIndex
 from sidecar.artifacts.files import locked, locked_at_once
 from sidecar.artifacts.gc import GarbageCollector
 from sidecar.artifacts.layout import StoreLayout
-from sidecar.artifacts.leases import ArtifactLeases, may_be_read
+from sidecar.artifacts.leases import ArtifactLeases, LeasesUnreadable, everybodys_leases, may_be_read
 from sidecar.artifacts.proof import DamagedArtifacts, ProofOutcome, Proofs
 
 _log = structlog.get_logger()
@@ -133,12 +134,16 @@ def _modified(path: Path) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What is in a store: bytes and number of artifacts, how many this replica leases, how many are damaged."""
+    """What is in a store: bytes and number of artifacts, how many this replica leases, how many are damaged.
+
+    `room`: how much more it takes; None: that is not known.
+    """
 
     size_bytes: int
     artifacts: int
     leased: int
     damaged: int
+    room: ReportedStore | None = None
 
 
 class Maintenance:
@@ -176,7 +181,15 @@ class Maintenance:
         self._collector.tidy(stop)
         self._collector.collect(self._quota.excess_bytes(), stop)
         sizes = self._index.sizes()
-        return Holdings(sum(sizes.values()), len(sizes), len(self._leases.all()), self._scrub.hear())
+        room = self._quota.room(sizes, self._in_use())
+        return Holdings(sum(sizes.values()), len(sizes), len(self._leases.all()), self._scrub.hear(), room)
+
+    def _in_use(self) -> set[str] | None:
+        """What engines of the host may be reading; None: that may be anything."""
+        try:
+            return everybodys_leases(self._layout.leases)
+        except LeasesUnreadable:
+            return None
 
     def scrub(self, stop: Stop) -> None:
         """Reads something again, slowly; see `Scrub.step`.

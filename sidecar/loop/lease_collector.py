@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 
+from registry.model.status import ReportedStore
 from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts.maintenance import Holdings
 from sidecar.engines.driver import Engine, EngineError
@@ -63,6 +64,7 @@ class LeaseCollector:
         monotonic: Callable[[], float],
         pause_seconds: float = KEEP_SECONDS,
         on_news: Callable[[], None] = lambda: None,
+        on_room: Callable[[ReportedStore | None], None] = lambda _room: None,
     ) -> None:
         """Does nothing yet.
 
@@ -75,6 +77,7 @@ class LeaseCollector:
             pause_seconds: between two rounds.
             on_news: is called when the engine has other adapters than in the last look that a plan was made from. The
                 engine tells of changes since its last look only, and that was ours.
+            on_room: is told how much more the store takes, after each round; None: that is not known.
         """
         self._engine = engine
         self._store = store
@@ -83,6 +86,7 @@ class LeaseCollector:
         self._monotonic = monotonic
         self._pause_seconds = pause_seconds
         self._on_news = on_news
+        self._on_room = on_room
         self._noticed: Observed | None = None
         self._uses: AbstractSet[Use] | None = None
         self._problems: dict[str, str] = {}
@@ -156,6 +160,7 @@ class LeaseCollector:
 
     async def _keep_store(self) -> None:
         holdings = await self._in_thread("store", self._maintenance.round)
+        self._on_room(holdings.room if holdings is not None else None)
         if holdings is None:
             return
         STORE_BYTES.set(holdings.size_bytes)

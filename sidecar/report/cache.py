@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from registry.model.status import ReplicaStatus, Warned
+from registry.model.status import ReplicaStatus, ReportedStore, Warned
 from registry.runtime.clock import Clock
 from registry.runtime.supervisor import Trouble
 from sidecar.metrics import DRAINING, show_status
@@ -58,6 +58,7 @@ class StatusCache:
         self._leave = leave
         self._report = RoundReport(_BEFORE, 0)
         self._status: ReplicaStatus | None = None
+        self._store: ReportedStore | None = None
 
     @property
     def status(self) -> ReplicaStatus:
@@ -68,7 +69,7 @@ class StatusCache:
                 situation = replace(situation, stale=True)
             if why := self._leave():
                 situation = replace(situation, ready=False, note=why)
-            status = derive_status(self._replica, situation, self._clock.moment())
+            status = derive_status(self._replica, situation, self._clock.moment(), self._store)
             self._status = status.model_copy(update={"warnings": [*status.warnings, *map(_warned, self.failing)]})
         return self._status
 
@@ -92,6 +93,10 @@ class StatusCache:
         """Takes in what a round came to, and says so."""
         self._report = report
         self.look_again()
+
+    def note_room(self, store: ReportedStore | None) -> None:
+        """Takes in how much more the store takes; it is told when something else is, or a status is confirmed."""
+        self._store, self._status = store, None
 
     def look_again(self) -> None:
         """Takes in that something else than a round changed what there is to say, and says so."""

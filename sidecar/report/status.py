@@ -23,6 +23,7 @@ from registry.model.status import (
     ReplicaStatus,
     ReportedEvidence,
     ReportedLimits,
+    ReportedStore,
     Resident,
     Served,
     Warned,
@@ -69,7 +70,9 @@ def served_hash(served: tuple[ServedAdapter, ...]) -> str:
     return "sha256:" + hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def derive_status(replica: ReplicaIdentity, situation: StatusInputs, moment: Moment) -> ReplicaStatus:
+def derive_status(
+    replica: ReplicaIdentity, situation: StatusInputs, moment: Moment, store: ReportedStore | None = None
+) -> ReplicaStatus:
     """The whole status; of the pending and failed names as many as fit, the rest is counted in `omitted`."""
     plan = situation.plan
     pending = [_pending(entry) for entry in plan.pending] if plan else []
@@ -102,6 +105,7 @@ def derive_status(replica: ReplicaIdentity, situation: StatusInputs, moment: Mom
         degraded=situation.degraded[:MAX_MESSAGE_CHARACTERS],
         insecure=[one[:MAX_MESSAGE_CHARACTERS] for one in replica.insecure],
         http=replica.http,
+        store=store,
         last_request_id=situation.last_request_id,
         updated_at=rfc3339(moment.wall),
     )
@@ -120,14 +124,14 @@ def _omitted_reason(whole: ReplicaStatus, fitting: ReplicaStatus, plan: Plan) ->
 
 
 def says_the_same(one: ReplicaStatus, other: ReplicaStatus) -> bool:
-    """True if the two differ in nothing but the time of writing, and in tries of what is settled."""
+    """True if the two differ in nothing but the time of writing, the store's room, and in tries of what is settled."""
     return _essence(one) == _essence(other)
 
 
 def _essence(status: ReplicaStatus) -> ReplicaStatus:
     """What is worth telling everybody at once: one more try of what was refused before is not."""
     failed = [one.model_copy(update={"attempts": 0, "retry_at": ""}) if one.settled else one for one in status.failed]
-    return status.model_copy(update={"updated_at": "", "failed": failed})
+    return status.model_copy(update={"updated_at": "", "store": None, "failed": failed})
 
 
 def _serves(situation: StatusInputs) -> list[tuple[str, int]] | None:

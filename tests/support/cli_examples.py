@@ -89,7 +89,7 @@ STORY = (
     Step("loraplane restore all.json --dry-run"),
     Step("loraplane restore all.json --yes"),
     Step("loraplane pool create chat --base-model llama --max-rank 64"),
-    Step("loraplane pool update chat --max-rank 32 --expect 4"),
+    Step("loraplane pool update chat --max-rank 32 --expect 4 --expect-labels zone=b:2"),
     Step("loraplane pool confirm-removals dev --revision 1 --dry-run"),
     Step("loraplane pool delete chat"),
     Step("loraplane replica forget r1 --pool dev"),
@@ -191,6 +191,7 @@ _VOLATILE = (
     (r"(?i)((?:etag|revision)\"?:? +\"?)\d+", r"\1<revision>"),
     (r"\b\d+(?:\.\d+)? ?[smhd](?: ago)?\b", "<age>"),
     (r"[0-9.]+ GiB are free", "<memory> are free"),
+    (r"(_bytes\"?:? +)\d+", r"\1<bytes>"),
 )
 _VOLATILE_COLUMNS = {
     "PID": "<pid>",

@@ -21,10 +21,10 @@ from registry.model.placement import (
     rate_evenly,
     weights_digest,
 )
-from registry.model.records import AdapterSpec, CanaryRollout, PoolLimits, PoolSpec
+from registry.model.records import AdapterSpec, CanaryRollout, PoolLimits, PoolSpec, ReplicaGroup
 from registry.model.replica_state import ReplicaState
 from registry.model.status import EngineStatus, Presence, RememberedReplica, RememberedReplicas, ReplicaStatus, Served
-from registry.residency.derive import DerivedResidency, changed, residency
+from registry.residency.derive import DerivedResidency, changed, counted, residency
 from registry.residency.view import PoolView, renew_view
 from registry.rollout.pool import PoolSnapshot, PoolValues, renew
 from registry.runtime.program import release_version
@@ -41,6 +41,11 @@ PENDING, SERVING, FAILED, UNKNOWN = (
 # Under which a replica's presence stands, and its status.
 LEASE = 7
 LEASE_SECONDS = 3600
+
+
+def _told(view: PoolView, key: str) -> object:
+    """All that watchers hear of an adapter."""
+    return residency(view, key), list(counted(view, [key]))
 
 
 class World:
@@ -80,6 +85,13 @@ class World:
         made = PoolSpec(name=POOL, base_models=["base"], limits=PoolLimits(engine_hosts=list(hosts)))
         self.spec = KeyValue(KEYS.pool(POOL), made.to_bytes(), 1, 1, 1, 0)
 
+    def expect(self, *groups: tuple[dict[str, str], int]) -> None:
+        """Says how many replicas the pool is to have of which labels."""
+        limits = PoolLimits(expected_groups=[ReplicaGroup(labels=labels, replicas=count) for labels, count in groups])
+        self.spec = KeyValue(
+            KEYS.pool(POOL), PoolSpec(name=POOL, base_models=["base"], limits=limits).to_bytes(), 1, 1, 1, 0
+        )
+
     def remember(self, *names: str, **fields: Any) -> None:
         """Says who lived within the last day."""
         made = RememberedReplicas(members={name: RememberedReplica(**fields) for name in names})
@@ -114,7 +126,7 @@ class World:
         self.view = renew_view(old, values)
         found = changed(old, self.view)
         keys = {*old.records, *self.view.records}
-        assert found == {key for key in keys if residency(old, key) != residency(self.view, key)}
+        assert found == {key for key in keys if _told(old, key) != _told(self.view, key)}
         return found
 
     def where(self, name: str) -> DerivedResidency:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import islice
 
 from registry.model.keys import last_part
@@ -12,7 +12,7 @@ from registry.model.names import is_engine_allowed
 from registry.model.records import AdapterOutcome, AdapterRecord
 from registry.model.status import host_of, presence_of
 from registry.model.stored import read_json
-from registry.rollout.expected import AbsentReplica
+from registry.rollout.expected import LackingReplicas
 from registry.store.pages import Page, PageToken
 from registry.store.reader import History, ReplicaValues
 from registry.transactions.builder import Settled
@@ -134,9 +134,16 @@ def unknown_pools(found: Mapping[str, list[str]]) -> list[pb.UnknownPool]:
     ]
 
 
-def missing(absent: Iterable[AbsentReplica]) -> list[pb.MissingReplica]:
-    """Replicas that are expected and do not live."""
-    return [pb.MissingReplica(name=one.name, labels=one.labels, last_seen=one.last_seen) for one in absent]
+def lacking(found: LackingReplicas) -> pb.ListReplicasResponse:
+    """Replicas that are expected and do not live, in the fields of the last page of a listing."""
+    return pb.ListReplicasResponse(
+        missing=[pb.MissingReplica(name=one.name, labels=one.labels, last_seen=one.last_seen) for one in found.named],
+        lacking=found.count,
+        groups=[
+            pb.GroupPresence(expected=pb.ReplicaGroup(labels=one.labels, replicas=one.expected), live=one.live)
+            for one in found.groups
+        ],
+    )
 
 
 def token(next_page: PageToken | None, listing: str) -> str:

@@ -17,7 +17,7 @@ from registry.model.errors import FailedPrecondition
 from registry.model.keys import last_part
 from registry.model.messages import pool_message, tenant_message
 from registry.model.names import check_adapter_name, check_segment
-from registry.rollout.expected import expectation_of
+from registry.rollout.expected import expectation_of, labels_of
 from registry.runtime.clock import Deadline
 from registry.runtime.program import release_version
 from registry.store.pages import check_page_size, decode_token, parse_filter
@@ -118,15 +118,14 @@ class Reads:
         listing = f"replicas\0{request.pool}"
         size, token = check_page_size(request.page_size), decode_token(request.page_token, listing)
         page, found = await self._reader.replicas(request.pool, size, token, call.deadline)
-        missing: list[pb.MissingReplica] = []
-        if page.token is None:
-            said = await self._reader.expected(request.pool, page.revision, call.deadline)
-            missing = encode.missing(expectation_of(said.members, said.pool).absent(said.live))
-        return pb.ListReplicasResponse(
+        reply = pb.ListReplicasResponse(
             replicas=[encode.replica(request.pool, one) for one in found],
             next_page_token=encode.token(page.token, listing),
-            missing=missing,
         )
+        if page.token is None:
+            said = await self._reader.expected(request.pool, page.revision, call.deadline)
+            reply.MergeFrom(encode.lacking(expectation_of(said.members, said.pool).lacking(labels_of(said.live))))
+        return reply
 
 
 def _check_adapter(pool: str, name: str) -> None:

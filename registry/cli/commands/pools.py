@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +22,8 @@ from registry.model.errors import Reason, RegistryError
 from registry.model.messages import evidence_message
 from registry.v1 import registry_pb2 as pb
 
+# No longer than what the messages take.
+_NUMBER = re.compile(r"[0-9]{1,9}")
 PoolName = Annotated[str, typer.Argument(help="Name of the pool.")]
 _BASE_MODEL = options.flag(
     "--base-model", metavar="NAME", help="Name under which the engines serve the base model; may be repeated."
@@ -102,6 +106,14 @@ Expect = Annotated[
         help="How many replicas it is to have; 0: those that lived within the last day.",
     ),
 ]
+ExpectLabels = Annotated[
+    list[str] | None,
+    options.flag(
+        "--expect-labels",
+        metavar="K=V[,K=V]:N",
+        help="How many replicas of these labels it is to have; :0 expects none by them; may be repeated.",
+    ),
+]
 EngineKind = Annotated[
     str | None,
     options.flag(
@@ -125,6 +137,7 @@ class PoolOptions:
     max_rank: MaxRank = None
     max_adapters: MaxAdapters = None
     expect: Expect = None
+    expect_labels: ExpectLabels = None
     target_module: TargetModules = None
     require_signature: RequireSignature = None
     require_digest: RequireDigest = None
@@ -155,7 +168,27 @@ class PoolOptions:
         options.set_given(pool, engine=self.engine_kind, engine_names=self.engine_names)
         options.set_given(limits, max_rank=self.max_rank, max_adapters=self.max_adapters)
         options.set_given(limits, expected_replicas=self.expect, prove=self.prove)
+        if self.expect_labels:
+            _regroup(limits, self.expect_labels)
         options.set_given(limits, require_signature=self.require_signature, require_digest=self.require_digest)
+
+
+def _regroup(limits: pb.PoolLimits, words: Sequence[str]) -> None:
+    """Sets how many replicas of which labels are expected, as ``K=V[,K=V]:N`` say; the other groups stay.
+
+    Raises:
+        CliError: a word is none of these.
+    """
+    counts = {tuple(sorted(one.labels.items())): one.replicas for one in limits.expected_groups}
+    for word in words:
+        labels, _, number = word.rpartition(":")
+        if not _NUMBER.fullmatch(number):
+            raise usage(f"--expect-labels {word}: write KEY=VALUE:N, or KEY=VALUE,KEY=VALUE:N")
+        pairs = options.pairs("--expect-labels ", labels.split(","), "KEY=VALUE:N, or KEY=VALUE,KEY=VALUE:N")
+        counts[tuple(sorted(pairs.items()))] = int(number)
+    groups = [pb.ReplicaGroup(labels=dict(labels), replicas=count) for labels, count in counts.items() if count]
+    del limits.expected_groups[:]
+    limits.expected_groups.extend(groups)
 
 
 @options.spread(PoolOptions)

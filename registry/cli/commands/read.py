@@ -13,7 +13,7 @@ from registry.cli.failure import usage
 from registry.cli.session import READ_SECONDS, pool_or_only, session_of
 from registry.cli.views.columns import GENERATIONS
 from registry.cli.views.describe import describe_adapter, describe_pool, describe_replica
-from registry.cli.views.get import VIEWS, Kind, Query, filtered_by, find, kind_of, labels_of, note, sorted_by
+from registry.cli.views.get import VIEWS, Kind, Query, cell_filter, find, kind_of, labels_of, note, sorted_by
 from registry.cli.views.output import TEMPLATES, OutputView, Printer
 from registry.cli.watching import watch as watch_changes
 from registry.v1 import registry_pb2 as pb
@@ -36,7 +36,7 @@ class Choice:
 
     def of(self, view: OutputView[Item], found: Sequence[Item]) -> Sequence[Item]:
         """Those that are shown."""
-        shown = filtered_by(view, found, self.field_selector or [])
+        shown = list(filter(cell_filter(view, self.field_selector or []), found))
         return sorted_by(view, shown, self.sort_by) if self.sort_by else shown
 
 
@@ -53,16 +53,19 @@ def get(
     watch: options.Watch = False,
     timeout: options.Timeout = None,
 ) -> None:
-    """List adapters, replicas, pools or tenants."""
+    """List adapters, replicas, pools or tenants.
+
+    With --watch, -l and --field-selector hold for each change: what comes to match is told, what ceases to is told as
+    unmatched, and deleted is only what is no more.
+    """
     session, printer = session_of(context), session_of(context).printer()
     name = names[0] if names and len(names) == 1 else None
-    is_chosen = bool(given.selector or given.field_selector or given.sort_by)
-    if watch and (is_chosen or len(names or ()) > 1):
-        raise usage("--watch shows each change as it comes, of one name or of all: leave out selectors and --sort-by")
+    if watch and (given.sort_by or len(names or ()) > 1):
+        raise usage("--watch shows each change as it comes, of one name or of all: leave out --sort-by and other names")
     query = Query(kind_of(kind), pool, name, _detail(printer, given, watch=watch), labels_of(given.selector or []))
     with session.client(timeout or READ_SECONDS) as client:
         if watch:
-            watch_changes(client, query, printer)
+            watch_changes(client, query, given.field_selector or [], printer)
             return
         wanted = [replace(query, name=one) for one in names] if names else [query]
         found = [item for one in wanted for item in find(client, one, note)]

@@ -54,15 +54,17 @@ def collect(client: AdminClient) -> Survey:
 
 
 def _pool(client: AdminClient, pool: pb.Pool) -> PoolSeen:
-    pages, (live, missing) = list(client.adapter_pages(pool.name)), client.all_replicas(pool.name)
+    pages, found = list(client.adapter_pages(pool.name)), client.all_replicas(pool.name)
     return PoolSeen(
         pool.name,
         list(chain.from_iterable(page.adapters for page in pages)),
         list(chain.from_iterable(page.unreadable for page in pages)),
-        [replica_view(one) for one in live],
-        [missing_view(pool.name, one) for one in missing],
+        [replica_view(one) for one in found.replicas],
+        [missing_view(pool.name, one) for one in found.missing],
         pool.limits.expected_replicas,
         pool.limits,
+        found.lacking,
+        found.groups,
     )
 
 

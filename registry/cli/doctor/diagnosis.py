@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from registry.cli.doctor.findings import CheckedPart, DoctorFinding, error, named, warning
 from registry.cli.doctor.replica_findings import insecure, replica_findings
-from registry.cli.views.replica_view import ReplicaView, disagreements
-from registry.model.names import matches, tenant_of
+from registry.cli.views.replica_view import ReplicaView, disagreements, groups_told
+from registry.model.names import label_text, matches, tenant_of
 from registry.runtime.settings import is_loopback
 from registry.v1 import registry_pb2 as pb
 
@@ -33,7 +33,8 @@ class PoolSeen:
     """A pool as the admin service lists it; `unreadable` are names of records that cannot be read.
 
     `missing` replicas are expected and do not live. `expected`: how many the pool says that it has; 0: it does not say.
-    `limits`: those of the pool's record.
+    `limits`: those of the pool's record. `lacking`: how many replicas are expected and do not live, known by name or
+    not; 0: none, or the admin service is of a release that does not say. `groups`: those that it expects by labels.
     """
 
     name: str
@@ -43,6 +44,8 @@ class PoolSeen:
     missing: Sequence[ReplicaView] = ()
     expected: int = 0
     limits: pb.PoolLimits = field(default_factory=pb.PoolLimits)
+    lacking: int = 0
+    groups: Sequence[pb.GroupPresence] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,14 +215,26 @@ def _held_revision(text: str) -> int:
 
 def _missing(pool: PoolSeen, now: datetime) -> Iterator[DoctorFinding]:
     """One finding for all replicas that are expected and do not live."""
-    told = named([f"{one.name} ({one.seen_ago(now)})" for one in pool.missing])
-    lacking = max(len(pool.missing), pool.expected - len(pool.replicas))
+    names = named([f"{one.name} ({one.seen_ago(now)})" for one in pool.missing])
+    lacking = max(len(pool.missing), pool.expected - len(pool.replicas), pool.lacking)
     if lacking:
+        told = "; ".join(filter(None, [names, groups_told(pool.groups, lacking=True)]))
         finding = f"{lacking} of {lacking + len(pool.replicas)} replicas do not live" + (f": {told}" if told else "")
-        remedy = "start their sidecars; those that are not to come back: loraplane replica forget NAME"
-        if pool.expected:
-            remedy = f"start their sidecars, or loraplane pool update {pool.name} --expect {len(pool.replicas)}"
-        yield error(CheckedPart.POOL, pool.name, "replicas_missing", finding, remedy)
+        yield error(CheckedPart.POOL, pool.name, "replicas_missing", finding, _start(pool))
+
+
+def _start(pool: PoolSeen) -> str:
+    """What to do where replicas do not live, by what they are expected for."""
+    flags = [
+        f"--expect-labels {label_text(one.expected.labels)}:{one.live}"
+        for one in pool.groups
+        if one.live < one.expected.replicas
+    ]
+    if pool.expected > len(pool.replicas):
+        flags.insert(0, f"--expect {len(pool.replicas)}")
+    if flags:
+        return f"start their sidecars, or loraplane pool update {pool.name} {' '.join(flags)}"
+    return "start their sidecars; those that are not to come back: loraplane replica forget NAME"
 
 
 def _placements(pool: PoolSeen) -> Iterator[DoctorFinding]:

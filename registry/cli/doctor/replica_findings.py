@@ -55,6 +55,7 @@ def replica_findings(replica: ReplicaView, now: datetime) -> Iterator[DoctorFind
     yield from _as_a_whole(replica)
     yield from _names(replica)
     yield from _engine(replica)
+    yield from _store(replica)
     yield from _clock(replica, now)
     said = replica.status.get("insecure")
     for one in said if isinstance(said, list) else ():
@@ -137,6 +138,26 @@ def _lazy(replica: ReplicaView) -> Iterator[DoctorFinding]:
     if reason != "not_ready":  # which is a finding of its own
         finding = f"it cannot serve the {lazy['count']} lazy adapters of its pool: {reason}"
         yield _error(replica, "lazy_not_servable", finding, _LAZY.get(reason, _PLUGIN))
+
+
+def _store(replica: ReplicaView) -> Iterator[DoctorFinding]:
+    """A store that takes no more than one of its largest artifacts, or a tenth of what it holds.
+
+    What no engine reads counts as room, so a store that is full of it is as it should be.
+    """
+    store = replica.status.get("store")
+    told = (
+        [store.get(key) for key in ("room_bytes", "in_use_bytes", "largest_bytes")] if isinstance(store, dict) else []
+    )
+    numbers = [one for one in told if isinstance(one, int)]
+    if len(numbers) < 3 or any(one.get("reason") in {"store_full", "disk_full"} for one in replica.items("failed")):
+        return  # an earlier release, or told by what failed
+    room, in_use, largest = numbers
+    if room <= max(largest, in_use // 10):
+        is_budget = replica.text("store", "bound") == "budget"
+        where = "within its budget" if is_budget else "on its disk"
+        finding = f"its store has room for {room >> 20} MiB more {where}; engines may read {in_use >> 20} MiB in it"
+        yield _warning(replica, "store_nearly_full", finding, REMEDIES["store_full" if is_budget else "disk_full"])
 
 
 def _clock(replica: ReplicaView, now: datetime) -> Iterator[DoctorFinding]:

@@ -16,6 +16,7 @@ from registry.cli.views.residency_view import (
     where_cell,
 )
 from registry.model.messages import Plain, adapter_dict, pool_dict, tenant_dict
+from registry.model.names import label_text
 from registry.v1 import registry_pb2 as pb
 
 
@@ -143,6 +144,13 @@ REPLICAS: OutputView[ReplicaView] = OutputView(
     },
 )
 
+
+def _expected(one: pb.Pool) -> str:
+    """How many replicas it is to have, in all and of which labels."""
+    groups = [f"{label_text(group.labels)}: {group.replicas}" for group in one.limits.expected_groups]
+    return cell([*([str(one.limits.expected_replicas)] if one.limits.expected_replicas else []), *groups])
+
+
 POOLS: OutputView[pb.Pool] = OutputView(
     name=lambda one: one.name,
     plain=pool_dict,
@@ -151,6 +159,7 @@ POOLS: OutputView[pb.Pool] = OutputView(
         "BASE MODELS": lambda one: ", ".join(one.base_models),
         "ENGINES": lambda one: one.engine,
         "ENGINE NAMES": lambda one: one.engine_names,
+        "EXPECTED": _expected,
         "MAX RANK": lambda one: _number(one.limits.max_rank),
         "MAX ADAPTERS": lambda one: _number(one.limits.max_adapters),
     },

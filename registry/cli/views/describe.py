@@ -10,10 +10,9 @@ from registry.cli.failure import CliError
 from registry.cli.rollout import RolloutTarget, look
 from registry.cli.views.columns import ADAPTERS, POOLS, REPLICAS, age
 from registry.cli.views.events import EVENTS, ShownEvent, change_event, replica_events
-from registry.cli.views.get import replicas_of
 from registry.cli.views.messages import meanwhile, rollout_dict, state_name
 from registry.cli.views.output import Format, Printer
-from registry.cli.views.replica_view import ReplicaView, cell, disagreements, replica_view
+from registry.cli.views.replica_view import ReplicaView, cell, disagreements, groups_told, replica_view, replica_views
 from registry.cli.views.residency_view import TITLES, AdapterRow, residency_dict, rows, serving_cell, state
 from registry.model.messages import Plain, adapter_dict, pool_dict, spec_dict
 from registry.v1 import registry_pb2 as pb
@@ -242,14 +241,23 @@ def describe_pool(client: AdminClient, printer: Printer, name: str) -> None:
         printer.item(POOLS, pool)
         return
     adapters = len(client.list_adapters(pool.name))
-    replicas = replicas_of(client, pool.name)
+    found = client.all_replicas(pool.name)
+    replicas = replica_views(pool.name, found)
     if not printer.is_table:
         replica_dicts = [replica.as_dict() for replica in replicas]
         differing = [one.as_dict() for one in disagreements(replicas)]
-        printer.plain({**pool_dict(pool), "adapters": adapters, "replicas": replica_dicts, "disagreements": differing})
+        groups = [
+            {"labels": dict(sorted(one.expected.labels.items())), "replicas": one.expected.replicas, "live": one.live}
+            for one in found.groups
+        ]
+        lacking = {"lacking": found.lacking, "groups": groups}
+        values = {"adapters": adapters, "replicas": replica_dicts, "disagreements": differing, **lacking}
+        printer.plain({**pool_dict(pool), **values})
         return
     fields = {title.capitalize(): shown(pool) for title, shown in POOLS.columns.items()}
-    printer.fields({**fields, "Adapters": str(adapters), "Etag": pool.etag})
+    living = groups_told(found.groups, lacking=False)
+    by_group = {"Living": living} if living else {}
+    printer.fields({**fields, **by_group, "Adapters": str(adapters), "Etag": pool.etag})
     printer.lines([""])
     printer.items(REPLICAS, replicas)
     printer.lines(one.line() for one in disagreements(replicas))

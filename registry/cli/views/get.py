@@ -14,7 +14,7 @@ from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, Exit, not_found, usage
 from registry.cli.views.columns import ADAPTERS, POOLS, REPLICAS, TENANTS
 from registry.cli.views.output import OutputView
-from registry.cli.views.replica_view import ReplicaView, missing_view, replica_view
+from registry.cli.views.replica_view import ReplicaView, groups_told, missing_view, replica_view, replica_views
 from registry.cli.views.residency_view import AdapterRow
 from registry.lora.text import printable
 from registry.model.errors import Reason
@@ -82,22 +82,39 @@ def sorted_by(view: OutputView[Item], items: Sequence[Item], column: str) -> lis
     return sorted(items, key=lambda one: _natural(shown(one)), reverse=column.startswith("-"))
 
 
-def filtered_by(view: OutputView[Item], items: Sequence[Item], words: Sequence[str]) -> list[Item]:
-    """The items whose cells are as ``COLUMN=VALUE`` or ``COLUMN=VALUE,…`` say, in any case of letters.
+def cell_filter(view: OutputView[Item], words: Sequence[str]) -> Callable[[Item], bool]:
+    """Whether an item's cells are as ``COLUMN=VALUE`` or ``COLUMN=VALUE,…`` say, in any case of letters.
 
     Raises:
         CliError: a word is not of that form, or there is no such column.
     """
     columns = view.all_columns
+    wanted: list[tuple[Callable[[Item], str], str]] = []
     for pair in [one for word in words for one in word.split(",")]:
         title, equals, value = pair.partition("=")
         if not equals:
             raise usage(f"--field-selector {pair}: write COLUMN=VALUE")
         if title.upper() not in columns:
             raise usage(f"--field-selector {title}=…: choose one of {', '.join(columns)}")
-        shown = columns[title.upper()]
-        items = [one for one in items if shown(one).lower() == value.lower()]
-    return list(items)
+        wanted.append((columns[title.upper()], value.lower()))
+    return lambda item: all(shown(item).lower() == value for shown, value in wanted)
+
+
+def label_filter(query: Query) -> Callable[[Any], bool]:
+    """Whether an item has the labels that are asked for.
+
+    Raises:
+        CliError: items of that kind have no labels.
+    """
+    match query.kind:
+        case Kind.ADAPTERS:
+            return lambda row: matches(query.labels, row.record.spec.labels)
+        case Kind.REPLICAS:
+            return lambda replica: matches(query.labels, replica.labels)
+        case _ if query.labels:
+            raise usage("--selector is for adapters and replicas: nothing else has labels")
+        case _:
+            return lambda _item: True
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
@@ -139,14 +156,17 @@ def find(client: AdminClient, query: Query, note: Note) -> list[Any]:
     Raises:
         CliError: one was asked for by its name, and there is none.
     """
-    if query.labels and query.kind not in {Kind.ADAPTERS, Kind.REPLICAS}:
-        raise usage("--selector is for adapters and replicas: nothing else has labels")
+    has_labels = label_filter(query)
+    return [one for one in _found(client, query, note) if has_labels(one)]
+
+
+def _found(client: AdminClient, query: Query, note: Note) -> Sequence[Any]:
+    """Those asked for, whatever their labels."""
     match query.kind:
         case Kind.ADAPTERS:
-            found = _adapters(client, query, note)
-            return [row for row in found if matches(query.labels, row.record.spec.labels)]
+            return _adapters(client, query, note)
         case Kind.REPLICAS:
-            return [one for one in _replicas(client, query, note) if matches(query.labels, one.labels)]
+            return _replicas(client, query, note)
         case Kind.POOLS:
             return [client.get_pool(query.name)] if query.name else _all_pools(client, note)
         case Kind.TENANTS:
@@ -194,7 +214,7 @@ def _replicas(client: AdminClient, query: Query, note: Note) -> list[ReplicaView
     pools = _pools(client, query, note)
     name = query.name
     if name is None:
-        return [replica for pool in pools for replica in replicas_of(client, pool)]
+        return [replica for pool in pools for replica in _replicas_of(client, pool, note)]
     return _in_some_pool(
         pools, lambda pool: _replica(client, pool, name), Reason.REPLICA_NOT_FOUND, f"replica {name!r}"
     )
@@ -202,8 +222,17 @@ def _replicas(client: AdminClient, query: Query, note: Note) -> list[ReplicaView
 
 def replicas_of(client: AdminClient, pool: str) -> list[ReplicaView]:
     """The live replicas of a pool, and after them those that are expected and do not live."""
-    live, missing = client.all_replicas(pool)
-    return [*map(replica_view, live), *(missing_view(pool, one) for one in missing)]
+    return replica_views(pool, client.all_replicas(pool))
+
+
+def _replicas_of(client: AdminClient, pool: str, note: Note) -> list[ReplicaView]:
+    """The same; `note` is told of what is expected and has no row of its own."""
+    found = client.all_replicas(pool)
+    groups = groups_told(found.groups, lacking=True)
+    if groups or found.lacking > len(found.missing):
+        told = f"pool {pool} expects {found.lacking} more replicas than live"
+        note(f"{told}: {groups}" if groups else told)
+    return replica_views(pool, found)
 
 
 def _replica(client: AdminClient, pool: str, name: str) -> ReplicaView:
@@ -213,7 +242,7 @@ def _replica(client: AdminClient, pool: str, name: str) -> ReplicaView:
     except CliError as error:
         if error.failure.exit is not Exit.NOT_FOUND:
             raise
-        absent = [one for one in client.all_replicas(pool)[1] if one.name == name]
+        absent = [one for one in client.all_replicas(pool).missing if one.name == name]
         if not absent:
             raise
         return missing_view(pool, absent[0])

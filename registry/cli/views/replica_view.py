@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
 from registry.model.messages import Plain
+from registry.model.names import label_text
 from registry.v1 import registry_pb2 as pb
 
 _MAX_DEPTH = 32
@@ -136,6 +137,20 @@ def missing_view(pool: str, one: pb.MissingReplica) -> ReplicaView:
     """A replica that is expected and does not live."""
     labels = dict(sorted(one.labels.items()))
     return ReplicaView(one.name, pool, labels, "", "", {}, missing=True, last_seen=one.last_seen)
+
+
+def replica_views(pool: str, found: pb.ListReplicasResponse) -> list[ReplicaView]:
+    """The live replicas of a pool, and after them those that are expected and do not live."""
+    return [*map(replica_view, found.replicas), *(missing_view(pool, one) for one in found.missing)]
+
+
+def groups_told(groups: Iterable[pb.GroupPresence], *, lacking: bool) -> str:
+    """How many replicas of each expected group live, as ``zone=b: 1 of 3``; `lacking`: only of those that lack some."""
+    return ", ".join(
+        f"{label_text(one.expected.labels)}: {one.live} of {one.expected.replicas}"
+        for one in groups
+        if not lacking or one.live < one.expected.replicas
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 import pytest
+from google.protobuf.field_mask_pb2 import FieldMask
 
 from registry.etcd3.ops import Put, Range, Txn
 from registry.model.status import RememberedReplicas
@@ -11,6 +12,7 @@ from registry.rollout import expected
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import admin_inside, change_set, put, refusal
 from tests.support.made_up_replicas import SaidReplicas
+from tests.support.metrics import read_metrics
 from tests.support.waiting import eventually
 
 
@@ -99,6 +101,30 @@ async def test_replicas_whose_pool_does_not_exist_are_listed_where_they_are_aske
     told = await admin.stub.ListPools(pb.ListPoolsRequest(show_unknown=True))
     assert [(one.name, one.replicas, list(one.names)) for one in told.unknown] == [("nowhere", 1, ["r9"])]
     assert not (await admin.stub.ListPools(pb.ListPoolsRequest())).unknown
+
+
+async def test_a_group_that_lacks_members_is_told_and_counted(ledger, admin):
+    said = SaidReplicas(ledger.client, ledger.keys)
+    await said.alive("a1", "a2", "a3", zone="a")
+    await said.alive("b1", zone="b")
+    zones = [pb.ReplicaGroup(labels={"zone": zone}, replicas=3) for zone in "ab"]
+    pool = pb.Pool(name="p", limits=pb.PoolLimits(expected_groups=zones))
+    mask = FieldMask(paths=["limits.expected_groups"])
+    made = await admin.stub.UpdatePool(pb.UpdatePoolRequest(pool=pool, update_mask=mask))
+    assert list(made.limits.expected_groups) == zones
+    reply = await admin.stub.ListReplicas(pb.ListReplicasRequest(pool="p"))
+    assert (reply.lacking, [one.live for one in reply.groups]) == (2, [3, 1])
+    assert [one.expected for one in reply.groups] == zones
+
+    async def is_counted() -> bool:
+        return (await read_metrics(admin.http)).get('loraplane_admin_missing_replicas{pool="p"}') == 2
+
+    await eventually(is_counted)
+    twice = pb.PoolLimits(expected_groups=[*zones, pb.ReplicaGroup(labels={"gpu": "a10"}, replicas=1)])
+    call = admin.stub.UpdatePool(pb.UpdatePoolRequest(pool=pb.Pool(name="p", limits=twice), update_mask=mask))
+    told = await refusal(call)
+    assert (told.reason, told.field) == ("INVALID_FIELD", "pool.limits.expected_groups")
+    assert "other values of a label" in told.message
 
 
 async def test_what_cannot_be_forgotten(ledger, admin):

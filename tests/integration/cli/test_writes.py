@@ -163,6 +163,7 @@ def test_pools(cli):
         "require_digest": False,
         "engine_hosts": [],
         "expected_replicas": None,
+        "expected_groups": [],
         "prove": "effect",
     }
     refused = cli("-o", "json", "pool", "update", "dev", "--engine-host", "*.svc", "--engine-host", "http://vllm")

@@ -101,6 +101,19 @@ def engine_file() -> str:
     return (FOLDER / "Dockerfile.engine").read_text()
 
 
+def copied(file: str) -> set[str]:
+    """What a Dockerfile copies of the repository, as it names it there."""
+    lines = re.findall(r"^COPY (?!--from)(.+)$", (FOLDER / file).read_text(), re.MULTILINE)
+    return {path for line in lines for path in line.split()[:-1]}
+
+
+def let_through(file: str) -> set[str]:
+    """What the ignore file of a Dockerfile, which leaves out all else, lets a build see."""
+    lines = (FOLDER / f"{file}.dockerignore").read_text().splitlines()
+    assert "*" in lines
+    return {line.removeprefix("!") for line in lines if line.startswith("!")}
+
+
 def targets() -> dict[str, Target]:
     """The targets of the Dockerfile by name."""
     found: dict[str, Target] = {}

@@ -132,9 +132,10 @@ async def test_the_services_come_up_serve_an_adapter_and_export_what_the_alerts_
         machine.start(SERVICES[name])
     for name in ("engine-1", "engine-2"):
         machine.start_engine(SERVICES[name])
-    await are_healthy(machine, "admin-1", "admin-2")
+    await are_healthy(machine, "admin-1", "admin-2", "sidecar-1", "sidecar-2")  # which `up --wait` waits for
     machine.run(SERVICES["admin-1"], "pool", "create", "main", "--base-model", "base")
-    await are_healthy(machine, "sidecar-1", "sidecar-2")  # not before: until then their pool does not exist
+    for name in ("sidecar-1", "sidecar-2"):
+        await eventually(lambda name=name: is_ready(machine, name), timeout_seconds=60)
     machine.run(SERVICES["admin-2"], "add", "acme/sql", "--pool", "main", "--source", "file:///adapters/sql", "--wait")
     for name in ("engine-1", "engine-2"):
         assert await adapters(machine, SERVICES[name]) == {"acme/sql"}
@@ -149,6 +150,11 @@ async def are_healthy(machine: Machine, *names: str) -> None:
         service = SERVICES[name]
         await eventually(lambda service=service: machine.is_healthy(service, service.healthcheck), timeout_seconds=60)
         assert machine.is_healthy(service, targets()[service.target].healthcheck)
+
+
+async def is_ready(machine: Machine, sidecar: str) -> bool:
+    """Whether routers may send requests to the replica."""
+    return (await fetch(machine.port(sidecar, "7602"), "/readyz")).status_code == 200
 
 
 async def answers(machine: Machine, engine: Service, model: str) -> bool:

@@ -9,9 +9,12 @@ import pytest
 from registry.tools.devstack.engine_environment import PLUGIN_VARIABLES
 from sidecar.settings import DRAIN_SECONDS
 from tests.integration.compose.compose_file import (
+    FOLDER,
     Service,
     arguments,
+    copied,
     engine_file,
+    let_through,
     prometheus_targets,
     services,
     targets,
@@ -51,6 +54,13 @@ def test_the_file_and_the_dockerfiles_name_the_same_images(name):
     build = SERVICES[name].settings["build"]
     there = arguments(build["dockerfile"].removeprefix("compose/"))
     assert there.items() <= build["args"].items()
+
+
+@pytest.mark.parametrize("file", ["Dockerfile", "Dockerfile.engine"])
+def test_a_build_sees_what_it_copies_and_nothing_else(file):
+    """A file that the ignore file leaves out ends a build, with a message that it does not exist."""
+    assert copied(file) == let_through(file)
+    assert [path for path in copied(file) if not (FOLDER.parent / path).exists()] == []
 
 
 @pytest.mark.parametrize("number", REPLICAS)

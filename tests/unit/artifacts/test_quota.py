@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
+from registry.model.status import ReportedStore
 from registry.sources.base import ArtifactError, Stop
+from sidecar.artifacts.disk import RESERVE_DIVISOR
 from sidecar.artifacts.layout import StoreLayout
 from tests.unit.artifacts.conftest import release, stage
 from tests.unit.artifacts.test_maintenance import size_of
@@ -42,6 +45,34 @@ async def test_what_another_sidecar_staged_since_the_last_look_counts(open_store
         with pytest.raises(ArtifactError) as refused:
             await stage(store, sources, 21)
         assert refused.value.reason == "store_full"
+
+
+async def test_the_room_of_a_store_counts_what_no_engine_reads(open_store, sources, adapters, monkeypatch):
+    """A store that fills its disk with what may go is as it should be."""
+    first, second = await stage(open_store(), sources, 1, 2)
+    one, store = size_of(first), open_store()
+    free = 1 << 20
+
+    def statvfs(_path):
+        return os.statvfs_result((4096, 1, 10 * free, free, free, 0, 0, 0, 0, 255))
+
+    monkeypatch.setattr("sidecar.artifacts.disk.os.statvfs", statvfs)
+    left = free - 10 * free // RESERVE_DIVISOR
+    told = store.maintenance.round(Stop()).room
+    assert told == ReportedStore(room_bytes=left, in_use_bytes=2 * one, largest_bytes=one, bound="disk")
+    release(store, second)
+    store.maintenance.round(Stop())  # which writes that down
+    told = store.maintenance.round(Stop()).room
+    assert told == ReportedStore(room_bytes=left + one, in_use_bytes=one, largest_bytes=one, bound="disk")
+    bounded = open_store("r2", budget_bytes=2 * one + 10).maintenance.round(Stop()).room
+    assert bounded == ReportedStore(room_bytes=one + 10, in_use_bytes=one, largest_bytes=one, bound="budget")
+    next((adapters.parent / "leases").iterdir()).write_bytes(b"?")
+    assert open_store("r3").maintenance._in_use() is None
+    sizes = {"a": 3, "b": 4}
+    assert store._quota.room(sizes, None).in_use_bytes == 7
+    assert store._quota.room({}, frozenset()) == ReportedStore(
+        room_bytes=left, in_use_bytes=0, largest_bytes=0, bound="disk"
+    )
 
 
 @pytest.mark.parametrize("change", ["came", "went"])

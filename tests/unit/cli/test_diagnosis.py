@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from registry.cli.views.replica_view import ReplicaView, missing_view, replica_v
 from registry.client.address import Tls
 from registry.etcd3.client import MemberDown, MemberStatus
 from registry.etcd3.errors import NoLeader
-from registry.model.status import Failed, Found, Lazy, Pending, ReportedLimits, Warned
+from registry.model.status import Failed, Found, Lazy, Pending, ReportedLimits, ReportedStore, Warned
 from registry.v1 import registry_pb2 as pb
 from tests.support.residency_world import engine_status, replica_status
 
@@ -100,8 +101,13 @@ def started_for(
     )
 
 
+def stored(room_bytes: int, in_use_bytes: int = 0, largest_bytes: int = 0, bound: str = "disk") -> ReportedStore:
+    return ReportedStore(room_bytes=room_bytes, in_use_bytes=in_use_bytes, largest_bytes=largest_bytes, bound=bound)
+
+
 PROVOKED = {
     "rank_limit_too_low": (W, started_for(pb.PoolLimits(max_rank=64), max_lora_rank=16)),
+    "store_nearly_full": (W, pool(replica(store=stored(room_bytes=9, in_use_bytes=90)))),
     "room_too_small": (W, started_for(pb.PoolLimits(max_adapters=8), max_cpu_loras=4)),
     "engine_paused": (W, warned("engine_paused")),
     "kv_connector": (W, warned("kv_connector", swap="refused")),
@@ -400,6 +406,62 @@ def test_a_pool_that_is_to_have_more_replicas_says_so():
     (finding,) = diagnose(Survey([PoolSeen("p", (), (), [replica()], [], 3)], (), (), ()), NOW)
     check(finding, "replicas_missing", E)
     assert (finding.finding, "--expect 1" in finding.remedy) == ("2 of 3 replicas do not live", True)
+
+
+def test_of_which_labels_replicas_lack_is_told_in_the_same_finding():
+    zones = [
+        pb.GroupPresence(expected=pb.ReplicaGroup(labels={"zone": zone}, replicas=3), live=live)
+        for zone, live in (("a", 3), ("b", 1))
+    ]
+    seen = PoolSeen("p", (), (), [replica()], [missing("r2")], lacking=2, groups=zones)
+    (finding,) = diagnose(Survey([seen], (), (), ()), NOW)
+    check(finding, "replicas_missing", E)
+    assert finding.finding == "2 of 3 replicas do not live: r2 (last seen 40 s ago); zone=b: 1 of 3"
+    assert finding.remedy == "start their sidecars, or loraplane pool update p --expect-labels zone=b:1"
+    (both,) = diagnose(Survey([replace(seen, expected=4)], (), (), ()), NOW)
+    assert both.remedy.endswith("pool update p --expect 1 --expect-labels zone=b:1")
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("store", "told"),
+    [
+        (stored(300 * MIB, in_use_bytes=2000 * MIB, largest_bytes=40 * MIB), False),
+        (stored(200 * MIB, in_use_bytes=2000 * MIB, largest_bytes=40 * MIB), True),
+        (stored(40 * MIB, in_use_bytes=80 * MIB, largest_bytes=40 * MIB), True),
+        (stored(0), True),
+        (stored(1), False),
+        (None, False),
+    ],
+)
+def test_a_store_with_room_for_little_more_is_told(store, told):
+    found = diagnose(pool(replica(store=store)), NOW)
+    assert [one.reason for one in found] == (["store_nearly_full"] if told else [])
+
+
+def test_what_ends_the_room_of_a_store_is_told_once_for_all_replicas_of_it():
+    full = stored(2 * MIB, 64 * MIB, 2 * MIB, "budget")
+    (finding,) = folded(diagnose(pool(replica("r1", store=full), replica("r2", store=full)), NOW))
+    assert finding.finding == (
+        "2 replicas (r1, r2): its store has room for 2 MiB more within its budget; engines may read 64 MiB in it"
+    )
+    assert finding.remedy == "start the sidecar with a larger --store-budget"
+    (disk,) = diagnose(pool(replica(store=stored(0))), NOW)
+    assert ("on its disk" in disk.finding, disk.remedy) == (True, "make room on the disk of --store")
+
+
+def test_a_store_of_which_an_adapter_says_that_it_is_full_is_no_second_finding():
+    (finding,) = diagnose(pool(replica(store=stored(0), failed=failed("disk_full", "a"))), NOW)
+    assert finding.reason == "adapters_failed"
+
+
+@pytest.mark.parametrize("store", ["full", [], {"room_bytes": "0"}, {"room_bytes": 0, "in_use_bytes": 1}])
+def test_a_store_of_another_release_says_nothing(store):
+    status = {**json.loads(replica_status("r1", 7).to_bytes()), "store": store}
+    reasons = [one.reason for one in diagnose(pool(raw("r1", json.dumps(status))), NOW)]
+    assert "store_nearly_full" not in reasons
 
 
 def test_replicas_whose_pool_does_not_exist_are_told():

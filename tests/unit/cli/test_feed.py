@@ -10,9 +10,18 @@ from registry.cli.client import WatchAnswer
 from registry.cli.views.columns import ADAPTERS
 from registry.cli.views.get import Kind, Query
 from registry.cli.views.residency_view import AdapterRow, state
-from registry.cli.watching import AdapterFeed, AdapterGone, AdapterPut, AdapterUnreadable, LiveTable, RowFeed
+from registry.cli.watching import (
+    AdapterFeed,
+    AdapterGone,
+    AdapterPut,
+    AdapterUnmatched,
+    AdapterUnreadable,
+    LiveTable,
+    RowFeed,
+    SelectedFeed,
+)
 from registry.v1 import registry_pb2 as pb
-from tests.unit.cli.fake_admin import Refusal
+from tests.unit.cli.fake_admin import Hold, Refusal
 
 ENOUGH = Refusal(grpc.StatusCode.PERMISSION_DENIED, "ETCD_PERMISSION", "enough")
 
@@ -149,6 +158,24 @@ def test_without_states_nothing_is_waited_for():
     assert rows(feed, answer(5, put("a"), snapshot=True)) == [("a", "")]
 
 
+def selected(feed: SelectedFeed, told: object) -> list[object]:
+    return list(feed.take(told))
+
+
+def test_of_what_a_selector_asks_for_begin_and_end_are_told_once():
+    """Another's changes and end are not; what cannot be read may be asked for, so that is told."""
+    feed = SelectedFeed(lambda item: item == "Good", lambda _item: "A")
+    assert selected(feed, AdapterPut("bad")) == []
+    assert selected(feed, AdapterGone("a")) == []
+    assert selected(feed, AdapterPut("Good")) == [AdapterPut("Good")]
+    assert selected(feed, AdapterPut("Good")) == [AdapterPut("Good")]
+    assert selected(feed, AdapterPut("bad")) == [AdapterUnmatched("A")]
+    assert selected(feed, AdapterPut("worse")) == []
+    assert selected(feed, AdapterUnreadable("a")) == [AdapterUnreadable("a")]
+    assert selected(feed, AdapterGone("a")) == [AdapterGone("a")]
+    assert selected(feed, AdapterGone("a")) == []
+
+
 class Paper:
     """What is drawn on it, sheet by sheet."""
 
@@ -176,7 +203,9 @@ def test_a_live_table_is_drawn_when_it_changed_and_now_and_then():
     table.take([], 111.0)
     table.take([b], 112.0)
     table.take([AdapterUnreadable("b"), AdapterGone("b")], 113.0)
-    assert paper.sheets[2:] == [([], "cannot be read: b"), (["B"], ""), ([], "")]
+    table.take([b], 114.0)
+    table.take([AdapterUnmatched("B")], 115.0)
+    assert paper.sheets[2:] == [([], "cannot be read: b"), (["B"], ""), ([], ""), (["B"], ""), ([], "")]
 
 
 def test_the_command_tells_what_cannot_be_read(cli, admin):
@@ -195,3 +224,45 @@ def test_the_command_begins_anew_after_a_compaction(cli, admin):
     assert [line["change"] for line in lines] == ["put", "put", "deleted"]
     assert lines[-1]["name"] == "b"
     assert [one.start_revision for one in admin.asked("WatchAdapters")] == [0, 6, 0]
+
+
+def labelled(name: str, etag: str, **labels: str) -> pb.AdapterEvent:
+    spec = pb.AdapterSpec(labels=labels)
+    return pb.AdapterEvent(put=pb.Adapter(name=name, pool="dev", etag=etag, spec=spec))
+
+
+def changes(out: str) -> list[tuple[str, str]]:
+    found = [json.loads(line) for line in out.splitlines()]
+    return [(one["change"], one["name"] if "name" in one else one["item"]["name"]) for one in found]
+
+
+def test_the_command_tells_what_begins_and_what_ceases_to_have_a_label(cli, admin):
+    """Also over a break: what changed meanwhile is compared with what was shown."""
+    first = answer(5, labelled("a", "1", team="x"), labelled("b", "1"), labelled("c", "1"), snapshot=True)
+    second = answer(6, labelled("b", "6", team="x"), labelled("c", "6"), gone("c"))
+    third = answer(7, labelled("a", "7", team="y"), labelled("b", "7", team="x", tier="1"), gone("b"))
+    broken = Refusal(grpc.StatusCode.UNAVAILABLE, "ETCD_UNAVAILABLE")
+    admin.answers["WatchAdapters"] = [[first, second, broken], [third, ENOUGH]]
+    ran = cli("-o", "json", "get", "adapters", "-w", "-l", "team=x")
+    told = [("put", "a"), ("put", "b"), ("unmatched", "a"), ("put", "b"), ("deleted", "b")]
+    assert changes(ran.out) == told
+
+
+def test_the_command_tells_which_adapters_come_to_a_state_and_leave_it(cli, admin):
+    admin.answers["WatchAdapters"] = [[answer(5, put("a"), put("b"), snapshot=True), Hold()]]
+    admin.answers["WatchResidency"] = [
+        [where("a", "b", snapshot=True), where("a", serving=0, pending=1), where("a"), ENOUGH]
+    ]
+    ran = cli("get", "adapters", "-w", "--field-selector", "state=progressing")
+    assert [line.split()[:3] for line in ran.out.splitlines()[1:]] == [["a", "dev", "Progressing"], ["a", "unmatched"]]
+
+
+def test_the_command_tells_which_replicas_no_longer_match(cli, admin):
+    """One that comes back with other labels is not deleted."""
+    lists = [
+        pb.ListReplicasResponse(replicas=[pb.Replica(name=name, pool="dev", labels={"zone": zone})])
+        for name, zone in (("r1", "a"), ("r1", "b"), ("r1", "a"))
+    ]
+    admin.answers["ListReplicas"] = [*lists, pb.ListReplicasResponse(), ENOUGH]
+    ran = cli("-o", "json", "get", "replicas", "-w", "-l", "zone=a")
+    assert changes(ran.out) == [("put", "r1"), ("unmatched", "r1"), ("put", "r1"), ("deleted", "r1")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -190,6 +191,56 @@ def test_a_pool_says_how_many_replicas_it_is_to_have(cli, admin):
     assert cli("pool", "update", "dev", "--expect", "3").code == 0
     (asked,) = admin.asked("UpdatePool")
     assert (list(asked.update_mask.paths), asked.pool.limits.expected_replicas) == (["limits.expected_replicas"], 3)
+
+
+def group(count: int, **labels: str) -> pb.ReplicaGroup:
+    return pb.ReplicaGroup(labels=labels, replicas=count)
+
+
+def test_a_pool_says_how_many_replicas_of_which_labels_it_is_to_have(cli, admin):
+    """What is given is changed, and nothing else."""
+    there = pb.PoolLimits(expected_replicas=9, expected_groups=[group(3, zone="a"), group(2, zone="b", gpu="a10")])
+    admin.answers["GetPool"] = [pb.Pool(name="dev", base_models=["base"], limits=there)]
+    admin.answers["UpdatePool"] = [lambda asked: asked.pool]
+    flags = ("--expect-labels", "gpu=a10,zone=b:4", "--expect-labels", "zone=c:d:1", "--expect-labels", "zone=a:0")
+    assert cli("pool", "update", "dev", *flags).code == 0
+    (asked,) = admin.asked("UpdatePool")
+    assert list(asked.update_mask.paths) == ["limits.expected_groups"]
+    assert list(asked.pool.limits.expected_groups) == [group(4, zone="b", gpu="a10"), group(1, zone="c:d")]
+    assert cli("pool", "update", "dev", "--expect", "8").code == 0
+    assert list(admin.asked("UpdatePool")[1].update_mask.paths) == ["limits.expected_replicas"]
+    admin.answers["CreatePool"] = [lambda asked: asked.pool]
+    assert cli("pool", "create", "new", "--base-model", "m", "--expect-labels", "zone=a:3").code == 0
+    assert list(admin.asked("CreatePool")[0].pool.limits.expected_groups) == [group(3, zone="a")]
+
+
+@pytest.mark.parametrize("word", ["zone=b", "zone:3", "3", "=b:3", "zone=b:-1", "zone=b:1000000000", "zone=a,b:1"])
+def test_what_says_no_number_of_labels_is_refused(cli, admin, word):
+    admin.answers["GetPool"] = [pb.Pool(name="dev", base_models=["base"])]
+    ran = cli("pool", "update", "dev", "--expect-labels", word)
+    assert (ran.code, "write KEY=VALUE:N, or KEY=VALUE,KEY=VALUE:N" in ran.err) == (2, True)
+    assert not admin.asked("UpdatePool")
+
+
+def test_what_a_pool_expects_is_shown_with_how_many_live(cli, admin):
+    limits = pb.PoolLimits(expected_replicas=6, expected_groups=[group(3, zone="a"), group(3, zone="b")])
+    pool = pb.Pool(name="dev", base_models=["base"], limits=limits)
+    admin.answers |= {"GetPool": [pool], "ListPools": [pb.ListPoolsResponse(pools=[pool])]}
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse()]
+    groups = [pb.GroupPresence(expected=group(3, zone=zone), live=live) for zone, live in (("a", 3), ("b", 1))]
+    admin.answers["ListReplicas"] = [pb.ListReplicasResponse(lacking=2, groups=groups)]
+    assert "6, zone=a: 3, zone=b: 3" in cli("get", "pools").out
+    shown = cli("describe", "pool", "dev").out
+    assert re.search(r"^Living: +zone=a: 3 of 3, zone=b: 1 of 3$", shown, re.MULTILINE)
+    told = cli("-o", "json", "describe", "pool", "dev").json
+    assert told["lacking"] == 2
+    assert told["groups"][1] == {"labels": {"zone": "b"}, "replicas": 3, "live": 1}
+    assert cli("get", "replicas").err == "note: pool dev expects 2 more replicas than live: zone=b: 1 of 3\n"
+    admin.answers["ListReplicas"] = [pb.ListReplicasResponse(lacking=2)]
+    assert cli("get", "replicas").err == "note: pool dev expects 2 more replicas than live\n"
+    gone = [pb.MissingReplica(name="r1")]
+    admin.answers["ListReplicas"] = [pb.ListReplicasResponse(lacking=1, missing=gone, groups=groups[:1])]
+    assert cli("get", "replicas").err == "", "which a row tells"
 
 
 @pytest.mark.parametrize(("flags", "told"), [([], "r3 forgotten"), (["--dry-run"], "r3 would be forgotten")])

@@ -220,6 +220,9 @@ def test_what_is_listed_can_be_chosen_and_ordered(cli, admin):
         (["adapters", "--field-selector", "size=1"], "choose one of NAME"),
         (["adapters", "-w", "--sort-by", "name"], "leave out"),
         (["adapters", "-w", "a", "b"], "leave out"),
+        (["adapters", "-w", "-l", "team"], "write KEY=VALUE"),
+        (["adapters", "-w", "--field-selector", "size=1"], "choose one of NAME"),
+        (["pools", "-w", "-l", "a=b"], "nothing else has labels"),
     ],
 )
 def test_what_cannot_be_chosen_by_is_told(cli, admin, arguments, told):

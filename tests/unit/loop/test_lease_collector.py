@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 import pytest
 
+from registry.model.status import ReportedStore
 from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts.maintenance import Holdings
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
@@ -63,6 +64,9 @@ class Store:
         return frozenset(artifacts)
 
 
+ROOM = ReportedStore(room_bytes=5, in_use_bytes=7, largest_bytes=4, bound="disk")
+
+
 class Rig:
     """A keeper with everything that it needs, and a clock."""
 
@@ -71,6 +75,7 @@ class Rig:
         self.engine, self.store = Engine(), Store(*leased)
         self.upkeeps: list[Exception | None] = []
         self.rounds = self.news = 0
+        self.rooms: list[ReportedStore | None] = []
         self.lease_collector = LeaseCollector(
             self.engine,  # type: ignore[arg-type]
             self.store,
@@ -79,6 +84,7 @@ class Rig:
             monotonic=lambda: self.now,
             pause_seconds=0.0,
             on_news=self.hear,
+            on_room=self.rooms.append,
         )
 
     def hear(self) -> None:
@@ -95,7 +101,7 @@ class Rig:
         error = self.upkeeps.pop(0) if self.upkeeps else None
         if error:
             raise error
-        return Holdings(7, 3, 2, 1)
+        return Holdings(7, 3, 2, 1, ROOM)
 
     async def notice(self, *uses: tuple[str, str]) -> None:
         self.lease_collector.notice(await self.engine.observe(), set(uses))
@@ -201,6 +207,7 @@ async def test_a_store_that_fails_is_looked_after_again_later():
     assert running.cancelled()
     gauges = (module.STORE_BYTES, module.STORE_ARTIFACTS, module.STORE_LEASED, module.STORE_DAMAGED)
     assert [gauge._value.get() for gauge in gauges] == [7, 3, 2, 1]
+    assert keeper.rooms[:3] == [None, None, ROOM], "of a store that fails it is not known"
 
 
 async def test_a_scrub_that_fails_goes_on_later():

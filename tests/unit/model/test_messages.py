@@ -27,6 +27,7 @@ from registry.model.records import (
     CanaryRollout,
     PoolLimits,
     PoolSpec,
+    ReplicaGroup,
     SourceSpec,
     Strategy,
     TenantRecord,
@@ -87,8 +88,13 @@ def test_an_adapter_a_pool_and_a_tenant():
     said = ReportedEvidence(engine="e", architecture="A", applied=["a"], taken=["b"], ends=[("x", "y")])
     base = BaseShapes(modules={"q": (1, 2)}, fingerprint="sha256:" + "0" * 64, names=["b"])
     more = base.model_copy(update={"architecture": "A", "tied": True, "head_size": 8, "evidence": said})
-    for shapes in (base, more, None):
-        pool = PoolSpec(name="p", base_models=["b"], base=shapes)
+    zones = [ReplicaGroup(labels={"zone": zone, "gpu": "a10"}, replicas=2) for zone in "ab"]
+    for shapes, limits in (
+        (base, PoolLimits()),
+        (more, PoolLimits(expected_replicas=5, expected_groups=zones)),
+        (None, PoolLimits(expected_groups=zones[:1])),
+    ):
+        pool = PoolSpec(name="p", base_models=["b"], base=shapes, limits=limits)
         assert pool_dict(pool_message(pool, 3)) == {**pool.model_dump(exclude={"schema_version"}), "etag": "3"}
     tenant = TenantRecord(name="t", max_adapters=5, adapters=2)
     assert tenant_dict(tenant_message(tenant, 3)) == {"name": "t", "max_adapters": 5, "adapters": 2, "etag": "3"}

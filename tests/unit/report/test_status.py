@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from registry.lora.coverage.findings import EngineEvidence
-from registry.model.status import MAX_FOUND, MAX_LEAVING, MAX_SERVES, ReportedEvidence
+from registry.model.status import MAX_FOUND, MAX_LEAVING, MAX_SERVES, ReplicaStatus, ReportedEvidence, ReportedStore
 from registry.model.stored import MAX_STATUS_BYTES
-from registry.runtime.clock import Moment
+from registry.runtime.clock import Clock, Moment
 from sidecar.plan.types import (
     FailedAdapter,
     KeptAdapter,
@@ -19,6 +20,7 @@ from sidecar.plan.types import (
     ServedAdapter,
     StatusInputs,
 )
+from sidecar.report.cache import StatusCache
 from sidecar.report.status import MAX_RESIDENT, ReplicaIdentity, derive_status, says_the_same, served_hash
 from tests.support.worlds import observed, staged, wants
 
@@ -95,6 +97,21 @@ def test_a_status_that_is_too_large_counts_what_it_leaves_out():
     assert not status.pending
     assert len(status.failed) > 0
     assert len(status.failed) + status.omitted == 6005
+
+
+async def test_how_full_a_store_is_makes_no_write_of_its_own():
+    """It is told with the next write of something else, or when a status is confirmed."""
+    room = ReportedStore(room_bytes=5, in_use_bytes=3, largest_bytes=2, bound="disk")
+    said: list[Callable[[], ReplicaStatus]] = []
+    cache = StatusCache(REPLICA, Clock(), said.append)
+    before = cache.status
+    cache.note_room(room)
+    assert (said, before.store, cache.status.store) == ([], None, room)
+    assert says_the_same(before, cache.status)
+    cache.look_again()
+    assert said[0]().store == room
+    cache.note_room(None)
+    assert cache.status.store is None
 
 
 def test_statuses_that_differ_in_time_alone_say_the_same():

@@ -68,6 +68,34 @@ def test_who_is_expected_and_does_not_live_is_counted(world):
     assert counts(world, "nothing") == {}
 
 
+def test_of_a_group_that_lacks_members_those_count_who_would_serve_it(world):
+    world.alive("r1", labels={"zone": "a"})
+    world.expect(({"zone": "a"}, 2), ({"zone": "b"}, 3))
+    world.remember("r2", labels={"zone": "b"})
+    for name, selector in (("everywhere", {}), ("there", {"zone": "b"}), ("nowhere", {"zone": "c"})):
+        world.put(name, placement=Placement(selector=selector))
+    world.says("r1", **among(members("r1", labels={"zone": "a"}), {}))
+    missing = (UNKNOWN, "not_alive")
+    assert counts(world, "everywhere") == {(SERVING, ""): 1, missing: 4}
+    assert counts(world, "there") == {missing: 3}
+    assert counts(world, "nowhere") == {}
+
+
+def test_whoever_watches_hears_that_another_number_is_expected(world):
+    """Nothing else changes then: an adapter would stay Degraded until something does."""
+    world.alive("r1", labels={"zone": "a"})
+    world.put("a")
+    world.put("there", placement=Placement(selector={"zone": "b"}))
+    world.put("one", placement=Placement(replicas=1))
+    world.says("r1", **among(members("r1", labels={"zone": "a"}), {}))
+    world.look()
+    before = world.view
+    world.expect(({"zone": "a"}, 2))
+    world.look()
+    assert derive.changed(before, world.view) == {"a"}
+    assert derive.changed(world.view, before) == {"a"}
+
+
 def test_what_a_full_status_says_of_one_is_not_said_of_all(world):
     """Of names that it leaves out nothing is known, but that an engine keeps one of them."""
     world.alive("r1")

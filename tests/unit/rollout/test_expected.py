@@ -6,13 +6,22 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from pydantic import ValidationError
 
 from registry.etcd3.ops import KeyValue
 from registry.model.placement import Placement
-from registry.model.records import PoolLimits, PoolSpec
+from registry.model.records import PoolLimits, PoolSpec, ReplicaGroup
 from registry.model.status import RememberedReplica, RememberedReplicas
 from registry.rollout import expected
-from registry.rollout.expected import AbsentReplica, PoolExpectation, expectation_of, remember
+from registry.rollout.expected import (
+    AbsentReplica,
+    GroupPresence,
+    NamelessReplicas,
+    PoolExpectation,
+    expectation_of,
+    labels_of,
+    remember,
+)
 from registry.rollout.pool import PoolSnapshot, PoolValues, renew
 from registry.rollout.status import Question, Rollout, derive_rollout
 from registry.runtime.clock import rfc3339
@@ -101,19 +110,23 @@ def stored(value: RememberedReplicas | bytes) -> KeyValue:
     return KeyValue(KEYS.members(POOL), made, 1, 1, 1)
 
 
-def pool_kv(count: int | None) -> KeyValue:
-    limits = PoolLimits(expected_replicas=count)
+ZONES = ({"zone": "a"}, 2), ({"zone": "b"}, 3)
+
+
+def pool_kv(count: int | None, *groups: tuple[dict[str, str], int]) -> KeyValue:
+    by_labels = [ReplicaGroup(labels=labels, replicas=number) for labels, number in groups]
+    limits = PoolLimits(expected_replicas=count, expected_groups=by_labels)
     return KeyValue(KEYS.pool(POOL), PoolSpec(name=POOL, base_models=["base"], limits=limits).to_bytes(), 1, 1, 1)
 
 
 def names(expects: PoolExpectation, *live: str) -> list[str]:
-    return [one.name for one in expects.absent(dict.fromkeys(live))]
+    return [one.name for one in expects.lacking({name: {} for name in live}).named]
 
 
 def test_absent_is_who_is_remembered_and_does_not_live():
     expects = expectation_of(stored(members(r1="", r2=ago(hours=1), r3=ago(hours=2))), pool_kv(None))
     assert names(expects, "r4") == ["r1", "r2", "r3"], "also one that nobody has noted yet, the latest first"
-    assert (names(expects, "r1", "r2", "r3"), expects.lacking({"r1": 0})) == ([], 2)
+    assert (names(expects, "r1", "r2", "r3"), expects.lacking({"r1": {}}).count) == ([], 2)
     assert expectation_of(expects.members, expects.pool, expects) is expects
 
 
@@ -121,14 +134,99 @@ def test_a_pool_that_says_how_many_it_has_misses_no_more_than_that():
     remembered = stored(members(r1=ago(hours=1), r2=ago(hours=2)))
     assert names(expectation_of(remembered, pool_kv(3)), "a", "b") == ["r1"]
     assert names(expectation_of(remembered, pool_kv(3)), "a", "b", "c", "d") == []
-    assert (names(expectation_of(None, pool_kv(3)), "a"), expectation_of(None, pool_kv(3)).lacking({"a": 0})) == ([], 2)
+    nobody = expectation_of(None, pool_kv(3)).lacking({"a": {}})
+    assert (nobody.named, nobody.count, nobody.nameless) == ([], 2, [NamelessReplicas(2, {}, 3)])
+
+
+def in_zones(**zones: str) -> dict[str, dict[str, str]]:
+    return {name: {"zone": zone} if zone else {} for name, zone in zones.items()}
+
+
+def gone_in(**zones: str) -> KeyValue:
+    """Remembered and gone: the first the longest ago."""
+    return stored(
+        RememberedReplicas(
+            members={
+                name: RememberedReplica(labels=labels, last_seen=ago(hours=20 - number))
+                for number, (name, labels) in enumerate(in_zones(**zones).items())
+            }
+        )
+    )
+
+
+def test_a_group_lacks_whom_another_group_has_too_many_of():
+    """Two too many in zone a do not stand in for the two that zone b lacks."""
+    live = in_zones(a1="a", a2="a", a3="a", a4="a", b1="b")
+    lacking = expectation_of(None, pool_kv(None, *ZONES)).lacking(live)
+    assert (lacking.count, lacking.nameless) == (2, [NamelessReplicas(2, {"zone": "b"}, 3)])
+    assert lacking.groups == [GroupPresence({"zone": "a"}, 2, 4), GroupPresence({"zone": "b"}, 3, 1)]
+    assert expectation_of(None, pool_kv(5, *ZONES)).lacking(live).count == 2
+
+
+def test_whoever_is_gone_is_named_in_its_group_and_no_more_than_lack():
+    """By memory alone who is of no group: the group says how many it has."""
+    expects = expectation_of(gone_in(b7="b", b8="b", b9="b", a9="a", x="", y="c"), pool_kv(None, *ZONES))
+    lacking = expects.lacking(in_zones(a1="a", a2="a", b1="b"))
+    assert [one.name for one in lacking.named] == ["y", "x", "b9", "b8"]
+    assert (lacking.count, lacking.nameless) == (4, [])
+
+
+@pytest.mark.parametrize(
+    ("count", "named", "nameless"),
+    [
+        (4, ["b9"], [NamelessReplicas(1, {"zone": "b"}, 3)]),  # groups of five
+        (5, ["b9"], [NamelessReplicas(1, {"zone": "b"}, 3)]),
+        (6, ["y", "b9"], [NamelessReplicas(1, {"zone": "b"}, 3)]),
+        (8, ["y", "x", "b9"], [NamelessReplicas(1, {"zone": "b"}, 3), NamelessReplicas(1, {}, 8)]),
+    ],
+)
+def test_of_a_total_and_groups_the_larger_counts(count, named, nameless):
+    expects = expectation_of(gone_in(b9="b", x="", y="c"), pool_kv(count, *ZONES))
+    lacking = expects.lacking(in_zones(a1="a", a2="a", b1="b"))
+    assert ([one.name for one in lacking.named], lacking.nameless) == (named, nameless)
+    assert lacking.count == max(count - 3, 2)
+
+
+def test_whose_presence_cannot_be_read_is_of_no_group():
+    live = labels_of([lives("a1", labels={"zone": "a"}), lives("a2", b"?")])
+    assert live == {"a1": {"zone": "a"}, "a2": {}}
+    assert expectation_of(None, pool_kv(None, *ZONES)).lacking(live).count == 4
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [({"zone": "a"}, 1), ({"zone": "a"}, 2)],
+        [({"zone": "a"}, 1), ({"gpu": "h100"}, 2)],
+        [({"zone": "a"}, 1), ({"gpu": "h100", "zone": "a"}, 2)],
+    ],
+)
+def test_groups_of_which_a_replica_can_be_twice_are_refused(groups):
+    with pytest.raises(ValidationError, match="a replica can have both zone=a and "):
+        pool_kv(None, *groups)
+
+
+def test_groups_are_bounded_and_have_labels():
+    """R16 bounded."""
+    numbered = [({"rack": str(number)}, 1) for number in range(33)]
+    assert len(expectation_of(None, pool_kv(None, *numbered[:32])).groups) == 32
+    for refused in (numbered, [({}, 1)], [({"a": "b"}, 0)], [({"a": "b"}, 1_000_001)]):
+        with pytest.raises(ValidationError):
+            pool_kv(None, *refused)
+
+
+def test_a_pool_of_an_earlier_release_expects_no_groups():
+    earlier = json.loads(pool_kv(3).value)
+    del earlier["limits"]["expected_groups"]
+    expects = expectation_of(None, KeyValue(KEYS.pool(POOL), json.dumps(earlier).encode(), 1, 1, 1))
+    assert (expects.count, expects.groups) == (3, [])
 
 
 @pytest.mark.parametrize("members_kv", [None, stored(b"?")])
 def test_what_cannot_be_read_expects_nobody(members_kv):
     broken = KeyValue(KEYS.pool(POOL), b"?", 1, 1, 1)
-    assert expectation_of(members_kv, broken).lacking({}) == 0
-    assert expectation_of(members_kv, None).absent({}) == []
+    assert expectation_of(members_kv, broken).lacking({}).count == 0
+    assert expectation_of(members_kv, None).lacking({}).named == []
 
 
 def test_what_an_absent_replica_is_told_with():
@@ -137,10 +235,16 @@ def test_what_an_absent_replica_is_told_with():
     assert told == "last seen at 2026-01-01T00:00:00Z; start its sidecar, or loraplane replica forget r1"
 
 
-def rollout(remembered: RememberedReplicas, count: int | None = None, also: KeyValue | None = None, **spec) -> Rollout:
+def rollout(
+    remembered: RememberedReplicas,
+    count: int | None = None,
+    *groups: tuple[dict[str, str], int],
+    also: KeyValue | None = None,
+    **spec,
+) -> Rollout:
     status = KeyValue(KEYS.status(POOL, "r1"), replica_status("r1", 50).to_bytes(), 1, 1, 1, LEASE)
     presences = {kv.key: kv for kv in (lives("r1"), also) if kv is not None}
-    values = PoolValues(presences, {status.key: status}, members=stored(remembered), spec=pool_kv(count))
+    values = PoolValues(presences, {status.key: status}, members=stored(remembered), spec=pool_kv(count, *groups))
     written = kv("a", 50, record("a", 2, **spec).to_bytes())
     return derive_rollout(Question(POOL, "a", 0), written, renew(PoolSnapshot(POOL), values))
 
@@ -161,6 +265,25 @@ def test_a_rollout_waits_for_as_many_as_the_pool_is_to_have():
     assert [(one.replica, one.reason) for one in now.replicas] == [("others", "not_alive"), ("r1", "")]
     assert "2 more of the 3 replicas" in now.replicas[0].message
     assert rollout(members(r1="", r2=ago(hours=1)), 1).done
+
+
+def test_a_rollout_waits_for_as_many_of_a_group_as_there_are_to_be():
+    """Also where it is placed by labels, if a group has these; of whom no labels are known it does not."""
+    there = lives("r2", labels={"zone": "b"})
+    for placement in (Placement(), Placement(selector={"zone": "b"})):
+        now = rollout(NOBODY, None, *ZONES[1:], also=there, placement=placement)
+        waited = [one for one in now.replicas if one.reason == "not_alive"]
+        assert [(one.replica, one.message) for one in waited] == [
+            ("others of zone=b", "2 more of the 3 replicas of zone=b that its pool expects do not live")
+        ]
+    away = rollout(NOBODY, 9, *ZONES, also=there, placement=Placement(selector={"zone": "c"}))
+    assert away.replicas == ()
+
+
+def test_one_of_a_group_that_leaves_still_lives():
+    """R20 drain."""
+    leaving = lives("r2", labels={"zone": "b"}, leaving=True)
+    assert rollout(members(r1=""), None, ({"zone": "b"}, 1), also=leaving).done
 
 
 def test_a_rollout_waits_for_nobody_who_would_not_serve_it():

@@ -143,6 +143,7 @@ def test_unknown_fields_survive(author):
             "require_digest": False,
             "engine_hosts": [],
             "expected_replicas": None,
+            "expected_groups": [],
             "prove": "effect",
             "new": 3,
         },

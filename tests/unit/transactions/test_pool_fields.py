@@ -88,6 +88,7 @@ def test_no_part_of_what_cannot_be_read_is_kept(whole):
         "require_digest": False,
         "engine_hosts": [],
         "expected_replicas": None,
+        "expected_groups": [],
         "prove": "effect",
         "base": None,
         "base_models": ["base"],
