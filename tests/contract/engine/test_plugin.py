@@ -16,7 +16,8 @@ import pytest
 
 from registry.lora.base_directory import read_base
 from registry.lora.coverage.findings import evidence_finding
-from registry.model.records import Expect
+from registry.model.records import AdapterSpec, Expect
+from sidecar.desired.placement import ref_of
 from sidecar.engines.driver import EngineUnusable
 from sidecar.engines.observed import Done, NoEffect, NotAsExpected, NotThere, PathMissing, Refused, Transient
 from sidecar.engines.simulated.app import serving
@@ -29,6 +30,7 @@ from sidecar.vllm_plugin.protocol import ExpectedAnswers, PromptedAnswer, expect
 from sidecar.vllm_plugin.routes import Plugin
 from tests.support.adapters import permuted, without
 from tests.support.engines import BASE_MODEL, PATIENT, Asker, VllmFlags, while_it_runs
+from tests.support.publishing import loraplane_with_torch
 from tests.support.real_and_models import RealAndModels
 from tests.support.rig import Rig, running
 from tests.support.waiting import eventually
@@ -222,6 +224,24 @@ async def test_what_answers_otherwise_than_expected_is_refused_before_a_name_is_
     assert {path for path, key in keys.items() if key in seen.as_expected} == {right}
     assert {path: seen.unexpected.get(key) for path, key in keys.items()} == {right: None, wrong: refused.message}
     await engine.aclose()
+    await asker.client.aclose()
+
+
+@pytest.mark.engine
+async def test_real_vllm_answers_as_loraplane_expect_says(real_vllm, tiny, tmp_path):
+    """R22 applied-whole: PEFT's own answers, within a thousandth; other adapters answer otherwise."""
+    await real_vllm.ensure(VllmFlags(plugin=True, proves=True))
+    with loraplane_with_torch() as cli:
+        arguments = [tiny.adapter("a"), "--base-model", str(tiny.model), "--tolerance", "0.001", "--tokens", "16"]
+        told = cli.run("-o", "json", "expect", *arguments).json
+    assert (len(told["expect"]["answers"]), told["warnings"]) == (4, [])
+    spec = AdapterSpec.model_validate({"source": {"uri": "file:///a"}, "expect": told["expect"]})
+    expect = ref_of("p", "a", 1, spec).expect
+    asker = guarded(real_vllm.url)
+    began = time.monotonic()
+    assert await proof(asker, tiny.adapter("a"), expect) == "effect"
+    print(f"4 prompts of 16 tokens are proven in {time.monotonic() - began:.2f} s")
+    assert await proof(asker, tiny.adapter("b"), expect) == "not_as_expected"
     await asker.client.aclose()
 
 
