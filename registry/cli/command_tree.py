@@ -92,6 +92,11 @@ ENTRIES = (
         "Convert an adapter to plain LoRA where it is not, check it, upload it, and print the digest to pin.",
     ),
     _command(
+        "expect",
+        "commands.publish:expect",
+        "Print what an adapter answers by transformers and PEFT, for spec.expect of its manifest.",
+    ),
+    _command(
         "sign",
         "commands.publish:sign",
         "Print a signature of an adapter, for source.signature of its manifest.",

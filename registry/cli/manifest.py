@@ -194,8 +194,10 @@ def _as_written(kind: type[ModelT]) -> type[ModelT]:
     return create_model(kind.__name__, __base__=kind, __cls_kwargs__=strict, __doc__=kind.__doc__, **changed)
 
 
-def _replaced(annotation: Any, inner: type[BaseModel]) -> Any:  # noqa: ANN401 - a type, or one that may be left out
+def _replaced(annotation: Any, inner: type[BaseModel]) -> Any:  # noqa: ANN401 - a type, one that may be left out, a list
     written = _as_written(inner)
+    if get_origin(annotation) is list:
+        return list[written]  # type: ignore[valid-type] # a type that is made here
     return written if annotation is inner else written | None
 
 
@@ -223,10 +225,14 @@ def _said(kind: type[BaseModel], values: Mapping[str, Any]) -> Plain:
     for name, value in values.items():
         field = kind.model_fields[name]
         inner = model_in(field.annotation)
-        written = _said(inner, value) if inner is not None and value is not None else value
+        written = _said_of(inner, value) if inner is not None and value is not None else value
         if field.is_required() or written not in (None, {}, [], field.default):
             said[manifest_name(name)] = written
     return said
+
+
+def _said_of(kind: type[BaseModel], value: Any) -> object:  # noqa: ANN401 - what the field of such a model holds
+    return [_said(kind, one) for one in value] if isinstance(value, list) else _said(kind, value)
 
 
 @dataclass(frozen=True, slots=True)

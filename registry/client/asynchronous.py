@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from registry.client.adapters import (
     AdapterHistory,
@@ -76,6 +76,7 @@ class AsyncRegistry:
         labels: Mapping[str, str] | None = None,
         priority: int = 0,
         canaries: Canaries | None = None,
+        expect: Mapping[str, Any] | None = None,
         wait: float | bool = True,
         timeout_seconds: float = WAIT_SECONDS,
         request_id: str = "",
@@ -96,6 +97,7 @@ class AsyncRegistry:
             labels: for people and filters.
             priority: higher is loaded first; -1000 to 1000.
             canaries: replicas that take it first; None: all take it at once.
+            expect: what it has to answer, as ``loraplane expect -o json`` prints it; None: anything.
             wait: False: return once it is registered. Seconds in place of True are deprecated: use `timeout_seconds`.
             timeout_seconds: for the change and for the replicas together, from when the files are digested; the change
                 itself has at most the time of a call of the connection.
@@ -120,6 +122,8 @@ class AsyncRegistry:
                 priority=priority,
                 strategy=strategy_of(canaries) if canaries else None,
             )
+        with _fitting("expect"):
+            spec.MergeFrom(pb.AdapterSpec(expect=expect))
         with _fitting("name"):
             change = pb.AdapterChange(upsert=pb.Adapter(name=name, spec=spec))
         request = pb.ApplyAdaptersRequest(pool=pool, changes=[change], request_id=request_id)
@@ -333,10 +337,10 @@ def waiting_of(wait: float | bool, timeout_seconds: float) -> tuple[bool, float]
 
 @contextmanager
 def _fitting(field: str) -> Iterator[None]:
-    """Raises InvalidArgument where a message does not take a value: a number too large, or text with half a letter."""
+    """Raises InvalidArgument where a message does not take a value: a number too large, text with half a letter."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise InvalidArgument(Reason.INVALID_FIELD, str(error), field=field) from error
 
 

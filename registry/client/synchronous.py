@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Generator, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from registry.client.adapters import AdapterHistory, AdapterListing, Canaries, Published, RegisteredAdapter
 from registry.client.address import Tls
@@ -60,6 +60,7 @@ class Registry:
         labels: Mapping[str, str] | None = None,
         priority: int = 0,
         canaries: Canaries | None = None,
+        expect: Mapping[str, Any] | None = None,
         wait: float | bool = True,
         timeout_seconds: float = WAIT_SECONDS,
         request_id: str = "",
@@ -80,6 +81,7 @@ class Registry:
             labels: for people and filters.
             priority: higher is loaded first; -1000 to 1000.
             canaries: replicas that take it first; None: all take it at once.
+            expect: what it has to answer, as ``loraplane expect -o json`` prints it; None: anything.
             wait: False: return once it is registered. Seconds in place of True are deprecated: use `timeout_seconds`.
             timeout_seconds: for the change and for the replicas together, from when the files are digested; the change
                 itself has at most the time of a call of the connection.
@@ -105,6 +107,7 @@ class Registry:
             labels=labels,
             priority=priority,
             canaries=canaries,
+            expect=expect,
             wait=is_waiting,
             timeout_seconds=timeout_seconds,
             request_id=request_id,

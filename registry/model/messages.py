@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         AdapterSpec,
         BaseShapes,
         CanaryRollout,
+        Expect,
         PoolLimits,
         PoolSpec,
         Strategy,
@@ -28,6 +29,7 @@ Plain = dict[str, object]
 # More are no number of replicas, and Python refuses to read very many.
 _MOST_DIGITS = 18
 _SOAK_SECONDS = 60
+_TOLERANCE = 0.2
 
 
 def spec_message(spec: AdapterSpec) -> pb.AdapterSpec:
@@ -46,6 +48,7 @@ def spec_message(spec: AdapterSpec) -> pb.AdapterSpec:
         labels=spec.labels,
         strategy=_strategy_message(spec.strategy) if spec.strategy else None,
         description=spec.description or "",
+        expect=_expect_message(spec.expect) if spec.expect else None,
     )
 
 
@@ -72,6 +75,7 @@ def spec_dict(spec: pb.AdapterSpec) -> Plain:
         "labels": dict(sorted(spec.labels.items())),
         "strategy": _strategy_dict(spec.strategy) if spec.HasField("strategy") else None,
         "description": spec.description or None,
+        "expect": _expect_dict(spec.expect) if spec.HasField("expect") else None,
     }
 
 
@@ -93,6 +97,19 @@ def _strategy_dict(strategy: pb.Strategy) -> Plain:
         "max_failures": strategy.max_failures,
         "soak_seconds": strategy.soak_seconds if strategy.HasField("soak_seconds") else _SOAK_SECONDS,
     }
+
+
+def _expect_message(expect: Expect) -> pb.Expect:
+    answers = [pb.ExpectedAnswer(prompt=one.prompt, tokens=one.tokens, logprobs=one.logprobs) for one in expect.answers]
+    return pb.Expect(answers=answers, tolerance=expect.tolerance)
+
+
+def _expect_dict(expect: pb.Expect) -> Plain:
+    answers = [
+        {"prompt": list(one.prompt), "tokens": list(one.tokens), "logprobs": list(one.logprobs)}
+        for one in expect.answers
+    ]
+    return {"answers": answers, "tolerance": expect.tolerance or _TOLERANCE}
 
 
 def adapter_message(record: AdapterRecord, revision: int) -> pb.Adapter:

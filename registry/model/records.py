@@ -6,9 +6,9 @@ The `description` of a field says what to write there: it ends every complaint a
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from registry.lora.base import check_patterns
 from registry.lora.signatures import SIGNATURE_PATTERN
@@ -40,6 +40,11 @@ Labels = Annotated[
         "characters",
     ),
 ]
+TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
+Logprob = Annotated[float, Field(ge=-1000, le=0, allow_inf_nan=False)]
+MAX_EXPECTED_PROMPTS, MAX_EXPECTED_PROMPT_TOKENS, MAX_EXPECTED_TOKENS = 4, 64, 16
+# By measurement, see docs/decisions/0043-expected-answers.md.
+EXPECT_TOLERANCE = 0.2
 MAX_GENERATION = 2**53 - 1  # the largest that every reader of JSON takes without loss
 
 
@@ -102,6 +107,43 @@ class Prepare(Part):
     )
 
 
+class ExpectedAnswer(Part):
+    """What an engine answers to one prompt with the adapter: the likeliest tokens, one by one, by their numbers.
+
+    `logprobs` are natural logarithms, one of each token; empty: only the tokens are compared.
+    """
+
+    prompt: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_EXPECTED_PROMPT_TOKENS)] = Field(
+        description="write 1 to 64 numbers of tokens, e.g. [1, 450, 4996]"
+    )
+    tokens: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_EXPECTED_TOKENS)] = Field(
+        description="write 1 to 16 numbers of tokens, e.g. [263, 29871]"
+    )
+    logprobs: Annotated[list[Logprob], Field(max_length=MAX_EXPECTED_TOKENS)] = Field(
+        default=[], description="write one number from -1000 to 0 for each of the tokens, or leave them out"
+    )
+
+    @model_validator(mode="after")
+    def _logprobs_go_with_tokens(self) -> Self:
+        if self.logprobs and len(self.logprobs) != len(self.tokens):
+            raise ValueError(f"{len(self.logprobs)} logprobs of {len(self.tokens)} tokens")
+        return self
+
+
+class Expect(Part):
+    """What engines have to answer with an adapter before its name is bound, as its trainer saw it answer.
+
+    `tolerance`: how far a logprob may be from the expected one, and below the likeliest token's.
+    """
+
+    answers: Annotated[list[ExpectedAnswer], Field(min_length=1, max_length=MAX_EXPECTED_PROMPTS)] = Field(
+        description="give 1 to 4 answers, each with a prompt, its tokens, and one logprob of each token or none"
+    )
+    tolerance: float = Field(
+        default=EXPECT_TOLERANCE, ge=0.0001, le=10, allow_inf_nan=False, description="use a number from 0.0001 to 10"
+    )
+
+
 class AdapterSpec(Part):
     """What an operator wants of an adapter. Its change, and nothing else, makes a new generation."""
 
@@ -121,12 +163,15 @@ class AdapterSpec(Part):
         default=None,
         description="write at most 1024 characters in one line, without control characters, or leave it out",
     )
+    expect: Expect | None = Field(
+        default=None, description="let loraplane expect DIR --base-model DIR write it, or leave it out"
+    )
 
 
 class CanaryRollout(Part):
     """That only the canaries serve a record's generation yet; all others keep the weights of `stable_spec`.
 
-    Of `stable_spec` only what decides about the weights counts: source, base model, preparation, credentials.
+    Of `stable_spec` only what decides about the weights counts: source, base model, preparation, credentials, `expect`.
     `halted`: why it goes no further by itself, though it can be promoted by hand; empty: it does.
     """
 

@@ -99,9 +99,13 @@ def first_error(error: ValidationError) -> str:
 
 
 def fields_at(kind: type[BaseModel], path: Sequence[int | str]) -> Iterator[FieldInfo]:
-    """The fields along the path of a complaint, the outermost first."""
+    """The fields along the path of a complaint, the outermost first; that of a list also for each number in it."""
     inner: type[BaseModel] | None = kind
+    field: FieldInfo | None = None
     for part in path:
+        if inner is not None and field is not None and str(part).isdecimal():
+            yield field  # one of several
+            continue
         fields = inner.model_fields.items() if inner else ()
         field = next((one for name, one in fields if part == (one.alias or name)), None)
         if field is None:
@@ -111,6 +115,6 @@ def fields_at(kind: type[BaseModel], path: Sequence[int | str]) -> Iterator[Fiel
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:  # noqa: ANN401 - whatever a field may be
-    """The model that a field holds, also where it may hold nothing; None: it holds values."""
+    """The model that a field holds, also where it may hold nothing or several; None: it holds values."""
     choices = (annotation, *get_args(annotation))
     return next((one for one in choices if isinstance(one, type) and issubclass(one, BaseModel)), None)

@@ -16,12 +16,12 @@ from registry.transactions.decode import Present, ReadSet
 
 
 def same_weights(one: AdapterSpec, other: AdapterSpec) -> bool:
-    """True if two specs differ in nothing that decides about the weights that are served."""
+    """True if two specs differ in nothing that decides which weights are served, or whether they are."""
     return _weights(one) == _weights(other)
 
 
 def _weights(spec: AdapterSpec) -> tuple[object, ...]:
-    return spec.source, spec.base_model, spec.prepare, spec.credentials
+    return spec.source, spec.base_model, spec.prepare, spec.credentials, spec.expect
 
 
 def rollout_of(record: AdapterRecord, wanted: AdapterSpec) -> CanaryRollout | None:

@@ -57,7 +57,7 @@ class Prepare(_message.Message):
     def __init__(self, remap: _Optional[str] = ..., vision: _Optional[str] = ..., dora: _Optional[str] = ..., drop: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AdapterSpec(_message.Message):
-    __slots__ = ("source", "base_model", "load", "priority", "placement", "prepare", "credentials", "labels", "strategy", "description")
+    __slots__ = ("source", "base_model", "load", "priority", "placement", "prepare", "credentials", "labels", "strategy", "description", "expect")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,7 @@ class AdapterSpec(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    EXPECT_FIELD_NUMBER: _ClassVar[int]
     source: Source
     base_model: str
     load: str
@@ -85,7 +86,26 @@ class AdapterSpec(_message.Message):
     labels: _containers.ScalarMap[str, str]
     strategy: Strategy
     description: str
-    def __init__(self, source: _Optional[_Union[Source, _Mapping]] = ..., base_model: _Optional[str] = ..., load: _Optional[str] = ..., priority: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., credentials: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., strategy: _Optional[_Union[Strategy, _Mapping]] = ..., description: _Optional[str] = ...) -> None: ...
+    expect: Expect
+    def __init__(self, source: _Optional[_Union[Source, _Mapping]] = ..., base_model: _Optional[str] = ..., load: _Optional[str] = ..., priority: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., credentials: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., strategy: _Optional[_Union[Strategy, _Mapping]] = ..., description: _Optional[str] = ..., expect: _Optional[_Union[Expect, _Mapping]] = ...) -> None: ...
+
+class ExpectedAnswer(_message.Message):
+    __slots__ = ("prompt", "tokens", "logprobs")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Expect(_message.Message):
+    __slots__ = ("answers", "tolerance")
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    TOLERANCE_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[ExpectedAnswer]
+    tolerance: float
+    def __init__(self, answers: _Optional[_Iterable[_Union[ExpectedAnswer, _Mapping]]] = ..., tolerance: _Optional[float] = ...) -> None: ...
 
 class CanaryRollout(_message.Message):
     __slots__ = ("stable_generation", "stable_spec", "halted")

@@ -17,6 +17,7 @@ class ArtifactRef:
     found then stays what that ref means on this host: `pin_key` is ``<pool>/<name key>@<generation>``, empty if pinned.
     `prepare` is the record's policy as JSON. `base_model` is what the record says of the base; the adapter's own
     configuration decides, and where the two disagree it is said. `signature` is over the digest of what is found.
+    `expect` is what an engine has to answer with it, as `sidecar.vllm_plugin.protocol.write_expected` gives it.
     """
 
     uri: str
@@ -26,6 +27,7 @@ class ArtifactRef:
     pin_key: str = ""
     base_model: str | None = None
     signature: str | None = None
+    expect: str = ""
 
 
 @dataclass(frozen=True, slots=True)

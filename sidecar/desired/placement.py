@@ -25,8 +25,9 @@ from registry.model.placement import (
     rate_evenly,
     weights_digest,
 )
-from registry.model.records import AdapterRecord, AdapterSpec, Canary, Placement, Prepare
+from registry.model.records import AdapterRecord, AdapterSpec, Canary, Expect, Placement, Prepare
 from sidecar.artifacts.types import ArtifactRef
+from sidecar.vllm_plugin.protocol import ExpectedAnswers, PromptedAnswer, write_expected
 
 OrderKey = tuple[int, str]  # -priority, name key
 Order = tuple[OrderKey, ...]
@@ -165,7 +166,13 @@ def ref_of(pool: str, key: str, generation: int, spec: AdapterSpec) -> ArtifactR
         pin_key="" if digest else f"{pool}/{key}@{generation}",
         base_model=spec.base_model,
         signature=spec.source.signature,
+        expect=_expected(spec.expect) if spec.expect else "",
     )
+
+
+def _expected(expect: Expect) -> str:
+    answers = [PromptedAnswer(tuple(one.prompt), tuple(one.tokens), tuple(one.logprobs)) for one in expect.answers]
+    return write_expected(ExpectedAnswers(tuple(answers), expect.tolerance))
 
 
 def _text_of(prepare: Prepare) -> str:

@@ -130,10 +130,15 @@ class Engine(Protocol):
         """
         ...
 
-    async def prove(self, path: str, *, request_id: str) -> Outcome:
+    async def prove(self, path: str, expect: str = "", *, request_id: str) -> Outcome:
         """Asks whether the adapter in a directory changes what is answered; `Done` where that is not known.
 
         Called only where `EngineFacts.proves` says that the engine can be asked.
+
+        Args:
+            path: of the directory.
+            expect: what it has to answer, as `sidecar.vllm_plugin.protocol.write_expected` gives it; empty: anything.
+            request_id: of the change that it is for.
         """
         ...
 
@@ -205,7 +210,7 @@ class SerialEngine:
         """See `Engine.has_changed`. It does not tell."""
         return False
 
-    async def prove(self, path: str, *, request_id: str) -> Outcome:  # noqa: ARG002 - of the interface
+    async def prove(self, path: str, expect: str = "", *, request_id: str) -> Outcome:  # noqa: ARG002 - of the interface
         """See `Engine.prove`. It cannot be asked."""
         return Done()
 

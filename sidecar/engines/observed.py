@@ -39,7 +39,8 @@ class EngineFacts:
 
     `resolves`: it asks the sidecar for names that are not loaded, so that lazy adapters can be served.
     `evidence`: what it says that it applies of adapters; None: it does not say.
-    `proves`: it can be asked whether an adapter has an effect before its name is bound.
+    `proves`: it can be asked whether an adapter has an effect before its name is bound. `expects`: and whether it
+    answers as expected.
     `hazards`: what it breaks; with `swap` refused the first one says why, unless its release is the reason.
     """
 
@@ -53,6 +54,7 @@ class EngineFacts:
     evidence: EngineEvidence | None = None
     hazards: tuple[EngineHazard, ...] = ()
     proves: bool = False
+    expects: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class Observed:
             what the engine remembers of those; empty for other engines.
         paused: why no call may be made to it now, as while it sleeps; empty: calls may be made.
         no_effect: paths of adapters with which it answers as its base, or what is no number, as far as it was asked.
+        as_expected: by `sidecar.vllm_plugin.protocol.expected_key`, the adapters that answered as expected.
+        unexpected: by the same, where the answers of others deviate, in a sentence.
     """
 
     facts: EngineFacts
@@ -78,6 +82,8 @@ class Observed:
     past: Mapping[str, str] = field(default_factory=dict)
     paused: str = ""
     no_effect: AbstractSet[str] = frozenset()
+    as_expected: AbstractSet[str] = frozenset()
+    unexpected: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +177,13 @@ class NoEffect:
 
 
 @dataclass(frozen=True, slots=True)
+class NotAsExpected:
+    """The engine would take it, and answers with it otherwise than its record expects."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Transient:
     """Certainly not done, worth repeating (e.g. 429)."""
 
@@ -199,7 +212,17 @@ class EnginePaused:
 
 
 Outcome = (
-    Done | AlreadyThere | NotThere | PathMissing | Refused | NoEffect | Transient | Unknown | EngineGone | EnginePaused
+    Done
+    | AlreadyThere
+    | NotThere
+    | PathMissing
+    | Refused
+    | NoEffect
+    | NotAsExpected
+    | Transient
+    | Unknown
+    | EngineGone
+    | EnginePaused
 )
 
 

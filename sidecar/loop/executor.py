@@ -223,7 +223,7 @@ class Executor:
     async def _send(self, call: Call) -> Outcome:
         if not isinstance(call, Unload) and call.prove:
             path = call.new if isinstance(call, Swap) else call.path
-            proven = await self._engine.prove(path, request_id=call.request_id)
+            proven = await self._engine.prove(path, call.ref.expect, request_id=call.request_id)
             if not isinstance(proven, Done):
                 return proven
         match call:

@@ -15,6 +15,7 @@ from sidecar.engines.observed import (
     EngineGone,
     EnginePaused,
     NoEffect,
+    NotAsExpected,
     NotThere,
     Outcome,
     PathMissing,
@@ -25,6 +26,11 @@ from sidecar.engines.observed import (
 
 ENGINE_REFUSED = "engine_refused"
 NO_EFFECT = "no_effect"
+NOT_AS_EXPECTED = "not_as_expected"
+EXPECT_HINT = (
+    "; make spec.expect anew with loraplane expect if it is of other files or another base, else this engine applies "
+    "the adapter wrongly: serve it on another release of it"
+)
 # For causes that pass by themselves: files that come, sources and engines that come back.
 RETRY = Backoff(base_seconds=1.0, cap_seconds=15.0)
 # vLLM answers 500 for what is wrong with the files as well as for a shortage that passes, so a refusal is never final.
@@ -124,6 +130,9 @@ def after_call(
             reason = ENGINE_REFUSED
         case NoEffect(message):
             return _again(previous, Failure(ref, incarnation, NO_EFFECT, message, 1, None, since=now))
+        case NotAsExpected(message):
+            said = f"{message}{EXPECT_HINT}"
+            return _again(previous, Failure(ref, incarnation, NOT_AS_EXPECTED, said, 1, None, since=now))
         case _:
             assert_never(outcome)
     return _retried(Failure(ref, incarnation, reason, message, 1, None, since=now), previous, now=now, uniform=uniform)

@@ -10,7 +10,9 @@ from sidecar.desired.informer import DesiredAdapter, DesiredState, RefusedRecord
 from sidecar.engines.observed import Observed
 from sidecar.plan.backoff import Failure
 from sidecar.plan.handoff import OVER_CAPACITY, Handoff, Stuck
+from sidecar.plan.names import engine_name
 from sidecar.plan.types import FailedAdapter, LazySelection, PendingAdapter, PlanContext, Selection, WarnedAdapter
+from sidecar.vllm_plugin.protocol import expected_key
 
 # A status must stay small; more pending names than this are counted only.
 MAX_OVER_CAPACITY_LISTED = 200
@@ -90,6 +92,29 @@ def _of_artifacts(chosen: Selection, observed: Observed) -> Iterator[WarnedAdapt
                 yield WarnedAdapter(adapter.name, adapter.generation, warning.reason, warning.message)
 
 
+def _of_expectations(chosen: Selection, observed: Observed) -> Iterator[WarnedAdapter]:
+    """What is served although nobody knows whether it answers as its record expects."""
+    for adapter in chosen.wanted:
+        expect, staged = adapter.ref.expect, chosen.staged.get(adapter.ref)
+        if not expect or staged is None:
+            continue
+        is_served = observed.adapters.get(engine_name(adapter, chosen.limits.names)) == staged.path
+        if is_served and expected_key(staged.path, expect) not in observed.as_expected:
+            message = f"spec.expect is not proven here: {_why_unproven(chosen, observed)}"
+            yield WarnedAdapter(adapter.name, adapter.generation, "expect_unproven", message)
+
+
+def _why_unproven(chosen: Selection, observed: Observed) -> str:
+    if observed.facts.proves and not chosen.limits.proves:
+        return "the pool has --prove off"
+    if not chosen.limits.expects:
+        return "only vLLM with the plugin of this release can be asked, and on CPUs with LORAPLANE_PROVE_ON_CPU=1"
+    return (
+        "the engine has no room for it yet, cannot answer the prompts, or has had these files since before they were "
+        "to answer so: it is asked when it has room, and when it gets them anew"
+    )
+
+
 def _of_engine(observed: Observed, *, is_versioned: bool) -> Iterator[WarnedAdapter]:
     if observed.paused:
         yield WarnedAdapter("", 0, ENGINE_PAUSED, observed.paused)
@@ -121,6 +146,7 @@ def warnings(
         )
         yield WarnedAdapter("", 0, OVER_CAPACITY, message)
     yield from _of_artifacts(chosen, observed)
+    yield from _of_expectations(chosen, observed)
     for one in kept:
         verdict = known.handed.get(one)
         if isinstance(verdict, Stuck):

@@ -10,9 +10,10 @@ from registry.model.records import PoolLimits, PoolSpec
 from sidecar.artifacts.types import Staged
 from sidecar.desired.informer import DesiredAdapter
 from sidecar.engines.observed import Observed
-from sidecar.plan.backoff import NO_EFFECT
+from sidecar.plan.backoff import EXPECT_HINT, NO_EFFECT, NOT_AS_EXPECTED
 from sidecar.plan.names import engine_name, names_of
 from sidecar.plan.types import FailedAdapter, ReplicaLimits
+from sidecar.vllm_plugin.protocol import expected_key
 
 _WITHOUT_EFFECT = (
     "with it the engine answers a short prompt as its base, to the last bit, or with what is no number, so that it "
@@ -33,6 +34,8 @@ def limits_of(pool: PoolSpec | None, observed: Observed) -> ReplicaLimits:
         evidence=observed.facts.evidence,
         proves=proves,
         no_effect=observed.no_effect if proves else frozenset(),
+        expects=proves and observed.facts.expects,
+        unexpected=observed.unexpected if proves else {},
     )
 
 
@@ -90,7 +93,16 @@ def _unservable(adapter: DesiredAdapter, limits: ReplicaLimits, staged: Staged) 
     finding = evidence_finding(staged.modules, limits.evidence) if limits.evidence else None
     if finding:
         return _hopeless(adapter, finding.reason, finding.sentence())
-    return _hopeless(adapter, NO_EFFECT, _WITHOUT_EFFECT) if staged.path in limits.no_effect else None
+    if staged.path in limits.no_effect:
+        return _hopeless(adapter, NO_EFFECT, _WITHOUT_EFFECT)
+    said = deviation_of(adapter, limits, staged)
+    return _hopeless(adapter, NOT_AS_EXPECTED, f"{said}{EXPECT_HINT}") if said else None
+
+
+def deviation_of(adapter: DesiredAdapter, limits: ReplicaLimits, staged: Staged) -> str:
+    """Where the engine answers otherwise than the adapter's record expects; empty: nowhere that counts."""
+    expect = adapter.ref.expect
+    return limits.unexpected.get(expected_key(staged.path, expect), "") if expect and limits.unexpected else ""
 
 
 def _hopeless(adapter: DesiredAdapter, reason: str, message: str) -> FailedAdapter:

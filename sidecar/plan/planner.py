@@ -22,7 +22,7 @@ from sidecar.desired.placement import NOBODY
 from sidecar.engines.observed import Observed
 from sidecar.plan.backoff import Failure
 from sidecar.plan.conditions import ENGINE_PAUSED, count_omitted, failed, not_now, pending, refusal, troubles, warnings
-from sidecar.plan.limits import rejection_of
+from sidecar.plan.limits import deviation_of, rejection_of
 from sidecar.plan.names import engine_name, key_of, overlap_of
 from sidecar.plan.readiness import EngineRefusals, refusals_among
 from sidecar.plan.selection import (
@@ -73,7 +73,7 @@ def make_plan(
     leaving = ours_leaving(chosen, observed, known)
     kept = still_kept(leaving, known)
     overlap = overlap_of(chosen.wanted, chosen.limits.names, observed, chosen.staged, known.owns)
-    no_more = (*_taken(observed, known), *_without_effect(chosen, observed, known))
+    no_more = (*_taken(observed, known), *_disproven(chosen, observed, known))
     gone = () if observed.paused else (*no_more, *superfluous(desired, chosen, kept, overlap, known))
     unloads = [decide_unload(one, observed, known, now) for one in gone]
     eager = [_decide(adapter, chosen, observed, known, now) for adapter in chosen.adapters]
@@ -172,13 +172,23 @@ def _taken(observed: Observed, known: PlanContext) -> Iterator[Unload]:
         yield Unload(name, observed.adapters[name], known.request_id)
 
 
-def _without_effect(chosen: Selection, observed: Observed, known: PlanContext) -> Iterator[Unload]:
-    """What was bound before the engine could be asked about it, and has no effect: an error is better than the base."""
+def _disproven(chosen: Selection, observed: Observed, known: PlanContext) -> Iterator[Unload]:
+    """What was bound before the engine could be asked about it, and is not right: an error is better."""
     busy, without = known.in_progress.keys | chosen.lazy.asked, chosen.limits.no_effect
-    for name, path in sorted(observed.adapters.items()) if without else ():
+    unexpected = dict(_unexpected(chosen)) if chosen.limits.unexpected else {}
+    for name, path in sorted(observed.adapters.items()) if without or unexpected else ():
         is_free = name_key(name) not in busy and name not in known.taken
-        if path in without and known.owns(path) is not None and is_free:
+        is_wrong = path in without or unexpected.get(name) == path
+        if is_wrong and known.owns(path) is not None and is_free:
             yield Unload(name, path, known.request_id)
+
+
+def _unexpected(chosen: Selection) -> Iterator[tuple[str, str]]:
+    """Names and paths of what the engine answers otherwise with than its record expects."""
+    for adapter in chosen.wanted:
+        staged = chosen.staged.get(adapter.ref)
+        if staged is not None and deviation_of(adapter, chosen.limits, staged):
+            yield engine_name(adapter, chosen.limits.names), staged.path
 
 
 def _of_kind(decided: Iterable[tuple[Condition | None, Action | None]], kind: type[Kind]) -> tuple[Kind, ...]:

@@ -24,7 +24,7 @@ from sidecar.plan.readiness import NO_REFUSALS, EngineRefusals
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load what the engine does not have. `prove`: first it is asked whether that has an effect."""
+    """Load what the engine does not have. `prove`: first it is asked whether that is right, see `Engine.prove`."""
 
     name: str
     path: str
@@ -152,6 +152,8 @@ class ReplicaLimits:
         evidence: what the engine says that it applies of adapters; None: it does not say.
         proves: an adapter is given to the engine only if it does not say that it has no effect.
         no_effect: paths of those of which it says so, where that counts.
+        expects: it is asked before that, too, whether the adapter answers as its record expects.
+        unexpected: see `Observed.unexpected`, where that counts.
     """
 
     base_names: frozenset[str] = frozenset()
@@ -162,6 +164,8 @@ class ReplicaLimits:
     evidence: EngineEvidence | None = None
     proves: bool = False
     no_effect: AbstractSet[str] = frozenset()
+    expects: bool = False
+    unexpected: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

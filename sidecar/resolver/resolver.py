@@ -168,7 +168,8 @@ class Resolver:
             case Serve(staged):
                 if not self._means.store.is_intact(staged.path):
                     return self._bring(adapter)
-                return self._serve(adapter, Resolved(staged.path, terms.rules.proves), now)
+                expect = adapter.ref.expect if terms.rules.expects else ""
+                return self._serve(adapter, Resolved(staged.path, terms.rules.proves, expect), now)
 
     def _refuse(self, adapter: DesiredAdapter, failure: Failure) -> Answer | _NotYet:
         if failure != self._demand.trouble(adapter.key):

@@ -66,7 +66,7 @@ class Adapters:
 
     @property
     def proves(self) -> bool:
-        """True if the engine can be asked whether an adapter has an effect."""
+        """True if the engine can be asked whether an adapter has an effect, and answers as expected."""
         return self._server.prober is not None
 
     @property
@@ -135,7 +135,7 @@ class Adapters:
         if found is None:
             return None
         if found.prove:
-            self._prover.prove_later(found.path)
+            self._prover.prove_later(found.path, found.expect)
         candidate = self._server.make(name, found.path, None)
         # Not at once: vLLM gives it another number as soon as it has it, before anything else can run.
         asyncio.get_running_loop().call_soon(self._drain.add, candidate)
@@ -162,25 +162,31 @@ class Adapters:
                 raise EngineRefused(f"the engine cannot say what it applies: {error}") from None
         return self._coverage
 
-    async def prove(self, path: str) -> dict[str, str]:
-        """What a short prompt says of the adapter in a directory, see `Prover`. It is bound to no name for that.
+    async def prove(self, path: str, expect: str = "") -> dict[str, str]:
+        """What short prompts say of the adapter in a directory, see `Prover`. It is bound to no name for that.
 
         Raises:
             FilesMissing: there is none.
             EngineRefused: the engine does not take it.
         """
         try:
-            proof = await self._prover.prove(path)
+            proof = await self._prover.prove(path, expect)
         except PluginError:
             raise
         except Exception as error:  # noqa: BLE001 - the engine's errors have no type of their own
             clear_frames(error.__traceback__)
             raise EngineRefused(f"{error}") from None
+        if proof == "not_as_expected":
+            return {"proof": proof, "message": self._prover.deviation(path, expect)}
         return {"proof": proof, "message": _WITHOUT_EFFECT[proof] if proof in AGAINST else ""}
 
     def without_effect(self) -> list[str]:
         """Paths of what was proven not to be for this engine."""
         return self._prover.without_effect
+
+    def expectations(self) -> dict[str, object]:
+        """By `protocol.expected_key`, which adapters answered as expected, and where the others deviate."""
+        return {"as_expected": self._prover.as_expected, "unexpected": self._prover.unexpected}
 
     def prove_some(self) -> None:
         """Begins a proof that was put off, if there is room for it. To be called again and again."""

@@ -1,8 +1,8 @@
-"""Proofs by one short prompt that adapters have an effect.
+"""Proofs by short prompts that an adapter has an effect and answers as expected.
 
 Names and shapes tell that an engine takes an adapter; whether it uses it is seen only in what it answers. Where the
 answer is the base's to the last bit, although the adapter's products are not 0, or is no number, the adapter is not for
-this engine.
+this engine. Nor is one that answers otherwise than where it was trained.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
+from sidecar.vllm_plugin.protocol import Step, deviation, expected_key, read_expected
 from sidecar.vllm_plugin.server import ApiServer, EngineAdapter, FilesMissing, Prober
 
 Answer = tuple[float, ...]
-Proof = Literal["effect", "no_effect", "not_finite", "later", "unknown"]
+Proof = Literal["effect", "no_effect", "not_finite", "not_as_expected", "later", "unknown"]
 AGAINST: tuple[Proof, ...] = ("no_effect", "not_finite")
+# What the prompt is made of are any numbers that each vocabulary has.
+PROBE = tuple(range(3, 35))
 # A name that no record can have, so that nothing is found in the prefix cache.
 PROOF_NAME = "loraplane proof"
 # The load that waits goes on after so long; the proof does too, and its result is told when it is there.
@@ -70,7 +73,8 @@ def _chunks(count: int) -> list[int]:
 class Prover:
     """Proves adapters in one API server, one at a time; what it found it remembers by path, whose files never change.
 
-    Where the engine is full or a proof is under way, a proof is put off until `look_later` finds a better moment.
+    Where the engine is full or a proof is under way, a proof is put off until `look_later` finds a better moment. What
+    an adapter has to answer is a text, as `protocol.write_expected` gives it; empty: anything.
 
     Attributes:
         refusals: how many adapters were found to be not for this engine.
@@ -82,8 +86,10 @@ class Prover:
         self._server = server
         self._seconds = seconds
         self._found: dict[str, Proof] = {}
-        # Each with the time until which it may not be registered yet.
-        self._later: dict[str, float] = {}
+        # By `protocol.expected_key`: where the answer deviates; empty: nowhere; None: that could not be told.
+        self._deviations: dict[str, str | None] = {}
+        # Paths and what is expected of them, each with the time until which it may not be registered yet.
+        self._later: dict[tuple[str, str], float] = {}
         self._task: asyncio.Task[Proof] | None = None
 
     @property
@@ -91,14 +97,28 @@ class Prover:
         """Paths whose adapters were found to be not for this engine."""
         return [path for path, proof in self._found.items() if proof in AGAINST]
 
-    async def prove(self, path: str) -> Proof:
-        """Whether the adapter in a directory has an effect; ``later``: it is found out when the engine has room.
+    @property
+    def as_expected(self) -> list[str]:
+        """Keys of the adapters that answered as expected."""
+        return [key for key, found in self._deviations.items() if found == ""]
+
+    @property
+    def unexpected(self) -> dict[str, str]:
+        """By key, where the answers of the others deviate."""
+        return {key: found for key, found in self._deviations.items() if found}
+
+    def deviation(self, path: str, expect: str) -> str:
+        """Where the adapter in a directory answers otherwise than expected; empty: nowhere that is known."""
+        return self._deviations.get(expected_key(path, expect)) or ""
+
+    async def prove(self, path: str, expect: str = "") -> Proof:
+        """What the engine makes of the adapter in a directory; ``later``: it is found out when the engine has room.
 
         Raises:
             FilesMissing: there is no adapter.
             Exception: whatever the engine says against loading it.
         """
-        if (found := self._found.get(path)) is not None:
+        if (found := self._known(path, expect)) is not None:
             return found
         prober = self._server.prober
         if prober is None:
@@ -106,80 +126,124 @@ class Prover:
         if not await asyncio.to_thread((Path(path) / "adapter_config.json").is_file):
             raise FilesMissing(f"no adapter in {path!r}: the store must be mounted at the same path here")
         if self._is_busy:
-            self._put_off(path)
+            self._put_off(path, expect)
             return "later"
-        task = self._task = asyncio.create_task(self._prove(path, prober))
+        task = self._task = asyncio.create_task(self._prove(path, expect, prober))
         await asyncio.wait({task}, timeout=self._seconds)
         if task.done():
             return task.result()
         task.add_done_callback(_heard)
         return "later"
 
-    def prove_later(self, path: str) -> None:
+    def prove_later(self, path: str, expect: str = "") -> None:
         """Puts the proof of what is about to be registered off, unless it is known already."""
-        if self._server.prober is not None and path not in self._found:
-            self._put_off(path)
+        if self._server.prober is not None and self._known(path, expect) is None:
+            self._put_off(path, expect)
 
     def look_later(self) -> None:
         """Begins a proof that was put off, if the engine has room for it now and its adapter is registered by now."""
         prober = self._server.prober
         registered = {adapter.lora_path for adapter in self._server.registered.values()} if self._later else set()
         now = asyncio.get_running_loop().time()
-        for path, until in list(self._later.items()):
+        for (path, expect), until in list(self._later.items()):
             if prober is None or self._is_busy:
                 return
             if path in registered or until <= now:
-                del self._later[path]
+                del self._later[path, expect]
             if path in registered:
-                self._task = asyncio.create_task(self._prove(path, prober))
+                self._task = asyncio.create_task(self._prove(path, expect, prober))
                 self._task.add_done_callback(_heard)
 
     @property
     def _is_busy(self) -> bool:
         return self._server.is_full or (self._task is not None and not self._task.done())
 
-    def _put_off(self, path: str) -> None:
-        if len(self._later) < MAX_REMEMBERED:
-            self._later[path] = asyncio.get_running_loop().time() + COMING_SECONDS
+    def _known(self, path: str, expect: str) -> Proof | None:
+        """What was found of it; None: not all that is asked."""
+        found = self._found.get(path)
+        if not expect or found is None or found in AGAINST:
+            return found
+        key = expected_key(path, expect)
+        if key not in self._deviations:
+            return None
+        return "not_as_expected" if self._deviations[key] else found
 
-    async def _prove(self, path: str, prober: Prober) -> Proof:
+    def _put_off(self, path: str, expect: str) -> None:
+        if len(self._later) < MAX_REMEMBERED:
+            self._later[path, expect] = asyncio.get_running_loop().time() + COMING_SECONDS
+
+    async def _prove(self, path: str, expect: str, prober: Prober) -> Proof:
         candidate = self._server.make(PROOF_NAME, path, None)
+        proof = self._found.get(path)
+        adapted: Answer = ()
+        is_known = proof is not None
         try:
             await self._server.add(candidate)
-            proof, adapted = await self._asked(candidate, prober)
+            if proof is None:
+                proof, adapted = await self._asked(candidate, prober)
+            deviates = await self._deviation(candidate, expect, prober) if expect else ""
         finally:
             await self._server.remove(candidate.lora_int_id)
-        if proof == "no_effect":
+        if proof == "no_effect" and not is_known:
             proof = await self._confirmed(path, adapted, prober)
-        if len(self._found) >= MAX_REMEMBERED:
-            del self._found[next(iter(self._found))]
-        self._found[path] = proof
-        self.refusals += proof in AGAINST
-        return proof
+        if not is_known:
+            _remember(self._found, path, proof)
+        if expect:
+            _remember(self._deviations, expected_key(path, expect), deviates)
+        self.refusals += (proof in AGAINST and not is_known) + bool(deviates)
+        return "not_as_expected" if deviates and proof not in AGAINST else proof
 
     async def _asked(self, candidate: EngineAdapter, prober: Prober) -> tuple[Proof, Answer]:
         """Both at once, so that the engine answers them in one step; longer before it is said to have no effect."""
         proof: Proof = "unknown"
         adapted: Answer = ()
         for tokens in ANSWERS:
-            answers = await _answers(candidate.lora_path, prober(candidate, tokens), prober(None, tokens))
+            asked = prober(candidate, PROBE, tokens), prober(None, PROBE, tokens)
+            answers = await _answers(candidate.lora_path, *asked)
             if answers is None:
                 return "unknown", ()
-            adapted, base = answers
+            adapted, base = map(_logprobs, answers)
             proof = compared(adapted, base)
             if proof != "no_effect":
                 break
         return proof, adapted
 
+    async def _deviation(self, candidate: EngineAdapter, expect: str, prober: Prober) -> str | None:
+        """Where it answers otherwise than expected; empty: nowhere; None: that cannot be told."""
+        expected = read_expected(expect)
+        if expected is None:
+            return None
+        asked = (prober(candidate, one.prompt, len(one.tokens)) for one in expected.answers)
+        answers = await _answers(candidate.lora_path, *asked)
+        if answers is None:
+            return None
+        pairs = zip(expected.answers, answers, strict=True)
+        found = [deviation(one, steps, expected.tolerance) for one, steps in pairs]
+        return next(filter(None, found), None if None in found else "")
+
     async def _confirmed(self, path: str, adapted: Answer, prober: Prober) -> Proof:
         """Holds an answer against the base alone: beside the adapter, vLLM's CPU build may apply it to the base."""
-        answers = await _answers(path, prober(None, ANSWERS[-1]))
-        if answers is None or compared(adapted, answers[0]) != "no_effect":
+        answers = await _answers(path, prober(None, PROBE, ANSWERS[-1]))
+        if answers is None or compared(adapted, _logprobs(answers[0])) != "no_effect":
             return "unknown"
         return "no_effect" if await asyncio.to_thread(_is_trained, Path(path)) else "effect"
 
 
-async def _answers(path: str, *asked: Awaitable[Answer]) -> Sequence[Answer] | None:
+def _logprobs(steps: Iterable[Step]) -> Answer:
+    return tuple(likely[token] for _, likely in steps for token in sorted(likely))
+
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def _remember(found: dict[Key, Value], key: Key, value: Value) -> None:
+    if len(found) >= MAX_REMEMBERED:
+        del found[next(iter(found))]
+    found[key] = value
+
+
+async def _answers(path: str, *asked: Awaitable[tuple[Step, ...]]) -> Sequence[tuple[Step, ...]] | None:
     try:
         return await asyncio.gather(*asked)
     except Exception as error:  # noqa: BLE001 - the engine's errors have no type of their own

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.vllm_plugin.adapters import Adapters
 from sidecar.vllm_plugin.guard import ANYONE_BESIDE, CONTROL_HEADER, Guard
+from sidecar.vllm_plugin.protocol import MAX_EXPECT_CHARACTERS
 from sidecar.vllm_plugin.server import DeadlinePassed, InvalidRequest, PluginError
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ BODY_SECONDS = 10.0
 LEFT = 499  # as proxies write down that the client went before the answer
 
 
-async def read_fields(stream: AsyncIterator[bytes], *names: str) -> dict[str, str]:
-    """The named text fields of the JSON object that `stream` brings.
+async def read_fields(stream: AsyncIterator[bytes], *names: str, optional: str = "") -> dict[str, str]:
+    """The named text fields of the JSON object that `stream` brings; the `optional` one is empty if it is missing.
 
     Raises:
         InvalidRequest: it is too large, no JSON object, or a field is missing, no text, empty or too long.
@@ -42,7 +43,8 @@ async def read_fields(stream: AsyncIterator[bytes], *names: str) -> dict[str, st
     except TimeoutError as error:
         raise DeadlinePassed(f"the body did not come within {BODY_SECONDS:g} s") from error
     fields = _object(body)
-    return {name: _text(name, fields.get(name)) for name in names}
+    found = {name: _text(name, fields.get(name)) for name in names}
+    return found | ({optional: _expectation(optional, fields.get(optional, ""))} if optional else {})
 
 
 async def _read(stream: AsyncIterator[bytes]) -> bytes:
@@ -62,6 +64,12 @@ def _object(body: bytes) -> dict[str, object]:
     if not isinstance(fields, dict):
         raise InvalidRequest("the body is no JSON object", field="body")
     return fields
+
+
+def _expectation(name: str, value: object) -> str:
+    if not isinstance(value, str) or len(value) > MAX_EXPECT_CHARACTERS:
+        raise InvalidRequest(f"{name} must be text of at most {MAX_EXPECT_CHARACTERS} characters", field=name)
+    return value
 
 
 def _text(name: str, value: object) -> str:
@@ -91,7 +99,7 @@ class Plugin:
     async def about(self, adapters: Adapters, _: Request) -> dict[str, object]:
         """That there is a plugin, what it can do, and what the engine can hold."""
         can = [*CAPABILITIES, *(["resolve"] if adapters.resolves else [])]
-        can += [*(["coverage"] if adapters.tells_coverage else []), *(["proof"] if adapters.proves else [])]
+        can += [*(["coverage"] if adapters.tells_coverage else []), *(["proof", "expect"] if adapters.proves else [])]
         told = {"limits": adapters.limits, "kv_connectors": adapters.kv_connectors}
         return {"schema": SCHEMA, "incarnation": self.incarnation, "capabilities": can, **told}
 
@@ -105,7 +113,7 @@ class Plugin:
 
     async def uses(self, adapters: Adapters, _: Request) -> dict[str, object]:
         """See `Adapters.last_used`. Unlike the state it does not ask the engine, which may be within a step."""
-        told = {"last_used": adapters.last_used(), "no_effect": adapters.without_effect()}
+        told = {"last_used": adapters.last_used(), "no_effect": adapters.without_effect(), **adapters.expectations()}
         return {**await self.changes(adapters, _), **told}
 
     async def changes(self, adapters: Adapters, _: Request) -> dict[str, object]:
@@ -115,9 +123,9 @@ class Plugin:
 
     async def prove(self, adapters: Adapters, request: Request) -> dict[str, object]:
         """See `Adapters.prove`."""
-        path = (await read_fields(request.stream(), "lora_path"))["lora_path"]
-        await self.guard.check_path(path, path)
-        return {"schema": SCHEMA, **await adapters.prove(path)}
+        fields = await read_fields(request.stream(), "lora_path", optional="expect")
+        await self.guard.check_path(fields["lora_path"], fields["lora_path"])
+        return {"schema": SCHEMA, **await adapters.prove(fields["lora_path"], fields["expect"])}
 
     async def swap(self, adapters: Adapters, request: Request) -> dict[str, object]:
         """See `Adapters.swap`."""

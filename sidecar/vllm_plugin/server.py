@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from sidecar.vllm_plugin.protocol import Step
 from sidecar.vllm_plugin.usage import Usage
 
 
@@ -29,10 +30,10 @@ class EngineAdapter(Protocol):
 
 
 class Prober(Protocol):
-    """Answers the same short prompt, greedily, bound to an adapter or to the base."""
+    """Answers a short prompt, greedily, bound to an adapter or to the base."""
 
-    async def __call__(self, adapter: EngineAdapter | None, tokens: int) -> tuple[float, ...]:
-        """Logprobs of so many next tokens and of a few likely ones beside each; raises what the engine says."""
+    async def __call__(self, adapter: EngineAdapter | None, prompt: Sequence[int], tokens: int) -> tuple[Step, ...]:
+        """So many next tokens with a few likely ones beside each; raises what the engine says."""
         ...
 
 
@@ -81,7 +82,7 @@ class ApiServer(Protocol):
 
     @property
     def prober(self) -> Prober | None:
-        """Lets the engine answer one short prompt; None: it cannot be asked."""
+        """Lets the engine answer short prompts; None: it cannot be asked."""
         ...
 
     @property

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 from uuid import uuid4
 
 from sidecar.vllm_plugin.adapters import SidecarResolver
 from sidecar.vllm_plugin.coverage import WORKER_METHOD
+from sidecar.vllm_plugin.protocol import Step
 from sidecar.vllm_plugin.server import EngineAdapter, Prober
 from sidecar.vllm_plugin.usage import NameLocks, Usage
 
@@ -151,8 +152,6 @@ class VllmServer:
         return [state.lora_request for state in states if state.lora_request is not None]
 
 
-# What the prompt is made of are any numbers that each vocabulary has.
-PROBE = tuple(range(3, 35))
 LIKELY = 5
 USUAL_REQUESTS = 256
 
@@ -161,16 +160,19 @@ async def _probe(
     engine: Any,  # noqa: ANN401 - vLLM's own
     params_class: type[Any],
     adapter: EngineAdapter | None,
+    prompt: Sequence[int],
     tokens: int,
-) -> tuple[float, ...]:
+) -> tuple[Step, ...]:
     # Not the prompt's logprobs: on CPUs vLLM 0.32 computes them with the sampler's rows, and two requests of which one
     # has an adapter end the engine.
-    params = params_class(temperature=0, max_tokens=tokens, logprobs=LIKELY, detokenize=False)
+    params = params_class(temperature=0, max_tokens=tokens, logprobs=LIKELY, detokenize=False, ignore_eos=True)
     request = f"loraplane-proof-{uuid4().hex}"
     last: Any = None
-    async for output in engine.generate({"prompt_token_ids": list(PROBE)}, params, request, lora_request=adapter):
+    async for output in engine.generate({"prompt_token_ids": list(prompt)}, params, request, lora_request=adapter):
         last = output
-    return tuple(row[token].logprob for row in last.outputs[0].logprobs for token in sorted(row))
+    made = last.outputs[0]
+    rows = [{token: found.logprob for token, found in row.items()} for row in made.logprobs]
+    return tuple(zip(made.token_ids, rows, strict=True))
 
 
 _MULTI = "MultiConnector"

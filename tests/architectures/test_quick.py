@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from registry.lora.base_directory import read_base
 from registry.lora.coverage.table import Coverage
+from registry.model.records import EXPECT_TOLERANCE
 from sidecar.vllm_plugin.proof import compared
+from sidecar.vllm_plugin.protocol import PromptedAnswer, Step, deviation
+from sidecar.vllm_plugin.vllm_internals import LIKELY
 from tests.architectures import matrix
 from tests.architectures.families import FAMILIES
 from tests.architectures.matrix import Made, judged, make, serve
@@ -69,6 +73,46 @@ def test_queries_and_keys_of_llama_4_are_right_once_prepared(rows):
         REORDERED, ("wrong", "prepared")
     )
     assert kinds["only self_attn.v_proj"]["raw"] == "right"
+
+
+def deviations(made: Made, kind: str, which: str) -> list[str | None]:
+    """Where the engine answers otherwise than PEFT, as the plugin compares it."""
+    told = made.told
+    found = []
+    for prompt, wanted, given in zip(
+        told["prompts"], told["answers"][kind], made.served["adapters"][f"{which} {kind}"]["answers"], strict=True
+    ):
+        tokens = tuple(step["token"] for step in wanted)
+        expected = PromptedAnswer(tuple(prompt), tokens, tuple(max(step["logprobs"]) for step in wanted))
+        found.append(deviation(expected, [_step(step) for step in given], EXPECT_TOLERANCE))
+    return found
+
+
+def _step(step: dict[str, Any]) -> Step:
+    """As the plugin is told it: with the likeliest tokens only."""
+    likely = sorted(enumerate(step["logprobs"]), key=lambda one: -one[1])[:LIKELY]
+    return step["token"], dict(likely)
+
+
+@pytest.mark.parametrize("kind", REORDERED)
+def test_without_the_table_an_expected_answer_refuses_what_is_ordered_otherwise(rows, monkeypatch, kind):
+    """R22 applied-whole: what has an effect, and a wrong one, is seen in nothing but its answers."""
+    made, _ = rows["llama4"]
+    base = read_base(made.model)
+    monkeypatch.setattr("registry.lora.base.coverage_of", lambda *_: Coverage())
+    untold = matrix.examined(made.adapters()[kind], replace(base))
+    assert not untold.findings
+    assert not untold.changes, "it would be loaded as it is"
+    assert any(deviations(made, kind, "raw"))
+    assert deviations(made, kind, "prepared") == [""] * len(made.told["prompts"])
+
+
+def test_an_expected_answer_refuses_nothing_that_is_right(rows):
+    """R22 applied-whole, R8: whatever the architecture."""
+    cells = ((made, kind, cell) for made, row in rows.values() for kind, cell in row["kinds"].items())
+    right = [(made, kind) for made, kind, cell in cells if cell["raw"] == "right"]
+    assert {made.family.name for made, _ in right} == BESIDE.keys()
+    assert [said for made, kind in right for said in deviations(made, kind, "raw") if said != ""] == []
 
 
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in IGNORED.items() for kind in kinds])

@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,13 +100,29 @@ def _sha256(content: bytes) -> str:
 
 def without(half: str, adapter: Path, folder: Path) -> str:
     """A copy in which all of one half's numbers are 0."""
+    return _changed(half, adapter, folder, lambda numbers, _: bytes(len(numbers)))
+
+
+def permuted(part: str, adapter: Path, folder: Path) -> str:
+    """A copy in which the rows of some matrices stand in another order: the even ones first."""
+
+    def ordered(numbers: bytes, rows: int) -> bytes:
+        size = len(numbers) // rows
+        each = [numbers[at : at + size] for at in range(0, len(numbers), size)]
+        return b"".join([*each[::2], *each[1::2]])
+
+    return _changed(part, adapter, folder, ordered)
+
+
+def _changed(part: str, adapter: Path, folder: Path, change: Callable[[bytes, int], bytes]) -> str:
+    """A copy with other numbers in the matrices that are called so; `change` is given these and how many rows."""
     shutil.copytree(adapter, folder)
     weights = folder / "adapter_model.safetensors"
     content = bytearray(weights.read_bytes())
     start = 8 + int.from_bytes(content[:8], "little")
     for name, entry in json.loads(content[8:start]).items():
-        if half in name:
-            begin, end = entry["data_offsets"]
-            content[start + begin : start + end] = bytes(end - begin)
+        if part in name:
+            begin, end = (start + offset for offset in entry["data_offsets"])
+            content[begin:end] = change(bytes(content[begin:end]), entry["shape"][0])
     weights.write_bytes(content)
     return str(folder)

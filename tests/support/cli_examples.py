@@ -81,6 +81,7 @@ STORY = (
     Step("loraplane schema | head -n 5"),
     Step("loraplane completion bash | head -n 5"),
     Step("loraplane publish .loraplane/adapters/support published/support"),
+    Step("loraplane expect .loraplane/adapters/support --base-model .loraplane/model"),
     Step(f"loraplane sign {_SQL} --key key.pem"),
     Step("loraplane tenant set acme --max-adapters 100"),
     Step("loraplane get tenants"),

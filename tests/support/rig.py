@@ -15,7 +15,7 @@ import httpx
 from registry.etcd3.client import Client
 from registry.etcd3.ops import KeyValue
 from registry.etcd3.options import ClientOptions
-from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, SourceSpec
+from registry.model.records import AdapterRecord, AdapterSpec, Expect, Load, PoolSpec, SourceSpec
 from registry.model.status import Presence, ReplicaStatus
 from registry.runtime.clock import Clock, rfc3339
 from registry.sources.base import Stop
@@ -141,14 +141,17 @@ class Rig:
         await self._etcd.aclose()
         self.store.close()
 
-    def desire(self, revision: int, *, lazy: Collection[str] = (), **sources: str) -> None:
-        """Makes this the desired state: each name with the adapter called so."""
+    def desire(
+        self, revision: int, *, lazy: Collection[str] = (), expect: Expect | None = None, **sources: str
+    ) -> None:
+        """Makes this the desired state: each name with the adapter called so; all are to answer as expected."""
         kvs = []
         for name, source in sources.items():
             folder = self.sources / source
             if not folder.exists():
                 write_adapter(folder, seed=sum(source.encode()))
-            spec = AdapterSpec(source=SourceSpec(uri=folder.as_uri()), load="lazy" if name in lazy else "eager")
+            load: Load = "lazy" if name in lazy else "eager"
+            spec = AdapterSpec(source=SourceSpec(uri=folder.as_uri()), load=load, expect=expect)
             record = AdapterRecord(
                 name=name,
                 pool=POOL,

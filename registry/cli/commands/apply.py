@@ -227,7 +227,8 @@ def set_(
 ) -> None:
     """Change what is named of one adapter, and show it before and after.
 
-    With a new source, digest and signature are those that are given, or none: the old ones were of other files.
+    With a new source, digest and signature are those that are given, or none: the old ones were of other files, as was
+    what is expected of them.
     """
     session, order = session_of(context), given.order
     load = None if lazy is None else "lazy" if lazy else "eager"
@@ -238,6 +239,7 @@ def set_(
     spec = after.spec
     if source is not None:
         spec.source.CopyFrom(pb.Source(uri=source_uri(source)))
+        spec.ClearField("expect")
     options.set_given(spec.source, digest=digest, signature=signature)
     options.set_given(spec, load=load, priority=priority, credentials=credential)
     options.set_given(spec.placement, replicas=replicas)

@@ -55,10 +55,10 @@ def _field(schema: Schema, name: str, whole: Schema) -> Schema:
 
 
 def _properties(schema: Schema, whole: Schema) -> dict[str, Schema]:
-    """The fields of a mapping, whichever way the schema names it."""
+    """The fields of a mapping, or of each mapping of a list, whichever way the schema names it."""
     found: dict[str, Schema] = {}
     for one in _choices(schema, whole):
-        found |= one.get("properties", {})
+        found |= one.get("properties", {}) or (_properties(one["items"], whole) if "items" in one else {})
     return found
 
 
@@ -110,7 +110,8 @@ def _one_type(schema: Schema) -> str:
         return str(schema["const"])
     if "enum" in schema:
         return ", ".join(map(str, schema["enum"]))
-    names = {"string": "text", "integer": "number", "boolean": "true or false", "array": "list", "object": "mapping"}
+    names = {"string": "text", "boolean": "true or false", "array": "list", "object": "mapping"}
+    names |= dict.fromkeys(("integer", "number"), "number")
     kind = names[schema["type"]]
     if "minimum" in schema:
         return f"{kind} from {schema['minimum']} to {schema['maximum']}"

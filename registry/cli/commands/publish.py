@@ -1,12 +1,12 @@
-"""Commands that publish and sign an adapter."""
+"""Commands for whoever trained an adapter: publish, expect, sign."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,16 +24,26 @@ from registry.cli.failure import CliError, CommandFailure, Exit, refused, usage
 from registry.cli.local_adapters import unfit
 from registry.cli.session import session_of
 from registry.cli.source_reader import SourceReader, known_credentials, unreadable
-from registry.cli.views.output import Printer
+from registry.cli.views.output import Printer, yaml_document
 from registry.lora.findings import UnfitAdapter
 from registry.lora.policy import policy_of
 from registry.model.errors import Reason
+from registry.model.messages import Plain
+from registry.model.records import (
+    EXPECT_TOLERANCE,
+    MAX_EXPECTED_PROMPT_TOKENS,
+    MAX_EXPECTED_PROMPTS,
+    MAX_EXPECTED_TOKENS,
+)
 from registry.sources.base import ArtifactError
 from registry.sources.credentials import HeldCredential
 from registry.tools.convert.destination import Destination, DestinationTaken, Unfinished, destination
 from registry.tools.convert.options import DEFAULT_MAX_ERROR, CannotPublish, ConversionOptions
-from registry.tools.convert.publishing import Compared, PublishedFiles
+from registry.tools.convert.publishing import Compared, PublishedFiles, torch_or_remedy
 from registry.tools.convert.publishing import publish as publish_folder
+
+if TYPE_CHECKING:  # torch is an extra
+    from registry.tools.devstack.reference import ReferenceAnswer
 
 
 class Dtype(StrEnum):
@@ -146,6 +156,87 @@ def _tell(printer: Printer, uri: str, published: PublishedFiles, *, is_compared:
 
 
 MAX_KEY_BYTES = 1 << 16
+PROMPTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    "SELECT name, price FROM products WHERE",
+    "Question: What is the capital of France?\nAnswer:",
+    "def main() -> None:\n    ",
+)
+
+
+def expect(
+    context: typer.Context,
+    source: Source,
+    *,
+    base_model: Annotated[
+        Path, options.flag("--base-model", metavar="DIR", help="Directory of the base model, with its weights.")
+    ],
+    prompt: Annotated[
+        list[str] | None,
+        options.flag("--prompt", metavar="TEXT", help="A text to be continued; repeatable. Take some of its own task."),
+    ] = None,
+    prompt_ids: Annotated[
+        list[str] | None,
+        options.flag("--prompt-ids", metavar="N,N", help="The same as numbers of tokens; repeatable."),
+    ] = None,
+    tokens: Annotated[
+        int, options.flag("--tokens", metavar="N", min=1, max=MAX_EXPECTED_TOKENS, help="Tokens of each answer.")
+    ] = 8,
+    tolerance: Annotated[
+        float, options.flag("--tolerance", metavar="T", min=0.0001, max=10, help="How far a logprob may be away.")
+    ] = EXPECT_TOLERANCE,
+    dtype: Annotated[Dtype, options.flag("--dtype", help="Type of the base's numbers.")] = Dtype.F32,
+    credentials: options.Credentials = None,
+    credential: options.Credential = None,
+    hf_endpoint: options.HfEndpoint = None,
+    timeout: Timeout = None,
+) -> None:
+    """Print what an adapter answers by transformers and PEFT, for spec.expect of its manifest."""
+    asked = [*(prompt or ()), *map(_ids_of, prompt_ids or ())] or list(PROMPTS)
+    if len(asked) > MAX_EXPECTED_PROMPTS:
+        raise usage(f"{len(asked)} prompts are more than the {MAX_EXPECTED_PROMPTS} that a manifest takes")
+    with _failures(source, source), torch_or_remedy():
+        from registry.tools.devstack.reference import expected  # noqa: PLC0415 - torch is an extra
+
+        with folder_at(source, SourceReader(credentials, hf_endpoint), credential, timeout) as folder:
+            try:
+                answers = expected(str(base_model), str(folder), asked, tokens, dtype.value)
+            except (OSError, ValueError, RuntimeError) as error:
+                message = f"PEFT cannot load {source} on {base_model}: {f'{error}'[:300]}"
+                raise CannotPublish(
+                    f"{message}; name the model that it was trained on, and prompts of its vocabulary"
+                ) from error
+    _tell_expected(session_of(context).printer(), source, answers, tolerance)
+
+
+def _ids_of(text: str) -> list[int]:
+    numbers = text.split(",")
+    if not all(one.strip().isdecimal() and len(one) < 10 for one in numbers):
+        raise usage(f"--prompt-ids {text[:60]!r} must be numbers of tokens with commas between them, e.g. 1,450,4996")
+    return [int(one) for one in numbers]
+
+
+def _tell_expected(printer: Printer, source: str, answers: Sequence[ReferenceAnswer], tolerance: float) -> None:
+    long = next((one for one in answers if len(one.prompt) > MAX_EXPECTED_PROMPT_TOKENS), None)
+    if long is not None:
+        raise usage(f"a prompt is {len(long.prompt)} tokens, and a manifest takes {MAX_EXPECTED_PROMPT_TOKENS}: cut it")
+    told = [{"prompt": one.prompt, "tokens": one.tokens, "logprobs": _rounded(one.logprobs)} for one in answers]
+    expect: Plain = {"answers": told, "tolerance": tolerance}
+    distance = max(
+        abs(mine - base) for one in answers for mine, base in zip(one.logprobs, one.base_logprobs, strict=True)
+    )
+    far = f"without the adapter the logprobs of these tokens are up to {distance:.3g} away"
+    little = "; that is within the tolerance, so that they prove little: take prompts of its own task"
+    warnings = [{"reason": "expect_tells_little", "message": far + little}] if distance <= tolerance else []
+    if printer.is_plain:
+        printer.plain({"source": source, "expect": expect, "distance": distance, "warnings": warnings})
+        return
+    printer.lines([f"# {one['message']}" for one in warnings] or [f"# {far}"])
+    printer.lines(yaml_document({"expect": expect}).splitlines()[1:])
+
+
+def _rounded(logprobs: Sequence[float]) -> list[float]:
+    return [round(one, 5) for one in logprobs]
 
 
 def sign(

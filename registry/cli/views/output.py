@@ -258,7 +258,10 @@ def _manifests(view: OutputView[Item], items: Sequence[Item]) -> list[Mapping[st
 
 
 def yaml_document(value: Mapping[str, object]) -> str:
-    """A document of YAML in which texts with power over a terminal are quoted twice, and escaped as YAML does."""
+    """A document of YAML in which texts with power over a terminal are quoted twice, and escaped as YAML does.
+
+    Lists of numbers stand in brackets.
+    """
     import yaml  # noqa: PLC0415 - for this form alone
 
     class Dumper(yaml.SafeDumper):
@@ -267,7 +270,12 @@ def yaml_document(value: Mapping[str, object]) -> str:
     def quoted(dumper: Dumper, text: str) -> yaml.ScalarNode:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
+    def listed(dumper: Dumper, values: list[object]) -> yaml.SequenceNode:
+        in_one_line = bool(values) and all(isinstance(one, int | float) for one in values)
+        return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=in_one_line or None)
+
     Dumper.add_representer(str, quoted)
+    Dumper.add_representer(list, listed)
     return escaped(yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=True, explicit_start=True))
 
 

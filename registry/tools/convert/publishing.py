@@ -121,7 +121,7 @@ def _converted(
 ) -> list[ModuleOutcome]:
     if task.needs_base and base is None:
         raise CannotPublish("the base model's own numbers are needed for this; give its directory with --base-model")
-    with _torch_or_remedy():
+    with torch_or_remedy():
         from registry.tools.convert import arithmetic, converter, stored  # noqa: PLC0415 - torch is an extra
     first = None
     if task.init is not None:
@@ -142,7 +142,8 @@ def _readable_base(base: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _torch_or_remedy() -> Iterator[None]:
+def torch_or_remedy() -> Iterator[None]:
+    """Raises CannotPublish with what to install where torch, PEFT or what these need are missing."""
     try:
         yield
     except ImportError as error:

@@ -5,7 +5,8 @@ Runs inside the engine environment, as a script, and imports nothing of ours::
     python -P reference.py --model DIR --adapter NAME=DIR --prompt TEXT
 
 It prints ``{"<name>": {"<prompt>": [{"token": 65, "logprob": -0.3}, ...]}}`` with greedy tokens, computed in float32
-on the CPU; the base model's answers are under the empty name.
+on the CPU; the base model's answers are under the empty name. `loraplane expect` calls `expected` where torch and PEFT
+are installed beside us.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,6 +24,23 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 Answer = list[dict[str, float]]
 TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceAnswer:
+    """What PEFT answers to one prompt.
+
+    Attributes:
+        prompt: its tokens.
+        tokens: the likeliest after it, one by one.
+        logprobs: of these.
+        base_logprobs: of the same where the adapter is off.
+    """
+
+    prompt: list[int]
+    tokens: list[int]
+    logprobs: list[float]
+    base_logprobs: list[float]
 
 
 def _greedy(model: torch.nn.Module, prompt: list[int], tokens: int) -> Answer:
@@ -33,6 +53,38 @@ def _greedy(model: torch.nn.Module, prompt: list[int], tokens: int) -> Answer:
         answer.append({"token": token, "logprob": float(logprobs[token])})
         sequence.append(token)
     return answer
+
+
+def expected(
+    model: str, adapter: str, prompts: Sequence[str | list[int]], tokens: int, dtype: str = "float32"
+) -> list[ReferenceAnswer]:
+    """What an adapter answers to prompts: texts, or numbers of tokens, in a float type of torch's.
+
+    Raises:
+        OSError, ValueError, RuntimeError: model, tokenizer or adapter cannot be read, or do not go together.
+    """
+    numbers = [_numbers(model, prompt) for prompt in prompts]
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
+    known = base.get_input_embeddings().num_embeddings
+    if (most := max(max(prompt) for prompt in numbers)) >= known:
+        raise ValueError(f"a prompt has the token {most}, and the model knows {known}")
+    adapted = PeftModel.from_pretrained(base, adapter).eval()
+    with torch.inference_mode():
+        return [_expected(adapted, prompt, tokens) for prompt in numbers]
+
+
+def _numbers(model: str, prompt: str | list[int]) -> list[int]:
+    return list(AutoTokenizer.from_pretrained(model)(prompt)["input_ids"]) if isinstance(prompt, str) else prompt
+
+
+def _expected(adapted: PeftModel, prompt: list[int], count: int) -> ReferenceAnswer:
+    answer = _greedy(adapted, prompt, count)
+    tokens = [int(one["token"]) for one in answer]
+    with adapted.disable_adapter():
+        logits = adapted(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    base = [float(row[token]) for row, token in zip(logprobs, tokens, strict=True)]
+    return ReferenceAnswer(prompt, tokens, [one["logprob"] for one in answer], base)
 
 
 def _answers(model: torch.nn.Module, prompts: dict[str, list[int]], tokens: int) -> dict[str, Answer]:

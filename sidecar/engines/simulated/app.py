@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import cast
 
 import uvicorn
@@ -23,9 +23,10 @@ from sidecar.engines.simulated import pages
 from sidecar.engines.simulated.engine import Card, EngineDead, Rejection, SimulatedCall, SimulatedVllm
 from sidecar.engines.simulated.options import Cut, Die, Hang, OrderedAnswer, RouteName
 from sidecar.vllm_plugin.adapters import Adapters
+from sidecar.vllm_plugin.protocol import Step
 from sidecar.vllm_plugin.resolver import ResolverClient
 from sidecar.vllm_plugin.routes import Plugin, routes
-from sidecar.vllm_plugin.server import EngineAdapter
+from sidecar.vllm_plugin.server import EngineAdapter, Prober
 from sidecar.vllm_plugin.usage import Usage
 
 Endpoint = Callable[[Request, asyncio.Event | None], Awaitable[Response]]
@@ -261,9 +262,13 @@ class SimulatedServer:
         return
 
     @property
-    def prober(self) -> None:
-        """See `ApiServer.prober`. A simulated engine computes nothing."""
-        return
+    def prober(self) -> Prober | None:
+        """See `ApiServer.prober`. Its answers are a function of all of an adapter's files."""
+        return self._probe if self._engine.options.proves else None
+
+    async def _probe(self, adapter: EngineAdapter | None, prompt: Sequence[int], tokens: int) -> tuple[Step, ...]:
+        made = await self._engine.generate(cast("Card | None", adapter), str(list(prompt)), tokens)
+        return tuple((token.number, {token.number: token.logprob}) for token in made)
 
     @property
     def is_full(self) -> bool:

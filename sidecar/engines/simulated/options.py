@@ -101,6 +101,7 @@ class Options:
         max_lora_rank: adapters above it are refused.
         runtime_lora: False: the routes that load and unload do not exist.
         plugin: True: it has our plugin, with the routes below ``/v1/loraplane``.
+        proves: True: the plugin may ask it short prompts.
         resolver: the socket that our plugin asks for names which are not loaded; None: they are not asked for.
         guard: of the plugin's routes.
         api_key: guards /v1; None: nothing is guarded.
@@ -120,6 +121,7 @@ class Options:
     max_lora_rank: int = 16
     runtime_lora: bool = True
     plugin: bool = False
+    proves: bool = False
     resolver: str | None = None
     guard: Guard = ANYONE_BESIDE
     api_key: str | None = None

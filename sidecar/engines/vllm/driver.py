@@ -135,9 +135,10 @@ class VllmEngine:
         self._changes = plugin.read_changes(b"".join(told))
         facts = process.facts(self.url, self._limits, after.limits.max_loras)
         past = {} if process.past_of is None else await self._past.seen(process.past_of, listing.adapters)
-        used = plugin.read_last_used(b"".join(told))
-        no_effect = plugin.read_no_effect(b"".join(told))
-        return Observed(facts, listing.base_models, listing.adapters, used, past, self.paused, no_effect)
+        page = b"".join(told)
+        used, no_effect = plugin.read_last_used(page), plugin.read_no_effect(page)
+        proven = no_effect, plugin.read_as_expected(page), plugin.read_unexpected(page)
+        return Observed(facts, listing.base_models, listing.adapters, used, past, self.paused, *proven)
 
     async def _look_whether_paused(self) -> str:
         process = self._process
@@ -158,11 +159,11 @@ class VllmEngine:
         told, seen = plugin.read_changes(body or b""), self._changes
         return told is not None and (seen is None or told.is_later_than(seen))
 
-    async def prove(self, path: str, *, request_id: str) -> Outcome:
+    async def prove(self, path: str, expect: str = "", *, request_id: str) -> Outcome:
         """See `Engine.prove`. By the plugin; what it was asked once it remembers."""
         if why := await self._look_whether_paused():
             return EnginePaused(why)
-        [answer] = await self._http.post([plugin.prove_call(path)], request_id, self._deadlines.load_seconds)
+        [answer] = await self._http.post([plugin.prove_call(path, expect)], request_id, self._deadlines.load_seconds)
         return plugin.proof_outcome(answer)
 
     async def load(self, name: str, path: str, *, request_id: str) -> Outcome:

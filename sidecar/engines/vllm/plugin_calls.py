@@ -13,6 +13,7 @@ from sidecar.engines.observed import (
     EngineGone,
     EngineLimits,
     NoEffect,
+    NotAsExpected,
     NotThere,
     Outcome,
     PathMissing,
@@ -42,9 +43,9 @@ def swap_call(name: str, old: str, new: str) -> PostRequest:
     return PostRequest("/v1/loraplane/swap", {"lora_name": name, "lora_path": new, "expected_path": old})
 
 
-def prove_call(path: str) -> PostRequest:
-    """Asks whether the adapter in a directory has an effect, before any name is bound to it."""
-    return PostRequest("/v1/loraplane/prove", {"lora_path": path})
+def prove_call(path: str, expect: str) -> PostRequest:
+    """Asks whether an adapter has an effect and answers as expected; an earlier plugin asks for the effect alone."""
+    return PostRequest("/v1/loraplane/prove", {"lora_path": path} | ({"expect": expect} if expect else {}))
 
 
 def proof_outcome(answer: Reply | Lost | NotSent) -> Outcome:
@@ -54,6 +55,8 @@ def proof_outcome(answer: Reply | Lost | NotSent) -> Outcome:
             match json_of(body):
                 case {"schema": 1, "proof": "no_effect" | "not_finite", "message": str(message)}:
                     return NoEffect(message[:_MOST_CHARACTERS])
+                case {"schema": 1, "proof": "not_as_expected", "message": str(message)}:
+                    return NotAsExpected(message[:_MOST_CHARACTERS])
     return Done()
 
 
@@ -73,6 +76,7 @@ class About:
         tells_coverage: it knows which modules the engine applies adapters to.
         limits: what the engine was started with, as far as the plugin tells.
         proves: it can say whether an adapter has an effect.
+        expects: it can say whether an adapter answers as expected.
         kv_connectors: through what the engine shares what it computed; None: the plugin does not tell.
     """
 
@@ -83,6 +87,7 @@ class About:
     tells_coverage: bool = False
     kv_connectors: tuple[str, ...] | None = None
     proves: bool = False
+    expects: bool = False
 
 
 def read_about(body: bytes) -> About | None:
@@ -91,7 +96,7 @@ def read_about(body: bytes) -> About | None:
         case {"schema": 1, "capabilities": [*can], **more} if {one for one in can if isinstance(one, str)} >= _NEEDED:
             limits = _limits(more.get("limits"))
             told = "resolve" in can, "uses" in can, "changes" in can, limits, "coverage" in can
-            return About(*told, _connectors(more.get("kv_connectors")), "proof" in can)
+            return About(*told, _connectors(more.get("kv_connectors")), "proof" in can, "expect" in can)
         case _:
             return None
 
@@ -154,6 +159,24 @@ def read_no_effect(body: bytes) -> frozenset[str]:
             return frozenset(path for path in paths if isinstance(path, str))
         case _:
             return frozenset()
+
+
+def read_as_expected(body: bytes) -> frozenset[str]:
+    """Keys of adapters that answered as expected; nothing, where that cannot be read."""
+    match json_of(body):
+        case {"schema": 1, "as_expected": [*keys]}:
+            return frozenset(key for key in keys if isinstance(key, str))
+        case _:
+            return frozenset()
+
+
+def read_unexpected(body: bytes) -> dict[str, str]:
+    """By their keys, where adapters answered otherwise than expected; nothing, where that cannot be read."""
+    match json_of(body):
+        case {"schema": 1, "unexpected": dict(found)}:
+            return {f"{key}": said[:_MOST_CHARACTERS] for key, said in found.items() if isinstance(said, str)}
+        case _:
+            return {}
 
 
 @dataclass(frozen=True, slots=True)

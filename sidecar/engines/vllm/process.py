@@ -69,8 +69,8 @@ class VllmProcess:
         seen = replace(limits, max_loras=max_loras or limits.max_loras)
         resolves = self.about is not None and self.about.resolves
         told_by = (self.version, url, self.incarnation)
-        proves = self.about is not None and self.about.proves
-        return EngineFacts("vllm", *told_by, seen, self._swap, resolves, self.evidence, tuple(self._hazards()), proves)
+        proves = (self.about.proves, self.about.expects) if self.about is not None else (False, False)
+        return EngineFacts("vllm", *told_by, seen, self._swap, resolves, self.evidence, tuple(self._hazards()), *proves)
 
     @property
     def remembers_names(self) -> bool:

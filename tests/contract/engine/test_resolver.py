@@ -28,7 +28,7 @@ async def url(request, tiny, socket, asking_flags) -> AsyncIterator[str]:
     """The URL of an engine that asks on `socket`, without adapters, each kind in turn."""
     if request.param == "simulated":
         model = str(tiny.model)
-        options = Options(BASE_MODEL, model, plugin=True, resolver=socket, token_seconds=0.001)
+        options = Options(served_model_name=BASE_MODEL, model=model, plugin=True, resolver=socket, token_seconds=0.001)
         async with serving(SimulatedVllm(options)) as url:
             yield url
         return

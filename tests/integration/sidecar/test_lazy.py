@@ -6,15 +6,18 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from registry.model.records import Expect
 from sidecar.engines.simulated.app import SimulatedServer, serving
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.loop.drain import DrainTracker
+from sidecar.vllm_plugin.protocol import Step
 from tests.support.rig import Keeping, Rig, running, running_rig
 from tests.support.waiting import eventually
 
@@ -60,8 +63,8 @@ async def test_one_without_effect_is_unloaded_after_its_first_request_and_refuse
 ):
     """R22 applied-whole, R5: the first request does not wait for the proof; the status says why there is no second."""
 
-    async def as_the_base(*_: object) -> tuple[float, ...]:
-        return (-1.0,)
+    async def as_the_base(*_: object) -> tuple[Step, ...]:
+        return ((0, {0: -1.0}),)
 
     monkeypatch.setattr(SimulatedServer, "prober", staticmethod(as_the_base))
     async with running_rig(tmp_path, SimulatedVllm(options)) as rig:
@@ -72,6 +75,26 @@ async def test_one_without_effect_is_unloaded_after_its_first_request_and_refuse
         assert await rig.request("a") == 404
         await eventually(lambda: [(one.name, one.reason) for one in rig.status.failed] == [("a", "no_effect")])
         assert resident(rig) == {}
+
+
+async def test_one_that_answers_otherwise_is_unloaded_after_its_first_request_and_refused_from_then_on(
+    tmp_path, options
+):
+    """R22 applied-whole, R5: as one without an effect; what no record expects is served."""
+    never = Expect.model_validate({"answers": [{"prompt": [1], "tokens": [1]}]})
+    async with running_rig(tmp_path, SimulatedVllm(replace(options, proves=True))) as rig:
+        rig.desire(1, lazy="a", expect=never, a="v1")
+        await rig.served(1)
+        assert await rig.request("a") == 200
+        await eventually(lambda: rig.engine.cards == {})
+        assert await rig.request("a") == 404
+        await eventually(lambda: [(one.name, one.reason) for one in rig.status.failed] == [("a", "not_as_expected")])
+        rig.desire(2, lazy="a", a="v1")
+
+        async def is_served() -> bool:  # the engine remembers for a second that there is no such name
+            return await rig.request("a") == 200
+
+        await eventually(is_served)
 
 
 async def test_without_a_plugin_the_status_says_what_is_missing(tmp_path):

@@ -405,10 +405,15 @@ def test_a_label_of_replicas_that_is_no_pair_is_named(cli, admin, command):
 
 
 def test_a_digest_goes_with_the_source_that_it_was_of(cli, admin):
-    admin.answers["GetAdapter"] = [there()]
-    admin.answers["ApplyAdapters"] = [applied]
+    """And so does what is expected of its files."""
+    expect = pb.Expect(answers=[pb.ExpectedAnswer(prompt=[1], tokens=[2])])
+    admin.answers["GetAdapter"] = [there(expect=expect), there(expect=expect)]
+    admin.answers["ApplyAdapters"] = [applied, applied]
+    assert cli("-o", "json", "set", "sql", "--priority", "7").json["results"]
+    assert admin.asked("ApplyAdapters")[0].changes[0].upsert.spec.expect == expect
     assert cli("-o", "json", "set", "sql", "--source", "s3://b/v2", "--lazy").json["results"]
-    spec = admin.asked("ApplyAdapters")[0].changes[0].upsert.spec
+    spec = admin.asked("ApplyAdapters")[1].changes[0].upsert.spec
+    assert not spec.HasField("expect")
     assert (spec.source.uri, spec.source.digest, spec.source.signature, spec.load) == ("s3://b/v2", "", "", "lazy")
 
 

@@ -17,6 +17,11 @@ GOOD = HEAD + META + "spec: {source: {uri: 'file:///adapters/sql'}}\n"
 DIGEST = "sha256:" + "ab" * 32
 
 
+def expecting(answer: str) -> str:
+    """A manifest with one expected answer."""
+    return GOOD.replace("}}\n", f"}}, expect: {{answers: [{{{answer}}}]}}}}\n")
+
+
 def complaint(text: str) -> InvalidArgument:
     with pytest.raises(InvalidArgument) as caught:
         check_unique(read_manifests(text, "a.yaml"))
@@ -166,6 +171,21 @@ def test_documents_are_counted_and_empty_ones_are_skipped():
         (GOOD.replace("}}\n", "}, priority: 99999999999}\n"), "spec.priority", "from -1000 to 1000"),
         (GOOD.replace("}}\n", "}, priority: -99999999999}\n"), "spec.priority", "from -1000 to 1000"),
         (GOOD.replace("}}\n", "}, placement: {replicas: 99999999999}}\n"), "placement.replicas", "from 1 to 10000"),
+        (expecting("prompt: [], tokens: [2]"), "spec.expect.answers.0.prompt", "1 to 64 numbers of tokens"),
+        (expecting("prompt: [1], tokens: [-2]"), "spec.expect.answers.0.tokens.0", "1 to 16 numbers of tokens"),
+        (expecting("prompt: [1], tokens: [2], logprob: [0]"), "answers.0.logprob", "did you mean logprobs?"),
+        (expecting("prompt: [1], tokens: [2], logprobs: [.nan]"), "answers.0.logprobs", "from -1000 to 0 for each"),
+        (
+            expecting("prompt: [1], tokens: [2, 3], logprobs: [-1]"),
+            "spec.expect.answers.0",
+            "one logprob of each token",
+        ),
+        (GOOD.replace("}}\n", "}, expect: {answers: []}}\n"), "spec.expect.answers", "give 1 to 4 answers"),
+        (
+            GOOD.replace("}}\n", "}, expect: {answers: [{prompt: [1], tokens: [2]}], tolerance: .inf}}\n"),
+            "spec.expect.tolerance",
+            "from 0.0001 to 10",
+        ),
         (GOOD.replace("'}}", "', signature: abc}}"), "spec.source.signature", "what loraplane sign prints"),
         (GOOD.replace("}}\n", f"}}, load: {'x' * 5000}}}\n"), "spec.load", "must be 'eager' or 'lazy', found 'xxx"),
         (

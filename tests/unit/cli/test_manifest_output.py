@@ -16,7 +16,7 @@ from registry.cli.views.columns import ADAPTERS
 from registry.cli.views.output import Format, Printer, yaml_document
 from registry.cli.views.residency_view import AdapterRow
 from registry.model.messages import spec_message
-from registry.model.records import AdapterSpec, Canary, Placement, Prepare, SourceSpec, Strategy
+from registry.model.records import AdapterSpec, Canary, Expect, ExpectedAnswer, Placement, Prepare, SourceSpec, Strategy
 from registry.v1 import registry_pb2 as pb
 from tests.unit.cli.fake_admin import applied
 
@@ -54,6 +54,15 @@ FIELDS[Strategy] = {
     "max_failures": st.integers(0, 10_000),
     "soak_seconds": st.integers(0, 7 * 86_400),
 }
+FIELDS[ExpectedAnswer] = {
+    "prompt": st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=64),
+    "tokens": st.lists(st.integers(0, 2**31 - 1), min_size=3, max_size=3),
+    "logprobs": st.lists(st.floats(-1000, 0), min_size=3, max_size=3) | st.just([]),
+}
+FIELDS[Expect] = {
+    "answers": st.lists(st.builds(ExpectedAnswer, **FIELDS[ExpectedAnswer]), min_size=1, max_size=4),
+    "tolerance": st.floats(0.0001, 10),
+}
 FIELDS[AdapterSpec] = {
     "source": st.builds(SourceSpec, **FIELDS[SourceSpec]),
     "base_model": st.none() | PRINTABLE,
@@ -65,6 +74,7 @@ FIELDS[AdapterSpec] = {
     "labels": LABELS,
     "strategy": st.none() | st.builds(Strategy, **FIELDS[Strategy]),
     "description": st.none() | PRINTABLE,
+    "expect": st.none() | st.builds(Expect, **FIELDS[Expect]),
 }
 
 

@@ -56,6 +56,7 @@ def test_every_command_says_what_it_does(path, capsys):
 def test_the_commands_are_those_of_the_interface():
     expected = (
         "apply add set get describe events delete retry history rollback rollout diff check digest publish sign doctor"
+        " expect"
     )
     more = "top export edit label explain schema completion config backup restore drain undrain pool replica tenant dev"
     assert set(ROOT.commands) == {*expected.split(), *more.split()}

@@ -12,11 +12,13 @@ from loraplane import (
     Conflict,
     FailedPrecondition,
     Internal,
+    InvalidArgument,
     NotFound,
     Reason,
     Registry,
     Unavailable,
 )
+from registry.model.messages import spec_dict
 from registry.v1 import registry_pb2 as pb
 from tests.support.unanswered import nobody_listens
 from tests.unit.cli.fake_admin import FakeAdmin, Refusal, applied, served
@@ -159,6 +161,24 @@ def test_a_router_is_told_when_nobody_answers_for_so_long():
         pytest.raises(Unavailable, match=f"no connection to the admin service at {address}"),
     ):
         next(states)
+
+
+EXPECT = {"answers": [{"prompt": [1, 2], "tokens": [3], "logprobs": [-0.5]}], "tolerance": 0.1}
+
+
+def test_what_it_should_answer_is_published_with_it(registry, admin):
+    """As `loraplane expect -o json` prints it."""
+    admin.answers["ApplyAdapters"] = [applied]
+    registry.publish("s3://a/1/", "a", "p", expect=EXPECT, wait=False)
+    (change,) = admin.asked("ApplyAdapters")[0].changes
+    assert spec_dict(change.upsert.spec)["expect"] == EXPECT
+
+
+@pytest.mark.parametrize("expect", [{"answer": []}, {"answers": 3}, {"answers": [{"prompt": ["a"]}]}])
+def test_what_nothing_can_answer_is_refused_by_name(registry, admin, expect):
+    with pytest.raises(InvalidArgument) as refused:
+        registry.publish("s3://a/1/", "a", "p", expect=expect, wait=False)
+    assert (refused.value.field, admin.asked("ApplyAdapters")) == ("expect", [])
 
 
 def test_the_spellings_of_the_last_release_still_work(registry, admin):

@@ -13,6 +13,7 @@ from sidecar.engines.observed import (
     EngineGone,
     EngineLimits,
     NoEffect,
+    NotAsExpected,
     NotThere,
     PathMissing,
     Refused,
@@ -212,6 +213,7 @@ def proof(told: object) -> Reply:
     [
         (proof("no_effect"), NoEffect("m")),
         (proof("not_finite"), NoEffect("m")),
+        (proof("not_as_expected"), NotAsExpected("m")),
         *((proof(told), Done()) for told in ("effect", "later", "unknown", "newer", 3)),
         (Reply(200, b"<html>"), Done()),
         (Lost("m"), Done()),
@@ -234,6 +236,26 @@ def test_what_has_no_effect_is_read_from_a_page_that_strangers_may_write(told, p
     assert plugin.read_no_effect(json.dumps({"schema": 1, **told}).encode()) == paths
 
 
-def test_a_plugin_says_that_it_can_prove():
-    able = {"schema": 1, "capabilities": ["swap", "unload", "state", "proof"]}
-    assert plugin.read_about(json.dumps(able).encode()) == About(proves=True)
+@pytest.mark.parametrize(
+    ("told", "right", "wrong"),
+    [
+        ({"as_expected": ["k", 3], "unexpected": {"l": "m" * 600, "n": 3}}, {"k"}, {"l": "m" * 512}),
+        ({"as_expected": "k", "unexpected": ["l"]}, set(), {}),
+        ({}, set(), {}),
+    ],
+)
+def test_what_is_as_expected_is_read_from_the_same_page(told, right, wrong):
+    """A plugin of an earlier release tells nothing of it."""
+    body = json.dumps({"schema": 1, **told}).encode()
+    assert (plugin.read_as_expected(body), plugin.read_unexpected(body)) == (right, wrong)
+
+
+def test_nothing_is_sent_to_a_plugin_that_is_not_expected():
+    assert plugin.prove_call("/a", "").body == {"lora_path": "/a"}
+    assert plugin.prove_call("/a", "{}").body == {"lora_path": "/a", "expect": "{}"}
+
+
+@pytest.mark.parametrize("expects", [False, True])
+def test_a_plugin_says_that_it_can_prove(expects):
+    able = {"schema": 1, "capabilities": ["swap", "unload", "state", "proof", *(["expect"] if expects else [])]}
+    assert plugin.read_about(json.dumps(able).encode()) == About(proves=True, expects=expects)

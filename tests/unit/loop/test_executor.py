@@ -22,6 +22,7 @@ from sidecar.plan.types import Call, Load, Plan, Swap, Unload
 from tests.simulation.loop import VirtualLoop
 
 REF = ArtifactRef("file:///a", "sha256:" + "0" * 64)
+EXPECTING = replace(REF, expect="what is expected")
 A, B, C = Load("a", "/a", REF, ""), Swap("b", "/b", "/new", REF, ""), Unload("c", "/c")
 LOAD_SECONDS = 0.5
 HANG_SECONDS = 30.0
@@ -50,8 +51,8 @@ class Engine:
     async def load(self, name: str, _path: str, *, request_id: str) -> Outcome:
         return await self._call(f"load {name}{request_id}")
 
-    async def prove(self, path: str, *, request_id: str) -> Outcome:
-        self.called.append((f"prove {path}{request_id}", _now()))
+    async def prove(self, path: str, expect: str = "", *, request_id: str) -> Outcome:
+        self.called.append((f"prove {path}{request_id} {expect}", _now()))
         return NoEffect("m") if path in self.hanging else Done()
 
     async def swap(self, name: str, _old: str, _new: str, *, request_id: str) -> Outcome:
@@ -284,7 +285,7 @@ def test_a_call_that_is_not_sent_yet_is_waited_for():
 
 
 @pytest.mark.parametrize("is_without", [False, True])
-@pytest.mark.parametrize("call", [replace(A, prove=True), replace(B, prove=True)])
+@pytest.mark.parametrize("call", [replace(one, prove=True, ref=EXPECTING) for one in (A, B)])
 def test_what_has_no_effect_is_never_bound_to_a_name(call, is_without):
     """R22 applied-whole: the engine is asked first, and then loads nothing."""
     path = call.path if isinstance(call, Load) else call.new
@@ -293,6 +294,7 @@ def test_what_has_no_effect_is_never_bound_to_a_name(call, is_without):
         engine = Engine(is_busy=False)
         engine.hanging = {path} if is_without else set()
         assert await engine.carry_out(call) == (1, False)
+        assert engine.called[0][0] == f"prove {path} what is expected"
         made = [what.split()[0] for what, _ in engine.called]
         assert made == (["prove"] if is_without else ["prove", type(call).__name__.lower()])
 

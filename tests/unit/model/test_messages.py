@@ -25,6 +25,7 @@ from registry.model.records import (
     AdapterSpec,
     BaseShapes,
     CanaryRollout,
+    Expect,
     PoolLimits,
     PoolSpec,
     ReplicaGroup,
@@ -35,6 +36,21 @@ from registry.model.records import (
 from registry.model.status import ReportedEvidence
 from registry.v1 import registry_pb2 as pb
 
+NUMBERS = st.integers(0, 2**31 - 1)
+
+
+def answer_of(tokens: list[int]) -> st.SearchStrategy[dict[str, object]]:
+    """An expected answer of these tokens, with a logprob of each or none."""
+    logprobs = st.floats(-1000, 0) if tokens else st.nothing()
+    lists = st.lists(logprobs, min_size=len(tokens), max_size=len(tokens)) | st.just([])
+    prompts = st.lists(NUMBERS, min_size=1, max_size=64)
+    return st.fixed_dictionaries({"prompt": prompts, "tokens": st.just(tokens), "logprobs": lists})
+
+
+ANSWERS = st.lists(NUMBERS, min_size=1, max_size=16).flatmap(answer_of)
+EXPECTS = st.fixed_dictionaries(
+    {"answers": st.lists(ANSWERS, min_size=1, max_size=4)}, optional={"tolerance": st.floats(0.0001, 10)}
+)
 SPECS = st.fixed_dictionaries(
     {"source": st.sampled_from([{"uri": "file:///a"}, {"uri": "file:///a", "digest": "sha256:" + "a" * 64}])},
     optional={
@@ -49,6 +65,7 @@ SPECS = st.fixed_dictionaries(
             [None, {"canary": {"replicas": "25%"}}, {"canary": {"replicas": 2}, "soak_seconds": 0, "promote": "manual"}]
         ),
         "description": st.text(st.characters(exclude_categories=["C"]), min_size=1, max_size=30),
+        "expect": st.none() | EXPECTS,
     },
 )
 
@@ -66,6 +83,12 @@ def test_no_field_is_forgotten():
     assert set(limits_dict(pb.PoolLimits())) == set(PoolLimits.model_fields)
     assert set(pool_dict(pb.Pool())) == set(PoolSpec.model_fields) - {"schema_version"} | {"etag"}
     assert set(tenant_dict(pb.Tenant())) == set(TenantRecord.model_fields) - {"schema_version"} | {"etag"}
+
+
+def test_an_expectation_without_a_tolerance_has_the_default_of_the_record():
+    answers = [{"prompt": [1], "tokens": [2], "logprobs": []}]
+    told = spec_dict(pb.AdapterSpec(expect=pb.Expect(answers=[pb.ExpectedAnswer(prompt=[1], tokens=[2])])))["expect"]
+    assert told == Expect.model_validate({"answers": answers}).model_dump()
 
 
 @pytest.mark.parametrize("strategy", [None, pb.Strategy(canary_replicas="1")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from sidecar.engines.observed import (
     EngineGone,
     EnginePaused,
     NoEffect,
+    NotAsExpected,
     NotThere,
     PathMissing,
     Refused,
@@ -62,10 +64,13 @@ def refused(at: float = 0.0, previous: Failure | None = None, *, ref: ArtifactRe
     return failure
 
 
-def test_what_has_no_effect_waits_for_a_change():
+@pytest.mark.parametrize(("outcome", "reason"), [(NoEffect("m"), "no_effect"), (NotAsExpected("m"), "not_as_expected")])
+def test_what_is_not_right_waits_for_a_change(outcome, reason):
     """R22 applied-whole, R8: of the record or of the engine's process."""
-    failure = after_call(NoEffect("m"), REF, "e1", None, now=10.0, uniform=longest)
-    assert (failure.reason, failure.retry_at, failure.final_at, failure.is_settled()) == ("no_effect", None, 10.0, True)
+    failure = after_call(outcome, REF, "e1", None, now=10.0, uniform=longest)
+    assert (failure.reason, failure.retry_at, failure.final_at, failure.is_settled()) == (reason, None, 10.0, True)
+    assert failure.message.startswith("m")
+    assert not failure.forbids(replace(REF, expect="{}"), "e1", 11.0), "another expectation is another question"
     assert failure.forbids(REF, "e1", 1e9)
     assert not failure.forbids(REF, "e2", 11.0)
 

@@ -28,6 +28,7 @@ from sidecar.plan.types import (
     Unload,
     WarnedAdapter,
 )
+from sidecar.vllm_plugin.protocol import expected_key
 from tests.support.records import POOL, digest, kv, put
 from tests.support.worlds import desired, known, observed, path_of, pool, staged, wants
 
@@ -562,3 +563,67 @@ def test_what_was_bound_before_the_engine_could_be_asked_is_unloaded():
     assert plan(state, replace(seen, paused="asleep"), known(state, "v1")).calls == ()
     asked = replace(known(state, "v1"), lazy=replace(NOTHING_LAZY, asked=frozenset({"a"})))
     assert plan(state, seen, asked).calls == ()
+
+
+EXPECT = {"answers": [{"prompt": [1], "tokens": [2], "logprobs": [-1.0]}]}
+
+
+def key_in(state, name="a", source="v1"):
+    return expected_key(path_of(source), ref_of(state, name).expect)
+
+
+def expecting(seen, **more):
+    """An engine with a plugin that can also be asked what adapters answer."""
+    return replace(seen, facts=replace(seen.facts, expects=True), **more)
+
+
+def test_what_answers_otherwise_is_not_loaded_and_the_old_version_stays():
+    """R22 applied-whole, R8: of two names with the same files, that which expects nothing is served."""
+    state = desired(kv("a", 1, source="v2", expect=EXPECT), kv("b", 2, source="v2"))
+    engine = expecting(proving({"a": "v1"}), unexpected={key_in(state, source="v2"): "otherwise"})
+    made = plan(state, engine, known(state, "v2"))
+    assert [(type(call), call.name, call.prove) for call in made.calls] == [(Load, "b", True)]
+    assert reasons(made.failed) == {"a": "not_as_expected"}
+    assert made.failed[0].message.startswith("otherwise; make spec.expect anew")
+    assert ref_of(state, "a").expect
+
+
+def test_what_was_bound_before_it_was_found_to_answer_otherwise_is_unloaded():
+    """R22 applied-whole, R5: an error is better than a wrong answer."""
+    state = desired(kv("a", 1, expect=EXPECT), kv("b", 2))
+    seen = expecting(proving({"a": "v1", "b": "v1"}), unexpected={key_in(state): "otherwise"})
+    made = plan(state, seen, known(state, "v1"))
+    assert made.calls == (Unload("a", path_of("v1"), made.calls[0].request_id),)
+    assert (reasons(made.failed), [one.name for one in made.served]) == ({"a": "not_as_expected"}, ["b"])
+    assert plan(state, seen, known(state)).calls == (), "what is not in the store is staged first"
+    assert plan(state, seen, known(state, "v1"), pool(prove="off")).calls == ()
+
+
+def test_another_expectation_is_another_question():
+    state = desired(kv("a", 1, expect=EXPECT | {"tolerance": 0.5}))
+    old = desired(kv("a", 1, expect=EXPECT))
+    seen = expecting(proving({"a": "v1"}), unexpected={key_in(old): "otherwise"})
+    assert [one.name for one in plan(state, seen, known(state, "v1")).served] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("proves", "expects", "prove", "said"),
+    [
+        (True, True, "effect", "the engine has no room for it yet"),
+        (True, True, "off", "the pool has --prove off"),
+        (True, False, "effect", "the plugin of this release"),
+        (False, False, "effect", "the plugin of this release"),
+    ],
+)
+def test_it_is_said_of_what_is_served_that_nobody_knows_what_it_answers(proves, expects, prove, said):
+    """R22 applied-whole: never silence."""
+    more = kv("c", 3, source="v2", expect=EXPECT), kv("d", 4, expect=EXPECT)
+    state = desired(kv("a", 1, expect=EXPECT), kv("b", 2), *more)
+    seen = observed({"a": "v1", "b": "v1"})
+    seen = replace(seen, facts=replace(seen.facts, proves=proves, expects=expects))
+    warned = plan(state, seen, known(state, "v1"), pool(prove=prove)).warnings
+    found = [one for one in warned if one.reason == "expect_unproven"]
+    assert [(one.name, one.generation) for one in found] == [("a", 1)]
+    assert said in found[0].message
+    asked = replace(seen, as_expected=frozenset({key_in(state)}))
+    assert not [one for one in plan(state, asked, known(state, "v1")).warnings if one.reason == "expect_unproven"]

@@ -19,7 +19,7 @@ from sidecar.resolver import resolver as module
 from sidecar.resolver.demand import ResidentSet
 from sidecar.resolver.policy import Catalogue
 from sidecar.resolver.resolver import Means, Resolver
-from sidecar.vllm_plugin.protocol import Resolved, Unresolved
+from sidecar.vllm_plugin.protocol import Resolved, Unresolved, expected_key
 from tests.support.records import POOL, deletion, kv, put
 from tests.support.waiting import eventually
 from tests.support.worlds import observed, path_of, pool, review
@@ -58,9 +58,10 @@ class Owner:
 class Scene:
     """A resolver whose engine was looked at, with lazy adapters a, b, c and d of sources of their own."""
 
-    def __init__(self, *, answer_seconds: float = 25.0) -> None:
+    def __init__(self, *, answer_seconds: float = 25.0, **spec: object) -> None:
         self.informer = Informer(POOL)
-        self.informer.replace(10, [kv(name, 1, source=f"of-{name}", load="lazy") for name in "abcd"] + [kv("e", 2)])
+        lazy = [kv(name, 1, source=f"of-{name}", load="lazy", **spec) for name in "abcd"]
+        self.informer.replace(10, [*lazy, kv("e", 2)])
         self.mailbox, self.store, self.owner = Mailbox(), Store(), Owner()
         self.demand = ResidentSet(Catalogue(POOL, self.informer.record))
         self.told: list[tuple[str, str]] = []
@@ -118,6 +119,27 @@ async def test_whether_to_prove_is_told_and_what_has_no_effect_is_refused():
         assert failure.reason == "no_effect"
         look(frozenset({path_of("of-a")}), prove="off")
         assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+
+
+@pytest.mark.parametrize("can", [True, False])
+async def test_what_is_expected_is_told_to_a_plugin_that_can_prove_it(can):
+    """R22 applied-whole: after the first request; one that answers otherwise is refused from then on."""
+    answer = {"prompt": [1], "tokens": [2], "logprobs": [-1.0]}
+    scene, seen = Scene(expect={"answers": [answer]}), observed()
+    seen = replace(seen, facts=replace(seen.facts, proves=True, expects=can))
+    async with scene.open():
+        review(scene.demand, scene.informer.state, seen, now=0.0, spec=pool(max_adapters=10))
+        told = await scene.resolver.ask("a")
+        assert isinstance(told, Resolved)
+        assert (told.prove, bool(told.expect)) == (True, can)
+        if not can:
+            return
+        seen = replace(seen, unexpected={expected_key(told.path, told.expect): "otherwise"})
+        review(scene.demand, scene.informer.state, seen, now=0.0, spec=pool(max_adapters=10))
+        assert await scene.resolver.ask("a") == Unresolved("refused")
+        failure = scene.demand.trouble("a")
+        assert failure is not None
+        assert (failure.reason, failure.message[:9]) == ("not_as_expected", "otherwise")
 
 
 async def test_unknown_eager_and_unready_are_told_at_once():

@@ -9,6 +9,8 @@ from registry.model.records import (
     AdapterRecord,
     AuditRecord,
     Canary,
+    Expect,
+    ExpectedAnswer,
     Placement,
     Prepare,
     RetiredRecord,
@@ -63,6 +65,7 @@ def test_new_weights_come_to_canaries_first(author):
         {"base_model": "other"},
         {"credentials": "s3"},
         {"prepare": Prepare(dora="strip")},
+        {"expect": Expect(answers=[ExpectedAnswer(prompt=[1], tokens=[2])])},
     ],
     ids=str,
 )

@@ -99,6 +99,31 @@ WRONG = {
         "changes[0].upsert.spec.description",
         Reason.INVALID_FIELD,
     ),
+    "no prompt": (
+        lambda: upsert(expect={"answers": [{"prompt": [], "tokens": [1]}]}),
+        "changes[0].upsert.spec.expect.answers.0.prompt",
+        Reason.INVALID_FIELD,
+    ),
+    "a number that is none": (
+        lambda: upsert(expect={"answers": [{"prompt": [1], "tokens": [1], "logprobs": [float("nan")]}]}),
+        "changes[0].upsert.spec.expect.answers.0.logprobs",
+        Reason.INVALID_FIELD,
+    ),
+    "fewer logprobs than tokens": (
+        lambda: upsert(expect={"answers": [{"prompt": [1], "tokens": [1, 2], "logprobs": [-1.0]}]}),
+        "changes[0].upsert.spec.expect.answers.0",
+        Reason.INVALID_FIELD,
+    ),
+    "a prompt too many": (
+        lambda: upsert(expect={"answers": [{"prompt": [1], "tokens": [1]}] * 5}),
+        "changes[0].upsert.spec.expect.answers",
+        Reason.INVALID_FIELD,
+    ),
+    "a tolerance without end": (
+        lambda: upsert(expect={"answers": [{"prompt": [1], "tokens": [1]}], "tolerance": float("inf")}),
+        "changes[0].upsert.spec.expect.tolerance",
+        Reason.INVALID_FIELD,
+    ),
     "base model": (lambda: upsert(base_model=""), "changes[0].upsert.spec.base_model", Reason.INVALID_FIELD),
     "delete": (lambda: validate.make_remove("", "", field="changes[3]"), "changes[3].delete", Reason.INVALID_NAME),
     "delete nothing": (

@@ -218,14 +218,14 @@ class Answering(Engine):
 
     def __init__(self, most: object = 4) -> None:
         super().__init__()
-        self.asked: list[tuple[int, object]] = []
+        self.asked: list[tuple[object, object]] = []
         self.vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=most))
 
     async def generate(self, prompt, sampling_params, request_id, *, lora_request=None):
-        self.asked.append((len(prompt["prompt_token_ids"]), lora_request))
+        self.asked.append((prompt["prompt_token_ids"], lora_request))
         row = {9: SimpleNamespace(logprob=-1.0), 3: SimpleNamespace(logprob=-2.0)}
-        for logprobs in ([], [row]):
-            yield SimpleNamespace(outputs=[SimpleNamespace(logprobs=logprobs)])
+        for made in ([], [row]):
+            yield SimpleNamespace(outputs=[SimpleNamespace(logprobs=made, token_ids=[9] * len(made))])
 
 
 async def test_an_engine_answers_a_prompt_bound_to_an_adapter_or_to_none():
@@ -242,9 +242,11 @@ async def test_an_engine_answers_a_prompt_bound_to_an_adapter_or_to_none():
     server = VllmServer(engine, models(), request_class(), params)
     adapter = server.make("x", "/a", None)
     assert server.prober is not None
-    assert await server.prober(adapter, 7) == await server.prober(None, 7) == (-2.0, -1.0)
-    assert [bound for _, bound in engine.asked] == [adapter, None]
-    assert made[0] == {"temperature": 0, "max_tokens": 7, "logprobs": 5, "detokenize": False}
+    answers = [await server.prober(bound, (4, 5), 7) for bound in (adapter, None)]
+    assert answers == [((9, {9: -1.0, 3: -2.0}),)] * 2
+    assert engine.asked == [([4, 5], adapter), ([4, 5], None)]
+    # What ends a text for others is a token as any other here.
+    assert made[0] == {"temperature": 0, "max_tokens": 7, "logprobs": 5, "detokenize": False, "ignore_eos": True}
 
 
 def test_an_engine_that_cannot_be_asked_has_no_prober():

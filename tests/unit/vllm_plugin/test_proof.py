@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,25 @@ from sidecar.engines.simulated.options import Options
 from sidecar.vllm_plugin import proof as module
 from sidecar.vllm_plugin.adapters import Adapters
 from sidecar.vllm_plugin.proof import Prover, compared, has_products
-from sidecar.vllm_plugin.protocol import Resolved
+from sidecar.vllm_plugin.protocol import (
+    ExpectedAnswers,
+    PromptedAnswer,
+    Resolved,
+    Step,
+    expected_key,
+    write_expected,
+)
 from sidecar.vllm_plugin.resolver import ResolverClient
 from sidecar.vllm_plugin.server import EngineAdapter, EngineRefused, FilesMissing
 from tests.support.waiting import eventually
 from tests.unit.vllm_plugin.played import PlayedServer
 
 BASE = (-1.0, -2.0)
+
+
+def steps(logprobs: Sequence[float]) -> tuple[Step, ...]:
+    """An answer of one token with these logprobs."""
+    return ((0, dict(enumerate(logprobs))),)
 
 
 def adapter(folder: Path, number: float = 1.0, name: str = "q_proj.lora_B.weight") -> str:
@@ -41,14 +54,14 @@ def adapter(folder: Path, number: float = 1.0, name: str = "q_proj.lora_B.weight
 def server_of(adapted: tuple[float, ...] | Exception, gate: asyncio.Event | None = None) -> PlayedServer:
     """Answers the base with BASE, and an adapter so."""
 
-    async def prober(one: EngineAdapter | None, _tokens: int) -> tuple[float, ...]:
+    async def prober(one: EngineAdapter | None, _prompt: Sequence[int], _tokens: int) -> tuple[Step, ...]:
         if gate is not None:
             await gate.wait()
         if one is None:
-            return BASE
+            return steps(BASE)
         if isinstance(adapted, Exception):
             raise adapted
-        return adapted
+        return steps(adapted)
 
     return PlayedServer(prober=prober)
 
@@ -74,9 +87,9 @@ async def test_what_shows_nothing_in_one_token_is_asked_for_more(tmp_path):
     """R22 applied-whole, R8: experts of the last layer see few tokens, and nothing right is refused for that."""
     asked = []
 
-    async def prober(one: EngineAdapter | None, tokens: int) -> tuple[float, ...]:
+    async def prober(one: EngineAdapter | None, _prompt: Sequence[int], tokens: int) -> tuple[Step, ...]:
         asked.append(tokens)
-        return (-3.0,) if one is not None and tokens > 1 else BASE
+        return steps((-3.0,) if one is not None and tokens > 1 else BASE)
 
     assert (await Adapters(PlayedServer(prober=prober)).prove(adapter(tmp_path)))["proof"] == "effect"
     assert asked == [1, 1, 32, 32]
@@ -134,12 +147,12 @@ async def test_what_equals_a_base_that_it_ran_over_into_is_not_accused(tmp_path,
     """R22, R8: vLLM's CPU build applies what is in its last slot to requests for the base in the same step."""
     server = server_of(BASE)
 
-    async def prober(one: EngineAdapter | None, _tokens: int) -> tuple[float, ...]:
+    async def prober(one: EngineAdapter | None, _prompt: Sequence[int], _tokens: int) -> tuple[Step, ...]:
         if one is not None or server.memory:
-            return BASE
+            return steps(BASE)
         if isinstance(alone, Exception):
             raise alone
-        return alone
+        return steps(alone)
 
     server.prober = prober
     assert await Prover(server).prove(adapter(tmp_path / "a")) == "unknown"
@@ -276,6 +289,103 @@ async def test_a_proof_that_is_cancelled_ends_quietly(tmp_path):
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
     await eventually(lambda: ("remove", 1) in server.calls)
+
+
+RIGHT = PromptedAnswer((5, 6), (7, 8), (-0.5, -1.0))
+WANTED = write_expected(ExpectedAnswers((RIGHT, PromptedAnswer((9,), (7,))), 0.1))
+OTHER = write_expected(ExpectedAnswers((RIGHT,), 0.01))
+
+
+def answering(found: Sequence[Step] | Exception, asked: list[object] | None = None) -> PlayedServer:
+    """Answers the base otherwise than any adapter, and each expected prompt so."""
+
+    async def prober(one: EngineAdapter | None, prompt: Sequence[int], tokens: int) -> tuple[Step, ...]:
+        if len(prompt) > 2:
+            return steps(BASE if one is None else (-3.0,))
+        assert one is not None, "the base is asked for nothing that is expected of an adapter"
+        if asked is not None:
+            asked.append((tuple(prompt), tokens))
+        if isinstance(found, Exception):
+            raise found
+        return tuple(found[:tokens])
+
+    return PlayedServer(prober=prober)
+
+
+AS_TRAINED: list[Step] = [(7, {7: -0.52, 1: -2.0}), (8, {8: -1.0})]
+OTHERWISE: list[Step] = [(7, {7: -0.9, 1: -2.0}), (8, {8: -1.0})]
+
+
+async def test_an_adapter_that_answers_as_its_record_expects_is_right(tmp_path):
+    """R22 applied-whole: what it was asked is remembered, and another expectation is another question."""
+    asked: list[object] = []
+    server, path = answering(AS_TRAINED, asked), adapter(tmp_path / "a")
+    adapters = Adapters(server)
+    for _ in range(2):
+        assert await adapters.prove(path, WANTED) == {"proof": "effect", "message": ""}
+    assert asked == [((5, 6), 2), ((9,), 1)]
+    assert adapters.expectations() == {"as_expected": [expected_key(path, WANTED)], "unexpected": {}}
+    assert (server.calls, server.memory, server.paths()) == ([("add", 1), ("remove", 1)], set(), {})
+    told = await adapters.prove(path, OTHER)
+    assert (told["proof"], len(server.calls)) == ("not_as_expected", 4)
+    assert (await adapters.prove(path))["proof"] == "effect", "who expects nothing is not refused for what others do"
+
+
+async def test_an_adapter_that_answers_otherwise_is_refused_before_its_name_is_bound(tmp_path):
+    """R22 applied-whole: the message names prompt, token and distance, and is told to who asks later."""
+    server, path = answering(OTHERWISE), adapter(tmp_path / "a")
+    adapters = Adapters(server)
+    before = adapters.changes
+    told = await adapters.prove(path, WANTED)
+    assert told["proof"] == "not_as_expected"
+    assert all(part in told["message"] for part in ("[5, 6]", "token 1", "7 (logprob -0.5000)", "distance of 0.4"))
+    assert adapters.expectations() == {"as_expected": [], "unexpected": {expected_key(path, WANTED): told["message"]}}
+    assert (adapters.changes, server.paths(), server.memory) == (before + 1, {}, set())
+    assert await adapters.prove(path, WANTED) == told
+
+
+@pytest.mark.parametrize("found", [RuntimeError("no such token"), AS_TRAINED[:1]])
+@pytest.mark.parametrize("expect", [WANTED, "{}"])
+async def test_prompts_that_cannot_be_answered_prove_nothing(tmp_path, found, expect):
+    """R19 not-held-up: it is neither refused nor called proven."""
+    adapters, path = Adapters(answering(found)), adapter(tmp_path / "a")
+    assert (await adapters.prove(path, expect))["proof"] == "effect"
+    assert adapters.expectations() == {"as_expected": [], "unexpected": {}}
+
+
+async def test_without_effect_comes_before_what_is_expected(tmp_path):
+    adapters, path = Adapters(server_of(BASE)), adapter(tmp_path / "a")
+    assert [(await adapters.prove(path, WANTED))["proof"] for _ in range(2)] == ["no_effect"] * 2
+
+
+async def test_what_is_expected_is_asked_later_of_a_full_engine(tmp_path):
+    """R18, R19: the load goes on, and what answers otherwise is told to who polls."""
+    server, path = answering(OTHERWISE), adapter(tmp_path / "a")
+    adapters = Adapters(server)
+    server.is_full = True
+    assert (await adapters.prove(path, WANTED))["proof"] == "later"
+    server.load("a", path)
+    server.is_full = False
+    before = adapters.changes
+    await eventually(lambda: adapters.prove_some() or adapters.changes == before + 1)
+    assert list(adapters.expectations()["unexpected"]) == [expected_key(path, WANTED)]
+
+
+async def test_a_lazy_adapter_answers_as_expected_after_its_first_request(tmp_path):
+    """R22 applied-whole, R19."""
+    path = adapter(tmp_path / "a")
+    server = answering(OTHERWISE)
+    adapters = Adapters(server, Telling(Resolved(path, prove=True, expect=WANTED)))
+    found = await adapters.resolve("x", "/base")
+    assert found is not None
+    server.registered["x"] = found
+    key = expected_key(path, WANTED)
+    await eventually(lambda: adapters.prove_some() or list(adapters.expectations()["unexpected"]) == [key])
+    assert await adapters.resolve("x", "/base") is not None
+    calls = len(server.calls)
+    adapters.prove_some()
+    await asyncio.sleep(0)
+    assert len(server.calls) == calls, "what is known is not asked again"
 
 
 async def test_engines_that_compute_nothing_are_not_asked():

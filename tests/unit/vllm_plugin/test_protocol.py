@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
+from registry.model.records import AdapterSpec
+from sidecar.desired.placement import ref_of
 from sidecar.vllm_plugin.protocol import (
+    MAX_ANSWER_BYTES,
+    MAX_EXPECT_CHARACTERS,
+    MAX_PATH_LENGTH,
     MAX_QUESTION_BYTES,
     BadAnswer,
+    ExpectedAnswers,
+    PromptedAnswer,
     Resolved,
+    Step,
     Unresolved,
+    deviation,
+    expected_key,
     read_answer,
+    read_expected,
     read_question,
     write_answer,
+    write_expected,
     write_question,
 )
 
@@ -26,7 +41,7 @@ def test_a_question_is_one_line_of_json():
 
 def test_a_question_of_the_plugin_is_understood_and_so_is_its_answer():
     assert read_question(write_question("acme/sql", "/models/tiny").rstrip()) == "acme/sql"
-    for told in (Resolved("/store/a"), Resolved("/store/a", prove=True)):
+    for told in (Resolved("/store/a"), Resolved("/store/a", prove=True), Resolved("/a", prove=True, expect="{}")):
         assert read_answer(write_answer(told)) == told
     assert read_answer(write_answer(Unresolved("no_room"))) is None
     assert json.loads(write_answer(Unresolved("no_room"))) == {"schema": 1, "path": None, "reason": "no_room"}
@@ -74,3 +89,154 @@ def test_an_answer_names_a_path_or_says_that_there_is_none():
     """A sidecar of an earlier release says nothing of proofs."""
     assert read_answer(b'{"schema":1,"path":"/a/b"}\n') == Resolved("/a/b")
     assert read_answer(b'{"schema":1,"path":null,"reason":"not_lazy"}\n') is None
+
+
+def test_what_is_expected_is_told_only_to_who_is_to_prove_it():
+    assert b"expect" not in write_answer(Resolved("/a", expect="{}"))
+    assert read_answer(b'{"schema":1,"path":"/a","prove":true,"expect":3}\n') == Resolved("/a", prove=True)
+
+
+NUMBERS = st.integers(0, 2**31 - 1)
+LOGPROBS = st.floats(-1000, 0)
+
+
+def answers_of(count: int) -> st.SearchStrategy[PromptedAnswer]:
+    """Answers of so many tokens."""
+    logprobs = st.just(()) | st.lists(LOGPROBS, min_size=count, max_size=count).map(tuple)
+    tokens = st.lists(NUMBERS, min_size=count, max_size=count).map(tuple)
+    return st.builds(PromptedAnswer, st.lists(NUMBERS, min_size=1, max_size=64).map(tuple), tokens, logprobs)
+
+
+ANSWERS = st.integers(1, 16).flatmap(answers_of)
+EXPECTED = st.builds(
+    ExpectedAnswers, st.lists(ANSWERS, min_size=1, max_size=4).map(tuple), st.floats(0.0001, 10, exclude_min=False)
+)
+
+
+@given(EXPECTED)
+def test_what_is_expected_is_understood_as_it_was_written(expected):
+    assert read_expected(write_expected(expected)) == expected
+
+
+def test_the_most_that_a_record_may_expect_fits_into_a_question_and_an_answer():
+    """R16 bounded."""
+    number, logprob = 2**31 - 1, -999.1234567890123
+    answer = {"prompt": [number] * 64, "tokens": [number] * 16, "logprobs": [logprob] * 16}
+    spec = AdapterSpec.model_validate({"source": {"uri": "file:///a"}, "expect": {"answers": [answer] * 4}})
+    text = ref_of("p", "a", 1, spec).expect
+    assert len(text) <= MAX_EXPECT_CHARACTERS
+    assert read_expected(text) is not None
+    assert len(write_answer(Resolved("/" + "p" * (MAX_PATH_LENGTH - 1), prove=True, expect=text))) <= MAX_ANSWER_BYTES
+
+
+def test_what_a_later_record_says_beside_it_changes_nothing():
+    """Two sidecars of other releases mean the same."""
+    answer = {"prompt": [1], "tokens": [2], "logprobs": [-1.0]}
+    specs = [
+        AdapterSpec.model_validate({"source": {"uri": "file:///a"}, "expect": {"answers": [answer | more], **more}})
+        for more in ({}, {"newer": True})
+    ]
+    first, second = (ref_of("p", "a", 1, spec).expect for spec in specs)
+    assert first == second
+    assert read_expected(first) == ExpectedAnswers((PromptedAnswer((1,), (2,), (-1.0,)),), 0.2)
+
+
+ONE = {"prompt": [1], "tokens": [2], "logprobs": []}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "",
+        "{",
+        "[" * 5000,
+        " " * 9000,
+        "[]",
+        json.dumps({"answers": [], "tolerance": 0.1}),
+        json.dumps({"answers": [ONE] * 5, "tolerance": 0.1}),
+        json.dumps({"answers": [ONE]}),
+        *(json.dumps({"answers": [ONE], "tolerance": tolerance}) for tolerance in (0, -1, 11, math.nan, "1")),
+        *(
+            json.dumps({"answers": [ONE | change], "tolerance": 0.1})
+            for change in (
+                {"prompt": []},
+                {"prompt": [1] * 65},
+                {"prompt": [-1]},
+                {"prompt": [1.0]},
+                {"prompt": [True]},
+                {"prompt": 1},
+                {"tokens": []},
+                {"tokens": [1] * 17},
+                {"logprobs": [-1, -1]},
+                {"logprobs": [math.nan]},
+                {"logprobs": [-math.inf]},
+                {"logprobs": ["-1"]},
+            )
+        ),
+    ],
+)
+def test_anything_else_expects_nothing(told):
+    assert read_expected(told) is None
+
+
+def test_another_path_or_expectation_is_another_question():
+    keys = {expected_key(path, expect) for path in ("/a", "/b", "/\udcff") for expect in ("", "x", "y")}
+    assert len(keys) == 9
+
+
+TWO = PromptedAnswer((1, 2), (7, 8), (-0.5, -1.0))
+WITHOUT = PromptedAnswer((1, 2), (7, 8))
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "said"),
+    [
+        (TWO, [(7, {7: -0.5}), (8, {8: -1.0})], ""),
+        (TWO, [(7, {7: -0.6}), (8, {8: -1.1})], ""),
+        (TWO, [(7, {7: -0.5}), (8, {8: -1.2})], "token 2 should be 8 (logprob -1.0000), found 8 (logprob -1.2000)"),
+        (TWO, [(9, {9: -0.45, 7: -0.5}), (1, {1: 0.0})], ""),  # as likely, and what follows is another text
+        (
+            TWO,
+            [(9, {9: -0.1, 7: -0.5}), (8, {8: -1.0})],
+            "9 (logprob -0.1000), with 7 at -0.5000: a distance of 0.4",
+        ),
+        (TWO, [(9, {9: -0.1}), (8, {8: -1.0})], "with 7 among none of the likeliest: a distance of inf"),
+        (WITHOUT, [(7, {7: -9.0}), (8, {8: -9.0})], ""),
+        (WITHOUT, [(7, {7: -9.0}), (9, {9: -1.0, 8: -2.0})], "token 2 should be 8, found 9"),
+        (TWO, [(7, {7: math.nan}), (8, {8: -1.0})], "token 1"),
+        (TWO, [(7, {}), (8, {8: -1.0})], "found 7: a distance of inf"),
+        (WITHOUT, [(7, {7: -math.inf})], "a distance of inf"),
+        (TWO, [(7, {7: -0.5})], None),
+        (TWO, [], None),
+    ],
+)
+def test_where_an_answer_is_not_as_expected(expected, found, said):
+    """R22 applied-whole: as near as the tolerance is right; nothing is proven by half an answer."""
+    told = deviation(expected, found, 0.11)
+    if not said:
+        assert told == said
+    else:
+        assert said in (told or "")
+        assert "above the tolerance of 0.11" in (told or "")
+
+
+def test_a_long_prompt_is_shown_by_its_beginning():
+    told = deviation(PromptedAnswer(tuple(range(20)), (7,)), [(9, {9: 0.0})], 0.1)
+    assert "[0, 1, 2, 3, 4, 5, 6, 7, …]" in (told or "")
+
+
+@given(ANSWERS.filter(lambda one: one.logprobs), st.data())
+def test_noise_within_the_tolerance_is_right_and_beyond_it_is_not(expected, data):
+    """R22 applied-whole: whichever token it strikes."""
+    tolerance = 0.125
+    noise = st.floats(-tolerance, tolerance)
+    steps: list[Step] = [
+        (token, {token: logprob + data.draw(noise)})
+        for token, logprob in zip(expected.tokens, expected.logprobs, strict=True)
+    ]
+    assume(all(abs(row[token] - old) <= tolerance for (token, row), old in zip(steps, expected.logprobs, strict=True)))
+    assert deviation(expected, steps, tolerance) == ""
+    place = data.draw(st.integers(0, len(steps) - 1))
+    token = expected.tokens[place]
+    steps[place] = token, {token: expected.logprobs[place] - data.draw(st.floats(0.1251, 50))}
+    assert deviation(expected, steps, tolerance)

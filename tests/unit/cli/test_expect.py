@@ -1,0 +1,116 @@
+"""loraplane expect, without torch: what PEFT would say is played."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from registry.cli.main import run
+from registry.cli.manifest import read_manifests
+from registry.model.records import EXPECT_TOLERANCE, Expect
+from tests.support.adapters import write_adapter
+
+MODULE = "registry.tools.devstack.reference"
+MANIFEST = """apiVersion: loraplane/v1
+kind: Adapter
+metadata: {name: sql, pool: dev}
+spec:
+  source: {uri: "file:///adapters/sql"}
+"""
+
+
+@pytest.fixture
+def adapter(tmp_path) -> str:
+    return str(write_adapter(tmp_path / "adapter").directory)
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[tuple[object, ...]]:
+    """What PEFT is asked; each answer is one token more certain than the base's."""
+    found: list[tuple[object, ...]] = []
+
+    def expected(model: str, folder: str, prompts: list[str | list[int]], tokens: int, dtype: str) -> list[object]:
+        found.append((model, folder, prompts, tokens, dtype))
+        if prompts == [[9]]:
+            raise ValueError("no such token" * 100)
+        numbers = [one if isinstance(one, list) else [ord(letter) for letter in one] for one in prompts]
+        rows = [-0.1234567 - place for place in range(tokens)]
+        base = [one - (0.01 if prompts == [[1]] else 1.5) for one in rows]
+        return [SimpleNamespace(prompt=one, tokens=[7] * tokens, logprobs=rows, base_logprobs=base) for one in numbers]
+
+    monkeypatch.setitem(sys.modules, MODULE, SimpleNamespace(expected=expected))
+    return found
+
+
+def test_what_is_printed_goes_into_a_manifest(capsys, adapter, asked):
+    """As it is, below spec: the same answers come back."""
+    arguments = [
+        "expect",
+        adapter,
+        "--base-model",
+        "/base",
+        "--prompt",
+        "ab",
+        "--prompt-ids",
+        "1, 450",
+        "--tokens",
+        "2",
+    ]
+    assert run(arguments) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("# without the adapter the logprobs of these tokens are up to 1.5 away\n")
+    block = "".join(f"  {line}\n" for line in printed.splitlines())
+    (placed,) = read_manifests(MANIFEST + block, "a.yaml")
+    expect = placed.manifest.spec.expect
+    assert expect is not None
+    assert [(one.prompt, one.tokens, one.logprobs) for one in expect.answers] == [
+        ([97, 98], [7, 7], [-0.12346, -1.12346]),
+        ([1, 450], [7, 7], [-0.12346, -1.12346]),
+    ]
+    assert expect.tolerance == EXPECT_TOLERANCE
+    assert "prompt: [97, 98]" in printed, "numbers stand in one line"
+    assert asked == [("/base", adapter, ["ab", [1, 450]], 2, "float32")]
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+def test_programs_get_the_same_and_how_far_the_base_is(capsys, adapter, asked, form):
+    """Where the base answers alike, the answers prove little."""
+    arguments = ["-o", form, "expect", adapter, "--base-model", "/base", "--tolerance", "0.5", "--dtype", "bfloat16"]
+    assert run([*arguments, "--prompt-ids", "1"]) == 0
+    printed = capsys.readouterr().out
+    told = json.loads(printed) if form == "json" else yaml.safe_load(printed)
+    assert Expect.model_validate(told["expect"]).tolerance == 0.5
+    assert told["distance"] == pytest.approx(0.01)
+    assert [one["reason"] for one in told["warnings"]] == ["expect_tells_little"]
+    assert run(arguments) == 0
+    assert len(asked[-1][2]) == 4, "without prompts it takes some of its own"
+    assert asked[-1][3:] == (8, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (["--prompt-ids", "1,x"], 2, "numbers of tokens with commas between them"),
+        (["--prompt-ids", ""], 2, "numbers of tokens with commas between them"),
+        (["--prompt", "a"] * 5, 2, "5 prompts are more than the 4"),
+        (["--prompt", "a" * 65], 2, "a prompt is 65 tokens"),
+        (["--tokens", "17"], 2, "16"),
+        (["--tolerance", "0"], 2, "0.0001"),
+        (["--prompt-ids", "9"], 4, "CANNOT_PUBLISH: PEFT cannot load"),
+    ],
+)
+def test_what_cannot_be_expected_is_said(capsys, adapter, asked, more, code, said):
+    assert run(["expect", adapter, "--base-model", "/base", *more]) == code
+    err = capsys.readouterr().err
+    assert said in err
+    assert len(err) < 600
+
+
+def test_without_torch_the_remedy_is_named(capsys, adapter, monkeypatch):
+    monkeypatch.setitem(sys.modules, MODULE, None)
+    assert run(["expect", adapter, "--base-model", "/base"]) == 4
+    assert "pip install 'loraplane[publish]'" in capsys.readouterr().err
