@@ -163,6 +163,7 @@ class Oracle:
     def watching(self) -> Iterator[Oracle]:
         """Listens to logs, and to the pulse of the loop."""
         handler = logging.Handler(logging.ERROR)
+        handler.addFilter(_is_no_pollers)
         handler.emit = self._records.append  # type: ignore[method-assign]
         logging.getLogger().addHandler(handler)
         pulse = asyncio.get_running_loop().create_task(self._pulse())
@@ -235,6 +236,13 @@ def _memory_bytes(field: str, *, forgets_peak: bool = False) -> int:
         Path("/proc/self/clear_refs").write_text("5")
     (line,) = (one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith(f"{field}:"))
     return int(line.split()[1]) * 1024
+
+
+def _is_no_pollers(record: logging.LogRecord) -> bool:
+    """gRPC's one poller of a process hands events to all of its loops, also to one that a command has just closed."""
+    error = record.exc_info[1] if record.exc_info else None
+    frames = traceback.extract_tb(error.__traceback__)[:2] if isinstance(error, RuntimeError) else []
+    return not any(one.name.endswith("PollerCompletionQueue._handle_events") for one in frames)
 
 
 def place_of(error: BaseException) -> str:

@@ -8,9 +8,11 @@ import random
 import re
 import sys
 import time
+import types
 import zlib
 from collections.abc import Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import structlog
@@ -144,6 +146,26 @@ async def test_what_a_library_logs_of_our_errors(tmp_path):
 
     (place,) = await places(tmp_path, read)
     assert place.startswith("asyncio: ValueError")
+
+
+async def test_what_grpc_has_for_a_loop_that_was_closed_is_no_finding(tmp_path):
+    """Its poller gives the events of one loop to another; any other use of a closed loop is told."""
+
+    def uses(loop: asyncio.AbstractEventLoop) -> None:
+        loop.call_soon_threadsafe(int)
+
+    async def read_as(name: str, content: bytes) -> None:
+        closed = asyncio.new_event_loop()
+        closed.close()
+        use = types.FunctionType(uses.__code__.replace(co_name=name), {})
+        if not value(content):
+            asyncio.get_running_loop().call_soon(use, closed)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    (place,) = await places(tmp_path, partial(read_as, "ours"))
+    assert place.startswith("asyncio: RuntimeError")
+    assert not await places(tmp_path, partial(read_as, "grpc._cython.cygrpc.PollerCompletionQueue._handle_events"))
 
 
 async def test_a_finding_is_made_small_and_says_how_it_is_replayed(tmp_path):
