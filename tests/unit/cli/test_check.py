@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from registry.cli.local_adapters import base_message, base_of_pool
 from registry.cli.main import run
 from registry.lora.base_directory import read_base
+from registry.lora.digest import FILES, FileEntry, manifest_digest
 from registry.lora.directory import digest_of
 from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA, Architecture
@@ -89,6 +91,10 @@ def test_what_cannot_be_looked_at_is_said(capsys, base, adapter, arguments, code
 def test_the_digest_is_that_of_a_record(capsys, adapter):
     assert run(["digest", str(adapter)]) == 0
     assert capsys.readouterr().out.strip() == digest_of(adapter)
+    hashed = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in adapter.iterdir()}
+    assert digest_of(adapter) == manifest_digest(
+        FileEntry(name, (adapter / name).stat().st_size, hashed[name]) for name in FILES
+    )
     assert run(["-o", "json", "digest", adapter.as_uri()]) == 0
     assert json.loads(capsys.readouterr().out)["digest"] == digest_of(adapter)
 

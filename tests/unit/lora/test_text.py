@@ -21,6 +21,7 @@ def test_what_has_power_over_a_terminal_is_shown_as_its_escape():
     """X2: in one line, whatever it is."""
     assert printable(HOSTILE).isprintable()
     assert printable("a\nb\x1b\u202e\ud800") == r"a\nb\x1b\u202e\ud800"
+    assert printable("ä\\b\n") == "ä\\b\\n", "only what has power is changed"
 
 
 @pytest.mark.parametrize("indent", [None, 2])

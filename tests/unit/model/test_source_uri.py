@@ -57,6 +57,7 @@ def test_a_uri_is_read_in_its_one_spelling(uri, expected):
         (f"hf://acme/../x@{COMMIT}", "dotted"),
         (f"hf://acme/..a@{COMMIT}", "ORGANISATION/REPOSITORY"),
         (f"hf://a..b/sql@{COMMIT}", "ORGANISATION/REPOSITORY"),
+        ("https", "the scheme 'https' is not known"),
         ("s3:///a", "no bucket"),
         ("s3://Bucket/a", "no bucket"),
         ("s3://a..b/a", "no bucket"),

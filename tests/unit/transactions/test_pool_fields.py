@@ -43,6 +43,16 @@ def test_a_client_that_does_not_know_a_field_does_not_clear_it(whole):
     assert stored(whole) == before | {"max_rank": 16, "max_adapters": None}
 
 
+def test_a_mask_that_names_the_base_replaces_it(whole):
+    """R5: adapters are compared with the new one from then on."""
+    shapes = {"model.layers.0.mlp.up_proj": (32, 16)}
+    before = stored(whole)
+    whole.change(update({}, {"modules": shapes, "fingerprint": fingerprint(shapes)}, ["base"]))
+    after = stored(whole)
+    assert after["base"]["fingerprint"] == fingerprint(shapes)
+    assert after | {"base": None} == before | {"base": None}
+
+
 @pytest.mark.parametrize(
     ("mask", "expected"),
     [
