@@ -19,7 +19,7 @@ _SHOWN = 90
 
 def room_of(path: str) -> str:
     """The folder of a file; a file beside the rooms is one by itself."""
-    parts = path.removesuffix(".py").split("/")
+    parts = path.split("/")
     return "/".join(parts[:2])
 
 
