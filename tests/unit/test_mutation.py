@@ -135,7 +135,7 @@ def test_what_was_tried_is_kept_and_told(tree, tmp_path):
     assert score(trials, {}) == (1, 3)
     assert score(trials, {survived.id: "equivalent: it is"}) == (1, 2)
     told = page(trials, {survived.id: "no promise: of equals"}, "3 changes")
-    assert "| `product` | 3 | 1 | 1 | 1 | 0 | 0 | 33 % |" in told
+    assert "| `product.py` | 3 | 1 | 1 | 1 | 0 | 0 | 33 % |" in told
     assert f"| product.py:5 {survived.id} | comparison: `a > b` → `(a >= b)` | no promise: of equals |" in told
     assert killed.id not in told
     assert json.loads(results.trials[killed.id].to_json())["mutation"]["place"] == "larger"
