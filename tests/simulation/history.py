@@ -74,8 +74,9 @@ class Moment:
 
     def share(self, replica: str, live: Members | None) -> dict[str, Version]:
         """Name to what a replica is to have loaded, whoever asks for it. `live` None: it does not know who lives."""
+        everywhere = self._everywhere()
         eager = [one for one in self.wanted.values() if one.is_eager]
-        shares = {one.name: _share(one, replica, live or {}, self._everywhere()) for one in eager}
+        shares = {one.name: _share(one, replica, live or {}, everywhere) for one in eager}
         return {name: version for name, version in shares.items() if version is not None}
 
     def lazy(self) -> dict[str, Version]:
