@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.engines import Asker, RealVllm, VllmFlags
-from tests.support.swap_load import SwapLoad, Swapper, by_driver, by_hand, versions_of
-from tests.support.swap_verdict import Verdict
+from tests.support.engines import RealVllm, VllmFlags
+from tests.support.swap_load import SwapLoad, by_driver, versions_of
 
 SWAPS = 18
 REQUESTS_PER_SECOND = 8.0
@@ -24,28 +23,19 @@ async def vllm(tiny, tmp_path) -> AsyncIterator[RealVllm]:
     vllm.stop()
 
 
-async def swapped(load: SwapLoad, swapper: Swapper) -> Verdict:
-    """What came of requests while three names of two versions each were swapped in turn."""
-    return await load.run(
-        swapper, swaps=SWAPS, requests_per_second=REQUESTS_PER_SECOND, swaps_per_second=SWAPS_PER_SECOND
-    )
-
-
 @pytest.mark.engine
 async def test_without_the_plugin_failures_are_counted_and_nothing_is_mixed(vllm, tiny):
     """Fault 23: a request may find no such name, and the engine may end; no answer is of two versions.
 
-    Beside it what an unload and a load by hand come to.
+    Three names of two versions each are swapped in turn. bench/swap.py has what an unload and a load by hand come to.
     """
-    for kind, swapping in (("pipelined", by_driver), ("by hand", by_hand)):
-        await vllm.ensure(VllmFlags(max_loras=SLOTS))  # another one, if it ended
-        asker = Asker(vllm.url)
-        await asker.clear()
-        await asker.client.aclose()
-        load = SwapLoad([vllm.url], versions_of(tiny))
-        async with swapping(vllm.url) as swapper:
-            verdict = await swapped(load, swapper)
-        ended = "the engine ended" if load.ended_by is not None else "the engine lives"
-        print(f"{kind}: {verdict.line()}, {len(load.swap_seconds)} of {SWAPS} swaps, {ended}")
-        assert (verdict.mixed, verdict.stale) == (0, 0)
-        assert load.ended_by is None or "KeyError" in vllm.log()
+    await vllm.ensure(VllmFlags(max_loras=SLOTS))
+    load = SwapLoad([vllm.url], versions_of(tiny))
+    async with by_driver(vllm.url) as swapper:
+        verdict = await load.run(
+            swapper, swaps=SWAPS, requests_per_second=REQUESTS_PER_SECOND, swaps_per_second=SWAPS_PER_SECOND
+        )
+    ended = "the engine ended" if load.ended_by is not None else "the engine lives"
+    print(f"{verdict.line()}, {len(load.swap_seconds)} of {SWAPS} swaps, {ended}")
+    assert (verdict.mixed, verdict.stale) == (0, 0)
+    assert load.ended_by is None or "KeyError" in vllm.log()

@@ -16,6 +16,7 @@ from sidecar.engines.simulated.options import Options
 from sidecar.engines.vllm.driver import VllmEngine
 from tests.support.adapters import without
 from tests.support.engines import BASE_MODEL, PATIENT, Asker, VllmFlags, while_it_runs
+from tests.support.real_and_models import RealAndModels
 from tests.support.resolving import PlayedSidecar, found, missing
 from tests.support.waiting import eventually
 
@@ -75,6 +76,7 @@ async def test_real_vllm_proves_what_it_asked_for_after_the_first_request(
     real_vllm, tiny, socket, sidecar, name, tmp_path
 ):
     """R22 applied-whole, R5: the request is answered at once, and what has no effect is told to who polls."""
+    # A fresh engine: on CPUs the base of a proof is answered with what the last slot has (decision 35).
     await real_vllm.ensure(VllmFlags(plugin=True, resolver=socket, proves=True))
     asker, engine = Asker(real_vllm.url), VllmEngine(real_vllm.url, deadlines=PATIENT)
     paths = {f"{name}-good": tiny.adapter("a"), name: without("lora_A", Path(tiny.adapter("a")), tmp_path / "a")}
@@ -254,3 +256,10 @@ async def is_used_while_it_runs(asker: Asker, name: str, path: str) -> bool:
         looks.append((elapsed, (await last_used(asker))[name]))
     await asker.unload(name)
     return any(age < elapsed for elapsed, age in looks)
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(1200)  # a difference is made small, which takes up to five minutes more
+def test_real_vllm_and_what_stands_for_it_say_the_same(real_vllm, tiny, sources, tmp_path, asking_flags):
+    """R5, R9, R11, with the plugin; what is not drawn, and why, says the test of the same name in test_driver.py."""
+    RealAndModels(real_vllm, tiny.model, sources, tmp_path / "leases", asking_flags).play_many()
