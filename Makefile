@@ -5,6 +5,8 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PODMAN_COMPOSE := podman-compose==1.6.0
 PROTO_TOOLS := grpcio-tools==1.71.2 # newer tools emit code that fails on older protobuf runtimes
+# Where it is set, as in many images, each of the hundreds of processes that tests start compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## Show this help

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from compileall import compile_dir
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from py_compile import PycInvalidationMode
 from queue import SimpleQueue
 from time import monotonic
 from typing import NoReturn
@@ -134,6 +136,8 @@ def main() -> None:
             measured = executed(original, tests, CACHE)
         except NotMeasured as error:
             sys.exit(str(error))
+        # By the content of a file: a change may have its length and come within the same second.
+        compile_dir(original, quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
         results = Results(CACHE / f"results-{state_with(original, tests)}.jsonl")
         try_all(chosen, original, measured, results, asked)
         every = kept(CACHE, state_of(original))

@@ -89,7 +89,9 @@ def _ask(tests: Sequence[str], tree: Path, executed: Executed) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         names = Path(folder, "tests.txt")
         names.write_text("\n".join(tests) + "\n")
-        flags = ("-q", "-x", "-p", "no:cacheprovider", f"--timeout={each}", "--basetemp", f"{folder}/temp")
+        # Nobody reads why one failed, and what pytest rewrites for that, hypothesis too, takes half of most trials.
+        flags = ["-q", "-x", "--assert=plain", "-p", "no:cacheprovider", f"--timeout={each}"]
+        flags += ["--basetemp", f"{folder}/temp"]
         command = [sys.executable, "-B", "-m", "pytest", *flags, f"@{names}"]
         told = Path(folder, "told.txt")
         code = _run(command, tree, START_SECONDS + FACTOR * sum(took) + each, told)
