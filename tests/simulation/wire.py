@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.ops import (
     Compare,
@@ -50,9 +52,13 @@ def delete_op(message: rpc.DeleteRangeRequest) -> Delete:
 
 
 def txn(message: rpc.TxnRequest) -> Txn:
-    """A transaction."""
+    """A transaction. An empty one in a branch is left out: it does nothing."""
     compares = tuple(_compare(compare) for compare in message.compare)
-    return Txn(compares, tuple(map(_op, message.success)), tuple(map(_op, message.failure)))
+    return Txn(compares, tuple(_ops(message.success)), tuple(_ops(message.failure)))
+
+
+def _ops(branch: Iterable[rpc.RequestOp]) -> Iterator[Op]:
+    return (_op(op) for op in branch if not op.HasField("request_txn"))
 
 
 def _compare(message: rpc.Compare) -> Compare:

@@ -77,6 +77,11 @@ class Member:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process ended by itself."""
+        return self._process is not None and self._process.poll() is not None
+
     def start(self) -> None:
         """Starts the process; does not wait until it serves."""
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ import pytest
 
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdPermissionDenied, EtcdUnauthenticated
-from registry.etcd3.ops import Range, prefix_end
+from registry.etcd3.ops import Range, Txn, prefix_end
 from registry.etcd3.reflector import Changed, Connected, Disconnected, Listed, Reflector
 from registry.tools.devstack.processes import child_environment
 from tests.contract.etcd3.mirror import mirroring, put
@@ -43,6 +43,7 @@ async def restart(cluster):
 async def test_a_user_reads_and_writes_what_the_role_allows(client):
     await client.txn(put((b"/ours/a", b"1")))
     assert (await client.list_prefix(PREFIX)).kvs[0].value == b"1"
+    assert len((await client.txn(Txn((), (Range(b"/ours/a"), Range(b"/ours/b"))))).responses) == 2
     lease = await client.lease_grant(30)
     assert await client.lease_keepalive(lease) > 0
 
@@ -53,6 +54,8 @@ async def test_beyond_the_role_is_permission_denied(client):
     assert caught.value.certainly_not_applied
     with pytest.raises(EtcdPermissionDenied):
         await client.range(Range(b"/theirs"))
+    with pytest.raises(EtcdPermissionDenied):
+        await client.txn(Txn((), (Range(b"/ours/a"), Range(b"/theirs"))))
 
 
 async def test_a_wrong_password_is_unauthenticated_and_never_shown(guarded):

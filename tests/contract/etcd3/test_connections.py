@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 
 import pytest
@@ -165,6 +165,44 @@ async def test_a_transaction_that_only_reads_is_never_ambiguous(proxy, proxied_c
     with pytest.raises((Timeout, EtcdUnavailable)) as caught:
         await proxied_client.txn(Txn((absent(etcd.key("a")),), (Range(etcd.key("a")),)), timeout_seconds=0.5)
     assert caught.value.certainly_not_applied
+
+
+async def _cancelled(client: Client, txn: Txn, after_seconds: float) -> None:
+    async with _running(client.txn(txn)) as read:
+        await asyncio.wait([read], timeout=after_seconds)
+
+
+async def _out_of_time(client: Client, txn: Txn, after_seconds: float) -> None:
+    with suppress(Timeout, EtcdUnavailable):
+        await client.txn(txn, timeout_seconds=after_seconds)
+
+
+async def _closed(client: Client, txn: Txn, after_seconds: float) -> None:
+    """As when the whole program ends."""
+    other = Client(client.options)
+    async with _running(other.txn(txn)) as read:
+        await asyncio.wait([read], timeout=after_seconds)
+        await other.aclose()
+
+
+@pytest.mark.parametrize("leave", [_cancelled, _out_of_time, _closed])
+async def test_a_caller_that_leaves_a_read_ends_no_member(own_etcd, own_client, rng, leave):
+    """X2 unbreakable: up to 3.5.4 a member panics then if it knows the call as one that reads alone (etcd#14110); 3.5.1
+    within 25 calls.
+    """
+    for start in range(0, 4000, 500):
+        await own_client.txn(put(*((b"k/%05d" % i, b"x" * 200) for i in range(start, start + 500))))
+    read = Txn((), (Range(b"k/", b"k0"),))
+    began = asyncio.get_running_loop().time()
+    (found,) = (await own_client.txn(read)).responses
+    takes_seconds = min(0.1, asyncio.get_running_loop().time() - began)
+    assert found.count == 4000
+    before = (await own_client.status())[0].revision
+    for _ in range(50):
+        await asyncio.gather(*(leave(own_client, read, rng.uniform(0.0, takes_seconds)) for _ in range(3)))
+    (member,) = own_etcd.members
+    assert not member.has_ended, member.log()[-2000:]
+    assert (await own_client.range(Range(b"k/", b"k0", count_only=True))).revision == before, "a read changes nothing"
 
 
 async def test_a_slow_network_is_no_failure(proxy, proxied_client, etcd):

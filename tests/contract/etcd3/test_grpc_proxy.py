@@ -10,9 +10,10 @@ import pytest
 
 from registry.etcd3 import watch
 from registry.etcd3.client import Client
+from registry.etcd3.ops import Range, Txn
 from registry.etcd3.reflector import Connected, Disconnected
 from registry.tools.devstack.processes import child_environment, find_etcd, free_ports
-from tests.contract.etcd3.mirror import mirroring, reflect
+from tests.contract.etcd3.mirror import mirroring, put, reflect
 from tests.support.etcd import END_SECONDS, PATIENCE_SECONDS
 from tests.support.waiting import eventually
 
@@ -49,3 +50,9 @@ async def test_what_answers_no_request_for_progress_is_named(behind_proxy, etcd,
     assert lost.refuses_progress
     assert "refused two requests for progress" in lost.message
     assert "--etcd" in lost.message
+
+
+async def test_several_keys_are_read_in_one_transaction_there_too(behind_proxy, etcd):
+    await behind_proxy.txn(put((etcd.key("a"), b"1")))
+    read = await behind_proxy.txn(Txn((), (Range(etcd.key("a")), Range(etcd.key("b")))))
+    assert [one.count for one in read.responses] == [1, 0]

@@ -95,6 +95,7 @@ async def test_txn_takes_the_success_branch_or_the_failure_branch(etcd, etcd_cli
 async def test_each_kind_of_compare_looks_at_its_field(etcd, etcd_client, target, relation, offset, holds):
     key = etcd.key("a")
     lease = await etcd_client.lease_grant(60)
+    await etcd_client.txn(put((etcd.key("b"), b"")))  # so that no revision below is the number of a version
     await etcd_client.txn(put((key, b"one"), lease=lease))
     await etcd_client.txn(put((key, b"two"), lease=lease))
     (kv,) = (await etcd_client.range(Range(key))).kvs
@@ -139,6 +140,20 @@ async def test_delete_of_a_range_says_how_many(etcd, etcd_client):
     assert result.responses == (DeleteResult(7),)
 
 
+async def test_reads_at_one_revision_of_as_many_keys_as_a_transaction_may_have(etcd, etcd_client):
+    """Whichever branch is taken; the members of the tests take 1,024 operations."""
+    written = await etcd_client.txn(put((etcd.key("a"), b"1"), (etcd.key("1023"), b"2")))
+    reads = tuple(Range(etcd.key(str(i))) for i in range(1, 1024))
+    every = await etcd_client.txn(Txn((), (Range(etcd.key("a")), *reads)))
+    assert [kv.value for one in every.responses for kv in one.kvs] == [b"1", b"2"]
+    assert len(every.responses) == 1024
+    other = await etcd_client.txn(Txn((absent(etcd.key("a")),), (), (Range(etcd.key("a")),)))
+    assert not other.succeeded
+    (found,) = other.responses
+    assert (found.count, found.revision >= written.revision) == (1, True)
+    assert (await etcd_client.txn(Txn((absent(etcd.key("a")),), ()))).responses == ()
+
+
 async def test_a_pinned_range_inside_a_transaction_is_refused_before_it_is_sent(etcd, etcd_client):
     """Members could diverge over a pinned read inside a transaction."""
     with pytest.raises(ValueError, match="revision"):
@@ -153,6 +168,7 @@ async def test_more_operations_than_the_server_takes(tmp_path):
     try:
         await cluster.ready()
         assert (await client.txn(put(*((b"k%d" % i, b"") for i in range(128))))).succeeded
+        assert (await client.txn(Txn((), tuple(Range(b"k%d" % i) for i in range(128))))).succeeded
         with pytest.raises(RequestTooLarge) as caught:
             await client.txn(put(*((b"n%d" % i, b"") for i in range(129))))
         assert caught.value.certainly_not_applied

@@ -84,6 +84,34 @@ def test_a_pinned_range_in_a_transaction_is_refused():
 
 
 @pytest.mark.parametrize(
+    "txn",
+    [
+        Txn((), (Range(b"k"),)),
+        Txn((), (Range(b"k"), Range(b"a", b"z", count_only=True))),
+        Txn((), (Range(b"k"),), (Range(b"l"),)),
+        Txn((mod_is(b"k", 1),), ()),
+        Txn((), (Put(b"k", b""),), (Range(b"k"),)),
+        Txn((mod_is(b"k", 1),), (Range(b"k"),), (Delete(b"k"),)),
+    ],
+)
+def test_etcd_never_takes_a_transaction_for_one_that_only_reads(txn):
+    """X2 unbreakable: the caller of such a one ends an old member by leaving. This is how etcd tells them apart."""
+    request = codec.txn_request(txn)
+    ops = [*request.success, *request.failure]
+    assert any(op.WhichOneof("request") != "request_range" for op in ops)
+    assert all(op.WhichOneof("request") for op in ops)
+    assert len(request.success) == len(txn.success), "no more than etcd's limit on operations allows"
+
+
+def test_what_keeps_a_transaction_from_only_reading_is_no_part_of_its_result():
+    kv = rpc.KeyValue(key=b"k")
+    found = rpc.ResponseOp(response_range=rpc.RangeResponse(kvs=[kv], count=1))
+    nothing = rpc.ResponseOp(response_txn=rpc.TxnResponse(header=rpc.ResponseHeader(), succeeded=True))
+    result = codec.txn_result(rpc.TxnResponse(header=rpc.ResponseHeader(revision=9), responses=[found, nothing]))
+    assert result.responses == (RangeResult(9, (KeyValue(b"k", b"", 0, 0, 0),), more=False, count=1),)
+
+
+@pytest.mark.parametrize(
     ("txn", "writes"),
     [
         (Txn((), ()), False),
