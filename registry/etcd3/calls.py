@@ -50,7 +50,7 @@ class Connections:
         self.tls = tls_reader(options.tls) if options.tls else None
         self._open: dict[str, MemberConnection] = {}
         self._rotation = Rotation(options.endpoints, rng)
-        self._closed = False
+        self.is_closed = False
 
     def current(self) -> MemberConnection:
         """The connection to the endpoint in use.
@@ -67,7 +67,7 @@ class Connections:
             TlsFailed: see `registry.etcd3.channel.MemberConnection`.
             Unavailable: the client is closed.
         """
-        if self._closed:
+        if self.is_closed:
             raise EtcdUnavailable(f"{endpoint}: the client is closed", maybe_applied=False)
         if endpoint not in self._open:
             self._open[endpoint] = MemberConnection(endpoint, self.tls)
@@ -84,7 +84,7 @@ class Connections:
 
     async def close(self) -> None:
         """Closes every connection at once, and opens no more."""
-        self._closed = True
+        self.is_closed = True
         connections = list(self._open.values())
         self._open.clear()
         for connection in connections:
@@ -155,7 +155,8 @@ class MemberCalls:
             except EtcdError as error:
                 failures += 1
                 delay = _REPEAT.delay(failures, self._rng.uniform)
-                if not may_repeat(error) or self._now() + delay >= deadline:
+                is_last = self.connections.is_closed or self._now() + delay >= deadline
+                if is_last or not may_repeat(error):
                     if cause is None or not isinstance(error, Timeout):
                         raise
                     raise Timeout(f"{error}; before that: {cause}", maybe_applied=error.maybe_applied) from cause

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from contextlib import closing
 from typing import Any
@@ -45,6 +46,21 @@ def test_what_failed_before_the_time_ran_out_is_named(failures, says):
 
     with closing(VirtualLoop()) as loop:
         loop.run_until_complete(scenario())
+
+
+def test_a_call_of_a_closed_client_fails_at_once():
+    """Nobody opens it again before the time of the call is up."""
+
+    async def scenario() -> float:
+        calls = MemberCalls(ClientOptions(("a:1", "b:2")), random.Random(1))
+        await calls.connections.close()
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(EtcdUnavailable, match="the client is closed"):
+            await calls.call(RANGE, rpc.RangeRequest(key=b"a"), 60)
+        return asyncio.get_running_loop().time() - began
+
+    with closing(VirtualLoop()) as loop:
+        assert loop.run_until_complete(scenario()) == 0
 
 
 def test_each_try_has_the_time_that_is_left_and_comes_later_than_the_one_before():
