@@ -21,13 +21,13 @@ from registry.model.keys import Keys
 from registry.model.records import PoolSpec
 from registry.runtime.clock import Clock
 from registry.runtime.process import configure_logging
+from registry.runtime.program import spare_collector
 from sidecar.desired.informer import DesiredState, Informer
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox
 from sidecar.desired.snapshot import AdaptersChanged, SnapshotBase
 from sidecar.desired.watcher import Watcher
 from sidecar.engines.observed import EngineFacts, Observed
-from sidecar.main import spare_collector
 from sidecar.plan.planner import make_plan
 from sidecar.plan.types import Plan, PlanContext
 from tests.support.fleet import BASE, POOL

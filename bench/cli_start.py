@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from bench.admin_service import admin
+from bench.children import compiled_in
 from bench.etcd import etcd
 from bench.figures import Figure, check, of_times
 
@@ -37,17 +38,17 @@ async def cli_start(folder: Path) -> list[Figure]:
         times: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(ROUNDS + 1):
             for name, arguments in runs.items():
-                times[name].append(await asyncio.to_thread(_processor_seconds, arguments))
+                times[name].append(await asyncio.to_thread(_processor_seconds, arguments, compiled_in(folder)))
     floor = times.pop("floor")[1:]
     return [
         of_times(f"cli_{name}", floor, ours[1:], target=LIMIT, note="processor time") for name, ours in times.items()
     ]
 
 
-def _processor_seconds(arguments: tuple[str, ...]) -> float:
+def _processor_seconds(arguments: tuple[str, ...], env: dict[str, str]) -> float:
     """Of one run, user and system; the other children of this process go on meanwhile, and are not counted."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ran = subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=False)
+    ran = subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=False, env=env)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     check(ran.returncode == 0, f"{' '.join(arguments)} failed")
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

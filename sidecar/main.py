@@ -6,7 +6,6 @@ It reads its flags, runs until a signal, and says why it stops.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import sys
 
@@ -15,6 +14,7 @@ import structlog
 from registry.runtime.flags import read_settings
 from registry.runtime.http import CannotListen
 from registry.runtime.process import EXIT_USAGE, configure_logging, on_stop_signal, supervise
+from registry.runtime.program import spare_collector
 from sidecar.app import StoreUnusable, run
 from sidecar.ownership import ReplicaTaken
 from sidecar.resolver.server import SocketUnusable
@@ -23,7 +23,6 @@ from sidecar.settings import SidecarSettings
 _log = structlog.get_logger()
 PROGRAM = "loraplane-sidecar"
 SUMMARY = "Makes one engine serve what the registry says, and reports what it serves."
-GC_THRESHOLDS = (10_000, 20, 50)
 EXIT_REPLICA_TAKEN = 3
 EXITS = {
     StoreUnusable: EXIT_USAGE,
@@ -31,12 +30,6 @@ EXITS = {
     SocketUnusable: EXIT_USAGE,
     ReplicaTaken: EXIT_REPLICA_TAKEN,
 }
-
-
-def spare_collector() -> None:
-    """Makes Python look for cyclic garbage less often: a catalogue has many objects that live long, and no cycles."""
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
 
 
 async def _until_signalled(settings: SidecarSettings) -> None:

@@ -17,6 +17,7 @@ from registry.etcd3.errors import EtcdUnauthenticated, TlsFailed
 from registry.runtime.flags import read_settings
 from registry.runtime.http import CannotListen
 from registry.runtime.process import EXIT_USAGE, configure_logging, on_stop_signal, supervise
+from registry.runtime.program import spare_collector
 
 _log = structlog.get_logger()
 PROGRAM = "loraplane-admin"
@@ -38,6 +39,7 @@ def main() -> None:
     settings = read_settings(
         AdminSettings, program=PROGRAM, summary=SUMMARY, arguments=sys.argv[1:], environment=os.environ
     )
+    spare_collector()
     configure_logging()
     supervise(PROGRAM, _serve(settings), EXITS)
 

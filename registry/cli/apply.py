@@ -13,7 +13,7 @@ from registry.cli.session import READ_SECONDS, ROLLOUT_SECONDS, WRITE_SECONDS, S
 from registry.cli.views.describe import flat
 from registry.cli.views.get import Note, note
 from registry.cli.views.output import Printer
-from registry.cli.views.replica_view import replica_view
+from registry.cli.views.replica_view import ReplicaView, replica_view
 from registry.cli.views.report import check_applied, follow_shown, print_plain, print_table
 from registry.model.messages import spec_dict
 from registry.v1 import registry_pb2 as pb
@@ -137,23 +137,30 @@ def tell(client: AdminClient, printer: Printer, outcomes: Sequence[Outcome], ord
 
 def warn_of_room(client: AdminClient, outcomes: Sequence[Outcome], note: Note) -> None:
     """Says where more adapters are to be held at once than an engine has room for, as far as replicas tell."""
+    known: dict[str, tuple[int, list[ReplicaView]]] = {}
     for one in outcomes:
         created = sum(map(_takes_room, one.response.results)) if isinstance(one, Applied) else 0
         if not created or not isinstance(one, Applied):
             continue
+        pool = one.batch.pool
         try:
-            limit = client.get_pool(one.batch.pool).limits.max_adapters
-            replicas = [replica_view(replica) for replica in client.list_replicas(one.batch.pool)]
+            limit, replicas = known[pool] = known.get(pool) or _room_in(client, pool)
         except CliError:
             continue  # what was asked for is done, and this is no reason to say otherwise
         for replica in replicas:
             room, wanted = replica.room(limit), replica.wanted_since(one.response.revision, created)
             if room and wanted > room:
                 note(
-                    f"replica {replica.name} of pool {one.batch.pool} has room for {room} adapters and is to hold "
+                    f"replica {replica.name} of pool {pool} has room for {room} adapters and is to hold "
                     f"{wanted}: {wanted - room} of them wait (over_capacity); {REMEDY}"
                 )
                 break
+
+
+def _room_in(client: AdminClient, pool: str) -> tuple[int, list[ReplicaView]]:
+    """How many adapters a pool allows on an engine, 0: any number; and its replicas. Raises CliError."""
+    limit = client.get_pool(pool).limits.max_adapters
+    return limit, [replica_view(replica) for replica in client.list_replicas(pool)]
 
 
 def _takes_room(result: pb.AdapterResult) -> bool:

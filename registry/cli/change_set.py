@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, CommandFailure, Exit, failure_of, refused, usage, with_remedy
@@ -307,3 +308,23 @@ def source_uri(source: str) -> str:
 def is_uri(source: str) -> bool:
     """True if a source is no path of this machine."""
     return _SCHEME.match(source) is not None
+
+
+def folder_of(source: str) -> Path | None:
+    """The folder of this machine that a path or a file:// URI names; None: it is somewhere else."""
+    if "://" not in source:
+        return Path(source)
+    parts = urlsplit(source)
+    return Path(unquote(parts.path)) if parts.scheme == "file" and parts.netloc in {"", "localhost"} else None
+
+
+def is_here(folder: Path) -> bool:
+    """True if the folder is on this machine.
+
+    Raises:
+        CliError: whether it is cannot be seen.
+    """
+    try:
+        return folder.is_dir()
+    except OSError as error:
+        raise usage(f"cannot read {folder}: {error.strerror}") from error

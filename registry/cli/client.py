@@ -185,12 +185,8 @@ class AdminClient:
     def get_adapter(self, pool: str, name: str) -> pb.Adapter:
         return self._unary("GetAdapter", pb.GetAdapterRequest(pool=pool, name=name), pb.Adapter)
 
-    def list_adapters(self, pool: str) -> list[pb.Adapter]:
-        """All adapters of a pool, at one revision."""
-        return [one for page in self.adapter_pages(pool) for one in page.adapters]
-
     def adapter_pages(self, pool: str) -> Iterator[pb.ListAdaptersResponse]:
-        """The same, with the names of records that cannot be read."""
+        """All adapters of a pool, at one revision, with the names of records that cannot be read."""
         request = pb.ListAdaptersRequest(pool=pool, page_size=_PAGE_SIZE)
         return self._pages("ListAdapters", request, pb.ListAdaptersResponse)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
+from registry.cli.change_set import folder_of, is_here
 from registry.cli.failure import CliError, CommandFailure, Exit, not_found, refused, usage
 from registry.lora.base import BaseModules, compress, expand
 from registry.lora.base_directory import BaseUnreadable, read_base
@@ -26,26 +26,6 @@ class Looked:
 
     findings: Sequence[Finding]
     warnings: Sequence[AdapterWarning] = ()
-
-
-def folder_of(source: str) -> Path | None:
-    """The folder of this machine that a path or a file:// URI names; None: it is somewhere else."""
-    if "://" not in source:
-        return Path(source)
-    parts = urlsplit(source)
-    return Path(unquote(parts.path)) if parts.scheme == "file" and parts.netloc in {"", "localhost"} else None
-
-
-def is_here(folder: Path) -> bool:
-    """True if the folder is on this machine.
-
-    Raises:
-        CliError: whether it is cannot be seen.
-    """
-    try:
-        return folder.is_dir()
-    except OSError as error:
-        raise usage(f"cannot read {folder}: {error.strerror}") from error
 
 
 def readable_folder(source: str) -> Path:

@@ -21,7 +21,7 @@ from registry.cli.options import form_asked, global_options_first
 from registry.cli.views.output import OUTPUTS, TEMPLATES, Format, output_of
 from registry.lora.text import escaped
 from registry.model.errors import Reason
-from registry.runtime.program import version_line
+from registry.runtime.program import spare_collector, version_line
 from registry.tools.devstack.stack_file import DEFAULT_FOLDER
 
 # How Python tells bytes of the command line that are no UTF-8; no message takes them.
@@ -142,6 +142,7 @@ def _report(failure: CommandFailure, first: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point of the console script."""
+    spare_collector()  # before the commands are imported: most of a short run is that
     try:
         code = run(sys.argv[1:])
     except Exception as error:  # noqa: BLE001 - the supervisor: what nobody foresaw is told in one line, too

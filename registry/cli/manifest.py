@@ -48,6 +48,13 @@ class Document:
         return f"{self.file}: document {self.number} (line {self.line})"
 
 
+_TEXT = "tag:yaml.org,2002:str"
+
+
+class _TooDeep(Exception):
+    """Something is nested so deeply that the parser, which recurses in C, would crash further on."""
+
+
 class _Loader(_Base):  # type: ignore[misc, valid-type]
     """Safe, refuses a key that stands twice, and reads only true and false as booleans: `remap: off` is text."""
 
@@ -56,8 +63,25 @@ class _Loader(_Base):  # type: ignore[misc, valid-type]
         for first, resolvers in _Base.yaml_implicit_resolvers.items()
     }
 
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+
+    # The parser calls these two for tags that hang on where a node stands, of which there are none here.
+    def descend_resolver(self, _parent: yaml.Node | None, _index: object) -> None:
+        """Counts how deep the parser is, as it goes into a node. Raises _TooDeep."""
+        self._depth += 1
+        if self._depth > _MAX_DEPTH + 1:  # the innermost is a value
+            raise _TooDeep
+
+    def ascend_resolver(self) -> None:
+        """Counts the same, as the parser leaves a node."""
+        self._depth -= 1
+
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         """A value. What looks like a date or a number, and is none, is refused with its place."""
+        if node.tag == _TEXT and isinstance(node, yaml.ScalarNode):
+            return node.value  # most of a manifest is text, and the way through all constructors is long
         try:
             value: object = super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError) as error:
@@ -69,13 +93,13 @@ class _Loader(_Base):  # type: ignore[misc, valid-type]
 
 def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Hashable, object]:
     _check_keys(node)
-    return loader.construct_mapping(node, deep=True)
+    return {key.value: loader.construct_object(value, deep=True) for key, value in node.value}
 
 
 def _check_keys(node: yaml.MappingNode) -> None:
     seen: set[str] = set()
     for key, _ in node.value:
-        if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
+        if not isinstance(key, yaml.ScalarNode) or key.tag != _TEXT:
             raise yaml.MarkedYAMLError(problem="a key must be text; put it in quotes", problem_mark=key.start_mark)
         if key.value in seen:
             raise yaml.MarkedYAMLError(
@@ -94,7 +118,6 @@ def read_documents(text: str, file: str) -> list[Document]:
     Raises:
         InvalidArgument: it is not YAML, a key stands twice, or there is no document in it.
     """
-    _check_depth(text, file)
     documents = [one for one in _documents(text, file) if one.content is not None]
     if not documents:
         raise InvalidArgument(
@@ -103,18 +126,6 @@ def read_documents(text: str, file: str) -> list[Document]:
             field=file,
         )
     return documents
-
-
-def _check_depth(text: str, file: str) -> None:
-    """Raises InvalidArgument if anything is nested so deeply that the parser, which recurses in C, would crash."""
-    depth = 0
-    try:
-        for event in yaml.parse(text, Loader=_Loader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _MAX_DEPTH:
-                raise InvalidArgument(Reason.INVALID_MANIFEST, "is nested too deeply; make it flatter", field=file)
-    except yaml.YAMLError:
-        return  # told with its document when that is read
 
 
 def _documents(text: str, file: str) -> Iterator[Document]:
@@ -127,6 +138,9 @@ def _documents(text: str, file: str) -> Iterator[Document]:
             number += 1
     except yaml.YAMLError as error:
         raise InvalidArgument(Reason.INVALID_MANIFEST, _problem(error), field=_place(file, number, error)) from error
+    except _TooDeep as error:
+        message = "is nested too deeply; make it flatter"
+        raise InvalidArgument(Reason.INVALID_MANIFEST, message, field=file) from error
 
 
 def _place(file: str, number: int, error: yaml.YAMLError) -> str:
@@ -155,13 +169,13 @@ def _not_in_spec(_labels: object) -> object:
     raise PydanticCustomError("elsewhere", "labels stand in metadata; move them there")
 
 
-class ManifestSpec(AdapterSpec):
+class ManifestSpec(AdapterSpec, defer_build=True):
     """What is wanted of an adapter; its labels stand in the metadata."""
 
     labels: Annotated[Labels, BeforeValidator(_not_in_spec)] = Field(default={}, exclude=True)
 
 
-class Metadata(Part):
+class Metadata(Part, defer_build=True):
     """Which adapter it is."""
 
     name: str
@@ -169,7 +183,7 @@ class Metadata(Part):
     labels: Labels = {}
 
 
-class Manifest(Part):
+class Manifest(Part, defer_build=True):
     """One adapter as a file describes it."""
 
     api_version: Literal["loraplane/v1"]
@@ -190,7 +204,8 @@ def _as_written(kind: type[ModelT]) -> type[ModelT]:
         for name, field in kind.model_fields.items()
         if (inner := model_in(field.annotation)) is not None
     }
-    strict = {"extra": "forbid", "alias_generator": manifest_name}
+    # Of all these models one is used by itself, and what is not used is not built.
+    strict = {"extra": "forbid", "alias_generator": manifest_name, "defer_build": True}
     return create_model(kind.__name__, __base__=kind, __cls_kwargs__=strict, __doc__=kind.__doc__, **changed)
 
 

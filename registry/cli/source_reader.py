@@ -1,19 +1,27 @@
-"""Reads remote sources with the user's own credentials and a deadline."""
+"""Reads sources with the user's own credentials, and looks at those of changes."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
 from urllib.parse import urlsplit
 
+from registry.cli.change_set import Change
 from registry.cli.failure import CliError, CommandFailure, Exit, refused, usage
+from registry.cli.local_adapters import base_of_pool, digest_here, limits_of_pool, look, unfit
 from registry.lora.config import MAX_CONFIG_BYTES
 from registry.lora.digest import CONFIG_FILE, FileEntry, manifest_digest
+from registry.lora.policy import Policy, policy_of
+from registry.lora.text import printable
 from registry.model.errors import Reason
 from registry.model.source_uri import DEFAULT_PORTS, SourceUri, SourceUriError, parse_source, without_secrets
 from registry.sources.allowed import DEFAULT_HUB, AllowedSources, RemoteOptions
@@ -21,11 +29,15 @@ from registry.sources.base import ArtifactError, SourceLimits, Stop, StoreError
 from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
 from registry.sources.urls import Reach, is_literal
+from registry.v1 import registry_pb2 as pb
 
 # Somebody waits for it; a fleet waits longer.
 _LIMITS = SourceLimits(connect_seconds=5, idle_seconds=10)
 MAX_WEIGHTS_BYTES = 16 << 30
 FETCH_SECONDS = 600.0
+_AT_ONCE = 4
+# What a source sends is the same for everybody; whether it sends anything is not.
+_SAME_FOR_ALL = {"bad_archive", "weights_not_safetensors"}
 
 
 class Arrival:
@@ -183,3 +195,121 @@ def unreadable(uri: str, error: ArtifactError) -> CliError:
     if error.permanent:
         return CliError(CommandFailure(Exit.REFUSED, Reason.SOURCE_REFUSED, message, shown, metadata))
     return CliError(CommandFailure(Exit.UNAVAILABLE, Reason.SOURCE_UNREADABLE, message, shown, metadata))
+
+
+def look_at_all(
+    changes: Sequence[tuple[Change, Path | None]],
+    pools: Mapping[str, pb.Pool],
+    reader: SourceReader,
+    seconds: float,
+    *,
+    force: bool,
+) -> list[Change]:
+    """The changes with the digests of their sources; those that cannot be read now are noted, and left as they are.
+
+    Args:
+        changes: each with the folder of this machine where its files are; None: they are fetched.
+        pools: by name.
+        reader: of the others.
+        seconds: for all of them.
+        force: files here that contradict a pinned digest are no reason to refuse it.
+
+    Raises:
+        CliError: an adapter is not right for its pool, or its files have another digest than the pinned.
+    """
+    # In this order: an interrupt, or what is wrong with one, ends the looks at all others before they are waited for.
+    with ThreadPoolExecutor(_AT_ONCE) as workers, stopped_after(seconds) as stop:
+        return list(workers.map(partial(_foreseen, pools, reader, stop, force=force), changes))
+
+
+def _foreseen(
+    pools: Mapping[str, pb.Pool],
+    reader: SourceReader,
+    stop: Stop,
+    seen: tuple[Change, Path | None],
+    *,
+    force: bool,
+) -> Change:
+    change, folder = seen
+    if folder is not None:
+        return _seen_here(change, folder, pools[change.pool], force=force)
+    return _seen_there(change, pools[change.pool], reader, stop)
+
+
+def _seen_here(change: Change, folder: Path, pool: pb.Pool, *, force: bool) -> Change:
+    digest, asked = _digest(folder), change.wire.upsert.spec.source.digest
+    if asked not in {"", digest}:
+        found = f"the files here have {digest}" if digest else "what lies here is not whole"
+        if digest and not force:
+            message = f"{asked} is pinned, and {found}: pin that, or give another source, or give --force to go on"
+            raise CliError(
+                CommandFailure(Exit.REFUSED, Reason.DIGEST_MISMATCH, message, f"{change.place}: spec.source.digest")
+            )
+        return _noted(change, f"digest is left to the replicas, which serve what has {asked}: {found}")
+    is_whole = _is_whole(change, folder, pool)
+    return _pinned(change, digest) if is_whole and digest is not None else change
+
+
+def _seen_there(change: Change, pool: pb.Pool, reader: SourceReader, stop: Stop) -> Change:
+    spec = change.wire.upsert.spec
+    with TemporaryDirectory(prefix="loraplane-look-") as folder:
+        try:
+            digest = reader.fetch(spec.source.uri, spec.credentials or None, Path(folder), stop)
+        except ArtifactError as error:
+            return _unseen(change, error)
+        except OSError as error:
+            return _unpinned(change, f"it cannot be kept here: {error.strerror}; see TMPDIR")
+        return _pinned(change, digest) if _is_whole(change, Path(folder), pool) else change
+
+
+def _unseen(change: Change, error: ArtifactError) -> Change:
+    if error.reason in _SAME_FOR_ALL:
+        message, place = f"{error.reason}: {error.message}", f"{change.place}: spec.source.uri"
+        metadata = {"finding": error.reason, "findings": "1"}
+        raise CliError(CommandFailure(Exit.REFUSED, Reason.ADAPTER_UNFIT, message, place, metadata)) from error
+    if error.reason == "staging_stopped":
+        return _unpinned(change, "there was no time to read it; see --look-seconds")
+    return _unpinned(change, f"{error.reason}: {error.message}")
+
+
+def _unpinned(change: Change, why: str) -> Change:
+    return _noted(change, f"digest is not pinned: {why}")
+
+
+def _noted(change: Change, what: str) -> Change:
+    """The change as it is; standard error says what of it could not be foreseen."""
+    sys.stderr.write(printable(" ".join(f"note: {change.place}: its {what}".split())) + "\n")
+    return change
+
+
+def _is_whole(change: Change, folder: Path, pool: pb.Pool) -> bool:
+    """False if the files are still being written.
+
+    Raises:
+        CliError: they are wrong for good.
+    """
+    policy = _policy(change.wire.upsert.spec.prepare)
+    looked = look(folder, base_of_pool(pool), limits_of_pool(pool), policy)
+    for_good = [finding for finding in looked.findings if finding.permanent]
+    if for_good:
+        raise unfit(f"{change.place}: spec.source.uri", for_good)
+    return not looked.findings
+
+
+def _pinned(change: Change, digest: str) -> Change:
+    wire = pb.AdapterChange()
+    wire.CopyFrom(change.wire)
+    wire.upsert.spec.source.digest = digest
+    return replace(change, wire=wire)
+
+
+def _digest(folder: Path) -> str | None:
+    try:
+        return digest_here(folder)
+    except CliError:
+        return None  # the replicas say what is wrong with it, once they look
+
+
+def _policy(prepare: pb.Prepare) -> Policy:
+    named = {"remap": prepare.remap, "vision": prepare.vision, "dora": prepare.dora}
+    return policy_of({name: value for name, value in named.items() if value} | {"drop": list(prepare.drop)})

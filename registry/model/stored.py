@@ -38,6 +38,10 @@ class Part(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Itself, since it is frozen. Pydantic copies a default that is a model anew for each value that lacks it."""
+        return self
+
 
 class Stored(Part):
     """A whole value in etcd."""

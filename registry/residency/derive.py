@@ -68,13 +68,14 @@ class DerivedResidence:
 
 @dataclass(frozen=True, slots=True)
 class DerivedResidency:
-    """The replicas of one adapter; `note` is one sentence for people."""
+    """The replicas of one adapter; `note` is one sentence for people. `halted`: why its rollout is, or empty."""
 
     name: str
     generation: int
     lazy: bool
     replicas: tuple[DerivedResidence, ...]
     note: str = ""
+    halted: str = ""
 
 
 def residency(view: PoolView, key: str) -> DerivedResidency | None:
@@ -87,7 +88,8 @@ def _residency(view: PoolView, adapter: AdapterView) -> DerivedResidency:
     shares = _Shares(view, adapter)
     parts = [part for name in shares.names() if (part := shares.part(name)) is not None]
     replicas = tuple(_residence(view, adapter, part) for part in _compared(parts))
-    return DerivedResidency(adapter.name, adapter.generation, adapter.lazy, replicas, shares.note())
+    halted = adapter.rollout.halted if adapter.rollout is not None else ""
+    return DerivedResidency(adapter.name, adapter.generation, adapter.lazy, replicas, shares.note(), halted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class CountedResidency:
     lazy: bool
     counts: Mapping[ReplicaStanding, int]
     note: str = ""
+    halted: str = ""
 
 
 def counted(view: PoolView, keys: Iterable[str]) -> Iterator[tuple[str, CountedResidency | None]]:
@@ -142,7 +145,7 @@ def _counted(view: PoolView, adapter: AdapterView) -> CountedResidency:
     counts = Counter(_standing(one) for one in found.replicas)
     if missing := _missing(view, adapter):
         counts[ReplicaStanding(ReplicaState.UNKNOWN, NOT_ALIVE)] = missing
-    return CountedResidency(found.name, found.generation, found.lazy, counts, found.note)
+    return CountedResidency(found.name, found.generation, found.lazy, counts, found.note, found.halted)
 
 
 def _standing(one: DerivedResidence) -> ReplicaStanding:

@@ -451,20 +451,22 @@ class Residence(_message.Message):
     def __init__(self, replica: _Optional[str] = ..., engine_url: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., model: _Optional[str] = ..., generation: _Optional[int] = ..., state: _Optional[_Union[RolloutReplica.State, str]] = ..., reason: _Optional[str] = ..., loaded: bool = ..., last_used: _Optional[str] = ..., wanted_generation: _Optional[int] = ..., wanted_state: _Optional[_Union[RolloutReplica.State, str]] = ..., wanted_reason: _Optional[str] = ...) -> None: ...
 
 class AdapterResidency(_message.Message):
-    __slots__ = ("name", "generation", "load", "replicas", "note", "counts")
+    __slots__ = ("name", "generation", "load", "replicas", "note", "counts", "halted")
     NAME_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    HALTED_FIELD_NUMBER: _ClassVar[int]
     name: str
     generation: int
     load: str
     replicas: _containers.RepeatedCompositeFieldContainer[Residence]
     note: str
     counts: _containers.RepeatedCompositeFieldContainer[ResidenceCount]
-    def __init__(self, name: _Optional[str] = ..., generation: _Optional[int] = ..., load: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Residence, _Mapping]]] = ..., note: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[ResidenceCount, _Mapping]]] = ...) -> None: ...
+    halted: str
+    def __init__(self, name: _Optional[str] = ..., generation: _Optional[int] = ..., load: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Residence, _Mapping]]] = ..., note: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[ResidenceCount, _Mapping]]] = ..., halted: _Optional[str] = ...) -> None: ...
 
 class WatchResidencyResponse(_message.Message):
     __slots__ = ("revision", "adapters", "gone", "snapshot", "more")

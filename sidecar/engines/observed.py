@@ -97,6 +97,7 @@ class EngineActivity:
         prompt_tokens: read from their prompts.
         generation_tokens: generated.
         last_used: name to seconds since a request for it came in or was seen to run; without what was never used.
+        adapter_requests: name to requests for it that ended since it was loaded; without what had none.
     """
 
     running: int | None = None
@@ -105,6 +106,7 @@ class EngineActivity:
     prompt_tokens: int | None = None
     generation_tokens: int | None = None
     last_used: Mapping[str, float] | None = None
+    adapter_requests: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class ReplicaActivity:
 
         `drain` None: it does not drain. `engine` None: it is out of reach. `calls`: those that succeeded since the
         sidecar began. `adapters`: what is loaded or was used, with what the ring still knows of each;
-        `last_used_seconds` None: never, or not known.
+        `last_used_seconds` None: never, or not known; `requests`: ended since it was loaded, None: not known.
         """
         async with self._lock:
             if not self._told or self._clock.monotonic() - self._told_at >= FRESH_SECONDS:
@@ -65,7 +65,7 @@ class ReplicaActivity:
         except EngineError:
             activity = None
         numbers = asdict(activity) if activity else {}
-        used = numbers.pop("last_used", None) or {}
+        used, requests = numbers.pop("last_used", None) or {}, numbers.pop("adapter_requests", None)
         calls = {kind: {"count": count, "seconds": seconds} for kind, (count, seconds) in done_calls().items()}
         return {
             "schema": 1,
@@ -74,10 +74,10 @@ class ReplicaActivity:
             "incarnation": self._presence.incarnation,
             "engine": numbers if activity else None,
             "calls": calls,
-            "adapters": self._adapters(used),
+            "adapters": self._adapters(used, requests),
         }
 
-    def _adapters(self, used: dict[str, float]) -> list[dict[str, object]]:
+    def _adapters(self, used: dict[str, float], requests: dict[str, int] | None) -> list[dict[str, object]]:
         observed, counts = self._cache.report.situation.observed, self._ring.counts()
         loaded = frozenset(observed.adapters) if observed else frozenset()
         return [
@@ -85,6 +85,7 @@ class ReplicaActivity:
                 "name": name,
                 "loaded": name in loaded,
                 "last_used_seconds": used.get(name),
+                "requests": requests.get(name, 0) if requests is not None and name in loaded else None,
                 **{key: counts.get(name, Counter())[kind.value] for key, kind in _COUNTED.items()},
             }
             for name in sorted({*loaded, *used, *counts})

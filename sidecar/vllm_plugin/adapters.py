@@ -199,6 +199,10 @@ class Adapters:
             registered.note(adapter.lora_name)
         return registered.ages()
 
+    def requests(self) -> dict[str, int]:
+        """For each registered name, how many requests for it ended since it is registered; without those of none."""
+        return self._server.registered.counts()
+
     async def state(self) -> dict[str, object]:
         """What is registered, what is draining, what is in memory and how many requests are bound to each.
 

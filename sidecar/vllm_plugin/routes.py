@@ -113,8 +113,9 @@ class Plugin:
 
     async def uses(self, adapters: Adapters, _: Request) -> dict[str, object]:
         """See `Adapters.last_used`. Unlike the state it does not ask the engine, which may be within a step."""
-        told = {"last_used": adapters.last_used(), "no_effect": adapters.without_effect(), **adapters.expectations()}
-        return {**await self.changes(adapters, _), **told}
+        used = {"last_used": adapters.last_used(), "requests": adapters.requests()}
+        found = {"no_effect": adapters.without_effect(), **adapters.expectations()}
+        return {**await self.changes(adapters, _), **used, **found}
 
     async def changes(self, adapters: Adapters, _: Request) -> dict[str, object]:
         """See `Adapters.changes`; short, for who asks twice a second. Proofs that were put off are made then."""

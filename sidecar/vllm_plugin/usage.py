@@ -1,11 +1,11 @@
-"""Registered adapters by name, their locks and last use."""
+"""Registered adapters by name, their locks, last use and requests."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 
@@ -41,6 +41,7 @@ class Usage(dict[str, A]):
         super().__init__(adapters or {})
         self._now = now
         self._used_at: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
         self.changes = 0
 
     def __getitem__(self, name: str) -> A:
@@ -59,7 +60,7 @@ class Usage(dict[str, A]):
         self.changes += 1
 
     def __delitem__(self, name: str) -> None:
-        """Forgets `name`, and when it was used.
+        """Forgets `name`, when it was used, and how often.
 
         Raises:
             KeyError: no such name is registered.
@@ -67,13 +68,44 @@ class Usage(dict[str, A]):
         super().__delitem__(name)
         self.changes += 1
         self._used_at.pop(name, None)
+        self._counts.pop(name, None)
 
     def note(self, name: str) -> None:
         """Notes that a request for `name` still runs; of a name that is not registered nothing is kept."""
         if name in self:
             self._used_at[name] = self._now()
 
+    def count(self, name: str) -> None:
+        """Counts a request for `name` that ended; of a name that is not registered nothing is kept."""
+        if name in self:
+            self._counts[name] = self._counts.get(name, 0) + 1
+
+    def counts(self) -> dict[str, int]:
+        """For each name with requests that ended since it is registered, how many."""
+        return dict(self._counts)
+
     def ages(self) -> dict[str, float]:
         """For each name that was ever used since it is registered, how many seconds ago it last was."""
         now = self._now()
         return {name: now - at for name, at in self._used_at.items()}
+
+
+class RequestStates(dict[str, Any]):
+    """In place of vLLM's own dictionary of the requests that are with the engine, which takes them out by `pop`."""
+
+    def __init__(self, states: Mapping[str, Any], ended: Callable[[str, Any], None]) -> None:
+        """Holds these already; `ended` is called with each that is taken out, and must not raise."""
+        super().__init__(states)
+        self._ended = ended
+
+    def pop(self, request: str, *default: Any) -> Any:  # noqa: ANN401 - vLLM's own
+        """Takes out a request that ended, or was aborted.
+
+        Raises:
+            KeyError: it is not there, and there is no default.
+        """
+        is_there = request in self
+        state = super().pop(request, *default)
+        if is_there:
+            self._ended(request, state)
+        return state

@@ -18,7 +18,7 @@ from sidecar.vllm_plugin.adapters import SidecarResolver
 from sidecar.vllm_plugin.coverage import WORKER_METHOD
 from sidecar.vllm_plugin.protocol import Step
 from sidecar.vllm_plugin.server import EngineAdapter, Prober
-from sidecar.vllm_plugin.usage import NameLocks, Usage
+from sidecar.vllm_plugin.usage import NameLocks, RequestStates, Usage
 
 _FIELDS = ("lora_name", "lora_int_id", "lora_path")
 
@@ -70,7 +70,7 @@ class VllmServer:
         request_class: type[Any],
         params_class: type[Any] | None = None,
     ) -> None:
-        """Takes parts that `complaints` has nothing against, and puts dictionaries of ours in place of two of them.
+        """Takes parts that `complaints` has nothing against, and puts dictionaries of ours in place of three of them.
 
         `params_class`: vLLM's `SamplingParams`; None: the engine is asked for no answers.
         """
@@ -80,6 +80,12 @@ class VllmServer:
         self._request_class = request_class
         models.lora_requests = Usage(models.lora_requests)
         models.lora_resolver_lock = NameLocks(models.lora_resolver_lock)
+        engine.output_processor.request_states = RequestStates(engine.output_processor.request_states, self._count)
+
+    def _count(self, request: str, state: Any) -> None:  # noqa: ANN401 - vLLM's own
+        adapter = getattr(state, "lora_request", None)
+        if adapter is not None and not request.startswith(_PROOF):
+            self.registered.count(adapter.lora_name)
 
     @property
     def registered(self) -> Usage[EngineAdapter]:
@@ -152,6 +158,8 @@ class VllmServer:
         return [state.lora_request for state in states if state.lora_request is not None]
 
 
+# vLLM puts a dash and letters of its own behind it.
+_PROOF = "loraplane-proof-"
 LIKELY = 5
 USUAL_REQUESTS = 256
 
@@ -166,7 +174,7 @@ async def _probe(
     # Not the prompt's logprobs: on CPUs vLLM 0.32 computes them with the sampler's rows, and two requests of which one
     # has an adapter end the engine.
     params = params_class(temperature=0, max_tokens=tokens, logprobs=LIKELY, detokenize=False, ignore_eos=True)
-    request = f"loraplane-proof-{uuid4().hex}"
+    request = f"{_PROOF}{uuid4().hex}"
     last: Any = None
     async for output in engine.generate({"prompt_token_ids": list(prompt)}, params, request, lora_request=adapter):
         last = output

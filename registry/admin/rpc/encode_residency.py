@@ -80,12 +80,15 @@ def _adapter(one: DerivedResidency) -> pb.AdapterResidency:
         load=_load(one),
         replicas=[_residence(part) for part in one.replicas],
         note=one.note,
+        halted=one.halted,
     )
 
 
 def _counted_adapter(one: CountedResidency) -> pb.AdapterResidency:
     counts = [_count(standing, replicas) for standing, replicas in one.counts.items()]
-    return pb.AdapterResidency(name=one.name, generation=one.generation, load=_load(one), note=one.note, counts=counts)
+    return pb.AdapterResidency(
+        name=one.name, generation=one.generation, load=_load(one), note=one.note, counts=counts, halted=one.halted
+    )
 
 
 def _count(one: ReplicaStanding, replicas: int) -> pb.ResidenceCount:

@@ -55,15 +55,19 @@ def check_changes(raw: bytes, limits: TxnLimits) -> None:
         IndexError: the bytes are no message.
         google.protobuf.message.DecodeError: a change is none.
     """
-    names: list[str] = []
+    changes: list[bytes] = []
     for number, content in _fields(raw):
         if number != _CHANGES or content is None:
             continue
-        if 2 * len(names) > limits.max_ops:
-            raise too_many_changes(names, f"more than {len(names)}", limits)
+        if 2 * len(changes) > limits.max_ops:
+            raise too_many_changes([_name_in(one) for one in changes], f"more than {len(changes)}", limits)
         check_fields(content, _CHANGE, MAX_FIELDS)
-        change = pb.AdapterChange.FromString(content)
-        names.append(change.upsert.name or change.delete)
+        changes.append(content)
+
+
+def _name_in(raw: bytes) -> str:
+    change = pb.AdapterChange.FromString(raw)
+    return change.upsert.name or change.delete
 
 
 def check_fields(raw: bytes, message: Descriptor, most: int) -> None:
@@ -71,8 +75,10 @@ def check_fields(raw: bytes, message: Descriptor, most: int) -> None:
 
     Raises:
         InvalidArgument: it has more.
-        IndexError: the bytes are no message.
+        IndexError: the bytes are no message, as far as that is seen here.
     """
+    if len(raw) <= most:
+        return  # a field has one byte at least that is no other field's
     left = [(raw, message)]
     count = 0
     while left:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from registry.cli import options
+from registry.cli.change_set import folder_of
 from registry.cli.failure import usage
 from registry.cli.local_adapters import (
     Looked,
@@ -19,7 +20,6 @@ from registry.cli.local_adapters import (
     base_of_pool,
     digest_here,
     explain,
-    folder_of,
     limits_of_pool,
     look,
     readable_folder,

@@ -39,8 +39,9 @@ def top(
 
     Sidecars are asked where their statuses say that they listen, which has to be reachable from here; --sidecar names
     them instead. REQUESTS and tokens are the engine's, since it started; loads and swaps are the sidecar's, since that
-    started, and SECONDS what one took on average. Engines count requests by replica alone. Of an adapter, loads, swaps
-    and evictions are those that the rings of sidecars still have, and LAST USED needs vLLM with the plugin.
+    started, and SECONDS what one took on average. Of an adapter, loads, swaps and evictions are those that the rings of
+    sidecars still have. Its REQUESTS, those that ended since it was loaded where it is loaded now, and LAST USED need
+    vLLM with the plugin: engines themselves count requests by replica alone.
     """
     session, seconds = session_of(context), timeout or _ASK_SECONDS
     asks: dict[str, Callable[[], Plain]]

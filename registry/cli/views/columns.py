@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from registry.cli.views.output import OutputView
 from registry.cli.views.replica_view import ReplicaView, cell, short_span
 from registry.cli.views.residency_view import (
     AdapterRow,
+    PoolRow,
+    PoolStatus,
     reasons_cell,
     served_share,
     serving_cell,
@@ -162,6 +166,47 @@ POOLS: OutputView[pb.Pool] = OutputView(
         "EXPECTED": _expected,
         "MAX RANK": lambda one: _number(one.limits.max_rank),
         "MAX ADAPTERS": lambda one: _number(one.limits.max_adapters),
+    },
+)
+
+
+def _share(part: int, whole: int) -> str:
+    """What a column of parts of wholes is sorted by: per thousand, 0 where there is nothing."""
+    return str(1000 * part // max(1, whole))
+
+
+def _pool_plain(one: PoolRow) -> Plain:
+    """A pool for programs, with how it is where that was asked for."""
+    return {**pool_dict(one.record), **({"status": asdict(one.status)} if one.status else {})}
+
+
+_POOL_STATUS: Mapping[str, Callable[[PoolStatus], str]] = {
+    "STATE": lambda one: one.state,
+    "REPLICAS": lambda one: f"{one.ready}/{one.replicas}",
+    "ADAPTERS": lambda one: f"{one.served}/{one.adapters}",
+}
+
+
+def _of_status(shown: Callable[[PoolStatus], str]) -> Callable[[PoolRow], str]:
+    return lambda one: shown(one.status) if one.status else "-"
+
+
+def _of_record(shown: Callable[[pb.Pool], str]) -> Callable[[PoolRow], str]:
+    return lambda one: shown(one.record)
+
+
+# A pool as POOLS has it, and how it is.
+POOL_ROWS: OutputView[PoolRow] = OutputView(
+    name=lambda one: one.record.name,
+    plain=_pool_plain,
+    columns={
+        "NAME": lambda one: one.record.name,
+        **{title: _of_status(shown) for title, shown in _POOL_STATUS.items()},
+        **{title: _of_record(shown) for title, shown in POOLS.columns.items() if title != "NAME"},
+    },
+    order={
+        "REPLICAS": lambda one: _share(one.status.ready, one.status.replicas) if one.status else "0",
+        "ADAPTERS": lambda one: _share(one.status.served, one.status.adapters) if one.status else "0",
     },
 )
 

@@ -8,13 +8,22 @@ from datetime import UTC, datetime, timedelta
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError
 from registry.cli.rollout import RolloutTarget, look
-from registry.cli.views.columns import ADAPTERS, POOLS, REPLICAS, age
+from registry.cli.views.columns import ADAPTERS, POOL_ROWS, POOLS, REPLICAS, age
 from registry.cli.views.events import EVENTS, ShownEvent, change_event, replica_events
 from registry.cli.views.messages import meanwhile, rollout_dict, state_name
 from registry.cli.views.output import Format, Printer
 from registry.cli.views.replica_view import ReplicaView, cell, disagreements, groups_told, replica_view, replica_views
-from registry.cli.views.residency_view import TITLES, AdapterRow, residency_dict, rows, serving_cell, state
-from registry.model.messages import Plain, adapter_dict, pool_dict, spec_dict
+from registry.cli.views.residency_view import (
+    TITLES,
+    AdapterRow,
+    PoolRow,
+    pool_status,
+    residency_dict,
+    rows,
+    serving_cell,
+    state,
+)
+from registry.model.messages import Plain, adapter_dict, spec_dict
 from registry.v1 import registry_pb2 as pb
 
 _EXCEPTION_KEYS = ("name", "generation", "reason", "message", "attempts", "retry_at")
@@ -240,8 +249,9 @@ def describe_pool(client: AdminClient, printer: Printer, name: str) -> None:
     if printer.form is Format.NAME:
         printer.item(POOLS, pool)
         return
-    adapters = len(client.list_adapters(pool.name))
     found = client.all_replicas(pool.name)
+    adapters = client.residency(pool.name, "", pb.WatchResidencyRequest.COUNTS)
+    row = PoolRow(pool, pool_status(found, adapters))
     replicas = replica_views(pool.name, found)
     if not printer.is_table:
         replica_dicts = [replica.as_dict() for replica in replicas]
@@ -251,13 +261,13 @@ def describe_pool(client: AdminClient, printer: Printer, name: str) -> None:
             for one in found.groups
         ]
         lacking = {"lacking": found.lacking, "groups": groups}
-        values = {"adapters": adapters, "replicas": replica_dicts, "disagreements": differing, **lacking}
-        printer.plain({**pool_dict(pool), **values})
+        values = {"adapters": len(adapters), "replicas": replica_dicts, "disagreements": differing, **lacking}
+        printer.plain({**POOL_ROWS.plain(row), **values})
         return
-    fields = {title.capitalize(): shown(pool) for title, shown in POOLS.columns.items()}
+    fields = {title.capitalize(): shown(row) for title, shown in POOL_ROWS.columns.items()}
     living = groups_told(found.groups, lacking=False)
     by_group = {"Living": living} if living else {}
-    printer.fields({**fields, **by_group, "Adapters": str(adapters), "Etag": pool.etag})
+    printer.fields({**fields, **by_group, "Etag": pool.etag})
     printer.lines([""])
     printer.items(REPLICAS, replicas)
     printer.lines(one.line() for one in disagreements(replicas))

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, Exit, not_found, usage
-from registry.cli.views.columns import ADAPTERS, POOLS, REPLICAS, TENANTS
+from registry.cli.views.columns import ADAPTERS, POOL_ROWS, REPLICAS, TENANTS
 from registry.cli.views.output import OutputView
 from registry.cli.views.replica_view import ReplicaView, groups_told, missing_view, replica_view, replica_views
-from registry.cli.views.residency_view import AdapterRow
+from registry.cli.views.residency_view import AdapterRow, PoolRow, PoolStatus, pool_status
 from registry.lora.text import printable
 from registry.model.errors import Reason
 from registry.model.names import matches
@@ -42,7 +42,7 @@ class Kind(StrEnum):
 class Query:
     """What is asked for. `pool` None: all pools; `name` None: all names. `labels`: only what has all of them.
 
-    `detail`: what is to be known of where adapters are; None: nothing.
+    `detail`: what is to be known of where adapters are, and of how pools are; None: nothing.
     """
 
     kind: Kind
@@ -140,7 +140,7 @@ def kind_of(word: str) -> Kind:
 VIEWS: Mapping[Kind, OutputView[Any]] = {
     Kind.ADAPTERS: ADAPTERS,
     Kind.REPLICAS: REPLICAS,
-    Kind.POOLS: POOLS,
+    Kind.POOLS: POOL_ROWS,
     Kind.TENANTS: TENANTS,
 }
 
@@ -168,7 +168,9 @@ def _found(client: AdminClient, query: Query, note: Note) -> Sequence[Any]:
         case Kind.REPLICAS:
             return _replicas(client, query, note)
         case Kind.POOLS:
-            return [client.get_pool(query.name)] if query.name else _all_pools(client, note)
+            pools = [client.get_pool(query.name)] if query.name else _all_pools(client, note)
+            has_status = query.detail is not None
+            return [PoolRow(pool, status_of_pool(client, pool.name) if has_status else None) for pool in pools]
         case Kind.TENANTS:
             return _tenants(client, query, note)
 
@@ -201,6 +203,11 @@ def _all_pools(client: AdminClient, note: Note) -> list[pb.Pool]:
     pages = list(client.pool_pages())
     _note_unreadable(pages, "pools", note)
     return [pool for page in pages for pool in page.pools]
+
+
+def status_of_pool(client: AdminClient, pool: str) -> PoolStatus:
+    """How a pool is, from one list of its replicas and one of its adapters, which the admin service has counted."""
+    return pool_status(client.all_replicas(pool), client.residency(pool, "", pb.WatchResidencyRequest.COUNTS))
 
 
 def _note_unreadable(pages: Sequence[Page], what: str, note: Note) -> None:

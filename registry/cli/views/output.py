@@ -175,8 +175,8 @@ class Printer:
     def table(self, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Prints a table whose cells are shown whole."""
         cells = [[printable(cell) for cell in row] for row in rows]
-        for line in self._drawn(titles, cells) if _needs_rich(cells) else _aligned([list(titles), *cells]):
-            self._write(line + "\n")
+        lines = self._drawn(titles, cells) if _needs_rich(cells) else _aligned([list(titles), *cells])
+        self._write("".join(f"{line}\n" for line in lines))
 
     def fields(self, fields: Mapping[str, str]) -> None:
         """Prints names and values below each other."""

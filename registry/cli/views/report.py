@@ -8,10 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
-
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from registry.cli.change_set import Applied, NotApplied, Outcome
 from registry.cli.client import AdminClient
@@ -22,6 +19,9 @@ from registry.cli.views.output import Format, Printer
 from registry.lora.text import printable
 from registry.model.messages import Plain
 from registry.v1 import registry_pb2 as pb
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _TITLES = ("OUTCOME", "NAME", "POOL", "GENERATION")
 
@@ -146,6 +146,9 @@ class _Display:
 
     def __rich__(self) -> Table:
         """The latest news, for a terminal."""
+        from rich.table import Table  # noqa: PLC0415 - as in `Printer`
+        from rich.text import Text  # noqa: PLC0415
+
         table = Table.grid()
         with self._lock:
             for line, style in self._lines():
@@ -203,6 +206,8 @@ def _shown(display: _Display, printer: Printer) -> Iterator[None]:
     if not printer.is_live:
         yield
         return
+    from rich.live import Live  # noqa: PLC0415
+
     with Live(display, console=printer.console, refresh_per_second=8):
         yield
 

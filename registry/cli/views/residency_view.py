@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from registry.cli.views.replica_view import cell
+from registry.cli.views.replica_view import cell, replica_view
 from registry.model.messages import Plain
 from registry.v1 import registry_pb2 as pb
 
@@ -23,6 +23,46 @@ class AdapterRow:
 
     record: pb.Adapter
     residency: pb.AdapterResidency | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """How a pool is.
+
+    Attributes:
+        state: ``Degraded``: an adapter is, or is halted, or a replica that is expected does not live. ``Progressing``:
+            an adapter is still to be served, or a replica is not ready. Else ``Healthy``.
+        ready: so many replicas are.
+        replicas: so many are to be: those that live and do not drain, and those that are expected and do not live.
+        served: so many adapters all replicas serve that are to serve them.
+        adapters: so many there are.
+    """
+
+    state: str
+    ready: int
+    replicas: int
+    served: int
+    adapters: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRow:
+    """A pool, and how it is; None: that was not asked for."""
+
+    record: pb.Pool
+    status: PoolStatus | None = None
+
+
+def pool_status(found: pb.ListReplicasResponse, adapters: Sequence[pb.AdapterResidency]) -> PoolStatus:
+    """How a pool of these replicas and adapters is; `adapters` with their replicas counted."""
+    staying = [one for one in map(replica_view, found.replicas) if not one.leaving]
+    states = Counter(map(_state_there, adapters))
+    ready = sum(one.status.get("ready") is True for one in staying)
+    if states["Degraded"] or states["Halted"] or found.lacking:
+        state = "Degraded"
+    else:
+        state = "Progressing" if states["Progressing"] or ready < len(staying) else "Healthy"
+    return PoolStatus(state, ready, len(staying) + found.lacking, states["Healthy"], len(adapters))
 
 
 def residency_dict(one: pb.AdapterResidency) -> Plain:
@@ -107,12 +147,20 @@ def state(row: AdapterRow) -> str:
         return "Halted"
     if row.residency is None:
         return ""
-    staying = [one for one in _counts(row.residency) if one.reason != _LEAVING]
-    if any({one.state, one.wanted_state} & _BAD for one in staying):
-        return "Degraded"
-    is_served = all(one.state == pb.RolloutReplica.SERVING and not one.wanted_state for one in staying)
+    found = _state_there(row.residency)
     is_of_it = row.residency.generation == row.record.generation  # else it was looked at just before a change
-    return "Healthy" if staying and is_served and is_of_it else "Progressing"
+    return "Progressing" if found == "Healthy" and not is_of_it else found
+
+
+def _state_there(one: pb.AdapterResidency) -> str:
+    """The same of the generation that residency speaks of."""
+    if one.halted:
+        return "Halted"
+    staying = [count for count in _counts(one) if count.reason != _LEAVING]
+    if any({count.state, count.wanted_state} & _BAD for count in staying):
+        return "Degraded"
+    is_served = all(count.state == pb.RolloutReplica.SERVING and not count.wanted_state for count in staying)
+    return "Healthy" if staying and is_served else "Progressing"
 
 
 def reasons(one: pb.AdapterResidency) -> dict[str, int]:

@@ -33,11 +33,12 @@ class BusyReplica:
 
 @dataclass(frozen=True, slots=True)
 class BusyAdapter:
-    """What is done with an adapter. `last_used_seconds` None: never, or nobody says."""
+    """What is done with an adapter. `last_used_seconds` None: never, or nobody says; `requests` None: nobody says."""
 
     name: str
     replicas: list[str]
     last_used_seconds: float | None
+    requests: int | None
     loads: int
     swaps: int
     evictions: int
@@ -74,11 +75,13 @@ def adapter_rows(answers: Iterable[Plain]) -> list[BusyAdapter]:
 
 
 def _adapter_row(name: str, parts: list[tuple[str, Plain]]) -> BusyAdapter:
+    requests = [count for _, one in parts if (count := _count(one.get("requests"))) is not None]
     used = [seconds for _, one in parts if (seconds := _number(one.get("last_used_seconds"))) is not None]
     return BusyAdapter(
         name,
         [replica for replica, one in parts if one.get("loaded") is True],
         min(used, default=None),
+        sum(requests) if requests else None,
         *(sum(_count(one.get(key)) or 0 for _, one in parts) for key in ("loads", "swaps", "evictions")),
     )
 
@@ -138,6 +141,7 @@ ADAPTERS: OutputView[BusyAdapter] = OutputView(
     columns={
         "ADAPTER": lambda one: one.name,
         "REPLICAS": lambda one: cell(one.replicas),
+        "REQUESTS": lambda one: cell(one.requests),
         "LAST USED": lambda one: _ago(one.last_used_seconds),
         "LOADS": lambda one: str(one.loads),
         "SWAPS": lambda one: str(one.swaps),

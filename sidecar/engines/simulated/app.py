@@ -178,7 +178,10 @@ class _Pages:
         if prompt is None or not isinstance(tokens, int) or tokens < 1:
             raise Rejection(400, "Bad Request", "1 validation error", "body.prompt")
         model = str(body.get("model") or self._engine.options.served_model_name)
-        made = await self._engine.generate(await self._engine.card_of(model), str(prompt), tokens)
+        try:
+            made = await self._engine.generate(await self._engine.card_of(model), str(prompt), tokens)
+        finally:
+            self._engine.cards.count(model)
         logprobs = body.get("logprobs")
         as_ids = bool(body.get("return_tokens_as_token_ids"))
         return JSONResponse(

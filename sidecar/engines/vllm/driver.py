@@ -347,12 +347,15 @@ class VllmEngine:
         return True
 
     async def activity(self) -> EngineActivity:
-        """See `Engine.activity`. Our plugin in it knows when each adapter was last used."""
+        """See `Engine.activity`. Our plugin in it knows when each adapter was last used, and how often."""
         tells = self._process is not None and self._process.tells_uses
         paths = ["/metrics", *([plugin.USES_PATH] if tells else [])]
         page, *told = await self._http.get(paths, self._deadlines.probe_seconds, optional=plugin.USES_PATH)
         activity = answers.read_activity(await metric_lines(page, answers.METRICS, self.url), self.url)
-        return replace(activity, last_used=plugin.read_last_used(b"".join(told)) if tells else None)
+        if not tells:
+            return activity
+        uses = b"".join(told)
+        return replace(activity, last_used=plugin.read_last_used(uses), adapter_requests=plugin.read_requests(uses))
 
     async def drain_evidence(self) -> DrainEvidence:
         """See `Engine.drain_evidence`. vLLM writes its metrics when a step ends: so that they are new, one has to."""

@@ -35,6 +35,7 @@ _MOST_CHARACTERS, _MOST_TEXTS, _MOST_RENAMES, _MOST_EVIDENCE_CHARACTERS = 512, 4
 _MOST_CONNECTORS = 16
 # Thirty years: a use before that is none, and its time may be none that a calendar has.
 _MOST_SECONDS = 1e9
+_MOST_REQUESTS = 2**53
 _NEEDED = {"swap", "unload", "state"}
 
 
@@ -152,6 +153,15 @@ def read_last_used(body: bytes) -> dict[str, float]:
             return {}
 
 
+def read_requests(body: bytes) -> dict[str, int] | None:
+    """For each name with requests that ended since it was loaded, how many; None: that is not told, or not in full."""
+    match json_of(body):
+        case {"schema": 1, "requests": dict(counts)} if all(_is_count(count) for count in counts.values()):
+            return {str(name): int(count) for name, count in counts.items()}
+        case _:
+            return None
+
+
 def read_no_effect(body: bytes) -> frozenset[str]:
     """Paths of adapters that were proven to have no effect; nothing, where that cannot be read."""
     match json_of(body):
@@ -198,6 +208,10 @@ def read_changes(body: bytes) -> ChangeCount | None:
             return ChangeCount(incarnation, count)
         case _:
             return None
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < _MOST_REQUESTS
 
 
 def _is_age(value: object) -> bool:

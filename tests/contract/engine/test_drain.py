@@ -134,3 +134,5 @@ async def test_what_was_asked_of_an_engine_is_counted(engine, asker, tiny):
 
     now = await eventually(counted)
     assert now.last_used is None or now.last_used["x"] < 600
+    assert (now.adapter_requests is None) == (now.last_used is None)
+    assert now.adapter_requests in (None, {"x": 1})

@@ -219,6 +219,28 @@ async def test_many_requests_at_once_ask_once(asker, sidecar, tiny, name):
     assert len(sidecar.asked) == 1
 
 
+async def test_requests_are_counted_by_adapter_as_they_end(url, asker, sidecar, tiny, name):
+    """Each once: also those that waited together while the name was resolved. None that is refused, or of the base."""
+    engine = VllmEngine(url)
+    await engine.observe()
+    sidecar.answers[name] = found(tiny.adapter("a"))
+    await asyncio.gather(*[asker.complete(name, PROMPT) for _ in range(12)])
+    await asker.load("loaded", tiny.adapter("b"))
+    for model in ("loaded", BASE_MODEL, "loaded"):
+        await asker.text(model, PROMPT)
+    body = {"model": "loaded", "prompt": PROMPT, "max_tokens": 0}
+    assert (await asker.client.post("/v1/completions", json=body)).status_code == 400
+
+    async def all_counted() -> bool:
+        assert (await engine.activity()).adapter_requests == {name: 12, "loaded": 2}
+        return True
+
+    await eventually(all_counted)
+    await asker.unload("loaded")
+    assert (await engine.activity()).adapter_requests == {name: 12}
+    await engine.aclose()
+
+
 async def test_last_use_is_of_the_last_request_and_not_of_a_look(url, asker, sidecar, tiny, name):
     """What decides which lazy adapter makes room."""
     engine = VllmEngine(url)

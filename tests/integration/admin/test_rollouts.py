@@ -199,6 +199,9 @@ async def test_what_canaries_refuse_is_halted(ledger, admin, replicas):
     assert halted.canary.halted == f"1 of 1 canaries refuse it: {canary} digest_mismatch - m"
     now = await adapter(admin)
     assert now.generation == 2
+    for detail in pb.WatchResidencyRequest.Detail.values():
+        where = await admin.stub.WatchResidency(pb.WatchResidencyRequest(pool="p", name=NAME, detail=detail)).read()
+        assert where.adapters[0].halted == halted.canary.halted
     await replicas.all_serve(int(now.etag))
     again = await watch(admin).read()
     assert (again.done, again.failure) == (True, "halted")

@@ -38,7 +38,7 @@ def shown(cli: Cli) -> list[dict[str, object]]:
 
 
 def pools(cli: Cli) -> list[dict[str, object]]:
-    left = ("etag", "removals_confirmed_revision")
+    left = ("etag", "removals_confirmed_revision", "status")
     return [{key: one[key] for key in one if key not in left} for one in cli.json("get", "pools")["items"]]
 
 

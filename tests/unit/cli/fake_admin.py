@@ -64,6 +64,7 @@ class FakeAdmin(AdapterRegistryServicer):  # type: ignore[misc]
         self.answers: dict[str, list[Answer | Script]] = {
             "ListPools": [pb.ListPoolsResponse(pools=[pb.Pool(name="dev", base_models=["tiny"])])],
             "ListChanges": [pb.ListChangesResponse()],
+            "ListReplicas": [pb.ListReplicasResponse()],
             "WatchResidency": [[pb.WatchResidencyResponse(snapshot=True), Hold()]],
         }
         self.requests: list[tuple[str, Any]] = []

@@ -478,6 +478,16 @@ def test_more_than_there_is_room_for_is_warned_of(cli, admin, manifest, room, se
         assert "of them wait (over_capacity)" in ran.err
 
 
+def test_the_room_of_a_pool_is_read_once_for_all_parts(cli, admin, manifest):
+    """Statuses of many replicas are many bytes; each part that is too much is told all the same."""
+    admin.answers["ApplyAdapters"] = [_limited]
+    admin.answers["GetPool"] = [pb.Pool(name="dev")]
+    admin.answers["ListReplicas"] = [replica_with(16, 13, 0)]
+    ran = cli("apply", "-f", manifest(*"abcde"), "--no-atomic")
+    assert (ran.code, ran.err.count("is to hold 17: 1 of them wait (over_capacity)")) == (0, 2)
+    assert (len(admin.asked("GetPool")), len(admin.asked("ListReplicas"))) == (1, 1)
+
+
 @pytest.mark.parametrize("spec", [{"load": "lazy"}, {"placement": {"replicas": 1}}])
 def test_what_takes_no_room_everywhere_is_not_counted(cli, admin, manifest, spec):
     admin.answers["ApplyAdapters"] = [applied]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.cli.manifest import check_unique, manifest_of, read_manifests
+from registry.cli.manifest import check_unique, manifest_of, read_documents, read_manifests
 from registry.model.errors import InvalidArgument, Reason
 
 HEAD = "apiVersion: loraplane/v1\nkind: Adapter\n"
@@ -219,6 +219,14 @@ def test_the_same_name_in_two_pools_is_two_adapters():
 def test_deep_nesting_is_refused_not_a_crash(text):
     error = complaint(text)
     assert (error.field, error.message) == ("a.yaml", "is nested too deeply; make it flatter")
+
+
+def test_what_is_nested_as_deeply_as_may_be_is_read():
+    """The depth is counted anew for each document."""
+    deep = "[" * 49 + "1" + "]" * 49
+    assert len(read_documents(f"a: {deep}\n---\nb: {deep}\n", "a.yaml")) == 2
+    with pytest.raises(InvalidArgument, match="nested too deeply"):
+        read_documents(f"a: [{deep}]\n", "a.yaml")
 
 
 def test_arguments_are_checked_as_documents_are():

@@ -11,17 +11,72 @@ from registry.cli.local_adapters import base_here, base_message
 from registry.model.status import EngineStatus, ReplicaStatus, ReportedEvidence, Served
 from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA, QWEN2
-from tests.unit.cli.test_read import R1, SQL
+from tests.unit.cli.fake_admin import Hold
+from tests.unit.cli.test_read import R1
+
+SERVING = pb.RolloutReplica.SERVING
 
 
 def test_describe_pool(cli, admin):
     admin.answers["GetPool"] = [pb.Pool(name="dev", base_models=["tiny"], limits=pb.PoolLimits(max_rank=16))]
-    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[SQL])]
+    admin.answers["WatchResidency"] = [[pb.WatchResidencyResponse(snapshot=True, adapters=[standing("sql")]), Hold()]]
     admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[R1])]
     out = cli("describe", "pool", "dev").out
     assert "Max rank:     16" in out
     assert "r1    dev" in out
-    assert cli("-o", "json", "describe", "pool", "dev").json["adapters"] == 1
+    assert re.search(r"^Adapters: +1/1$", out, re.MULTILINE)
+    told = cli("-o", "json", "describe", "pool", "dev").json
+    assert (told["adapters"], told["status"]["served"]) == (1, 1)
+    assert not admin.asked("ListAdapters"), "all of which may be many"
+
+
+def standing(name: str, state: pb.RolloutReplica.State = SERVING, **more: str) -> pb.AdapterResidency:
+    """How two replicas stand to an adapter: the first serves it."""
+    counts = [pb.ResidenceCount(replicas=1, state=one) for one in (SERVING, state)]
+    return pb.AdapterResidency(name=name, generation=1, counts=counts, **more)
+
+
+def reporting(name: str, *, ready: bool = True, leaving: bool = False) -> pb.Replica:
+    return pb.Replica(name=name, pool="dev", leaving=leaving, status_json=json.dumps({"ready": ready}))
+
+
+@pytest.mark.parametrize(
+    ("state", "replicas", "lacking", "adapters", "shown"),
+    [
+        ("Healthy", [reporting("r1"), reporting("r2")], 0, [standing("a"), standing("b")], "2/2 2/2"),
+        ("Healthy", [reporting("r1"), reporting("r2", ready=False, leaving=True)], 0, [standing("a")], "1/1 1/1"),
+        ("Healthy", [], 0, [], "0/0 0/0"),
+        ("Progressing", [reporting("r1"), reporting("r2", ready=False)], 0, [standing("a")], "1/2 1/1"),
+        ("Progressing", [reporting("r1")], 0, [standing("a"), standing("b", pb.RolloutReplica.PENDING)], "1/1 1/2"),
+        ("Progressing", [], 0, [pb.AdapterResidency(name="a")], "0/0 0/1"),
+        ("Degraded", [reporting("r1")], 7, [standing("a")], "1/8 1/1"),
+        ("Degraded", [reporting("r1")], 0, [standing("a", pb.RolloutReplica.FAILED)], "1/1 0/1"),
+        ("Degraded", [reporting("r1")], 0, [standing("a", halted="two canaries refused it")], "1/1 0/1"),
+        ("Degraded", [pb.Replica(name="r1"), reporting("r2")], 1, [], "1/3 0/0"),
+    ],
+)
+def test_a_pool_says_how_it_is(cli, admin, state, replicas, lacking, adapters, shown):
+    """R9 status-truth: of one list of replicas and one of counted adapters, and nothing of adapters that hide."""
+    admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=replicas, lacking=lacking)]
+    admin.answers["WatchResidency"] = [[pb.WatchResidencyResponse(snapshot=True, adapters=adapters), Hold()]]
+    header, row = cli("get", "pools").out.splitlines()
+    assert header.split()[:4] == ["NAME", "STATE", "REPLICAS", "ADAPTERS"]
+    assert row.split()[:4] == ["dev", state, *shown.split()]
+    (asked,) = admin.asked("WatchResidency")
+    assert (asked.pool, asked.detail) == ("dev", pb.WatchResidencyRequest.COUNTS)
+    assert (len(admin.asked("ListReplicas")), admin.asked("ListAdapters")) == (1, [])
+    (item,) = cli("-o", "json", "get", "pools").json["items"]
+    ready, served = ([int(part) for part in one.split("/")] for one in shown.split())
+    keys = ("ready", "replicas", "served", "adapters")
+    assert item["status"] == {"state": state, **dict(zip(keys, ready + served, strict=True))}
+    assert cli("-o", "name", "get", "pools", "--field-selector", f"state={state.lower()}").out == "dev\n"
+    for column in ("replicas", "-adapters"):
+        assert cli("-o", "name", "get", "pools", "--sort-by", column).out == "dev\n"
+
+
+def test_names_of_pools_are_told_without_a_look_at_what_is_in_them(cli, admin):
+    assert cli("-o", "name", "get", "pools").out == "dev\n"
+    assert {name for name, _ in admin.requests} == {"ListPools"}
 
 
 def test_replicas_that_found_different_files_are_an_error_of_the_pool(cli, admin):
@@ -30,7 +85,6 @@ def test_replicas_that_found_different_files_are_an_error_of_the_pool(cli, admin
     says = [json.dumps({"found": [one, {"name": "law", "generation": 1, "digest": "sha256:3"}]}) for one in found]
     replicas = [pb.Replica(name=f"r{i}", pool="dev", status_json=one) for i, one in enumerate(says)]
     admin.answers["GetPool"] = [pb.Pool(name="dev", base_models=["tiny"])]
-    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[SQL])]
     admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=replicas)]
     (error,) = [line for line in cli("describe", "pool", "dev").out.splitlines() if line.startswith("error: ")]
     assert "digests_differ: sql generation 2: sha256:1 on r0, r2; sha256:2 on r1;" in error

@@ -142,8 +142,8 @@ def test_what_ends_one_look_at_a_source_ends_all(address, admin, monkeypatch, er
     """An interrupt does not wait for sources that send slowly, nor does the news that an adapter is not fit."""
     begun, stopped = Event(), list[str]()
 
-    def look(_pools, _reader, stop, change, *, force):
-        if change.place == "first":
+    def look(_pools, _reader, stop, seen, *, force):
+        if seen[0].place == "first":
             assert begun.wait(120)
             raise error
         begun.set()
@@ -152,7 +152,7 @@ def test_what_ends_one_look_at_a_source_ends_all(address, admin, monkeypatch, er
         except ArtifactError as told:
             stopped.append(told.reason)
 
-    monkeypatch.setattr("registry.cli.preflight._foreseen", look)
+    monkeypatch.setattr("registry.cli.source_reader._foreseen", look)
     admin.answers["GetPool"] = [pb.Pool(name="dev", base_models=["tiny"])]
     spec = pb.AdapterSpec(source=pb.Source(uri="s3://b/a"))
     changes = [

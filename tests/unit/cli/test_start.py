@@ -10,7 +10,7 @@ import pytest
 
 from registry.cli.command_tree import ENTRIES, LazyCommand
 from registry.v1 import registry_pb2 as pb
-from tests.unit.cli.fake_admin import FakeAdmin, served
+from tests.unit.cli.fake_admin import FakeAdmin, applied, served
 
 HEAVY = {"grpc", "google.protobuf", "pydantic", "yaml", "httpx", "numpy", "obstore", "cryptography", "structlog"}
 RUN = """
@@ -49,6 +49,20 @@ def test_a_get_imports_grpc_and_nothing_else_that_is_heavy(form):
     with served(admin) as address:
         modules = imported("--admin", address, "-o", form, "get", "adapters")
     assert modules & (HEAVY | {"rich"}) == {"grpc", "google.protobuf"}
+
+
+def test_an_apply_whose_files_are_elsewhere_imports_nothing_that_reads_adapters(tmp_path):
+    """Of its time most would be that of imports."""
+    manifest = tmp_path / "a.yaml"
+    pinned = f'source: {{uri: "s3://b/a", digest: "sha256:{"5" * 64}"}}'
+    head = "apiVersion: loraplane/v1\nkind: Adapter\nmetadata: {name: a, pool: dev}\n"
+    manifest.write_text(f"{head}spec: {{{pinned}}}\n")
+    admin = FakeAdmin()
+    admin.answers["ApplyAdapters"] = [applied]
+    with served(admin) as address:
+        modules = imported("--admin", address, "apply", "-f", str(manifest))
+    assert modules & (HEAVY | {"rich"}) == {"grpc", "google.protobuf", "pydantic", "yaml"}
+    assert not modules & {"registry.cli.source_reader", "registry.lora.check", "registry.sources.allowed"}
 
 
 def test_a_tab_imports_grpc_and_nothing_else_that_is_heavy():

@@ -17,7 +17,7 @@ from tests.unit.cli.fake_admin import FakeAdmin, Refusal
 from tests.unit.cli.test_events import sidecar
 
 ENGINE = {"running": 1, "waiting": 2, "requests": 30, "prompt_tokens": 400, "generation_tokens": 5000}
-SQL = {"name": "sql", "loaded": True, "last_used_seconds": 7.5, "loads": 1, "swaps": 2, "evictions": 0}
+SQL = {"name": "sql", "loaded": True, "last_used_seconds": 7.5, "requests": 40, "loads": 1, "swaps": 2, "evictions": 0}
 LAW = {"name": "law", "loaded": False, "last_used_seconds": None, "loads": 1, "swaps": 0, "evictions": 1}
 
 
@@ -39,7 +39,7 @@ def replicas(admin: FakeAdmin, *found: pb.Replica, gone: str = "") -> None:
 
 def test_what_each_replica_and_each_adapter_does(cli, admin):
     """Sidecars are asked where their statuses say; the engine's figures are of the engine, averages of the calls."""
-    other = said("r2", engine=None, calls={}, adapters=[SQL | {"last_used_seconds": 3.0, "loads": 5}])
+    other = said("r2", engine=None, calls={}, adapters=[SQL | {"last_used_seconds": 3.0, "requests": 2, "loads": 5}])
     with sidecar(said(), path="/activity") as one, sidecar(other, path="/activity") as two:
         replicas(admin, replica("r1", one), replica("r2", two))
         ran, table = cli("-o", "json", "top"), cli("top")
@@ -59,15 +59,19 @@ def test_what_each_replica_and_each_adapter_does(cli, admin):
         "name": "sql",
         "replicas": ["r1", "r2"],
         "last_used_seconds": 3.0,
+        "requests": 42,
         "loads": 6,
         "swaps": 4,
         "evictions": 0,
     }
-    assert (law["replicas"], law["last_used_seconds"], law["evictions"]) == ([], None, 1)
+    assert (law["replicas"], law["last_used_seconds"], law["requests"], law["evictions"]) == ([], None, None, 1)
     assert (ran.code, ran.json["unreached"], table.err) == (0, {}, "")
     lines = [line.split() for line in table.out.splitlines()]
     assert lines[1] == ["r1", "1", "1", "2", "30", "400", "5000", "4", "0.5", "0", "-"]
-    assert lines[5:] == [["sql", "r1,", "r2", "3", "s", "ago", "6", "4", "0"], ["law", "-", "-", "1", "0", "1"]]
+    assert lines[5:] == [
+        ["sql", "r1,", "r2", "42", "3", "s", "ago", "6", "4", "0"],
+        ["law", "-", "-", "-", "1", "0", "1"],
+    ]
 
 
 def test_who_is_not_reached_is_told_in_one_line(cli, admin):

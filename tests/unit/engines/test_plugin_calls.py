@@ -97,6 +97,25 @@ def test_only_a_plugin_that_can_be_called_is_one(about, expected):
 
 
 @pytest.mark.parametrize(
+    ("body", "requests"),
+    [
+        ({"schema": 1, "requests": {"a": 5, "b": 0}}, {"a": 5, "b": 0}),
+        ({"schema": 1, "requests": {}}, {}),
+        ({"schema": 1, "last_used": {"a": 1}}, None),
+        ({"schema": 1, "requests": {"a": True}}, None),
+        ({"schema": 1, "requests": {"a": -1}}, None),
+        ({"schema": 1, "requests": {"a": 2**53}}, None),
+        ({"schema": 1, "requests": {"a": 1.5}}, None),
+        ({"schema": 2, "requests": {"a": 1}}, None),
+        ([], None),
+    ],
+)
+def test_requests_are_counted_or_not_known(body, requests):
+    """A plugin of an earlier release does not count them."""
+    assert plugin.read_requests(json.dumps(body).encode()) == requests
+
+
+@pytest.mark.parametrize(
     ("body", "ages"),
     [
         ({"schema": 1, "last_used": {"a": 0.5, "b": 3}}, {"a": 0.5, "b": 3.0}),

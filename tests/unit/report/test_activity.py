@@ -30,7 +30,7 @@ class Asked:
     """An engine that is asked for its activity."""
 
     def __init__(self) -> None:
-        self.answer: EngineActivity | None = EngineActivity(1, 2, 3, 4, 5, {"a": 7.5, "gone": 9.0})
+        self.answer: EngineActivity | None = EngineActivity(1, 2, 3, 4, 5, {"a": 7.5, "gone": 9.0}, {"a": 12})
         self.times = 0
 
     async def activity(self) -> EngineActivity:
@@ -88,10 +88,18 @@ async def test_engine_calls_and_adapters_together():
     assert told["calls"]["load"] == {"count": loads + 1, "seconds": pytest.approx(seconds + 0.25)}
     nothing = {"loads": 0, "swaps": 0, "evictions": 0}
     assert told["adapters"] == [
-        {"name": "a", "loaded": True, "last_used_seconds": 7.5, **nothing, "swaps": 1},
-        {"name": "b", "loaded": True, "last_used_seconds": None, **nothing},
-        {"name": "gone", "loaded": False, "last_used_seconds": 9.0, **nothing},
+        {"name": "a", "loaded": True, "last_used_seconds": 7.5, "requests": 12, **nothing, "swaps": 1},
+        {"name": "b", "loaded": True, "last_used_seconds": None, "requests": 0, **nothing},
+        {"name": "gone", "loaded": False, "last_used_seconds": 9.0, "requests": None, **nothing},
     ]
+
+
+async def test_requests_that_nobody_counts_are_not_known():
+    """Without the plugin, or with one of an earlier release."""
+    scene = Scene()
+    scene.engine.answer = EngineActivity(1, 2, 3)
+    told = (await scene.get()).json()
+    assert [one["requests"] for one in told["adapters"]] == [None, None]
 
 
 async def test_an_engine_out_of_reach_is_told_and_no_engine_is_pressed():

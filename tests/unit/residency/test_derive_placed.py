@@ -10,7 +10,7 @@ from registry.model.names import name_key
 from registry.model.placement import Member, Selector
 from registry.model.records import Canary, CanaryRollout, Placement, Strategy
 from registry.model.status import Found, Leaving, Pending
-from registry.residency.derive import residency
+from registry.residency.derive import counted, residency
 from registry.rollout import pool
 from tests.support.records import KEYS, POOL, kv, record
 from tests.support.residency_world import (
@@ -202,6 +202,18 @@ def test_canaries(world):
     assert where == {canary: (5, SERVING), **dict.fromkeys(others, (4, FAILED))}
     world.says(canary)
     assert world.states("a")[canary] == (PENDING, "membership_not_seen")
+
+
+def test_a_halted_rollout_is_told_with_the_counts_too(world):
+    """R9 status-truth: all who have stood by serve what they should, and yet it goes no further."""
+    world.alive("r1")
+    stable = record("a", 4).spec
+    for halted in ("", "1 of 1 canaries refuse it"):
+        rollout = CanaryRollout(stable_generation=4, stable_spec=stable, halted=halted)
+        world.put("a", 5, rollout, source="v2", strategy=Strategy(canary=Canary(replicas=1)))
+        assert world.where("a").halted == halted
+        ((_, found),) = counted(world.view, ["a"])
+        assert found.halted == halted
 
 
 def test_a_store_that_was_set_back(world):

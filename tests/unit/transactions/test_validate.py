@@ -31,6 +31,11 @@ def test_valid():
     assert validate.make_apply("p", [upsert("a"), upsert("b")]).pool == "p"
 
 
+@pytest.mark.parametrize("text", ["Größe, 模型", "नमस्\u200dते", "a \\\\ b", 'say "hi"', "C:\\\\new"])
+def test_letters_of_all_scripts_and_signs_that_json_escapes_are_taken(text):
+    assert upsert(description=text, labels={"team": text}).spec.description == text
+
+
 WRONG = {
     "name": (lambda: upsert("a b"), "changes[0].upsert.name", Reason.INVALID_NAME),
     "reserved": (lambda: upsert("Text"), "changes[0].upsert.name", Reason.RESERVED_NAME),
@@ -77,6 +82,16 @@ WRONG = {
     "a mark of direction": (
         lambda: upsert(description="safe\u202egnp.exe"),
         "changes[0].upsert.spec.description",
+        Reason.INVALID_FIELD,
+    ),
+    "half of a character, where a later release has a field": (
+        lambda: upsert(later="\ud800"),
+        "changes[0].upsert.spec.later",
+        Reason.INVALID_FIELD,
+    ),
+    "a key of a label": (
+        lambda: upsert(later={"bi\x7f": 1}),
+        "changes[0].upsert.spec.later",
         Reason.INVALID_FIELD,
     ),
     "a line of a label": (

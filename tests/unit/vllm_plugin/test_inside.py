@@ -157,6 +157,21 @@ async def test_the_server_is_vllms_own_parts():
     assert list(server.in_flight()) == [made]
 
 
+def test_requests_that_end_are_counted_for_the_adapters_that_they_name():
+    """Those that the plugin itself sends to prove an adapter are nobody's."""
+    kind, engine, served = request_class(), Engine(), models()
+    engine.output_processor.request_states = {"before": RequestState(kind("x", 1, "/a"))}
+    server = VllmServer(engine, served, kind)
+    states = engine.output_processor.request_states
+    assert list(states) == ["before"]
+    served.lora_requests["x"] = kind("x", 1, "/a")
+    states |= {"base": RequestState(None), "loraplane-proof-1-ab": RequestState(kind("x", 2, "/b")), "odd": object()}
+    states["gone"] = RequestState(kind("gone", 3, "/c"))
+    for request in list(states):
+        states.pop(request)
+    assert server.registered.counts() == {"x": 1}
+
+
 async def test_without_its_variable_it_does_nothing(monkeypatch):
     """A no-op for those who installed it and do not want it; vLLM is not even imported."""
     monkeypatch.delenv("LORAPLANE_PLUGIN", raising=False)

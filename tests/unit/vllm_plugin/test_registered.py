@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from sidecar.vllm_plugin.usage import NameLocks, Usage
+from sidecar.vllm_plugin.usage import NameLocks, RequestStates, Usage
 from tests.support.waiting import eventually
 
 
@@ -56,6 +56,34 @@ def test_what_is_unloaded_is_forgotten_and_new_weights_keep_the_use_of_their_nam
     with pytest.raises(KeyError):
         del registered["b"]
     assert registered.ages() == {}
+
+
+def test_requests_are_counted_by_name_as_they_end():
+    """R16 bounded: of names that are registered alone, from then on; new weights go on counting."""
+    registered = Usage({"a": 1, "b": 2}, now=Clock())
+    assert registered["a"] == 1
+    registered.note("a")
+    assert registered.counts() == {}, "what was bound may be refused yet"
+    for name in ("a", "a", "gone"):
+        registered.count(name)
+    registered["a"] = 2
+    registered.count("a")
+    assert registered.counts() == {"a": 3}
+    del registered["a"]
+    registered.count("a")
+    registered["a"] = 3
+    assert registered.counts() == {}
+
+
+def test_of_requests_that_end_somebody_hears_once():
+    """As vLLM takes them out, when they end and when they are aborted, which may be twice."""
+    ended = list[tuple[str, object]]()
+    states = RequestStates({"r1": 1}, lambda request, state: ended.append((request, state)))
+    states["r2"] = 2
+    assert (states.pop("r1"), states.pop("r1", None), states.pop("r2", None)) == (1, None, 2)
+    with pytest.raises(KeyError):
+        states.pop("r2")
+    assert (ended, len(states)) == ([("r1", 1), ("r2", 2)], 0)
 
 
 def test_what_is_registered_and_unregistered_is_counted_and_nothing_else():
