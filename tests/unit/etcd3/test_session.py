@@ -88,9 +88,7 @@ def test_a_lease_that_is_gone_ends_what_ran_under_it_at_once_and_it_begins_anew(
 
     with closing(VirtualLoop()) as loop:
         rng = random.Random(0)
-        loop.run_until_complete(
-            hold_lease(leases, ttl_seconds=TTL_SECONDS, body=body, rng=rng, on_error=errors.append)
-        )
+        loop.run_until_complete(hold_lease(leases, ttl_seconds=TTL_SECONDS, body=body, rng=rng, on_error=errors.append))
     (first, lost), (again, ended) = lives
     assert [type(error) for error in errors] == [LeaseExpired]
     assert 0.8 * TTL_SECONDS <= lost - first <= TTL_SECONDS

@@ -232,4 +232,4 @@ def test_who_asks_waits_longer_than_who_answers():
 
 def test_a_load_is_given_nearly_all_of_the_time_that_the_sidecar_waits_for_it():
     """R17 heals: one that is given up although there is time is begun anew, and given up again."""
-    assert module.LOAD_SECONDS > 0.8 * USUAL.load_seconds
+    assert 0.8 * USUAL.load_seconds < module.LOAD_SECONDS
