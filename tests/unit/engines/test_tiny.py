@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import statistics
 
 import pytest
 
@@ -58,5 +60,24 @@ def test_a_file_holds_its_tensors_without_gaps(tmp_path):
 def test_each_byte_has_a_letter_of_its_own(byte):
     letters = tiny_model.byte_letters()
     assert letters.index(letters[byte]) == byte
-    assert letters[0x41] == "A"
+    assert len({*letters}) == len(letters) == 256
+    plain = "".join(letters[0x21:0x7F])
+    assert plain == bytes(range(0x21, 0x7F)).decode()
+    assert (letters[0x7F], letters[0xA0], letters[0xA1], letters[0xAD], letters[0xFF]) == ("ġ", "ł", "¡", "Ń", "ÿ")
     assert letters[0x20] == "Ġ"
+
+
+def test_values_deviate_as_they_are_said_to():
+    """What a model and its adapters answer depends on it: with larger ones their logprobs are as good as none."""
+    values = tiny_model.uniform((20_000,), 0.5, random.Random(0)).values
+    assert statistics.pstdev(values) == pytest.approx(0.5, rel=0.02)
+    assert statistics.fmean(values) == pytest.approx(0.0, abs=0.01)
+
+
+def test_text_begins_and_ends_with_the_tokens_that_the_tokenizer_has_for_it(tmp_path):
+    write_model(tmp_path)
+    told = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in ("config", "generation_config")}
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    numbers = {one["content"]: one["id"] for one in tokenizer["added_tokens"]}
+    for one in told.values():
+        assert (one["bos_token_id"], one["eos_token_id"]) == (numbers[tiny_model.BEGIN], numbers[tiny_model.END])
