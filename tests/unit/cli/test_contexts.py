@@ -246,3 +246,16 @@ def test_contexts_are_completed(call, prod, monkeypatch, capsys):
         with pytest.raises(SystemExit):
             run([])
         assert capsys.readouterr().out == "prod\n"
+
+
+def test_names_are_completed_where_the_context_is_typed_empty(call, prod, address, admin, monkeypatch, capsys):
+    """As the command that is typed would be carried out: an empty one beside an address is no second name."""
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[pb.Adapter(name="sql", pool="dev")])]
+    monkeypatch.setattr("registry.cli.completion.SECONDS", 60.0)
+    monkeypatch.setenv("_LORAPLANE_COMPLETE", "complete_bash")
+    words = ["loraplane", "--admin", address, "--context", "''", "get", "adapters", "s"]
+    monkeypatch.setenv("COMP_WORDS", " ".join(words))
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    with pytest.raises(SystemExit):
+        run([])
+    assert capsys.readouterr().out == "sql\n"
