@@ -32,8 +32,12 @@ def test_the_same_seed_gives_the_same_bytes_and_another_others(tmp_path):
         assert one[file] != two[file]
 
 
-def test_an_adapter_fits_its_model(tmp_path):
+def test_an_adapter_fits_its_model_and_the_model_its_tokenizer(tmp_path):
     write_model(tmp_path / "model")
+    told = {file.stem: json.loads(file.read_text()) for file in (tmp_path / "model").glob("*.json")}
+    numbers = {one["content"]: one["id"] for one in told["tokenizer"]["added_tokens"]}
+    for one in (told["config"], told["generation_config"]):
+        assert (one["bos_token_id"], one["eos_token_id"]) == (numbers[tiny_model.BEGIN], numbers[tiny_model.END])
     write_adapter(tmp_path / "a", seed=0, model=tmp_path / "model", rank=16)
     tensors = header(tmp_path / "a" / "adapter_model.safetensors")
     tensors.pop("__metadata__")
@@ -72,12 +76,3 @@ def test_values_deviate_as_they_are_said_to():
     values = tiny_model.uniform((20_000,), 0.5, random.Random(0)).values
     assert statistics.pstdev(values) == pytest.approx(0.5, rel=0.02)
     assert statistics.fmean(values) == pytest.approx(0.0, abs=0.01)
-
-
-def test_text_begins_and_ends_with_the_tokens_that_the_tokenizer_has_for_it(tmp_path):
-    write_model(tmp_path)
-    told = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in ("config", "generation_config")}
-    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
-    numbers = {one["content"]: one["id"] for one in tokenizer["added_tokens"]}
-    for one in told.values():
-        assert (one["bos_token_id"], one["eos_token_id"]) == (numbers[tiny_model.BEGIN], numbers[tiny_model.END])

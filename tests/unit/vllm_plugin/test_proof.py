@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import math
 import struct
@@ -296,7 +295,6 @@ async def test_a_proof_that_was_put_off_and_fails_is_told_in_a_line(tmp_path, ca
     await eventually(lambda: ("remove", 3) in server.calls)
     server.fails = None
     await eventually(lambda: prover.look_later() or prover.without_effect == paths[1:])
-    gc.collect()
     assert "a proof failed: rank" in caplog.text
     assert "never retrieved" not in caplog.text
 
