@@ -8,17 +8,21 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+from registry.model.records import SourceSpec
 from registry.runtime.clock import Clock
 from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.observed import Done, Observed, Outcome, Refused, Unknown
 from sidecar.loop.executor import SLOW_SECONDS
 from sidecar.loop.observer import EngineProbes
-from tests.simulation.artifacts import path_of
+from sidecar.resolver.demand import ResidentSet
+from sidecar.resolver.policy import Catalogue
+from tests.simulation.artifacts import ROOT, SimStore, path_of
 from tests.simulation.loop import VirtualLoop
+from tests.support.records import POOL
 from tests.unit.loop.test_reconciler import THE_POOL, Loading, desired, running
 
-A = path_of("r1", "good-a")
+A, B = path_of("r1", "good-a"), path_of("r1", "good-b")
 Play = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -52,6 +56,11 @@ class Odd(Loading):
         self.called.append(f"load {name}")
         if self.takes:
             await super().load(name, path, request_id=request_id)
+        return self.outcome
+
+    async def swap(self, name: str, _old: str, new: str, *, request_id: str) -> Outcome:
+        self.called.append(f"swap {name}")
+        self.adapters[name] = new
         return self.outcome
 
     async def unload(self, name: str, *, request_id: str) -> Outcome:
@@ -203,5 +212,72 @@ def test_what_is_applied_again_is_tried_again_at_once():
             mailbox.post(replace(mailbox.snapshot, desired=replace(again, adapters=adapters)))
             await asyncio.sleep(0.5)
             assert engine.adapters == {"good-a": A}
+
+    play(body)
+
+
+def test_what_was_touched_since_it_was_proven_is_neither_loaded_nor_swapped_in(monkeypatch):
+    """R21 proven-here: it is looked at anew before the engine is given it."""
+    touched = {A, B}
+    monkeypatch.setattr(SimStore, "is_intact", lambda _, path: path not in touched)
+
+    async def body() -> None:
+        engine, mailbox = Odd(), wanting(1, "good-a")
+        async with running(engine, mailbox):
+            await asyncio.sleep(1.0)
+            assert engine.called == []
+            touched.remove(A)
+            await asyncio.sleep(1.0)
+            assert engine.adapters == {"good-a": A}
+            other = desired(2, "good-a", load="eager", source=SourceSpec(uri=f"{ROOT}good-b"))
+            mailbox.post(replace(mailbox.snapshot, desired=other))
+            await asyncio.sleep(1.0)
+            assert engine.called == ["load good-a"]
+            touched.remove(B)
+            await asyncio.sleep(1.0)
+            assert engine.adapters == {"good-a": B}
+
+    play(body)
+
+
+def test_an_engine_that_pauses_amid_a_plan_gets_no_further_call():
+    """R17 heals, R11: somebody put it to sleep, and it would answer when it wakes, or never."""
+
+    class Tired(Odd):
+        async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
+            await asyncio.sleep(1.0)
+            self.paused = "it sleeps"
+            return await super().load(name, path, request_id=request_id)
+
+    async def body() -> None:
+        engine = Tired()
+        async with running(engine, wanting(1, "good-a", "good-b")):
+            await asyncio.sleep(10.0)
+            assert len(engine.called) == 1
+            engine.paused = ""
+            await asyncio.sleep(20.0)
+            assert sorted(engine.called) == ["load good-a", "load good-b"]
+
+    play(body)
+
+
+def test_a_name_that_is_asked_about_amid_a_plan_is_left_alone():
+    """The deadlock rule: the engine holds the name's lock until it is answered, and takes one call after another."""
+
+    class Slow(Odd):
+        async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
+            await asyncio.sleep(1.0)
+            return await super().load(name, path, request_id=request_id)
+
+    async def body() -> None:
+        engine, demand = Slow(), ResidentSet(Catalogue(POOL, lambda _key: None))
+        async with running(engine, wanting(1, "good-a", "good-b"), demand=demand):
+            await asyncio.sleep(0.8)
+            assert (engine.called, engine.adapters) == ([], {})
+            with demand.asking("good-a"), demand.asking("good-b"):
+                await asyncio.sleep(10.0)
+                assert len(engine.called) == 1
+            await asyncio.sleep(20.0)
+            assert sorted(engine.called) == ["load good-a", "load good-b"]
 
     play(body)
