@@ -108,14 +108,41 @@ def test_an_engine_that_is_doubted_is_looked_at_at_once():
     play(body)
 
 
+def test_an_engine_that_is_found_away_is_told_once_and_not_before_there_is_anything_to_tell():
+    """R18 readiness-follows, R12: the probes may be there before the first round, and find the same again and again."""
+
+    class Probes(EngineProbes):
+        problem = ""
+
+    async def body() -> None:
+        engine = Odd()
+        probes = Probes(engine, Clock())
+        async with running(engine, wanting(1, "good-a"), probes=probes) as reports:
+            probes.problem = "it is away"
+            engine.on_probed()
+            assert reports == []
+            probes.problem = ""
+            await asyncio.sleep(2.0)
+            assert reports[-1].situation.ready
+            told, probes.problem = len(reports), "it is away"
+            engine.on_probed()
+            engine.on_probed()
+            assert len(reports) == told + 1
+            assert (reports[-1].situation.ready, reports[-1].situation.note) == (False, "it is away")
+
+    play(body)
+
+
 def test_before_anything_is_taken_away_the_engine_is_looked_at_anew():
     """R11 foreign-safe: somebody put other files behind the name since the last look, which are not ours to unload."""
 
     async def body() -> None:
         engine, mailbox = Odd(), wanting(1, "good-a")
-        async with running(engine, mailbox) as reports:
+        async with running(engine, mailbox, probes=EngineProbes(engine, Clock())) as reports:
             await asyncio.sleep(2.0)
             assert reports[-1].situation.ready
+            engine.on_probed()
+            await asyncio.sleep(0.1)  # however young that look is
             engine.adapters["good-a"] = "/elsewhere"
             mailbox.post(replace(mailbox.snapshot, desired=desired(2)))
             await asyncio.sleep(30.0)
