@@ -79,6 +79,19 @@ def test_an_old_use_is_forgotten(run):
     run(scenario())
 
 
+def test_whoever_is_next_can_be_told_after_months(run):
+    """R12 crash-only: uses are weighed by their age, in numbers that never grow with the age of the process."""
+
+    async def scenario() -> None:
+        limiter, begun = FairLimiter(1), list[str]()
+        await asyncio.sleep(100 * 86_400.0)
+        await asyncio.gather(*(_call(limiter, caller, begun) for caller in "aab"))
+        await _call(limiter, "a", begun)
+        assert begun == ["a", "b", "a", "a"]
+
+    run(scenario())
+
+
 def test_a_loop_that_lags_runs_one_call_after_another(run):
     """X2 unbreakable: what takes the processor is never many at once."""
 

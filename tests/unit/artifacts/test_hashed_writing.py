@@ -35,6 +35,22 @@ def test_what_stands_in_the_file_is_what_came_and_what_was_hashed(tmp_path_facto
     assert (digest, one.size_bytes) == (hashlib.sha256(content).hexdigest(), len(content))
 
 
+def test_no_more_of_a_file_is_held_than_a_few_pieces(tmp_path):
+    """R16 bounded: it is written while it comes, however large it is."""
+    held: list[int] = []
+
+    def chunks():
+        for number in range(100):
+            held.append(number * 100 - one.size_bytes)
+            yield b"x" * 100
+
+    with _file(tmp_path).open("wb", buffering=0) as file:
+        one = Writing(file.fileno())
+        one.take(chunks())
+    assert one.size_bytes == 10_000
+    assert max(held) < 5 * ingest.PIECE_BYTES
+
+
 def test_a_disk_that_fails_ends_it(tmp_path):
     read_only = os.open(_file(tmp_path), os.O_RDONLY)
     try:

@@ -76,6 +76,16 @@ async def test_leases_for_another_address_stay_and_are_told(open_store, sources,
     assert digest_of(Path(staged.path)) == staged.digest
 
 
+async def test_leases_of_its_own_engine_are_told_to_nobody(open_store, sources, capsys):
+    """R7: they are taken over; who removed that file would have what the engine reads removed."""
+    await stage(open_store(engine="http://127.0.0.1:1"), sources, 1)
+    capsys.readouterr()
+    again = open_store(engine="http://127.0.0.1:1")
+    again.take_over()
+    assert again.leased()
+    assert "leases_of_another_engine" not in capsys.readouterr().out
+
+
 async def test_a_lease_file_that_nobody_understands_leases_everything(open_store, sources, tmp_path):
     """R7, R12: until the engine is proven not to read it; then the file is whole again."""
     staged = await stage(open_store(), sources, 1, 2)

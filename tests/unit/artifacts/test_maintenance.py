@@ -81,6 +81,7 @@ async def test_what_has_no_room_is_refused_for_now_and_what_is_leased_stays(open
     age(store, staged)
     (later,) = await stage(store, sources, 2)  # room is made for it on the way
     assert contents(adapters) == [Path(later.path).name]
+    assert not contents(adapters.parent / "tmp"), "only files that are gone make room"
 
 
 async def test_reservations_end_with_their_stagings(open_store, sources):

@@ -14,6 +14,7 @@ import pytest
 from registry.lora.base import BaseModules
 from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts import proof
+from sidecar.artifacts.files import locked
 from sidecar.artifacts.layout import open_layout
 from sidecar.artifacts.requests import stage_request_of
 from sidecar.artifacts.types import ArtifactRef
@@ -91,6 +92,22 @@ async def test_what_the_release_before_staged_is_taken_over_without_the_source(o
     staged = await open_store().ensure(pinned(adapter))
     assert staged.path == str(planted)
     assert staged.is_proven
+
+
+async def test_what_another_sidecar_is_at_work_on_is_not_adopted_beside_it(open_store, sources, tmp_path):
+    """R7, R21: it may be making way for another copy just then."""
+    adapter = write_adapter(sources / "a")
+    staged = await open_store().ensure(pinned(adapter))
+    (report,) = reports_of(tmp_path / "store")
+    report.unlink()
+    store = open_store()
+    assert not store.lookup(pinned(adapter)).is_proven
+    with locked(store._layout.lock(staged.id), Stop()):
+        store.maintenance.scrub(Stop())
+    assert not reports_of(tmp_path / "store")
+    assert store.lookup(pinned(adapter)) is None
+    assert await store.ensure(pinned(adapter)) == staged
+    assert reports_of(tmp_path / "store") == [report]
 
 
 @pytest.mark.parametrize("is_true", [True, False])

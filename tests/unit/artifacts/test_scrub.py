@@ -161,6 +161,22 @@ async def test_an_artifact_whose_report_cannot_be_read_keeps_no_other_from_being
     assert read == [good.path]
 
 
+@pytest.mark.usefixtures("at_once")
+async def test_what_was_not_read_to_its_end_is_read_first_the_next_time(store, sources):
+    """R4: else a sidecar that is often restarted would read the largest never."""
+    (staged,) = await stage(store, sources, 1)
+    report = store._layout.report(staged.id)
+    os.utime(report, (1, 1))
+    stop = Stop()
+    stop.set()
+    with pytest.raises(ArtifactError) as stopped:
+        store.maintenance.scrub(stop)
+    assert stopped.value.reason == "staging_stopped"
+    assert report.stat().st_mtime == 1
+    store.maintenance.scrub(Stop())
+    assert report.stat().st_mtime > 1
+
+
 async def test_what_cannot_be_proven_after_a_restart_keeps_no_other_from_being_proven(
     open_store, sources, read, monkeypatch
 ):

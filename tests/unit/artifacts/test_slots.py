@@ -12,7 +12,16 @@ import pytest
 
 from registry.sources.base import ArtifactError
 from sidecar.artifacts.ingest import Pace
-from sidecar.artifacts.staging import LONG_SECONDS, LONG_SLOTS, QUICK_SECONDS, QUICK_SLOTS, Staging, origin_of
+from sidecar.artifacts.staging import (
+    LONG_SECONDS,
+    LONG_SLOTS,
+    QUICK_SECONDS,
+    QUICK_SLOTS,
+    Staging,
+    StagingSlots,
+    Turn,
+    origin_of,
+)
 from sidecar.artifacts.types import ArtifactRef, Stage, Staged
 from tests.simulation.loop import VirtualLoop
 
@@ -128,6 +137,59 @@ def test_one_that_is_merely_large_gets_its_time_among_those_that_never_end():
     assert done <= 300 + QUICK_SECONDS + LONG_SECONDS + 100 + 0.01
 
 
+def turns(slots: StagingSlots, count: int, at: float, first: int) -> list[Turn]:
+    """So many slow stagings of as many origins and tenants that come at that time."""
+    made = [
+        Turn(stage(f"https://slow{number}.example/a", f"tenant{number}/a"), at)
+        for number in range(first, first + count)
+    ]
+    for turn in made:
+        slots.admit(turn)
+    return made
+
+
+def filled() -> tuple[StagingSlots, list[Turn], list[Turn]]:
+    """All slots at work: the long ones since the first turns were over, the quick ones one after another since."""
+    slots = StagingSlots()
+    long = turns(slots, LONG_SLOTS, 0.0, 0)
+    slots.rearrange(0.0)
+    slots.rearrange(QUICK_SECONDS)
+    quick = []
+    for number in range(QUICK_SLOTS):
+        quick += turns(slots, 1, QUICK_SECONDS + number, LONG_SLOTS + number)
+        slots.rearrange(QUICK_SECONDS + number)
+    return slots, long, quick
+
+
+def test_who_had_the_most_time_gives_way_to_a_new_one():
+    """R19, R8: the others may be about to end."""
+    slots, _, quick = filled()
+    (new,) = turns(slots, 1, 50.0, 20)
+    change = slots.rearrange(50.0)
+    assert (change.begin, change.stop) == ([new], quick[:1])
+
+
+def test_who_has_both_an_origin_and_a_tenant_among_the_slow_ones_takes_no_slot_of_theirs():
+    """R19: of either it is enough that it is another, also where they are those of two of the slow ones."""
+    slots, *_ = filled()
+    slots.admit(Turn(stage("https://slow0.example/b", "tenant1/b"), 50.0))
+    assert slots.rearrange(50.0) == ([], [])
+    other = Turn(stage("https://slow0.example/c", "tenant-of-its-own/c"), 50.0)
+    slots.admit(other)
+    assert slots.rearrange(50.0).begin == [other]
+
+
+def test_a_long_one_takes_the_slot_of_one_that_had_more_time_than_itself_and_of_no_other():
+    """R8: those that are long take turns, and do not put each other back without end."""
+    slots, long, quick = filled()
+    turns(slots, 1, 50.0, 20)
+    slots.rearrange(50.0)
+    over = QUICK_SECONDS + LONG_SECONDS
+    assert slots.rearrange(over - 1.0) == ([], [])
+    change = slots.rearrange(over)
+    assert (change.begin, change.stop) == (quick[:1], long[:1])
+
+
 def test_stagings_end_with_their_group_and_leave_no_alarm():
     async def script() -> None:
         store = TimedStore()
@@ -143,6 +205,48 @@ def test_stagings_end_with_their_group_and_leave_no_alarm():
 
     with closing(VirtualLoop()) as loop:
         loop.run_until_complete(script())
+
+
+def test_nothing_is_begun_once_the_group_has_ended_however_often_more_was_asked_for():
+    """R12: nor is there an error that nobody awaits."""
+    store, errors = TimedStore(), list[object]()
+
+    async def script() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
+        try:
+            async with asyncio.timeout(1), asyncio.TaskGroup() as tasks:
+                staging = Staging(store, tasks, on_failure=lambda *_: None, on_end=lambda: None)  # type: ignore[arg-type]
+                for number in range(5):
+                    staging.start(slow(4, first=4 * number))
+                await asyncio.sleep(FOR_EVER)
+        except TimeoutError:
+            await asyncio.sleep(FOR_EVER)
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(script())
+    assert (len(store.begun), errors) == (QUICK_SLOTS, [])
+
+
+def test_a_staging_that_ends_although_it_was_put_back_ends_nothing_else():
+    """R8: it was at its end when its turn was over; its next turn finds what is there."""
+
+    class Stubborn(TimedStore):
+        async def ensure(self, ref: ArtifactRef) -> Staged:
+            try:
+                return await super().ensure(ref)
+            except asyncio.CancelledError:
+                return Staged("id", "/path", "sha256:0", 8)
+
+    store = Stubborn()
+
+    async def script() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            staging = Staging(store, tasks, on_failure=lambda *_: None, on_end=lambda: None)  # type: ignore[arg-type]
+            staging.start(slow(20, seconds=100.0))
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(script())
+    assert len(store.done) == 20
 
 
 @pytest.mark.parametrize(

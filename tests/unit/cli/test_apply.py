@@ -488,8 +488,46 @@ def test_the_room_of_a_pool_is_read_once_for_all_parts(cli, admin, manifest):
     assert (len(admin.asked("GetPool")), len(admin.asked("ListReplicas"))) == (1, 1)
 
 
-@pytest.mark.parametrize("spec", [{"load": "lazy"}, {"placement": {"replicas": 1}}])
+@pytest.mark.parametrize(
+    "spec", [{"load": "lazy"}, {"placement": {"replicas": 1}}, {"placement": {"selector": {"gpu": "a10"}}}]
+)
 def test_what_takes_no_room_everywhere_is_not_counted(cli, admin, manifest, spec):
     admin.answers["ApplyAdapters"] = [applied]
-    assert cli("apply", "-f", manifest("a", **spec)).code == 0
+    admin.answers["GetPool"] = [pb.Pool(name="dev")]
+    admin.answers["ListReplicas"] = [replica_with(1, 1, 6)]
+    ran = cli("apply", "-f", manifest("a", **spec))
+    assert (ran.code, ran.err) == (0, "")
     assert admin.asked("ListReplicas") == []
+
+
+@pytest.mark.parametrize("fits", ["0", "5", "9", "many", ""])
+def test_a_number_that_fits_and_helps_nobody_is_not_followed(cli, admin, manifest, fits):
+    """X2 unbreakable: a service that says so of any set would be sent the same for ever."""
+    admin.answers["ApplyAdapters"] = [
+        Refusal(grpc.StatusCode.INVALID_ARGUMENT, "TOO_MANY_CHANGES", "no", {"max_changes": fits})
+    ]
+    ran = cli("apply", "-f", manifest(*"abcde"), "--no-atomic")
+    assert (ran.code, len(admin.asked("ApplyAdapters"))) == (4, 1)
+
+
+def test_only_who_asks_for_another_try_gets_one(cli, admin, manifest):
+    """R8: what is applied again as it is leaves alone what waits for its pause to end."""
+    admin.answers["ApplyAdapters"] = [applied]
+    assert cli("apply", "-f", manifest("a")).code == 0
+    [sent] = admin.asked("ApplyAdapters")
+    assert (sent.retry, sent.retry_replica) == (False, "")
+
+
+def test_a_field_of_a_change_that_was_not_sent_is_told_as_it_is(cli, admin, manifest):
+    """X2 unbreakable: whatever a service of another release answers."""
+    admin.answers["ApplyAdapters"] = [
+        Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "no", where="changes[1].upsert.name")
+    ]
+    ran = cli("-o", "json", "apply", "-f", manifest("a"))
+    assert (ran.code, ran.error["field"]) == (4, "changes[1].upsert.name")
+
+
+def test_two_documents_of_one_adapter_are_refused_before_anything_is_sent(cli, admin, manifest):
+    """W6 one-digest: also where they stand in two files, and in other letters."""
+    ran = cli("-o", "json", "apply", "-f", manifest("a"), "-f", manifest("A", file="more.yaml"))
+    assert (ran.code, ran.error["reason"], admin.requests) == (4, "DUPLICATE_NAME", [])

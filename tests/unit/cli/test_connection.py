@@ -10,8 +10,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from registry.cli.client import AdminClient
 from registry.cli.main import run
-from registry.client.address import check_address
+from registry.client.address import Tls, check_address
 from registry.etcd3.backoff import Backoff
 from registry.tools.devstack.processes import Process, remember
 from registry.tools.devstack.stack_file import DEFAULT_FOLDER, EngineKind, make_layout, pid_file, save
@@ -202,3 +203,15 @@ def test_an_answer_that_takes_long_is_waited_for_where_nobody_says_that_etcd_is_
     admin.answers["GetPool"] = [pb.Pool(name="a")]
     assert cli("-o", "name", "get", "pools").out == "a\n"
     assert cli("-o", "name", "get", "pool", "a").out == "a\n"
+
+
+def test_a_client_ends_its_thread_with_its_block(address):
+    """R16 bounded: whoever asks many services, as completion and doctor do, holds no connection that is done with."""
+
+    def threads() -> int:
+        return sum(one.name == "loraplane-client" for one in threading.enumerate())
+
+    before = threads()
+    with AdminClient(address, Tls(), timeout_seconds=60.0):
+        assert threads() == before + 1
+    assert threads() == before

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import stat
+from pathlib import Path
 
 import pytest
 
 from registry.cli.contexts import context_path
 from registry.cli.main import run
+from registry.cli.session import GlobalOptions, session_from
+from registry.cli.views.output import Format, Output
+from registry.client.address import Tls
 from registry.v1 import registry_pb2 as pb
 from tests.unit.cli.conftest import Ran
 from tests.unit.cli.fake_admin import FakeAdmin, applied, served
@@ -150,6 +154,30 @@ def test_typed_certificates_go_before_those_of_the_context(call, prod):
     assert "other.pem" in call("get pools --tls-ca other.pem").err
 
 
+@pytest.mark.parametrize("name", ["ca", "cert", "key"])
+def test_each_certificate_that_is_typed_goes_before_its_own_alone(call, prod, name):
+    call("config set-context prod --admin h:1 --tls-ca /c/ca --tls-cert /c/cert --tls-key /c/key")
+    call("config use-context prod")
+    typed, kept = Path(f"/t/{name}"), {one: Path(f"/c/{one}") for one in ("ca", "cert", "key")}
+    given = GlobalOptions(None, None, Output(Format.TABLE), Tls(**{name: typed}), [f"tls_{name}"])
+    assert session_from(given, "get").tls == Tls(**(kept | {name: typed}))
+
+
+@pytest.mark.parametrize("variable", ["LORAPLANE_CONTEXT", "LORAPLANE_ADMIN"])
+def test_a_variable_that_is_empty_names_nothing(call, prod, monkeypatch, admin, variable):
+    """As a shell has it where something was not set."""
+    call("config use-context prod")
+    monkeypatch.setenv(variable, "")
+    assert call("get pools").code == 0
+    assert admin.asked("ListPools")
+
+
+def test_a_context_that_is_typed_empty_is_none(call, prod, address, admin):
+    """As a script has it where its variable was not set."""
+    assert call(f"get pools --admin {address}", "--context", "").code == 0
+    assert admin.asked("ListPools")
+
+
 @pytest.mark.parametrize(
     "line",
     ["delete sql", "delete -f f.yaml", "pool delete dev", "pool confirm-removals dev --revision 5"],
@@ -218,3 +246,16 @@ def test_contexts_are_completed(call, prod, monkeypatch, capsys):
         with pytest.raises(SystemExit):
             run([])
         assert capsys.readouterr().out == "prod\n"
+
+
+def test_names_are_completed_where_the_context_is_typed_empty(call, prod, address, admin, monkeypatch, capsys):
+    """As the command that is typed would be carried out: an empty one beside an address is no second name."""
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[pb.Adapter(name="sql", pool="dev")])]
+    monkeypatch.setattr("registry.cli.completion.SECONDS", 60.0)
+    monkeypatch.setenv("_LORAPLANE_COMPLETE", "complete_bash")
+    words = ["loraplane", "--admin", address, "--context", "''", "get", "adapters", "s"]
+    monkeypatch.setenv("COMP_WORDS", " ".join(words))
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    with pytest.raises(SystemExit):
+        run([])
+    assert capsys.readouterr().out == "sql\n"

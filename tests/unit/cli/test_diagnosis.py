@@ -163,6 +163,13 @@ def test_each_finding_is_found(reason):
     check(finding, reason, severity)
 
 
+@pytest.mark.parametrize(("allowed", "fitting"), [(64, 64), (65, 128), (300, 320), (321, 512), (600, 600)])
+def test_the_rank_that_is_advised_is_one_that_vllm_takes(allowed, fitting):
+    """Any other it refuses at its start; of what it has no rank for, the pool's is told as it is."""
+    (finding,) = diagnose(started_for(pb.PoolLimits(max_rank=allowed), max_lora_rank=16), NOW)
+    assert f"--max-lora-rank {fitting}," in finding.remedy
+
+
 def test_nothing_is_wrong():
     seen = pool(replica(), replica("r2"), adapters=(adapter(), adapter(replicas=2), adapter(selector={})))
     assert diagnose(replace(seen, tenants=[pb.Tenant(name="t", adapters=2, max_adapters=2)]), NOW) == []

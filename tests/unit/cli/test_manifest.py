@@ -209,6 +209,7 @@ def test_several_mistakes_are_told_at_once_and_counted():
     error = complaint("a: 1\nb: 2\nc: 3\nd: 4\n")
     assert error.message.count("; also ") == 4
     assert error.message.endswith("; and 3 more")
+    assert "more" not in complaint("a: 1\n").message
 
 
 def test_the_same_name_in_two_pools_is_two_adapters():

@@ -210,3 +210,11 @@ def test_a_folder_that_cannot_be_read(cli, tmp_path, monkeypatch):
     monkeypatch.setattr("registry.cli.change_set.os.walk", walk)
     ran = cli("apply", "-f", "m")
     assert (ran.code, "cannot read m: Permission denied" in ran.err) == (2, True)
+
+
+def test_export_of_one_that_cannot_be_read_fails(cli, admin):
+    """And of others says nothing."""
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=adapters("a"), unreadable=["b", "c"])]
+    ran = cli("export", "a", "B", "--pool", "dev")
+    assert (ran.code, written(ran.out)) == (4, ["a"])
+    assert "were left out: dev/b;" in ran.err

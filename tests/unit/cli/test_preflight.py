@@ -13,10 +13,11 @@ from registry.cli.failure import usage
 from registry.cli.local_adapters import base_here, base_message
 from registry.cli.preflight import Looking, preflight
 from registry.cli.session import Session
+from registry.cli.source_reader import SourceReader
 from registry.cli.views.output import Format
 from registry.client.address import Tls
 from registry.lora.directory import digest_of
-from registry.sources.base import ArtifactError
+from registry.sources.base import ArtifactError, Stop
 from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA
 from tests.unit.cli.fake_admin import applied
@@ -162,3 +163,14 @@ def test_what_ends_one_look_at_a_source_ends_all(address, admin, monkeypatch, er
     with pytest.raises(type(error)):
         preflight(Session(address, Format.TABLE, Tls()), changes, Looking(None, None, 3600, 60))
     assert stopped == ["staging_stopped"]
+
+
+def test_what_is_fetched_to_be_looked_at_is_there_until_it_was(monkeypatch):
+    def fetch(_: object, uri: str, _credential: str | None, folder: Path, _stop: Stop) -> str:
+        (folder / "said").write_text(uri)
+        return "sha256:0"
+
+    monkeypatch.setattr(SourceReader, "fetch", fetch)
+    with SourceReader(None).fetched("s3://b/a", None, 60.0) as folder:
+        assert (folder / "said").read_text() == "s3://b/a"
+    assert not folder.exists()

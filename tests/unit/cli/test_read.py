@@ -446,3 +446,42 @@ def test_replicas_that_are_expected_and_do_not_live_are_shown(cli, admin):
     admin.answers["GetReplica"] = [Refusal(grpc.StatusCode.NOT_FOUND, "REPLICA_NOT_FOUND", "none")]
     assert "NotReady" in cli("get", "replica", "r3").out
     assert cli("get", "replica", "r4").code == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_asked"),
+    [
+        ([], True),
+        (["-o", "json"], True),
+        (["-o", "yaml"], True),
+        (["-o", "custom-columns=NAME:.name"], True),
+        (["-o", "name"], False),
+    ],
+)
+def test_where_adapters_are_is_asked_for_whoever_is_told_of_it(cli, admin, arguments, is_asked):
+    """Programs too; a list of names costs one question."""
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[pb.Adapter(name="a", pool="dev")])]
+    assert cli("get", "adapters", *arguments).code == 0
+    assert bool(admin.asked("WatchResidency")) is is_asked
+
+
+def test_describe_replica_says_what_it_answers_with_another_generation(cli, admin):
+    """R9: a name that answers is not one that serves what was asked for."""
+    kept = [{"name": "sql", "generation": 2}]
+    admin.answers["GetReplica"] = [pb.Replica(name="r1", pool="dev", status_json=json.dumps({**STATUS, "kept": kept}))]
+    lines = [line.split() for line in cli("describe", "replica", "r1").out.splitlines()]
+    assert "Answered all the same, with another generation:".split() in lines
+    assert ["sql", "2"] in lines
+
+
+def test_describe_adapter_tells_of_a_rollout_where_there_is_one(cli, admin):
+    admin.answers["WatchRollout"] = [[pb.Rollout(name="sql", generation=2, done=True)]]
+    admin.answers["GetAdapter"] = [pb.Adapter(name="sql", pool="dev", generation=2)]
+    out = cli("describe", "adapter", "sql").out
+    assert not re.search("^(Rollout|Halted):", out, re.MULTILINE)
+    admin.answers["GetAdapter"] = [
+        pb.Adapter(name="sql", pool="dev", generation=2, rollout=pb.CanaryRollout(stable_generation=1))
+    ]
+    out = cli("describe", "adapter", "sql").out
+    assert re.search("^Halted: +no$", out, re.MULTILINE)
+    assert "all others 1" in out

@@ -209,6 +209,16 @@ def test_more_than_the_limit_is_refused_before_anything_is_sent(cli, store):
     assert "and 10 more" in ran.err
 
 
+@pytest.mark.parametrize(("count", "code"), [(10, 0), (11, 4)])
+def test_ten_are_deleted_by_labels_without_a_word_about_how_many(cli, store, count, code):
+    """As the help of --delete-limit says; all of them are told, and no more than there are."""
+    found = [adapter(f"n{number}", team="x") for number in range(count)]
+    store.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=found)]
+    ran = cli("delete", "-l", "team=x", "--yes")
+    assert (ran.code, len(deleted(store))) == (code, int(not code))
+    assert re.search("and -?[0-9]+ more", ran.err) is None
+
+
 @pytest.mark.parametrize(
     "line",
     [

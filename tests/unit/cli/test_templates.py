@@ -53,6 +53,12 @@ def test_a_wrong_template_is_refused(template, told):
     assert told in refused.value.failure.message
 
 
+@pytest.mark.parametrize("output", ["jsonpath={.a", "custom-columns=NAME", "jsonpath", "json=x", "neither"])
+def test_a_form_that_cannot_be_written_is_refused_before_anybody_is_asked(cli, admin, output):
+    ran = cli("get", "adapters", "-o", output)
+    assert (ran.code, admin.requests) == (2, [])
+
+
 @pytest.mark.parametrize("template", ["", "NAME", "NAME:", ":.name", "NAME:.name,", "NAME:.a b"])
 def test_wrong_columns_are_refused(template):
     with pytest.raises(CliError) as refused:

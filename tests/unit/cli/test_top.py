@@ -202,3 +202,18 @@ def test_a_replica_that_is_gone_has_drained(cli, admin, rounds):
     ran = cli("drain", "r1", "--pool", "dev", "--wait")
     assert (ran.code, "does not say where its sidecar listens; it drains" in ran.err) == (6, True)
     assert cli("drain", "r1", "--pool", "dev", "--wait").out.endswith("replica r1 is gone\n")
+
+
+@pytest.mark.parametrize(("flags", "seconds"), [([], 5.0), (["--timeout", "9"], 9.0)])
+def test_no_sidecar_is_waited_for_without_end(cli, admin, monkeypatch, flags, seconds):
+    """One that is stopped answers nothing, ever."""
+    monkeypatch.delenv("LORAPLANE_TIMEOUT")
+    waited: list[float] = []
+
+    def ask(_address: object, _path: str, timeout_seconds: float) -> object:
+        waited.append(timeout_seconds)
+        return json.loads(said())
+
+    monkeypatch.setattr("registry.cli.commands.top.ask_sidecar", ask)
+    assert cli("top", "--sidecar", "127.0.0.1:1", *flags).code == 0
+    assert waited == [seconds]

@@ -18,7 +18,10 @@ from loraplane import (
     Registry,
     Unavailable,
 )
+from registry.client.adapters import Canaries
+from registry.client.errors import CallErrors
 from registry.model.messages import spec_dict
+from registry.model.records import Canary, Strategy
 from registry.v1 import registry_pb2 as pb
 from tests.support.unanswered import nobody_listens
 from tests.unit.cli.fake_admin import FakeAdmin, Refusal, applied, served
@@ -68,6 +71,29 @@ def test_a_listing_is_all_of_its_pages_and_tells_what_cannot_be_read(registry, a
     assert ([one.name for one in listing.adapters], listing.unreadable, listing.revision) == (["acme/A"], ("b",), 9)
     assert [one.page_token for one in admin.asked("ListAdapters")] == ["", NEXT_PAGE]
     assert {one.filter for one in admin.asked("ListAdapters")} == {"load=lazy"}
+
+
+def test_a_page_is_of_a_thousand(registry, admin):
+    """As its documentation says; with small ones a listing of a large pool would take long."""
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse()]
+    registry.list("p")
+    assert [one.page_size for one in admin.asked("ListAdapters")] == [1000]
+
+
+def test_what_is_not_said_of_canaries_is_as_a_record_has_it():
+    """By whichever way a rollout is begun."""
+    recorded = Strategy(canary=Canary(replicas=2))
+    told = Canaries(2)
+    assert (told.promote, told.max_failures, told.soak_seconds) == (
+        recorded.promote,
+        recorded.max_failures,
+        recorded.soak_seconds,
+    )
+
+
+async def test_a_fault_of_the_caller_is_not_taken_for_one_of_the_call():
+    with pytest.raises(ZeroDivisionError), CallErrors("h:1", {}).translated():
+        raise ZeroDivisionError
 
 
 def test_pages_that_lead_in_a_circle_are_an_error(registry, admin):

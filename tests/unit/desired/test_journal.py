@@ -7,6 +7,7 @@ import errno
 import os
 from pathlib import Path
 
+from sidecar.desired import journal as journal_module
 from sidecar.desired.informer import RawRecord
 from sidecar.desired.journal import Journal
 from sidecar.desired.snapshot import AdaptersChanged, PoolChanged, SnapshotBase, encode_entry
@@ -40,7 +41,15 @@ async def test_a_new_base_removes_what_it_replaces(tmp_path):
     for revision in range(1, 6):
         await journal.rewrite(base(revision))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal-5", "snapshot-5"]
+    assert open_below(tmp_path) == ["journal-5"]
     journal.close()
+    assert open_below(tmp_path) == []
+
+
+def open_below(folder: Path) -> list[str]:
+    """Names of the files of a folder that this process has open."""
+    found = (one.readlink() for one in Path("/proc/self/fd").iterdir() if one.is_symlink())
+    return sorted(path.name for path in found if path.is_relative_to(folder))
 
 
 async def test_a_power_cut_finds_the_old_base_or_the_new_one_whole(tmp_path, monkeypatch):
@@ -102,6 +111,23 @@ async def test_a_damaged_base_gives_way_to_the_one_before(tmp_path):
     (tmp_path / "snapshot-2").write_bytes(bytes_of(base(2))[:-1])
     (tmp_path / "snapshot-3").mkdir()
     assert Journal(tmp_path).restore("p").base == base(1)
+
+
+async def test_a_base_that_the_disk_does_not_give_gives_way_to_the_one_before(tmp_path, monkeypatch):
+    """R12 crash-only: as one on a bad sector."""
+    for revision in (1, 2):
+        (tmp_path / f"snapshot-{revision}").write_bytes(bytes_of(base(revision)))
+    whole = journal_module.decode_base
+
+    def broken(file):
+        if file.name.endswith("snapshot-2"):
+            raise OSError(errno.EIO, "bad sector")
+        return whole(file)
+
+    monkeypatch.setattr(journal_module, "decode_base", broken)
+    journal = Journal(tmp_path)
+    assert journal.restore("p").base == base(1)
+    journal.close()
 
 
 async def test_after_a_gap_nothing_is_folded_in(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from registry.etcd3.reflector import Changed, Connected, Disconnected, ListCause
 from registry.model.records import Meta
 from registry.runtime.clock import Clock
 from sidecar.desired import members
+from sidecar.desired import watcher as module
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.desired.watcher import Booting, Following, Holding, Relisting, Watcher
@@ -95,6 +96,41 @@ async def test_the_first_list_is_followed(scene):
     await scene.listed(9, *MANY)
     assert scene.state == Following()
     assert scene.watcher._begin().revision == 9
+
+
+async def test_a_watch_goes_on_from_the_progress_that_etcd_told(scene):
+    """R2 replay-equal, R3: from the last change of this pool it might be compacted, and all would be listed anew."""
+    await scene.listed(9, *MANY)
+    await scene.watcher._take(Progressed(12))
+    assert scene.watcher._begin().revision == 12
+    assert scene.watcher._informer.state.revision == 12
+
+
+async def test_each_list_is_counted(scene):
+    """An alert tells of an etcd that has to be listed again and again."""
+    before = module.RELISTS._value.get()
+    await scene.listed(9, *MANY)
+    await scene.listed(10, *MANY)
+    assert module.RELISTS._value.get() == before + 2
+
+
+async def test_what_changes_in_a_list_that_is_held_writes_no_base(scene, monkeypatch):
+    """R16 bounded, R15: the doubt is on disk already, and what is in force does not change."""
+    await scene.listed(50, *MANY)
+    written: list[object] = []
+    rewrite = scene.journal.rewrite
+
+    async def noting(base: object) -> None:
+        written.append(base)
+        await rewrite(base)
+
+    monkeypatch.setattr(scene.journal, "rewrite", noting)
+    await scene.listed(60)
+    assert len(written) == 1
+    await scene.watcher._take(Changed(61, (put("late", 61),)))
+    await scene.watcher._take(Progressed(62))
+    assert isinstance(scene.state, Holding)
+    assert len(written) == 1
 
 
 async def test_what_is_held_comes_in_force_at_once_with_the_record_that_vouches_for_it(scene):

@@ -130,3 +130,16 @@ def test_no_verb_works_in_a_folder_of_others(tmp_path, monkeypatch, verb):
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(FolderNotTrusted):
         verb(tmp_path)
+
+
+def test_a_stack_is_laid_down_in_a_folder_that_is_not_there_yet_and_ours_alone(tmp_path, monkeypatch):
+    """As at the first `loraplane dev up`."""
+    root = tmp_path / "new" / "stack"
+
+    def seen(folder: Path, *_: object) -> None:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        raise StackError("no further")
+
+    monkeypatch.setattr("registry.tools.devstack.stack_verbs.set_up", seen)
+    with pytest.raises(StackError, match="no further"):
+        up(root, 1, EngineKind.SIM, print)

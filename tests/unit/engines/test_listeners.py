@@ -48,3 +48,11 @@ def test_the_socket_that_listens_there_is_the_identity(proc, url, identity):
 def test_several_sockets_count_together_over_both_tables(proc):
     (proc / "net/tcp6").write_text("\n".join([HEADER, row("0" * 32, 8000, "0A", 9)]))
     assert listener_identity("http://127.0.0.1:8000", proc) == "boot:11+9"
+
+
+@pytest.mark.parametrize(("scheme", "identity"), [("http", "boot:1"), ("https", "boot:2")])
+def test_without_a_port_it_is_that_of_the_scheme(proc, scheme, identity):
+    """R9: the one to which the calls go."""
+    rows = [row("0100007F", port, "0A", inode) for port, inode in ((80, 1), (443, 2), (81, 3), (444, 4))]
+    (proc / "net/tcp").write_text("\n".join([HEADER, *rows, ""]))
+    assert listener_identity(f"{scheme}://127.0.0.1", proc) == identity

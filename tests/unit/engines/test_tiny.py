@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import statistics
 
 import pytest
 
@@ -30,8 +32,12 @@ def test_the_same_seed_gives_the_same_bytes_and_another_others(tmp_path):
         assert one[file] != two[file]
 
 
-def test_an_adapter_fits_its_model(tmp_path):
+def test_an_adapter_fits_its_model_and_the_model_its_tokenizer(tmp_path):
     write_model(tmp_path / "model")
+    told = {file.stem: json.loads(file.read_text()) for file in (tmp_path / "model").glob("*.json")}
+    numbers = {one["content"]: one["id"] for one in told["tokenizer"]["added_tokens"]}
+    for one in (told["config"], told["generation_config"]):
+        assert (one["bos_token_id"], one["eos_token_id"]) == (numbers[tiny_model.BEGIN], numbers[tiny_model.END])
     write_adapter(tmp_path / "a", seed=0, model=tmp_path / "model", rank=16)
     tensors = header(tmp_path / "a" / "adapter_model.safetensors")
     tensors.pop("__metadata__")
@@ -58,5 +64,15 @@ def test_a_file_holds_its_tensors_without_gaps(tmp_path):
 def test_each_byte_has_a_letter_of_its_own(byte):
     letters = tiny_model.byte_letters()
     assert letters.index(letters[byte]) == byte
-    assert letters[0x41] == "A"
+    assert len({*letters}) == len(letters) == 256
+    plain = "".join(letters[0x21:0x7F])
+    assert plain == bytes(range(0x21, 0x7F)).decode()
+    assert (letters[0x7F], letters[0xA0], letters[0xA1], letters[0xAD], letters[0xFF]) == ("ġ", "ł", "¡", "Ń", "ÿ")
     assert letters[0x20] == "Ġ"
+
+
+def test_values_deviate_as_they_are_said_to():
+    """What a model and its adapters answer depends on it: with larger ones their logprobs are as good as none."""
+    values = tiny_model.uniform((20_000,), 0.5, random.Random(0)).values
+    assert statistics.pstdev(values) == pytest.approx(0.5, rel=0.02)
+    assert statistics.fmean(values) == pytest.approx(0.0, abs=0.01)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
 from sidecar.engines.transport import GetRequest, NotSent, Reply, Transport
 from tests.support.tls import Authority
 from tests.support.web import Site, serving
@@ -15,6 +19,23 @@ async def answer_of(transport: Transport) -> Reply | NotSent:
     (one,) = found
     assert isinstance(one, Reply)
     return one
+
+
+@pytest.mark.parametrize(
+    ("url", "port"),
+    [("http://engine", 80), ("https://engine", 443), ("http://engine:8000/base", 8000), ("https://engine:8", 8)],
+)
+async def test_without_a_port_it_is_that_of_the_scheme(monkeypatch, url, port):
+    """As for any other client; an identity is looked for at the same one."""
+    called: list[tuple[object, ...]] = []
+
+    async def refused(*address: object, **_: object) -> None:
+        called.append(address)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(asyncio, "open_connection", refused)
+    assert isinstance(await answer_of(Transport(url)), NotSent)
+    assert called == [("engine", port)]
 
 
 async def test_authorities_are_read_again(tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from sidecar.engines.observed import (
 from sidecar.engines.transport import Lost, NotSent, Reply
 from sidecar.engines.vllm import responses as answers
 from sidecar.engines.vllm.driver import check_name
+from sidecar.vllm_plugin.server import Forbidden
 
 METRICS = """\
 # TYPE process_start_time_seconds gauge
@@ -161,6 +162,23 @@ def test_versions_that_are_refused(version):
     with pytest.raises(EngineUnusable) as caught:
         answers.read_version(json.dumps({"version": version}).encode(), "http://e")
     assert caught.value.reason == "engine_unsupported"
+
+
+@pytest.mark.parametrize("page", [{}, {"version": None}, {"version": 32}, [], "0.32.0"])
+def test_what_tells_no_version_is_no_engine(page):
+    with pytest.raises(EngineUnusable) as caught:
+        answers.read_version(json.dumps(page).encode(), "http://e")
+    assert caught.value.reason == "not_an_engine"
+
+
+def test_who_refuses_us_is_told_the_engine_or_the_plugin_in_it():
+    """What to do about it differs: the engine's key, or the plugin's store and who may call it."""
+    refusal = Forbidden("swaps come from this host alone")
+    error = {"message": str(refusal), "type": refusal.reason, "param": None, "code": refusal.status}
+    by_plugin = answers.unauthorized("http://e", json.dumps({"error": error}).encode())
+    assert "http://e: the plugin refuses us: " in str(by_plugin)
+    for body in (b"", b"no", json.dumps({"error": error | {"type": "AuthError"}}).encode()):
+        assert "refuses our key" in str(answers.unauthorized("http://e", body))
 
 
 def test_a_path_has_one_check_name_and_another_path_another():

@@ -8,7 +8,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from sidecar.engines.driver import EngineUnreachable, EngineUnusable
+from sidecar.engines.driver import EngineAbsent, EngineUnreachable, EngineUnusable
+from sidecar.engines.transport import NotSent
 from sidecar.engines.vllm.http import VllmHttp
 from tests.support.other_engines.server import serving
 
@@ -44,3 +45,19 @@ async def test_what_answers_404_to_get_is_asked_with_a_post_that_names_nothing(s
 async def test_what_says_neither_is_no_answer(status, error):
     with pytest.raises(error):
         await _has_route(404, status, {})
+
+
+async def test_an_engine_that_goes_away_between_the_two_is_absent(monkeypatch):
+    """R18: it is told as one that nobody reaches, and not as one whose routes are odd."""
+
+    async def answer(_: Request) -> Response:
+        return JSONResponse(MISSING, status_code=404)
+
+    async def refused(*_: object) -> list[NotSent]:
+        return [NotSent("no connection")]
+
+    async with serving(Starlette(routes=[Route(PATH, answer)])) as url:
+        engine = VllmHttp(url, None)
+        monkeypatch.setattr(engine, "post", refused)
+        with pytest.raises(EngineAbsent, match="no connection"):
+            await engine.has_route(PATH, 30)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from registry.etcd3.errors import EtcdError, EtcdUnavailable
+from registry.etcd3.errors import EtcdError, EtcdUnavailable, LeaseExpired
 from registry.etcd3.session import hold_lease
 from tests.simulation.loop import VirtualLoop
 
@@ -19,9 +19,10 @@ HELD_SECONDS = 600.0
 
 @dataclass
 class Leases:
-    """A client whose one lease never ends; the renewals of `lost` never reach it."""
+    """A client; the renewals of `lost` never reach it, and at those of `gone` the lease is not known any more."""
 
     lost: frozenset[int] = frozenset()
+    gone: frozenset[int] = frozenset()
     renewed_at: list[float] = field(default_factory=list)
     tried: int = 0
 
@@ -33,6 +34,8 @@ class Leases:
         self.tried += 1
         if self.tried in self.lost:
             raise EtcdUnavailable("no way", maybe_applied=False)
+        if self.tried in self.gone:
+            raise LeaseExpired("no such lease")
         self.renewed_at.append(asyncio.get_running_loop().time())
         return lease
 
@@ -70,3 +73,24 @@ def test_a_renewal_that_is_lost_is_tried_again_long_before_the_lease_ends(seed):
     leases = Leases(lost=frozenset({2, 3, 4, 5}))
     assert len(hold(leases, seed)) == 4
     assert leases.longest_pause_seconds() < TTL_SECONDS * 0.6
+
+
+def test_a_lease_that_is_gone_ends_what_ran_under_it_at_once_and_it_begins_anew():
+    """R10 one-owner: whoever holds the key since is alone with it."""
+    leases, errors, lives = Leases(gone=frozenset({3})), list[EtcdError](), list[tuple[float, float]]()
+
+    async def body(_lease: int) -> None:
+        begun = asyncio.get_running_loop().time()
+        try:
+            await asyncio.sleep(HELD_SECONDS)
+        finally:
+            lives.append((begun, asyncio.get_running_loop().time()))
+
+    with closing(VirtualLoop()) as loop:
+        rng = random.Random(0)
+        loop.run_until_complete(hold_lease(leases, ttl_seconds=TTL_SECONDS, body=body, rng=rng, on_error=errors.append))
+    (first, lost), (again, ended) = lives
+    assert [type(error) for error in errors] == [LeaseExpired]
+    assert 0.8 * TTL_SECONDS <= lost - first <= TTL_SECONDS
+    assert lost <= again < lost + TTL_SECONDS
+    assert ended - again == HELD_SECONDS

@@ -170,6 +170,18 @@ def test_a_slow_call_is_left_behind_and_others_are_made_beside_it():
     run(body())
 
 
+def test_a_long_plan_is_left_after_a_few_seconds_to_look_at_the_engine_again():
+    """R19 not-held-up, R11: each call is quick enough, but all of them are not, and what was seen grows old."""
+
+    async def body() -> None:
+        engine, start = Engine(is_busy=False), _now()
+        count, _ = await engine.carry_out(*loads("abcdefghijklmnop"))
+        assert 1 < count < 16
+        assert _now() - start < 3.0
+
+    run(body())
+
+
 def test_when_a_slow_call_ends_the_loop_is_woken():
     async def body() -> None:
         engine = Engine(is_busy=False)

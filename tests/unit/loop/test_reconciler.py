@@ -108,6 +108,7 @@ async def running(
     lease_file: Path | None = None,
     sharing: Assigner | None = None,
     probes: EngineProbes | None = None,
+    demand: ResidentSet | None = None,
 ) -> AsyncIterator[list[RoundReport]]:
     """A reconciler that runs within the body; gives its reports."""
     mailbox.post(replace(mailbox.snapshot, connected=True, pool_read=True))
@@ -122,7 +123,7 @@ async def running(
         reports.append,
         notice,
         sharing=sharing or Assigner(POOL, "r1", labels),
-        demand=ResidentSet(Catalogue(POOL, lambda _key: None)),
+        demand=demand or ResidentSet(Catalogue(POOL, lambda _key: None)),
         probes=probes or EngineProbes(engine, Clock()),
     )
     if probes is not None:

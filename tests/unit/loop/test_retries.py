@@ -167,6 +167,25 @@ def test_an_unload_that_failed_is_nobodys_to_ask_for():
     assert "gone" in tracker.failures
 
 
+def test_a_failure_is_forgotten_with_what_it_was_of():
+    """R8, R6: a load's with the ref that is desired, an unload's once the name is not listed any more."""
+    ref, other = ArtifactRef("file:///a", None), ArtifactRef("file:///other", None)
+    adapter = DesiredAdapter("a", "a", 1, 1, ref, 0, "", "")
+    tracker = RetryTracker(Time(Held()))
+
+    def left(observed: Observed, wanted: DesiredAdapter | None) -> set[str]:
+        tracker.take_up([attempt("a", Refused("no"))], "e1")
+        tracker.take_up([Attempt("gone", "gone", None, None, "e1", Refused("no"))], "e1")
+        tracker.forget_others(observed, lambda key: wanted if key == "a" else None)
+        return set(tracker.failures)
+
+    assert left(observed("gone"), adapter) == {"a", "gone"}
+    assert left(observed("a"), adapter) == {"a"}
+    assert left(observed("a", "gone"), replace(adapter, ref=other)) == {"gone"}
+    assert left(observed("a", "gone"), None) == {"gone"}
+    assert left(observed(), None) == set()
+
+
 @pytest.mark.parametrize(
     ("turns", "ended_at"),
     [(True, 0.0), (None, UNTOLD_SECONDS), (False, math.inf)],

@@ -123,7 +123,21 @@ def test_no_pattern_takes_long(key):
 
 
 @pytest.mark.parametrize(
-    "key", ["(", "é", "a" * 999, "[z-a]", "(?=a)b", r"(a)\1", "(?i)a", "a{,3}", "[[:alpha:]]", "(" * 256]
+    "key",
+    [
+        "(",
+        "(?:a{999}){999}",
+        "a{0,999}b{0,999}" * 9,
+        "é",
+        "a" * 999,
+        "[z-a]",
+        "(?=a)b",
+        r"(a)\1",
+        "(?i)a",
+        "a{,3}",
+        "[[:alpha:]]",
+        "(" * 256,
+    ],
 )
 def test_patterns_that_are_not_read_as_peft_reads_them_are_refused(key):
     """R16: and no rank is called wrong because of a pattern that was not followed."""

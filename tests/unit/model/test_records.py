@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from registry.model.errors import FailedPrecondition, Reason
 from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, SourceSpec, TenantRecord
 from registry.model.status import EngineStatus, Presence, ReplicaStatus, Served
-from registry.model.stored import MAX_RECORD_BYTES, Part, read_json
+from registry.model.stored import MAX_RECORD_BYTES, MAX_TRANSACTION_BYTES, Part, read_json
 
 RECORD = AdapterRecord(
     name="acme/a",
@@ -31,6 +31,11 @@ RECORD = AdapterRecord(
 
 def changed(**fields: object) -> bytes:
     return json.dumps(json.loads(RECORD.to_bytes()) | fields).encode()
+
+
+def test_the_largest_value_is_one_that_etcd_takes_as_it_is_set_up_by_default():
+    """W1: with room for what stands beside it in its transaction; 1.5 MiB is etcd's --max-request-bytes."""
+    assert 1_000_000 <= MAX_TRANSACTION_BYTES <= 0.95 * 1.5 * (1 << 20)
 
 
 def test_there_and_back():

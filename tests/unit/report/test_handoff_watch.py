@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -108,6 +109,27 @@ async def test_what_was_taken_over_once_is_asked_for_anew_the_next_time(scene):
     scene.handoff_watch.follow([scene.leaving])
     await eventually(scene.handoff_watch.verdicts)
     assert not scene.is_taken
+
+
+async def test_whoever_plans_is_woken_by_a_verdict_that_is_news(scene, monkeypatch):
+    """R3 converge, R20: what others serve by now can be let go of; it is not left to the next look at the engine."""
+    woken: list[bool] = []
+    monkeypatch.setattr(scene.mailbox, "wake", lambda: woken.append(scene.is_taken))
+    scene.handoff_watch.follow([scene.leaving])
+    await eventually(lambda: scene.is_taken)
+    asked = scene.client.asked
+    await eventually(lambda: scene.client.asked > asked + 6)
+    assert woken == [True], "the same again wakes nobody"
+
+
+async def test_who_takes_over_what_labels_place_is_whoever_has_them_now(scene):
+    """R20 drain, R3: who that is nobody can say beforehand."""
+    terms = PlacementSpec(Placement(selector={"gpu": "a10"}), frozenset({("gpu", "a10")}))
+    told = presence("r2", labels={"gpu": "a10"}).to_bytes()
+    scene.store.txn(Txn((), (Put(KEYS.replica(POOL, "r2"), told, LEASE),)))
+    scene.leaving = replace(scene.leaving, terms=terms, owners=None)
+    scene.handoff_watch.follow([scene.leaving])
+    await eventually(lambda: scene.is_taken)
 
 
 async def test_an_answer_that_comes_too_late_is_forgotten(scene):

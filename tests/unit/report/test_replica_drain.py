@@ -280,6 +280,7 @@ async def test_a_time_that_is_none_is_refused_and_drains_nothing(scene, wait):
 
 async def test_the_page_says_whether_it_is_still_needed(scene):
     scene.plan(PLAN)
+    assert (await scene.get("/readyz"))[0] == 200
     assert await scene.get("/drain?wait=5", "::1") == (
         200,
         {"draining": True, "done": True, "needed": Need.NOTHING.value},

@@ -16,6 +16,7 @@ from sidecar.plan.types import LazySituation, Plan, RoundReport, StatusInputs
 from sidecar.report import writer as module
 from sidecar.report.status import ReplicaIdentity, derive_status
 from sidecar.report.writer import ShareGuard, StatusWriter
+from sidecar.settings import SidecarSettings
 from tests.support.memory_etcd import MemoryEtcd
 from tests.support.records import KEYS, POOL
 from tests.support.waiting import eventually
@@ -169,6 +170,11 @@ def test_an_engine_that_is_away_for_long_has_no_room_until_it_is_back():
     clock.now = 130.0
     guard.take(report(is_away=True))
     assert held.said == [0, 7], "it was there in between"
+
+
+def test_a_minute_is_long_unless_somebody_says_otherwise():
+    """docs/placement.md and docs/critiques.md say so."""
+    assert SidecarSettings.model_fields["give_up_share"].default == 60.0
 
 
 @pytest.mark.parametrize(("seconds", "refusal"), [(math.inf, ""), (60.0, "another has the id")])

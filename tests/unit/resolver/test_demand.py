@@ -87,6 +87,8 @@ def test_an_answer_is_expected_to_be_listed_and_holds_its_files():
     use = {("a", path_of("v1"))}
     assert world.demand.is_expecting
     assert world.demand.rest_seconds(1.0) == LOOK_SECONDS
+    world.review(now=EXPECT_SECONDS)
+    assert world.demand.is_expecting
     world.review(now=1.0 + EXPECT_SECONDS)
     assert not world.demand.is_expecting
     assert world.demand.rest_seconds(1.0 + EXPECT_SECONDS) == HOLD_SECONDS - EXPECT_SECONDS, "so that it is let go of"
@@ -133,6 +135,14 @@ def test_what_moved_on_is_left_alone_until_the_state_has_it_too():
     assert world.demand.resident("a") is None
     assert world.review("a", now=0.0).residents[0].generation == 2
     assert world.demand.resident("a").generation == 2
+
+
+def test_without_any_limit_a_hundred_share_the_engine():
+    """R16 bounded, docs/lazy.md: where neither the engine nor the pool says how many, listings stay small."""
+    world = World()
+    state = world.informer.state
+    review(world.demand, state, observed({"a": "v1"}), now=0.0, spec=pool())
+    assert world.demand.terms.room == 100
 
 
 def test_no_more_are_brought_in_than_a_listing_may_show(monkeypatch):

@@ -255,6 +255,26 @@ async def test_above_the_room_questions_wait_for_a_place(monkeypatch):
         assert await waiting == Resolved(path_of("of-b"))
 
 
+async def test_who_finds_no_place_has_one_made_at_once(monkeypatch):
+    """R19 not-held-up: nothing else is expected of the engine, which is looked at rarely then."""
+    monkeypatch.setattr("sidecar.resolver.demand.MAX_ABOVE_ROOM", 0)
+    monkeypatch.setattr("sidecar.resolver.demand.EXPECT_SECONDS", 0.0)
+    scene = Scene()
+    async with scene.open():
+        scene.look(room=1)
+        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        await scene.store.ensure(scene.demand.catalogue.whole(scene.informer.state, "b").ref)
+        seen, now = observed({"a": "of-a"}), scene.resolver._clock.monotonic()
+        review(scene.demand, scene.informer.state, seen, now=now, spec=pool(max_adapters=2))
+        await scene.mailbox.wait(0.0)
+        assert not scene.demand.is_expecting
+        waiting = asyncio.create_task(scene.resolver.ask("b"))
+        await scene.mailbox.wait(60.0)
+        assert scene.demand.is_asked("b")
+        assert asyncio.get_running_loop().time() < now + 30.0
+        waiting.cancel()
+
+
 async def test_only_so_many_wait_and_only_so_much_is_brought_in(monkeypatch):
     """R16 bounded."""
     monkeypatch.setattr(module, "MAX_WAITING", 2)

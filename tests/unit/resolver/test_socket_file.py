@@ -44,6 +44,23 @@ def test_a_living_process_keeps_its_socket(folder):
     living.close()
 
 
+def test_a_living_process_that_takes_no_connection_keeps_no_other_waiting(folder, monkeypatch):
+    """R12: one that is stopped, with a full queue before it, would else hold up the start for ever."""
+
+    class Stopped(socket.socket):
+        def connect(self, _address: object) -> None:
+            assert self.gettimeout(), "it would wait without end"
+            raise TimeoutError
+
+    living = SocketFile(folder / "s")
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", Stopped)
+        with pytest.raises((SocketUnusable, TimeoutError)):
+            SocketFile(folder / "s")
+    assert (folder / "s").exists()
+    living.close()
+
+
 def test_what_is_no_socket_is_left_alone(folder):
     (folder / "s").write_text("precious")
     with pytest.raises(SocketUnusable, match="is no socket"):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from registry.admin.health import AdminMetrics
 from registry.etcd3.errors import Compacted, EtcdError, EtcdPermissionDenied
 from registry.etcd3.ops import KeyValue
-from registry.model.errors import InvalidArgument, Reason, RegistryError
+from registry.model.errors import Conflict, InvalidArgument, Reason, RegistryError
 from registry.model.records import Canary, ChangeReply, Strategy
 from registry.model.status import Pending, Presence
 from registry.rollout.controller import PoolController, Shared
@@ -114,3 +114,11 @@ def test_a_request_id_that_is_used_up_is_not_asked_with_again():
     reused = InvalidArgument(Reason.REQUEST_ID_REUSED, "it was refused", field="request_id")
     [(_, first), (_, second)] = conducted(refusals=(reused,))
     assert first != second
+
+
+def test_what_is_refused_again_and_again_is_asked_for_ever_more_rarely():
+    """R8 isolation: within ten minutes a few dozen times, and not as fast as etcd answers."""
+    always = tuple(Conflict(Reason.ETAG_MISMATCH, "somebody was faster") for _ in range(10_000))
+    asked = conducted(refusals=always)
+    assert asked.pop() == "and never came to an end"
+    assert 20 < len(asked) < 200

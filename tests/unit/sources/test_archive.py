@@ -154,6 +154,24 @@ def test_an_archive_without_one_of_the_files_is_refused():
     assert (error.reason, error.permanent) == ("source_incomplete", False)
 
 
+def test_a_member_that_is_too_large_is_refused_before_any_of_it_is_read():
+    """R16 bounded: its header says how large it is; nothing of it is written first."""
+    info, _ = member(WEIGHTS)
+    info.size = 1 << 40
+    head = info.tobuf(tarfile.PAX_FORMAT)
+    drawn = list[int]()
+
+    def source() -> Iterator[bytes]:
+        for number in range(1000):
+            drawn.append(number)
+            yield head if not number else b"w" * 512
+
+    with pytest.raises(ArtifactError) as refused:
+        receive_archive(source(), lambda *_: [*_[2]], is_gzipped=False, max_bytes=len(head) + 100 * 512)
+    assert refused.value.reason == "too_large"
+    assert len(drawn) <= 2
+
+
 def test_a_gzip_bomb_is_refused_in_little_memory():
     """Fault 26, R16 bounded: what is unpacked is counted, and is never in memory as a whole."""
     bomb = gzip.compress(archive(member("zeros", bytes(64 << 20))))

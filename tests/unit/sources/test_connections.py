@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import httpcore
 import pytest
 
@@ -10,6 +12,12 @@ from registry.sources.base import SourceLimits, Stop
 from registry.sources.connections import Watch
 
 LIMITS = SourceLimits()
+
+
+@cache
+def content_of(size_bytes: int) -> bytes:
+    """So many bytes, made once."""
+    return bytes(size_bytes)
 
 
 class Slow:
@@ -23,7 +31,7 @@ class Slow:
     def read(self, size_bytes: int, seconds: float) -> None:
         def take(_: float) -> bytes:
             self.now += seconds
-            return b"x" * size_bytes
+            return content_of(size_bytes)
 
         self.watch.read(take, LIMITS.idle_seconds)
 

@@ -274,6 +274,17 @@ def test_a_disk_that_fails_under_the_source_is_said_and_tried_again(allowed, ada
     assert (error.reason, error.permanent) == ("source_io", False)
 
 
+def test_a_directory_that_a_disk_does_not_give_is_tried_again(allowed, adapter, monkeypatch):
+    """R8: it is no file in place of a directory, which would wait for a change of the record."""
+
+    def failing(*_: object, **__: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("registry.sources.file.os.open", failing)
+    error = refusal(allowed, adapter.uri)
+    assert (error.reason, error.permanent) == ("source_io", False)
+
+
 def test_no_descriptor_is_left_open(allowed, adapter, tmp_path):
     """R16 bounded."""
     with (adapter.directory / WEIGHTS).open("rb"):

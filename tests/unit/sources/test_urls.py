@@ -121,6 +121,30 @@ def test_of_several_addresses_only_those_that_are_allowed_are_tried(monkeypatch)
     assert names.tried == ["93.184.216.34", "8.8.8.8"]
 
 
+def test_who_is_stopped_tries_no_further_address(monkeypatch):
+    """R12: each may take as long as a connection may, and the process is to end."""
+    names, stop = Names(monkeypatch, ["93.184.216.34", "8.8.8.8"]), Stop()
+
+    def stopped(address: tuple[str, int], *_: object, **__: object) -> socket.socket:
+        names.tried.append(address[0])
+        stop.set()
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr("socket.create_connection", stopped)
+    requests = SourceRequests(ConnectionPool(httpx.create_ssl_context, SourceLimits()), stop)
+    with pytest.raises(ArtifactError) as refused:
+        requests.get("https://slow.test/", Reach.PUBLIC, [("Host", "slow.test")])
+    assert (refused.value.reason, names.tried) == ("staging_stopped", ["93.184.216.34"])
+
+
+@pytest.mark.parametrize("path", ["/a b", "/a\x7f", "/\u00e9", "/a?q=b c"])
+def test_a_path_with_what_must_be_escaped_is_no_url(path):
+    """It would stand in the line of a request as it is."""
+    with pytest.raises(ValueError, match="must be escaped"):
+        parse_url(f"https://host{path}")
+    assert parse_url("https://host/%20?q=%C3%A9").target == "/%20?q=%C3%A9"
+
+
 def test_a_name_without_an_address_cannot_be_reached(monkeypatch):
     names = Names(monkeypatch, [])
     with pytest.raises(httpcore.ConnectError):

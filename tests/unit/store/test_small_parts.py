@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 
 import pytest
 from hypothesis import given
@@ -35,6 +37,14 @@ def test_no_text_breaks_the_reader_of_tokens(text):
         with pytest.raises(InvalidArgument) as told:
             decode_token(text, "l")
         assert told.value.reason is Reason.INVALID_PAGE_TOKEN
+
+
+@pytest.mark.parametrize("document", [7, None, [], [1, 2, "d"], ["1", "ff", "d"], [1, "no hex", "d"], {"revision": 1}])
+def test_what_is_json_and_no_token_is_refused(document):
+    """X2 unbreakable: whoever makes one up is told so."""
+    with pytest.raises(InvalidArgument) as told:
+        decode_token(base64.urlsafe_b64encode(json.dumps(document).encode()).decode(), "l")
+    assert told.value.reason is Reason.INVALID_PAGE_TOKEN
 
 
 def test_page_sizes():

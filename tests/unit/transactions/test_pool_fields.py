@@ -43,6 +43,17 @@ def test_a_client_that_does_not_know_a_field_does_not_clear_it(whole):
     assert stored(whole) == before | {"max_rank": 16, "max_adapters": None}
 
 
+def test_an_update_that_changes_nothing_tells_the_etag_that_stands(whole):
+    """W4 etag: it goes with the next change; the pool is neither written nor audited."""
+    key = KEYS.pool(POOL)
+    before, audits = whole.etcd.kvs[key], [one for one in whole.etcd.kvs if one.startswith(KEYS.audits())]
+    settled = whole.change(update(LIMITS, BASE), "req")
+    assert settled.reply.etag == before.mod_revision < settled.revision
+    assert whole.etcd.kvs[key] == before
+    assert [one for one in whole.etcd.kvs if one.startswith(KEYS.audits())] == audits
+    assert whole.change(update({"max_rank": 16})).reply.etag is None
+
+
 def test_a_mask_that_names_the_base_replaces_it(whole):
     """R5: adapters are compared with the new one from then on."""
     shapes = {"model.layers.0.mlp.up_proj": (32, 16)}

@@ -62,6 +62,18 @@ def test_what_is_listed_before_and_after_was_listed_meanwhile():
     assert "r1's engine listed it before and after" in str(story.found()[0])
 
 
+def test_what_is_listed_only_later_was_staged_anew():
+    """R7: the removal was of what nobody had listed."""
+    story = Story()
+    story.start()
+    story.look(whole=True, b="3")
+    story.now += 10.0
+    removed(story)
+    story.now += 10.0
+    story.look(a="1")
+    assert story.found() == []
+
+
 def test_another_process_of_the_engine_says_nothing_of_the_one_before():
     """R7: the old one is dead, and what the new one lists was staged since."""
     story = Story()

@@ -119,6 +119,7 @@ def test_a_retry_is_a_generation_that_is_written_again(author):
     assert found(steps) == before
     at = author.etcd.revision
     assert ("W6", at) in found(rewritten(steps, at, "/adapters/", retry=None))
+    assert ("W6", at) in found(rewritten(steps, at, "/adapters/", rollout={"halted": "why"})), "it is no rollout's"
 
 
 def test_a_wrong_rollout_is_found():

@@ -282,6 +282,23 @@ async def test_a_proof_that_fails_later_is_no_reason(tmp_path):
     assert prover.without_effect == []
 
 
+async def test_a_proof_that_was_put_off_and_fails_is_told_in_a_line(tmp_path, caplog):
+    """R18: nobody waits for it, and the next one is begun all the same."""
+    server, paths = server_of(BASE), [adapter(tmp_path / name) for name in "ab"]
+    prover = Prover(server)
+    server.is_full = True
+    for name, path in zip("ab", paths, strict=True):
+        assert await prover.prove(path) == "later"
+        server.load(name, path)
+    server.is_full, server.fails = False, RuntimeError("rank")
+    prover.look_later()
+    await eventually(lambda: ("remove", 3) in server.calls)
+    server.fails = None
+    await eventually(lambda: prover.look_later() or prover.without_effect == paths[1:])
+    assert "a proof failed: rank" in caplog.text
+    assert "never retrieved" not in caplog.text
+
+
 async def test_a_proof_that_is_cancelled_ends_quietly(tmp_path):
     server = server_of(BASE, asyncio.Event())
     prover = Prover(server, seconds=0)

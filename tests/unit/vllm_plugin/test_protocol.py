@@ -47,6 +47,14 @@ def test_a_question_of_the_plugin_is_understood_and_so_is_its_answer():
     assert json.loads(write_answer(Unresolved("no_room"))) == {"schema": 1, "path": None, "reason": "no_room"}
 
 
+def test_a_question_as_long_as_the_plugin_asks_one_is_understood():
+    """R16 bounded: by the same bound on both sides."""
+    line = write_question("acme/sql", "/" + "b" * MAX_QUESTION_BYTES)
+    longest = write_question("acme/sql", "/" + "b" * (2 * MAX_QUESTION_BYTES - len(line)))
+    assert len(longest) == MAX_QUESTION_BYTES
+    assert read_question(longest) == "acme/sql"
+
+
 @pytest.mark.parametrize(
     "line",
     [

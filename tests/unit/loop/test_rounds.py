@@ -1,0 +1,310 @@
+"""When the loop looks at the engine, and what it believes: in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from registry.model.records import SourceSpec
+from registry.runtime.clock import Clock
+from sidecar.desired.mailbox import Mailbox, Snapshot
+from sidecar.engines.driver import EngineUnreachable
+from sidecar.engines.observed import Done, Observed, Outcome, Refused, Unknown
+from sidecar.loop.executor import SLOW_SECONDS
+from sidecar.loop.observer import EngineProbes
+from sidecar.resolver.demand import ResidentSet
+from sidecar.resolver.policy import Catalogue
+from tests.simulation.artifacts import ROOT, SimStore, path_of
+from tests.simulation.loop import VirtualLoop
+from tests.support.records import POOL
+from tests.unit.loop.test_reconciler import THE_POOL, Loading, desired, running
+
+A, B = path_of("r1", "good-a"), path_of("r1", "good-b")
+Play = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Odd(Loading):
+    """Answers a load with `outcome`, whatever came of it, and fails to be looked at as often as `failing` says.
+
+    Attributes:
+        called: what it was told, in order.
+        takes: whether a load binds the name.
+    """
+
+    def __init__(self, outcome: Outcome | None = None, *, takes: bool = True) -> None:
+        super().__init__()
+        self.outcome: Outcome = outcome or Done()
+        self.takes, self.failing = takes, 0
+        self.called: list[str] = []
+
+    async def observe(self) -> Observed:
+        if self.failing:
+            self.failing -= 1
+            raise EngineUnreachable("HTTP 500")
+        return await super().observe()
+
+    async def incarnation(self) -> str:
+        return "e1"
+
+    async def turns(self) -> bool:
+        return True
+
+    async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
+        self.called.append(f"load {name}")
+        if self.takes:
+            await super().load(name, path, request_id=request_id)
+        return self.outcome
+
+    async def swap(self, name: str, _old: str, new: str, *, request_id: str) -> Outcome:
+        self.called.append(f"swap {name}")
+        self.adapters[name] = new
+        return self.outcome
+
+    async def unload(self, name: str, *, request_id: str) -> Outcome:
+        self.called.append(f"unload {name}")
+        return await super().unload(name, request_id=request_id)
+
+
+def play(body: Play) -> None:
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(body())
+
+
+def wanting(revision: int = 1, *names: str) -> Mailbox:
+    mailbox = Mailbox()
+    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(revision, *names, load="eager")))
+    return mailbox
+
+
+def test_what_somebody_else_does_to_the_engine_is_found_within_fifteen_seconds():
+    """R3 converge, R6: nobody tells of it, and no change of what is desired comes to help."""
+
+    async def body() -> None:
+        engine = Odd()
+        async with running(engine, wanting(1, "good-a")):
+            await asyncio.sleep(5.0)
+            del engine.adapters["good-a"]
+            await asyncio.sleep(16.0)
+            assert engine.adapters == {"good-a": A}
+
+    play(body)
+
+
+def test_an_engine_that_is_doubted_is_looked_at_at_once():
+    """R18 readiness-follows: the probes found it away, or back."""
+
+    async def body() -> None:
+        engine, mailbox = Odd(), wanting(1, "good-a")
+        async with running(engine, mailbox, probes=EngineProbes(engine, Clock())):
+            await asyncio.sleep(2.0)
+            looks = engine.looks
+            engine.on_probed()
+            await asyncio.sleep(0.1)
+            assert engine.looks == looks + 1
+
+    play(body)
+
+
+def test_an_engine_that_is_found_away_is_told_once_and_not_before_there_is_anything_to_tell():
+    """R18 readiness-follows, R12: the probes may be there before the first round, and find the same again and again."""
+
+    class Probes(EngineProbes):
+        problem = ""
+
+    async def body() -> None:
+        engine = Odd()
+        probes = Probes(engine, Clock())
+        async with running(engine, wanting(1, "good-a"), probes=probes) as reports:
+            probes.problem = "it is away"
+            engine.on_probed()
+            assert reports == []
+            probes.problem = ""
+            await asyncio.sleep(2.0)
+            assert reports[-1].situation.ready
+            told, probes.problem = len(reports), "it is away"
+            engine.on_probed()
+            engine.on_probed()
+            assert len(reports) == told + 1
+            assert (reports[-1].situation.ready, reports[-1].situation.note) == (False, "it is away")
+
+    play(body)
+
+
+def test_before_anything_is_taken_away_the_engine_is_looked_at_anew():
+    """R11 foreign-safe: somebody put other files behind the name since the last look, which are not ours to unload."""
+
+    async def body() -> None:
+        engine, mailbox = Odd(), wanting(1, "good-a")
+        async with running(engine, mailbox, probes=EngineProbes(engine, Clock())) as reports:
+            await asyncio.sleep(2.0)
+            assert reports[-1].situation.ready
+            engine.on_probed()
+            await asyncio.sleep(0.1)  # however young that look is
+            engine.adapters["good-a"] = "/elsewhere"
+            mailbox.post(replace(mailbox.snapshot, desired=desired(2)))
+            await asyncio.sleep(30.0)
+            assert engine.adapters == {"good-a": "/elsewhere"}
+        assert engine.called == ["load good-a"]
+
+    play(body)
+
+
+def test_what_a_slow_call_put_off_is_done_as_soon_as_it_is_known_to_be_slow():
+    """R19 not-held-up: the plan is left, and the next one made at once."""
+
+    class Stuck(Odd):
+        hangs = False
+
+        async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
+            if self.hangs and name == "good-a":
+                await asyncio.sleep(30.0)
+            return await super().load(name, path, request_id=request_id)
+
+    async def body() -> None:
+        engine, mailbox = Stuck(), wanting(1, "good-a", "good-b")
+        async with running(engine, mailbox, probes=EngineProbes(engine, Clock())):
+            await asyncio.sleep(2.0)
+            engine.adapters.clear()
+            engine.hangs = True
+            engine.on_probed()
+            await asyncio.sleep(1.0)
+            assert engine.adapters == {}
+            await asyncio.sleep(SLOW_SECONDS)
+            assert list(engine.adapters) == ["good-b"]
+
+    play(body)
+
+
+def test_one_look_that_fails_is_not_told_to_anybody():
+    """R18: one failed look takes nothing out, and nothing is said of an engine whose process answers."""
+
+    async def body() -> None:
+        engine, mailbox = Odd(), wanting(1, "good-a")
+        async with running(engine, mailbox, probes=EngineProbes(engine, Clock())) as reports:
+            await asyncio.sleep(2.0)
+            told = len(reports)
+            engine.failing = 1
+            engine.on_probed()
+            await asyncio.sleep(0.1)
+            assert (engine.failing, len(reports)) == (0, told)
+            await asyncio.sleep(2.0)
+            assert all(report.situation.ready for report in reports[told:])
+
+    play(body)
+
+
+def test_a_load_without_an_answer_that_the_engine_lists_is_served():
+    """R17 heals, R9: the listing says what came of it, and the replica is not kept from being ready."""
+
+    async def body() -> None:
+        engine = Odd(Unknown("no answer"))
+        async with running(engine, wanting(1, "good-a")) as reports:
+            await asyncio.sleep(10.0)
+            assert reports[-1].situation.ready
+            looks = engine.looks
+            await asyncio.sleep(10.0)
+            assert engine.looks <= looks + 1, "nothing is in doubt any more"
+
+    play(body)
+
+
+def test_a_load_that_was_said_to_be_done_and_is_not_listed_is_told_as_failed():
+    """R9 status-truth: the listing counts, not the answer."""
+
+    async def body() -> None:
+        engine = Odd(takes=False)
+        async with running(engine, wanting(1, "good-a")) as reports:
+            await asyncio.sleep(1.0)
+            failed = {(one.name, one.reason) for one in reports[-1].situation.plan.failed}
+            assert failed == {("good-a", "not_listed")}
+
+    play(body)
+
+
+def test_what_is_applied_again_is_tried_again_at_once():
+    """R17, R8: whoever applies it has mended what the engine refused, and does not wait for a pause to end."""
+
+    async def body() -> None:
+        engine = Odd(Refused("no"), takes=False)
+        mailbox = wanting(1, "good-a")
+        async with running(engine, mailbox):
+            await asyncio.sleep(120.0)
+            engine.called.clear()
+            engine.outcome, engine.takes = Done(), True
+            again = desired(2, "good-a", load="eager")
+            adapters = {key: replace(one, generation=2) for key, one in again.adapters.items()}
+            mailbox.post(replace(mailbox.snapshot, desired=replace(again, adapters=adapters)))
+            await asyncio.sleep(0.5)
+            assert engine.adapters == {"good-a": A}
+
+    play(body)
+
+
+def test_what_was_touched_since_it_was_proven_is_neither_loaded_nor_swapped_in(monkeypatch):
+    """R21 proven-here: it is looked at anew before the engine is given it."""
+    touched = {A, B}
+    monkeypatch.setattr(SimStore, "is_intact", lambda _, path: path not in touched)
+
+    async def body() -> None:
+        engine, mailbox = Odd(), wanting(1, "good-a")
+        async with running(engine, mailbox):
+            await asyncio.sleep(1.0)
+            assert engine.called == []
+            touched.remove(A)
+            await asyncio.sleep(1.0)
+            assert engine.adapters == {"good-a": A}
+            other = desired(2, "good-a", load="eager", source=SourceSpec(uri=f"{ROOT}good-b"))
+            mailbox.post(replace(mailbox.snapshot, desired=other))
+            await asyncio.sleep(1.0)
+            assert engine.called == ["load good-a"]
+            touched.remove(B)
+            await asyncio.sleep(1.0)
+            assert engine.adapters == {"good-a": B}
+
+    play(body)
+
+
+def test_an_engine_that_pauses_amid_a_plan_gets_no_further_call():
+    """R17 heals, R11: somebody put it to sleep, and it would answer when it wakes, or never."""
+
+    class Tired(Odd):
+        async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
+            await asyncio.sleep(1.0)
+            self.paused = "it sleeps"
+            return await super().load(name, path, request_id=request_id)
+
+    async def body() -> None:
+        engine = Tired()
+        async with running(engine, wanting(1, "good-a", "good-b")):
+            await asyncio.sleep(10.0)
+            assert len(engine.called) == 1
+            engine.paused = ""
+            await asyncio.sleep(20.0)
+            assert sorted(engine.called) == ["load good-a", "load good-b"]
+
+    play(body)
+
+
+def test_a_name_that_is_asked_about_amid_a_plan_is_left_alone():
+    """The deadlock rule: the engine holds the name's lock until it is answered, and takes one call after another."""
+
+    class Slow(Odd):
+        async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
+            await asyncio.sleep(1.0)
+            return await super().load(name, path, request_id=request_id)
+
+    async def body() -> None:
+        engine, demand = Slow(), ResidentSet(Catalogue(POOL, lambda _key: None))
+        async with running(engine, wanting(1, "good-a", "good-b"), demand=demand):
+            await asyncio.sleep(0.8)
+            assert (engine.called, engine.adapters) == ([], {})
+            with demand.asking("good-a"), demand.asking("good-b"):
+                await asyncio.sleep(10.0)
+                assert len(engine.called) == 1
+            await asyncio.sleep(20.0)
+            assert sorted(engine.called) == ["load good-a", "load good-b"]
+
+    play(body)

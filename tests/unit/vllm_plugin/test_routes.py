@@ -1,0 +1,41 @@
+"""What is read of a request's body."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sidecar.vllm_plugin import routes
+from sidecar.vllm_plugin.routes import MAX_BODY_BYTES, read_fields
+from sidecar.vllm_plugin.server import DeadlinePassed, InvalidRequest
+
+
+async def test_a_body_that_does_not_come_is_given_up(monkeypatch):
+    """X2 unbreakable: whoever opens requests and sends nothing holds none of them for ever."""
+
+    async def silent() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(routes, "BODY_SECONDS", 0.0)
+    with pytest.raises(DeadlinePassed, match="did not come"):
+        await read_fields(silent(), "lora_name")
+
+
+@pytest.mark.parametrize(("size_bytes", "is_taken"), [(MAX_BODY_BYTES, True), (MAX_BODY_BYTES + 1, False)])
+async def test_a_body_may_have_so_many_bytes_however_it_is_cut(size_bytes, is_taken):
+    """R16 bounded."""
+    text = b'{"lora_name": "a"}'
+    body = text + b" " * (size_bytes - len(text))
+
+    async def cut() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 1000):
+            yield body[start : start + 1000]
+
+    if is_taken:
+        assert await read_fields(cut(), "lora_name") == {"lora_name": "a"}
+    else:
+        with pytest.raises(InvalidRequest, match="a body of more than"):
+            await read_fields(cut(), "lora_name")
