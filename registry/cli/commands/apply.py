@@ -205,6 +205,8 @@ def _existing_named(name: str) -> Iterator[None]:
         raise CliError(replace_fields(error.failure, reason=Reason.ADAPTER_EXISTS, message=message)) from error
 
 
+# By --lazy; None: it was not given.
+_LOADS = {None: None, True: "lazy", False: "eager"}
 _NOTHING_TO_SET = "say what to set: --source, --digest, --label, --priority, --replicas, --on, … (or it is so already)"
 
 
@@ -231,7 +233,6 @@ def set_(
     what is expected of them.
     """
     session, order = session_of(context), given.order
-    load = None if lazy is None else "lazy" if lazy else "eager"
     with session.client(order.read_seconds) as client:
         before = client.get_adapter(pool_or_only(client, pool), name)
     after = pb.Adapter()
@@ -241,7 +242,7 @@ def set_(
         spec.source.CopyFrom(pb.Source(uri=source_uri(source)))
         spec.ClearField("expect")
     options.set_given(spec.source, digest=digest, signature=signature)
-    options.set_given(spec, load=load, priority=priority, credentials=credential)
+    options.set_given(spec, load=_LOADS[lazy], priority=priority, credentials=credential)
     options.set_given(spec.placement, replicas=replicas)
     options.relabel("--on ", spec.placement.selector, on or [])
     options.relabel("--label ", spec.labels, label or [])

@@ -162,6 +162,7 @@ PROMPTS = (
     "Question: What is the capital of France?\nAnswer:",
     "def main() -> None:\n    ",
 )
+_OTHER_BASE = "name the model that it was trained on, and prompts of its vocabulary"
 
 
 def expect(
@@ -202,10 +203,8 @@ def expect(
             try:
                 answers = expected(str(base_model), str(folder), asked, tokens, dtype.value)
             except (OSError, ValueError, RuntimeError) as error:
-                message = f"PEFT cannot load {source} on {base_model}: {f'{error}'[:300]}"
-                raise CannotPublish(
-                    f"{message}; name the model that it was trained on, and prompts of its vocabulary"
-                ) from error
+                message = f"PEFT cannot load {source} on {base_model}: {f'{error}'[:300]}; {_OTHER_BASE}"
+                raise CannotPublish(message) from error
     _tell_expected(session_of(context).printer(), source, answers, tolerance)
 
 
