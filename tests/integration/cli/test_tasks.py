@@ -233,8 +233,14 @@ def test_the_dead_replica_is_found(task, fleet):
     assert "loraplane replica forget NAME" in told
     told = task("loraplane get replicas")
     assert cells(told, "r3")[2] == "NotReady"
-    shown = cells(fleet.cli("get", "adapters", "watched").out, "watched")
-    assert (shown[2:4], shown[-1]) == (["Degraded", "2/3"], "1 × not_alive")
+
+    def is_missed() -> bool:
+        shown = cells(fleet.cli("get", "adapters", "watched").out, "watched")
+        assert (shown[2:4], shown[-1]) == (["Degraded", "2/3"], "1 × not_alive")
+        return True
+
+    # Adapters are told as of a tenth of a second ago, replicas as of now.
+    asyncio.run(eventually(is_missed, timeout_seconds=PATIENCE_SECONDS))
     assert re.fullmatch(r"just gone|last seen \d+ .* ago", cells(told, "r3")[-1])
     assert [cells(told, name)[2] for name in ("r1", "r2")] == ["yes", "yes"]
     task("loraplane replica forget r3")
