@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,8 +108,8 @@ TEST = "test_product.py::test_it"
 EXECUTED = Executed({"product.py": {1: frozenset({""}), 5: frozenset({TEST, "slow"})}}, {TEST: 0.01, "slow": 100.0})
 
 
-def found_in(tree: Path, becomes: str) -> Mutation:
-    (one,) = [one for one in mutations("product.py", (tree / "product.py").read_bytes()) if one.becomes == becomes]
+def found_in(tree: Path, becomes: str, path: str = "product.py") -> Mutation:
+    (one,) = [one for one in mutations(path, (tree / path).read_bytes()) if one.becomes == becomes]
     return one
 
 
@@ -120,8 +121,28 @@ def test_a_change_is_tried_by_the_tests_that_execute_it(tree, becomes, outcome):
 
 
 def test_the_quickest_tests_are_asked_as_far_as_the_time_reaches(tree):
-    assert chosen_tests(found_in(tree, "(a >= b)"), EXECUTED) == [TEST]
-    assert chosen_tests(found_in(tree, "70"), EXECUTED) == [TEST], "a constant of the module: what executes any of it"
+    assert chosen_tests(found_in(tree, "(a >= b)"), EXECUTED) == ([TEST], True)
+    assert chosen_tests(found_in(tree, "70"), EXECUTED) == ([TEST], True), (
+        "a constant of the module: what executes any of it"
+    )
+
+
+def test_what_only_runs_in_another_process_is_asked_of_the_tests_that_start_it(tree):
+    """Noticed is noticed; a line that survives them may not have been run."""
+    (tree / "rpc").mkdir()
+    (tree / "product.py").rename(tree / "rpc/product.py")
+    test = tree / "tests/integration/rpc/test_it.py"
+    test.parent.mkdir(parents=True)
+    child = [sys.executable, "-c", "import product; product.larger(2, 1) or exit(1)"]
+    test.write_text(f"import subprocess\n\n\ndef test_it():\n    subprocess.run({child}, cwd='rpc', check=True)\n")
+    own, other = "tests/integration/rpc/test_it.py::test_it", "tests/integration/admin/test_it.py::test_it"
+    measured = Executed({}, {other: 0.1, own: 0.2, "tests/unit/rpc/test_it.py::test_it": 0.1})
+    outcomes = []
+    for becomes in ("(b > a)", "(a >= b)"):
+        change = found_in(tree, becomes, "rpc/product.py")
+        assert chosen_tests(change, measured) == ([own], False)
+        outcomes.append(try_out(change, tree, measured).outcome)
+    assert outcomes == ["killed", "not run"]
 
 
 def test_what_was_tried_is_kept_and_told(tree, tmp_path):

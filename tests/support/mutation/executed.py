@@ -56,6 +56,13 @@ class Executed:
             found = frozenset[str]().union(*of_file.values())
         return sorted(found - {_IMPORT}, key=lambda test: (self.seconds.get(test, 0.0), test))
 
+    def tests_beside(self, path: str) -> list[str]:
+        """The tests that play processes of the file's folders, the quickest first: what they execute is not seen."""
+        folders = set(path.split("/")[:-1])
+        names = {f"tests/{kind}/{folder}/" for kind in ("contract", "integration") for folder in folders}
+        found = [test for test in self.seconds if any(test.startswith(name) for name in names)]
+        return sorted(found, key=lambda test: (self.seconds[test], test))
+
 
 def product_files(root: Path) -> list[str]:
     """The files that can be mutated; what is generated is not ours."""

@@ -35,7 +35,7 @@ class Trial:
 
     Attributes:
         mutation: the change.
-        outcome: `not run`: no test executes it; `too long`: not all of its tests were asked in the time.
+        outcome: `not run`: no test is seen to execute it; `too long`: not all of its tests were asked in the time.
         tests: how many were asked.
         seconds: how long it took.
     """
@@ -56,21 +56,22 @@ def from_json(line: str) -> Trial:
     return Trial(Mutation(**fields.pop("mutation")), **fields)
 
 
-def chosen_tests(mutation: Mutation, executed: Executed) -> list[str]:
-    """The tests that execute it, as far as the budget reaches."""
+def chosen_tests(mutation: Mutation, executed: Executed) -> tuple[list[str], bool]:
+    """The tests to be asked, as far as the budget reaches, and whether they are seen to execute it."""
     lines = range(mutation.line, mutation.line + mutation.was.count("\n") + 1)
+    asked = executed.tests(mutation.path, lines)
     chosen, spent = list[str](), 0.0
-    for test in executed.tests(mutation.path, lines):
+    for test in asked or executed.tests_beside(mutation.path):
         spent += executed.seconds.get(test, 0.0)
         if chosen and spent > BUDGET_SECONDS:
             break
         chosen.append(test)
-    return chosen
+    return chosen, bool(asked)
 
 
 def try_out(mutation: Mutation, tree: Path, executed: Executed) -> Trial:
     """Puts the change into a copy that is this trial's alone, asks the tests, and takes it out again."""
-    tests, started = chosen_tests(mutation, executed), perf_counter()
+    (tests, is_executed), started = chosen_tests(mutation, executed), perf_counter()
     if not tests:
         return Trial(mutation, "not run", 0, 0.0)
     file = tree / mutation.path
@@ -80,6 +81,8 @@ def try_out(mutation: Mutation, tree: Path, executed: Executed) -> Trial:
         outcome = _ask(tests, tree, executed)
     finally:
         file.write_bytes(whole)
+    if not is_executed and outcome == "survived":
+        outcome = "not run"
     return Trial(mutation, outcome, len(tests), round(perf_counter() - started, 1))
 
 
