@@ -143,6 +143,8 @@ class Shell:
             "PATH": f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "ETCD_BIN": str(_embedded_etcd()),
             "XDG_CONFIG_HOME": str(folder / ".config"),
+            # Who gives a time waits for an etcd that stands still for a moment.
+            "LORAPLANE_TIMEOUT": "300",
         }
         self.run("openssl genpkey -algorithm ed25519 -out key.pem")
 
