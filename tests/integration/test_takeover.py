@@ -189,15 +189,14 @@ async def test_a_new_sidecar_takes_an_engine_over_without_a_call_or_a_fetch(worl
     async def is_as_before() -> bool:
         now = await settled(world.sidecar, before["observed_revision"])
         assert {name: now[name] for name in same if name != "served"} == {name: before[name] for name in same[1:]}
+        assert [one["name"] for one in now["lazy"]["resident"]] == ["acme/lazy"]
+        assert [one["reason"] for one in now["failed"]] == ["source_missing"]
         return {name: now["served"][name] for name in before["served"]} == before["served"]
 
     await eventually(is_as_before)
-    status = await world.sidecar.status()
     assert await world.engine.listing() == world.listing
     assert world.files() == files
     assert world.calls() == []
-    assert [one["name"] for one in status["lazy"]["resident"]] == ["acme/lazy"]
-    assert [one["reason"] for one in status["failed"]] == ["source_missing"]
     events = [line["event"] for line in world.sidecar.program.logged()]
     assert "snapshot_restored" in events
     assert not {"listed", "list_held", "store_replaced"} & set(events), "the watch goes on where it was"

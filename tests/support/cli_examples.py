@@ -143,6 +143,8 @@ class Shell:
             "PATH": f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "ETCD_BIN": str(_embedded_etcd()),
             "XDG_CONFIG_HOME": str(folder / ".config"),
+            # Who gives a time waits for an etcd that stands still for a moment.
+            "LORAPLANE_TIMEOUT": "300",
         }
         self.run("openssl genpkey -algorithm ed25519 -out key.pem")
 
@@ -190,7 +192,7 @@ _VOLATILE = (
     (r"\d{4}-\d\d-\d\dT[0-9:.]+Z", "<time>"),
     (r"127\.0\.0\.1:\d+", "127.0.0.1:<port>"),
     (r"(?i)((?:etag|revision)\"?:? +\"?)\d+", r"\1<revision>"),
-    (r"\b\d+(?:\.\d+)? ?[smhd](?: ago)?\b", "<age>"),
+    (r"\b(?:\d+[mhd])?\d+(?:\.\d+)? ?(?:min|[smhd])(?: ago)?\b", "<age>"),
     (r"[0-9.]+ GiB are free", "<memory> are free"),
     (r"(_bytes\"?:? +)\d+", r"\1<bytes>"),
 )

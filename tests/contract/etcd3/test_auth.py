@@ -88,7 +88,7 @@ async def test_no_user_is_unauthenticated(guarded):
 
 
 async def test_a_user_is_no_trouble_where_authentication_is_off(own_etcd):
-    client = Client(own_etcd.options(user="lora", password=lambda: PASSWORD))
+    client = Client(own_etcd.options(user="lora", password=lambda: PASSWORD, call_timeout_seconds=PATIENCE_SECONDS))
     try:
         await client.txn(put((b"a", b"1")))
         assert (await client.range(Range(b"a"))).count == 1

@@ -28,7 +28,7 @@ async def _count(client: Client, key: bytes) -> int:
 
 async def _is_sent(etcd, key: bytes) -> bool:
     """Whether a write has arrived, seen past the proxy."""
-    client = Client(etcd.options())
+    client = etcd.patient()
     try:
         return bool(await _count(client, key))
     finally:
@@ -135,7 +135,7 @@ async def test_a_caller_that_is_cancelled_is_cancelled(proxy, proxied_client, et
 
 async def test_a_client_that_is_closed_ends_its_calls_as_ambiguous(proxy, etcd):
     """grpc.aio reports this as a cancellation, which would end the caller's task in silence."""
-    client = Client(etcd.options(endpoints=(proxy.endpoint,)))
+    client = Client(etcd.options(endpoints=(proxy.endpoint,), call_timeout_seconds=PATIENCE_SECONDS))
     await client.range(Range(etcd.key("a")))
     proxy.hold_replies()
     async with _running(client.txn(put((etcd.key("a"), b"1")), timeout_seconds=60)) as write:

@@ -133,7 +133,7 @@ async def test_a_lost_lease_cancels_the_body_and_runs_it_again_under_a_new_one(e
         assert body.cancelled == 1
         await eventually(lambda: count(etcd_client, etcd.key("a")))
     assert body.leases[0] != body.leases[1]
-    assert isinstance(body.errors[0], LeaseExpired)
+    assert any(isinstance(error, LeaseExpired) for error in body.errors)  # a renewal may have been late before
 
 
 async def test_only_the_server_declares_a_lease_dead(etcd, etcd_client, proxy, rng):

@@ -25,7 +25,7 @@ async def admin(etcd) -> AsyncIterator[Admin]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def unhurried(monkeypatch) -> None:
     """Calls may take a minute: how long they wait for etcd, or for each other, is not what is asked."""
     monkeypatch.setattr(interceptor, "MAX_UNARY_SECONDS", 60.0)

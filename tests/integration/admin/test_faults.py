@@ -38,7 +38,7 @@ async def proxied(etcd, ledger, proxy) -> AsyncIterator[Admin]:
         yield admin
 
 
-async def test_a_lost_reply_is_settled(ledger, proxied, proxy, unhurried):
+async def test_a_lost_reply_is_settled(ledger, proxied, proxy):
     """W3 idempotent, W8 no-false-fail: the reply of etcd is lost, the same transaction settles it, once."""
     await proxied.stub.ApplyAdapters(change_set(put("acme/a")))
     before = await ledger.revision()
@@ -74,7 +74,7 @@ async def test_an_unknown_outcome_says_so(ledger, proxied, proxy, answers_early)
     await ledger.check()
 
 
-async def test_cut_connections(ledger, proxied, proxy, unhurried):
+async def test_cut_connections(ledger, proxied, proxy):
     """W1, W3, W5, W8: connections are cut after any number of bytes; every reply and every refusal is true."""
     await proxied.stub.SetTenant(pb.SetTenantRequest(tenant=pb.Tenant(name="acme", max_adapters=12)))
     proxy.cut_after(itertools.cycle([40, 90, 200, 500, 1300, 2500]))

@@ -155,7 +155,7 @@ async def test_a_future_store_is_not_written(etcd, ledger):
         assert not (await admin.stub.ListPools(pb.ListPoolsRequest())).pools
 
 
-async def test_many_large_values_hide_nothing(ledger, admin, unhurried):
+async def test_many_large_values_hide_nothing(ledger, admin):
     """R14 nack: more than a message takes at once, written by hand."""
     await admin.stub.ApplyAdapters(change_set(put("a"), put("z")))
     keys = [ledger.keys.adapter("p", f"m{number:02}") for number in range(48)]

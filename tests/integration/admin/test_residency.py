@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 from grpc import StatusCode
 
-from registry.admin.rpc import encode_residency
+from registry.admin.rpc import encode_residency, streams
 from registry.etcd3.ops import Put, Txn
 from registry.model.records import Placement
 from registry.model.status import Failed, Pending
@@ -131,8 +131,9 @@ async def test_how_many_replicas_serve_it(ledger, admin, replicas):
     call.cancel()
 
 
-async def test_engines_that_a_pool_does_not_allow(admin, replicas):
+async def test_engines_that_a_pool_does_not_allow(admin, replicas, monkeypatch):
     """X2: neither the stream nor the page hands their URLs to routers; and both follow the pool's record."""
+    monkeypatch.setattr(streams, "_PAGE_SECONDS", 60.0)
     revision = (await admin.stub.ApplyAdapters(change_set(put("a")))).revision
     await replicas.alive("r1")
     await replicas.says("r1", revision)

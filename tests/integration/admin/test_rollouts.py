@@ -98,7 +98,11 @@ async def test_what_canaries_serve_comes_to_all(ledger, admin, replicas):
     (told,) = [one for one in await audits(ledger) if one["method"] == "PromoteRollout"]
     assert (told["principal"], told["role"]) == ("loraplane-admin", "conductor")
     assert told["request_id"].startswith("promote-p-")
-    assert (await read_metrics(admin.http))['loraplane_admin_rollouts_total{verb="promote"}'] == 1
+
+    async def is_counted() -> bool:
+        return (await read_metrics(admin.http)).get('loraplane_admin_rollouts_total{verb="promote"}') == 1
+
+    await eventually(is_counted)  # once the service has etcd's answer to what others see already
     await ledger.check()
 
 

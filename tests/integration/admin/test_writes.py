@@ -25,7 +25,7 @@ async def test_a_reply_is_in_history(ledger, admin):
     assert second.results[0].adapter.generation == 2
 
 
-async def test_replays(ledger, admin, unhurried):
+async def test_replays(ledger, admin):
     """W3 idempotent: concurrent and later calls with one request_id make one revision and get one reply."""
     request = change_set(put("acme/a"), request_id="same")
     replies = await asyncio.gather(*(admin.stub.ApplyAdapters(request) for _ in range(20)))
@@ -37,7 +37,7 @@ async def test_replays(ledger, admin, unhurried):
     assert len(made) == 2
 
 
-async def test_replays_through_two_servers(etcd, ledger, admin, unhurried):
+async def test_replays_through_two_servers(etcd, ledger, admin):
     """W3 idempotent: it does not matter which admin service is asked."""
     request = change_set(put("acme/a"), request_id="same")
     async with admin_inside(etcd.endpoints, etcd.prefix) as other:
@@ -89,7 +89,7 @@ async def test_a_stale_etag(ledger, admin, change):
     assert await ledger.revision() == before
 
 
-async def test_racers_with_one_etag(ledger, admin, unhurried):
+async def test_racers_with_one_etag(ledger, admin):
     """W4 etag: of many who read the same etag, one wins."""
     made = await admin.stub.ApplyAdapters(change_set(put("acme/a")))
     etag = made.results[0].adapter.etag
@@ -99,7 +99,7 @@ async def test_racers_with_one_etag(ledger, admin, unhurried):
     await ledger.check()
 
 
-async def test_fifty_racers_for_ten_places(etcd, ledger, admin, unhurried):
+async def test_fifty_racers_for_ten_places(etcd, ledger, admin):
     """W5 quota-never: 50 racers for 10 places, through two servers, give exactly 10."""
     await admin.stub.SetTenant(pb.SetTenantRequest(tenant=pb.Tenant(name="acme", max_adapters=10)))
     async with admin_inside(etcd.endpoints, etcd.prefix) as other:
@@ -120,7 +120,7 @@ async def _outcome(call) -> str:
         return refused(error).reason
 
 
-async def test_of_many_who_want_the_only_place_one_gets_it(etcd, ledger, admin, unhurried):
+async def test_of_many_who_want_the_only_place_one_gets_it(etcd, ledger, admin):
     """20 racers in a pool whose engines have one adapter at a time, through two servers; all others are told why."""
     pool = pb.Pool(name="one", base_models=["base"], engine="axolotl")
     await admin.stub.CreatePool(pb.CreatePoolRequest(pool=pool))

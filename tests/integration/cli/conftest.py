@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import subprocess
 import sys
 import uuid
@@ -13,6 +14,7 @@ from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
@@ -75,14 +77,19 @@ def make_admin(folder: Path, etcd: EtcdForTest) -> Admin:
 
 @dataclass
 class Cli:
-    """Runs `loraplane` in a folder of the test's own."""
+    """Runs `loraplane` in a folder of the test's own.
+
+    `waits`: as who gives a time. Else an etcd that stands still for a few seconds ends a command that is not about it.
+    """
 
     admin: Admin
     folder: Path
+    waits: bool = True
 
     def __call__(self, *arguments: str) -> Ran:
         out, err = io.StringIO(), io.StringIO()
-        with redirect_stdout(out), redirect_stderr(err):
+        patience = {"LORAPLANE_TIMEOUT": "300"} if self.waits else {}
+        with mock.patch.dict(os.environ, patience), redirect_stdout(out), redirect_stderr(err):
             code = run(["--admin", self.admin.address, *arguments])
         return Ran(int(code), out.getvalue(), err.getvalue())
 

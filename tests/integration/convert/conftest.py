@@ -59,7 +59,7 @@ def _script(name: str, *arguments: str) -> list[str]:
 
 
 def _ran(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1000, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

@@ -30,7 +30,9 @@ class DevStack:
     folder: Path
 
     def __call__(self, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("LORAPLANE_")} | extra
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("LORAPLANE_")}
+        # Who gives a time waits for an etcd that stands still for a moment.
+        environment = {**ours, "LORAPLANE_TIMEOUT": "300", **extra}
         command = [sys.executable, "-m", "registry.cli.main", *arguments]
         return subprocess.run(
             command, capture_output=True, text=True, check=False, cwd=self.folder, env=environment, timeout=400

@@ -160,7 +160,7 @@ def test_of_two_at_once_one_wins_whole(publish, folder, bucket, mine, tmp_path, 
 
     def together(store, key, path):
         if key.endswith(WEIGHTS_FILE):
-            both_looked.wait(30)
+            both_looked.wait(120)
         create(store, key, path)
 
     monkeypatch.setattr(destinations, "_create", together)
@@ -173,7 +173,7 @@ def test_of_two_at_once_one_wins_whole(publish, folder, bucket, mine, tmp_path, 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(240)
     assert sorted(codes.values()) == [0, 5]
     winner = next(source for source, code in codes.items() if code == 0)
     assert content(bucket)[f"sql/v1/{WEIGHTS_FILE}"] == (winner / WEIGHTS_FILE).read_bytes()

@@ -47,7 +47,8 @@ async def test_slow_sources_hold_up_no_other(slow_sites, web, open_store):
             await eventually(lambda: sum(bool(site.seen) for site in slow_sites) > QUICK_SLOTS + LONG_SLOTS)
             good = _ref(f"{web.url}/team/a/")
             staging.start([Stage("good/a", good, "")])
-            await eventually(lambda: store.lookup(good) is not None)
+            await eventually(lambda: good not in staging.in_progress)
+            assert store.lookup(good) is not None
             assert len(staging.in_progress) == SLOW - len(failed)
             # No thread is left behind by those that gave way: each was stopped where it waited.
             assert sum(one.name.startswith("staging") for one in threading.enumerate()) <= 2 * (
