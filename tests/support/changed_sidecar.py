@@ -1,7 +1,7 @@
 """A sidecar that a test has changed: ``python -m tests.support.changed_sidecar HOW FLAGS…``.
 
-HOW is the failpoint at which it kills itself; or "patient": it bears an etcd that stands still for minutes; or
-"attentive": it looks at its engine every second, merely because time has passed.
+HOW is the failpoint at which it kills itself; or "patient": it bears an etcd, or an engine that asks it for an adapter,
+that stands still for a minute; or "attentive": it looks at its engine every second, merely because time has passed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,18 @@ def attentive() -> Iterator[None]:
         yield
 
 
-CHANGES = {"patient": patient, "attentive": attentive}
+@contextmanager
+def unhurried() -> Iterator[None]:
+    """Makes this process wait for etcd, also at its end, and for whoever asks it for an adapter."""
+    with (
+        patient(),
+        mock.patch("sidecar.report.writer._LEFT_SECONDS", 60.0),
+        mock.patch("sidecar.resolver.server.TRANSFER_SECONDS", 60.0),
+    ):
+        yield
+
+
+CHANGES = {"patient": unhurried, "attentive": attentive}
 
 
 if __name__ == "__main__":
