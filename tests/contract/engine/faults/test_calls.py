@@ -38,6 +38,7 @@ async def test_a_load_that_times_out_is_unknown_and_may_complete(engine, hasty, 
 async def test_an_engine_that_hangs_in_a_load_is_seen_not_to_turn(engine, hasty, simulated, asker, tiny):
     """Fault 19: /health and the listing still answer; generation does not."""
     assert await engine.turns()
+    await hasty.observe()  # so that it has no page to read before it asks for a token
     release = asyncio.Event()
     simulated.faults.order("load", Hang(release))
     assert isinstance(await hasty.load("x", tiny.adapter("a"), request_id="r"), Unknown)
