@@ -55,7 +55,7 @@ async def test_a_clock_that_steps_by_an_hour_changes_nothing(hours, one, hand, e
         await hand.put(hand.record("b", "v2"))
         await serves(engine, "a", "b")
         await eventually(lambda: _is_off(sidecar, hours * HOUR))
-        assert await sidecar.is_ready()
+        await eventually(sidecar.is_ready)
         offset.write_text("+0")
         await hand.delete("a")
         await serves(engine, "b")

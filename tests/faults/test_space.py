@@ -91,7 +91,7 @@ async def delete_raw(cluster: Cluster, *names: str) -> None:
 
 async def doctor(admin: Admin, *arguments: str) -> int:
     """The doctor's exit code."""
-    return await asyncio.to_thread(run, ["--admin", admin.address, "doctor", *arguments])
+    return await asyncio.to_thread(run, ["--admin", admin.address, "doctor", "--timeout", "60", *arguments])
 
 
 async def test_without_space_everything_is_served_and_an_adapter_can_still_be_deleted(

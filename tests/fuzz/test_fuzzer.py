@@ -168,7 +168,9 @@ async def test_what_grpc_has_for_a_loop_that_was_closed_is_no_finding(tmp_path):
     assert not await places(tmp_path, partial(read_as, "grpc._cython.cygrpc.PollerCompletionQueue._handle_events"))
 
 
-async def test_a_finding_is_made_small_and_says_how_it_is_replayed(tmp_path):
+async def test_a_finding_is_made_small_and_says_how_it_is_replayed(tmp_path, monkeypatch):
+    monkeypatch.setattr(fuzzer, "_SMALLER_SECONDS", 60.0)
+
     def read(content: bytes) -> None:
         assert b"65536" not in content, "that number"
 
@@ -228,8 +230,11 @@ def test_the_command_tells_figures_and_refuses_a_name_that_there_is_not(monkeypa
     monkeypatch.setattr(sys, "argv", ["fuzz", "--target", "x"])
     assert main() == 2
     assert "no target x; there are watcher, " in capfd.readouterr().err
-    monkeypatch.setattr(sys, "argv", ["fuzz", "--target", "archive", "--seconds", "3", "--seed", "1"])
-    assert main() == 0
-    figures = json.loads(capfd.readouterr().out.splitlines()[0])
-    assert (figures["target"], figures["findings"]) == ("archive", 0)
-    assert figures["new"] > 0, "the guide saw no branch that was taken for the first time"
+    for seconds in ("3", "30", "90"):  # a machine that stands still may come to no hurt case within the first
+        monkeypatch.setattr(sys, "argv", ["fuzz", "--target", "archive", "--seconds", seconds, "--seed", "1"])
+        assert main() == 0
+        figures = json.loads(capfd.readouterr().out.splitlines()[0])
+        assert (figures["target"], figures["findings"]) == ("archive", 0)
+        if figures["new"]:
+            return
+    raise AssertionError("the guide saw no branch that was taken for the first time")

@@ -1,7 +1,8 @@
 """A sidecar that a test has changed: ``python -m tests.support.changed_sidecar HOW FLAGS…``.
 
 HOW is the failpoint at which it kills itself; or "patient": it bears an etcd that stands still for minutes; or
-"attentive": it looks at its engine every second, merely because time has passed.
+"unhurried": it waits a minute for etcd at its end, and for an engine that asks it for an adapter; or "attentive": it
+looks at its engine every second, merely because time has passed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,17 @@ def attentive() -> Iterator[None]:
         yield
 
 
-CHANGES = {"patient": patient, "attentive": attentive}
+@contextmanager
+def unhurried() -> Iterator[None]:
+    """Makes this process wait for etcd at its end, and for whoever asks it for an adapter, however late they are."""
+    with (
+        mock.patch("sidecar.report.writer._LEFT_SECONDS", 60.0),
+        mock.patch("sidecar.resolver.server.TRANSFER_SECONDS", 60.0),
+    ):
+        yield
+
+
+CHANGES = {"patient": patient, "unhurried": unhurried, "attentive": attentive}
 
 
 if __name__ == "__main__":

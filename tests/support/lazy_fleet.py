@@ -93,6 +93,7 @@ async def lazy_fleet(folder: Path, tiny: Tiny, records: int, *extra: str) -> Asy
         flags = ("--resolver-socket", socket, *extra)
         sources = tiny.folder / "adapters"
         sidecar = Sidecar(folder, cluster.endpoints, keys.prefix, vllm.url, sources=sources, extra=flags)
+        sidecar.change("unhurried")  # else a question is lost whenever the machine stands still for two seconds amid it
         stack.callback(sidecar.program.kill)
         sidecar.program.start()
         await eventually(sidecar.is_ready, timeout_seconds=120)

@@ -18,7 +18,7 @@ from sidecar.engines.vllm.driver import VllmEngine
 from tests.simulation.played import STORE, driver_of, started
 from tests.simulation.plugin import Socket, playing
 from tests.support.engine_steps import IN_STORE, Step, sequences
-from tests.support.engines import BASE_MODEL, Asker, RealVllm, VllmFlags
+from tests.support.engines import BASE_MODEL, PATIENT, Asker, RealVllm, VllmFlags
 from tests.support.engines_alike import Subject, inside, over_http, play_alike
 
 
@@ -69,7 +69,7 @@ class RealAndModels:
         url, asker = self.real.url, Asker(self.real.url)
         try:
             await asker.clear()
-            yield Subject(VllmEngine(url), str(self.sources), over_http(url), self._known)
+            yield Subject(VllmEngine(url, deadlines=PATIENT), str(self.sources), over_http(url), self._known)
             await asker.clear()
         finally:
             await asker.client.aclose()
@@ -77,7 +77,7 @@ class RealAndModels:
     @asynccontextmanager
     async def _over_http(self) -> AsyncIterator[Subject]:
         async with serving(SimulatedVllm(self._options)) as url:
-            yield Subject(VllmEngine(url), str(self.sources), over_http(url), {})
+            yield Subject(VllmEngine(url, deadlines=PATIENT), str(self.sources), over_http(url), {})
 
     @asynccontextmanager
     async def _simulation(self) -> AsyncIterator[Subject]:

@@ -15,7 +15,7 @@ import httpx
 
 from sidecar.engines.observed import Done, EngineGone, Outcome, Unknown
 from sidecar.engines.vllm.driver import VllmEngine
-from tests.support.engines import Asker
+from tests.support.engines import PATIENT, Asker
 from tests.support.swap_verdict import Answer, Era, Sequenced, Verdict, judge
 from tests.support.tiny import Tiny
 
@@ -62,7 +62,7 @@ class ByDriver:
 @asynccontextmanager
 async def by_driver(url: str) -> AsyncIterator[ByDriver]:
     """A driver that has looked at its engine."""
-    driver = VllmEngine(url)
+    driver = VllmEngine(url, deadlines=PATIENT)
     try:
         await driver.observe()
         yield ByDriver(driver)

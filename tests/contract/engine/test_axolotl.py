@@ -30,7 +30,7 @@ async def played(tmp_path) -> AsyncIterator[Played]:
     """With a record on disk, and a clock that stands still."""
     axolotl = SimulatedAxolotl(BASE_MODEL)
     async with serving(axolotl.app()) as url:
-        yield Played("axolotl", axolotl, url, AxolotlEngine(url, state=tmp_path, wall=lambda: NOON))
+        yield Played("axolotl", axolotl, url, AxolotlEngine(url, deadlines=PATIENT, state=tmp_path, wall=lambda: NOON))
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ async def test_no_two_loads_have_one_number_or_one_name(played, axolotl, tiny, t
     texts.append(await played.text("x"))
     await played.engine.unload("x", request_id="r")
     texts.append(await played.text("x"))
-    again = AxolotlEngine(played.url, state=tmp_path, wall=lambda: NOON - 1000)
+    again = AxolotlEngine(played.url, deadlines=PATIENT, state=tmp_path, wall=lambda: NOON - 1000)
     await again.load("x", a, request_id="r")
     texts.append(await played.text("x"))
     assert texts[0] == texts[3]
@@ -100,7 +100,7 @@ async def test_a_request_is_answered_by_one_version_alone(tiny):
     slow = SimulatedAxolotl(BASE_MODEL, token_seconds=0.02)
     a, b = tiny.adapter("a"), tiny.adapter("b")
     async with serving(slow.app()) as url:
-        played = Played("axolotl", slow, url, AxolotlEngine(url))
+        played = Played("axolotl", slow, url, AxolotlEngine(url, deadlines=PATIENT))
         await played.engine.load("x", a, request_id="r")
         old = await played.text("x")
         running = asyncio.create_task(played.text("x"))
@@ -135,7 +135,7 @@ async def test_what_it_may_have_heard_is_told_again_until_it_says_so(played, axo
         assert isinstance(await engine.load("x", a, request_id="r"), Transient)
         assert isinstance(await engine.unload("x", request_id="r"), Unknown)
     await eventually(lambda: len(axolotl.told) == 6)  # all that was said, with or without an answer, has been heard
-    restarted = AxolotlEngine(played.url, state=tmp_path)
+    restarted = AxolotlEngine(played.url, deadlines=PATIENT, state=tmp_path)
     assert dict((await restarted.observe()).adapters) == {}
     assert axolotl.told[6:] == [None]
     assert await restarted.load("x", a, request_id="r") == Done()
@@ -185,12 +185,12 @@ async def test_a_server_whose_worker_ended_is_out_of_reach(played, axolotl, tiny
 async def test_a_release_that_does_not_name_its_base_model_is_refused():
     async with serving(SimulatedAxolotl(BASE_MODEL, names_base=False).app()) as url:
         with pytest.raises(EngineUnusable) as caught:
-            await AxolotlEngine(url).observe()
+            await AxolotlEngine(url, deadlines=PATIENT).observe()
         assert caught.value.reason == "not_an_engine"
 
 
 async def test_what_may_not_be_told_from_here_is_not(tiny):
     """R9: without its process nobody knows what it was told of."""
     async with serving(SimulatedAxolotl(BASE_MODEL).app()) as url:
-        elsewhere = AxolotlEngine(url.replace("127.0.0.1", "localhost.localdomain"))
+        elsewhere = AxolotlEngine(url.replace("127.0.0.1", "localhost.localdomain"), deadlines=PATIENT)
         assert "nothing is seen" in str(await elsewhere.load("x", tiny.adapter("a"), request_id="r"))

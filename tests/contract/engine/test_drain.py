@@ -12,7 +12,7 @@ from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.options import Hang, Options
 from sidecar.engines.vllm.driver import VllmEngine
-from tests.contract.engine.faults.hasty import SHORT
+from tests.contract.engine.faults.hasty import HASTY
 from tests.support.engines import BASE_MODEL, Asker, while_it_runs
 from tests.support.waiting import eventually
 
@@ -104,7 +104,7 @@ async def crowded(engine):
 async def test_an_engine_that_stands_still_gives_no_evidence(simulated, tiny):
     """R7, fault 19: its metrics are old, and say that nothing waits. Only a simulated engine can be told to."""
     async with serving(simulated) as url:
-        hasty, asker = VllmEngine(url, deadlines=SHORT), Asker(url)
+        hasty, asker = VllmEngine(url, deadlines=HASTY), Asker(url)
         release = asyncio.Event()
         simulated.faults.order("load", Hang(release))
         load = asyncio.create_task(asker.load("x", tiny.adapter("a")))

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from registry.model.names import PROOF_PREFIX
-from sidecar.engines.driver import Deadlines
 from sidecar.engines.observed import AlreadyThere, Done, NotThere, PathMissing, Refused, Transient
 from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.vllm.driver import VllmEngine
-from tests.support.engines import BASE_MODEL, Asker, VllmFlags
+from tests.support.engines import BASE_MODEL, PATIENT, Asker, VllmFlags
 from tests.support.real_and_models import RealAndModels
 from tests.support.waiting import eventually
 from tests.support.wire import wire_to
 
 # Longer than a block of the prefix cache, so that stale entries of it would show.
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 6
+# Waits for no moment without requests.
+IN_NO_LULL = replace(PATIENT, lull_seconds=0.0)
 
 
 async def test_observe_tells_process_base_and_adapters(engine, asker, tiny):
@@ -124,7 +126,7 @@ async def test_every_change_carries_its_request_id(url, tiny):
     """One change can be followed from the registry to the engine's calls."""
     a, b = tiny.adapter("a"), tiny.adapter("b")
     async with wire_to(url) as wire:
-        engine = VllmEngine(wire.url)
+        engine = VllmEngine(wire.url, deadlines=PATIENT)
         await engine.load("x", a, request_id="req-load")
         await engine.swap("x", a, b, request_id="req-swap")
         await engine.unload("x", request_id="req-unload")
@@ -137,7 +139,7 @@ async def test_swap_sends_unload_and_load_in_one_piece(url, tiny):
     """Both requests are with the engine before it answers the first, which keeps the gap small."""
     a, b = tiny.adapter("a"), tiny.adapter("b")
     async with wire_to(url) as wire:
-        engine = VllmEngine(wire.url)
+        engine = VllmEngine(wire.url, deadlines=PATIENT)
         await engine.load("x", a, request_id="r")
         await engine.swap("x", a, b, request_id="r")
         await engine.aclose()
@@ -185,7 +187,7 @@ async def test_a_swap_that_might_end_the_engine_waits_for_a_lull(tiny):
     a, b = tiny.adapter("a"), tiny.adapter("b")
     crowded = SimulatedVllm(Options(served_model_name=BASE_MODEL, model=str(tiny.model), max_loras=2))
     async with serving(crowded) as url:
-        asker, engine = Asker(url), VllmEngine(url, deadlines=Deadlines(lull_seconds=0.0))
+        asker, engine = Asker(url), VllmEngine(url, deadlines=IN_NO_LULL)
         await asker.load("x", a)
         await asker.load("y", b)
         await asker.complete("x", PROMPT)
@@ -197,7 +199,7 @@ async def test_a_swap_that_might_end_the_engine_waits_for_a_lull(tiny):
             assert "--max-loras 4" in outcome.message
             assert await asker.adapters() == {"x": a, "y": b}
         await asking
-        patient = VllmEngine(url)
+        patient = VllmEngine(url, deadlines=PATIENT)
         assert await patient.swap("x", a, b, request_id="r") == Done()
         assert await asker.adapters() == {"x": b, "y": b}
         for one in (engine, patient):
@@ -210,7 +212,7 @@ async def test_a_name_that_was_unloaded_is_not_loaded_while_what_it_was_still_ru
     a, b = tiny.adapter("a"), tiny.adapter("b")
     crowded = SimulatedVllm(Options(served_model_name=BASE_MODEL, model=str(tiny.model), max_loras=2))
     async with serving(crowded) as url:
-        asker, engine = Asker(url), VllmEngine(url, deadlines=Deadlines(lull_seconds=0.0))
+        asker, engine = Asker(url), VllmEngine(url, deadlines=IN_NO_LULL)
         await asker.load("x", a)
         await asker.load("y", b)
         await asker.complete("x", PROMPT)

@@ -17,7 +17,7 @@ from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.vllm.driver import VllmEngine
-from tests.support.engines import BASE_MODEL
+from tests.support.engines import BASE_MODEL, PATIENT
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 6
 RELEASES = ["0.10.0", "0.10.1", "0.22.1", "0.23.0", "0.30.2"]
@@ -81,19 +81,20 @@ async def test_what_a_name_had_is_known_after_its_unload_and_what_failed_is_not(
 async def test_it_is_known_after_a_restart_of_the_sidecar_but_not_of_the_engine(url, tiny, tmp_path):
     """R12 crash-only."""
     a = tiny.adapter("a")
-    first = VllmEngine(url, past=LoadLedger(tmp_path))
+    first = VllmEngine(url, deadlines=PATIENT, past=LoadLedger(tmp_path))
     await first.observe()
     await first.load("x", a, request_id="r")
     await first.unload("x", request_id="r")
-    again = VllmEngine(url, past=LoadLedger(tmp_path))
+    again = VllmEngine(url, deadlines=PATIENT, past=LoadLedger(tmp_path))
     assert dict((await again.observe()).past) == {"x": a}
     options = Options(served_model_name=BASE_MODEL, version=RELEASES[-1])
     async with serving(SimulatedVllm(options)) as other:
-        assert dict((await VllmEngine(other, past=LoadLedger(tmp_path)).observe()).past) == {}
+        next_process = VllmEngine(other, deadlines=PATIENT, past=LoadLedger(tmp_path))
+        assert dict((await next_process.observe()).past) == {}
 
 
 async def test_nothing_is_loaded_that_cannot_be_recorded(url, tiny, tmp_path, asker, monkeypatch):
-    engine = VllmEngine(url, past=LoadLedger(tmp_path))
+    engine = VllmEngine(url, deadlines=PATIENT, past=LoadLedger(tmp_path))
     await engine.observe()
     monkeypatch.setattr(load_ledger, "write_synced", disk_full)
     assert isinstance(await engine.load("x", tiny.adapter("a"), request_id="r"), Transient)

@@ -87,7 +87,7 @@ async def test_no_weights_are_replaced_where_a_connector_may_answer_from_the_old
     async with serving(SimulatedVllm(options)) as url:
         engine = VllmEngine(url, deadlines=PATIENT)
         await engine.observe()
-        async with httpx.AsyncClient(base_url=url) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
             await client.post("/v1/completions", json={"model": BASE_MODEL, "prompt": "x", "max_tokens": 1})
         facts = (await engine.observe()).facts
         assert (facts.swap, [one.reason for one in facts.hazards]) == ("refused", ["kv_connector"])

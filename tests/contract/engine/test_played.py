@@ -28,6 +28,7 @@ from tests.simulation.played import STORE, driver_of, started
 from tests.simulation.plugin import Socket, playing
 from tests.support.adapters import write_adapter
 from tests.support.engine_steps import Load, Swap, Unload
+from tests.support.engines import PATIENT
 
 GOOD, WRONG, NOWHERE = ("good1", "good2"), f"{REFUSED}1", "nowhere"
 names, sources = st.sampled_from(["a", "b", BASE]), st.sampled_from([*GOOD, WRONG, NOWHERE])
@@ -91,7 +92,7 @@ def test_same_outcomes_and_listings(folder, sequence, has_plugin):
         host = started((*GOOD, WRONG), folder / "leases", Socket() if has_plugin else None)
         played, options = driver_of(host), Options(served_model_name=BASE, plugin=has_plugin)
         async with _playing(host), serving(SimulatedVllm(options)) as url:
-            over_http = VllmEngine(url)
+            over_http = VllmEngine(url, deadlines=PATIENT)
             facts, expected_facts = (await played.observe()).facts, (await over_http.observe()).facts
             assert facts.swap == expected_facts.swap == ("plugin" if has_plugin else "pipelined")
             for step in sequence:
@@ -125,7 +126,7 @@ def test_a_request_for_what_is_not_loaded_comes_to_the_same(folder, told):
             listener = SocketFile(Path(short, "r"))
             async with _playing(host), serving(engine) as url, asyncio.TaskGroup() as tasks:
                 answering = tasks.create_task(ResolverServer(listener.listener, Told(str(folder))).run())
-                over_http, played = VllmEngine(url), driver_of(host)
+                over_http, played = VllmEngine(url, deadlines=PATIENT), driver_of(host)
                 for number, source in enumerate(told):
                     name = f"{source}-{number}"
                     assert host.engine is not None

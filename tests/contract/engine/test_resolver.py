@@ -96,14 +96,15 @@ async def test_real_vllm_proves_what_it_asked_for_after_the_first_request(
 
 async def test_the_engine_says_that_it_resolves_and_what_it_can_hold(url):
     """The sidecar serves lazy adapters only where this is so."""
-    engine = VllmEngine(url)
+    engine = VllmEngine(url, deadlines=PATIENT)
     facts = (await engine.observe()).facts
     assert (facts.swap, facts.resolves) == ("plugin", True)
     assert facts.limits == EngineLimits(max_loras=4, max_cpu_loras=16, max_lora_rank=16)
 
 
 async def test_what_was_configured_wins_and_of_two_ranks_the_lower(url):
-    engine = VllmEngine(url, limits=EngineLimits(max_cpu_loras=8, max_lora_rank=64, target_modules=("q_proj",)))
+    told = EngineLimits(max_cpu_loras=8, max_lora_rank=64, target_modules=("q_proj",))
+    engine = VllmEngine(url, deadlines=PATIENT, limits=told)
     limits = (await engine.observe()).facts.limits
     assert limits == EngineLimits(max_loras=4, max_cpu_loras=8, max_lora_rank=16, target_modules=("q_proj",))
 
@@ -164,7 +165,7 @@ async def test_names_that_no_record_can_have_are_not_asked_for(asker, sidecar):
 
 async def test_what_was_unloaded_is_asked_for_again(url, asker, sidecar, tiny, name):
     """A removed adapter is refused at once, since the sidecar says so; one that is there comes back."""
-    engine = VllmEngine(url)
+    engine = VllmEngine(url, deadlines=PATIENT)
     await engine.observe()
     sidecar.answers[name] = found(tiny.adapter("a"))
     first = await asker.text(name, PROMPT)
@@ -193,7 +194,7 @@ async def is_forgotten(asker: Asker, path: str) -> bool:
 
 async def test_loads_and_unloads_of_a_name_that_is_being_resolved_wait_for_it(url, asker, sidecar, tiny, name):
     """The deadlock rule: they end as soon as the sidecar has answered, each in its own way."""
-    engine = VllmEngine(url)
+    engine = VllmEngine(url, deadlines=PATIENT)
     await engine.observe()
     a, b = tiny.adapter("a"), tiny.adapter("b")
     sidecar.answers[name] = None
@@ -221,7 +222,7 @@ async def test_many_requests_at_once_ask_once(asker, sidecar, tiny, name):
 
 async def test_requests_are_counted_by_adapter_as_they_end(url, asker, sidecar, tiny, name):
     """Each once: also those that waited together while the name was resolved. None that is refused, or of the base."""
-    engine = VllmEngine(url)
+    engine = VllmEngine(url, deadlines=PATIENT)
     await engine.observe()
     sidecar.answers[name] = found(tiny.adapter("a"))
     await asyncio.gather(*[asker.complete(name, PROMPT) for _ in range(12)])
@@ -243,7 +244,7 @@ async def test_requests_are_counted_by_adapter_as_they_end(url, asker, sidecar, 
 
 async def test_last_use_is_of_the_last_request_and_not_of_a_look(url, asker, sidecar, tiny, name):
     """What decides which lazy adapter makes room."""
-    engine = VllmEngine(url)
+    engine = VllmEngine(url, deadlines=PATIENT)
     await engine.observe()
     await asker.load("loaded", tiny.adapter("a"))
     sidecar.answers[name] = found(tiny.adapter("b"))

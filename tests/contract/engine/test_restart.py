@@ -12,7 +12,7 @@ from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.vllm.driver import VllmEngine
 from sidecar.vllm_plugin.guard import CONTROL_HEADER
-from tests.support.engines import RealVllm, VllmFlags
+from tests.support.engines import PATIENT, RealVllm, VllmFlags
 
 KEY = "canary-key"
 
@@ -22,7 +22,7 @@ async def test_a_simulated_restart_loses_adapters_and_changes_the_incarnation(ti
     seen = []
     for _ in range(2):
         async with serving(SimulatedVllm(Options())) as url:
-            engine = VllmEngine(url)
+            engine = VllmEngine(url, deadlines=PATIENT)
             observed = await engine.observe()
             assert dict(observed.adapters) == {}
             await engine.load("x", tiny.adapter("a"), request_id="r")
@@ -34,7 +34,7 @@ async def test_a_simulated_restart_loses_adapters_and_changes_the_incarnation(ti
 async def test_a_plugin_comes_and_goes_with_its_process(tiny):
     """What a process was asked for is not expected of the next one, which may be without it."""
     (port,) = free_ports(1)
-    engine = VllmEngine(f"http://127.0.0.1:{port}")
+    engine = VllmEngine(f"http://127.0.0.1:{port}", deadlines=PATIENT)
     for has_plugin in (True, False, True):
         simulated = SimulatedVllm(Options(plugin=has_plugin))
         async with serving(simulated, port=port):
@@ -52,7 +52,7 @@ async def test_a_plugin_comes_and_goes_with_its_process(tiny):
 async def test_a_real_restart_is_another_incarnation_and_refusals_name_their_remedy(real_vllm: RealVllm, tmp_path):
     """Fault 18, and what an engine that cannot be driven says of itself: a missing key, a missing variable."""
     await real_vllm.ensure()
-    before = VllmEngine(real_vllm.url)
+    before = VllmEngine(real_vllm.url, deadlines=PATIENT)
     incarnation = await before.incarnation()
     real_vllm.stop()
     with pytest.raises(EngineUnreachable):
@@ -63,7 +63,7 @@ async def test_a_real_restart_is_another_incarnation_and_refusals_name_their_rem
     assert await plugin_status(real_vllm.url, None) == 401
     assert await plugin_status(real_vllm.url, KEY) == 404  # it declined, as there are no other routes either
     assert "loraplane: the plugin declines: VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 is not set" in real_vllm.log()
-    without_key = VllmEngine(real_vllm.url)
+    without_key = VllmEngine(real_vllm.url, deadlines=PATIENT)
     assert await without_key.incarnation() != incarnation
     with pytest.raises(EngineUnusable) as caught:
         await without_key.observe()
@@ -72,7 +72,7 @@ async def test_a_real_restart_is_another_incarnation_and_refusals_name_their_rem
 
     file = tmp_path / "key"
     file.write_text(KEY)
-    with_key = VllmEngine(real_vllm.url, api_key_file=file)
+    with_key = VllmEngine(real_vllm.url, api_key_file=file, deadlines=PATIENT)
     with pytest.raises(EngineUnusable) as caught:
         await with_key.observe()
     assert caught.value.reason == "runtime_lora_disabled"
@@ -85,12 +85,12 @@ async def test_the_key_guards_the_plugin(tmp_path):
     async with serving(SimulatedVllm(Options(api_key=KEY, plugin=True))) as url:
         assert await plugin_status(url, None) == await plugin_status(url, "wrong") == 401
         assert await plugin_status(url, KEY) == 200
-        async with httpx.AsyncClient(base_url=url) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
             for path in ("swap", "unload"):
                 assert (await client.post(f"/v1/loraplane/{path}", json={"lora_name": "x"})).status_code == 401
 
 
 async def plugin_status(url: str, key: str | None) -> int:
     headers = {CONTROL_HEADER: "test"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         return (await client.get(f"{url}/v1/loraplane/plugin", headers=headers)).status_code

@@ -45,7 +45,7 @@ async def test_a_load_that_times_out_and_completes_later_is_not_made_twice(tmp_p
         release.set()
         await rig.served(2, "a", "b")
         assert rig.calls("load").count("b") == 1
-        assert rig.status.ready
+        await eventually(lambda: rig.status.ready)  # the listing shows it, and a slow machine's next token may be late
 
 
 @pytest.mark.parametrize("is_done", [True, False])

@@ -168,6 +168,7 @@ async def test_what_takes_too_long_is_told_so_and_is_there_the_next_time():
         assert not scene.demand.is_asked("a")
         scene.store.gates["of-a"].set()
         await eventually(lambda: scene.store.staged)
+        scene.resolver._answer_seconds = 60.0
         assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
         assert scene.store.asked == 1
 

@@ -8,7 +8,7 @@ import pytest
 
 from sidecar.engines.simulated.app import serving
 from sidecar.engines.vllm.driver import VllmEngine
-from tests.contract.engine.faults.hasty import SHORT
+from tests.contract.engine.faults.hasty import HASTY
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ async def url(simulated) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def hasty(url) -> AsyncIterator[VllmEngine]:
-    """A driver that does not wait long, for what hangs; whatever else it is asked for might come too late."""
-    engine = VllmEngine(url, deadlines=SHORT)
+    """A driver whose calls do not wait long, for what hangs; whatever else is called might come too late."""
+    engine = VllmEngine(url, deadlines=HASTY)
     yield engine
     await engine.aclose()

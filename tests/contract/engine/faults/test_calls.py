@@ -17,8 +17,8 @@ from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Cut, Die, Hang, Options, OrderedAnswer
 from sidecar.engines.vllm.driver import VllmEngine
-from tests.contract.engine.faults.hasty import SHORT, listing_of
-from tests.support.engines import BASE_MODEL, Asker
+from tests.contract.engine.faults.hasty import HASTY, SHORT, listing_of
+from tests.support.engines import BASE_MODEL, PATIENT, Asker
 from tests.support.waiting import eventually
 from tests.support.wire import wire_to
 
@@ -38,6 +38,7 @@ async def test_a_load_that_times_out_is_unknown_and_may_complete(engine, hasty, 
 async def test_an_engine_that_hangs_in_a_load_is_seen_not_to_turn(engine, hasty, simulated, asker, tiny):
     """Fault 19: /health and the listing still answer; generation does not."""
     assert await engine.turns()
+    await hasty.observe()  # so that it has no page to read before it asks for a token
     release = asyncio.Event()
     simulated.faults.order("load", Hang(release))
     assert isinstance(await hasty.load("x", tiny.adapter("a"), request_id="r"), Unknown)
@@ -112,7 +113,7 @@ async def test_a_pulse_by_the_plugin_comes_from_the_engines_core(monkeypatch, ti
     monkeypatch.setattr("sidecar.engines.vllm.driver.PROGRESS_SECONDS", 0.0)
     simulated = SimulatedVllm(Options(served_model_name=BASE_MODEL, model=str(tiny.model), plugin=True))
     async with serving(simulated) as url:
-        engine = VllmEngine(url, deadlines=SHORT)
+        engine = VllmEngine(url, deadlines=HASTY)
         await engine.observe()
         assert await eventually(lambda: pulse_of(engine))
         assert simulated.tokens == 0
@@ -129,7 +130,7 @@ async def test_what_is_out_of_reach_is_not_said_to_stand_still(monkeypatch, tiny
     """R18: that is another matter, which other probes tell; after its restart nothing would be left of it."""
     monkeypatch.setattr("sidecar.engines.vllm.driver.PROGRESS_SECONDS", 0.0)
     async with serving(SimulatedVllm(Options(served_model_name=BASE_MODEL, model=str(tiny.model)))) as url:
-        engine = VllmEngine(url, deadlines=SHORT)
+        engine = VllmEngine(url, deadlines=PATIENT)
         await engine.observe()
     assert await engine.pulse() is None
     await engine.aclose()
@@ -187,7 +188,7 @@ async def test_an_endless_reply_is_unknown(url, tiny):
     """R16 bounded: a reply is not read without end."""
     async with wire_to(url) as wire:
         wire.reply = lambda _: b"HTTP/1.1 200 OK\r\nContent-Length: 999999999\r\n\r\n" + b"x" * 1_000_000
-        engine = VllmEngine(wire.url)
+        engine = VllmEngine(wire.url, deadlines=PATIENT)
         outcome = await engine.load("x", tiny.adapter("a"), request_id="r")
         assert isinstance(outcome, Unknown)
         assert "more than" in outcome.message
@@ -197,7 +198,7 @@ async def test_an_endless_reply_is_unknown(url, tiny):
 async def test_a_reset_in_mid_flight_is_unknown(url, simulated, tiny):
     async with wire_to(url) as wire:
         wire.reply = lambda _: None
-        engine = VllmEngine(wire.url)
+        engine = VllmEngine(wire.url, deadlines=PATIENT)
         assert isinstance(await engine.load("x", tiny.adapter("a"), request_id="r"), Unknown)
         assert set(simulated.cards) == {"x"}
         await engine.aclose()
@@ -205,7 +206,7 @@ async def test_a_reset_in_mid_flight_is_unknown(url, simulated, tiny):
 
 async def test_a_refused_connection_is_gone(tiny):
     (port,) = free_ports(1)
-    engine = VllmEngine(f"http://127.0.0.1:{port}")
+    engine = VllmEngine(f"http://127.0.0.1:{port}", deadlines=PATIENT)
     assert isinstance(await engine.load("x", tiny.adapter("a"), request_id="r"), EngineGone)
     assert isinstance(await engine.swap("x", "/a", "/b", request_id="r"), EngineGone)
     assert isinstance(await engine.unload("x", request_id="r"), EngineGone)
@@ -231,7 +232,7 @@ async def test_files_that_vanish_after_eviction_kill_the_engine(tiny, tmp_path):
         shutil.rmtree(path)
         assert (await asker.complete("a", "x")).status_code == 500
         assert await fails(asker, "b")
-        driver = VllmEngine(url)
+        driver = VllmEngine(url, deadlines=PATIENT)
         await eventually(lambda: is_gone(driver))
         await driver.aclose()
         await asker.client.aclose()
@@ -253,7 +254,7 @@ async def test_an_engine_that_dies_in_a_load_is_gone_and_another_after_its_resta
     """Fault 18: all adapters are gone after a restart, and the incarnation says so."""
     (port,) = free_ports(1)
     async with serving(simulated, port=port) as url:
-        driver = VllmEngine(url)
+        driver = VllmEngine(url, deadlines=PATIENT)
         before = await driver.observe()
         simulated.faults.order("load", Die())
         assert isinstance(await driver.load("x", tiny.adapter("a"), request_id="r"), Refused)

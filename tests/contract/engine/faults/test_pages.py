@@ -8,7 +8,8 @@ import pytest
 
 from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.simulated.options import Hang, OrderedAnswer
-from tests.contract.engine.faults.hasty import listing_of
+from sidecar.engines.vllm.driver import VllmEngine
+from tests.contract.engine.faults.hasty import SHORT, listing_of
 from tests.support.waiting import eventually
 
 
@@ -72,12 +73,13 @@ async def test_a_restart_within_a_look_is_noticed(engine, simulated):
 
 
 @pytest.mark.parametrize("page", ["metrics", "version", "models"])
-async def test_a_page_that_hangs_is_unreachable(hasty, simulated, page):
-    release = asyncio.Event()
+async def test_a_page_that_hangs_is_unreachable(url, simulated, page):
+    hasty, release = VllmEngine(url, deadlines=SHORT), asyncio.Event()
     simulated.faults.order(page, Hang(release))
     with pytest.raises(EngineUnreachable, match="no answer within"):
         await hasty.observe()
     release.set()
+    await hasty.aclose()
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 429])

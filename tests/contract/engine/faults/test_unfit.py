@@ -10,11 +10,12 @@ from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options, OrderedAnswer
 from sidecar.engines.vllm.driver import VllmEngine
+from tests.support.engines import PATIENT
 
 
 async def test_runtime_lora_disabled_says_what_to_set(tiny):
     async with serving(SimulatedVllm(Options(runtime_lora=False))) as url:
-        engine = VllmEngine(url)
+        engine = VllmEngine(url, deadlines=PATIENT)
         with pytest.raises(EngineUnusable) as caught:
             await engine.observe()
         assert caught.value.reason == "runtime_lora_disabled"
@@ -37,7 +38,7 @@ async def test_lora_disabled_is_seen_in_the_metrics(engine, simulated):
 )
 async def test_old_versions_are_refused(version, fits):
     async with serving(SimulatedVllm(Options(version=version))) as url:
-        engine = VllmEngine(url)
+        engine = VllmEngine(url, deadlines=PATIENT)
         if fits:
             assert (await engine.observe()).facts.version == version
         else:
@@ -67,7 +68,7 @@ async def test_the_key_is_read_from_its_file_at_each_use(tiny, tmp_path):
     """X1 secret-free: and it is in no message, right or wrong."""
     file = tmp_path / "key"
     async with serving(SimulatedVllm(Options(api_key="canary-right"))) as url:
-        engine = VllmEngine(url, api_key_file=file)
+        engine = VllmEngine(url, api_key_file=file, deadlines=PATIENT)
         for content in (None, "", "canary-\x01", "canary-wrong", "canary-é"):
             if content is not None:
                 file.write_text(content)
@@ -88,7 +89,7 @@ async def test_the_key_is_read_from_its_file_at_each_use(tiny, tmp_path):
 
 async def test_without_a_key_a_guarded_engine_names_the_flag():
     async with serving(SimulatedVllm(Options(api_key="canary"))) as url:
-        engine = VllmEngine(url)
+        engine = VllmEngine(url, deadlines=PATIENT)
         with pytest.raises(EngineUnusable, match="--engine-api-key-file") as caught:
             await engine.observe()
         assert caught.value.reason == "engine_unauthorized"
