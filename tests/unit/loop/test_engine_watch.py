@@ -120,8 +120,10 @@ class Played:
 
     def __init__(self) -> None:
         self.identity, self.is_frozen, self.generates = "1", False, True
+        self.probes = self.pulses = 0
 
     async def incarnation(self) -> str:
+        self.probes += 1
         if self.is_frozen:
             await asyncio.sleep(SILENT_SECONDS)
         if self.is_frozen or not self.identity:
@@ -129,6 +131,7 @@ class Played:
         return self.identity
 
     async def pulse(self) -> bool | None:
+        self.pulses += 1
         return self.generates
 
 
@@ -199,5 +202,20 @@ def test_an_engine_that_generates_nothing_is_told_of_until_it_does_or_another_pr
         engine.identity, engine.generates = "2", None
         await asyncio.sleep(1.5)
         assert probes.problem == ""
+
+    probed(body)
+
+
+def test_an_engine_that_is_away_is_asked_oftener_and_none_is_pressed():
+    """R17 heals, R18: its adapters are back soon after it is. One that serves has better things to do."""
+
+    async def body(engine: Played, _probes: EngineProbes) -> None:
+        probes, pulses = engine.probes, engine.pulses
+        await asyncio.sleep(20.0)
+        assert 10 <= engine.probes - probes <= 25
+        assert 2 <= engine.pulses - pulses <= 10
+        engine.identity, probes = "", engine.probes
+        await asyncio.sleep(20.0)
+        assert 40 <= engine.probes - probes <= 200
 
     probed(body)

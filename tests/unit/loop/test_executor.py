@@ -14,7 +14,7 @@ import pytest
 from registry.runtime.clock import Clock
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.desired.informer import DesiredState
-from sidecar.desired.mailbox import Mailbox
+from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.engines.driver import check_name
 from sidecar.engines.observed import Done, NoEffect, Outcome
 from sidecar.loop.executor import MAX_REST_SECONDS, MOST_AT_ONCE, REST_FACTOR, SLOW_SECONDS, Executor
@@ -178,6 +178,32 @@ def test_a_long_plan_is_left_after_a_few_seconds_to_look_at_the_engine_again():
         count, _ = await engine.carry_out(*loads("abcdefghijklmnop"))
         assert 1 < count < 16
         assert _now() - start < 3.0
+
+    run(body())
+
+
+def test_a_plan_is_left_after_the_call_during_which_something_else_was_desired():
+    """R6, R19 not-held-up: what it goes on with may be withdrawn. That the same is said again changes nothing."""
+
+    async def body() -> None:
+        engine, state = Engine(is_busy=False), DesiredState()
+        engine.mailbox.post(Snapshot(desired=state))
+        assert await engine.carry_out(A, B) == (2, False)
+        newer = Snapshot(desired=replace(state, revision=state.revision + 1))
+        asyncio.get_running_loop().call_later(LOAD_SECONDS / 2, engine.mailbox.post, newer)
+        assert await engine.carry_out(A, B) == (1, False)
+        assert await engine.carry_out(B) == (1, False), "the first call is made in any case"
+
+    run(body())
+
+
+def test_many_quick_calls_are_made_in_parts():
+    """R11: between them the engine is looked at again."""
+
+    async def body() -> None:
+        engine = Engine(is_busy=False)
+        count, _ = await engine.carry_out(*(Unload(f"a{number}", "/a") for number in range(100)))
+        assert 1 < count < 50
 
     run(body())
 

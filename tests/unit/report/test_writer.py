@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from registry.etcd3.errors import EtcdUnavailable
 from registry.etcd3.ops import Delete, Put, Range, RangeResult, Txn, TxnResult
-from registry.model.status import Presence, ReplicaStatus
+from registry.model.status import LeftReplica, Presence, ReplicaStatus
 from registry.runtime.clock import Clock
+from sidecar.ownership import ReplicaTaken
 from sidecar.plan.types import LazySituation, Plan, RoundReport, StatusInputs
 from sidecar.report import writer as module
 from sidecar.report.status import ReplicaIdentity, derive_status
 from sidecar.report.writer import ShareGuard, StatusWriter
 from sidecar.settings import SidecarSettings
+from tests.simulation.loop import VirtualLoop
 from tests.support.memory_etcd import MemoryEtcd
 from tests.support.records import KEYS, POOL
 from tests.support.waiting import eventually
 from tests.support.worlds import observed
 
-PRESENCE, STATUS = KEYS.replica(POOL, "r"), KEYS.status(POOL, "r")
+PRESENCE, STATUS, LEFT = KEYS.replica(POOL, "r"), KEYS.status(POOL, "r"), KEYS.left(POOL, "r")
 
 
 class Client:
@@ -32,13 +37,19 @@ class Client:
         self.store = MemoryEtcd()
         self.answered = 0
         self.after: Callable[[Txn], object] | None = None
+        self.is_away = False
+
+    async def lease_grant(self, _ttl: int, *, timeout_seconds: float) -> int:
+        if self.is_away:
+            raise EtcdUnavailable("away", maybe_applied=False)
+        return 77
 
     async def range(self, read: Range) -> RangeResult:
         (found,) = self.store.txn(Txn((), (read,))).responses
         assert isinstance(found, RangeResult)
         return found
 
-    async def txn(self, txn: Txn) -> TxnResult:
+    async def txn(self, txn: Txn, *, timeout_seconds: float = 5.0) -> TxnResult:
         self.answered += 1
         result = self.store.txn(txn)
         if self.after is not None and self.after(txn):
@@ -62,9 +73,9 @@ def holder(client: Client) -> str:
     return presence(client).owner
 
 
-def status() -> ReplicaStatus:
+def status(revision: int = 1) -> ReplicaStatus:
     situation = StatusInputs(
-        revision=1,
+        revision=revision,
         observed=None,
         plan=None,
         ready=False,
@@ -87,6 +98,12 @@ async def publishing(one: StatusWriter, lease: int) -> AsyncIterator[None]:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+def play(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs it on virtual time."""
+    with contextlib.closing(VirtualLoop()) as loop:
+        loop.run_until_complete(body())
 
 
 async def claims(client: Client, one: StatusWriter, lease: int) -> None:
@@ -224,3 +241,142 @@ async def test_room_that_changes_while_a_status_is_written_reaches_the_presence(
     async with publishing(ours, 1):
         await eventually(lambda: client.after is None)
         await eventually(lambda: presence(client).capacity == 8)
+
+
+def test_what_comes_at_once_is_one_write_and_what_stays_so_is_confirmed(monkeypatch):
+    """R9 status-truth, R16 bounded: soon, and so that whoever reads an old status knows that it is not forgotten."""
+    monkeypatch.setattr(module, "LOOK_SECONDS", 7.0)  # the confirmation does not wait for the next look
+
+    async def body() -> None:
+        client = Client()
+        one = writer(client, "a")
+        async with publishing(one, 1):
+            await asyncio.sleep(1.0)
+            for revision in range(1, 21):
+                one.offer(lambda revision=revision: status(revision))
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.7)
+            written = client.store.kvs[STATUS]
+            assert (ReplicaStatus.parse(written.value).observed_revision, written.version) == (20, 1)
+            await asyncio.sleep(10.0)
+            one.offer(lambda: status(20))
+            await asyncio.sleep(15.0)
+            assert client.store.kvs[STATUS].version == 1, "it says the same"
+            await asyncio.sleep(7.0)
+            assert client.store.kvs[STATUS].version == 2
+            one.offer(lambda: status(21))
+            await asyncio.sleep(0.7)
+            assert client.store.kvs[STATUS].version == 3
+
+    play(body)
+
+
+@pytest.mark.parametrize("good", [0, 1])
+def test_a_fault_of_our_own_is_told_by_the_supervisor_and_not_taken_for_one_of_etcd(good):
+    """R12 crash-only: be it in the first status or in a later one."""
+    left = [True] * good
+
+    def derive() -> ReplicaStatus:
+        if not left:
+            raise ValueError("ours")
+        left.pop()
+        return status()
+
+    async def body() -> None:
+        one = writer(Client(), "a")
+        task = asyncio.create_task(one._publish(1))
+        for _ in range(good + 1):
+            one.offer(derive)
+            await asyncio.sleep(2.0)
+        assert isinstance(task.exception(), ValueError)
+
+    play(body)
+
+
+def test_who_loses_the_replica_id_twice_ends():
+    """R10 one-owner: once may be a twin that ends just now; both changes are told to the loop."""
+
+    async def body() -> None:
+        client, changes = Client(), []
+        one = StatusWriter(client, KEYS, presence_of("a"), Clock(), lambda: changes.append(one.refusal))  # type: ignore[arg-type]
+        one.offer(status)
+
+        def twin() -> None:
+            client.store.txn(Txn((), (Delete(PRESENCE),)))
+            client.store.txn(Txn((), (Put(PRESENCE, presence_of("twin").to_bytes(), 2),)))
+
+        twin()
+        task = asyncio.create_task(one._publish(1))
+        await asyncio.sleep(20.0)
+        assert (task.done(), holder(client), STATUS in client.store.kvs) == (False, "twin", False)
+        client.store.txn(Txn((), (Delete(PRESENCE),)))
+        await asyncio.sleep(2.0)
+        assert (holder(client), STATUS in client.store.kvs) == ("a", True)
+        assert [bool(refusal) for refusal in changes] == [True, False]
+        twin()
+        await asyncio.sleep(10.0)
+        assert isinstance(task.exception(), ReplicaTaken)
+        assert holder(client) == "twin"
+
+    play(body)
+
+
+def test_a_presence_that_was_written_over_is_written_again_and_that_is_told():
+    """R10: nobody has the id by it, and the log says who wrote there. With a new lease of our own nothing is amiss."""
+
+    async def body() -> None:
+        client = Client()
+        one = writer(client, "a")
+        one.offer(status)
+        with capture_logs() as logs:
+            for lease in (1, 2):
+                async with publishing(one, lease):
+                    await asyncio.sleep(10.0)
+            assert "presence_overwritten" not in {log["event"] for log in logs}
+            async with publishing(one, 3):
+                await asyncio.sleep(1.0)
+                client.store.txn(Txn((), (Put(PRESENCE, presence_of("script").to_bytes()),)))
+                await asyncio.sleep(10.0)
+        assert (holder(client), client.store.kvs[PRESENCE].lease, one.refusal) == ("a", 3, "")
+        assert [log["holder"] for log in logs if log["event"] == "presence_overwritten"] == ["script"]
+
+    play(body)
+
+
+async def test_who_ends_in_order_says_so_and_takes_no_presence_but_its_own():
+    """R20 drain, R10: nobody waits for it; a twin that has the id by now goes on."""
+    client = Client()
+    one = writer(client, "a")
+    await one.say_left()
+    assert client.answered == 0, "it never had the id"
+    async with publishing(one, 1):
+        await eventually(lambda: one._written is not None)
+        client.is_away = True
+        await one.say_left()
+        assert holder(client) == "a", "it counts as lost"
+        client.is_away, ours = False, dict(client.store.kvs)
+        client.store.txn(Txn((), (Put(PRESENCE, presence_of("twin").to_bytes(), 2),)))
+        await one.say_left()
+        assert (holder(client), LEFT in client.store.kvs) == ("twin", False)
+        client.store.kvs = ours
+        await one.say_left()
+    told = LeftReplica.parse(client.store.kvs[LEFT].value)
+    assert (PRESENCE in client.store.kvs, client.store.kvs[LEFT].lease) == (False, 77)
+    assert (told.pool, told.replica, told.incarnation) == (POOL, "r", "a")
+
+
+def test_room_that_is_known_before_there_is_a_status_harms_nothing():
+    """R3: nor is it forgotten."""
+
+    async def body() -> None:
+        client = Client()
+        one = writer(client, "a")
+        async with publishing(one, 1):
+            await asyncio.sleep(1.0)
+            one.hold(5)
+            await asyncio.sleep(1.0)
+            one.offer(status)
+            await asyncio.sleep(1.0)
+            assert (presence(client).capacity, STATUS in client.store.kvs) == (5, True)
+
+    play(body)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from sidecar import ownership
 from sidecar.ownership import HostLock
@@ -46,8 +48,30 @@ def test_two_locks_of_a_host_have_two_owners(tmp_path):
 def test_a_lock_is_held_once(tmp_path):
     """R10: a second process of the same state is told at once, and has it when the first one ends."""
     first, second = HostLock(tmp_path / "lock"), HostLock(tmp_path / "lock")
+    assert (tmp_path / "lock").stat().st_mode & 0o077 == 0, "who can open it can hold it"
     assert first.try_acquire()
     assert not second.try_acquire()
     first.close()
     assert second.try_acquire()
+    second.close()
+
+
+async def test_who_finds_the_lock_taken_waits_for_it_and_says_so_once(tmp_path, monkeypatch):
+    """R10: whoever started two of one id sees why the second does nothing."""
+    monkeypatch.setattr(ownership, "LOCK_RETRY_SECONDS", 0.0)
+    first, second = HostLock(tmp_path / "lock"), HostLock(tmp_path / "lock")
+    with capture_logs() as logs:
+        await first.acquire("r1")
+        assert logs == []
+        waiting = asyncio.create_task(second.acquire("r1"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        first.close()
+        async with asyncio.timeout(60):
+            await waiting
+    assert [(log["event"], log["log_level"], log["replica"]) for log in logs] == [("replica_id_taken", "error", "r1")]
+    third = HostLock(tmp_path / "lock")
+    assert not third.try_acquire()
+    third.close()
     second.close()
