@@ -283,3 +283,17 @@ def test_what_has_requests_keeps_its_place():
         assert world.demand.has_place("b", 0.5)
         assert not world.demand.has_place("b", 0.5 + FRESH_SECONDS), "an old look tells nothing of requests"
     assert not world.demand.is_expecting
+
+
+def test_who_gave_up_waiting_for_a_place_is_forgotten_at_the_next_look():
+    """R16 bounded: who asks again for what is only being brought in does not have the engine looked at often."""
+    world = World(room=1)
+    world.review("a", now=0.0, last_used={"a": 0.0})
+    with world.demand.asking("b"), world.demand.asking("c"):
+        assert not world.demand.has_place("b", 0.0)
+        assert not world.demand.has_place("c", 0.0)
+    with world.demand.asking("c"):
+        world.review("a", now=1.0, last_used={"a": 0.0})
+        assert world.demand.is_expecting, "it still waits"
+    with world.demand.asking("b"):
+        assert not world.demand.is_expecting

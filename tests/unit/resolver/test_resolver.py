@@ -78,8 +78,9 @@ class Scene:
     def post(self) -> None:
         self.mailbox.post(Snapshot(desired=self.informer.state))
 
-    def look(self, room: int = 9) -> None:
-        review(self.demand, self.informer.state, observed(), now=0.0, spec=pool(max_adapters=room + 1))
+    def look(self, room: int = 9, paused: str = "") -> None:
+        engine = replace(observed(), paused=paused)
+        review(self.demand, self.informer.state, engine, now=0.0, spec=pool(max_adapters=room + 1))
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Scene]:
@@ -150,6 +151,8 @@ async def test_unknown_eager_and_unready_are_told_at_once():
         scene.owner.refusal = "another has it"
         assert await scene.resolver.ask("a") == Unresolved("not_ready")
         scene.owner.refusal = ""
+        scene.look(paused="it sleeps")
+        assert await scene.resolver.ask("a") == Unresolved("not_ready"), "it would load it when it wakes, or never"
         scene.demand.suspend()
         assert await scene.resolver.ask("a") == Unresolved("not_ready")
         scene.look(room=0)

@@ -40,6 +40,21 @@ def test_a_cloned_host_is_another_owner_although_its_disk_is_the_same(tmp_path, 
     assert owner_of(tmp_path / "state" / "lock") != ours
 
 
+def test_a_host_that_tells_no_boot_has_owners_all_the_same(tmp_path, monkeypatch):
+    """R10: as in some sandboxes."""
+    monkeypatch.setattr(ownership, "_BOOT_ID", tmp_path / "nowhere")
+    assert owner_of(tmp_path / "a") == owner_of(tmp_path / "a") != owner_of(tmp_path / "b")
+
+
+def test_nothing_that_stands_in_the_way_of_a_lock_keeps_a_sidecar_from_its_start(tmp_path):
+    """R12 crash-only: it is set aside."""
+    (tmp_path / "state").write_text("?")
+    assert owner_of(tmp_path / "state" / "lock")
+    (tmp_path / "state" / "lock").unlink()
+    (tmp_path / "state" / "lock").mkdir()
+    assert owner_of(tmp_path / "state" / "lock")
+
+
 def test_two_locks_of_a_host_have_two_owners(tmp_path):
     """R10: two replicas that share a host, and may be started with one id."""
     assert owner_of(tmp_path / "a" / "lock") != owner_of(tmp_path / "b" / "lock")

@@ -80,9 +80,19 @@ def test_a_class_that_is_not_as_it_was_is_not_touched():
     class Plain:
         __struct_fields__ = ("lora_name", "lora_int_id", "lora_path")
 
-    for kind in (Other, Plain):
+    class OnlyHashed(Plain):  # whatever it inherits is not its own
+        __hash__ = object.__hash__
+
+    class OnlyCompared(Plain):
+        def __eq__(self, other):
+            return self is other
+
+    del OnlyCompared.__hash__  # Python takes it away from who compares
+    for kind in (Other, Plain, OnlyHashed, OnlyCompared):
+        before = dict(vars(kind))
         with pytest.raises(AttributeError):
             tell_apart(kind)
+        assert dict(vars(kind)) == before
 
 
 def test_nothing_is_said_against_vllm_as_it_was_read():
