@@ -16,7 +16,7 @@ from sidecar.engines.observed import Done, Observed, Outcome, Refused, Unknown
 from sidecar.loop.executor import SLOW_SECONDS
 from sidecar.loop.observer import EngineProbes
 from sidecar.plan.types import RoundReport
-from sidecar.resolver.demand import ResidentSet
+from sidecar.resolver.demand import EXPECT_SECONDS, Answered, ResidentSet
 from sidecar.resolver.policy import Catalogue
 from tests.simulation.artifacts import ROOT, SimStore, path_of
 from tests.simulation.loop import VirtualLoop
@@ -468,5 +468,25 @@ def test_news_that_change_nothing_do_not_press_the_engine():
                 mailbox.wake()
             assert len(reports) >= told + 7
             assert engine.looks == looks
+
+    play(body)
+
+
+def test_an_engine_that_was_told_of_an_adapter_is_looked_at_until_it_lists_it():
+    """R9 status-truth, R19: nobody tells that it has loaded it; what it never lists is not looked for without end."""
+
+    async def body() -> None:
+        engine, mailbox, demand = Odd(), wanting(1, "good-a"), ResidentSet(Catalogue(POOL, lambda _key: None))
+        async with running(engine, mailbox, demand=demand):
+            await asyncio.sleep(2.0)
+            looks = engine.looks
+            demand.tell("lazy", Answered("lazy", path_of("r1", "lazy"), asyncio.get_running_loop().time()))
+            mailbox.wake()
+            await asyncio.sleep(4.0)
+            assert 5 <= engine.looks - looks <= 20
+            await asyncio.sleep(EXPECT_SECONDS)
+            looks = engine.looks
+            await asyncio.sleep(10.0)
+            assert engine.looks <= looks + 1
 
     play(body)

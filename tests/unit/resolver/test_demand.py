@@ -10,6 +10,7 @@ import pytest
 from registry.model.records import AdapterRecord, AskedRetry
 from sidecar.artifacts.types import Staged
 from sidecar.desired.informer import Informer
+from sidecar.engines.driver import USUAL
 from sidecar.plan.backoff import Failure
 from sidecar.plan.planner import make_plan
 from sidecar.plan.types import PlanContext
@@ -97,6 +98,11 @@ def test_an_answer_is_expected_to_be_listed_and_holds_its_files():
     world.review(now=1.0 + HOLD_SECONDS)
     assert world.demand._told == {}
     assert world.demand.rest_seconds(1.0 + HOLD_SECONDS) == math.inf
+
+
+def test_files_are_held_for_longer_than_an_engine_may_take_to_load_them():
+    """R7 files-pinned: whether a listing shows it in time or not."""
+    assert HOLD_SECONDS > USUAL.load_seconds + EXPECT_SECONDS
 
 
 def test_what_is_listed_is_expected_no_more():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,19 @@ def test_a_lock_is_held_once(tmp_path):
     first.close()
     assert second.try_acquire()
     second.close()
+
+
+def test_a_disk_that_knows_no_locks_is_told_and_not_waited_for(tmp_path, monkeypatch):
+    """R10: as some network file systems; nobody holds what cannot be held."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    lock = HostLock(tmp_path / "lock")
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="No locks"):
+        lock.try_acquire()
+    lock.close()
 
 
 async def test_who_finds_the_lock_taken_waits_for_it_and_says_so_once(tmp_path, monkeypatch):
