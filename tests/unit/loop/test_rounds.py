@@ -457,6 +457,25 @@ def test_what_was_served_last_is_told_of_an_engine_that_cannot_be_looked_at():
     play(body)
 
 
+def test_no_question_is_answered_while_the_engine_cannot_be_looked_at():
+    """R9, R18: what it would be told of could be gone by then; the status says that there is no room."""
+
+    async def body() -> None:
+        engine, demand = Odd(), ResidentSet(Catalogue(POOL, lambda _key: None))
+        async with running(engine, wanting(1, "good-a"), demand=demand) as reports:
+            await asyncio.sleep(2.0)
+            assert demand.terms is not None
+            assert reports[-1].situation.lazy.room == demand.terms.room > 0
+            engine.failing = 1000
+            await asyncio.sleep(30.0)
+            assert (demand.terms, reports[-1].situation.observed, reports[-1].situation.lazy.room) == (None, None, 0)
+            engine.failing = 0
+            await asyncio.sleep(30.0)
+            assert demand.terms is not None
+
+    play(body)
+
+
 def test_news_that_change_nothing_do_not_press_the_engine():
     """R16 bounded: each listing costs it something, and what it said is young enough for the next plan."""
 

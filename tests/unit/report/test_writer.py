@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from registry.etcd3.errors import EtcdUnavailable
+from registry.etcd3.errors import EtcdUnavailable, LeaseExpired
 from registry.etcd3.ops import Delete, Put, Range, RangeResult, Txn, TxnResult
 from registry.model.status import LeftReplica, Presence, ReplicaStatus
 from registry.runtime.clock import Clock
@@ -38,11 +38,27 @@ class Client:
         self.answered = 0
         self.after: Callable[[Txn], object] | None = None
         self.is_away = False
+        self.leases: dict[int, int] = {}
+        self.expired: set[int] = set()
 
-    async def lease_grant(self, _ttl: int, *, timeout_seconds: float) -> int:
+    async def lease_grant(self, ttl_seconds: int, *, timeout_seconds: float = 5.0) -> int:
         if self.is_away:
             raise EtcdUnavailable("away", maybe_applied=False)
-        return 77
+        lease = 77 + len(self.leases)
+        self.leases[lease] = ttl_seconds
+        return lease
+
+    async def lease_keepalive(self, lease: int) -> int:
+        return self.leases[lease]
+
+    async def lease_revoke(self, lease: int, *, timeout_seconds: float) -> None:
+        self.expire(lease)
+
+    def expire(self, lease: int) -> None:
+        """Ends a lease, with the keys under it; who renews it has not heard of that."""
+        self.expired.add(lease)
+        for key in [key for key, kv in self.store.kvs.items() if kv.lease == lease]:
+            self.store.txn(Txn((), (Delete(key),)))
 
     async def range(self, read: Range) -> RangeResult:
         (found,) = self.store.txn(Txn((), (read,))).responses
@@ -51,7 +67,11 @@ class Client:
 
     async def txn(self, txn: Txn, *, timeout_seconds: float = 5.0) -> TxnResult:
         self.answered += 1
+        before = dict(self.store.kvs)
         result = self.store.txn(txn)
+        if result.succeeded and any(isinstance(op, Put) and op.lease in self.expired for op in txn.success):
+            self.store.kvs = before
+            raise LeaseExpired("it is gone")
         if self.after is not None and self.after(txn):
             self.after = None
         return result
@@ -361,7 +381,8 @@ async def test_who_ends_in_order_says_so_and_takes_no_presence_but_its_own():
         client.store.kvs = ours
         await one.say_left()
     told = LeftReplica.parse(client.store.kvs[LEFT].value)
-    assert (PRESENCE in client.store.kvs, client.store.kvs[LEFT].lease) == (False, 77)
+    assert PRESENCE not in client.store.kvs
+    assert client.leases[client.store.kvs[LEFT].lease] > 600, "also to an admin service that is away for minutes"
     assert (told.pool, told.replica, told.incarnation) == (POOL, "r", "a")
 
 
@@ -380,3 +401,40 @@ def test_room_that_is_known_before_there_is_a_status_harms_nothing():
             assert (presence(client).capacity, STATUS in client.store.kvs) == (5, True)
 
     play(body)
+
+
+def test_presence_and_status_go_with_a_lease_and_come_with_the_next():
+    """R9, R10: nothing of a sidecar that is dead stands for long, and one that only stood still is soon there again."""
+
+    async def body() -> None:
+        client = Client()
+        one = writer(client, "a")
+        one.offer(status)
+        task = asyncio.create_task(one.run())
+        await asyncio.sleep(2.0)
+        assert {client.store.kvs[key].lease for key in (PRESENCE, STATUS)} == {77}
+        client.expire(77)
+        assert client.store.kvs == {}
+        await asyncio.sleep(10.0)
+        assert {client.store.kvs[key].lease for key in (PRESENCE, STATUS)} == {78}
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert client.store.kvs == {}
+        assert all(4 <= ttl <= 30 for ttl in client.leases.values()), "a pause of seconds costs nothing"
+
+    play(body)
+
+
+@pytest.mark.parametrize("looked", [False, True])
+async def test_until_its_engine_was_looked_at_a_sidecar_says_what_the_process_before_it_said_of_its_room(looked):
+    """R3, R12: others share adapters out by it, and nothing is to move at a restart."""
+    client = Client()
+    before = presence_of("a").model_copy(update={"incarnation": "before", "capacity": 40})
+    client.store.txn(Txn((), (Put(PRESENCE, before.to_bytes(), 1),)))
+    one = writer(client, "a")
+    if looked:
+        one.hold(None)
+    one.offer(status)
+    async with publishing(one, 2):
+        await eventually(lambda: STATUS in client.store.kvs)
+    assert (presence(client).incarnation, presence(client).capacity) == ("a", None if looked else 40)
