@@ -346,7 +346,7 @@ def ready(reports: list[RoundReport]) -> tuple[bool, str]:
 
 
 def test_what_a_replica_waits_for_before_it_is_ready_is_told():
-    """R9 status-truth, R18: in the order in which it can be mended; an engine that is mended is found within seconds."""
+    """R9 status-truth, R18: in the order in which it can be mended; an engine that is mended is found in seconds."""
 
     async def body() -> None:
         engine, mailbox = Moody(), Mailbox()
@@ -366,7 +366,8 @@ def test_what_a_replica_waits_for_before_it_is_ready_is_told():
             engine.base = "base"
             await asyncio.sleep(4.0)
             assert ready(reports) == (True, "")
-            assert {one.situation.note for one in reports} == {situation.note, "the first plan is being carried out", ""}
+            notes = {one.situation.note for one in reports}
+            assert notes == {situation.note, "the first plan is being carried out", ""}
 
     play(body)
 

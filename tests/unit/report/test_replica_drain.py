@@ -182,7 +182,7 @@ async def test_an_order_in_a_store_that_was_replaced_may_stand_at_the_revision_o
 
 @pytest.mark.parametrize("lists", [1, 2])
 async def test_an_order_to_serve_that_is_found_after_a_lost_connection_is_followed(scene, monkeypatch, lists):
-    """R20: it was given since this process began to listen; one that stands at its start may be older than its drain."""
+    """R20: it was given since this process began to listen; one that stood before may be older than the drain."""
     first, later = Listed(28, NONE, 1, ListCause.FIRST), Listed(40, TO_SERVE, 2, ListCause.FIRST)
     monkeypatch.setattr("sidecar.report.replica_drain.Reflector", Told([first, later][-lists:], []))
     scene.drain.begin(DrainCause.REQUEST)

@@ -16,11 +16,15 @@ from typing import Any
 import httpx
 import pytest
 
+from registry.etcd3.client import Client
 from registry.runtime.http import CannotListen
 from sidecar import app as module
-from sidecar.app import StoreUnusable, make_engine, run
+from sidecar.app import Ports, StoreUnusable, make_engine, run
+from sidecar.artifacts.store import LocalStore
 from sidecar.engines.observed import EngineLimits
-from sidecar.ownership import HostLock
+from sidecar.engines.others.http_engine import HttpEngine
+from sidecar.engines.vllm.driver import VllmEngine
+from sidecar.ownership import HostLock, ReplicaTaken
 from sidecar.plan.readiness import ReadyRule
 from sidecar.plan.types import RoundReport
 from sidecar.resolver.server import SocketUnusable
@@ -82,6 +86,18 @@ async def started(monkeypatch, tmp_path, short) -> AsyncIterator[Started]:
         await asyncio.wait([one.task])
 
 
+def noted(monkeypatch: pytest.MonkeyPatch, part: type, name: str) -> list[bool]:
+    """Notes each call of it."""
+    calls, real = list[bool](), getattr(part, name)
+
+    def call(self: object) -> Any:
+        calls.append(True)
+        return real(self)
+
+    monkeypatch.setattr(part, name, call)
+    return calls
+
+
 async def ask(path: Path) -> dict[str, object]:
     reader, writer = await asyncio.open_unix_connection(path)
     writer.write(QUESTION)
@@ -90,15 +106,18 @@ async def ask(path: Path) -> dict[str, object]:
     return json.loads(answer)
 
 
-async def test_a_sidecar_without_etcd_and_engine_answers_and_ends_when_it_is_told(started, tmp_path, short):
+async def test_a_sidecar_without_etcd_and_engine_answers_and_ends_when_it_is_told(
+    started, tmp_path, short, monkeypatch
+):
     """R12, R13 static-stable, R20: its pages say how it is; the engine's questions are answered; it leaves nothing."""
+    closed = [noted(monkeypatch, *one) for one in ((LocalStore, "close"), (VllmEngine, "aclose"), (Client, "aclose"))]
     chosen = settings(tmp_path, resolver_socket=short / "s")
     started.task = asyncio.create_task(run(chosen, started.stop))
     await eventually((short / "s").exists)
     assert [await started.get(path) for path in ("/livez", "/readyz", "/metrics")] == [200, 503, 200]
     assert await ask(short / "s") == {"schema": 1, "path": None, "reason": "not_ready"}
-    parts = {"watcher", "status writer", "handoff watch", "drain orders", "engine watch", "engine pulse", "changes watch"}
-    parts |= {"reconciler", "resolver", "lease collector", "scrub"}
+    parts = {"watcher", "status writer", "handoff watch", "drain orders", "reconciler", "resolver"}
+    parts |= {"engine watch", "engine pulse", "changes watch", "lease collector", "scrub"}
     assert parts <= {task.get_name() for task in asyncio.all_tasks()}
     twin = started.lock()
     assert not twin.try_acquire()
@@ -106,6 +125,7 @@ async def test_a_sidecar_without_etcd_and_engine_answers_and_ends_when_it_is_tol
     async with asyncio.timeout(60):
         await started.task
     assert (await started.get("/livez"), (short / "s").exists(), twin.try_acquire()) == (0, False, True)
+    assert closed == [[True]] * 3
     twin.close()
 
 
@@ -122,7 +142,39 @@ async def test_who_finds_another_of_its_id_on_the_host_says_so_and_drives_nothin
     await eventually((short / "s").exists)
 
 
-async def test_what_a_sidecar_cannot_start_with_is_told_at_once(tmp_path, short):
+async def test_who_waits_for_another_of_its_id_ends_when_it_is_told(started, tmp_path):
+    """Kubernetes would kill it half a minute later."""
+    other = started.lock()
+    assert other.try_acquire()
+    started.task = asyncio.create_task(run(settings(tmp_path), started.stop))
+    await eventually(lambda: started.url)
+    await eventually(lambda: started.get("/livez"))
+    started.stop.set()
+    async with asyncio.timeout(60):
+        await started.task
+    other.close()
+
+
+async def test_what_ends_a_sidecar_otherwise_is_told_to_who_started_it(started, tmp_path, monkeypatch):
+    """R10: its exit code says so."""
+
+    def lose(*_: object) -> None:
+        raise ReplicaTaken("twice")
+
+    monkeypatch.setattr(module.Sidecar, "start", lose)
+    other = started.lock()
+    assert other.try_acquire()
+    started.task = asyncio.create_task(run(settings(tmp_path), started.stop))
+    await eventually(lambda: started.url)
+    await eventually(lambda: started.get("/livez"))
+    other.close()
+    with pytest.raises(ExceptionGroup) as raised:
+        async with asyncio.timeout(60):
+            await started.task
+    assert raised.group_contains(ReplicaTaken)
+
+
+async def test_what_a_sidecar_cannot_start_with_is_told_at_once(tmp_path, short, monkeypatch):
     """Before it says anything to anybody."""
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreUnusable):
@@ -134,33 +186,50 @@ async def test_what_a_sidecar_cannot_start_with_is_told_at_once(tmp_path, short)
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(CannotListen, match="--http"):
         await run(settings(tmp_path, http=f"127.0.0.1:{taken.getsockname()[1]}"), asyncio.Event())
 
+    def refuse(_path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
 
-async def test_what_is_set_reaches_the_parts(tmp_path, short):
-    """Each flag where it counts; without a socket the engine can ask nobody."""
-    chosen = settings(
-        tmp_path,
-        unload_grace=11.0,
-        lazy_idle=12.0,
-        give_up_share=13.0,
-        ready_when="served",
-        degraded_share=0.5,
-        labels={"zone": "a"},
-        advertise_url="http://10.0.0.3:8000",
-    )
-    store, lock, listener = module._open(chosen, tmp_path / "state")
+    monkeypatch.setattr(module, "HostLock", refuse)
+    with pytest.raises(StoreUnusable, match="Permission denied"):
+        await run(settings(tmp_path), asyncio.Event())
+
+
+@contextlib.asynccontextmanager
+async def ports_of(folder: Path, **changes: Any) -> AsyncIterator[Ports]:
+    chosen = settings(folder, **changes)
+    store, lock, listener = module._open(chosen, folder / "state")
     listener.close()
-    ports = module._ports(chosen, store, lock.owner, tmp_path / "state")
-    assert (ports.grace_seconds, ports.idle_seconds, ports.give_up_seconds) == (11.0, 12.0, 13.0)
-    assert (ports.ready_rule, ports.answer) == (ReadyRule("served", 0.5), None)
-    presence = ports.presence
-    assert (presence.pool, presence.replica, presence.owner) == ("p", "r1", lock.owner)
-    assert (presence.labels, presence.engine_url) == ({"zone": "a"}, "http://10.0.0.3:8000")
-    again = module._presence(chosen, lock.owner, ports.clock)
-    assert again.incarnation != presence.incarnation, "each process has one of its own"
+    ports = module._ports(chosen, store, lock.owner, folder / "state")
+    yield ports
     await ports.client.aclose()
     await ports.engine.aclose()
     store.close()
     lock.close()
+
+
+async def test_what_is_set_reaches_the_parts(tmp_path):
+    """Each flag where it counts; without a socket the engine can ask nobody."""
+    times = {"unload_grace": 11.0, "lazy_idle": 12.0, "give_up_share": 13.0}
+    rule = {"ready_when": "served", "degraded_share": 0.5}
+    said = {"labels": {"zone": "a"}, "advertise_url": "http://10.0.0.3:8000"}
+    async with ports_of(tmp_path, **times, **rule, **said) as ports:
+        assert (ports.grace_seconds, ports.idle_seconds, ports.give_up_seconds) == (11.0, 12.0, 13.0)
+        assert (ports.ready_rule, ports.answer) == (ReadyRule("served", 0.5), None)
+        presence = ports.presence
+    assert (presence.pool, presence.replica, bool(presence.owner)) == ("p", "r1", True)
+    assert (presence.labels, presence.engine_url) == ({"zone": "a"}, "http://10.0.0.3:8000")
+    async with ports_of(tmp_path) as ports:
+        assert (ports.presence.engine_url, ports.presence.owner) == ("", presence.owner)
+        assert ports.presence.incarnation != presence.incarnation, "each process has one of its own"
+
+
+async def test_the_base_model_of_an_engine_that_does_not_tell_it_is_what_is_set(tmp_path):
+    async with ports_of(tmp_path, engine_kind="dynamo", engine_base_model="base,other") as ports:
+        assert isinstance(ports.engine, HttpEngine)
+        assert ports.engine._contract.read([b'{"status":"success","loras":{}}'], {}, "").base_models == (
+            "base",
+            "other",
+        )
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "pegainfer", "dynamo", "axolotl"])
