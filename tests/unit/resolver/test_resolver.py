@@ -82,6 +82,12 @@ class Scene:
         engine = replace(observed(), paused=paused)
         review(self.demand, self.informer.state, engine, now=0.0, spec=pool(max_adapters=room + 1))
 
+    async def was_woken(self) -> bool:
+        """Whether the loop was to look again since this was asked last."""
+        was = self.mailbox._wake.is_set()
+        await self.mailbox.wait(0.0)
+        return was
+
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Scene]:
         task = asyncio.create_task(self.resolver.run())
@@ -169,8 +175,10 @@ async def test_what_takes_too_long_is_told_so_and_is_there_the_next_time():
     async with scene.open():
         assert await scene.resolver.ask("a") == Unresolved("staging")
         assert not scene.demand.is_asked("a")
+        await scene.was_woken()
         scene.store.gates["of-a"].set()
         await eventually(lambda: scene.store.staged)
+        await eventually(scene.was_woken)
         assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
         assert scene.store.asked == 1
 
@@ -240,8 +248,13 @@ async def test_what_breaks_the_rules_is_refused_with_the_reason_in_the_status():
     async with Scene().open() as scene:
         engine = observed(max_lora_rank=4)
         review(scene.demand, scene.informer.state, engine, now=0.0)
+        await scene.store.ensure(scene.demand.catalogue.whole(scene.informer.state, "a").ref)
+        await scene.was_woken()
         assert await scene.resolver.ask("a") == Unresolved("refused")
         assert scene.demand.trouble("a").reason == "rank_too_high"
+        assert await scene.was_woken()
+        assert await scene.resolver.ask("a") == Unresolved("refused")
+        assert not await scene.was_woken(), "that is known"
 
 
 async def test_above_the_room_questions_wait_for_a_place(monkeypatch):

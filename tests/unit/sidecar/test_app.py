@@ -18,8 +18,10 @@ import pytest
 
 from registry.etcd3.client import Client
 from registry.runtime.http import CannotListen
+from registry.sources.credentials_file import read_credentials
 from sidecar import app as module
 from sidecar.app import Ports, StoreUnusable, make_engine, run
+from sidecar.artifacts.proof import read_keys
 from sidecar.artifacts.store import LocalStore
 from sidecar.engines.observed import EngineLimits
 from sidecar.engines.others.http_engine import HttpEngine
@@ -221,6 +223,16 @@ async def test_what_is_set_reaches_the_parts(tmp_path):
     async with ports_of(tmp_path) as ports:
         assert (ports.presence.engine_url, ports.presence.owner) == ("", presence.owner)
         assert ports.presence.incarnation != presence.incarnation, "each process has one of its own"
+
+
+async def test_files_with_secrets_and_keys_are_followed_where_they_are_named(tmp_path, monkeypatch):
+    """X1: they change while the sidecar runs."""
+    followed = list[tuple[Path, object]]()
+    monkeypatch.setattr(LocalStore, "follow", lambda _, path, read, _use: followed.append((path, read)))
+    async with ports_of(tmp_path):
+        assert followed == []
+    async with ports_of(tmp_path, credentials=tmp_path / "c", signature_keys=tmp_path / "k"):
+        assert followed == [(tmp_path / "c", read_credentials), (tmp_path / "k", read_keys)]
 
 
 async def test_the_base_model_of_an_engine_that_does_not_tell_it_is_what_is_set(tmp_path):
