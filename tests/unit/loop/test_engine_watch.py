@@ -109,6 +109,35 @@ async def test_what_others_did_is_told_once_and_what_was_looked_at_is_not(monkey
     assert len(heard) == changes
 
 
+class Counted(Changing):
+    """Says what it is set to, and counts the questions."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.changed, self.asked = False, 0
+
+    async def has_changed(self) -> bool:
+        self.asked += 1
+        return self.changed
+
+
+def test_what_others_did_is_told_within_two_seconds_by_a_few_questions():
+    """R3 converge: it could take a quarter of a minute else."""
+
+    async def watched() -> None:
+        engine, heard = Counted(), list[None]()
+        watching = asyncio.create_task(watch_changes(engine, lambda: heard.append(None)))
+        await asyncio.sleep(20.0)
+        assert (heard, 10 <= engine.asked <= 80) == ([], True)
+        engine.changed = True
+        await asyncio.sleep(2.0)
+        assert heard
+        watching.cancel()
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(watched())
+
+
 SILENT_SECONDS = 5.0  # a probe's deadline
 
 
