@@ -259,6 +259,24 @@ async def test_each_kind_of_engine_has_its_driver(tmp_path, kind):
     await engine.aclose()
 
 
+async def test_at_a_signal_it_hands_over_before_it_ends():
+    """R20 drain: not before, and for as long as it may take."""
+    heard, stop = list[float](), asyncio.Event()
+
+    async def hand_over(seconds: float) -> None:
+        heard.append(seconds)
+
+    drain: Any = type("Drain", (), {"wait_at_end": lambda _, seconds: hand_over(seconds)})()
+    ending = asyncio.create_task(module._end(stop, drain, 7.0))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert (heard, ending.done()) == ([], False)
+    stop.set()
+    with pytest.raises(module._Ended):
+        await ending
+    assert heard == [7.0]
+
+
 class Told:
     """In place of each part that is told of rounds; notes which was, in order."""
 
