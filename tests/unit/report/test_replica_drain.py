@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from sidecar.report.events import EventRing
 from sidecar.report.http import make_app
 from sidecar.report.replica_drain import DrainCause, ReplicaDrain
 from sidecar.report.status import ReplicaIdentity
+from tests.simulation.loop import VirtualLoop
 from tests.support.records import KEYS, POOL, kv
 from tests.support.waiting import eventually
 from tests.support.worlds import desired, fleet, observed, placed_at
@@ -97,7 +99,7 @@ def scene(monkeypatch) -> Scene:
 class Told:
     """In place of the reflector and of the client: what is heard, and the order that stands by then."""
 
-    def __init__(self, heard: Sequence[Reflection], standing: Sequence[RangeResult | EtcdError]) -> None:
+    def __init__(self, heard: Sequence[Reflection], standing: Sequence[RangeResult | Exception]) -> None:
         self.heard = heard
         self.standing = list(standing)
 
@@ -110,7 +112,7 @@ class Told:
 
     async def range(self, _read: object) -> RangeResult:
         found = self.standing.pop(0)
-        if isinstance(found, EtcdError):
+        if isinstance(found, Exception):
             raise found
         return found
 
@@ -180,6 +182,35 @@ async def test_an_order_in_a_store_that_was_replaced_may_stand_at_the_revision_o
     assert not scene.drain.why
 
 
+CHANGED = Changed(30, (Event(b"k", 30, None),))
+NOTHING = RangeResult(40, NONE, more=False, count=0)
+
+
+async def test_a_fault_of_our_own_is_no_fault_of_etcd(scene, monkeypatch):
+    """R12: the supervisor tells it."""
+    told = Told([CHANGED], [ValueError("ours"), NOTHING])
+    monkeypatch.setattr("sidecar.report.replica_drain.Reflector", told)
+    scene.drain._client = told
+    with pytest.raises(ValueError, match="ours"):
+        await scene.drain.run()
+
+
+def test_an_etcd_that_is_away_is_not_pressed_for_the_order_that_stands(monkeypatch):
+    """R16 bounded: it is asked a few times a second, until it answers."""
+    told = Told([CHANGED], [*[EtcdUnavailable("away", maybe_applied=False)] * 50, NOTHING])
+    monkeypatch.setattr("sidecar.report.replica_drain.Reflector", told)
+
+    async def body() -> float:
+        drain = Scene().drain
+        drain._client = told  # type: ignore[assignment]
+        await drain.run()
+        return asyncio.get_running_loop().time()
+
+    with closing(VirtualLoop()) as loop:
+        started = loop.time()
+        assert 5.0 < loop.run_until_complete(body()) - started < 100.0
+
+
 @pytest.mark.parametrize("lists", [1, 2])
 async def test_an_order_to_serve_that_is_found_after_a_lost_connection_is_followed(scene, monkeypatch, lists):
     """R20: it was given since this process began to listen; one that stood before may be older than the drain."""
@@ -215,6 +246,18 @@ async def test_it_is_needed_until_others_serve_what_it_serves(scene):
     assert await needed(scene) is Need.NOTHING
     scene.around = []
     assert await needed(scene) is Need.NOBODY, "lazy adapters need somebody too"
+
+
+async def test_what_it_is_needed_for_is_told_while_it_drains_and_not_before(scene):
+    """R20 drain: `GET /activity` says so, for `loraplane drain --wait`."""
+    scene.plan(OUT)
+    assert await scene.drain.need() is None
+    scene.drain.begin(DrainCause.OPERATOR)
+    assert await scene.drain.need() is Need.TAKEOVER
+    scene.verdict = Taken()
+    assert await scene.drain.need() is Need.NOTHING
+    scene.drain.end()
+    assert await scene.drain.need() is None
 
 
 async def test_it_is_needed_until_it_knows_that_what_is_placed_was_taken_over(scene):

@@ -333,8 +333,12 @@ def test_who_loses_the_replica_id_twice_ends():
         await asyncio.sleep(2.0)
         assert (holder(client), STATUS in client.store.kvs) == ("a", True)
         assert [bool(refusal) for refusal in changes] == [True, False]
+        one.leave(leaving=True)
+        await asyncio.sleep(2.0)
+        assert one.is_leave_known
         twin()
         await asyncio.sleep(10.0)
+        assert not one.is_leave_known, "what stands there is not of this replica"
         assert isinstance(task.exception(), ReplicaTaken)
         assert holder(client) == "twin"
 
