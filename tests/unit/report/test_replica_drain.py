@@ -270,8 +270,12 @@ async def test_it_is_needed_until_it_knows_that_what_is_placed_was_taken_over(sc
     assert await needed(scene) is Need.TAKEOVER
     scene.verdict = Stuck("it cannot")
     assert await needed(scene) is Need.NOBODY
+    waiting = asyncio.create_task(scene.drain.wait(60))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waiting.done()
     scene.verdict = Taken(routers_know=False)
-    assert await needed(scene) is Need.NOTHING
+    assert await waiting is Need.NOTHING
 
 
 async def test_after_a_signal_it_stays_only_for_what_others_are_about_to_take(scene):

@@ -67,6 +67,8 @@ class Client:
 
     async def txn(self, txn: Txn, *, timeout_seconds: float = 5.0) -> TxnResult:
         self.answered += 1
+        if self.is_away:
+            raise EtcdUnavailable("away", maybe_applied=False)
         before = dict(self.store.kvs)
         result = self.store.txn(txn)
         if result.succeeded and any(isinstance(op, Put) and op.lease in self.expired for op in txn.success):
@@ -309,6 +311,44 @@ def test_a_fault_of_our_own_is_told_by_the_supervisor_and_not_taken_for_one_of_e
             one.offer(derive)
             await asyncio.sleep(2.0)
         assert isinstance(task.exception(), ValueError)
+
+    play(body)
+
+
+def test_an_etcd_that_is_away_is_tried_again_about_once_a_second():
+    """R12, R16 bounded: under the same lease, be it for the presence or for a status."""
+
+    async def body() -> None:
+        client = Client()
+        client.is_away = True
+        one = writer(client, "a")
+        one.offer(status)
+        async with publishing(one, 1):
+            await asyncio.sleep(10.0)
+            assert 3 <= client.answered <= 30
+            client.is_away = False
+            await asyncio.sleep(3.0)
+            assert {client.store.kvs[key].lease for key in (PRESENCE, STATUS)} == {1}
+            client.is_away = True
+            one.offer(lambda: status(2))
+            await asyncio.sleep(10.0)
+            client.is_away = False
+            await asyncio.sleep(3.0)
+            assert ReplicaStatus.parse(client.store.kvs[STATUS].value).observed_revision == 2
+
+    play(body)
+
+
+def test_a_presence_that_goes_between_the_look_and_the_claim_is_made_anew():
+    """R10: of a process before us, whose lease ended just then; there need not be a status yet."""
+
+    async def body() -> None:
+        client = Client()
+        client.store.txn(Txn((), (Put(PRESENCE, presence_of("a").to_bytes(), 1),)))
+        client.after = lambda _: client.store.txn(Txn((), (Delete(PRESENCE),)))
+        async with publishing(writer(client, "a"), 2):
+            await asyncio.sleep(3.0)
+            assert (client.after, client.store.kvs[PRESENCE].lease) == (None, 2)
 
     play(body)
 
