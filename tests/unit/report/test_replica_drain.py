@@ -260,6 +260,18 @@ async def test_what_it_is_needed_for_is_told_while_it_drains_and_not_before(scen
     assert await scene.drain.need() is None
 
 
+async def test_a_fault_of_our_own_is_no_end_of_the_time(scene, monkeypatch):
+    """R12: whoever waits is not told that the replica is still needed."""
+
+    async def fail() -> list[OtherReplica]:
+        raise ValueError("ours")
+
+    scene.plan(PLAN)
+    monkeypatch.setattr(scene, "others", fail)
+    with pytest.raises(ValueError, match="ours"):
+        await scene.drain.wait(60)
+
+
 async def test_it_is_needed_until_it_knows_that_what_is_placed_was_taken_over(scene):
     """R20: what it does not know of live replicas proves nothing."""
     scene.plan(replace(PLAN, chosen=replace(COMMON, undecided=(STATE.adapters["one"].rank,))))

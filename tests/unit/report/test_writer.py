@@ -339,6 +339,37 @@ def test_an_etcd_that_is_away_is_tried_again_about_once_a_second():
     play(body)
 
 
+def test_a_presence_that_nobody_can_read_is_nobodys():
+    """R10, R12: no sidecar of any release wrote it, so that the id is not lost to one."""
+
+    async def body() -> None:
+        client = Client()
+        client.store.txn(Txn((), (Put(PRESENCE, b"?", 9),)))
+        one = writer(client, "a")
+        async with publishing(one, 1):
+            await asyncio.sleep(3.0)
+            assert (holder(client), one.refusal) == ("a", "")
+
+    play(body)
+
+
+def test_who_lost_the_replica_id_takes_it_once_the_other_has_gone():
+    """R10: there need not be a status yet."""
+
+    async def body() -> None:
+        client = Client()
+        client.store.txn(Txn((), (Put(PRESENCE, presence_of("twin").to_bytes(), 9),)))
+        one = writer(client, "a")
+        async with publishing(one, 1):
+            await asyncio.sleep(3.0)
+            assert "held by another" in one.refusal
+            client.expire(9)
+            await asyncio.sleep(3.0)
+            assert (holder(client), one.refusal) == ("a", "")
+
+    play(body)
+
+
 def test_a_presence_that_goes_between_the_look_and_the_claim_is_made_anew():
     """R10: of a process before us, whose lease ended just then; there need not be a status yet."""
 
