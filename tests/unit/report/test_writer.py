@@ -148,19 +148,22 @@ async def test_a_key_that_another_made_at_the_same_revision_of_a_store_that_was_
     assert (holder(client), "held by another" in ours.refusal) == ("b", True)
 
 
-async def test_what_a_store_that_was_set_back_says_of_the_replica_is_said_anew(monkeypatch):
+def test_what_a_store_that_was_set_back_says_of_the_replica_is_said_anew():
     """R9, R20: an old presence under the same lease would have a draining replica asked for; simulated seed 700854."""
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.3)
-    client = Client()
-    one = writer(client, "a")
-    one.offer(status)
-    async with publishing(one, 1):
-        await eventually(lambda: STATUS in client.store.kvs)
-        before = dict(client.store.kvs)
-        one.leave(leaving=True)
-        await eventually(lambda: presence(client).leaving)
-        client.store.kvs = before
-        await eventually(lambda: presence(client).leaving)
+
+    async def body() -> None:
+        client = Client()
+        one = writer(client, "a")
+        one.offer(status)
+        async with publishing(one, 1):
+            await eventually(lambda: STATUS in client.store.kvs)
+            before = dict(client.store.kvs)
+            one.leave(leaving=True)
+            await eventually(lambda: presence(client).leaving)
+            client.store.kvs = before
+            await eventually(lambda: presence(client).leaving)
+
+    play(body)
 
 
 class StandingClock:
