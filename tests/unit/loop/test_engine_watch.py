@@ -109,6 +109,35 @@ async def test_what_others_did_is_told_once_and_what_was_looked_at_is_not(monkey
     assert len(heard) == changes
 
 
+class Counted(Changing):
+    """Says what it is set to, and counts the questions."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.changed, self.asked = False, 0
+
+    async def has_changed(self) -> bool:
+        self.asked += 1
+        return self.changed
+
+
+def test_what_others_did_is_told_within_two_seconds_by_a_few_questions():
+    """R3 converge: it could take a quarter of a minute else."""
+
+    async def watched() -> None:
+        engine, heard = Counted(), list[None]()
+        watching = asyncio.create_task(watch_changes(engine, lambda: heard.append(None)))
+        await asyncio.sleep(20.0)
+        assert (heard, 10 <= engine.asked <= 80) == ([], True)
+        engine.changed = True
+        await asyncio.sleep(2.0)
+        assert heard
+        watching.cancel()
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(watched())
+
+
 SILENT_SECONDS = 5.0  # a probe's deadline
 
 
@@ -120,8 +149,10 @@ class Played:
 
     def __init__(self) -> None:
         self.identity, self.is_frozen, self.generates = "1", False, True
+        self.probes = self.pulses = 0
 
     async def incarnation(self) -> str:
+        self.probes += 1
         if self.is_frozen:
             await asyncio.sleep(SILENT_SECONDS)
         if self.is_frozen or not self.identity:
@@ -129,6 +160,7 @@ class Played:
         return self.identity
 
     async def pulse(self) -> bool | None:
+        self.pulses += 1
         return self.generates
 
 
@@ -199,5 +231,20 @@ def test_an_engine_that_generates_nothing_is_told_of_until_it_does_or_another_pr
         engine.identity, engine.generates = "2", None
         await asyncio.sleep(1.5)
         assert probes.problem == ""
+
+    probed(body)
+
+
+def test_an_engine_that_is_away_is_asked_oftener_and_none_is_pressed():
+    """R17 heals, R18: its adapters are back soon after it is. One that serves has better things to do."""
+
+    async def body(engine: Played, _probes: EngineProbes) -> None:
+        probes, pulses = engine.probes, engine.pulses
+        await asyncio.sleep(20.0)
+        assert 10 <= engine.probes - probes <= 25
+        assert 2 <= engine.pulses - pulses <= 10
+        engine.identity, probes = "", engine.probes
+        await asyncio.sleep(20.0)
+        assert 40 <= engine.probes - probes <= 200
 
     probed(body)

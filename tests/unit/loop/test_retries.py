@@ -203,6 +203,16 @@ def test_a_lost_answer_is_settled_by_the_listing_once_its_call_has_ended(turns, 
         assert bool(tracker.failures) == (now >= ended_at)
 
 
+@pytest.mark.parametrize("outcome", [Done(), Unknown("lost")])
+def test_what_a_process_was_told_that_is_gone_is_no_failure_of_the_next(outcome):
+    """R8, R17: it never heard of it, and is told at once."""
+    tracker = RetryTracker(Time(Held()))
+    tracker.take_up([attempt("a", outcome)], "e1")
+    other = Observed(EngineFacts("vllm", "1", "u", "e2"), ("base",), {})
+    tracker.settle(other, turns=False)
+    assert (tracker.failures, tracker.loads(), tracker.unsettled) == ({}, set(), set())
+
+
 def test_the_first_that_comes_has_others_from_the_same_place_fetched_at_once():
     """R8, R17: a source that is back need not wait for each pause to end; what can never be had is left alone."""
     held = Held()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,8 @@ from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.observed import Done, Observed, Outcome, Refused, Unknown
 from sidecar.loop.executor import SLOW_SECONDS
 from sidecar.loop.observer import EngineProbes
-from sidecar.resolver.demand import ResidentSet
+from sidecar.plan.types import RoundReport
+from sidecar.resolver.demand import EXPECT_SECONDS, Answered, ResidentSet
 from sidecar.resolver.policy import Catalogue
 from tests.simulation.artifacts import ROOT, SimStore, path_of
 from tests.simulation.loop import VirtualLoop
@@ -306,5 +307,207 @@ def test_a_name_that_is_asked_about_amid_a_plan_is_left_alone():
                 assert len(engine.called) == 1
             await asyncio.sleep(20.0)
             assert sorted(engine.called) == ["load good-a", "load good-b"]
+
+    play(body)
+
+
+class Moody(Odd):
+    """Has the base model, sleeps, and generates as it is set to."""
+
+    base, generates = "base", True
+
+    async def observe(self) -> Observed:
+        return replace(await super().observe(), base_models=(self.base,), paused=self.paused)
+
+    async def turns(self) -> bool:
+        return self.generates
+
+
+class SetProbes(EngineProbes):
+    """Found what it is set to."""
+
+    problem = ""
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[Moody, SetProbes, Mailbox, list[RoundReport]]]:
+    """A replica that serves one adapter and is ready."""
+    engine, mailbox = Moody(), wanting(1, "good-a")
+    probes = SetProbes(engine, Clock())
+    async with running(engine, mailbox, probes=probes) as reports:
+        await asyncio.sleep(2.0)
+        assert ready(reports) == (True, "")
+        yield engine, probes, mailbox, reports
+
+
+def ready(reports: list[RoundReport]) -> tuple[bool, str]:
+    """Whether the replica is, and why not, as it is told now."""
+    return reports[-1].situation.ready, reports[-1].situation.note
+
+
+def test_what_a_replica_waits_for_before_it_is_ready_is_told():
+    """R9 status-truth, R18: in the order in which it can be mended; an engine that is mended is found in seconds."""
+
+    async def body() -> None:
+        engine, mailbox = Moody(), Mailbox()
+        async with running(engine, mailbox) as reports:
+            await asyncio.sleep(1.0)
+            assert "etcd was not reached and there is no snapshot" in reports[-1].situation.note
+            mailbox.post(replace(mailbox.snapshot, desired=desired(1)))
+            await asyncio.sleep(1.0)
+            assert "there is no such pool" in reports[-1].situation.note
+            assert not any(one.situation.ready for one in reports)
+        engine.base = "another"
+        async with running(engine, wanting(1, "good-a")) as reports:
+            await asyncio.sleep(1.0)
+            situation = reports[-1].situation
+            assert situation.plan is not None
+            assert (situation.ready, situation.note) == (False, situation.plan.blocked)
+            engine.base = "base"
+            await asyncio.sleep(4.0)
+            assert ready(reports) == (True, "")
+            notes = {one.situation.note for one in reports}
+            assert notes == {situation.note, "the first plan is being carried out", ""}
+
+    play(body)
+
+
+def test_an_engine_that_sleeps_is_told_and_seen_to_wake():
+    """R18 readiness-follows: where nobody tells that it woke, either."""
+
+    async def body() -> None:
+        async with serving() as (engine, _, _, reports):
+            engine.paused = "it sleeps"
+            engine.on_probed()
+            await asyncio.sleep(1.0)
+            assert ready(reports) == (False, "it sleeps")
+            engine.paused = ""
+            await asyncio.sleep(4.0)
+            assert ready(reports) == (True, "")
+
+    play(body)
+
+
+def test_what_the_probes_found_is_told_by_the_rounds_too():
+    """R18 readiness-follows: the engine lists as ever, and something else is news meanwhile."""
+
+    async def body() -> None:
+        async with serving() as (engine, probes, mailbox, reports):
+            probes.problem = "it generates nothing"
+            engine.on_probed()
+            for _ in range(3):
+                told = len(reports)
+                mailbox.wake()
+                await asyncio.sleep(0.5)
+                assert len(reports) > told
+                assert ready(reports) == (False, "it generates nothing")
+            probes.problem = ""
+            mailbox.wake()
+            await asyncio.sleep(0.5)
+            assert ready(reports) == (True, "")
+
+    play(body)
+
+
+def test_an_engine_that_answers_and_ends_no_load_is_told():
+    """R18 readiness-follows: what it lists looks as if all were well; once it generates again, so it is."""
+
+    async def body() -> None:
+        async with serving() as (engine, _, mailbox, reports):
+            engine.outcome, engine.takes, engine.generates = Unknown("no answer"), False, False
+            mailbox.post(replace(mailbox.snapshot, desired=desired(2, "good-a", "good-b", load="eager")))
+            await asyncio.sleep(3.0)
+            assert not reports[-1].situation.ready
+            assert "generates nothing" in reports[-1].situation.note
+            engine.outcome, engine.takes, engine.generates = Done(), True, True
+            await asyncio.sleep(10.0)
+            assert (ready(reports), sorted(engine.adapters)) == ((True, ""), ["good-a", "good-b"])
+
+    play(body)
+
+
+def test_an_engine_that_refuses_what_it_is_to_serve_is_told():
+    """R18 readiness-follows: with what it said."""
+
+    async def body() -> None:
+        engine = Odd(Refused("no memory"), takes=False)
+        async with running(engine, wanting(1, "good-a")) as reports:
+            await asyncio.sleep(120.0)
+            situation = reports[-1].situation
+            assert (situation.ready, situation.note) == (False, situation.degraded)
+            assert "1 of 1 adapters, and said: no memory" in situation.note
+
+    play(body)
+
+
+def test_what_was_served_last_is_told_of_an_engine_that_cannot_be_looked_at():
+    """R9 status-truth: with the time of the look that found it."""
+
+    async def body() -> None:
+        async with serving() as (engine, _, _, reports):
+            assert [one.name for one in reports[-1].situation.last_seen.served] == ["good-a"]
+            at = reports[-1].situation.last_seen.at
+            engine.failing = 1000
+            engine.on_probed()
+            await asyncio.sleep(10.0)
+            assert ready(reports) == (False, "HTTP 500")
+            assert reports[-1].situation.observed is None
+            seen = reports[-1].situation.last_seen
+            assert ([one.name for one in seen.served], seen.at, bool(at)) == (["good-a"], at, True)
+
+    play(body)
+
+
+def test_no_question_is_answered_while_the_engine_cannot_be_looked_at():
+    """R9, R18: what it would be told of could be gone by then; the status says that there is no room."""
+
+    async def body() -> None:
+        engine, demand = Odd(), ResidentSet(Catalogue(POOL, lambda _key: None))
+        async with running(engine, wanting(1, "good-a"), demand=demand) as reports:
+            await asyncio.sleep(2.0)
+            assert demand.terms is not None
+            assert reports[-1].situation.lazy.room == demand.terms.room > 0
+            engine.failing = 1000
+            await asyncio.sleep(30.0)
+            assert (demand.terms, reports[-1].situation.observed) == (None, None)
+            assert {one.situation.lazy.room for one in reports if one.situation.observed is None} == {0}
+            engine.failing = 0
+            await asyncio.sleep(30.0)
+            assert demand.terms is not None
+
+    play(body)
+
+
+def test_news_that_change_nothing_do_not_press_the_engine():
+    """R16 bounded: each listing costs it something, and what it said is young enough for the next plan."""
+
+    async def body() -> None:
+        async with serving() as (engine, _, mailbox, reports):
+            looks, told = engine.looks, len(reports)
+            for _ in range(8):
+                await asyncio.sleep(0.7)
+                mailbox.wake()
+            assert len(reports) >= told + 7
+            assert engine.looks == looks
+
+    play(body)
+
+
+def test_an_engine_that_was_told_of_an_adapter_is_looked_at_until_it_lists_it():
+    """R9 status-truth, R19: nobody tells that it has loaded it; what it never lists is not looked for without end."""
+
+    async def body() -> None:
+        engine, mailbox, demand = Odd(), wanting(1, "good-a"), ResidentSet(Catalogue(POOL, lambda _key: None))
+        async with running(engine, mailbox, demand=demand):
+            await asyncio.sleep(2.0)
+            looks = engine.looks
+            demand.tell("lazy", Answered("lazy", path_of("r1", "lazy"), asyncio.get_running_loop().time()))
+            mailbox.wake()
+            await asyncio.sleep(4.0)
+            assert 5 <= engine.looks - looks <= 20
+            await asyncio.sleep(EXPECT_SECONDS)
+            looks = engine.looks
+            await asyncio.sleep(10.0)
+            assert engine.looks <= looks + 1
 
     play(body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from sidecar.report.events import EventRing
 from sidecar.report.http import make_app
 from sidecar.report.replica_drain import DrainCause, ReplicaDrain
 from sidecar.report.status import ReplicaIdentity
+from tests.simulation.loop import VirtualLoop
 from tests.support.records import KEYS, POOL, kv
 from tests.support.waiting import eventually
 from tests.support.worlds import desired, fleet, observed, placed_at
@@ -80,9 +82,9 @@ class Scene:
         self.drain._obey([KeyValue(b"", value, 1, revision, 1)], is_news=is_news)
 
     async def get(self, path: str, host: str = "127.0.0.1") -> tuple[int, dict[str, Any]]:
-        transport = httpx.ASGITransport(
-            make_app(self.cache, [], self.drain, EventRing(Clock(), bool), None), client=(host, 1)
-        )
+        """From nobody knows where if `host` is empty."""
+        app, client = make_app(self.cache, [], self.drain, EventRing(Clock(), bool), None), (host, 1) if host else None
+        transport = httpx.ASGITransport(app, client=client)  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=transport, base_url="http://sidecar") as client:
             reply = await client.get(path)
         return reply.status_code, reply.json()
@@ -97,7 +99,7 @@ def scene(monkeypatch) -> Scene:
 class Told:
     """In place of the reflector and of the client: what is heard, and the order that stands by then."""
 
-    def __init__(self, heard: Sequence[Reflection], standing: Sequence[RangeResult | EtcdError]) -> None:
+    def __init__(self, heard: Sequence[Reflection], standing: Sequence[RangeResult | Exception]) -> None:
         self.heard = heard
         self.standing = list(standing)
 
@@ -110,7 +112,7 @@ class Told:
 
     async def range(self, _read: object) -> RangeResult:
         found = self.standing.pop(0)
-        if isinstance(found, EtcdError):
+        if isinstance(found, Exception):
             raise found
         return found
 
@@ -180,6 +182,45 @@ async def test_an_order_in_a_store_that_was_replaced_may_stand_at_the_revision_o
     assert not scene.drain.why
 
 
+CHANGED = Changed(30, (Event(b"k", 30, None),))
+NOTHING = RangeResult(40, NONE, more=False, count=0)
+
+
+async def test_a_fault_of_our_own_is_no_fault_of_etcd(scene, monkeypatch):
+    """R12: the supervisor tells it."""
+    told = Told([CHANGED], [ValueError("ours"), NOTHING])
+    monkeypatch.setattr("sidecar.report.replica_drain.Reflector", told)
+    scene.drain._client = told
+    with pytest.raises(ValueError, match="ours"):
+        await scene.drain.run()
+
+
+def test_an_etcd_that_is_away_is_not_pressed_for_the_order_that_stands(monkeypatch):
+    """R16 bounded: it is asked a few times a second, until it answers."""
+    told = Told([CHANGED], [*[EtcdUnavailable("away", maybe_applied=False)] * 50, NOTHING])
+    monkeypatch.setattr("sidecar.report.replica_drain.Reflector", told)
+
+    async def body() -> float:
+        drain = Scene().drain
+        drain._client = told  # type: ignore[assignment]
+        await drain.run()
+        return asyncio.get_running_loop().time()
+
+    with closing(VirtualLoop()) as loop:
+        started = loop.time()
+        assert 5.0 < loop.run_until_complete(body()) - started < 100.0
+
+
+@pytest.mark.parametrize("lists", [1, 2])
+async def test_an_order_to_serve_that_is_found_after_a_lost_connection_is_followed(scene, monkeypatch, lists):
+    """R20: it was given since this process began to listen; one that stood before may be older than the drain."""
+    first, later = Listed(28, NONE, 1, ListCause.FIRST), Listed(40, TO_SERVE, 2, ListCause.FIRST)
+    monkeypatch.setattr("sidecar.report.replica_drain.Reflector", Told([first, later][-lists:], []))
+    scene.drain.begin(DrainCause.REQUEST)
+    await scene.drain.run()
+    assert bool(scene.drain.why) == (lists == 1)
+
+
 async def needed(scene: Scene) -> Need:
     return await scene.drain.wait(0.05)
 
@@ -207,6 +248,30 @@ async def test_it_is_needed_until_others_serve_what_it_serves(scene):
     assert await needed(scene) is Need.NOBODY, "lazy adapters need somebody too"
 
 
+async def test_what_it_is_needed_for_is_told_while_it_drains_and_not_before(scene):
+    """R20 drain: `GET /activity` says so, for `loraplane drain --wait`."""
+    scene.plan(OUT)
+    assert await scene.drain.need() is None
+    scene.drain.begin(DrainCause.OPERATOR)
+    assert await scene.drain.need() is Need.TAKEOVER
+    scene.verdict = Taken()
+    assert await scene.drain.need() is Need.NOTHING
+    scene.drain.end()
+    assert await scene.drain.need() is None
+
+
+async def test_a_fault_of_our_own_is_no_end_of_the_time(scene, monkeypatch):
+    """R12: whoever waits is not told that the replica is still needed."""
+
+    async def fail() -> list[OtherReplica]:
+        raise ValueError("ours")
+
+    scene.plan(PLAN)
+    monkeypatch.setattr(scene, "others", fail)
+    with pytest.raises(ValueError, match="ours"):
+        await scene.drain.wait(60)
+
+
 async def test_it_is_needed_until_it_knows_that_what_is_placed_was_taken_over(scene):
     """R20: what it does not know of live replicas proves nothing."""
     scene.plan(replace(PLAN, chosen=replace(COMMON, undecided=(STATE.adapters["one"].rank,))))
@@ -217,8 +282,12 @@ async def test_it_is_needed_until_it_knows_that_what_is_placed_was_taken_over(sc
     assert await needed(scene) is Need.TAKEOVER
     scene.verdict = Stuck("it cannot")
     assert await needed(scene) is Need.NOBODY
+    waiting = asyncio.create_task(scene.drain.wait(60))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waiting.done()
     scene.verdict = Taken(routers_know=False)
-    assert await needed(scene) is Need.NOTHING
+    assert await waiting is Need.NOTHING
 
 
 async def test_after_a_signal_it_stays_only_for_what_others_are_about_to_take(scene):
@@ -262,7 +331,7 @@ async def test_after_a_signal_it_waits_neither_for_ever_nor_for_what_cannot_come
     await eventually(ending.done)
 
 
-@pytest.mark.parametrize("host", ["10.0.0.1", "::2", "testclient"])
+@pytest.mark.parametrize("host", ["10.0.0.1", "::2", "testclient", ""])
 async def test_only_the_own_host_may_drain_it(scene, host):
     """R20, X2: who reaches the port of /metrics must not take a fleet out of use."""
     scene.plan(PLAN)
@@ -281,7 +350,7 @@ async def test_a_time_that_is_none_is_refused_and_drains_nothing(scene, wait):
 async def test_the_page_says_whether_it_is_still_needed(scene):
     scene.plan(PLAN)
     assert (await scene.get("/readyz"))[0] == 200
-    assert await scene.get("/drain?wait=5", "::1") == (
+    assert await scene.get("/drain?wait=3600", "::1") == (
         200,
         {"draining": True, "done": True, "needed": Need.NOTHING.value},
     )

@@ -10,6 +10,7 @@ from registry.lora.coverage.findings import EngineEvidence
 from registry.model.status import MAX_FOUND, MAX_LEAVING, MAX_SERVES, ReplicaStatus, ReportedEvidence, ReportedStore
 from registry.model.stored import MAX_STATUS_BYTES
 from registry.runtime.clock import Clock, Moment
+from sidecar.plan.conditions import MAX_OVER_CAPACITY_LISTED
 from sidecar.plan.types import (
     FailedAdapter,
     KeptAdapter,
@@ -120,6 +121,22 @@ def test_statuses_that_differ_in_time_alone_say_the_same():
     assert early != late
     assert says_the_same(early, late)
     assert not says_the_same(early, derive_status(REPLICA, situation(plan(), stale=True), MOMENT))
+
+
+def test_one_more_try_of_what_was_refused_before_is_no_news():
+    """R16 bounded: it is told with the next write; while nobody knows yet whether it lasts, each try is told."""
+
+    def failing(attempts: int, *, final_at: float) -> ReplicaStatus:
+        retry_at, terms = MOMENT.monotonic + attempts, {"is_settled": False, "final_at": final_at}
+        one = FailedAdapter("a", 1, "engine_refused", "m", attempts, retry_at, "q", **terms)
+        return derive_status(REPLICA, situation(plan(failed=(one,))), MOMENT)
+
+    settled = failing(5, final_at=MOMENT.monotonic)
+    assert says_the_same(settled, failing(6, final_at=MOMENT.monotonic))
+    passing = failing(1, final_at=MOMENT.monotonic + 60.0)
+    assert not says_the_same(passing, failing(2, final_at=MOMENT.monotonic + 60.0))
+    assert not says_the_same(passing, failing(1, final_at=MOMENT.monotonic)), "it has become final"
+    assert not says_the_same(settled, derive_status(REPLICA, situation(plan()), MOMENT))
 
 
 def test_what_was_found_without_a_digest_is_reported():
@@ -245,9 +262,11 @@ def test_what_is_served_is_told_as_long_as_there_is_room():
 def test_the_reason_of_what_is_left_out_is_told_if_there_is_one():
     """R9: who waits for one of these names is told that there is no room, and not that nobody knows."""
 
-    def reason(over: int, undecided: int = 0, failures: int = 0, pending: str = "over_capacity") -> str:
+    def reason(
+        over: int, undecided: int = 0, failures: int = 0, pending: str = "over_capacity", long: int = 2000
+    ) -> str:
         ranks = tuple((0, f"n{i}") for i in range(over))
-        names = tuple(PendingAdapter(f"n{i}", 1, pending, "r" * 2000) for i in range(150))
+        names = tuple(PendingAdapter(f"n{i}", 1, pending, "r" * long) for i in range(150))
         failed = tuple(
             FailedAdapter(f"f{i}", 1, "r", "m" * 500, 1, None, "r", is_settled=True) for i in range(failures)
         )
@@ -257,6 +276,9 @@ def test_the_reason_of_what_is_left_out_is_told_if_there_is_one():
 
     assert reason(300) == "over_capacity"
     assert reason(100) == "over_capacity", "some of these do not fit"
+    assert reason(MAX_OVER_CAPACITY_LISTED, long=1) == "", "all of them are listed"
+    assert reason(MAX_OVER_CAPACITY_LISTED + 1, long=1) == "over_capacity"
+    assert reason(300, undecided=MAX_OVER_CAPACITY_LISTED, long=1) == "over_capacity", "these are all listed, too"
     assert reason(300, undecided=300) == ""
     assert reason(300, failures=3000) == ""
     assert reason(300, pending="staging") == ""

@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from registry.etcd3.errors import EtcdUnavailable, LeaseExpired
 from registry.etcd3.ops import Delete, Put, Range, RangeResult, Txn, TxnResult
-from registry.model.status import Presence, ReplicaStatus
+from registry.model.status import LeftReplica, Presence, ReplicaStatus
 from registry.runtime.clock import Clock
+from sidecar.ownership import ReplicaTaken
 from sidecar.plan.types import LazySituation, Plan, RoundReport, StatusInputs
 from sidecar.report import writer as module
 from sidecar.report.status import ReplicaIdentity, derive_status
 from sidecar.report.writer import ShareGuard, StatusWriter
 from sidecar.settings import SidecarSettings
+from tests.simulation.loop import VirtualLoop
 from tests.support.memory_etcd import MemoryEtcd
 from tests.support.records import KEYS, POOL
 from tests.support.waiting import eventually
 from tests.support.worlds import observed
 
-PRESENCE, STATUS = KEYS.replica(POOL, "r"), KEYS.status(POOL, "r")
+PRESENCE, STATUS, LEFT = KEYS.replica(POOL, "r"), KEYS.status(POOL, "r"), KEYS.left(POOL, "r")
 
 
 class Client:
@@ -32,15 +37,43 @@ class Client:
         self.store = MemoryEtcd()
         self.answered = 0
         self.after: Callable[[Txn], object] | None = None
+        self.is_away = False
+        self.leases: dict[int, int] = {}
+        self.expired: set[int] = set()
+
+    async def lease_grant(self, ttl_seconds: int, *, timeout_seconds: float = 5.0) -> int:
+        if self.is_away:
+            raise EtcdUnavailable("away", maybe_applied=False)
+        lease = 77 + len(self.leases)
+        self.leases[lease] = ttl_seconds
+        return lease
+
+    async def lease_keepalive(self, lease: int) -> int:
+        return self.leases[lease]
+
+    async def lease_revoke(self, lease: int, *, timeout_seconds: float) -> None:
+        self.expire(lease)
+
+    def expire(self, lease: int) -> None:
+        """Ends a lease, with the keys under it; who renews it has not heard of that."""
+        self.expired.add(lease)
+        for key in [key for key, kv in self.store.kvs.items() if kv.lease == lease]:
+            self.store.txn(Txn((), (Delete(key),)))
 
     async def range(self, read: Range) -> RangeResult:
         (found,) = self.store.txn(Txn((), (read,))).responses
         assert isinstance(found, RangeResult)
         return found
 
-    async def txn(self, txn: Txn) -> TxnResult:
+    async def txn(self, txn: Txn, *, timeout_seconds: float = 5.0) -> TxnResult:
         self.answered += 1
+        if self.is_away:
+            raise EtcdUnavailable("away", maybe_applied=False)
+        before = dict(self.store.kvs)
         result = self.store.txn(txn)
+        if result.succeeded and any(isinstance(op, Put) and op.lease in self.expired for op in txn.success):
+            self.store.kvs = before
+            raise LeaseExpired("it is gone")
         if self.after is not None and self.after(txn):
             self.after = None
         return result
@@ -62,9 +95,9 @@ def holder(client: Client) -> str:
     return presence(client).owner
 
 
-def status() -> ReplicaStatus:
+def status(revision: int = 1) -> ReplicaStatus:
     situation = StatusInputs(
-        revision=1,
+        revision=revision,
         observed=None,
         plan=None,
         ready=False,
@@ -89,6 +122,12 @@ async def publishing(one: StatusWriter, lease: int) -> AsyncIterator[None]:
             await task
 
 
+def play(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs it on virtual time."""
+    with contextlib.closing(VirtualLoop()) as loop:
+        loop.run_until_complete(body())
+
+
 async def claims(client: Client, one: StatusWriter, lease: int) -> None:
     """Lets it have that lease until it has asked for the id."""
     before = client.answered
@@ -109,19 +148,22 @@ async def test_a_key_that_another_made_at_the_same_revision_of_a_store_that_was_
     assert (holder(client), "held by another" in ours.refusal) == ("b", True)
 
 
-async def test_what_a_store_that_was_set_back_says_of_the_replica_is_said_anew(monkeypatch):
+def test_what_a_store_that_was_set_back_says_of_the_replica_is_said_anew():
     """R9, R20: an old presence under the same lease would have a draining replica asked for; simulated seed 700854."""
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.3)
-    client = Client()
-    one = writer(client, "a")
-    one.offer(status)
-    async with publishing(one, 1):
-        await eventually(lambda: STATUS in client.store.kvs)
-        before = dict(client.store.kvs)
-        one.leave(leaving=True)
-        await eventually(lambda: presence(client).leaving)
-        client.store.kvs = before
-        await eventually(lambda: presence(client).leaving)
+
+    async def body() -> None:
+        client = Client()
+        one = writer(client, "a")
+        one.offer(status)
+        async with publishing(one, 1):
+            await eventually(lambda: STATUS in client.store.kvs)
+            before = dict(client.store.kvs)
+            one.leave(leaving=True)
+            await eventually(lambda: presence(client).leaving)
+            client.store.kvs = before
+            await eventually(lambda: presence(client).leaving)
+
+    play(body)
 
 
 class StandingClock:
@@ -224,3 +266,253 @@ async def test_room_that_changes_while_a_status_is_written_reaches_the_presence(
     async with publishing(ours, 1):
         await eventually(lambda: client.after is None)
         await eventually(lambda: presence(client).capacity == 8)
+
+
+def test_what_comes_at_once_is_one_write_and_what_stays_so_is_confirmed(monkeypatch):
+    """R9 status-truth, R16 bounded: soon, and so that whoever reads an old status knows that it is not forgotten."""
+    monkeypatch.setattr(module, "LOOK_SECONDS", 7.0)  # the confirmation does not wait for the next look
+
+    async def body() -> None:
+        client = Client()
+        one = writer(client, "a")
+        async with publishing(one, 1):
+            await asyncio.sleep(1.0)
+            for revision in range(1, 21):
+                one.offer(lambda revision=revision: status(revision))
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.7)
+            written = client.store.kvs[STATUS]
+            assert (ReplicaStatus.parse(written.value).observed_revision, written.version) == (20, 1)
+            await asyncio.sleep(10.0)
+            one.offer(lambda: status(20))
+            await asyncio.sleep(15.0)
+            assert client.store.kvs[STATUS].version == 1, "it says the same"
+            await asyncio.sleep(7.0)
+            assert client.store.kvs[STATUS].version == 2
+            one.offer(lambda: status(21))
+            await asyncio.sleep(0.7)
+            assert client.store.kvs[STATUS].version == 3
+
+    play(body)
+
+
+@pytest.mark.parametrize("good", [0, 1])
+def test_a_fault_of_our_own_is_told_by_the_supervisor_and_not_taken_for_one_of_etcd(good):
+    """R12 crash-only: be it in the first status or in a later one."""
+    left = [True] * good
+
+    def derive() -> ReplicaStatus:
+        if not left:
+            raise ValueError("ours")
+        left.pop()
+        return status()
+
+    async def body() -> None:
+        one = writer(Client(), "a")
+        task = asyncio.create_task(one._publish(1))
+        for _ in range(good + 1):
+            one.offer(derive)
+            await asyncio.sleep(2.0)
+        assert isinstance(task.exception(), ValueError)
+
+    play(body)
+
+
+def test_an_etcd_that_is_away_is_tried_again_about_once_a_second():
+    """R12, R16 bounded: under the same lease, be it for the presence or for a status."""
+
+    async def body() -> None:
+        client = Client()
+        client.is_away = True
+        one = writer(client, "a")
+        one.offer(status)
+        async with publishing(one, 1):
+            await asyncio.sleep(10.0)
+            assert 3 <= client.answered <= 30
+            client.is_away = False
+            await asyncio.sleep(3.0)
+            assert {client.store.kvs[key].lease for key in (PRESENCE, STATUS)} == {1}
+            client.is_away = True
+            one.offer(lambda: status(2))
+            await asyncio.sleep(10.0)
+            client.is_away = False
+            await asyncio.sleep(3.0)
+            assert ReplicaStatus.parse(client.store.kvs[STATUS].value).observed_revision == 2
+
+    play(body)
+
+
+def test_a_presence_that_nobody_can_read_is_nobodys():
+    """R10, R12: no sidecar of any release wrote it, so that the id is not lost to one."""
+
+    async def body() -> None:
+        client = Client()
+        client.store.txn(Txn((), (Put(PRESENCE, b"?", 9),)))
+        one = writer(client, "a")
+        async with publishing(one, 1):
+            await asyncio.sleep(3.0)
+            assert (holder(client), one.refusal) == ("a", "")
+
+    play(body)
+
+
+def test_who_lost_the_replica_id_takes_it_once_the_other_has_gone():
+    """R10: there need not be a status yet."""
+
+    async def body() -> None:
+        client = Client()
+        client.store.txn(Txn((), (Put(PRESENCE, presence_of("twin").to_bytes(), 9),)))
+        one = writer(client, "a")
+        async with publishing(one, 1):
+            await asyncio.sleep(3.0)
+            assert "held by another" in one.refusal
+            client.expire(9)
+            await asyncio.sleep(3.0)
+            assert (holder(client), one.refusal) == ("a", "")
+
+    play(body)
+
+
+def test_a_presence_that_goes_between_the_look_and_the_claim_is_made_anew():
+    """R10: of a process before us, whose lease ended just then; there need not be a status yet."""
+
+    async def body() -> None:
+        client = Client()
+        client.store.txn(Txn((), (Put(PRESENCE, presence_of("a").to_bytes(), 1),)))
+        client.after = lambda _: client.store.txn(Txn((), (Delete(PRESENCE),)))
+        async with publishing(writer(client, "a"), 2):
+            await asyncio.sleep(3.0)
+            assert (client.after, client.store.kvs[PRESENCE].lease) == (None, 2)
+
+    play(body)
+
+
+def test_who_loses_the_replica_id_twice_ends():
+    """R10 one-owner: once may be a twin that ends just now; both changes are told to the loop."""
+
+    async def body() -> None:
+        client, changes = Client(), []
+        one = StatusWriter(client, KEYS, presence_of("a"), Clock(), lambda: changes.append(one.refusal))  # type: ignore[arg-type]
+        one.offer(status)
+
+        def twin() -> None:
+            client.store.txn(Txn((), (Delete(PRESENCE),)))
+            client.store.txn(Txn((), (Put(PRESENCE, presence_of("twin").to_bytes(), 2),)))
+
+        twin()
+        task = asyncio.create_task(one._publish(1))
+        await asyncio.sleep(20.0)
+        assert (task.done(), holder(client), STATUS in client.store.kvs) == (False, "twin", False)
+        client.store.txn(Txn((), (Delete(PRESENCE),)))
+        await asyncio.sleep(2.0)
+        assert (holder(client), STATUS in client.store.kvs) == ("a", True)
+        assert [bool(refusal) for refusal in changes] == [True, False]
+        one.leave(leaving=True)
+        await asyncio.sleep(2.0)
+        assert one.is_leave_known
+        twin()
+        await asyncio.sleep(10.0)
+        assert not one.is_leave_known, "what stands there is not of this replica"
+        assert isinstance(task.exception(), ReplicaTaken)
+        assert holder(client) == "twin"
+
+    play(body)
+
+
+def test_a_presence_that_was_written_over_is_written_again_and_that_is_told():
+    """R10: nobody has the id by it, and the log says who wrote there. With a new lease of our own nothing is amiss."""
+
+    async def body() -> None:
+        client = Client()
+        one = writer(client, "a")
+        one.offer(status)
+        with capture_logs() as logs:
+            for lease in (1, 2):
+                async with publishing(one, lease):
+                    await asyncio.sleep(10.0)
+            assert "presence_overwritten" not in {log["event"] for log in logs}
+            async with publishing(one, 3):
+                await asyncio.sleep(1.0)
+                client.store.txn(Txn((), (Put(PRESENCE, presence_of("script").to_bytes()),)))
+                await asyncio.sleep(10.0)
+        assert (holder(client), client.store.kvs[PRESENCE].lease, one.refusal) == ("a", 3, "")
+        assert [log["holder"] for log in logs if log["event"] == "presence_overwritten"] == ["script"]
+
+    play(body)
+
+
+async def test_who_ends_in_order_says_so_and_takes_no_presence_but_its_own():
+    """R20 drain, R10: nobody waits for it; a twin that has the id by now goes on."""
+    client = Client()
+    one = writer(client, "a")
+    await one.say_left()
+    assert client.answered == 0, "it never had the id"
+    async with publishing(one, 1):
+        await eventually(lambda: one._written is not None)
+        client.is_away = True
+        await one.say_left()
+        assert holder(client) == "a", "it counts as lost"
+        client.is_away, ours = False, dict(client.store.kvs)
+        client.store.txn(Txn((), (Put(PRESENCE, presence_of("twin").to_bytes(), 2),)))
+        await one.say_left()
+        assert (holder(client), LEFT in client.store.kvs) == ("twin", False)
+        client.store.kvs = ours
+        await one.say_left()
+    told = LeftReplica.parse(client.store.kvs[LEFT].value)
+    assert PRESENCE not in client.store.kvs
+    assert client.leases[client.store.kvs[LEFT].lease] > 600, "also to an admin service that is away for minutes"
+    assert (told.pool, told.replica, told.incarnation) == (POOL, "r", "a")
+
+
+def test_room_that_is_known_before_there_is_a_status_harms_nothing():
+    """R3: nor is it forgotten."""
+
+    async def body() -> None:
+        client = Client()
+        one = writer(client, "a")
+        async with publishing(one, 1):
+            await asyncio.sleep(1.0)
+            one.hold(5)
+            await asyncio.sleep(1.0)
+            one.offer(status)
+            await asyncio.sleep(1.0)
+            assert (presence(client).capacity, STATUS in client.store.kvs) == (5, True)
+
+    play(body)
+
+
+def test_presence_and_status_go_with_a_lease_and_come_with_the_next():
+    """R9, R10: nothing of a sidecar that is dead stands for long, and one that only stood still is soon there again."""
+
+    async def body() -> None:
+        client = Client()
+        one = writer(client, "a")
+        one.offer(status)
+        task = asyncio.create_task(one.run())
+        await asyncio.sleep(2.0)
+        assert {client.store.kvs[key].lease for key in (PRESENCE, STATUS)} == {77}
+        client.expire(77)
+        assert client.store.kvs == {}
+        await asyncio.sleep(10.0)
+        assert {client.store.kvs[key].lease for key in (PRESENCE, STATUS)} == {78}
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert client.store.kvs == {}
+        assert all(4 <= ttl <= 30 for ttl in client.leases.values()), "a pause of seconds costs nothing"
+
+    play(body)
+
+
+@pytest.mark.parametrize("looked", [False, True])
+async def test_until_its_engine_was_looked_at_a_sidecar_says_what_the_process_before_it_said_of_its_room(looked):
+    """R3, R12: others share adapters out by it, and nothing is to move at a restart."""
+    client = Client()
+    before = presence_of("a").model_copy(update={"incarnation": "before", "capacity": 40})
+    client.store.txn(Txn((), (Put(PRESENCE, before.to_bytes(), 1),)))
+    one = writer(client, "a")
+    if looked:
+        one.hold(None)
+    one.offer(status)
+    async with publishing(one, 2):
+        await eventually(lambda: STATUS in client.store.kvs)
+    assert (presence(client).incarnation, presence(client).capacity) == ("a", None if looked else 40)

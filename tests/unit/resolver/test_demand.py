@@ -10,6 +10,7 @@ import pytest
 from registry.model.records import AdapterRecord, AskedRetry
 from sidecar.artifacts.types import Staged
 from sidecar.desired.informer import Informer
+from sidecar.engines.driver import USUAL
 from sidecar.plan.backoff import Failure
 from sidecar.plan.planner import make_plan
 from sidecar.plan.types import PlanContext
@@ -97,6 +98,11 @@ def test_an_answer_is_expected_to_be_listed_and_holds_its_files():
     world.review(now=1.0 + HOLD_SECONDS)
     assert world.demand._told == {}
     assert world.demand.rest_seconds(1.0 + HOLD_SECONDS) == math.inf
+
+
+def test_files_are_held_for_longer_than_an_engine_may_take_to_load_them():
+    """R7 files-pinned: whether a listing shows it in time or not."""
+    assert USUAL.load_seconds + EXPECT_SECONDS < HOLD_SECONDS
 
 
 def test_what_is_listed_is_expected_no_more():
@@ -283,3 +289,17 @@ def test_what_has_requests_keeps_its_place():
         assert world.demand.has_place("b", 0.5)
         assert not world.demand.has_place("b", 0.5 + FRESH_SECONDS), "an old look tells nothing of requests"
     assert not world.demand.is_expecting
+
+
+def test_who_gave_up_waiting_for_a_place_is_forgotten_at_the_next_look():
+    """R16 bounded: who asks again for what is only being brought in does not have the engine looked at often."""
+    world = World(room=1)
+    world.review("a", now=0.0, last_used={"a": 0.0})
+    with world.demand.asking("b"), world.demand.asking("c"):
+        assert not world.demand.has_place("b", 0.0)
+        assert not world.demand.has_place("c", 0.0)
+    with world.demand.asking("c"):
+        world.review("a", now=1.0, last_used={"a": 0.0})
+        assert world.demand.is_expecting, "it still waits"
+    with world.demand.asking("b"):
+        assert not world.demand.is_expecting

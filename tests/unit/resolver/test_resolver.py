@@ -78,8 +78,15 @@ class Scene:
     def post(self) -> None:
         self.mailbox.post(Snapshot(desired=self.informer.state))
 
-    def look(self, room: int = 9) -> None:
-        review(self.demand, self.informer.state, observed(), now=0.0, spec=pool(max_adapters=room + 1))
+    def look(self, room: int = 9, paused: str = "") -> None:
+        engine = replace(observed(), paused=paused)
+        review(self.demand, self.informer.state, engine, now=0.0, spec=pool(max_adapters=room + 1))
+
+    async def was_woken(self) -> bool:
+        """Whether the loop was to look again since this was asked last."""
+        was = self.mailbox._wake.is_set()
+        await self.mailbox.wait(0.0)
+        return was
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Scene]:
@@ -150,6 +157,8 @@ async def test_unknown_eager_and_unready_are_told_at_once():
         scene.owner.refusal = "another has it"
         assert await scene.resolver.ask("a") == Unresolved("not_ready")
         scene.owner.refusal = ""
+        scene.look(paused="it sleeps")
+        assert await scene.resolver.ask("a") == Unresolved("not_ready"), "it would load it when it wakes, or never"
         scene.demand.suspend()
         assert await scene.resolver.ask("a") == Unresolved("not_ready")
         scene.look(room=0)
@@ -166,9 +175,11 @@ async def test_what_takes_too_long_is_told_so_and_is_there_the_next_time():
     async with scene.open():
         assert await scene.resolver.ask("a") == Unresolved("staging")
         assert not scene.demand.is_asked("a")
+        await scene.was_woken()
         scene.store.gates["of-a"].set()
         await eventually(lambda: scene.store.staged)
         scene.resolver._answer_seconds = 60.0
+        await eventually(scene.was_woken)
         assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
         assert scene.store.asked == 1
 
@@ -238,8 +249,13 @@ async def test_what_breaks_the_rules_is_refused_with_the_reason_in_the_status():
     async with Scene().open() as scene:
         engine = observed(max_lora_rank=4)
         review(scene.demand, scene.informer.state, engine, now=0.0)
+        await scene.store.ensure(scene.demand.catalogue.whole(scene.informer.state, "a").ref)
+        await scene.was_woken()
         assert await scene.resolver.ask("a") == Unresolved("refused")
         assert scene.demand.trouble("a").reason == "rank_too_high"
+        assert await scene.was_woken()
+        assert await scene.resolver.ask("a") == Unresolved("refused")
+        assert not await scene.was_woken(), "that is known"
 
 
 async def test_above_the_room_questions_wait_for_a_place(monkeypatch):

@@ -15,6 +15,7 @@ from sidecar.metrics import LAZY_QUESTIONS
 from sidecar.resolver import server as module
 from sidecar.resolver.server import ResolverServer, SocketFile
 from sidecar.vllm_plugin.protocol import Answer, Resolved, Unresolved
+from tests.support.waiting import eventually
 
 QUESTION = b'{"schema":1,"name":"a","base_model":"/m"}\n'
 
@@ -108,3 +109,30 @@ async def test_who_leaves_before_the_answer_leaves_nothing_behind(asker):
     writer.transport.abort()
     asker.answers.gate.set()
     assert await asker.ask(QUESTION) == {"schema": 1, "path": "/store/a"}
+
+
+class Running(Answers):
+    """In place of a resolver: answers only while it runs."""
+
+    is_running = False
+
+    async def run(self) -> None:
+        self.is_running = True
+        await asyncio.Event().wait()
+
+    async def ask(self, name: str) -> Answer:
+        assert self.is_running
+        return await super().ask(name)
+
+
+async def test_questions_are_answered_until_it_is_cancelled():
+    """Then nothing is left: the engine is told at once that nobody answers."""
+    folder = Path(tempfile.mkdtemp(prefix="lp-"))
+    asker = Asker(folder / "s", Running())
+    answering = asyncio.create_task(module.answer_questions(folder / "s", asker.answers))  # type: ignore[arg-type]
+    await eventually((folder / "s").exists)
+    assert await asker.ask(QUESTION) == {"schema": 1, "path": "/store/a"}
+    answering.cancel()
+    await asyncio.gather(answering, return_exceptions=True)
+    assert not (folder / "s").exists()
+    shutil.rmtree(folder)

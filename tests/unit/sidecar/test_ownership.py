@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import fcntl
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from sidecar import ownership
 from sidecar.ownership import HostLock
@@ -38,6 +42,21 @@ def test_a_cloned_host_is_another_owner_although_its_disk_is_the_same(tmp_path, 
     assert owner_of(tmp_path / "state" / "lock") != ours
 
 
+def test_a_host_that_tells_no_boot_has_owners_all_the_same(tmp_path, monkeypatch):
+    """R10: as in some sandboxes."""
+    monkeypatch.setattr(ownership, "_BOOT_ID", tmp_path / "nowhere")
+    assert owner_of(tmp_path / "a") == owner_of(tmp_path / "a") != owner_of(tmp_path / "b")
+
+
+def test_nothing_that_stands_in_the_way_of_a_lock_keeps_a_sidecar_from_its_start(tmp_path):
+    """R12 crash-only: it is set aside."""
+    (tmp_path / "state").write_text("?")
+    assert owner_of(tmp_path / "state" / "lock")
+    (tmp_path / "state" / "lock").unlink()
+    (tmp_path / "state" / "lock").mkdir()
+    assert owner_of(tmp_path / "state" / "lock")
+
+
 def test_two_locks_of_a_host_have_two_owners(tmp_path):
     """R10: two replicas that share a host, and may be started with one id."""
     assert owner_of(tmp_path / "a" / "lock") != owner_of(tmp_path / "b" / "lock")
@@ -46,8 +65,43 @@ def test_two_locks_of_a_host_have_two_owners(tmp_path):
 def test_a_lock_is_held_once(tmp_path):
     """R10: a second process of the same state is told at once, and has it when the first one ends."""
     first, second = HostLock(tmp_path / "lock"), HostLock(tmp_path / "lock")
+    assert (tmp_path / "lock").stat().st_mode & 0o077 == 0, "who can open it can hold it"
     assert first.try_acquire()
     assert not second.try_acquire()
     first.close()
     assert second.try_acquire()
+    second.close()
+
+
+def test_a_disk_that_knows_no_locks_is_told_and_not_waited_for(tmp_path, monkeypatch):
+    """R10: as some network file systems; nobody holds what cannot be held."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    lock = HostLock(tmp_path / "lock")
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="No locks"):
+        lock.try_acquire()
+    lock.close()
+
+
+async def test_who_finds_the_lock_taken_waits_for_it_and_says_so_once(tmp_path, monkeypatch):
+    """R10: whoever started two of one id sees why the second does nothing."""
+    monkeypatch.setattr(ownership, "LOCK_RETRY_SECONDS", 0.0)
+    first, second = HostLock(tmp_path / "lock"), HostLock(tmp_path / "lock")
+    with capture_logs() as logs:
+        await first.acquire("r1")
+        assert logs == []
+        waiting = asyncio.create_task(second.acquire("r1"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        first.close()
+        async with asyncio.timeout(60):
+            await waiting
+    assert [(log["event"], log["log_level"], log["replica"]) for log in logs] == [("replica_id_taken", "error", "r1")]
+    third = HostLock(tmp_path / "lock")
+    assert not third.try_acquire()
+    third.close()
     second.close()

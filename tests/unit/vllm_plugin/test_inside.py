@@ -25,7 +25,7 @@ def request_class() -> type:
             self.base_model_name, self.is_3d_lora_weight = base_model_name, is_3d_lora_weight
 
         def __eq__(self, other):
-            return isinstance(other, LoRARequest) and self.lora_name == other.lora_name
+            return type(self) is type(other) and self.lora_name == other.lora_name
 
         def __hash__(self):
             return hash(self.lora_name)
@@ -80,9 +80,33 @@ def test_a_class_that_is_not_as_it_was_is_not_touched():
     class Plain:
         __struct_fields__ = ("lora_name", "lora_int_id", "lora_path")
 
-    for kind in (Other, Plain):
+    class OnlyHashed(Plain):  # whatever it inherits is not its own
+        __hash__ = object.__hash__
+
+    class Fewer:
+        __struct_fields__ = ("lora_name", "lora_int_id")
+        __eq__ = object.__eq__
+        __hash__ = object.__hash__
+
+    only_compared = type("OnlyCompared", (Plain,), {"__eq__": object.__eq__})
+    del only_compared.__hash__  # type: ignore[attr-defined] - Python takes it away from who compares
+    for kind in (Other, Plain, OnlyHashed, only_compared, Fewer):
+        before = dict(vars(kind))
         with pytest.raises(AttributeError):
             tell_apart(kind)
+        assert dict(vars(kind)) == before
+
+
+def test_a_class_that_goes_on_comparing_by_its_name_is_told():
+    """Whatever keeps it so: a step of the engine would end it, see the module."""
+
+    class Fixed(type):
+        def __setattr__(cls, _name, _value):
+            pass
+
+    kept = Fixed("LoRARequest", (), dict(vars(request_class())))
+    with pytest.raises(AttributeError, match="cannot be made to compare"):
+        tell_apart(kept)
 
 
 def test_nothing_is_said_against_vllm_as_it_was_read():

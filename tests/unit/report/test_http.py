@@ -1,0 +1,148 @@
+"""What a sidecar tells at its HTTP port of its newest round, and of parts of it that fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from registry.model.status import ReplicaStatus
+from registry.runtime.clock import Clock
+from registry.runtime.supervisor import Trouble
+from sidecar.plan.types import FailedAdapter, LastSeen, LazySituation, PendingAdapter, RoundReport, ServedAdapter
+from sidecar.report.cache import StatusCache
+from sidecar.report.events import EventRing
+from sidecar.report.http import make_app
+from tests.support.worlds import observed
+from tests.unit.report.test_status import REPLICA, plan, situation
+
+NOW = 1000.0
+
+
+class Scene:
+    """A sidecar's port, and what its parts have to say."""
+
+    def __init__(self) -> None:
+        scene = self
+
+        class Time(Clock):
+            def monotonic(self) -> float:
+                return scene.now
+
+        self.now, self.troubles, self.leaves = NOW, dict[str, Trouble](), ""
+        self.offered = 0
+        clock = Time()
+        self.cache = StatusCache(REPLICA, clock, self.offer, lambda: self.troubles, lambda: self.leaves)
+        self.app = make_app(self.cache, ["--insecure"], None, EventRing(clock, bool), None)  # type: ignore[arg-type]
+
+    def offer(self, _newest: object) -> None:
+        self.offered += 1
+
+    async def get(self, path: str) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://sidecar") as client:
+            return await client.get(path)
+
+    async def figures(self) -> dict[str, float]:
+        """By name, with the value of the label if there is one."""
+        families = text_string_to_metric_families((await self.get("/metrics")).text)
+        return {
+            " ".join((sample.name.removeprefix("loraplane_"), *sample.labels.values())): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+
+SERVED, LOST = ServedAdapter("a", 2, "d"), FailedAdapter("b", 1, "rank_too_high", "m", 1, None, "q", is_settled=True)
+SWAPS = replace(observed(), facts=replace(observed().facts, swap="refused"))
+ROUND = situation(
+    plan(
+        served=(SERVED,),
+        failed=(LOST,),
+        pending=(PendingAdapter("c", 1, "staging", "q"),),
+        residents=(ServedAdapter("lazy", 1, "d"),),
+    ),
+    observed=SWAPS,
+    lazy=LazySituation(count=5, room=2, used_at={"lazy": NOW}),
+)
+
+
+async def test_before_the_first_round_a_sidecar_lives_and_is_not_ready():
+    """R9 status-truth, R18: and claims nothing of adapters."""
+    scene = Scene()
+    assert ((await scene.get("/livez")).status_code, (await scene.get("/livez")).json()) == (200, {"alive": True})
+    told = await scene.get("/readyz")
+    assert (told.status_code, told.json()["stale"], told.json()["note"]) == (503, True, "starting")
+    status = ReplicaStatus.parse((await scene.get("/status")).content)
+    assert (status.ready, status.served.count, status.engine.incarnation) == (False, 0, "")
+    assert (status.lazy.count, status.lazy.servable, status.lazy.reason) == (0, False, "")
+    assert (await scene.figures())["ready"] == 0.0
+
+
+async def test_each_page_tells_of_the_newest_round():
+    """R9 status-truth, R18: load balancers, people and alerts are told the same."""
+    scene = Scene()
+    scene.cache.take(RoundReport(replace(ROUND, held="12 of 13 would go", degraded="it refuses"), 3))
+    assert scene.offered == 1
+    told = await scene.get("/readyz")
+    assert (told.status_code, told.headers["content-type"]) == (200, "application/json")
+    assert told.json() == {
+        "ready": True,
+        "stale": False,
+        "note": "",
+        "held": "12 of 13 would go",
+        "degraded": "it refuses",
+        "observed_revision": 7,
+        "served": 1,
+        "served_seen_at": "",
+        "pending": 1,
+        "failed": 1,
+        "insecure": ["--insecure"],
+        "failing": [],
+    }
+    assert ReplicaStatus.parse((await scene.get("/status")).content) == scene.cache.status
+    figures = await scene.figures()
+    expected = {"desired_adapters": 3, "served_adapters": 1, "lazy_resident": 1, "failed_adapters rank_too_high": 1}
+    expected |= {"ready": 1, "stale": 0, "list_held": 1, "degraded": 1, "draining": 0, "engine_swap refused": 1}
+    expected |= {"lora_syncer_adapter_status a": 1, "lora_syncer_adapter_status b": 0}
+    assert {name: figures.get(name) for name in expected} == expected
+    gone = replace(ROUND, observed=None, plan=None, ready=False, last_seen=LastSeen((SERVED,), "then"))
+    scene.cache.take(RoundReport(gone, 3))
+    told = await scene.get("/readyz")
+    assert (told.status_code, told.json()["served"], told.json()["served_seen_at"]) == (503, 1, "then")
+    figures = await scene.figures()
+    assert (figures["lazy_resident"], figures["ready"], figures["desired_adapters"]) == (0, 0, 3)
+    assert not {name for name in figures if name.startswith(("failed_adapters ", "lora_syncer", "engine_swap "))}
+
+
+async def test_a_replica_that_drains_is_not_ready_and_says_why():
+    """R20 drain: whatever its rounds come to."""
+    scene = Scene()
+    scene.cache.take(RoundReport(ROUND, 3))
+    scene.leaves = "it drains"
+    scene.cache.look_again()
+    assert scene.offered == 2
+    told = await scene.get("/readyz")
+    assert (told.status_code, told.json()["note"]) == (503, "it drains")
+    figures = await scene.figures()
+    assert (figures["ready"], figures["draining"]) == (0, 1)
+
+
+async def test_a_status_is_old_once_a_part_that_it_comes_from_has_failed_for_a_while():
+    """R9 status-truth, R12: not at its first failure, after which it is run again, nor for any other part."""
+    scene = Scene()
+    scene.cache.take(RoundReport(ROUND, 3))
+
+    async def told(now: float, **since: float) -> tuple[bool, list[str]]:
+        scene.now, scene.troubles = now, {part: Trouble("E", at) for part, at in since.items()}
+        scene.cache.look_again()
+        body = (await scene.get("/readyz")).json()
+        assert [one.reason for one in scene.cache.status.warnings] == ["internal_error"] * len(since)
+        return body["stale"], body["failing"]
+
+    assert await told(NOW + 4.0, reconciler=NOW) == (False, ["reconciler"])
+    for part in ("reconciler", "pool", "adapters"):
+        assert await told(NOW + 30.0, **{part: NOW}) == (True, [part])
+    assert await told(NOW + 30.0, reconciler=NOW + 29.0, pool=NOW) == (True, ["pool", "reconciler"])
+    assert await told(NOW + 30.0, scrub=NOW) == (False, ["scrub"])
+    assert await told(NOW + 30.0) == (False, [])
