@@ -191,7 +191,7 @@ class Incoming:
     def _drop(self, name: str) -> None:
         if name not in self._begun:
             return
-        (self.directory / name).unlink()
+        (self.directory / name).unlink(missing_ok=True)
         self.entries = [entry for entry in self.entries if entry.path != name]
 
     def _check_size(self, name: str, size_bytes: int) -> None:

@@ -6,14 +6,15 @@ import asyncio
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from registry.runtime.http import listen
-from sidecar.engines.simulated.app import served
-from sidecar.engines.simulated.engine import Card, SimulatedCall, SimulatedVllm
+from sidecar.engines.simulated.app import make_app, served
+from sidecar.engines.simulated.engine import Card, Rejection, SimulatedCall, SimulatedVllm
 from sidecar.engines.simulated.options import Faults, Options
 from sidecar.engines.simulated.weights import AdapterMissing, AdapterRefused, read_weights
 from tests.support.adapters import adapter_config, adapter_weights, write_files
@@ -102,6 +103,59 @@ def test_it_tells_what_is_missing_from_what_is_refused(tmp_path):
     (folder / "adapter_config.json").unlink()
     with pytest.raises(AdapterMissing):
         read_weights(str(folder), 8)
+
+
+@pytest.mark.parametrize(
+    ("version", "is_flat", "refused", "remembers"),
+    [
+        ("0.10.0", True, (400, "BadRequestError"), True),
+        ("0.10.1", False, (400, "BadRequestError"), True),
+        ("0.22.9", False, (400, "BadRequestError"), True),
+        ("0.23.0", False, (500, "InternalServerError"), True),
+        ("0.30.2", False, (500, "InternalServerError"), True),
+        ("0.31.0", False, (500, "InternalServerError"), False),
+    ],
+)
+async def test_it_plays_releases(tmp_path, version, is_flat, refused, remembers):
+    """What each answers to files that it does not take, and whether a name keeps what its first weights computed."""
+    engine = SimulatedVllm(Options(version=version))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app(engine)), base_url="http://e") as client:
+        asked = {"lora_name": "x", "lora_path": written(tmp_path / "bad", r=99)}
+        reply = await client.post("/v1/load_lora_adapter", json=asked)
+    body = reply.json()
+    assert ("error" in body) is not is_flat
+    error = body if is_flat else body["error"]
+    assert (reply.status_code, error["code"], error["type"]) == (refused[0], *refused)
+    paths = [written(tmp_path / name, name=name) for name in "ab"]
+    first, second = [await engine.generate(engine.card("x", path), "prompt", 4) for path in paths]
+    assert (first == second) is remembers
+    assert await engine.generate(engine.card("y", paths[1]), "prompt", 4) != first
+
+
+async def test_a_name_that_is_not_loaded_is_asked_for_once_and_never_answered_by_the_base(tmp_path):
+    """R5 no-silent-base; as our plugin in it is asked, by however many requests at once."""
+    engine, asked = SimulatedVllm(Options(max_lora_rank=8)), list[str]()
+    paths = {"x": written(tmp_path / "x"), "bad": written(tmp_path / "bad", r=99)}
+
+    async def resolve(name: str) -> Card | None:
+        asked.append(name)
+        await asyncio.sleep(0)
+        return engine.card(name, paths[name]) if name in paths else None
+
+    assert await engine.card_of("tiny") is None
+    with pytest.raises(Rejection) as unknown:
+        await engine.card_of("x")
+    assert unknown.value.status == 404
+    engine.resolve = resolve
+    first, second = await asyncio.gather(engine.card_of("x"), engine.card_of("x"))
+    assert first is second is await engine.card_of("x")
+    assert (first.name, first.path, await engine.resident()) == ("x", paths["x"], {first.number})
+    for name, status in (("bad", 400), ("nobody", 404)):
+        with pytest.raises(Rejection) as refused:
+            await engine.card_of(name)
+        assert refused.value.status == status
+        assert name not in engine.cards
+    assert asked == ["x", "bad", "nobody"]
 
 
 @pytest.mark.parametrize(
