@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from registry.etcd3.ops import Event, KeyValue
 from registry.etcd3.reflector import Changed, Connected, Disconnected, ListCause, Listed, Progressed, Reflection
 from registry.model.placement import Member
+from registry.model.records import Placement
 from sidecar.desired import members as module
 from sidecar.desired.watcher import Holding
 from tests.support.records import KEYS, POOL, kv
@@ -18,6 +20,8 @@ from tests.support.residency_world import presence
 from tests.support.waiting import eventually
 from tests.support.worlds import fleet
 from tests.unit.desired.test_watcher import MANY, Scene
+
+PLACED = [kv(f"n{number}", 1, placement=Placement(replicas=1)) for number in range(40)]
 
 
 def card(replica: str, value: bytes | None = None, **fields: object) -> KeyValue:
@@ -40,7 +44,7 @@ class Told:
         self.scene, self.watcher = scene, scene.watcher._members_watcher
         self._folder = folder
         self.says: asyncio.Queue[Reflection] = asyncio.Queue()
-        self.watches = 0
+        self.watches = self._copies = 0
 
     async def stream(self) -> AsyncGenerator[Reflection, None]:
         self.watches += 1
@@ -65,7 +69,9 @@ class Told:
             assert self.after_a_restart() == members
 
     def after_a_restart(self) -> dict[str, Member] | None:
-        again = Scene(self._folder)
+        """What another process would find, to which this one's files are left."""
+        self._copies += 1
+        again = Scene(shutil.copytree(self._folder, self._folder.with_name(f"copy-{self._copies}")))
         again.watcher.restore()
         again.journal.close()
         found = again.mailbox.snapshot.members
@@ -80,7 +86,7 @@ async def told(tmp_path, monkeypatch) -> AsyncIterator[Told]:
     told = Told(scene, tmp_path / "state")
     monkeypatch.setattr(module, "Reflector", lambda *_, **__: told)
     running = asyncio.create_task(told.watcher.run())
-    await scene.listed(50, *MANY)
+    await scene.listed(50, *PLACED)
     await scene.watcher._take(Connected("etcd-1"))
     yield told
     running.cancel()
@@ -100,7 +106,6 @@ def listed(*cards: KeyValue) -> Listed:
 
 async def test_who_comes_goes_or_changes_is_in_force_and_found_after_a_restart(told):
     """R3 converge, R13 static-stable: a share is found among the same replicas before a restart and after it."""
-    told.watcher.want(wanted=True)
     await told.hear(listed(card("r1"), card("r2", capacity=4)))
     await told.become(fleet("r1") | fleet("r2", capacity=4))
     await told.hear(put("r3"))
@@ -117,7 +122,6 @@ async def test_who_comes_goes_or_changes_is_in_force_and_found_after_a_restart(t
 
 async def test_a_presence_that_nobody_can_read_is_nobodys(told):
     """R14: it is left out, in a list as in a change; the others are not."""
-    told.watcher.want(wanted=True)
     await told.hear(listed(card("r1"), card("r2"), card("r3", b"?")))
     await told.become(fleet("r1", "r2"))
     await told.hear(put("r2", b"?"))
@@ -126,16 +130,15 @@ async def test_a_presence_that_nobody_can_read_is_nobodys(told):
 
 async def test_members_are_followed_only_while_somebody_has_to_know_them(told):
     """R16: no watch for nothing. What was known is kept for a restart."""
-    await turns()
-    assert (told.watches, told.members) == (0, None)
-    told.watcher.want(wanted=True)
     await told.hear(listed(card("r1"), card("r2")))
     await told.become(fleet("r1", "r2"))
-    told.watcher.want(wanted=True)
-    told.watcher.want(wanted=False)
+    await told.scene.listed(51, *PLACED, kv("z", 51))
+    await told.scene.listed(52, *MANY)
     await told.become(None)
     assert told.after_a_restart() == fleet("r1", "r2")
-    told.watcher.want(wanted=True)
+    await turns()
+    assert (told.watches, told.members) == (1, None)
+    await told.scene.listed(53, *PLACED)
     await eventually(lambda: told.watches == 2)
     await told.hear(listed(card("r1"), card("r2")))
     await told.become(fleet("r1", "r2"))
@@ -143,7 +146,6 @@ async def test_members_are_followed_only_while_somebody_has_to_know_them(told):
 
 async def test_while_a_list_is_held_nobody_is_believed_gone(told):
     """R15 brake: who lives is said by the same store, which may be another one."""
-    told.watcher.want(wanted=True)
     await told.hear(listed(card("r1"), card("r2")))
     await told.become(fleet("r1", "r2"))
     await told.scene.listed(60)
@@ -152,5 +154,5 @@ async def test_while_a_list_is_held_nobody_is_believed_gone(told):
     await told.hear(gone("r2"), Progressed(61))
     await turns()
     assert told.members == fleet("r1", "r2")
-    await told.scene.listed(61, *MANY, kv("z", 61))
+    await told.scene.listed(61, *PLACED)
     await told.become(fleet("r1"))
