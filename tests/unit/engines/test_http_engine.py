@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.engines import listeners
-from sidecar.engines.driver import EngineAbsent, EngineUnreachable, EngineUnusable, check_name
+from sidecar.engines.driver import Deadlines, EngineAbsent, EngineUnreachable, EngineUnusable, check_name
 from sidecar.engines.observed import (
     AlreadyThere,
     Done,
@@ -394,9 +395,15 @@ async def test_what_one_slot_has_is_told_again_at_each_look_also_after_a_restart
         assert (found.base_models, dict(found.adapters)) == (("base",), {"x": path})
         assert (found.facts.incarnation, found.facts.swap, found.facts.limits.max_cpu_loras) == ("p1", "unproven", 1)
     assert [name.partition("#")[0] for _, name in server.changes] == ["x", "x"]
+    assert await engine.load("x", path, request_id="r") == AlreadyThere()
+    assert isinstance(await engine.load("y", path, request_id="r"), Refused)
     assert await engine.unload("y", request_id="r") == NotThere()
     assert await engine.unload("x", request_id="r") == Done()
+    assert await engine.unload("x", request_id="r") == NotThere()
+    server.sent.clear()
     assert dict((await axolotl(server, tmp_path / "state").observe()).adapters) == {}
+    assert len(server.sent) == 1, "it was told that it has nothing, and said so"
+    assert await engine.load("y", path, request_id="r") == Done()
     process.append("p2")
     assert dict((await axolotl(server, None).observe()).adapters) == {}
 
@@ -418,14 +425,41 @@ async def test_what_one_slot_may_have_heard_counts_until_it_answers(server, proc
     assert isinstance(await engine.swap("y", path, str(tmp_path / "."), request_id="r"), Transient)
     server.pages["/set_lora_adapter/"] = OK
     assert dict((await engine.observe()).adapters) == {"y": path}
-    server.on_call = lambda: process.append("p2")
+
+    def restart() -> None:
+        if isinstance(server.sent[-1][0], PostRequest):
+            process.append("p2")
+
+    server.on_call = restart
+    with pytest.raises(EngineUnreachable, match="restarted"):
+        await engine.observe()
+    process[:] = ["p1"]
     assert isinstance(await engine.swap("y", path, path, request_id="r"), Unknown), "it restarted meanwhile"
+
+
+async def test_what_one_slot_was_not_told_is_not_recorded(server, process, tmp_path, monkeypatch):
+    """R12: what certainly was not heard is taken back; what cannot be recorded is not told."""
+    engine, path = axolotl(server, tmp_path), str(tmp_path)
+    server.pages["/set_lora_adapter/"] = Reply(404, b"")
+    assert isinstance(await engine.load("x", path, request_id="r"), Transient)
+    for one in (engine, axolotl(server, tmp_path)):
+        server.pages["/set_lora_adapter/"] = OK
+        assert dict((await one.observe()).adapters) == {}
+    server.sent.clear()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr("sidecar.engines.others.axolotl.write_synced", full)
+    assert isinstance(await engine.load("x", path, request_id="r"), Transient)
+    assert server.sent == []
 
 
 async def test_what_one_slot_cannot_say_is_not_said(server, process, tmp_path):
     """R7: which requests it has, nobody knows; that its workers live is all."""
     engine = axolotl(server, None)
     assert (await engine.is_busy(), await engine.turns(), await engine.incarnation()) == (False, True, "p1")
+    assert server.sent == [(GetRequest(HEALTH),)] * 2
     with pytest.raises(EngineUnreachable, match="files stay"):
         await engine.drain_evidence()
     server.pages[HEALTH] = Reply(503, b"")
@@ -437,3 +471,21 @@ async def test_what_one_slot_cannot_say_is_not_said(server, process, tmp_path):
     process.append("")
     assert isinstance(await engine.load("x", str(tmp_path), request_id="r"), EngineGone)
     assert DeleteRequest not in {type(one) for requests in server.sent for one in requests}
+
+
+@pytest.mark.parametrize("make", [sglang, axolotl])
+async def test_each_kind_of_call_has_a_deadline_of_its_own(server, process, tmp_path, make):
+    """R16: a look is over sooner than a load."""
+    engine = make(server, None) if make is axolotl else make(server)
+    engine._deadlines = Deadlines(probe_seconds=1, list_seconds=2, load_seconds=4, unload_seconds=8)
+    server.calls, path = [YES] * 2, str(tmp_path)
+    seconds: list[float] = []
+    for call in (
+        engine.observe(),
+        engine.incarnation(),
+        engine.load("x", path, request_id="r"),
+        engine.unload("x", request_id="r"),
+    ):
+        await call
+        seconds.append(server.seconds)
+    assert seconds == [3, 1, 4, 8]
