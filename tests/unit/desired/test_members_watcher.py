@@ -23,6 +23,8 @@ from tests.unit.desired.test_watcher import MANY, Scene
 
 PLACED = [kv(f"n{number}", 1, placement=Placement(replicas=1)) for number in range(40)]
 
+ONE_MORE = kv("z", 53, placement=Placement(replicas=1))
+
 
 def card(replica: str, value: bytes | None = None, **fields: object) -> KeyValue:
     return KeyValue(KEYS.replica(POOL, replica), value or presence(replica, **fields).to_bytes(), 1, 1, 1)
@@ -132,13 +134,12 @@ async def test_members_are_followed_only_while_somebody_has_to_know_them(told):
     """R16: no watch for nothing. What was known is kept for a restart."""
     await told.hear(listed(card("r1"), card("r2")))
     await told.become(fleet("r1", "r2"))
-    await told.scene.listed(51, *PLACED, kv("z", 51))
     await told.scene.listed(52, *MANY)
     await told.become(None)
     assert told.after_a_restart() == fleet("r1", "r2")
     await turns()
     assert (told.watches, told.members) == (1, None)
-    await told.scene.listed(53, *PLACED)
+    await told.scene.watcher._take(Changed(53, (Event(ONE_MORE.key, 53, ONE_MORE),)))
     await eventually(lambda: told.watches == 2)
     await told.hear(listed(card("r1"), card("r2")))
     await told.become(fleet("r1", "r2"))
