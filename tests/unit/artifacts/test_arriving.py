@@ -6,6 +6,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +71,7 @@ def test_what_broke_off_is_no_file_and_its_next_try_is(arriving):
     with pytest.raises(ConnectionError):
         arriving.take(WEIGHTS, 8, broken())
     assert arriving.entries == []
+    assert not [one for one in Path("/proc/self/fd").iterdir() if str(arriving.directory) in os.path.realpath(one)]
     arriving.take(WEIGHTS, 8, iter([b"all of it"]))
     assert arriving.entries == [entry(WEIGHTS, b"all of it")]
 
