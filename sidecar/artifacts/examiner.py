@@ -115,7 +115,7 @@ class _Child:
             processor_seconds=limits.processor_seconds
             + (directory / WEIGHTS_FILE).stat().st_size // limits.bytes_per_second,
         )
-        self._base = base or self._base
+        self._base = base
         with suppress(BrokenPipeError):  # that it has ended is seen in its answer
             self._send(request.model_dump_json().encode())
         (size_bytes,) = LENGTH.unpack(self._read(LENGTH.size, stop))

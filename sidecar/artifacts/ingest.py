@@ -151,7 +151,6 @@ class Incoming:
         self._reservation = reservation
         self.entries: list[FileEntry] = []
         self._begun: set[str] = set()
-        self.is_placed = False
         self._caps = {CONFIG_FILE: MAX_CONFIG_BYTES, WEIGHTS_FILE: max_weights_bytes}
         self._stop = stop
 
@@ -211,7 +210,6 @@ class Incoming:
         sync_directory(self.directory)
         with naming:
             self.directory.rename(final)
-        self.is_placed = True
 
 
 @contextmanager
@@ -233,10 +231,9 @@ def incoming(layout: StoreLayout, key: str, max_weights_bytes: int, quota: Quota
         try:
             yield arriving
         finally:
-            if not arriving.is_placed:
-                # A directory that cannot be removed is left to the next holder of the lock.
-                with suppress(OSError):
-                    _remove(directory)
+            # If it was placed, nothing is there. One that cannot be removed is left to the next holder of the lock.
+            with suppress(OSError):
+                _remove(directory)
 
 
 def _remove(path: Path) -> None:

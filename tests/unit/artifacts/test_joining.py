@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from registry.lora.base import BaseModules
 from registry.runtime.failpoints import Point, handling
 from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts.files import locked
 from sidecar.artifacts.leases import read_leases
 from tests.support.adapters import digest_of, write_adapter
 from tests.support.waiting import eventually
-from tests.unit.artifacts.conftest import pinned, unpinned
+from tests.unit.artifacts.conftest import pinned, release, unpinned
 
 
 @pytest.mark.parametrize("make_ref", [pinned, unpinned])
@@ -76,6 +77,24 @@ async def test_what_may_not_be_served_here_is_refused_although_it_is_there(open_
     assert not second.leased()
 
 
+async def test_what_is_there_and_can_be_neither_proven_nor_read_is_fetched(open_store, sources):
+    """R4, R21: a worker looks at it, and has it replaced; nobody is refused for it."""
+    adapter = write_adapter(sources / "a")
+    first = open_store("r1")
+    staged = await first.ensure(pinned(adapter))
+    release(first, staged)
+    first._layout.report(staged.id).unlink()
+    spoil(Path(staged.path) / "adapter_config.json")
+    assert await open_store("r2").ensure(pinned(adapter)) == staged
+    assert digest_of(Path(staged.path)) == adapter.digest
+
+
+def spoil(file: Path) -> None:
+    """Makes a file that is part of no adapter of it."""
+    file.chmod(0o644)
+    file.write_bytes(b"x" * 99)
+
+
 async def test_hundreds_that_are_there_leave_the_event_loop_to_others(open_store, sources):
     """R8: between two of them everybody else has a turn."""
     refs = [pinned(write_adapter(sources / f"a{seed}", seed=seed)) for seed in range(3)]
@@ -98,10 +117,18 @@ async def test_hundreds_that_are_there_leave_the_event_loop_to_others(open_store
     assert turns == ["other", "ours"] * len(refs)
 
 
+PREPARED = {"base": BaseModules({f"base.layers.0.self_attn.{name}_proj": (16, 16) for name in "qv"})}
+AS_IT_CAME = ["adapter_config", "adapter_model"]
+
+
+@pytest.mark.parametrize(
+    ("options", "files"), [({}, AS_IT_CAME), (PREPARED, [*AS_IT_CAME, "adapter_model"])], ids=["as it came", "prepared"]
+)
 async def test_what_gets_its_name_is_on_the_disk_before_and_the_name_before_anybody_hears_of_it(
-    store, sources, monkeypatch, tmp_path
+    open_store, sources, monkeypatch, options, files
 ):
-    """R12, fault 17: files, their folder, the name, the folder of names, in this order."""
+    """R12, fault 17: files, also those that are written anew, their folder, the name, the folder of names, in order."""
+    store = open_store(**options)
     noted: list[str] = []
     sync, rename = os.fsync, Path.rename
 
@@ -117,7 +144,7 @@ async def test_what_gets_its_name_is_on_the_disk_before_and_the_name_before_anyb
     monkeypatch.setattr(os, "fsync", noting_sync)
     monkeypatch.setattr(Path, "rename", noting_rename)
     staged = await store.ensure(pinned(write_adapter(sources / "a")))
-    assert noted == ["adapter_config", "adapter_model", staged.id, "rename", "adapters"]
+    assert noted == [*files, staged.id, "rename", "adapters"]
 
 
 async def test_a_header_that_takes_long_to_read_is_not_read_in_the_event_loop(open_store, sources):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
@@ -61,10 +62,12 @@ def test_opening_makes_the_folders_and_may_be_repeated(tmp_path):
 def test_a_store_that_cannot_be_used_is_named_with_the_remedy(tmp_path):
     """What is in the way of its own folders is set aside; what the operator named is not."""
     (tmp_path / "store").write_text("in the way")
+    (tmp_path / "store").chmod(0o646)
     with pytest.raises(StoreError, match="--store") as refused:
         open_layout(tmp_path / "store", "r1")
     assert str(tmp_path / "store") in str(refused.value)
     assert (tmp_path / "store").read_text() == "in the way"
+    assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o646
 
 
 def test_a_store_on_a_file_system_that_takes_no_files_is_named():

@@ -42,6 +42,23 @@ async def test_over_the_budget_what_was_unused_for_the_longest_time_goes_and_no_
     assert store._layout.lock(staged[1].id).exists()  # somebody may wait for it
 
 
+async def test_what_was_used_of_late_stays_and_what_was_let_go_of_may_go_at_once(open_store, sources, adapters):
+    """R16: the disk keeps what somebody may ask for again; a use is noted whoever of the host it was."""
+    first, second = await stage(open_store(), sources, 1, 2)
+    store = open_store(budget_bytes=1, grace_seconds=GRACE)
+    for one in (first, second):
+        age(store, one)
+    await open_store("r2").ensure(pinned(write_adapter(sources / "s1", seed=1)))
+    (store._layout.leases / "r2").unlink()
+    (store._layout.leases / "r1").unlink()
+    assert store.maintenance.round(Stop()).artifacts == 1
+    assert contents(adapters) == [Path(first.path).name]
+    again = open_store(budget_bytes=1, grace_seconds=GRACE)
+    again.lease({first.id})
+    release(again, first)
+    assert again.maintenance.round(Stop()).artifacts == 0
+
+
 @pytest.mark.parametrize("why", ["leased", "leased by another", "young", "locked", "leases damaged"])
 async def test_what_must_not_be_removed_stays_whatever_the_budget(open_store, sources, adapters, tmp_path, why):
     """R7 files-pinned, R16: leased ones are never removed."""

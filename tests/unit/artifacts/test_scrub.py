@@ -6,6 +6,7 @@ import errno
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -119,6 +120,24 @@ async def test_what_was_read_of_late_is_not_read_again(store, sources, monkeypat
     store._scrub._next_at = 0.0
     look_after(store)
     assert read == [Path(staged.path)]
+
+
+async def test_where_all_was_read_of_late_the_store_is_looked_through_again_after_a_while(
+    store, sources, read, monkeypatch
+):
+    """R16: a listing of thousands takes as long as staging a small one; R4: and then it is looked through."""
+    (staged,) = await stage(store, sources, 1)
+    now = time.monotonic()
+    monkeypatch.setattr(maintenance, "time", SimpleNamespace(time=time.time, monotonic=lambda: now))
+    read.clear()
+    store.maintenance.scrub(Stop())
+    os.utime(store._layout.report(staged.id), (1, 1))
+    now += maintenance.IDLE_SECONDS - 1
+    store.maintenance.scrub(Stop())
+    assert not read
+    now += 1
+    store.maintenance.scrub(Stop())
+    assert read == [staged.path]
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from sidecar.artifacts.staging import (
     origin_of,
 )
 from sidecar.artifacts.types import ArtifactRef, Stage, Staged
+from sidecar.metrics import STAGE_SECONDS
 from tests.simulation.loop import VirtualLoop
 
 FOR_EVER = 1800.0
@@ -247,6 +248,43 @@ def test_a_staging_that_ends_although_it_was_put_back_ends_nothing_else():
     with closing(VirtualLoop()) as loop:
         loop.run_until_complete(script())
     assert len(store.done) == 20
+
+
+def test_each_end_of_a_staging_is_told_once_with_its_time_and_makes_room():
+    """R8, R9: success, what the store says, and a fault of our own, which ends nothing else."""
+    ends: list[tuple[object, ...]] = []
+    refused = ArtifactError("too_large", "it is", permanent=True)
+    fine, bad, broken = (stage(f"https://{name}.example/a", name) for name in ("fine", "bad", "broken"))
+
+    class Store(TimedStore):
+        async def ensure(self, ref: ArtifactRef) -> Staged:
+            await asyncio.sleep(1.5)
+            if ref == bad.ref:
+                raise refused
+            if ref == broken.ref:
+                raise ZeroDivisionError
+            return Staged("id", "/path", "sha256:0", 8)
+
+    async def script() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            staging = Staging(
+                Store(),  # type: ignore[arg-type]
+                tasks,
+                on_failure=lambda stage, error: ends.append((stage, error.reason, error.permanent)),
+                on_end=lambda: ends.append(("left", len(staging.in_progress))),
+                on_success=lambda stage: ends.append((stage,)),
+            )
+            await asyncio.sleep(100)
+            for one in (fine, fine, bad, broken):
+                staging.start([one])
+            assert staging.in_progress == {fine.ref, bad.ref, broken.ref}
+
+    before = STAGE_SECONDS._sum.get()
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(script())
+    told = [(fine,), ("left", 2), (bad, "too_large", True), ("left", 1), (broken, "internal_error", False), ("left", 0)]
+    assert ends == told
+    assert STAGE_SECONDS._sum.get() - before == pytest.approx(3 * 1.5)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import errno
 import os
 from pathlib import Path
 
+from registry.runtime.failpoints import Point, handling
 from sidecar.desired import journal as journal_module
 from sidecar.desired.informer import RawRecord
 from sidecar.desired.journal import Journal
@@ -192,6 +193,45 @@ async def test_a_journal_that_outgrew_its_base_asks_for_a_new_one(tmp_path, monk
         journal.append(change(revision))
     assert journal.wants_base
     journal.close()
+
+
+async def test_how_much_has_come_since_the_base_outlives_a_restart(tmp_path, monkeypatch):
+    """R16 bounded: else a sidecar that is often restarted would append to the same base for ever."""
+    monkeypatch.setattr("sidecar.desired.journal.MIN_JOURNAL_BYTES", 10)
+    first = Journal(tmp_path)
+    await first.rewrite(base(1))
+    for revision in range(2, 20):
+        second = Journal(tmp_path)
+        assert second.restore("p") is not None
+        assert second.wants_base == first.wants_base
+        first.append(change(revision))
+        second.close()
+    assert first.wants_base
+    first.close()
+
+
+async def test_while_the_first_base_is_written_no_second_one_is_wanted(tmp_path):
+    """R16: what is appended meanwhile stands in the journal after it."""
+    journal, wanted = Journal(tmp_path), list[bool]()
+    with handling(lambda point: wanted.append(journal.wants_base) if point is Point.JOURNAL_OPENED else None):
+        await journal.rewrite(base(1))
+    assert wanted == [False]
+    assert not journal.wants_base
+    journal.close()
+
+
+async def test_what_is_no_file_is_not_in_the_way_of_a_base(tmp_path):
+    """R12 crash-only: somebody made folders of these names."""
+    for name in ("snapshot-1", "tmp-1"):
+        (tmp_path / name).mkdir()
+    journal = Journal(tmp_path)
+    assert journal.restore("p") is None
+    await journal.rewrite(base(1))
+    assert not journal.wants_base
+    journal.append(change(2))
+    journal.close()
+    restored = Journal(tmp_path).restore("p")
+    assert (restored.base, restored.entries) == (base(1), (change(2),))
 
 
 async def test_a_sync_that_fails_closes_the_journal_that_it_was_of_and_no_later_one(tmp_path, monkeypatch):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 
+import httpx
+import pytest
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from registry.runtime.http import listen
-from sidecar.engines.simulated.app import served
-from sidecar.engines.simulated.engine import SimulatedCall, SimulatedVllm
-from sidecar.engines.simulated.options import Faults
+from sidecar.engines.simulated.app import make_app, served
+from sidecar.engines.simulated.engine import Card, Rejection, SimulatedCall, SimulatedVllm
+from sidecar.engines.simulated.options import Faults, Options
+from sidecar.engines.simulated.weights import AdapterMissing, AdapterRefused, read_weights
+from tests.support.adapters import adapter_config, adapter_weights, write_files
 
 
 def test_a_fresh_one_has_done_nothing_and_tells_of_each_call():
@@ -26,6 +32,156 @@ def test_a_fresh_one_has_done_nothing_and_tells_of_each_call():
 
 def test_a_route_without_an_ordered_fault_is_not_struck():
     assert Faults().take("load") is None
+
+
+def written(folder: Path, **changes: object) -> str:
+    config = json.loads(adapter_config(rank=4)) | changes
+    return str(write_files(folder, json.dumps(config).encode(), adapter_weights(rank=4)).directory)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"init_lora_weights": True},
+        {"init_lora_weights": False},
+        {"init_lora_weights": "Gaussian"},
+        {"rank_pattern": {"q_proj": 8}, "alpha_pattern": {"q_proj": 2.5, "v_proj": None}},
+        {"rank_pattern": None, "alpha_pattern": None, "modules_to_save": None},
+        {"modules_to_save": ["score"], "use_dora": False, "bias": "none"},
+    ],
+    ids=str,
+)
+def test_it_takes_what_vllm_takes(tmp_path, changes):
+    """What it takes answers by its files alone."""
+    first, second = (read_weights(written(tmp_path / name, **changes), 8) for name in "ab")
+    assert first == second
+    assert first != read_weights(written(tmp_path / "c", **changes, more=1), 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"r": 9}, "greater than max_lora_rank 8"),
+        ({"r": 0}, "must be a positive integer"),
+        ({"rank_pattern": {"q_proj": 9}}, "greater than max_lora_rank 8"),
+        ({"lora_alpha": None}, "lora_alpha must be a number"),
+        ({"alpha_pattern": {"q_proj": "2"}}, "lora_alpha must be a number"),
+        ({"bias": "lora_only"}, "bias is not supported"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
+        ({"modules_to_save": ["score", "lm_head"]}, "modules_to_save"),
+        ({"use_dora": True}, "use_dora"),
+        ({"r": "8"}, "not supported between"),
+        ({"target_modules": None, "use_bdlora": {}, "use_qalora": True}, "use_qalora"),
+    ],
+    ids=str,
+)
+def test_it_refuses_what_vllm_refuses(tmp_path, changes, message):
+    with pytest.raises(AdapterRefused, match=message):
+        read_weights(written(tmp_path / "a", **changes), 8)
+
+
+def test_it_tells_what_is_missing_from_what_is_refused(tmp_path):
+    """Only a configuration that is not there is a missing adapter, as vLLM has it."""
+    folder = Path(written(tmp_path / "a"))
+    for path in (str(tmp_path / "none"), "a", str(folder.relative_to("/"))):
+        with pytest.raises(AdapterMissing):
+            read_weights(path, 8)
+    weights = folder / "adapter_model.safetensors"
+    whole = weights.read_bytes()
+    for content in (whole[:-1], whole + b"x", whole[:9], whole[:7], b"", whole[:8] + b"x" * (len(whole) - 8)):
+        weights.write_bytes(content)
+        with pytest.raises(AdapterRefused, match="deserializing header"):
+            read_weights(str(folder), 8)
+    weights.unlink()
+    with pytest.raises(AdapterRefused, match="contain tensors"):
+        read_weights(str(folder), 8)
+    (folder / "adapter_config.json").write_bytes(b"{")
+    weights.write_bytes(whole)
+    with pytest.raises(AdapterRefused):
+        read_weights(str(folder), 8)
+    (folder / "adapter_config.json").unlink()
+    with pytest.raises(AdapterMissing):
+        read_weights(str(folder), 8)
+
+
+@pytest.mark.parametrize(
+    ("version", "is_flat", "refused", "remembers"),
+    [
+        ("0.10.0", True, (400, "BadRequestError"), True),
+        ("0.10.1", False, (400, "BadRequestError"), True),
+        ("0.22.9", False, (400, "BadRequestError"), True),
+        ("0.23.0", False, (500, "InternalServerError"), True),
+        ("0.30.2", False, (500, "InternalServerError"), True),
+        ("0.31.0", False, (500, "InternalServerError"), False),
+    ],
+)
+async def test_it_plays_releases(tmp_path, version, is_flat, refused, remembers):
+    """What each answers to files that it does not take, and whether a name keeps what its first weights computed."""
+    engine = SimulatedVllm(Options(version=version))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app(engine)), base_url="http://e") as client:
+        asked = {"lora_name": "x", "lora_path": written(tmp_path / "bad", r=99)}
+        reply = await client.post("/v1/load_lora_adapter", json=asked)
+    body = reply.json()
+    assert ("error" in body) is not is_flat
+    error = body if is_flat else body["error"]
+    assert (reply.status_code, error["code"], error["type"]) == (refused[0], *refused)
+    paths = [written(tmp_path / name, name=name) for name in "ab"]
+    first, second = [await engine.generate(engine.card("x", path), "prompt", 4) for path in paths]
+    assert (first == second) is remembers
+    assert await engine.generate(engine.card("y", paths[1]), "prompt", 4) != first
+
+
+async def test_a_name_that_is_not_loaded_is_asked_for_once_and_never_answered_by_the_base(tmp_path):
+    """R5 no-silent-base; as our plugin in it is asked, by however many requests at once."""
+    engine, asked = SimulatedVllm(Options(max_lora_rank=8)), list[str]()
+    paths = {"x": written(tmp_path / "x"), "bad": written(tmp_path / "bad", r=99)}
+
+    async def resolve(name: str) -> Card | None:
+        asked.append(name)
+        await asyncio.sleep(0)
+        return engine.card(name, paths[name]) if name in paths else None
+
+    assert await engine.card_of("tiny") is None
+    with pytest.raises(Rejection) as unknown:
+        await engine.card_of("x")
+    assert unknown.value.status == 404
+    engine.resolve = resolve
+    first, second = await asyncio.gather(engine.card_of("x"), engine.card_of("x"))
+    assert first is second is await engine.card_of("x")
+    assert (first.name, first.path, await engine.resident()) == ("x", paths["x"], {first.number})
+    for name, status in (("bad", 400), ("nobody", 404)):
+        with pytest.raises(Rejection) as refused:
+            await engine.card_of(name)
+        assert refused.value.status == status
+        assert name not in engine.cards
+    assert asked == ["x", "bad", "nobody"]
+
+
+@pytest.mark.parametrize(
+    ("running", "asked", "waits"),
+    [
+        ([], "c", False),
+        (["a", ""], "c", False),
+        (["a", "b"], "c", True),
+        (["a", "b"], "b", False),
+        (["a", "b"], "", False),
+    ],
+)
+async def test_as_many_adapters_run_at_once_as_one_batch_mixes(running, asked, waits):
+    """The base model and adapters that run already are no more of them; one that died keeps nobody waiting."""
+    engine = SimulatedVllm(Options(max_loras=2))
+    engine.running += running
+    card = Card(asked, "/a", 1) if asked else None
+    work = asyncio.create_task(engine.generate(card, "x", 0))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert (work.done(), engine.waiting) == (not waits, [asked] if waits else [])
+    engine.die()
+    engine.pause(is_paused=False)
+    async with asyncio.timeout(60):
+        assert await work == []
+    assert (engine.running, engine.waiting, engine.bound) == (running, [], [])
 
 
 async def test_one_that_ends_breaks_its_connections_as_a_killed_process_does():

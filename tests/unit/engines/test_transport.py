@@ -1,12 +1,15 @@
-"""The way to an engine with TLS."""
+"""The way to an engine: what is sent in one piece, what comes of what does not come back whole, and TLS."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
-from sidecar.engines.transport import GetRequest, NotSent, Reply, Transport
+from registry.tools.devstack.processes import free_ports
+from sidecar.engines.transport import DeleteRequest, GetRequest, Lost, NotSent, PostRequest, Reply, Transport
 from tests.support.tls import Authority
 from tests.support.web import Site, serving
 
@@ -53,3 +56,86 @@ async def test_authorities_are_read_again(tmp_path, monkeypatch):
             expected = NotSent if content == new.ca.read_bytes() else Reply
             assert isinstance(await answer_of(transport), expected)
         assert await answer_of(replaced) == Reply(200, b"b")
+
+
+@asynccontextmanager
+async def answering(*pieces: bytes, wait: asyncio.Event | None = None) -> AsyncIterator[tuple[int, list[bytes]]]:
+    """A server that reads until it has nothing to read, answers with the pieces, and closes; its port, what it read."""
+    seen: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.read(1 << 20))
+        if wait is not None:
+            await wait.wait()
+        for piece in pieces:
+            writer.write(piece)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1], seen
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+NO = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+ALL = (GetRequest("/a"), PostRequest("/b", {"c": 1}), DeleteRequest("/d"))
+
+
+async def test_requests_go_out_in_one_piece_and_their_answers_come_in_order():
+    """R6: as few requests as possible find a name missing between the two of a swap."""
+    heard: list[int] = []
+    async with answering(OK + NO[:9], NO[9:] + OK) as (port, seen):
+        transport = Transport(f"http://user:secret@127.0.0.1:{port}/base/")
+        answers = await transport.send(
+            ALL, {"X-One": "1"}, timeout_seconds=60, on_sent=lambda: heard.append(len(heard))
+        )
+    assert (answers, heard) == ([Reply(200, b"ok"), Reply(404, b""), Reply(200, b"ok")], [0])
+    (sent,) = seen
+    assert sent.count(b"HTTP/1.1\r\n") == 3
+    assert sent.count(b"127.0.0.1:%d\r\n" % port) == sent.lower().count(b"x-one: 1\r\n") == 3
+    assert b"secret" not in sent
+    places = [sent.find(line) for line in (b"GET /base/a ", b"POST /base/b ", b'{"c": 1}', b"DELETE /base/d ")]
+    assert places == sorted(places)
+    assert -1 not in places
+    assert b"application/json" in sent
+
+
+@pytest.mark.parametrize(
+    ("pieces", "whole"),
+    [
+        ((), 0),
+        ((b"hello\r\n\r\n",), 0),
+        ((OK,), 1),
+        ((OK[:-1],), 0),
+        ((OK, NO, OK[:9]), 2),
+        ((OK, b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n123456789", OK), 1),
+        ((OK, b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n12345678", OK), 3),
+    ],
+    ids=str,
+)
+async def test_what_has_no_whole_answer_is_lost_from_there_on(pieces, whole):
+    """R6, R16: whether it was carried out is not known; nor is anything believed of what came after it."""
+    async with answering(*pieces) as (port, _):
+        answers = await Transport(f"http://127.0.0.1:{port}").send(ALL, {}, timeout_seconds=60, max_reply_bytes=8)
+    assert not isinstance(answers, NotSent)
+    assert [type(one) for one in answers] == [Reply] * whole + [Lost] * (3 - whole)
+
+
+async def test_an_answer_that_does_not_come_is_waited_for_no_longer_than_it_may_take():
+    """R16: the connection stands, and nothing comes; that all was sent is told all the same."""
+    never, heard = asyncio.Event(), list[None]()
+    async with answering(wait=never) as (port, _):
+        transport = Transport(f"http://127.0.0.1:{port}")
+        answers = await transport.send(ALL, {}, timeout_seconds=0.05, on_sent=lambda: heard.append(None))
+        never.set()
+    assert answers == [Lost("no answer within 0.05 s")] * 3
+    assert heard == [None]
+
+
+async def test_without_a_connection_nothing_was_sent_and_no_secret_is_told():
+    """X1."""
+    (port,) = free_ports(1)
+    found = await Transport(f"http://user:secret@127.0.0.1:{port}").send(ALL, {}, timeout_seconds=60)
+    assert isinstance(found, NotSent)
+    assert f"127.0.0.1:{port}" in found.message
+    assert "secret" not in found.message

@@ -44,7 +44,11 @@ async def test_an_engine_that_hangs_in_a_load_is_seen_not_to_turn(engine, hasty,
     assert isinstance(await hasty.load("x", tiny.adapter("a"), request_id="r"), Unknown)
     assert (await asker.client.get("/health")).status_code == 200
     await engine.observe()
-    assert not await hasty.turns()
+
+    async def stands_still() -> bool:  # once the load, for which nobody waits any more, has come as far
+        return not await hasty.turns()
+
+    assert await eventually(stands_still)
     assert await eventually(engine.is_busy)
     release.set()
     assert await eventually(engine.turns)

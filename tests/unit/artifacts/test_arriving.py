@@ -1,0 +1,147 @@
+"""Files of an artifact as they arrive in their directory: what stands there, and what it takes of the store."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from registry.lora.digest import FileEntry, manifest_digest
+from registry.sources.base import ArtifactError, Stop
+from sidecar.artifacts import ingest
+from sidecar.artifacts.disk import Quota, SizeIndex
+from sidecar.artifacts.ingest import Incoming, incoming
+from sidecar.artifacts.layout import StoreLayout, open_layout
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+@pytest.fixture
+def layout(tmp_path) -> StoreLayout:
+    return open_layout(tmp_path / "store", "r1")
+
+
+@pytest.fixture
+def quota(layout) -> Quota:
+    """Of a store with a budget of 1,000 bytes, with nothing in it that could go."""
+    return Quota(layout.root, SizeIndex(layout), 1000, lambda _: 0)
+
+
+@pytest.fixture
+def arriving(layout, quota) -> Iterator[Incoming]:
+    with incoming(layout, "key", 5000, quota, Stop()) as one:
+        yield one
+
+
+def refusal(arriving: Incoming, name: str, size_bytes: int, content: Iterator[bytes]) -> tuple[str, bool]:
+    with pytest.raises(ArtifactError) as refused:
+        arriving.take(name, size_bytes, content)
+    return refused.value.reason, refused.value.permanent
+
+
+def entry(name: str, content: bytes) -> FileEntry:
+    return FileEntry(name, len(content), hashlib.sha256(content).hexdigest())
+
+
+def test_a_file_that_comes_again_takes_the_place_and_the_room_of_what_came_of_it(arriving, quota):
+    """R4, R16: a source begins a file anew where its connection broke, and may have no room then."""
+    arriving.take(CONFIG, 3, iter([b"{", b"}\n"]))
+    arriving.take(WEIGHTS, 600, iter([b"first"]))
+    assert refusal(arriving, WEIGHTS, 1001, iter([b"x"])) == ("store_full", False)
+    assert quota._reserved_bytes == 3
+    assert [path.name for path in arriving.directory.iterdir()] == [CONFIG]
+    arriving.take(WEIGHTS, 700, iter([b"second"]))
+    assert quota._reserved_bytes == 703
+    assert (arriving.directory / WEIGHTS).read_bytes() == b"second"
+    assert arriving.entries == [entry(CONFIG, b"{}\n"), entry(WEIGHTS, b"second")]
+    assert arriving.digest() == manifest_digest(arriving.entries)
+
+
+def test_what_broke_off_is_no_file_and_its_next_try_is(arriving):
+    """R4: half of it is never counted among those that are there."""
+
+    def broken() -> Iterator[bytes]:
+        yield b"half"
+        raise ConnectionError("the source is gone")
+
+    with pytest.raises(ConnectionError):
+        arriving.take(WEIGHTS, 8, broken())
+    assert arriving.entries == []
+    assert not [one for one in Path("/proc/self/fd").iterdir() if str(arriving.directory) in os.path.realpath(one)]
+    arriving.take(WEIGHTS, 8, iter([b"all of it"]))
+    assert arriving.entries == [entry(WEIGHTS, b"all of it")]
+
+
+@pytest.mark.parametrize(
+    ("name", "size_bytes", "reason"),
+    [
+        (CONFIG, 0, ("source_incomplete", False)),
+        (WEIGHTS, 5001, ("too_large", True)),
+        (CONFIG, ingest.MAX_CONFIG_BYTES + 1, ("too_large", True)),
+        (WEIGHTS, 5000, ("store_full", False)),
+    ],
+)
+def test_what_cannot_be_taken_is_not_begun(arriving, quota, name, size_bytes, reason):
+    """R16: its size is judged before a byte of it comes."""
+    assert refusal(arriving, name, size_bytes, iter([b"x"])) == reason
+    assert not list(arriving.directory.iterdir())
+    assert quota._reserved_bytes == 0
+
+
+def test_files_are_nobodys_to_write_and_the_directory_is_as_its_folder(arriving, layout):
+    """R4, R7: whatever our umask is, the engine may be another user of the group."""
+    before = os.umask(0o077)
+    try:
+        arriving.take(CONFIG, 2, iter([b"{}"]))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((arriving.directory / CONFIG).stat().st_mode) == 0o444
+    assert stat.S_IMODE(arriving.directory.stat().st_mode) == stat.S_IMODE(layout.adapters.stat().st_mode) & 0o2755
+
+
+def test_a_staging_that_was_stopped_takes_nothing_more(layout, quota):
+    """R8: it ends between two pieces, and its directory is gone with it, and its room."""
+    stop = Stop()
+
+    def chunks() -> Iterator[bytes]:
+        yield b"x"
+        stop.set()
+        yield b"y"
+        raise AssertionError("it was asked for more")
+
+    with incoming(layout, "key", 5000, quota, stop) as arriving:
+        assert refusal(arriving, WEIGHTS, 10, chunks()) == ("staging_stopped", False)
+        assert quota._reserved_bytes == 10
+    assert not arriving.directory.exists()
+    assert quota._reserved_bytes == 0
+
+
+def test_what_got_its_name_stays_and_what_an_earlier_holder_of_the_lock_left_goes(layout, quota):
+    """R12: and what belongs to another lock is another's."""
+    for name in ("key.dead", "keys.live"):
+        layout.temporary(*name.split(".")).mkdir()
+    layout.temporary("key", "report").write_bytes(b"half")
+    index, final = SizeIndex(layout), layout.adapter("0" * 64)
+    with incoming(layout, "key", 5000, quota, Stop()) as arriving:
+        assert sorted(path.name for path in (layout.root / "tmp").iterdir()) == sorted(
+            [arriving.directory.name, "keys.live"]
+        )
+        arriving.take(CONFIG, 2, iter([b"{}"]))
+        arriving.place(final, index.adding("0" * 64, 2))
+    assert [path.name for path in final.iterdir()] == [CONFIG]
+    assert index.sizes() == {"0" * 64: 2}
+    assert [path.name for path in (layout.root / "tmp").iterdir()] == ["keys.live"]
+    assert quota._reserved_bytes == 0
+
+
+def test_the_disk_is_looked_at_again_while_files_arrive(arriving, monkeypatch):
+    """R16, fault 25: for what is still to come, and no more."""
+    asked: list[tuple[int, str]] = []
+    monkeypatch.setattr(ingest, "CHECK_BYTES", 10)
+    monkeypatch.setattr(arriving._reservation, "check_disk", lambda left, name: asked.append((left, name)))
+    arriving.take(WEIGHTS, 27, iter([b"x" * 6] * 5))
+    assert asked == [(15, WEIGHTS), (3, WEIGHTS), (0, WEIGHTS)]

@@ -1,0 +1,254 @@
+"""What a watcher takes up from the snapshot of an earlier process, and when it acts upon it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.etcd3.reflector import Connected, Progressed, Reflection, Resume
+from registry.model.records import PoolSpec
+from sidecar.desired import watcher as module
+from sidecar.desired.informer import RawRecord
+from sidecar.desired.journal import Journal
+from sidecar.desired.snapshot import AdaptersChanged, MembersChanged, PoolChanged, SnapshotBase
+from sidecar.desired.watcher import BOOT_WAIT_SECONDS, CATCH_UP_SECONDS, Booting, Following, Relisting
+from tests.simulation.loop import VirtualLoop
+from tests.support.records import POOL, kv, put, record
+from tests.support.waiting import eventually
+from tests.support.worlds import fleet, pool
+from tests.unit.desired.test_watcher import Scene
+
+RECORDS = {name: RawRecord(record(name).to_bytes(), 5) for name in ("a", "b")}
+TRIO = fleet("r1", "r2", "r3")
+
+
+def pool_of(revision: int) -> bytes:
+    return pool().model_copy(update={"removals_confirmed_revision": revision}).to_bytes()
+
+
+def written(folder: Path, *entries: AdaptersChanged | PoolChanged | MembersChanged, **base: Any) -> None:
+    """What an earlier process left."""
+
+    async def write() -> None:
+        journal = Journal(folder)
+        fields = {"pool_record": pool_of(1), "records": RECORDS, "members": TRIO, "epoch": "first"} | base
+        await journal.rewrite(SnapshotBase(POOL, 7, 9, **fields))
+        for entry in entries:
+            journal.append(entry)
+        journal.close()
+
+    asyncio.run(write())
+
+
+def booted(folder: Path) -> Scene:
+    scene = Scene(folder)
+    scene.watcher.restore()
+    return scene
+
+
+def test_all_that_was_followed_is_taken_up_and_nothing_of_adapters_is_acted_upon_yet(tmp_path):
+    """R1, R13: adapters, the pool's record and the live replicas, with what changed after the base."""
+    written(
+        tmp_path,
+        AdaptersChanged(10, (put("c", 10),)),
+        PoolChanged(pool_of(2)),
+        MembersChanged(tuple(fleet("r2", zone="x").values()), ("r3",)),
+    )
+    scene = booted(tmp_path)
+    scene.journal.close()
+    snapshot, informer = scene.mailbox.snapshot, scene.watcher._informer
+    assert (snapshot.desired, informer.state.revision) == (None, 10)
+    assert set(informer.state.adapters) == set(informer.raw) == {"a", "b", "c"}
+    assert snapshot.members == fleet("r1") | fleet("r2", zone="x") == scene.watcher._members_watcher.members
+    assert isinstance(snapshot.pool, PoolSpec)
+    assert snapshot.pool.removals_confirmed_revision == 2
+    assert scene.state == Following()
+    assert scene.watcher._begin() == Resume(10, 7)
+
+
+def test_a_base_alone_is_enough(tmp_path):
+    """R13: the live replicas too, so that the share is the one that it was."""
+    written(tmp_path)
+    scene = booted(tmp_path)
+    scene.journal.close()
+    assert scene.mailbox.snapshot.members == TRIO
+    assert scene.mailbox.snapshot.pool_read
+    assert scene.watcher._informer.state.count == 2
+
+
+@pytest.mark.parametrize(("left", "state"), [({"is_doubted": True}, Relisting(is_begun=False)), (None, Booting())])
+def test_without_a_snapshot_that_may_be_followed_there_is_a_list_first(tmp_path, left, state):
+    """R15 brake."""
+    if left is not None:
+        written(tmp_path, **left)
+    scene = booted(tmp_path)
+    scene.journal.close()
+    assert scene.state == state
+    assert scene.watcher._begin() is None
+
+
+def played(script: Callable[[Scene], Coroutine[Any, Any, None]], folder: Path) -> None:
+    """A boot on virtual time: what is posted from its beginning on is kept."""
+    with closing(VirtualLoop()) as loop:
+        scene = booted(folder)
+        scene.mailbox.posted.clear()
+        loop.run_until_complete(script(scene))
+        scene.journal.close()
+
+
+def test_without_etcd_the_snapshot_is_acted_upon_after_a_moment(tmp_path):
+    """R13 static-stable, and R1: not before etcd had the time to say what is newer."""
+
+    async def script(scene: Scene) -> None:
+        boot = asyncio.create_task(scene.watcher._act_upon_snapshot())
+        await asyncio.sleep(BOOT_WAIT_SECONDS - 0.01)
+        assert not scene.mailbox.posted
+        await boot
+        assert asyncio.get_running_loop().time() <= BOOT_WAIT_SECONDS + 0.01
+        (posted,) = scene.mailbox.posted
+        assert posted.actionable is not None
+        assert (posted.actionable.count, posted.members) == (2, TRIO)
+
+    written(tmp_path)
+    played(script, tmp_path)
+
+
+def test_once_connected_what_changed_since_has_the_time_to_come(tmp_path):
+    """R1: what was deleted meanwhile is not loaded for a moment."""
+
+    async def script(scene: Scene) -> None:
+        boot = asyncio.create_task(scene.watcher._act_upon_snapshot())
+        await asyncio.sleep(BOOT_WAIT_SECONDS / 2)
+        await scene.watcher._take(Connected("etcd-1"))
+        assert all(one.desired is None for one in scene.mailbox.posted)
+        await asyncio.sleep(CATCH_UP_SECONDS - 0.01)
+        assert all(one.desired is None for one in scene.mailbox.posted)
+        await boot
+        assert asyncio.get_running_loop().time() < BOOT_WAIT_SECONDS
+        assert scene.mailbox.snapshot.desired.count == 2
+
+    written(tmp_path)
+    played(script, tmp_path)
+
+
+def test_a_boot_without_a_snapshot_waits_for_the_first_list(tmp_path):
+    """R5, R15: nothing is known, which is not that nothing is wanted."""
+
+    async def script(scene: Scene) -> None:
+        await scene.watcher._act_upon_snapshot()
+        await asyncio.sleep(10 * BOOT_WAIT_SECONDS)
+        assert scene.mailbox.snapshot.desired is None
+
+    played(script, tmp_path)
+
+
+class Silent:
+    """A watch of which nothing comes."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    async def stream(self) -> AsyncGenerator[Reflection, None]:
+        await asyncio.Event().wait()
+        yield Progressed(1)
+
+
+async def following(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> asyncio.Task[None]:
+    monkeypatch.setattr(module, "Reflector", Silent)
+    return asyncio.create_task(scene.watcher._follow_adapters())
+
+
+async def end(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def test_what_is_left_of_a_damaged_snapshot_is_written_whole_before_anything_is_followed(tmp_path, monkeypatch):
+    """R12, R2: else nothing would be on disk until the next change, and what came then not behind the damage."""
+    await asyncio.to_thread(written, tmp_path)
+    (tmp_path / "journal-1").write_bytes(b"half")
+    scene = booted(tmp_path)
+    assert scene.journal.wants_base
+    running = await following(scene, monkeypatch)
+    await eventually(lambda: not scene.journal.wants_base)
+    await eventually(lambda: not (tmp_path / "snapshot-1").exists())
+    await end(running)
+    scene.journal.close()
+    restored = Journal(tmp_path).restore(POOL)
+    assert restored is not None
+    assert (restored.base.revision, dict(restored.base.members), restored.entries) == (9, TRIO, ())
+    assert {name: one.value for name, one in restored.base.records.items()} == {
+        name: one.value for name, one in RECORDS.items()
+    }
+
+
+async def test_before_anything_was_followed_nothing_is_written(tmp_path, monkeypatch):
+    """R15: a base without adapters would be a snapshot of an empty pool."""
+    scene = booted(tmp_path / "state")
+    running = await following(scene, monkeypatch)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not (tmp_path / "state").exists()
+    await end(running)
+
+
+async def test_the_first_list_is_acted_upon_at_once_and_is_on_disk_then(tmp_path):
+    """R13: a restart right after it needs no etcd; nobody waited for the disk."""
+    scene = booted(tmp_path)
+    order: list[str] = []
+    note_order(scene, order)
+    await scene.listed(9, kv("a", 3), kv("b", 4))
+    assert order == ["in force", "on disk"]
+    scene.journal.close()
+    again = booted(tmp_path)
+    again.journal.close()
+    assert (again.state, again.watcher._informer.state.revision, again.watcher._informer.state.count) == (
+        Following(),
+        9,
+        2,
+    )
+
+
+async def test_a_later_list_is_on_disk_before_it_is_acted_upon(tmp_path):
+    """R1: a kill in between must not bring back what was followed before it."""
+    scene = booted(tmp_path)
+    await scene.listed(9, kv("a", 3))
+    order: list[str] = []
+    note_order(scene, order)
+    await scene.listed(10, kv("a", 3), kv("b", 10))
+    assert order == ["on disk", "in force"]
+    scene.journal.close()
+
+
+def note_order(scene: Scene, order: list[str]) -> None:
+    rewrite, post = scene.journal.rewrite, scene.watcher._post
+
+    async def noting_rewrite(base: SnapshotBase) -> None:
+        await rewrite(base)
+        order.append("on disk")
+
+    def noting_post(snapshot: Any) -> None:
+        post(snapshot)
+        order.append("in force")
+
+    scene.journal.rewrite, scene.watcher._post = noting_rewrite, noting_post  # type: ignore[method-assign]
+
+
+async def test_a_store_whose_epoch_comes_later_is_known_by_it_from_then_on(tmp_path):
+    """R15 brake: another store behind the same address is noticed by what the first one came to say of itself."""
+    scene = booted(tmp_path)
+    scene.client.epoch = ""
+    await scene.listed(9, kv("a", 3))
+    scene.client.epoch = "first"
+    await scene.watcher._take(Connected("etcd-1"))
+    assert (scene.state, scene.mailbox.snapshot.connected) == (Following(), True)
+    scene.client.epoch = "second"
+    await scene.watcher._take(Connected("etcd-1"))
+    assert scene.state == Relisting(is_begun=False)
+    scene.journal.close()
