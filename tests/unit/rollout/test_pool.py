@@ -24,7 +24,7 @@ class Forgetful:
         self.kvs = kvs
         self.revision = 50
 
-    async def range(self, op: Range, *, timeout_seconds: float) -> RangeResult:
+    async def range(self, op: Range, *, timeout_seconds: float = 60.0) -> RangeResult:
         if op.revision and self.errors:
             self.revision += 1
             raise self.errors.pop(0)
