@@ -59,7 +59,10 @@ def play(scene: Callable[[PlayedEtcd], Coroutine[Any, Any, None]], members: int 
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(work())
+        try:
+            loop.run_until_complete(work())
+        finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
 
 
 def now() -> float:
