@@ -27,9 +27,9 @@ class PlayedEtcd:
         opened: the endpoints of all connections, in order.
     """
 
-    def __init__(self, members: int, habits: Habits) -> None:
+    def __init__(self, members: int) -> None:
         self.store = EtcdStore()
-        self.cluster = Cluster(self.store, random.Random(0), habits)
+        self.cluster = Cluster(self.store, random.Random(0), Habits())
         made = [Member(f"m{number}", number + 1, self.cluster) for number in range(members)]
         self.links = {one.name: Link(one.name, one, random.Random(0)) for one in made}
         self.opened: list[str] = []
@@ -44,11 +44,11 @@ class PlayedEtcd:
         return SimChannel(self.links[endpoint], len(self.opened))
 
 
-def play(scene: Callable[[PlayedEtcd], Coroutine[Any, Any, None]], members: int = 1, habits: Habits = Habits()) -> None:
+def play(scene: Callable[[PlayedEtcd], Coroutine[Any, Any, None]], members: int = 1) -> None:
     """Plays a scene to its end; what it began and did not end is ended with it."""
 
     async def work() -> None:
-        etcd = PlayedEtcd(members, habits)
+        etcd = PlayedEtcd(members)
         with mock.patch("registry.etcd3.channel._open", etcd.open_channel):
             try:
                 await scene(etcd)

@@ -26,8 +26,6 @@ from registry.admin.rpc.service import DESCRIPTOR, SERVICE, make_handlers
 from registry.admin.rpc.streams import Residency, Streams
 from registry.etcd3.errors import EtcdUnauthenticated, TlsFailed
 from registry.etcd3.informer import SharedInformerFactory
-from registry.etcd3.ops import Put, Txn
-from registry.model.errors import Unavailable
 from registry.model.records import AuditRecord
 from registry.model.status import RememberedReplica, RememberedReplicas
 from registry.residency.hub import ResidencyHub
@@ -502,7 +500,9 @@ def test_the_service_is_healthy_while_etcd_answers():
     serve(scene)
 
 
-@pytest.mark.parametrize("refusal", [EtcdUnauthenticated("who are you"), TlsFailed("no certificate", maybe_applied=False)])
+@pytest.mark.parametrize(
+    "refusal", [EtcdUnauthenticated("who are you"), TlsFailed("no certificate", maybe_applied=False)]
+)
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_wrong_password_ends_the_service_only_at_its_start(refusal, is_first, monkeypatch):
     """R13: later it may be a rotation under way."""

@@ -29,7 +29,9 @@ def world() -> World:
     return world
 
 
-def told(world: World, detail: int, keys: Iterable[str] = ("a",), *, snapshot: bool = True) -> pb.WatchResidencyResponse:
+def told(
+    world: World, detail: int, keys: Iterable[str] = ("a",), *, snapshot: bool = True
+) -> pb.WatchResidencyResponse:
     return response(ResidencyUpdate(1, world.view, tuple(keys), snapshot), 0, detail)
 
 
@@ -44,7 +46,9 @@ def by_replica(one: pb.AdapterResidency) -> list[tuple[object, ...]]:
 
 
 def by_count(one: pb.AdapterResidency) -> list[tuple[object, ...]]:
-    return sorted((part.replicas, part.state, part.reason, part.wanted_state, part.wanted_reason) for part in one.counts)
+    return sorted(
+        (part.replicas, part.state, part.reason, part.wanted_state, part.wanted_reason) for part in one.counts
+    )
 
 
 EACH = [

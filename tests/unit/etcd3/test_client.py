@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 
 import grpc
 import pytest
 
-from registry.etcd3 import channel
-from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.calls import Login
-from registry.etcd3.channel import MAX_RECEIVE_BYTES, MemberConnection, call_metadata, translated
-from registry.etcd3.client import Client, MemberDown, MemberStatus
-from registry.etcd3.codec import AUTHENTICATE, LEASE_KEEPALIVE, RANGE, READ_TXN, TXN
+from registry.etcd3.channel import MemberConnection, call_metadata, translated
+from registry.etcd3.client import MemberDown, MemberStatus
 from registry.etcd3.errors import EtcdError, EtcdInvalidArgument, EtcdUnavailable, LeaseExpired, NoSpace, Timeout
 from registry.etcd3.ops import Put, Range, Txn, prefix_end
 from registry.etcd3.options import ClientOptions
@@ -173,7 +169,11 @@ async def _failing(error: BaseException, *, writes: bool) -> BaseException:
 @pytest.mark.parametrize("writes", [True, False])
 async def test_what_goes_wrong_in_grpc_is_an_error_of_ours_with_the_member_in_it(writes):
     """And tells whether a write may have been made."""
-    for error in (rpc_error("UNAVAILABLE", "Connection reset by peer"), asyncio.CancelledError(), grpc.aio.UsageError()):
+    for error in (
+        rpc_error("UNAVAILABLE", "Connection reset by peer"),
+        asyncio.CancelledError(),
+        grpc.aio.UsageError(),
+    ):
         told = await _failing(error, writes=writes)
         assert isinstance(told, EtcdUnavailable)
         assert str(told).startswith("m0: ")

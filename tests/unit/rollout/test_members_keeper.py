@@ -47,7 +47,9 @@ class Kept:
         for pool in pools:
             self.make_pool(pool)
         client, rng = etcd.client(), random.Random(0)
-        keeper = MembersKeeper(client, KEYS, SharedInformerFactory(client, rng=rng), self._tell, rng=rng, wall=self.wall)
+        keeper = MembersKeeper(
+            client, KEYS, SharedInformerFactory(client, rng=rng), self._tell, rng=rng, wall=self.wall
+        )
         self.task = asyncio.create_task(keeper.run())
 
     def _tell(self, missing: Mapping[str, int]) -> None:
