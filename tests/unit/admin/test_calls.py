@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing
@@ -18,6 +19,8 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from google.rpc.status_pb2 import Status
 from grpc import StatusCode
 from grpc_health.v1 import health, health_pb2
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
 
 from registry.admin.health import AdminMetrics, Probe
 from registry.admin.rpc.handlers import Reads, Writes
@@ -92,7 +95,7 @@ async def one(request: Message) -> AsyncIterator[bytes]:
 class Served:
     """An admin service without its ports."""
 
-    def __init__(self, etcd: PlayedEtcd, members: int = 1) -> None:
+    def __init__(self, etcd: PlayedEtcd) -> None:
         self.etcd = etcd
         client, rng = etcd.client(), random.Random(0)
         self.client, self.gate, self.metrics = client, WriteGate(), AdminMetrics()
@@ -102,7 +105,8 @@ class Served:
         self.stopping = asyncio.Event()
         reader, informers = Reader(client, KEYS), SharedInformerFactory(client, rng=rng)
         self.hub = ResidencyHub(client, KEYS, informers)
-        streams = Streams(AdapterStreams(client, KEYS, reader, informers, rng=rng), Residency(self.hub, reader))
+        self.residency = Residency(self.hub, reader)
+        streams = Streams(AdapterStreams(client, KEYS, reader, informers, rng=rng), self.residency)
         limits = TxnLimits()
         self.writes = Writes(Writer(client, KEYS, limits, self.gate, rng=rng), reader, partial(forget, client, KEYS))
         self._handlers = make_handlers(
@@ -124,16 +128,14 @@ class Served:
         return self.handler(method).stream_stream(one(request), Context())
 
     async def refusal(self, method: str, request: Message, context: Context | None = None) -> Aborted:
+        is_stream = DESCRIPTOR.methods_by_name[method].server_streaming
         with pytest.raises(Aborted) as refused:
-            if DESCRIPTOR.methods_by_name[method].server_streaming:
-                await anext(aiter(self.watch(method, request)))
-            else:
-                await self.call(method, request, context)
+            await (anext(self.watch(method, request)) if is_stream else self.call(method, request, context))
         return refused.value
 
     def counted(self, method: str) -> dict[str, float]:
         """How many calls ended, by status."""
-        [family] = [one for one in self.metrics.requests.collect()]
+        [family] = list(self.metrics.requests.collect())
         return {
             sample.labels["code"]: sample.value
             for sample in family.samples
@@ -147,11 +149,11 @@ class Served:
 Scene = Callable[[Served], Coroutine[Any, Any, None]]
 
 
-def serve(scene: Scene, members: int = 1) -> None:
+def serve(scene: Scene) -> None:
     async def work(etcd: PlayedEtcd) -> None:
         await scene(Served(etcd))
 
-    play(work, members=members)
+    play(work)
 
 
 def test_what_was_written_is_told_with_the_revision_that_it_has():
@@ -246,10 +248,25 @@ def test_who_is_dead_is_forgotten_unless_that_was_only_asked():
     ("method", "wanted", "told"),
     [
         ("GetAdapter", pb.GetAdapterRequest(pool="p", name="a"), (StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "name")),
+        (
+            "GetAdapter",
+            pb.GetAdapterRequest(pool="p/q", name="a"),
+            (StatusCode.INVALID_ARGUMENT, "INVALID_NAME", "pool"),
+        ),
+        (
+            "GetAdapter",
+            pb.GetAdapterRequest(pool="p", name="a b"),
+            (StatusCode.INVALID_ARGUMENT, "INVALID_NAME", "name"),
+        ),
+        (
+            "DeletePool",
+            pb.DeletePoolRequest(name="p", request_id="a b"),
+            (StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "request_id"),
+        ),
         ("GetPool", pb.GetPoolRequest(name="q"), (StatusCode.NOT_FOUND, "POOL_NOT_FOUND", "name")),
         (
             "ListAdapters",
-            pb.ListAdaptersRequest(pool="p", page_token="?"),
+            pb.ListAdaptersRequest(pool="p", page_token="?"),  # noqa: S106 - no secret
             (StatusCode.INVALID_ARGUMENT, "INVALID_PAGE_TOKEN", "page_token"),
         ),
         (
@@ -523,3 +540,66 @@ def test_a_wrong_password_ends_the_service_only_at_its_start(refusal, is_first, 
             assert "refuses the admin service's certificate, user or password" in served.probe.readiness.reason
 
     serve(scene)
+
+
+async def page(served: Served, query: str, **headers: str) -> Any:
+    """What ``GET /v1/residency`` answers: its status, its ETag and what it says."""
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    request = Request({"type": "http", "query_string": query.encode(), "headers": raw})
+    reply = await served.residency.page(request)
+    if isinstance(reply, StreamingResponse):
+        content = "".join([str(part) async for part in reply.body_iterator])
+    else:
+        content = bytes(reply.body).decode()
+    return reply.status_code, reply.headers.get("ETag"), json.loads(content) if content else None
+
+
+def test_the_page_for_gateways_says_where_adapters_are_and_only_what_is_new():
+    """R9; a gateway polls it, and most polls find nothing new."""
+
+    async def scene(served: Served) -> None:
+        await served.make_pool()
+        await served.call("ApplyAdapters", change_set(put("acme/A"), put("b"), put("c")))
+        replicas = Replicas(served.client, KEYS)
+        await replicas.alive("r1")
+        await replicas.says("r1", served.etcd.store.revision)
+        status, tag, told = await page(served, "pool=p")
+        assert (status, told["pool"]) == (200, "p")
+        assert [(one["name"], one["replicas"][0]["state"]) for one in told["adapters"]] == [
+            ("acme/A", "serving"),
+            ("b", "serving"),
+            ("c", "serving"),
+        ]
+        assert told["revision"] >= 3
+        for same in (tag, f"W/{tag}", f'"other", {tag}'):
+            assert await page(served, "pool=p", if_none_match=same) == (304, tag, None)
+        _, _, one = await page(served, "pool=p&name=acme/a")
+        assert [found["name"] for found in one["adapters"]] == ["acme/A"]
+        await served.call("ApplyAdapters", change_set(drop("b")))
+        await asyncio.sleep(1)
+        status, newer, told = await page(served, "pool=p", if_none_match=tag)
+        assert (status, newer != tag, len(told["adapters"])) == (200, True, 2)
+        for query, code, reason in (
+            ("pool=p&name=b", 404, "ADAPTER_NOT_FOUND"),
+            ("pool=p&name=b%20b", 400, "INVALID_NAME"),
+            ("pool=q", 404, "POOL_NOT_FOUND"),
+        ):
+            status, _, told = await page(served, query)
+            assert (status, told["error"]["reason"]) == (code, reason)
+        served.etcd.links["m0"].set_way(Way.HUNG)
+        begun = now()
+        status, _, told = await page(served, "pool=p")
+        assert (status, told["error"]["reason"]) == (503, "ETCD_UNAVAILABLE")
+        assert now() - begun <= 5.01
+
+    serve(scene)
+
+
+def test_missing_replicas_are_shown_of_the_pools_that_there_are():
+    metrics = AdminMetrics()
+    for missing in ({"p": 2, "q": 0}, {"q": 1}):
+        metrics.show_missing(missing)
+        [family] = list(metrics.missing.collect())
+        assert {sample.labels["pool"]: sample.value for sample in family.samples} == missing
+    metrics.count_internal_error("rollouts of p")
+    assert metrics.internal_errors.labels("rollouts")._value.get() == 1

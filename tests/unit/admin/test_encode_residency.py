@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
 from registry.admin.rpc import encode_residency
@@ -29,10 +27,8 @@ def world() -> World:
     return world
 
 
-def told(
-    world: World, detail: int, keys: Iterable[str] = ("a",), *, snapshot: bool = True
-) -> pb.WatchResidencyResponse:
-    return response(ResidencyUpdate(1, world.view, tuple(keys), snapshot), 0, detail)
+def told(world: World, detail: int, *keys: str, snapshot: bool = True) -> pb.WatchResidencyResponse:
+    return response(ResidencyUpdate(1, world.view, keys, snapshot), 0, detail)
 
 
 def by_replica(one: pb.AdapterResidency) -> list[tuple[object, ...]]:
@@ -75,15 +71,15 @@ COUNTED = sorted(
 )
 def test_what_was_asked_for_is_told_and_nothing_else(world, detail, each, counts):
     """R9 status-truth; of thousands of replicas a list of each is megabytes that nobody asked for."""
-    said = told(world, detail)
+    said = told(world, detail, "a")
     [one] = said.adapters
     assert (by_replica(one), by_count(one)) == (each, counts)
     assert (one.name, one.generation, one.load, said.revision) == ("a", 2, "eager", world.revision)
 
 
 def test_what_is_gone_is_named_where_it_was_known(world):
-    assert list(told(world, REQUEST.REPLICAS, ("a", "b"), snapshot=False).gone) == ["b"]
-    assert list(told(world, REQUEST.COUNTS, ("a", "b")).gone) == []
+    assert list(told(world, REQUEST.REPLICAS, "a", "b", snapshot=False).gone) == ["b"]
+    assert list(told(world, REQUEST.COUNTS, "a", "b").gone) == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The client over links that break, on virtual time: which calls are repeated, and what is told of those that are not."""
+"""The client over links that break, on virtual time: which calls are repeated, and what is told of the others."""
 
 from __future__ import annotations
 
@@ -235,8 +235,8 @@ async def test_nobody_s_proxy_gets_what_is_for_etcd(monkeypatch):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
         for name in ("no_proxy", "no_grpc_proxy"):
             monkeypatch.delenv(name, raising=False)
-        proxy.setblocking(False)
-        member.setblocking(False)
+        for one in (proxy, member):
+            one.settimeout(0)
         connection = MemberConnection(f"127.0.0.1:{member.getsockname()[1]}", None)
         loop = asyncio.get_running_loop()
         accepting = [asyncio.ensure_future(loop.sock_accept(one)) for one in (member, proxy)]

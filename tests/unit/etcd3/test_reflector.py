@@ -168,7 +168,7 @@ def test_one_member_of_another_cluster_is_a_wrong_address_and_all_of_them_are_an
             link.cut()
         await asyncio.sleep(60)
         assert heard.causes == [ListCause.WENT_BACK]
-        assert [one for _, one in heard.all if isinstance(one, Listed)][0].cluster_id == CLUSTER_ID
+        assert [one.cluster_id for _, one in heard.all if isinstance(one, Listed)] == [CLUSTER_ID]
 
     play(scene, members=3)
 
@@ -261,7 +261,7 @@ class Guarded:
     """A client whose watches end with these errors, one after another; then one stands."""
 
     failures: list[EtcdError]
-    options: ClientOptions = ClientOptions(("a:1",))
+    options: ClientOptions = field(default_factory=lambda: ClientOptions(("a:1",)))
     asked: list[tuple[float, str | None]] = field(default_factory=list)
 
     @asynccontextmanager

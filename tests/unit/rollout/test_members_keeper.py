@@ -148,15 +148,15 @@ def test_many_changes_within_a_moment_are_one_write_and_one_word():
 
 def refuse(etcd: PlayedEtcd, key: bytes) -> None:
     """Reads that begin at this key are refused from now on, as if etcd were away."""
-    for link in etcd.links.values():
-        serve = link.member.serve
+    member = etcd.links["m0"].member
+    serve = member.serve
 
-        def served(path: str, request: object, at: float) -> object:
-            if getattr(request, "key", b"") == key:
-                raise Refusal("UNAVAILABLE", "away")
-            return serve(path, request, at)  # type: ignore[arg-type]
+    def served(path: str, request: object, at: float) -> object:
+        if getattr(request, "key", b"") == key:
+            raise Refusal("UNAVAILABLE", "away")
+        return serve(path, request, at)  # type: ignore[arg-type]
 
-        link.member.serve = served  # type: ignore[method-assign,assignment]
+    member.serve = served  # type: ignore[method-assign,assignment]
 
 
 @pytest.mark.parametrize("unknown", [KEYS.all_replicas(), KEYS.all_left(), KEYS.pools()])
