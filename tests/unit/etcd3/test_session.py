@@ -103,7 +103,8 @@ def test_what_ran_under_a_lease_has_ended_before_the_lease_is_given_up():
 
     class Noting(Leases):
         async def lease_revoke(self, lease: int, timeout_seconds: float) -> None:
-            assert (lease, timeout_seconds) == (TTL_SECONDS, 1.0)
+            assert lease == TTL_SECONDS
+            assert timeout_seconds < 5.0, "the end of a process waits no longer for an etcd that is dead"
             told.append("revoked")
             raise EtcdUnavailable("no way", maybe_applied=False)
 
