@@ -136,12 +136,20 @@ def lying_about_the_range(exchange: Exchange) -> None:
         exchange.cut()
 
 
-def another_file(exchange: Exchange) -> None:
-    if "Range" in exchange.headers:
-        end = len(WEIGHTS)
-        exchange.send(206, WEIGHTS[5000:], Content_Range=f"bytes 5000-{end - 1}/{end}", ETag='"y"')
-    else:
-        lying_about_the_range(exchange)
+END = len(WEIGHTS)
+REST = f"bytes 5000-{END - 1}/{END}"
+
+
+def going_on_with(content: bytes, content_range: str, tag: str = "x"):
+    """Breaks off, and says that this is the rest."""
+
+    def answer(exchange: Exchange) -> None:
+        if "Range" in exchange.headers:
+            exchange.send(206, content, Content_Range=content_range, ETag=f'"{tag}"')
+        else:
+            lying_about_the_range(exchange)
+
+    return answer
 
 
 @pytest.mark.parametrize(
@@ -156,7 +164,11 @@ def another_file(exchange: Exchange) -> None:
         (lambda exchange: exchange.send(200, b"x", Content_Encoding="gzip"), "source_io", 1),
         (lambda exchange: exchange.send(200, b"x", Content_Type="text/html; charset=x"), "source_is_html", 1),
         (lying_about_the_range, "source_incomplete", 2 * MAX_STARTS),
-        (another_file, "source_incomplete", 2 * MAX_STARTS),
+        (going_on_with(WEIGHTS[5000:], REST, tag="y"), "source_incomplete", 2 * MAX_STARTS),
+        (going_on_with(WEIGHTS[:-5000], f"bytes 0-{END - 5001}/{END}"), "source_incomplete", 2 * MAX_STARTS),
+        (going_on_with(WEIGHTS[5000:-1], f"bytes 5000-{END - 2}/{END - 1}"), "source_incomplete", 2 * MAX_STARTS),
+        (going_on_with(WEIGHTS[5000:-1], REST), "source_incomplete", 2 * MAX_STARTS),
+        (going_on_with(WEIGHTS[5000:], "bytes"), "source_incomplete", 2 * MAX_STARTS),
     ],
 )
 def test_what_passes_by_itself_is_asked_again_a_few_times_and_a_fact_is_not(site, web, answer, reason, asked):

@@ -16,7 +16,7 @@ from registry.sources.base import ArtifactError, Stop
 from registry.sources.credentials import Credentials, HeldCredential
 from registry.sources.credentials_file import read_credentials
 from registry.sources.failures import MAX_ATTEMPTS, MAX_STARTS
-from registry.sources.object_stores import ObjectSource, open_store
+from registry.sources.object_stores import ObjectSource, Stores, open_store
 
 CONFIG, WEIGHTS = b"{}", bytes(range(256)) * 10
 RANGE = 1000
@@ -220,3 +220,28 @@ def test_azure_needs_an_account_to_be_asked(tmp_path):
     file.write_text("team: {kind: none, prefixes: ['az://container/'], store: {account: acme}}\n")
     held = Credentials(read_credentials(file)).hold("team", uri)
     assert "acme" in repr(open_store(uri, held))
+
+
+def test_a_store_is_kept_for_who_comes_with_the_same_secret(tmp_path, monkeypatch):
+    """X1: and for nobody else; those that were not used for the longest are let go."""
+    monkeypatch.setattr(object_stores, "MAX_OPEN", 2)
+    file = tmp_path / "credentials.yaml"
+    file.write_text("team: {kind: env, variable: SECRET, prefixes: ['gs://a/', 'gs://b/', 'gs://c/']}\n")
+    stores, credentials = Stores(), Credentials(read_credentials(file))
+
+    def store(bucket: str, secret: str) -> object:
+        monkeypatch.setenv("SECRET", f'{{"token": "{secret}"}}')
+        uri = parse_source(f"gs://{bucket}/x")
+        return stores.store(uri, credentials.hold("team", uri))
+
+    first, other = store("a", "one"), store("b", "one")
+    assert first is not other
+    assert store("a", "one") is first
+    assert store("c", "one") is not first
+    assert store("a", "one") is first, "it was used later than the other"
+    assert store("b", "one") is not other
+    second = store("a", "two")
+    assert second is not first
+    assert store("a", "two") is second
+    stores.close()
+    assert store("a", "two") is not second
