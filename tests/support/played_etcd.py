@@ -17,6 +17,9 @@ from tests.simulation.loop import VirtualLoop
 from tests.simulation.members import Cluster, Habits, Member
 from tests.simulation.store import EtcdStore
 
+# More than any scene takes; who waits in vain while others go on would never end.
+LONGEST_SECONDS = 7200.0
+
 
 class PlayedEtcd:
     """A cluster, and the ways to its members.
@@ -51,7 +54,8 @@ def play(scene: Callable[[PlayedEtcd], Coroutine[Any, Any, None]], members: int 
         etcd = PlayedEtcd(members)
         with mock.patch("registry.etcd3.channel._open", etcd.open_channel):
             try:
-                await scene(etcd)
+                async with asyncio.timeout(LONGEST_SECONDS):
+                    await scene(etcd)
             finally:
                 tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
                 for task in tasks:
