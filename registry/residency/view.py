@@ -222,9 +222,9 @@ def _entry(pool: str, key: str, kv: KeyValue, before: AdapterEntry | None) -> Ad
     return AdapterEntry(kv, replace(adapter, earlier=_earlier(kv, before)) if before else adapter)
 
 
-def _earlier(kv: KeyValue, before: AdapterEntry | None) -> EarlierRecord | None:
+def _earlier(kv: KeyValue, before: AdapterEntry) -> EarlierRecord | None:
     """What stood there, if nothing else did in between."""
-    if before is None or before.adapter is None or before.adapter.lazy or before.adapter.spec is not PLAIN:
+    if before.adapter is None or before.adapter.lazy or before.adapter.spec is not PLAIN:
         return None
     if (kv.create_revision, kv.version) != (before.kv.create_revision, before.kv.version + 1):
         return None

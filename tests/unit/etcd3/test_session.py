@@ -6,6 +6,7 @@ import asyncio
 import random
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
@@ -94,3 +95,74 @@ def test_a_lease_that_is_gone_ends_what_ran_under_it_at_once_and_it_begins_anew(
     assert 0.8 * TTL_SECONDS <= lost - first <= TTL_SECONDS
     assert lost <= again < lost + TTL_SECONDS
     assert ended - again == HELD_SECONDS
+
+
+def test_what_ran_under_a_lease_has_ended_before_the_lease_is_given_up():
+    """R10: what it still does as it ends, it does as the owner; and nothing of it goes on after that."""
+    told = list[str]()
+
+    class Noting(Leases):
+        async def lease_revoke(self, lease: int, timeout_seconds: float) -> None:
+            assert lease == TTL_SECONDS
+            assert timeout_seconds < 5.0, "the end of a process waits no longer for an etcd that is dead"
+            told.append("revoked")
+            raise EtcdUnavailable("no way", maybe_applied=False)
+
+    async def body(_lease: int) -> None:
+        told.append("begun")
+        try:
+            await asyncio.sleep(HELD_SECONDS)
+        finally:
+            await asyncio.sleep(5.0)
+            told.append("ended")
+
+    async def scenario() -> None:
+        leases = Noting(gone=frozenset({2}))
+        holding = asyncio.create_task(hold_lease(leases, ttl_seconds=TTL_SECONDS, body=body, rng=random.Random(0)))
+        await asyncio.sleep(TTL_SECONDS * 2)
+        assert told == ["begun", "ended", "revoked", "begun"]
+        holding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await holding
+        assert told[4:] == ["ended", "revoked"]
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(scenario())
+
+
+def test_what_fails_under_a_lease_is_passed_on_and_the_lease_is_given_up():
+    revoked = list[int]()
+
+    class Noting(Leases):
+        async def lease_revoke(self, lease: int, timeout_seconds: float) -> None:
+            revoked.append(lease)
+
+    async def body(_lease: int) -> None:
+        raise KeyError("of ours")
+
+    with closing(VirtualLoop()) as loop, pytest.raises(KeyError):
+        loop.run_until_complete(hold_lease(Noting(), ttl_seconds=TTL_SECONDS, body=body, rng=random.Random(0)))
+    assert revoked == [TTL_SECONDS]
+
+
+def test_a_lease_that_cannot_be_had_is_asked_for_until_it_can():
+    """R13: ever more rarely, up to a bound; each failure is told."""
+    asked, errors = list[float](), list[EtcdError]()
+
+    class Away(Leases):
+        async def lease_grant(self, ttl_seconds: int) -> int:
+            asked.append(asyncio.get_running_loop().time())
+            if len(asked) <= 100:
+                raise EtcdUnavailable("no way", maybe_applied=False)
+            return ttl_seconds
+
+    async def body(_lease: int) -> None:
+        return
+
+    with closing(VirtualLoop()) as loop:
+        leases, rng = Away(), random.Random(0)
+        held = hold_lease(leases, ttl_seconds=TTL_SECONDS, body=body, rng=rng, on_error=errors.append)
+        loop.run_until_complete(held)
+    assert len(errors) == 100
+    assert max(after - before for before, after in pairwise(asked)) <= 2.0
+    assert asked[-1] > 30

@@ -134,6 +134,24 @@ def test_adapters_that_stand_alike_are_derived_once(world, monkeypatch):
     assert all(one is not None and one.name == key for key, one in found.items())
 
 
+def test_what_was_changed_is_counted_by_what_each_replica_knew_before(world):
+    """R9 status-truth: a replica goes on with a record that it knew, and has nothing of one that it never heard of."""
+    world.alive("r1", "r2")
+    world.put("a")
+    world.says("r2")
+    world.put("b")
+    world.put("c")
+    world.look()
+    for name in ("a", "b"):
+        world.update(name, 2, source="v2")
+    world.says("r1")
+    world.look()
+    told = {key: found.counts for key, found in counted(world.view, ["a", "b", "c"]) if found}
+    serving, unseen = derive.ReplicaStanding(SERVING, ""), derive.ReplicaStanding(PENDING, "not_seen")
+    earlier = derive.ReplicaStanding(SERVING, "earlier_generation", (PENDING, "not_seen"))
+    assert told == {"a": {serving: 1, earlier: 1}, "b": {serving: 1, unseen: 1}, "c": {serving: 1, unseen: 1}}
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

@@ -122,3 +122,10 @@ def test_what_is_refused_again_and_again_is_asked_for_ever_more_rarely():
     asked = conducted(refusals=always)
     assert asked.pop() == "and never came to an end"
     assert 20 < len(asked) < 200
+
+
+def test_what_cannot_be_read_is_asked_for_ever_more_rarely():
+    """R8: as long as etcd refuses us, not as often as the pool could be looked at."""
+    assert conducted(*[EtcdPermissionDenied("not yours")] * 1000) == ["and never came to an end"]
+    [(change, _)] = conducted(*[EtcdPermissionDenied("not yours")] * 20)
+    assert change is PromoteRollout

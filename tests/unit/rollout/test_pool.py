@@ -1,4 +1,4 @@
-"""The facts of one revision, though etcd forgets it between two reads."""
+"""The facts of one revision, though etcd forgets it between two reads; and what is found of them once."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import pytest
 from registry.etcd3.errors import Compacted, EtcdError, FutureRevision
 from registry.etcd3.ops import KeyValue, Range, RangeResult
 from registry.model.errors import FailedPrecondition
-from registry.rollout.pool import PoolSnapshot
+from registry.model.placement import Placement
+from registry.model.records import AdapterSpec, SourceSpec
+from registry.rollout import pool
+from registry.rollout.pool import Assignments, PoolRoom, PoolSnapshot
 from registry.rollout.pool_reader import read_pool
 from registry.runtime.clock import Deadline
 from tests.support.records import KEYS, POOL, kv
+from tests.support.residency_world import members
 from tests.unit.rollout.test_canary_rollout import NAME
 
 COMPACTED, GONE_BACK = Compacted("compacted", compact_revision=9), FutureRevision("not reached")
@@ -24,7 +28,7 @@ class Forgetful:
         self.kvs = kvs
         self.revision = 50
 
-    async def range(self, op: Range, *, timeout_seconds: float) -> RangeResult:
+    async def range(self, op: Range, *, timeout_seconds: float = 60.0) -> RangeResult:
         if op.revision and self.errors:
             self.revision += 1
             raise self.errors.pop(0)
@@ -51,3 +55,22 @@ async def test_what_is_compacted_or_set_back_meanwhile_is_read_anew(error):
 async def test_it_is_not_read_for_ever():
     with pytest.raises(FailedPrecondition):
         await read(Forgetful(*[COMPACTED] * 9))
+
+
+def test_who_serves_what_is_found_once_for_the_same_replicas_and_kept_for_some_of_them(monkeypatch):
+    """R16 bounded: ranking a hundred replicas for each of thousands of adapters at each look would take seconds."""
+    monkeypatch.setattr(pool, "_MAX_INPUTS", 3)
+    monkeypatch.setattr(pool, "_MAX_ASSIGNMENTS", 3)
+    found, live = Assignments(), members("r1", "r2", "r3")
+    spec = AdapterSpec(source=SourceSpec(uri="file:///a"), placement=Placement(replicas=2))
+    rooms = [None, PoolRoom(0, {}), PoolRoom(1, {frozenset(): 3})]
+    inputs = [found.inputs("d", live, room) for room in rooms]
+    assert all(found.inputs("d", live, room) is one for room, one in zip(rooms, inputs, strict=True))
+    assert [one.weights is None for one in inputs] == [True, False, False]
+    assigned = [found.find(POOL, ("a", revision), spec, inputs[0]) for revision in range(3)]
+    assert all(found.find(POOL, ("a", revision), spec, inputs[0]) is one for revision, one in enumerate(assigned))
+    assert {len(one.serving) for one in assigned} == {2}
+    for number in range(10):
+        assert found.inputs(f"d{number}", live, None).members == f"d{number}"
+        assert len(found.find(POOL, ("b", number), spec, inputs[0]).serving) == 2
+        assert (len(found._inputs) <= 3, len(found._assigned) <= 3) == (True, True)

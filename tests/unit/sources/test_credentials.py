@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from registry.model.source_uri import parse_source
-from registry.sources.base import ArtifactError
+from registry.sources.base import ArtifactError, StoreError
 from registry.sources.credentials import Credentials
-from registry.sources.credentials_file import read_credentials
+from registry.sources.credentials_file import MAX_SECRET_BYTES, read_credentials
 
 
 @pytest.fixture
@@ -39,3 +39,63 @@ def test_who_reads_the_file_again_knows_what_it_says_now(credentials):
     credentials.use({})
     with pytest.raises(ArtifactError, match="no credential 'team' is known here"):
         credentials.hold("team", parse_source("s3://team/a"))
+
+
+FIRST = "team: {kind: env, variable: SECRET, prefixes: ['s3://team/']}\n"
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A credential whose secret is the variable SECRET."""
+    file = tmp_path / "credentials.yaml"
+    file.write_text(FIRST)
+    return Credentials(read_credentials(file)).hold("team", parse_source("s3://team/a"))
+
+
+def test_a_secret_is_fetched_when_it_is_needed_and_once_more_when_it_is_refused(held, monkeypatch):
+    """A staging reads one and the same secret, though it is rotated meanwhile."""
+    assert not held.renew(), "nothing was fetched that could be old"
+    for value in (" one\n", "two", "three"):
+        monkeypatch.setenv("SECRET", value)
+        assert held.authorization() == "Bearer one"
+    assert held.renew()
+    assert held.authorization() == "Bearer three"
+    assert not held.renew()
+
+
+@pytest.mark.parametrize(
+    ("secret", "why"),
+    [
+        (None, "the variable is empty or not there"),
+        (" \n", "the variable is empty or not there"),
+        ("x" * (MAX_SECRET_BYTES + 1), f"the variable has more than {MAX_SECRET_BYTES} bytes"),
+        ("\udcff", "the variable is not UTF-8"),
+    ],
+)
+def test_a_secret_that_cannot_be_had_is_told_and_not_shown(held, monkeypatch, secret, why):
+    """X1."""
+    monkeypatch.delenv("SECRET", raising=False)
+    if secret is not None:
+        monkeypatch.setenv("SECRET", secret)
+    with pytest.raises(ArtifactError) as refused:
+        held.secret()
+    assert (refused.value.reason, refused.value.permanent) == ("credential_unavailable", False)
+    assert refused.value.message.startswith(f"the credential 'team' cannot be used: {why};")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "team: {kind: env, variable: SECRET, prefixes: [5]}",
+        "team: {kind: env, variable: SECRET, prefixes: [null]}",
+        "team: {kind: env, variable: SECRET, prefixes: []}",
+        "team: {kind: env, variable: SECRET, prefixes: ['s3://team'], store: {endpoint: 5}}",
+        "team: {kind: env, variable: SECRET, prefixes: ['s3://team'], store: {endpoint: 'nowhere'}}",
+    ],
+)
+def test_an_entry_that_makes_no_sense_is_an_error_of_its_file(tmp_path, entry):
+    """R13: one that is read again is not taken then, and a start says what is wrong."""
+    file = tmp_path / "credentials.yaml"
+    file.write_text(entry)
+    with pytest.raises(StoreError, match=str(file)):
+        read_credentials(file)

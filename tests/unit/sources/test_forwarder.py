@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection
 
@@ -71,3 +72,20 @@ def test_where_nobody_listens_the_client_hears_of_it(site, asked, monkeypatch):
         client.settimeout(60)
         client.connect((asked.host, asked.port))
         assert client.recv(1) == b""
+
+
+def test_an_end_of_the_host_is_the_end_of_the_client_s_connection(site, asked):
+    """Else it would wait for an answer that never comes."""
+    site.answers["/a"] = lambda exchange: exchange.cut()
+    asked.connect()
+    asked.sock.sendall(b"GET http://store.test/a HTTP/1.1\r\nHost: store.test\r\n\r\n")
+    assert asked.sock.recv(1) == b""
+
+
+def test_a_client_that_stays_connected_keeps_no_process_from_its_end(asked):
+    """R12 crash-only."""
+    asked.request("GET", "http://store.test/a")
+    asked.getresponse().read()
+    ours = [one for one in threading.enumerate() if one.name in {"forwarder", "forwarding", "answering"}]
+    assert {one.name for one in ours} == {"forwarder", "forwarding", "answering"}
+    assert all(one.daemon for one in ours)

@@ -11,7 +11,7 @@ import pytest
 from registry.model.source_uri import parse_prefix
 from registry.sources.base import ArtifactError, SourceLimits, Stop
 from registry.sources.connections import ConnectionPool, SourceRequests
-from registry.sources.urls import Reach, parse_url
+from registry.sources.urls import Reach, check_redirect, parse_url
 
 MACHINE = "169.254.169.254 169.254.1.1 168.63.129.16 100.100.100.200 192.0.0.192 fd00:ec2::254 fe80::1%eth0".split()
 MACHINE += "224.0.0.1 ff02::1 0.0.0.0 :: 255.255.255.255 ::ffff:169.254.169.254 64:ff9b::a9fe:a9fe".split()
@@ -150,3 +150,26 @@ def test_a_name_without_an_address_cannot_be_reached(monkeypatch):
     with pytest.raises(httpcore.ConnectError):
         ask(Reach.PUBLIC)
     assert names.tried == []
+
+
+@pytest.mark.parametrize(
+    ("url", "is_allowed"),
+    [
+        ("https://cdn.example/x", True),
+        ("http://cdn.example/x", False),
+        ("https://cdn.example:8443/x", False),
+        ("http://own.test/a/x", True),
+        ("https://own.test:8443/b/x", True),
+        ("https://own.test:8443/c", False),
+        ("http://own.test/b/x", False),
+    ],
+)
+def test_a_redirect_leads_to_https_at_its_usual_port_or_to_what_was_named(url, is_allowed):
+    """Fault 28: below one of the operator's prefixes is enough."""
+    named = [parse_prefix("http://own.test/a/"), parse_prefix("https://own.test:8443/b/")]
+    if is_allowed:
+        check_redirect(parse_url(url), named)
+        return
+    with pytest.raises(ArtifactError) as refused:
+        check_redirect(parse_url(url), named)
+    assert (refused.value.reason, refused.value.permanent) == ("redirect_not_allowed", True)

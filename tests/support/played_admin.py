@@ -1,0 +1,158 @@
+"""An admin service without its ports, on virtual time with an etcd: its calls as gRPC makes them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Never
+
+import pytest
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
+from google.rpc.status_pb2 import Status
+from grpc import StatusCode
+from grpc_health.v1 import health
+
+from registry.admin.health import AdminMetrics, Probe
+from registry.admin.rpc.handlers import Reads, Writes
+from registry.admin.rpc.interceptor import DETAILS_KEY
+from registry.admin.rpc.service import DESCRIPTOR, SERVICE, make_handlers
+from registry.admin.rpc.streams import Residency, Streams
+from registry.etcd3.informer import SharedInformerFactory
+from registry.residency.hub import ResidencyHub
+from registry.rollout.expected import forget
+from registry.rollout.watching import AdapterStreams
+from registry.store.reader import Reader
+from registry.store.writer import WriteGate, Writer
+from registry.transactions.context import TxnLimits
+from registry.v1 import registry_pb2 as pb
+from tests.support.played_etcd import PlayedEtcd, play
+from tests.support.records import KEYS
+
+
+class Aborted(Exception):
+    """How a call was refused."""
+
+    def __init__(self, code: StatusCode, message: str, details: bytes) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code, self.message = code, message
+        self.info, self.bad = ErrorInfo(), BadRequest()
+        status = Status.FromString(details)
+        assert (status.code, status.message) == (code.value[0], message)
+        for detail in status.details:
+            detail.Unpack(self.info)
+            detail.Unpack(self.bad)
+
+    @property
+    def told(self) -> tuple[StatusCode, str, str]:
+        """The code, the reason, and the field at fault."""
+        fields = [one.field for one in self.bad.field_violations]
+        assert self.info.domain == "loraplane"
+        return self.code, self.info.reason, ",".join(fields)
+
+
+@dataclass
+class Context:
+    """One call, as gRPC knows it."""
+
+    remaining: float | None = 60.0
+    names: Mapping[str, list[bytes]] = field(default_factory=dict)
+
+    def time_remaining(self) -> float | None:
+        return self.remaining
+
+    def auth_context(self) -> Mapping[str, list[bytes]]:
+        return self.names
+
+    def peer(self) -> str:
+        return "ipv4:10.0.0.1:1"
+
+    async def abort(self, code: StatusCode, message: str, metadata: tuple[tuple[str, bytes], ...]) -> Never:
+        [(key, details)] = metadata
+        assert key == DETAILS_KEY
+        raise Aborted(code, message, details)
+
+
+async def one(request: Message) -> AsyncIterator[bytes]:
+    """The one request of a call."""
+    yield request.SerializeToString()
+
+
+class Served:
+    """An admin service without its ports.
+
+    Attributes:
+        client: its own.
+        stopping: ends its streams.
+    """
+
+    def __init__(self, etcd: PlayedEtcd) -> None:
+        self.etcd = etcd
+        client, rng, gate = etcd.client(), random.Random(0), WriteGate()
+        self.client, self.metrics = client, AdminMetrics()
+        gate.open()
+        self.health = health.aio.HealthServicer()
+        self.probe = Probe(client, KEYS, gate, self.health, self.metrics, SERVICE)
+        self.stopping = asyncio.Event()
+        reader, informers = Reader(client, KEYS), SharedInformerFactory(client, rng=rng)
+        self.residency = Residency(ResidencyHub(client, KEYS, informers), reader)
+        streams = Streams(AdapterStreams(client, KEYS, reader, informers, rng=rng), self.residency)
+        limits = TxnLimits()
+        self.writes = Writes(Writer(client, KEYS, limits, gate, rng=rng), reader, partial(forget, client, KEYS))
+        self._handlers = make_handlers(
+            self.writes, Reads(reader, ["--listen"]), streams, self.metrics, self.stopping, limits
+        )
+
+    def handler(self, method: str) -> Any:
+        """A method as gRPC finds it."""
+        found = self._handlers.service(SimpleNamespace(method=f"/{SERVICE}/{method}", invocation_metadata=()))
+        assert found is not None
+        return found
+
+    async def call(self, method: str, request: Message, context: Context | None = None) -> Any:
+        """The answer, as it comes out of its bytes again."""
+        handler = self.handler(method)
+        answer = await handler.stream_unary(one(request), context or Context())
+        return type(answer).FromString(handler.response_serializer(answer))
+
+    def watch(self, method: str, request: Message) -> Any:
+        """The answers of a stream."""
+        return self.handler(method).stream_stream(one(request), Context())
+
+    async def refusal(self, method: str, request: Message, context: Context | None = None) -> Aborted:
+        """How a call is refused, which it must be."""
+        is_stream = DESCRIPTOR.methods_by_name[method].server_streaming
+        with pytest.raises(Aborted) as refused:
+            await (anext(self.watch(method, request)) if is_stream else self.call(method, request, context))
+        return refused.value
+
+    def counted(self, method: str) -> dict[str, float]:
+        """How many calls ended, by status."""
+        [family] = list(self.metrics.requests.collect())
+        return {
+            sample.labels["code"]: sample.value
+            for sample in family.samples
+            if sample.labels["method"] == method and sample.name.endswith("_total")
+        }
+
+    async def make_pool(self, name: str = "p") -> pb.Pool:
+        """Makes a pool of one base model."""
+        made = await self.call("CreatePool", pb.CreatePoolRequest(pool=pb.Pool(name=name, base_models=["base"])))
+        assert isinstance(made, pb.Pool)
+        return made
+
+
+Scene = Callable[[Served], Coroutine[Any, Any, None]]
+
+
+def serve(scene: Scene) -> None:
+    """Plays a scene with a service that nobody has asked anything yet."""
+
+    async def work(etcd: PlayedEtcd) -> None:
+        await scene(Served(etcd))
+
+    play(work)

@@ -1,0 +1,74 @@
+"""An etcd of the simulation by itself, on virtual time, under the client as it is: its links break as a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from contextlib import closing
+from typing import Any
+from unittest import mock
+
+from registry.etcd3.client import Client
+from registry.etcd3.options import ClientOptions
+from tests.simulation.channels import SimChannel
+from tests.simulation.links import Link
+from tests.simulation.loop import VirtualLoop
+from tests.simulation.members import Cluster, Habits, Member
+from tests.simulation.store import EtcdStore
+
+# More than any scene takes; who waits in vain while others go on would never end.
+LONGEST_SECONDS = 7200.0
+
+
+class PlayedEtcd:
+    """A cluster, and the ways to its members.
+
+    Attributes:
+        store: what stands in it; write to it as somebody else would.
+        links: one to each member; its endpoint has the member's name.
+        opened: the endpoints of all connections, in order.
+    """
+
+    def __init__(self, members: int) -> None:
+        self.store = EtcdStore()
+        self.cluster = Cluster(self.store, random.Random(0), Habits())
+        made = [Member(f"m{number}", number + 1, self.cluster) for number in range(members)]
+        self.links = {one.name: Link(one.name, one, random.Random(0)) for one in made}
+        self.opened: list[str] = []
+
+    def client(self, seed: int = 0) -> Client:
+        """A client of all members."""
+        return Client(ClientOptions(tuple(self.links)), rng=random.Random(seed))
+
+    def open_channel(self, endpoint: str, _tls: object) -> SimChannel:
+        """In place of `registry.etcd3.channel._open`."""
+        self.opened.append(endpoint)
+        return SimChannel(self.links[endpoint], len(self.opened))
+
+
+def play(scene: Callable[[PlayedEtcd], Coroutine[Any, Any, None]], members: int = 1) -> None:
+    """Plays a scene to its end; what it began and did not end is ended with it."""
+
+    async def work() -> None:
+        etcd = PlayedEtcd(members)
+        with mock.patch("registry.etcd3.channel._open", etcd.open_channel):
+            try:
+                async with asyncio.timeout(LONGEST_SECONDS):
+                    await scene(etcd)
+            finally:
+                tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    with closing(VirtualLoop()) as loop:
+        try:
+            loop.run_until_complete(work())
+        finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+
+
+def now() -> float:
+    """Virtual seconds."""
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,218 @@
+"""How a call of the admin service is refused, bounded, counted and ended, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Never
+
+import pytest
+import structlog.testing
+from google.protobuf.message_factory import GetMessageClass
+from grpc import StatusCode
+
+from registry.admin.rpc.service import DESCRIPTOR
+from registry.model.records import AuditRecord
+from registry.v1 import registry_pb2 as pb
+from tests.simulation.links import Way
+from tests.support.admin import change_set, put
+from tests.support.played_admin import Aborted, Context, Served, serve
+from tests.support.played_etcd import now
+from tests.support.records import KEYS
+
+
+@pytest.mark.parametrize(
+    ("method", "wanted", "told"),
+    [
+        ("GetAdapter", pb.GetAdapterRequest(pool="p", name="a"), (StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "name")),
+        (
+            "GetAdapter",
+            pb.GetAdapterRequest(pool="p/q", name="a"),
+            (StatusCode.INVALID_ARGUMENT, "INVALID_NAME", "pool"),
+        ),
+        (
+            "GetAdapter",
+            pb.GetAdapterRequest(pool="p", name="a b"),
+            (StatusCode.INVALID_ARGUMENT, "INVALID_NAME", "name"),
+        ),
+        (
+            "DeletePool",
+            pb.DeletePoolRequest(name="p", request_id="a b"),
+            (StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "request_id"),
+        ),
+        ("GetPool", pb.GetPoolRequest(name="q"), (StatusCode.NOT_FOUND, "POOL_NOT_FOUND", "name")),
+        (
+            "ListAdapters",
+            pb.ListAdaptersRequest(pool="p", page_token="?"),  # noqa: S106 - no secret
+            (StatusCode.INVALID_ARGUMENT, "INVALID_PAGE_TOKEN", "page_token"),
+        ),
+        (
+            "WatchAdapters",
+            pb.WatchAdaptersRequest(pool="p", start_revision=-1),
+            (StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "start_revision"),
+        ),
+        (
+            "WatchRollout",
+            pb.WatchRolloutRequest(pool="p", name="a", generation=-1),
+            (StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "generation"),
+        ),
+        (
+            "WatchRollout",
+            pb.WatchRolloutRequest(pool="p", name="a"),
+            (StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "name"),
+        ),
+        (
+            "WatchResidency",
+            pb.WatchResidencyRequest(pool="p", name="a"),
+            (StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "name"),
+        ),
+        ("WatchResidency", pb.WatchResidencyRequest(pool="q"), (StatusCode.NOT_FOUND, "POOL_NOT_FOUND", "pool")),
+    ],
+)
+def test_a_refusal_says_why_and_which_field_is_wrong(method, wanted, told):
+    """And is counted as what it is."""
+
+    async def scene(served: Served) -> None:
+        await served.make_pool()
+        refused = await served.refusal(method, wanted)
+        assert refused.told == told
+        assert refused.message
+        assert served.counted(method) == {told[0].name: 1.0}
+        assert served.metrics.streams.labels(method)._value.get() == 0
+
+    serve(scene)
+
+
+# The others have it in a message of theirs.
+NAMED = [
+    (one.name, field)
+    for one in DESCRIPTOR.methods
+    for field in ("pool", "name")
+    if field in one.input_type.fields_by_name and one.input_type.fields_by_name[field].message_type is None
+]
+
+
+@pytest.mark.parametrize(("method", "field"), NAMED)
+def test_what_cannot_be_a_name_is_refused_whoever_asks(method, field):
+    """X2: it would be part of a key; and who mistyped one hears which."""
+
+    async def scene(served: Served) -> None:
+        request = GetMessageClass(DESCRIPTOR.methods_by_name[method].input_type)()
+        for name in ("pool", "name"):
+            if (method, name) in NAMED:
+                setattr(request, name, "a b/c" if name == field else "p")
+        refused = await served.refusal(method, request)
+        assert refused.code is StatusCode.INVALID_ARGUMENT
+        assert [one.field.rpartition(".")[2] for one in refused.bad.field_violations] == [field]
+
+    serve(scene)
+
+
+def test_a_fault_of_ours_is_told_as_such_and_nothing_of_it(monkeypatch):
+    """X2: what nobody foresaw ends the call alone, and is in the log."""
+
+    async def scene(served: Served) -> None:
+        async def broken(*_: object, **__: object) -> Never:
+            raise KeyError("secret")
+
+        monkeypatch.setattr(served.writes._writer, "change", broken)
+        refused = await served.refusal("DeletePool", pb.DeletePoolRequest(name="p"))
+        assert refused.told == (StatusCode.INTERNAL, "INTERNAL", "")
+        assert "secret" not in refused.message
+        assert served.counted("DeletePool") == {"INTERNAL": 1.0}
+        assert served.metrics.no_space._value.get() == 0
+
+    with structlog.testing.capture_logs() as logged:
+        serve(scene)
+    assert [line["method"] for line in logged if line["event"] == "internal_error"] == ["DeletePool"]
+
+
+def test_a_full_etcd_is_counted():
+    async def scene(served: Served) -> None:
+        await served.make_pool()
+        served.etcd.store.is_full = True
+        refused = await served.refusal("ApplyAdapters", change_set(put("a")))
+        assert (refused.code, refused.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "ETCD_NO_SPACE")
+        assert served.metrics.no_space._value.get() == 1
+        assert served.counted("ApplyAdapters") == {"RESOURCE_EXHAUSTED": 1.0}
+
+    serve(scene)
+
+
+@pytest.mark.parametrize(("remaining", "took"), [(None, 10.0), (60.0, 10.0), (5.0, 4.5)])
+def test_a_call_is_answered_within_its_time_also_where_etcd_hangs(remaining, took):
+    """R16 bounded: ten seconds at most; a tenth of the client's time is for the way of the answer."""
+
+    async def scene(served: Served) -> None:
+        await served.make_pool()
+        served.etcd.links["m0"].set_way(Way.HUNG)
+        begun = now()
+        refused = await served.refusal("GetPool", pb.GetPoolRequest(name="p"), Context(remaining))
+        assert refused.code is StatusCode.UNAVAILABLE
+        assert took - 2.0 <= now() - begun <= took + 0.01
+
+    serve(scene)
+
+
+def test_a_request_that_does_not_come_is_waited_for_no_longer_than_the_call():
+    async def scene(served: Served) -> None:
+        async def never() -> AsyncIterator[bytes]:
+            await asyncio.Event().wait()
+            yield b""
+
+        async def nothing() -> AsyncIterator[bytes]:
+            for raw in list[bytes]():
+                yield raw
+
+        call = served.handler("GetPool").stream_unary
+        with pytest.raises(Aborted) as refused:
+            await call(never(), Context())
+        assert (refused.value.code, refused.value.info.reason) == (StatusCode.UNAVAILABLE, "DEADLINE_EXCEEDED")
+        assert now() == pytest.approx(10.0)
+        with pytest.raises(Aborted) as refused:
+            await call(nothing(), Context())
+        assert refused.value.code is StatusCode.INVALID_ARGUMENT
+
+    serve(scene)
+
+
+def test_who_asks_is_the_name_of_a_certificate_or_nobody_known():
+    async def scene(served: Served) -> None:
+        await served.make_pool()
+        for context in (Context(), Context(names={"x509_common_name": [b"ann", b"bob"]})):
+            await served.call("ApplyAdapters", change_set(put(f"a{len(context.names)}")), context)
+        stored = [kv.value for key, kv in served.etcd.store.kvs.items() if key.startswith(KEYS.audits())]
+        audits = sorted((AuditRecord.parse(value) for value in stored), key=lambda audit: audit.at)
+        told = {(audit.principal, audit.role) for audit in audits}
+        assert told == {("anonymous", "unauthenticated"), ("ann", "operator")}
+
+    serve(scene)
+
+
+def test_a_stream_ends_as_the_service_stops_and_is_counted_while_it_is_open():
+    async def scene(served: Served) -> None:
+        await served.make_pool()
+        open_streams = served.metrics.streams.labels("WatchAdapters")._value
+        answers = served.watch("WatchAdapters", pb.WatchAdaptersRequest(pool="p"))
+        assert (await anext(answers)).snapshot
+        assert open_streams.get() == 1
+        following = asyncio.ensure_future(anext(answers))
+        await asyncio.sleep(1)
+        served.stopping.set()
+        with pytest.raises(Aborted) as ended:
+            await following
+        assert ended.value.told == (StatusCode.UNAVAILABLE, "ADMIN_UNAVAILABLE", "")
+        assert (open_streams.get(), served.counted("WatchAdapters")) == (0, {"UNAVAILABLE": 1.0})
+
+    serve(scene)
+
+
+def test_who_leaves_a_stream_is_counted_as_one_who_left():
+    async def scene(served: Served) -> None:
+        await served.make_pool()
+        async with aclosing(served.watch("WatchAdapters", pb.WatchAdaptersRequest(pool="p"))) as answers:
+            assert (await anext(answers)).snapshot
+        assert served.counted("WatchAdapters") == {"CANCELLED": 1.0}
+
+    serve(scene)

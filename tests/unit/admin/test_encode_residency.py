@@ -1,0 +1,110 @@
+"""What a message says of an adapter's replicas: each of them, how many of them stand how, or both."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.admin.rpc import encode_residency
+from registry.admin.rpc.encode_residency import documents, response, starts
+from registry.model.status import Failed, Kept
+from registry.residency.hub import ResidencyUpdate
+from registry.v1 import registry_pb2 as pb
+from tests.support.residency_world import World
+
+REQUEST, STATE = pb.WatchResidencyRequest, pb.RolloutReplica
+FAILS = [Failed(name="a", generation=2, reason="BAD", message="m", attempts=1, retry_at=None)]
+
+
+@pytest.fixture
+def world() -> World:
+    """Of an adapter's second generation one replica serves it, one the first, and one has nothing of it."""
+    world = World()
+    world.alive("r1", "r2", "r3", labels={"zone": "a"})
+    world.put("a", 2)
+    world.says("r1")
+    world.says("r2", kept=[Kept(name="a", generation=1)], failed=FAILS)
+    world.look()
+    return world
+
+
+def told(world: World, detail: int, *keys: str, snapshot: bool = True) -> pb.WatchResidencyResponse:
+    return response(ResidencyUpdate(1, world.view, keys, snapshot), 0, detail)
+
+
+def by_replica(one: pb.AdapterResidency) -> list[tuple[object, ...]]:
+    return [
+        (
+            *(part.replica, part.generation, part.state, part.reason, part.loaded),
+            *(part.wanted_generation, part.wanted_state, part.wanted_reason),
+        )
+        for part in one.replicas
+    ]
+
+
+def by_count(one: pb.AdapterResidency) -> list[tuple[object, ...]]:
+    return sorted(
+        (part.replicas, part.state, part.reason, part.wanted_state, part.wanted_reason) for part in one.counts
+    )
+
+
+EACH = [
+    ("r1", 2, STATE.SERVING, "", True, 0, STATE.STATE_UNSPECIFIED, ""),
+    ("r2", 1, STATE.SERVING, "earlier_generation", True, 2, STATE.FAILED, "BAD"),
+    ("r3", 2, STATE.PENDING, "no_status", False, 0, STATE.STATE_UNSPECIFIED, ""),
+]
+COUNTED = sorted(
+    [
+        (1, STATE.SERVING, "", STATE.STATE_UNSPECIFIED, ""),
+        (1, STATE.SERVING, "earlier_generation", STATE.FAILED, "BAD"),
+        (1, STATE.PENDING, "no_status", STATE.STATE_UNSPECIFIED, ""),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("detail", "each", "counts"),
+    [
+        (REQUEST.REPLICAS, EACH, []),
+        (REQUEST.COUNTS, [], COUNTED),
+        (REQUEST.REPLICAS_AND_COUNTS, EACH, COUNTED),
+    ],
+)
+def test_what_was_asked_for_is_told_and_nothing_else(world, detail, each, counts):
+    """R9 status-truth; of thousands of replicas a list of each is megabytes that nobody asked for."""
+    said = told(world, detail, "a")
+    [one] = said.adapters
+    assert (by_replica(one), by_count(one)) == (each, counts)
+    assert (one.name, one.generation, one.load, said.revision) == ("a", 2, "eager", world.revision)
+
+
+def test_what_is_gone_is_named_where_it_was_known(world):
+    assert list(told(world, REQUEST.REPLICAS, "a", "b", snapshot=False).gone) == ["b"]
+    assert list(told(world, REQUEST.COUNTS, "a", "b").gone) == []
+
+
+@pytest.mark.parametrize(
+    ("detail", "sizes"),
+    [(REQUEST.REPLICAS, [2, 2, 1]), (REQUEST.REPLICAS_AND_COUNTS, [2, 2, 1]), (REQUEST.COUNTS, [5])],
+)
+def test_a_message_has_so_many_parts_of_replicas_as_are_small_together(world, detail, sizes, monkeypatch):
+    """X2: an adapter that is counted is one of them, however many replicas there are."""
+    monkeypatch.setattr(encode_residency, "_PARTS_AT_ONCE", 6)
+    names = [f"b{number}" for number in range(5)]
+    for name in names:
+        world.put(name)
+    world.look()
+    update = ResidencyUpdate(1, world.view, tuple(names), snapshot=True)
+    assert [len(response(update, start, detail).adapters) for start in starts(update, detail)] == sizes
+
+
+def test_the_same_is_said_as_json(world):
+    world.put("b", load="lazy")
+    world.raw("r3", b"?")
+    world.look()
+    [[first, second]] = documents(world.view, ("a", "gone", "b"))
+    one, two, three = first["replicas"]
+    assert (first["name"], first["generation"], first["load"], second["load"]) == ("a", 2, "eager", "lazy")
+    assert (one["replica"], one["state"], one["loaded"], one["wanted"]) == ("r1", "serving", True, None)
+    assert (two["generation"], two["reason"]) == (1, "earlier_generation")
+    assert two["wanted"] == {"generation": 2, "state": "failed", "reason": "BAD"}
+    assert (three["state"], three["engine_url"], three["labels"]) == ("unknown", "", {"zone": "a"})

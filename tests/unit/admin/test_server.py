@@ -1,0 +1,66 @@
+"""What the admin service serves beside its calls, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+
+import httpx
+import pytest
+from grpc_health.v1 import health, health_pb2
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from registry.admin import server
+from registry.admin.health import AdminMetrics, Readiness
+from registry.admin.rpc.service import SERVICE
+from registry.admin.server import GRACE_SECONDS, make_app
+from tests.simulation.loop import VirtualLoop
+
+
+async def residency(_: Request) -> Response:
+    return JSONResponse({"pool": "p"})
+
+
+@pytest.mark.parametrize(
+    ("now", "status"),
+    [(Readiness(ready=True, reason=""), 200), (Readiness(ready=False, reason="etcd does not answer"), 503)],
+)
+async def test_pages_for_machines(now, status):
+    """R18: alive is the process; ready is who can be asked; and what is not as it should be is told beside it."""
+    metrics = AdminMetrics()
+    app = make_app(lambda: now, metrics.registry, residency, ("--listen",), lambda: ["members"])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin") as client:
+        alive, ready = await client.get("/livez"), await client.get("/readyz")
+        assert (alive.status_code, alive.json()) == (200, {"alive": True})
+        told = {"ready": now.ready, "reason": now.reason, "insecure": ["--listen"], "failing": ["members"]}
+        assert (ready.status_code, ready.json()) == (status, told)
+        assert "loraplane_admin_etcd_up 0.0" in (await client.get("/metrics")).text
+        assert (await client.get("/v1/residency")).json() == {"pool": "p"}
+        assert (await client.get("/")).status_code == 404
+
+
+class PlayedServer:
+    """Notes when it was stopped, and how healthy the service said to be then."""
+
+    def __init__(self, servicer: health.aio.HealthServicer) -> None:
+        self._servicer = servicer
+        self.stopped: list[tuple[float, float | None, int]] = []
+
+    async def stop(self, grace: float | None) -> None:
+        now = asyncio.get_running_loop().time()
+        self.stopped.append((now, grace, self._servicer._server_status[SERVICE]))
+
+
+def test_who_looks_at_health_has_gone_elsewhere_before_calls_are_cut():
+    """R18: a call on its way when the server ends would be cancelled."""
+
+    async def scenario() -> None:
+        servicer = health.aio.HealthServicer()
+        await servicer.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+        played = PlayedServer(servicer)
+        await server._drain(played, servicer, 3.0)  # type: ignore[arg-type]
+        assert played.stopped == [(3.0, GRACE_SECONDS, health_pb2.HealthCheckResponse.NOT_SERVING)]
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(scenario())

@@ -1,0 +1,249 @@
+"""The client over links that break, on virtual time: which calls are repeated, and what is told of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from registry.etcd3.calls import Login
+from registry.etcd3.channel import MemberConnection, call_metadata, translated
+from registry.etcd3.client import MemberDown, MemberStatus
+from registry.etcd3.errors import EtcdError, EtcdInvalidArgument, EtcdUnavailable, LeaseExpired, NoSpace, Timeout
+from registry.etcd3.ops import Put, Range, Txn, prefix_end
+from registry.etcd3.options import ClientOptions
+from tests.simulation.links import Way, rpc_error
+from tests.simulation.members import CLUSTER_ID
+from tests.support.played_etcd import PlayedEtcd, now, play
+
+WRITE = Txn((), (Put(b"a", b"1"),))
+READ = Txn((), (Range(b"a"),))
+
+
+def lose_answers(etcd: PlayedEtcd, count: int) -> list[int]:
+    """The next so many answers are lost, with their connections; gives a list of the revisions at which that was."""
+    lost: list[int] = []
+    for link in etcd.links.values():
+        serve = link.member.serve
+
+        def served(path: str, request: object, at: float, serve: Callable[..., object] = serve) -> object:
+            reply = serve(path, request, at)
+            if len(lost) < count:
+                lost.append(etcd.store.revision)
+                for one in etcd.links.values():
+                    one.cut()
+            return reply
+
+        link.member.serve = served  # type: ignore[method-assign,assignment]
+    return lost
+
+
+def test_a_write_whose_answer_was_lost_is_sent_once_and_what_reads_is_asked_again():
+    """R1 accepted: somebody has to find out what became of it; a second one might undo what came between."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        client, lost = etcd.client(), lose_answers(etcd, 1)
+        with pytest.raises(EtcdUnavailable) as broken:
+            await client.txn(WRITE)
+        assert (broken.value.maybe_applied, lost, etcd.store.revision) == (True, [2], 2)
+        for read in (client.txn(READ), client.range(Range(b"a")), client.list_prefix(b"a")):
+            lost = lose_answers(etcd, 1)
+            assert (await read).revision == 2
+            assert lost == [2]
+        result = await client.txn(WRITE)
+        assert (result.succeeded, etcd.store.revision) == (True, 3)
+
+    play(scene)
+
+
+def test_a_write_that_never_left_is_sent_to_another_member():
+    async def scene(etcd: PlayedEtcd) -> None:
+        client = etcd.client()
+        await client.range(Range(b"a"))
+        etcd.links[etcd.opened[-1]].set_way(Way.REFUSED)
+        assert (await client.txn(WRITE)).revision == 2
+        assert len({*etcd.opened}) == 2
+        assert etcd.store.revision == 2
+
+    play(scene, members=3)
+
+
+@pytest.mark.parametrize("call", [lambda client: client.range(Range(b"a")), lambda client: client.txn(WRITE)])
+def test_where_no_member_takes_a_connection_the_last_failure_is_told(call):
+    """R16 bounded: within the time of the call, with what a human needs; and nothing was applied."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        client = etcd.client()
+        etcd.links["m0"].set_way(Way.HUNG)
+        with pytest.raises(EtcdError) as failed:
+            await call(client)
+        assert str(failed.value).startswith("m0: no connection within ")
+        assert not failed.value.maybe_applied
+        assert now() <= client.options.call_timeout_seconds
+        with pytest.raises(EtcdUnavailable, match=r"m0: no connection within 0.5 s"):
+            await client.range(Range(b"a"), timeout_seconds=0.5)
+
+    play(scene)
+
+
+def test_a_member_that_hangs_costs_a_read_half_of_its_time():
+    """R13: the other half is for the others."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        client = etcd.client()
+        await client.range(Range(b"a"))
+        etcd.links[etcd.opened[-1]].set_way(Way.HUNG)
+        begun = now()
+        assert (await client.range(Range(b"a"), timeout_seconds=6.0)).revision == 1
+        assert 3.0 <= now() - begun <= 4.0
+        etcd.links[etcd.opened[-1]].set_way(Way.HUNG)
+        begun = now()
+        with pytest.raises(Timeout) as hung:
+            await client.txn(WRITE, timeout_seconds=4.0)
+        assert hung.value.maybe_applied, "who waits for a write has all of the time, and does not know"
+        assert now() - begun == pytest.approx(4.0, abs=0.01)
+
+    play(scene, members=3)
+
+
+def test_each_member_says_how_it_is_and_one_that_is_down_is_part_of_the_answer():
+    """What `loraplane check` tells of a cluster is most needed when a member is away."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        etcd.links["m1"].set_way(Way.REFUSED)
+        etcd.store.put(b"a", b"1")
+        first, away, last = await etcd.client().status(timeout_seconds=5.0)
+        assert first == MemberStatus("m0", "3.5.30", CLUSTER_ID, 1, 1, 2, first.revision, 0)
+        assert isinstance(away, MemberDown)
+        assert (away.endpoint, type(away.error)) == ("m1", EtcdUnavailable)
+        assert (last.endpoint, last.member_id) == ("m2", 3)
+
+    play(scene, members=3)
+
+
+def test_the_life_of_a_lease():
+    async def scene(etcd: PlayedEtcd) -> None:
+        client = etcd.client()
+        lease = await client.lease_grant(30)
+        assert await client.lease_keepalive(lease) == 30
+        await client.txn(Txn((), (Put(b"a", b"1", lease),)))
+        await client.lease_revoke(lease)
+        assert etcd.store.kvs == {}
+        with pytest.raises(LeaseExpired):
+            await client.lease_keepalive(lease)
+        with pytest.raises(LeaseExpired):
+            await client.lease_revoke(lease)
+        etcd.store.is_full = True
+        with pytest.raises(NoSpace):
+            await client.lease_grant(30)
+
+    play(scene)
+
+
+def test_a_list_is_whole_however_small_its_pages_are():
+    async def scene(etcd: PlayedEtcd) -> None:
+        for number in range(5):
+            etcd.store.put(b"/p/%d" % number, b"")
+        etcd.store.put(b"/q", b"")
+        client = etcd.client()
+        for listing in (
+            await client.list_prefix(b"/p/", page_size=2),
+            await client.list_range(b"/p/", prefix_end(b"/p/"), page_size=2),
+        ):
+            assert [kv.key for kv in listing.kvs] == [b"/p/%d" % number for number in range(5)]
+            assert (listing.revision, listing.cluster_id, listing.raft_term) == (7, CLUSTER_ID, 2)
+        assert [kv.key for kv in (await client.list_range(b"/q", b"")).kvs] == [b"/q"]
+
+    play(scene)
+
+
+async def _failing(error: BaseException, *, writes: bool) -> BaseException:
+    with pytest.raises(BaseException) as raised, translated("m0", writes=writes):  # noqa: PT011 - whatever it is
+        raise error
+    return raised.value
+
+
+@pytest.mark.parametrize("writes", [True, False])
+async def test_what_goes_wrong_in_grpc_is_an_error_of_ours_with_the_member_in_it(writes):
+    """And tells whether a write may have been made."""
+    for error in (
+        rpc_error("UNAVAILABLE", "Connection reset by peer"),
+        asyncio.CancelledError(),
+        grpc.aio.UsageError(),
+    ):
+        told = await _failing(error, writes=writes)
+        assert isinstance(told, EtcdUnavailable)
+        assert str(told).startswith("m0: ")
+        assert told.maybe_applied is writes
+
+
+async def test_what_is_no_failure_of_a_call_passes_as_it_is():
+    """R12: the end of our own task is no news of etcd, and a fault of ours is none either."""
+    fault = KeyError("of ours")
+    assert await _failing(fault, writes=False) is fault
+    entered = asyncio.Event()
+
+    async def wait() -> None:
+        with translated("m0", writes=True):
+            entered.set()
+            await asyncio.Event().wait()
+
+    waiting = asyncio.create_task(wait())
+    await entered.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+class Bare:
+    """A member without users."""
+
+    def __init__(self, says: str) -> None:
+        self._says = says
+        self.asked = 0
+
+    async def call(self, _method: object, _request: object, *, deadline: float, token: str | None) -> None:
+        """Refuses to log anybody in."""
+        assert (deadline, token) == (5.0, None)
+        self.asked += 1
+        raise EtcdInvalidArgument(self._says)
+
+
+async def test_a_server_that_has_no_users_needs_no_token():
+    """Credentials may be set here before authentication is switched on there; any other refusal is told."""
+    options = ClientOptions(("a:1",), user="lora", password=lambda: "p")
+    bare = Bare("etcdserver: authentication is not enabled")
+    assert await Login(options).token(bare, deadline=5.0) is None  # type: ignore[arg-type]
+    with pytest.raises(EtcdInvalidArgument, match="wrong"):
+        await Login(options).token(Bare("wrong"), deadline=5.0)  # type: ignore[arg-type]
+    assert await Login(ClientOptions(("a:1",))).token(bare, deadline=5.0) is None  # type: ignore[arg-type]
+    assert bare.asked == 1
+
+
+def test_a_member_without_a_leader_is_to_refuse_rather_than_to_serve_what_is_old():
+    assert call_metadata(None) == (("hasleader", "true"),)
+    assert call_metadata("t") == (("hasleader", "true"), ("token", "t"))
+
+
+async def test_nobody_s_proxy_gets_what_is_for_etcd(monkeypatch):
+    """X1 secret-free: a shell's variables are of its browsers."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy, socket.create_server(("127.0.0.1", 0)) as member:
+        for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        for name in ("no_proxy", "no_grpc_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        for one in (proxy, member):
+            one.settimeout(0)
+        connection = MemberConnection(f"127.0.0.1:{member.getsockname()[1]}", None)
+        loop = asyncio.get_running_loop()
+        accepting = [asyncio.ensure_future(loop.sock_accept(one)) for one in (member, proxy)]
+        connection.channel.get_state(try_to_connect=True)
+        done, waiting = await asyncio.wait(accepting, return_when=asyncio.FIRST_COMPLETED, timeout=60)
+        for one in waiting:
+            one.cancel()
+        assert done == {accepting[0]}
+        accepting[0].result()[0].close()
+        await connection.close()

@@ -1,0 +1,314 @@
+"""A list and a watch that never end, on virtual time; what a real etcd does is in tests/contract."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from registry.etcd3 import rpc_pb2 as rpc
+from registry.etcd3.errors import EtcdError, EtcdPermissionDenied, EtcdUnauthenticated
+from registry.etcd3.ops import prefix_end
+from registry.etcd3.options import ClientOptions
+from registry.etcd3.reflector import Reflector
+from registry.etcd3.stream import (
+    Changed,
+    Connected,
+    Disconnected,
+    ListCause,
+    Listed,
+    Mark,
+    Progressed,
+    Reflection,
+    Resume,
+)
+from tests.simulation.links import Way
+from tests.simulation.members import CLUSTER_ID
+from tests.support.played_etcd import PlayedEtcd, now, play
+
+PREFIX = b"/p/"
+
+
+class Heard:
+    """What one reflector told, with the time of each."""
+
+    def __init__(self, etcd: PlayedEtcd, **options: Any) -> None:
+        self.all: list[tuple[float, Reflection]] = []
+        client, rng = etcd.client(), random.Random(0)
+        self._reflector = Reflector(client, PREFIX, prefix_end(PREFIX), rng=rng, **options)
+        self._task = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        async with aclosing(self._reflector.stream()) as reflections:
+            async for reflection in reflections:
+                self.all.append((now(), reflection))
+
+    def of(self, *kinds: type[Reflection]) -> list[Reflection]:
+        """What was told of these kinds, in order."""
+        return [one for _, one in self.all if isinstance(one, kinds)]
+
+    def at(self, kind: type[Reflection]) -> list[float]:
+        """When something of a kind was told."""
+        return [at for at, one in self.all if isinstance(one, kind)]
+
+    @property
+    def causes(self) -> list[ListCause]:
+        return [one.cause for _, one in self.all if isinstance(one, Listed)]
+
+
+def values(reflections: Sequence[Reflection]) -> list[tuple[int, list[bytes]]]:
+    """Revisions with the keys that stand, or changed, there."""
+    told: list[tuple[int, list[bytes]]] = []
+    for one in reflections:
+        if isinstance(one, Listed):
+            told.append((one.revision, [kv.key for kv in one.kvs]))
+        elif isinstance(one, Changed):
+            told.append((one.revision, [event.key for event in one.events]))
+    return told
+
+
+def test_all_there_is_first_and_then_each_change_once():
+    """R3 converge: in order; and while nothing changes it is told that nothing does."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        etcd.store.put(b"/p/a", b"1")
+        etcd.store.put(b"/q/a", b"of others")
+        heard = Heard(etcd)
+        await asyncio.sleep(1)
+        etcd.store.put(b"/p/b", b"1")
+        etcd.store.delete(b"/p/a")
+        await asyncio.sleep(1)
+        assert values(heard.of(Listed, Changed)) == [(3, [b"/p/a"]), (4, [b"/p/b"]), (5, [b"/p/a"])]
+        assert (heard.causes, len(heard.of(Connected)), heard.of(Disconnected)) == ([ListCause.FIRST], 1, [])
+        etcd.store.put(b"/q/a", b"of others again")
+        await asyncio.sleep(60)
+        assert heard.of(Progressed)[-1] == Progressed(6)
+        assert (len(heard.of(Listed)), len(heard.of(Connected)), len(etcd.opened)) == (1, 1, 2)
+
+    play(scene)
+
+
+def test_who_has_a_state_hears_only_what_changed_since():
+    """R13 static-stable: a boot from a snapshot reads nothing again."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        for number in range(3):
+            etcd.store.put(b"/p/a", b"%d" % number)
+        heard = Heard(etcd, resume=Resume(2, CLUSTER_ID))
+        await asyncio.sleep(1)
+        assert values(heard.of(Listed, Changed)) == [(3, [b"/p/a"]), (4, [b"/p/a"])]
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("resume", "cause"),
+    [
+        (Resume(2, CLUSTER_ID), ListCause.COMPACTED),
+        (Resume(9, CLUSTER_ID), ListCause.WENT_BACK),
+        (Resume(2, CLUSTER_ID, raft_term=9), ListCause.WENT_BACK),
+    ],
+)
+def test_a_state_that_etcd_cannot_go_on_from_is_replaced_by_a_whole_one(resume, cause):
+    """R3: revisions that are gone, or that a store which was set back never had."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        for number in range(3):
+            etcd.store.put(b"/p/a", b"%d" % number)
+        etcd.store.compact(4)
+        heard = Heard(etcd, resume=resume)
+        await asyncio.sleep(5)
+        assert (heard.causes, values(heard.of(Listed))) == ([cause], [(4, [b"/p/a"])])
+
+    play(scene)
+
+
+def test_a_store_that_is_set_back_while_it_is_watched_is_listed():
+    async def scene(etcd: PlayedEtcd) -> None:
+        for number in range(3):
+            etcd.store.put(b"/p/%d" % number, b"")
+        heard = Heard(etcd)
+        await asyncio.sleep(1)
+        etcd.store.restore(2, now())
+        etcd.cluster.restart()
+        etcd.links["m0"].cut()
+        await asyncio.sleep(5)
+        assert heard.causes == [ListCause.FIRST, ListCause.WENT_BACK]
+        assert values(heard.of(Listed))[-1] == (2, [b"/p/0"])
+        etcd.store.put(b"/p/9", b"")
+        await asyncio.sleep(1)
+        assert values(heard.of(Changed)) == [(3, [b"/p/9"])]
+
+    play(scene)
+
+
+def test_one_member_of_another_cluster_is_a_wrong_address_and_all_of_them_are_another_store():
+    """R3: else a mistake in one address would make everybody forget what they know."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        etcd.store.put(b"/p/a", b"")
+        heard = Heard(etcd, resume=Resume(2, 5))
+        etcd.cluster.cluster_id = 5
+        await asyncio.sleep(1)
+        strangers = PlayedEtcd(3)
+        strangers.store.put(b"/p/z", b"")
+        watched = etcd.opened[-1]
+        etcd.links[watched].member = strangers.links[watched].member
+        etcd.links[watched].cut()
+        await asyncio.sleep(60)
+        assert (heard.causes, etcd.opened[-1] != watched) == ([], True)
+        for name, link in etcd.links.items():
+            link.member = strangers.links[name].member
+            link.cut()
+        await asyncio.sleep(60)
+        assert heard.causes == [ListCause.WENT_BACK]
+        assert [one.cluster_id for _, one in heard.all if isinstance(one, Listed)] == [CLUSTER_ID]
+
+    play(scene, members=3)
+
+
+def test_now_and_then_all_is_compared_although_nothing_demands_it():
+    """R3: as often as was said, give or take a quarter; and never where nobody asked for it."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        etcd.store.put(b"/p/a", b"")
+        comparing, other = Heard(etcd, compare_every_seconds=60.0), Heard(etcd)
+        await asyncio.sleep(600)
+        assert comparing.causes[1:] == [ListCause.COMPARISON] * (len(comparing.causes) - 1)
+        pauses = [after - before for before, after in pairwise(comparing.at(Listed))]
+        assert len(pauses) >= 7
+        assert min(pauses) >= 44
+        assert max(pauses) <= 80
+        assert other.causes == [ListCause.FIRST]
+
+    play(scene)
+
+
+def test_a_member_that_hangs_is_left_and_nothing_is_lost():
+    """R3, R13: within seconds; the next one is another."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        heard = Heard(etcd)
+        await asyncio.sleep(1)
+        watched = etcd.opened[-1]
+        etcd.links[watched].set_way(Way.HUNG)
+        etcd.store.put(b"/p/a", b"")
+        await asyncio.sleep(12)
+        assert values(heard.of(Changed)) == [(2, [b"/p/a"])]
+        [left] = heard.of(Disconnected)
+        assert left == Disconnected(f"{watched}: no sign of life on the watch for 5 s")
+        assert etcd.opened[-1] != watched
+        assert len(heard.of(Connected)) == 2
+
+    play(scene, members=3)
+
+
+def test_a_watch_that_alone_is_silent_is_left_and_what_to_do_is_said():
+    """etcd #21813: the member answers all else, as a proxy does that can lose events. It is waited for longer."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        heard = Heard(etcd)
+        for _ in range(60):
+            await asyncio.sleep(5)
+            for watch in etcd.links["m0"].member.watches:
+                if len(heard.of(Connected)):
+                    watch.mute()
+        told = [one for one in heard.of(Disconnected) if isinstance(one, Disconnected)]
+        assert len(told) >= 6
+        assert all(one.refuses_progress and "own members" in one.message for one in told)
+        begun = [*heard.at(Connected)]
+        borne = [end - begin for begin, end in zip(begun, heard.at(Disconnected), strict=False)]
+        assert 5 <= borne[0] < 15 <= borne[2] < borne[3]
+        assert max(borne) < 60
+
+    play(scene)
+
+
+@dataclass
+class PlayedStream:
+    """One watch that stands for a moment and then breaks, or says what it is told to."""
+
+    token: str | None
+    fails: EtcdError | None
+    server_version: str = "3.5.30"
+    told: int = 0
+
+    async def send(self, _request: rpc.WatchRequest) -> None:
+        """It is taken."""
+
+    async def receive(self, _patience: float = 1.0) -> rpc.WatchResponse:
+        self.told += 1
+        header = rpc.ResponseHeader(cluster_id=1, revision=1, raft_term=1)
+        if self.told == 1:
+            return rpc.WatchResponse(header=header, created=True)
+        if self.fails is not None:
+            raise self.fails
+        await asyncio.sleep(600)
+        return rpc.WatchResponse(header=header)
+
+    async def mark(self, _key: bytes) -> Mark:
+        return Mark(1, 1, 1)
+
+
+@dataclass
+class Guarded:
+    """A client whose watches end with these errors, one after another; then one stands."""
+
+    failures: list[EtcdError]
+    options: ClientOptions = field(default_factory=lambda: ClientOptions(("a:1",)))
+    asked: list[tuple[float, str | None]] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def watch(self, _endpoint: str, *, refused_token: str | None = None) -> AsyncIterator[PlayedStream]:
+        self.asked.append((now(), refused_token))
+        yield PlayedStream(f"token {len(self.asked)}", self.failures.pop(0) if self.failures else None)
+
+
+def denied_by(failures: list[EtcdError]) -> tuple[list[Disconnected], Guarded]:
+    """What a reflector tells of these failures within an hour."""
+    client, told = Guarded(failures), list[Disconnected]()
+
+    async def scene(_: PlayedEtcd) -> None:
+        resume, rng = Resume(1, 1), random.Random(0)
+        reflector = Reflector(client, PREFIX, prefix_end(PREFIX), resume=resume, rng=rng, denied_retry_seconds=600.0)  # type: ignore[arg-type]
+        async with aclosing(reflector.stream()) as reflections, asyncio.timeout(3600):
+            async for one in reflections:
+                if isinstance(one, Disconnected):
+                    told.append(one)
+
+    with pytest.raises(TimeoutError):
+        play(scene)
+    return told, client
+
+
+@pytest.mark.parametrize("refusal", [EtcdPermissionDenied, EtcdUnauthenticated])
+def test_a_token_that_is_merely_old_is_replaced_at_once_and_nobody_hears_of_it(refusal):
+    """R13: an old server calls it "permission denied"; a token ends after minutes, and each watch with it."""
+    told, client = denied_by([refusal("not you")])
+    assert told == []
+    [(first, nothing), (again, refused)] = client.asked
+    assert (nothing, refused) == (None, "token 1")
+    assert again - first < 1.0
+
+
+@pytest.mark.parametrize("refusal", [EtcdPermissionDenied, EtcdUnauthenticated])
+def test_who_is_refused_again_is_told_so_and_asks_rarely(refusal):
+    """R8: time alone seldom heals it; half of what was said is the least that is waited."""
+    told, client = denied_by([refusal("not you") for _ in range(4)])
+    assert told == [Disconnected("not you", denied=True)] * 3
+    at = [when for when, _ in client.asked]
+    assert at[1] - at[0] < 1.0
+    assert all(300 <= after - before <= 600.1 for before, after in pairwise(at[1:]))
+    assert [token for _, token in client.asked] == [None, "token 1", "token 2", "token 3", "token 4"]
+
+
+def test_a_refusal_after_a_watch_that_stood_is_a_first_one_again():
+    told, client = denied_by([EtcdPermissionDenied("not you"), EtcdError("broke"), EtcdPermissionDenied("not you")])
+    assert told == [Disconnected("broke")]
+    assert [token for _, token in client.asked] == [None, "token 1", None, "token 3"]

@@ -1,0 +1,251 @@
+"""One watch stream, on virtual time: how long silence is borne, and what is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import grpc
+import pytest
+
+from registry.etcd3 import rpc_pb2 as rpc
+from registry.etcd3.codec import RANGE, STATUS
+from registry.etcd3.errors import EtcdError, EtcdPermissionDenied, EtcdUnauthenticated, EtcdUnavailable, Timeout
+from registry.etcd3.stream import Mark
+from registry.etcd3.watch import WatchStream
+from tests.simulation.links import Way, rpc_error
+from tests.simulation.loop import VirtualLoop
+from tests.support.played_etcd import PlayedEtcd, now, play
+
+TOKEN = "t"  # noqa: S105 - of the test
+
+
+@dataclass
+class PlayedMember:
+    """A connection to a member.
+
+    Attributes:
+        answers_after: seconds that each call takes.
+        refusal: what calls fail with.
+        takes_after: seconds until the stream takes a message.
+        told: what the stream says next; an error ends it, and so does None, as the server does.
+        asked: when it was asked for progress.
+    """
+
+    answers_after: float = 0.0
+    refusal: EtcdError | None = None
+    takes_after: float = 0.0
+    told: asyncio.Queue[rpc.WatchResponse | BaseException | None] = field(default_factory=asyncio.Queue)
+    asked: list[float] = field(default_factory=list)
+    endpoint: str = "m0"
+    is_done: bool = False
+
+    def stream(self, _method: object, *, timeout_seconds: float | None, token: str | None) -> PlayedMember:
+        assert (timeout_seconds, token) == (None, TOKEN)
+        return self
+
+    async def call(self, method: object, request: object, *, deadline: float, token: str | None) -> object:
+        """Answers by its deadline, or fails."""
+        assert token == TOKEN
+        if now() + self.answers_after > deadline:
+            await asyncio.sleep(deadline - now())
+            raise Timeout("no answer", maybe_applied=False)
+        await asyncio.sleep(self.answers_after)
+        if self.refusal is not None:
+            raise self.refusal
+        header = rpc.ResponseHeader(revision=7, cluster_id=5, raft_term=3)
+        if method is STATUS:
+            return rpc.StatusResponse(version="3.5.30")
+        assert method is RANGE
+        assert request == rpc.RangeRequest(key=b"k", keys_only=True)
+        return rpc.RangeResponse(header=header)
+
+    async def write(self, message: rpc.WatchRequest) -> None:
+        await asyncio.sleep(self.takes_after)
+        assert message.HasField("progress_request")
+        self.asked.append(now())
+
+    async def read(self) -> object:
+        said = await self.told.get()
+        if isinstance(said, BaseException):
+            raise said
+        return grpc.aio.EOF if said is None else said
+
+    def done(self) -> bool:
+        return self.is_done
+
+    def cancel(self) -> None:
+        self.is_done = True
+
+
+def watching(member: PlayedMember, scene: Callable[[WatchStream], Awaitable[None]]) -> None:
+    async def work() -> None:
+        async with WatchStream(member, token=TOKEN, server_version="3.5.30") as stream:  # type: ignore[arg-type]
+            await scene(stream)
+        assert member.is_done
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(work())
+
+
+def progress(revision: int) -> rpc.WatchResponse:
+    return rpc.WatchResponse(header=rpc.ResponseHeader(revision=revision))
+
+
+def test_what_is_told_comes_in_order_and_silence_that_is_answered_is_borne():
+    member = PlayedMember()
+
+    async def scene(stream: WatchStream) -> None:
+        member.told.put_nowait(progress(1))
+        member.told.put_nowait(progress(2))
+        assert [await stream.receive(), await stream.receive()] == [progress(1), progress(2)]
+        assert (now(), member.asked) == (0.0, [])
+        for silence in (1.9, 3.9, 4.9):
+            begun = now()
+            asyncio.get_running_loop().call_later(silence, member.told.put_nowait, progress(3))
+            assert await stream.receive() == progress(3)
+            assert now() - begun == pytest.approx(silence)
+        assert len(member.asked) == 3, "after two seconds, and after four; then none is awaited any more"
+
+    watching(member, scene)
+
+
+@pytest.mark.parametrize("patience", [1.0, 8.0])
+def test_a_member_that_does_not_answer_at_all_is_given_up(patience):
+    """R13: five seconds, or as many times that as it was silent before."""
+    member = PlayedMember(answers_after=1000.0)
+
+    async def scene(stream: WatchStream) -> None:
+        with pytest.raises(Timeout) as silent:
+            await stream.receive(patience)
+        assert str(silent.value) == f"m0: no sign of life on the watch for {5 * patience:g} s"
+        assert not silent.value.refuses_progress
+        assert not silent.value.maybe_applied
+        assert 5 * patience < now() <= 7 * patience
+
+    watching(member, scene)
+
+
+@pytest.mark.parametrize(("patience", "answers_after"), [(1.0, 0.5), (8.0, 6.0)])
+def test_a_member_that_answers_all_but_the_watch_refuses_progress(patience, answers_after):
+    """etcd #21813: said with what to do. It may take as many times longer as the silence did."""
+    member = PlayedMember(answers_after=answers_after)
+
+    async def scene(stream: WatchStream) -> None:
+        with pytest.raises(Timeout) as silent:
+            await stream.receive(patience)
+        assert silent.value.refuses_progress
+        assert not silent.value.maybe_applied
+        assert f"within {5 * patience:g} s" in str(silent.value)
+
+    watching(member, scene)
+
+
+@pytest.mark.parametrize("refusal", [EtcdPermissionDenied("not you"), EtcdUnauthenticated("who are you")])
+def test_a_member_that_does_not_tell_us_its_version_answers(refusal):
+    """etcd tells it administrators only, and refuses everybody else in no time."""
+    member = PlayedMember(refusal=refusal)
+
+    async def scene(stream: WatchStream) -> None:
+        with pytest.raises(Timeout) as silent:
+            await stream.receive()
+        assert silent.value.refuses_progress
+
+    watching(member, scene)
+
+
+def test_a_stream_that_takes_no_message_is_given_up():
+    member = PlayedMember(takes_after=0.9)
+
+    async def scene(stream: WatchStream) -> None:
+        request = rpc.WatchRequest(progress_request=rpc.WatchProgressRequest())
+        await stream.send(request)
+        assert member.asked == [now()]
+        member.takes_after = 1000.0
+        begun = now()
+        with pytest.raises(Timeout, match="m0: the stream takes no message") as stuck:
+            await stream.send(request)
+        assert not stuck.value.maybe_applied
+        assert now() - begun < 2.0
+
+    watching(member, scene)
+
+
+@pytest.mark.parametrize("end", [None, rpc_error("UNAVAILABLE", "Connection reset by peer"), asyncio.CancelledError()])
+def test_an_end_is_told_after_all_that_came_before_it_and_changed_nothing(end):
+    """R3: by the server's will, by the network, or by a channel that was closed."""
+    member = PlayedMember()
+
+    async def scene(stream: WatchStream) -> None:
+        member.told.put_nowait(progress(1))
+        member.told.put_nowait(end)
+        assert await stream.receive() == progress(1)
+        with pytest.raises(EtcdUnavailable, match="m0: ") as broken:
+            await stream.receive()
+        assert not broken.value.maybe_applied
+
+    watching(member, scene)
+
+
+def test_where_the_store_stands_is_read_from_the_member_that_is_watched():
+    member = PlayedMember(answers_after=2.9)
+
+    async def scene(stream: WatchStream) -> None:
+        assert await stream.mark(b"k") == Mark(7, 5, 3)
+        member.answers_after = 1000.0
+        begun = now()
+        with pytest.raises(Timeout):
+            await stream.mark(b"k")
+        assert now() - begun < 5.0
+
+    watching(member, scene)
+
+
+def test_what_nobody_takes_is_not_read_without_end():
+    """R16 bounded: etcd holds the rest back."""
+    member = PlayedMember()
+
+    async def scene(stream: WatchStream) -> None:
+        for revision in range(1000):
+            member.told.put_nowait(progress(revision))
+        await asyncio.sleep(1)
+        assert member.told.qsize() > 900
+        for revision in range(1000):
+            assert (await stream.receive()).header.revision == revision
+
+    watching(member, scene)
+
+
+def test_a_watch_leaves_no_connection_behind():
+    """R16 bounded: a member that goes away ten times a day would cost ten a day."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        client, link = etcd.client(), etcd.links["m0"]
+        async with client.watch("m0") as stream:
+            assert (stream.server_version, stream.token) == ("3.5.30", None)
+            assert len(link.channels) == 1
+        assert not link.channels
+        link.set_way(Way.REFUSED)
+        with pytest.raises(EtcdUnavailable):
+            async with client.watch("m0"):
+                pass
+        assert not link.channels
+
+    play(scene)
+
+
+class Fault(Exception):
+    """Of ours."""
+
+
+def test_a_fault_of_ours_is_no_end_of_a_watch():
+    """R12 crash-only: it is told, and not taken for etcd's silence or for an end of the stream."""
+    member = PlayedMember(refusal=Fault())  # type: ignore[arg-type]
+
+    async def scene(stream: WatchStream) -> None:
+        with pytest.raises(Fault):
+            await stream.receive()
+
+    watching(member, scene)

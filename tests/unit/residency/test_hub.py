@@ -1,0 +1,235 @@
+"""The hub of residency, on virtual time: at which revision it begins, what it follows, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from registry.etcd3.informer import SharedInformer, SharedInformerFactory
+from registry.etcd3.ops import KeyValue, prefix_end
+from registry.etcd3.stream import ListCause, Listed
+from registry.model.errors import Unavailable
+from registry.model.names import name_key
+from registry.residency.derive import residency
+from registry.residency.hub import LINGER_SECONDS, ResidencyHub, ResidencyUpdate, Subscription, _FollowedRange
+from tests.simulation.links import Way
+from tests.support.played_etcd import PlayedEtcd, play
+from tests.support.records import KEYS, POOL, record
+from tests.support.residency_world import PENDING, SERVING, Replicas
+from tests.unit.rollout.test_pool import Forgetful
+
+ADAPTERS = KEYS.adapters(POOL)
+
+
+class Board:
+    """A hub, and what stands in its etcd."""
+
+    def __init__(self, etcd: PlayedEtcd) -> None:
+        self.etcd = etcd
+        self._client = etcd.client(1)
+        self.replicas = Replicas(self._client, KEYS)
+        client, rng = etcd.client(), random.Random(0)
+        self.informers = SharedInformerFactory(client, rng=rng)
+        self.hub = ResidencyHub(client, KEYS, self.informers)
+
+    def put(self, name: str, generation: int = 1) -> int:
+        return self.etcd.store.put(KEYS.adapter(POOL, name), record(name, generation).to_bytes())
+
+    async def served(self, *names: str) -> None:
+        """These adapters, and a replica that serves all of them."""
+        for name in names:
+            self.put(name)
+        await self.replicas.alive("r1")
+        await self.replicas.says("r1", self.etcd.store.revision)
+
+
+def state(one: Subscription, name: str) -> list[Any]:
+    """How each replica stands to an adapter; empty: there is none."""
+    found = residency(one.view, name_key(name))
+    return [part.state for part in found.replicas] if found else []
+
+
+def told(update: ResidencyUpdate) -> tuple[tuple[str, ...], bool]:
+    return update.keys, update.snapshot
+
+
+def test_all_there_is_first_and_then_what_changes():
+    """R9 status-truth."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        board = Board(etcd)
+        await board.served("a", "b")
+        async with board.hub.look(POOL) as one:
+            updates = one.follow()
+            assert told(await anext(updates)) == (("a", "b"), True)
+            assert (state(one, "a"), state(one, "c")) == ([SERVING], [])
+            revision = board.put("c")
+            assert told(await anext(updates)) == (("c",), False)
+            await board.replicas.says("r1", revision)
+            assert told(await anext(updates)) == (("c",), False)
+            assert state(one, "c") == [SERVING]
+            etcd.store.delete(KEYS.adapter(POOL, "a"))
+            assert told(await anext(updates)) == (("a",), False)
+            await board.replicas.gone("r1")
+            assert told(await anext(updates)) == (("b", "c"), False)
+
+    play(scene)
+
+
+def test_who_stays_hears_on_though_others_come_and_go():
+    async def scene(etcd: PlayedEtcd) -> None:
+        board = Board(etcd)
+        await board.served("a")
+        async with board.hub.look(POOL) as one:
+            updates = one.follow()
+            await anext(updates)
+            async with board.hub.look(POOL) as other:
+                assert other is one
+            await asyncio.sleep(2 * LINGER_SECONDS)
+            board.put("b")
+            async with asyncio.timeout(1):
+                assert told(await anext(updates)) == (("b",), False)
+
+    play(scene)
+
+
+def test_a_pool_that_nobody_looks_at_is_followed_a_little_longer():
+    """R16 bounded; and a router that polls each half minute finds it ready."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        board = Board(etcd)
+        await board.served("a")
+        boards = list[Subscription]()
+        for pause in (LINGER_SECONDS - 1, LINGER_SECONDS - 1, LINGER_SECONDS + 1, 0.0):
+            async with board.hub.look(POOL) as one:
+                assert told(await one.look()) == (("a",), True)
+                boards.append(one)
+            await asyncio.sleep(pause)
+        assert [one is boards[0] for one in boards] == [True, True, True, False]
+        assert boards[3].epoch != boards[0].epoch
+        with pytest.raises(Unavailable):
+            await boards[0].look()
+        async with board.hub.look(POOL) as last:
+            await board.hub.aclose()
+            with pytest.raises(Unavailable):
+                await last.look()
+
+    play(scene)
+
+
+def test_etcd_that_is_away_at_first_is_waited_for():
+    """R13: whoever looks meanwhile waits, and is answered without asking again."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        board = Board(etcd)
+        await board.served("a")
+        etcd.links["m0"].set_way(Way.REFUSED)
+        async with board.hub.look(POOL) as one:
+            looking = asyncio.create_task(one.look())
+            await asyncio.sleep(30)
+            assert not looking.done()
+            etcd.links["m0"].set_way(Way.OPEN)
+            async with asyncio.timeout(30):
+                assert told(await looking) == (("a",), True)
+
+    play(scene)
+
+
+def test_a_status_of_a_revision_in_which_no_adapter_changed_is_understood_at_once():
+    """R9: etcd tells of no progress by itself for a while, so it is proven that there is nothing to wait for."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        board = Board(etcd)
+        board.put("a")
+        await board.replicas.alive("r1")
+        async with board.hub.look(POOL) as one:
+            updates = one.follow()
+            await anext(updates)
+            revision = etcd.store.put(b"/of/others", b"")
+            await board.replicas.says("r1", revision)
+            async with asyncio.timeout(0.5):
+                assert told(await anext(updates)) == (("a",), False)
+            assert (state(one, "a"), one.view.revision >= revision) == ([SERVING], True)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("change", ["deletion", "creation", "change"])
+def test_a_status_that_speaks_of_what_is_not_known_yet_waits_for_it(change):
+    """R9: nor is anything proven that has not arrived."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        board = Board(etcd)
+        await board.served("b", "a")
+        async with board.hub.look(POOL) as one:
+            updates = one.follow()
+            await anext(updates)
+            [adapters] = [watch for watch in etcd.links["m0"].member.watches if watch.whose[1] == ADAPTERS]
+            unmute = adapters.mute()
+            if change == "deletion":
+                etcd.store.delete(KEYS.adapter(POOL, "b"))
+            else:
+                board.put("c" if change == "creation" else "b", 2)
+            revision = etcd.store.revision
+            await board.replicas.says("r1", revision)
+            await asyncio.sleep(2)
+            assert one.view.revision < revision
+            assert (state(one, "b"), state(one, "c")) == ([SERVING], [])
+            unmute()
+            await asyncio.sleep(1)
+            assert one.view.revision >= revision
+            assert (len(state(one, "b")), len(state(one, "c"))) == (change != "deletion", change == "creation")
+
+    play(scene)
+
+
+def test_a_store_that_was_set_back_is_followed_as_it_is():
+    """R3: nothing that was proven of what it was before counts for it."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        board = Board(etcd)
+        await board.served("a")
+        kept = etcd.store.revision
+        board.put("b")
+        await board.replicas.says("r1", etcd.store.revision)
+        async with board.hub.look(POOL) as one:
+            assert told(await one.look()) == (("a", "b"), True)
+            etcd.store.restore(kept, 0.0)
+            etcd.cluster.restart()
+            etcd.links["m0"].cut()
+            await asyncio.sleep(30)
+            assert told(await one.look()) == (("a",), True)
+            assert state(one, "a") == [SERVING]
+            assert one.view.revision < kept + 2
+            board.put("b", 7)
+            await asyncio.sleep(1)
+            assert state(one, "b") == [PENDING]
+
+    play(scene)
+
+
+def stored(key: bytes, revision: int) -> KeyValue:
+    return KeyValue(key, b"", revision, revision, 1)
+
+
+def listed(revision: int, key: bytes) -> Listed:
+    return Listed(revision, (stored(key, revision),), 1, ListCause.FIRST)
+
+
+async def test_what_was_read_first_counts_until_the_informer_is_as_far():
+    """R9: the first view is of one revision; an informer that is behind, or lists later, would mix two."""
+    informer = SharedInformer()
+    followed = _FollowedRange(b"/p/", prefix_end(b"/p/"), informer)
+    assert followed.kvs() == {}
+    client = Forgetful(kvs=(stored(b"/p/a", 6),))
+    await followed.begin(client, client.revision)  # type: ignore[arg-type]
+    assert {*followed.kvs()} == {b"/p/a"}
+    informer.apply(listed(client.revision - 1, b"/p/old"))
+    assert {*followed.kvs()} == {b"/p/a"}
+    informer.apply(listed(client.revision, b"/p/b"))
+    assert {*followed.kvs()} == {b"/p/b"}
+    informer.apply(listed(2, b"/p/c"))
+    assert {*followed.kvs()} == {b"/p/c"}, "a store that was set back is believed"

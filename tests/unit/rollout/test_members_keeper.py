@@ -1,0 +1,265 @@
+"""Who is remembered of a pool, and who forgets, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from registry.etcd3.informer import SharedInformerFactory
+from registry.model.errors import Conflict, FailedPrecondition, NotFound, Reason, RegistryError, Unavailable
+from registry.model.records import PoolLimits, PoolSpec
+from registry.model.status import LeftReplica, RememberedReplicas
+from registry.rollout import expected
+from registry.rollout.expected import MembersKeeper, forget
+from registry.runtime.clock import Deadline, rfc3339
+from tests.simulation.links import Way
+from tests.simulation.store import Refusal
+from tests.support.played_etcd import PlayedEtcd, now, play
+from tests.support.records import KEYS, POOL
+from tests.support.residency_world import Replicas
+
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+SOON, WHILE = 3.0, 30.0
+# Within which it is looked again although nothing happens.
+LOOK = 305.0
+
+
+class Kept:
+    """An etcd whose pools a keeper looks after.
+
+    Attributes:
+        told: what it said last.
+        looks: how often it said something.
+        past: what the wall's clock is ahead of the loop's.
+    """
+
+    def __init__(self, etcd: PlayedEtcd, *pools: str) -> None:
+        self.etcd = etcd
+        self.client = etcd.client(1)
+        self.replicas = Replicas(self.client, KEYS)
+        self.told: Mapping[str, int] | None = None
+        self.looks = 0
+        self.past = timedelta()
+        for pool in pools:
+            self.make_pool(pool)
+        client, rng = etcd.client(), random.Random(0)
+        keeper = MembersKeeper(
+            client, KEYS, SharedInformerFactory(client, rng=rng), self._tell, rng=rng, wall=self.wall
+        )
+        self.task = asyncio.create_task(keeper.run())
+
+    def _tell(self, missing: Mapping[str, int]) -> None:
+        self.told, self.looks = missing, self.looks + 1
+
+    def wall(self) -> datetime:
+        return EPOCH + self.past + timedelta(seconds=now())
+
+    def make_pool(self, name: str, expected: int | None = None) -> None:
+        spec = PoolSpec(name=name, base_models=["base"], limits=PoolLimits(expected_replicas=expected))
+        self.etcd.store.put(KEYS.pool(name), spec.to_bytes())
+
+    def members(self, pool: str = POOL) -> dict[str, str]:
+        """Who is remembered, and when each was seen last."""
+        kv = self.etcd.store.kvs.get(KEYS.members(pool))
+        return {name: one.last_seen for name, one in RememberedReplicas.parse(kv.value).members.items()} if kv else {}
+
+
+def left(replica: str) -> bytes:
+    return LeftReplica(pool=POOL, replica=replica, incarnation="i", at=rfc3339(EPOCH)).to_bytes()
+
+
+def test_who_comes_is_remembered_and_who_goes_is_missed_for_a_day(monkeypatch):
+    """One write for each change, none for anything else."""
+    monkeypatch.setattr(expected, "_LOOK_SECONDS", WHILE / 2)
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        kept = Kept(etcd, POOL, "q")
+        await kept.replicas.alive("r1", "r2")
+        await asyncio.sleep(SOON)
+        assert (kept.members(), kept.members("q"), kept.told) == ({"r1": "", "r2": ""}, {}, {POOL: 0, "q": 0})
+        before = etcd.store.revision
+        await kept.replicas.alive("r1", "r2")
+        await asyncio.sleep(WHILE)
+        assert etcd.store.revision == before + 1, "of the replicas themselves"
+        await kept.replicas.gone("r2")
+        gone_at = now()
+        await asyncio.sleep(SOON)
+        assert kept.told == {POOL: 1, "q": 0}
+        seen = datetime.fromisoformat(kept.members()["r2"]) - EPOCH
+        assert 0 <= seen.total_seconds() - gone_at < SOON
+        kept.past = timedelta(hours=23)
+        await asyncio.sleep(WHILE)
+        assert kept.told == {POOL: 1, "q": 0}
+        kept.past = timedelta(hours=24)
+        await asyncio.sleep(WHILE)
+        assert (kept.members(), kept.told) == ({"r1": ""}, {POOL: 0, "q": 0})
+
+    play(scene)
+
+
+def test_who_ended_in_order_is_missed_by_nobody_whatever_stands_beside_its_mark():
+    async def scene(etcd: PlayedEtcd) -> None:
+        kept = Kept(etcd, POOL)
+        await kept.replicas.alive("r1", "r2")
+        await asyncio.sleep(SOON)
+        etcd.store.put(KEYS.left(POOL, "r0"), b"?")
+        etcd.store.put(KEYS.left(POOL, "r1"), left("r1"))
+        etcd.store.put(KEYS.left("q", "r2"), left("r2"))
+        await kept.replicas.gone("r1", "r2")
+        await asyncio.sleep(SOON)
+        assert ({*kept.members()}, kept.told) == ({"r2"}, {POOL: 1})
+
+    play(scene)
+
+
+def test_of_a_pool_that_is_gone_nobody_is_remembered():
+    async def scene(etcd: PlayedEtcd) -> None:
+        kept = Kept(etcd, POOL)
+        await kept.replicas.alive("r1")
+        await asyncio.sleep(SOON)
+        etcd.store.delete(KEYS.pool(POOL))
+        await asyncio.sleep(SOON)
+        assert (KEYS.members(POOL) in etcd.store.kvs, kept.told) == (False, {})
+
+    play(scene)
+
+
+def test_many_changes_within_a_moment_are_one_write_and_one_word():
+    """R16 bounded: a fleet that starts comes replica by replica."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        kept = Kept(etcd, POOL)
+        await asyncio.sleep(SOON)
+        looks = kept.looks
+        for number in range(20):
+            await kept.replicas.alive(f"r{number}")
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(SOON)
+        assert len(kept.members()) == 20
+        assert kept.looks - looks <= 4, "with those for what it wrote itself"
+        assert etcd.store.kvs[KEYS.members(POOL)].version <= 2
+
+    play(scene)
+
+
+def refuse(etcd: PlayedEtcd, key: bytes) -> None:
+    """Reads that begin at this key are refused from now on, as if etcd were away."""
+    member = etcd.links["m0"].member
+    serve = member.serve
+
+    def served(path: str, request: object, at: float) -> object:
+        if getattr(request, "key", b"") == key:
+            raise Refusal("UNAVAILABLE", "away")
+        return serve(path, request, at)  # type: ignore[arg-type]
+
+    member.serve = served  # type: ignore[method-assign,assignment]
+
+
+@pytest.mark.parametrize("unknown", [KEYS.all_replicas(), KEYS.all_left(), KEYS.pools()])
+def test_nothing_is_concluded_from_what_is_not_known(unknown):
+    """R9: whose presence was not read is not gone; and a number of the missing that is a guess is told to nobody."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        first = Kept(etcd, POOL)
+        await first.replicas.alive("r1")
+        await asyncio.sleep(SOON)
+        first.task.cancel()
+        refuse(etcd, unknown)
+        second, before = Kept(etcd), etcd.store.revision
+        await asyncio.sleep(WHILE)
+        assert (second.looks, etcd.store.revision) == (0, before)
+
+    play(scene)
+
+
+def test_while_etcd_is_away_nobody_is_missed():
+    async def scene(etcd: PlayedEtcd) -> None:
+        kept = Kept(etcd, POOL)
+        await kept.replicas.alive("r1")
+        await asyncio.sleep(SOON)
+        etcd.links["m0"].set_way(Way.REFUSED)
+        looks = kept.looks
+        await asyncio.sleep(WHILE)
+        assert kept.looks == looks
+        etcd.links["m0"].set_way(Way.OPEN)
+        await asyncio.sleep(30)
+        assert (kept.members(), kept.told) == ({"r1": ""}, {POOL: 0})
+        assert not kept.task.done()
+
+    play(scene)
+
+
+def test_a_write_that_fails_is_made_by_the_next_look():
+    """R12: and ends nobody."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        kept = Kept(etcd, POOL)
+        await asyncio.sleep(SOON)
+        await kept.replicas.alive("r1")
+        etcd.store.is_full = True
+        await asyncio.sleep(60)
+        assert (kept.members(), kept.task.done()) == ({}, False)
+        etcd.store.is_full = False
+        await asyncio.sleep(LOOK)
+        assert kept.members() == {"r1": ""}
+
+    play(scene)
+
+
+async def refused_to_forget(kept: Kept, name: str) -> RegistryError:
+    with pytest.raises(RegistryError) as refused:
+        await forget(kept.client, KEYS, POOL, name, Deadline.of(60.0), dry_run=False)
+    return refused.value
+
+
+def test_who_is_dead_is_forgotten_and_nobody_else():
+    async def scene(etcd: PlayedEtcd) -> None:
+        kept = Kept(etcd, POOL)
+        await kept.replicas.alive("r1", "r2", "r3")
+        await asyncio.sleep(SOON)
+        await kept.replicas.gone("r2", "r3")
+        await asyncio.sleep(SOON)
+        lives, unknown = await refused_to_forget(kept, "r1"), await refused_to_forget(kept, "r9")
+        assert (type(lives), lives.reason, lives.field) == (FailedPrecondition, Reason.REPLICA_LIVES, "name")
+        assert (type(unknown), unknown.reason, unknown.field) == (NotFound, Reason.REPLICA_NOT_FOUND, "name")
+        await forget(kept.client, KEYS, POOL, "r2", Deadline.of(60.0), dry_run=True)
+        assert {*kept.members()} == {"r1", "r2", "r3"}
+        await forget(kept.client, KEYS, POOL, "r2", Deadline.of(60.0), dry_run=False)
+        assert {*kept.members()} == {"r1", "r3"}
+        await asyncio.sleep(SOON)
+        assert kept.told == {POOL: 1}
+
+    play(scene)
+
+
+def test_who_forgets_while_others_come_is_told_to_try_again_and_changes_nothing():
+    """R1: else a replica that came in between would be forgotten with it."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        kept = Kept(etcd, POOL)
+        await kept.replicas.alive("r1")
+        await asyncio.sleep(SOON)
+        await kept.replicas.gone("r1")
+        await asyncio.sleep(SOON)
+        kept.task.cancel()
+        member, key = etcd.links["m0"].member, KEYS.members(POOL)
+        serve = member.serve
+
+        def served(path: str, request: object, at: float) -> object:
+            reply = serve(path, request, at)  # type: ignore[arg-type]
+            if getattr(request, "key", b"") == key:
+                etcd.store.put(key, etcd.store.kvs[key].value)
+            return reply
+
+        member.serve = served  # type: ignore[method-assign,assignment]
+        lost = await refused_to_forget(kept, "r1")
+        assert (type(lost), lost.reason) == (Conflict, Reason.LOST_RACE)
+        assert {*kept.members()} == {"r1"}
+        etcd.links["m0"].set_way(Way.REFUSED)
+        assert isinstance(await refused_to_forget(kept, "r1"), Unavailable)
+
+    play(scene)

@@ -1,0 +1,144 @@
+"""What is tried again within one staging, how often, and what is told at the end."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+
+import httpcore
+import pytest
+
+from registry.etcd3.backoff import Backoff
+from registry.sources import failures
+from registry.sources.base import ArtifactError, Stop, TrustedAuthorities
+from registry.sources.failures import (
+    MAX_ATTEMPTS,
+    MAX_STARTS,
+    Passing,
+    StartOver,
+    connecting,
+    receiving,
+    retries,
+    retries_from_start,
+)
+
+PASSING, ANEW = Passing("source_io", "it broke"), StartOver("source_changed", "it is another")
+FACT = ArtifactError("source_missing", "it is not there", permanent=False)
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch) -> None:
+    monkeypatch.setattr(failures, "_WAIT", Backoff(base_seconds=0.0, cap_seconds=0.0))
+
+
+@pytest.mark.parametrize(
+    ("retried", "error", "times"),
+    [
+        (retries, PASSING, MAX_ATTEMPTS),
+        (retries, ANEW, 1),
+        (retries, FACT, 1),
+        (retries_from_start, ANEW, MAX_STARTS),
+        (retries_from_start, PASSING, 1),
+        (retries_from_start, FACT, 1),
+    ],
+)
+def test_each_kind_of_failure_is_tried_again_as_often_as_it_may_help(retried, error, times):
+    """R8: and the failure itself is what is told of it."""
+    tried: list[int] = []
+
+    def fail() -> None:
+        tried.append(1)
+        raise error
+
+    with pytest.raises(ArtifactError) as told:
+        retried(Stop())(fail)
+    assert (told.value, len(tried)) == (error, times)
+    assert (str(told.value), told.value.permanent) == (error.message, False)
+
+
+def test_who_is_stopped_tries_nothing_again(monkeypatch):
+    """R12: however long it would have waited."""
+    monkeypatch.setattr(failures, "_WAIT", Backoff(base_seconds=3600.0, cap_seconds=3600.0))
+    stop, tried = Stop(), list[int]()
+
+    def fail() -> None:
+        tried.append(1)
+        stop.set()
+        raise PASSING
+
+    with pytest.raises(ArtifactError) as stopped:
+        retries(stop)(fail)
+    assert (stopped.value.reason, len(tried)) == ("staging_stopped", 1)
+
+
+def refusal(error: Exception, way: Callable) -> ArtifactError:
+    with pytest.raises(ArtifactError) as told, way("https://host"):
+        raise error
+    assert told.value.message.startswith("https://host ")
+    assert "secret" not in told.value.message
+    return told.value
+
+
+@pytest.mark.parametrize(
+    ("error", "way", "reason", "is_passing"),
+    [
+        (httpcore.ConnectTimeout("secret"), connecting, "source_timeout", False),
+        (httpcore.ReadTimeout("secret"), connecting, "source_timeout", False),
+        (httpcore.ConnectError("secret"), connecting, "source_io", True),
+        (httpcore.ReadError("secret"), connecting, "source_io", True),
+        (httpcore.RemoteProtocolError("secret"), connecting, "source_io", True),
+        (httpcore.ReadTimeout("secret"), receiving, "source_timeout", True),
+        (httpcore.ReadError("secret"), receiving, "source_incomplete", True),
+        (httpcore.RemoteProtocolError("secret"), receiving, "source_incomplete", True),
+    ],
+)
+def test_what_goes_wrong_on_the_way_has_a_reason_and_passes_or_not(error, way, reason, is_passing):
+    """A source that hangs before it answers is left to the next staging: others wait for the worker."""
+    told = refusal(error, way)
+    assert (told.reason, isinstance(told, Passing), told.permanent) == (reason, is_passing, False)
+
+
+def test_a_certificate_that_nobody_vouches_for_is_no_broken_connection():
+    cause, error = ssl.SSLError(1, "secret"), httpcore.ConnectError("secret")
+    cause.reason = "CERTIFICATE_VERIFY_FAILED"
+    error.__context__ = cause
+    told = refusal(error, connecting)
+    assert (told.reason, told.permanent) == ("source_untrusted", False)
+    assert "CERTIFICATE_VERIFY_FAILED" in told.message
+
+
+class Made:
+    """Makes contexts that note what they load."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.fails = False
+
+    def __call__(self) -> Made:
+        self.count += 1
+        return self
+
+    def load_verify_locations(self, file: object) -> None:
+        assert file is not None
+        if self.fails:
+            raise ssl.SSLError(1, "half of it is missing")
+
+
+def test_authorities_are_read_again_only_when_their_file_was_replaced(tmp_path):
+    """R13: what is half written changes nothing, and is read once it is whole."""
+    file, make = tmp_path / "ca.pem", Made()
+    file.write_text("one")
+    trusted = TrustedAuthorities(file, make)  # type: ignore[arg-type]
+    for text, fails, count in (("", False, 1), ("two!", True, 2), ("", False, 3), ("", False, 3)):
+        if text:
+            file.write_text(text)
+        make.fails = fails
+        trusted.newest()
+        assert make.count == count
+    file.unlink()
+    make.fails = True
+    assert trusted.newest() is make
+    nobodys = TrustedAuthorities(None, make)  # type: ignore[arg-type]
+    made = make.count
+    assert nobodys.newest() is make
+    assert make.count == made

@@ -1,0 +1,318 @@
+"""Adapters from a web server, file by file; over TLS, and with a store around them, in tests/integration."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from registry.etcd3.backoff import Backoff
+from registry.model.source_uri import parse_prefix, parse_source
+from registry.sources import connections, failures
+from registry.sources.base import ArtifactError, SourceLimits, Stop
+from registry.sources.credentials import Credentials, HeldCredential
+from registry.sources.credentials_file import read_credentials
+from registry.sources.failures import MAX_ATTEMPTS, MAX_STARTS
+from registry.sources.http import MAX_REDIRECTS, Web, hub_source, web_source
+from registry.sources.urls import parse_url
+from tests.support.web import Exchange, Site, serving
+
+CONFIG, WEIGHTS = b"{}", bytes(range(256)) * 400
+NAMES = ["/team/a/adapter_config.json", "/team/a/adapter_model.safetensors"]
+LIMITS = SourceLimits(connect_seconds=60, idle_seconds=60, pace_seconds=60)
+
+
+@pytest.fixture(autouse=True)
+def _no_time_counts(monkeypatch) -> None:
+    """What is tried again is tried at once, and what is kept is kept on a machine that stops for a while too."""
+    monkeypatch.setattr(connections, "KEPT_SECONDS", 600.0)
+    monkeypatch.setattr(failures, "_WAIT", Backoff(base_seconds=0.0, cap_seconds=0.0))
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with serving(Site()) as site:
+        site.put("/team/a/", CONFIG, WEIGHTS)
+        yield site
+
+
+@pytest.fixture
+def other() -> Iterator[Site]:
+    """Another host, as far as anybody can see."""
+    with serving(Site()) as site:
+        yield site
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    with closing(Web(LIMITS)) as web:
+        yield web
+
+
+class Got(dict[str, bytes]):
+    """What was handed over, and how often each file was begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[str] = []
+
+    def __call__(self, name: str, size_bytes: int, chunks: Iterator[bytes]) -> None:
+        self.begun.append(name)
+        self[name] = b"".join(chunks)
+        assert len(self[name]) == size_bytes
+
+
+def fetch(web: Web, uri: str, *named: str, held: HeldCredential | None = None, got: Got | None = None) -> Got:
+    got = Got() if got is None else got
+    source = parse_source(uri)
+    web_source(web, source, [parse_prefix(one) for one in named], held).fetch(got, Stop())
+    return got
+
+
+def refusal(web: Web, site: Site, *named: str, held: HeldCredential | None = None) -> ArtifactError:
+    with pytest.raises(ArtifactError) as refused:
+        fetch(web, f"{site.url}/team/a/", *(named or (f"{site.url}/team/",)), held=held)
+    return refused.value
+
+
+def whole(got: Got) -> bool:
+    return [*got.values()] == [CONFIG, WEIGHTS]
+
+
+def test_the_two_files_come_over_one_connection_and_the_next_staging_takes_it(site, web):
+    for _ in range(3):
+        assert whole(fetch(web, f"{site.url}/team/a/", f"{site.url}/team/"))
+    assert site.paths == NAMES * 3
+    assert len(site.accepted) == 1
+    assert site.seen[0][1]["Accept-Encoding"] == "identity"
+    assert "Authorization" not in site.seen[0][1]
+    web.close()
+    assert whole(fetch(web, f"{site.url}/team/a/", f"{site.url}/team/"))
+    assert len(site.accepted) == 3, "after the end nothing is kept"
+
+
+def test_no_more_connections_than_some_are_kept(site, other, web, monkeypatch):
+    """R16 bounded: the one that was used last is."""
+    monkeypatch.setattr(connections, "MAX_KEPT", 1)
+    other.put("/team/a/", CONFIG, WEIGHTS)
+    for one in (site, site, other, other, site):
+        assert whole(fetch(web, f"{one.url}/team/a/", f"{one.url}/team/"))
+    assert (len(site.accepted), len(other.accepted)) == (2, 1)
+
+
+def test_what_breaks_off_goes_on_where_it_did(site, web):
+    site.cut_once(NAMES[1], 5000)
+    got = fetch(web, f"{site.url}/team/a/", f"{site.url}/team/")
+    assert whole(got)
+    assert [headers.get("Range") for headers in site.headers(NAMES[1])] == [None, "bytes=5000-"]
+    assert len(got.begun) == 2
+
+
+@pytest.mark.parametrize("kind", ["none", "weak", "changed"])
+def test_what_cannot_be_gone_on_with_is_begun_anew_once(site, web, kind):
+    """R4 digest-true: half of one file and half of another would pass many a check."""
+    site.has_tags, site.are_tags_weak = kind != "none", kind == "weak"
+    newer = WEIGHTS[::-1]
+
+    def cut_and_change(exchange: Exchange) -> None:
+        del site.answers[NAMES[1]]
+        site.serve(exchange, cut_after=5000)
+        site.files[NAMES[1]] = newer
+
+    site.answers[NAMES[1]] = cut_and_change
+    got = fetch(web, f"{site.url}/team/a/", f"{site.url}/team/")
+    assert [*got.values()] == [CONFIG, newer]
+    assert len(got.begun) == 3
+
+
+def lying_about_the_range(exchange: Exchange) -> None:
+    if "Range" in exchange.headers:
+        exchange.send(206, WEIGHTS[:9], Content_Range=f"bytes 0-8/{len(WEIGHTS)}", ETag='"x"')
+    else:
+        exchange.start(200, Content_Length=len(WEIGHTS), ETag='"x"')
+        exchange.wfile.write(WEIGHTS[:5000])
+        exchange.cut()
+
+
+END = len(WEIGHTS)
+REST = f"bytes 5000-{END - 1}/{END}"
+
+
+def going_on_with(content: bytes, content_range: str, tag: str = "x"):
+    """Breaks off, and says that this is the rest."""
+
+    def answer(exchange: Exchange) -> None:
+        if "Range" in exchange.headers:
+            exchange.send(206, content, Content_Range=content_range, ETag=f'"{tag}"')
+        else:
+            lying_about_the_range(exchange)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "asked"),
+    [
+        (lambda exchange: exchange.send(503), "source_io", MAX_ATTEMPTS),
+        (lambda exchange: exchange.cut(), "source_io", 1 + MAX_ATTEMPTS),  # of a kept one an end says nothing
+        (lambda exchange: exchange.send(404), "source_missing", 1),
+        (lambda exchange: exchange.send(403), "source_denied", 1),
+        (lambda exchange: exchange.send(201, b"x"), "source_io", 1),
+        (lambda exchange: exchange.start(200, Transfer_Encoding="chunked"), "source_io", 1),
+        (lambda exchange: exchange.send(200, b"x", Content_Encoding="gzip"), "source_io", 1),
+        (lambda exchange: exchange.send(200, b"x", Content_Type="text/html; charset=x"), "source_is_html", 1),
+        (lying_about_the_range, "source_incomplete", 2 * MAX_STARTS),
+        (going_on_with(WEIGHTS[5000:], REST, tag="y"), "source_incomplete", 2 * MAX_STARTS),
+        (going_on_with(WEIGHTS[:-5000], f"bytes 0-{END - 5001}/{END}"), "source_incomplete", 2 * MAX_STARTS),
+        (going_on_with(WEIGHTS[5000:-1], f"bytes 5000-{END - 2}/{END - 1}"), "source_incomplete", 2 * MAX_STARTS),
+        (going_on_with(WEIGHTS[5000:-1], REST), "source_incomplete", 2 * MAX_STARTS),
+        (going_on_with(WEIGHTS[5000:], "bytes"), "source_incomplete", 2 * MAX_STARTS),
+    ],
+)
+def test_what_passes_by_itself_is_asked_again_a_few_times_and_a_fact_is_not(site, web, answer, reason, asked):
+    """R8, R16: the reason is that of the last try, in words of ours."""
+    site.answers[NAMES[1]] = answer
+    error = refusal(web, site)
+    assert (error.reason, error.permanent) == (reason, False)
+    assert site.url in error.message
+    assert site.paths.count(NAMES[1]) == asked
+
+
+def redirecting(location: str):
+    return lambda exchange: exchange.send(302, b"elsewhere", Location=location)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        NAMES[1],
+        "http://example.com/",
+        "https://example.com:8443/",
+        "https://user:pass@example.com/",
+        "file:///etc/passwd",
+    ],
+)
+def test_a_redirect_to_what_nobody_allowed_is_refused(site, web, location):
+    """Fault 28. One that leads back to itself ends too."""
+    site.answers[NAMES[1]] = redirecting(location)
+    error = refusal(web, site)
+    assert (error.reason, error.permanent) == ("redirect_not_allowed", True)
+    assert site.paths.count(NAMES[1]) == (MAX_REDIRECTS + 1 if location == NAMES[1] else 1)
+
+
+@pytest.mark.parametrize("location", ["https://10.0.0.1/", "https://169.254.169.254/latest/meta-data/"])
+def test_a_redirect_leads_to_public_addresses_only(site, web, location):
+    site.answers[NAMES[1]] = redirecting(location)
+    assert refusal(web, site).reason == "address_not_allowed"
+
+
+def test_a_redirect_to_what_is_allowed_too_is_followed_and_costs_no_connection(site, other, web):
+    other.files["/cdn/w"] = WEIGHTS
+    site.answers[NAMES[1]] = redirecting(f"{other.url}/cdn/w?signature=1")
+    for _ in range(2):
+        assert whole(fetch(web, f"{site.url}/team/a/", f"{site.url}/team/", f"{other.url}/cdn/"))
+    assert other.paths == ["/cdn/w?signature=1"] * 2
+    assert (len(site.accepted), len(other.accepted)) == (1, 1)
+    error = refusal(web, site, f"{site.url}/team/", f"{other.url}/other/")
+    assert error.reason == "redirect_not_allowed"
+
+
+def test_what_a_redirect_says_beside_where_it_leads_is_not_read_without_end(site, web):
+    """R16 bounded: a short body is, for the sake of the connection."""
+    written, is_over, most = list[int](), threading.Event(), 1 << 26
+
+    def talkative(exchange: Exchange) -> None:
+        exchange.start(302, Location="/team/w", Content_Length=10 * most)
+        try:
+            while sum(written) < most:
+                written.append(exchange.wfile.write(bytes(1 << 16)))
+        finally:
+            is_over.set()
+
+    site.answers[NAMES[1]], site.files["/team/w"] = talkative, WEIGHTS
+    assert whole(fetch(web, f"{site.url}/team/a/", f"{site.url}/team/"))
+    assert is_over.wait(60)
+    assert sum(written) < most
+
+
+@pytest.fixture
+def credentials(tmp_path, monkeypatch):
+    """What holds a credential for what is below a prefix; its secret is the variable SECRET."""
+    monkeypatch.setenv("SECRET", "one")
+
+    def hold(prefix: str, uri: str) -> HeldCredential | None:
+        file = tmp_path / "credentials.yaml"
+        file.write_text(f"team: {{kind: env, variable: SECRET, prefixes: ['{prefix}']}}\n")
+        return Credentials(read_credentials(file)).hold("team", parse_source(uri))
+
+    return hold
+
+
+def sent(site: Site) -> list[str | None]:
+    """The credential of each request."""
+    return [headers.get("Authorization") for _, headers in site.seen]
+
+
+def test_a_credential_is_sent_where_it_is_bound_and_nowhere_else(site, other, web, credentials):
+    """X1 secret-free: not to another host, and not to another path of the same, whoever redirects there."""
+    uri = f"{site.url}/team/a/"
+    site.files["/public/w"] = other.files["/w"] = WEIGHTS
+    held = credentials(f"{site.url}/team/", uri)
+    assert whole(fetch(web, uri, f"{site.url}/", held=held))
+    assert sent(site) == ["Bearer one"] * 2
+    twice = ["Bearer one"] * 2
+    for where, seen in ((f"{site.url}/public/w", [*twice, None]), (f"{other.url}/w", twice)):
+        site.seen.clear()
+        site.answers[NAMES[1]] = redirecting(where)
+        assert whole(fetch(web, uri, f"{site.url}/", f"{other.url}/", held=held))
+        assert sent(site) == seen
+    assert sent(other) == [None]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_credential_that_is_refused_is_had_anew_once(site, web, credentials, monkeypatch, status):
+    """It may have been rotated, or have come to its end, since it was fetched."""
+    uri = f"{site.url}/team/a/"
+
+    def asks(exchange: Exchange) -> None:
+        if exchange.headers.get("Authorization") == "Bearer two":
+            site.serve(exchange)
+        else:
+            monkeypatch.setenv("SECRET", "two")
+            exchange.send(status)
+
+    site.answers = dict.fromkeys(NAMES, asks)
+    assert whole(fetch(web, uri, f"{site.url}/team/", held=credentials(f"{site.url}/team/", uri)))
+    assert sent(site) == ["Bearer one", "Bearer two", "Bearer two"]
+    site.answers = dict.fromkeys(NAMES, lambda exchange: exchange.send(status))
+    site.seen.clear()
+    error = refusal(web, site, held=credentials(f"{site.url}/team/", uri))
+    assert (error.reason, len(site.seen)) == ("source_denied", 2)
+    site.seen.clear()
+    assert (refusal(web, site).reason, sent(site)) == ("source_denied", [None])
+
+
+def test_the_files_of_a_commit_are_on_a_hub(site, web):
+    commit = "a" * 40
+    site.put(f"/hub/acme/models/resolve/{commit}/sub/", CONFIG, WEIGHTS)
+    got = Got()
+    hub = parse_url(f"{site.url}/hub/")
+    hub_source(web, hub, parse_source(f"hf://acme/models/sub@{commit}"), (), None).fetch(got, Stop())
+    assert whole(got)
+
+
+def test_who_is_stopped_asks_for_nothing_more(site, web):
+    """R12."""
+    stop = Stop()
+
+    def stopping(exchange: Exchange) -> None:
+        stop.set()
+        exchange.send(503)
+
+    site.answers[NAMES[0]] = stopping
+    source = parse_source(f"{site.url}/team/a/")
+    with pytest.raises(ArtifactError) as stopped:
+        web_source(web, source, [parse_prefix(f"{site.url}/team/")], None).fetch(Got(), stop)
+    assert (stopped.value.reason, len(site.seen)) == ("staging_stopped", 1)
