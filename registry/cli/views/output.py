@@ -271,8 +271,8 @@ def yaml_document(value: Mapping[str, object]) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
     def listed(dumper: Dumper, values: list[object]) -> yaml.SequenceNode:
-        in_one_line = bool(values) and all(isinstance(one, int | float) for one in values)
-        return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=in_one_line or None)
+        in_one_line = all(isinstance(one, int | float) for one in values)
+        return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=in_one_line)
 
     Dumper.add_representer(str, quoted)
     Dumper.add_representer(list, listed)

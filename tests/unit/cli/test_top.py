@@ -196,6 +196,55 @@ def test_a_drain_is_waited_for(cli, admin, rounds, answer, code, says):
     assert ("replica r1: not any more" in ran.out) == (code == 0)
 
 
+def test_a_drain_that_others_take_over_in_time_has_ended(cli, admin, rounds):
+    """R20 drain: it is asked again and again until the time is up, and not once it has ended."""
+    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
+    busy, done = (
+        drains(reason="takeover", needed="others do not serve"),
+        drains(reason="nothing", needed="not any more"),
+    )
+    with sidecar(busy, path="/activity") as one, sidecar(done, path="/activity") as two:
+        admin.answers["GetReplica"] = [replica("r1", one), replica("r1", two)]
+        ran = cli("drain", "r1", "--pool", "dev", "--wait", "--timeout", "120")
+    assert (ran.code, ran.err, len(rounds)) == (0, "", 1)
+    assert ran.out.endswith("replica r1: not any more\n")
+
+
+def test_a_drain_that_is_only_tried_is_not_waited_for(cli, admin, rounds):
+    """W9 dry-run: it would never end."""
+    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
+    admin.answers["GetReplica"] = [replica("r1")]
+    ran = cli("drain", "r1", "--pool", "dev", "--wait", "--dry-run")
+    assert (ran.code, ran.err, admin.asked("GetReplica")) == (0, "", [])
+    assert [one.validate_only for one in admin.asked("DrainReplica")] == [True]
+
+
+@pytest.mark.parametrize(
+    ("changed", "drained", "undrained"),
+    [
+        (True, "replica r1 is to drain", "replica r1 is to serve again"),
+        (False, "replica r1 drains already", "replica r1 does not drain"),
+    ],
+)
+def test_what_became_of_an_order_is_told(cli, admin, changed, drained, undrained):
+    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=changed, revision=7)]
+    for command, told in (("drain", drained), ("undrain", undrained)):
+        line = [command, "r1", "--request-id", "q1"]
+        assert cli(*line).out.splitlines() == [told, "revision 7, request id q1"]
+        assert cli("-o", "json", *line).json == {
+            "name": "r1",
+            "pool": "dev",
+            "drain": command == "drain",
+            "changed": changed,
+            "revision": 7,
+            "request_id": "q1",
+        }
+        assert cli("-o", "name", *line).out == "r1\n"
+    assert [
+        (one.pool, one.name, one.undrain, one.request_id, one.validate_only) for one in admin.asked("DrainReplica")
+    ] == [("dev", "r1", undrain, "q1", False) for undrain in (False, True) for _ in range(3)]
+
+
 def test_a_replica_that_is_gone_has_drained(cli, admin, rounds):
     admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
     admin.answers["GetReplica"] = [replica("r1"), Refusal(grpc.StatusCode.NOT_FOUND, "REPLICA_NOT_FOUND", "none")]
