@@ -230,7 +230,9 @@ def test_what_became_of_an_order_is_told(cli, admin, changed, drained, undrained
     admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=changed, revision=7)]
     for command, told in (("drain", drained), ("undrain", undrained)):
         line = [command, "r1", "--request-id", "q1"]
-        assert cli(*line).out.splitlines() == [told, "revision 7, request id q1"]
+        ran = cli(*line)
+        assert (ran.code, ran.err) == (0, "")
+        assert ran.out.splitlines() == [told, "revision 7, request id q1"]
         assert cli("-o", "json", *line).json == {
             "name": "r1",
             "pool": "dev",
