@@ -210,6 +210,35 @@ def test_a_drain_that_others_take_over_in_time_has_ended(cli, admin, rounds):
     assert ran.out.endswith("replica r1: not any more\n")
 
 
+@pytest.mark.parametrize(("flags", "seconds"), [([], 300), (["--timeout", "9"], 9)])
+def test_a_drain_is_waited_for_as_long_as_a_rollout(cli, admin, rounds, monkeypatch, flags, seconds):
+    """Programs get one object, and the end as an error."""
+    monkeypatch.delenv("LORAPLANE_TIMEOUT")
+    monkeypatch.setattr("registry.cli.commands.replicas._POLL_SECONDS", seconds / 3)
+    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
+    with sidecar(drains(reason="takeover", needed="others do not"), path="/activity") as one:
+        admin.answers["GetReplica"] = [replica("r1", one)]
+        ran = cli("-o", "json", "drain", "r1", "--pool", "dev", "--wait", *flags)
+    assert (ran.code, ran.json["changed"], ran.error["reason"]) == (6, True, "DEADLINE_EXCEEDED")
+    assert f"after {seconds} s: others do not" in ran.error["message"]
+    assert rounds == [seconds / 3] * 3
+
+
+def test_a_replica_that_cannot_be_asked_for_is_not_gone(cli, admin, rounds):
+    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
+    admin.answers["GetReplica"] = [Refusal(grpc.StatusCode.PERMISSION_DENIED, "ETCD_PERMISSION", "not yours")]
+    ran = cli("drain", "r1", "--pool", "dev", "--wait")
+    assert (ran.code, "not yours" in ran.err, "is gone" in ran.out) == (4, True, False)
+
+
+def test_for_programs_the_end_of_a_drain_is_that_of_the_command(cli, admin, rounds):
+    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
+    with sidecar(drains(reason="nothing", needed="not any more"), path="/activity") as one:
+        admin.answers["GetReplica"] = [replica("r1", one)]
+        ran = cli("-o", "json", "drain", "r1", "--pool", "dev", "--wait")
+    assert (ran.code, ran.json["drain"]) == (0, True)
+
+
 def test_a_drain_that_is_only_tried_is_not_waited_for(cli, admin, rounds):
     """W9 dry-run: it would never end."""
     admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
