@@ -96,6 +96,8 @@ async def test_history_of_what_was_deleted(store, reader):
     assert found.present is not None
     assert (found.present.record.generation, [one.generation for one in found.retired]) == (2, [1])
     assert [one.revision for one in store.asked] == [0, store.etcd.revision]
+    fresh = await reader.history(POOL, "ab", soon())
+    assert (fresh.present is not None, fresh.retired) == (True, ())
     store.change(applying(Remove("a")))
     found = await reader.history(POOL, "a", soon())
     assert (found.present, [one.generation for one in found.retired]) == (None, [2, 1])

@@ -25,6 +25,7 @@ def test_valid():
     assert validate.make_set_tenant("Acme", 0, "") == SetTenant("acme", None)
     assert validate.make_set_tenant("acme", 3, "0") == SetTenant("acme", 3, 0)
     assert validate.make_create_pool("p", ["b"], {"max_rank": 8}).limits == PoolLimits(max_rank=8)
+    assert len(validate.make_create_pool("p", [f"b{number}" for number in range(32)], {}).base_models) == 32
     assert validate.make_update_pool("p", ["b"], {}, "3").etag == 3
     assert validate.make_delete_pool("p", "3").etag == 3
     assert validate.make_rollback("p", "a", 2, "").to_generation == 2
@@ -181,6 +182,11 @@ WRONG = {
     ),
     "no base": (lambda: validate.make_create_pool("p", [], {}), "pool.base_models", Reason.INVALID_FIELD),
     "empty base": (lambda: validate.make_create_pool("p", [""], {}), "pool.base_models", Reason.INVALID_FIELD),
+    "a base too many": (
+        lambda: validate.make_create_pool("p", [f"b{number}" for number in range(33)], {}),
+        "pool.base_models",
+        Reason.INVALID_FIELD,
+    ),
     "base twice": (lambda: validate.make_create_pool("p", ["b", "B"], {}), "pool.base_models", Reason.INVALID_FIELD),
     "rank": (
         lambda: validate.make_create_pool("p", ["b"], {"max_rank": 9999}),
