@@ -1,4 +1,4 @@
-"""The doctor's command: what it looks at, how it ends, and what a watch of it tells. Its findings are tested elsewhere."""
+"""The doctor's command: what it looks at, how it ends, and what a watch of it tells."""
 
 from __future__ import annotations
 

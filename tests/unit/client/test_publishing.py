@@ -109,10 +109,11 @@ def test_what_no_message_takes_is_refused_by_name(registry, admin, given, field)
 
 def test_a_deprecation_names_the_line_that_is_to_be_changed(registry, admin):
     """And seconds are waited, as they were."""
-    with pytest.warns(DeprecationWarning) as told:
+    with pytest.warns(DeprecationWarning, match="timeout_seconds") as publishing:
         published = registry.publish("s3://b/a", "a", "p", wait=60)
+    with pytest.warns(DeprecationWarning, match="use wait") as waiting:
         registry.wait_served(published)
-    assert [one.filename for one in told] == [__file__] * 2
+    assert [one.filename for one in (*publishing, *waiting)] == [__file__] * 2
     assert len(admin.asked("WatchRollout")) == 2
 
 
@@ -120,8 +121,9 @@ async def test_so_does_one_of_a_program_with_an_event_loop(admin):
     admin.answers |= {"ApplyAdapters": [applied], "WatchRollout": [[SERVED]]}
     with served(admin) as address:
         async with AsyncRegistry(address, timeout_seconds=120) as registry:
-            with pytest.warns(DeprecationWarning) as told:
+            with pytest.warns(DeprecationWarning, match="timeout_seconds") as publishing:
                 published = await registry.publish("s3://b/a", "a", "p", wait=60)
+            with pytest.warns(DeprecationWarning, match="use wait") as waiting:
                 await registry.wait_served(published)
-    assert [one.filename for one in told] == [__file__] * 2
+    assert [one.filename for one in (*publishing, *waiting)] == [__file__] * 2
     assert len(admin.asked("WatchRollout")) == 2

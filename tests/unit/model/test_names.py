@@ -90,10 +90,12 @@ def test_tenants():
     assert [tenant_of(name) for name in ("a", "Acme/x", "acme/x")] == ["default", "acme", "acme"]
 
 
-HOSTS = "* *.engines.svc engines vllm-0 vllm_0.a:8000 10.0.0.0/8 10.0.0.1 10.0.0.0/8:8000 [fd00::]/8 [fd00::1]:80 a:1 a:65535".split()
+HOSTS = (
+    "* *.engines.svc engines vllm-0 vllm_0.a:8000 10.0.0.0/8 10.0.0.1 10.0.0.0/8:8000 [fd00::]/8 [fd00::1]:80".split()
+)
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("host", [*HOSTS, "a:1", "a:65535"])
 def test_hosts_of_engines(host):
     assert check_engine_host(host) == host
 
