@@ -63,6 +63,8 @@ def test_without_a_terminal_a_row_is_a_line(capsys):
     header, first, second = capsys.readouterr().out.splitlines()
     assert first == f"{LONG * 40}  x"
     assert header.index("END") == second.index("x") == first.rindex("x")
+    Printer(Format.TABLE).items(VIEW, ["", "b"])
+    assert capsys.readouterr().out == "TEXT  END\n      x\nb     x\n"
 
 
 @pytest.mark.parametrize("wide", ["\u8a9e\u6587", "e\u0301te\u0301"])
