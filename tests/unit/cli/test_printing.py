@@ -67,12 +67,12 @@ def test_without_a_terminal_a_row_is_a_line(capsys):
     assert capsys.readouterr().out == "TEXT  END\n      x\nb     x\n"
 
 
-@pytest.mark.parametrize("wide", ["\u8a9e\u6587", "e\u0301te\u0301"])
+@pytest.mark.parametrize("wide", ["\u8a9e\u6587", "e\u0300te\u0300", "e\u0301te\u0301"])
 def test_letters_of_other_widths_stay_in_their_columns(capsys, wide):
     """A letter may take two columns, or none; the cells beside them are plain."""
     Printer(Format.TABLE).items(VIEW, [wide, "abcdefgh"])
     odd = capsys.readouterr().out.splitlines()[1]
-    columns = {"\u8a9e": 2, "\u6587": 2, "\u0301": 0}
+    columns = {"\u8a9e": 2, "\u6587": 2, "\u0300": 0, "\u0301": 0}
     assert sum(columns.get(one, 1) for one in odd[: odd.index("x")]) == len("abcdefgh  ")
 
 
@@ -91,9 +91,13 @@ def test_a_live_table_has_as_much_as_there_is_room_for_and_its_foot(drawn, foot,
     assert written.count("\n") < 10
 
 
-def test_a_live_table_of_folded_rows_is_cut_as_well(drawn):
-    lines = seen(drawn(lambda printer: printer.redraw(VIEW, [LONG] * 5, "")))
-    assert (len(lines) <= 10, lines[-1]) == (True, "\u2026 and more, of 5 in all")
+@pytest.mark.parametrize(("items", "is_more"), [(["a" * 30, *"bcdef"], False), (["a" * 30, *"bcdefg"], True)])
+def test_a_live_table_of_folded_rows_is_cut_as_well(drawn, items, is_more):
+    """A row of two lines takes the room of two."""
+    lines = seen(drawn(lambda printer: printer.redraw(VIEW, items, "")))
+    assert [len(line.split()[0]) > 1 for line in lines[1:3]] == [True, True]
+    assert [line.split()[0] for line in lines[3:8]] == list("bcdef")
+    assert lines[8:] == (["\u2026 and more, of 7 in all"] if is_more else [])
 
 
 def test_a_small_terminal_shows_one_row(drawn):
@@ -103,6 +107,7 @@ def test_a_small_terminal_shows_one_row(drawn):
 
 def test_lists_of_numbers_are_one_line_of_yaml_and_others_are_not():
     value = {"none": [], "numbers": [1, 2.5], "texts": ["a", "b"], "mixed": ["a", 1], "deep": [{"at": [1]}]}
+    assert "Gr\u00f6\u00dfe, \u6a21\u578b" in yaml_document({"letters": "Gr\u00f6\u00dfe, \u6a21\u578b"})
     text = yaml_document(value)
     assert yaml.safe_load(text) == value
     assert text.splitlines()[1:3] == ["none: []", "numbers: [1, 2.5]"]
