@@ -6,11 +6,11 @@ A backup is JSON lines: a header, one line for each value as it was stored, and 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 
 from registry.cli.failure import refused
 from registry.model.errors import FailedPrecondition, Reason
@@ -59,14 +59,14 @@ def records_of(text: bytes, file: str) -> tuple[int, list[pb.StoredRecord]]:
             raise refused(Reason.UNSUPPORTED, f"is of the form {known!r}; this release reads {FORMAT}", field=file)
         if checksum != hashlib.sha256(body + b"\n").hexdigest() or count != len(lines):
             raise refused(Reason.UNREADABLE_RECORD, "is damaged: its checksum differs; use another backup", field=file)
-        return int(header["revision"]), [_record(line) for line in lines]
-    except (ValueError, KeyError, TypeError, binascii.Error) as error:
+        return index(header["revision"]), [_record(line) for line in lines]
+    except (ValueError, KeyError, TypeError) as error:
         message = "is no whole backup: its checksum at the end is missing, or it is none at all; use another one"
         raise refused(Reason.UNREADABLE_RECORD, message, field=file) from error
 
 
 def _record(line: Mapping[str, str]) -> pb.StoredRecord:
-    value = line["value"].encode() if "value" in line else base64.b64decode(line["base64"], validate=True)
+    value = str.encode(line["value"]) if "value" in line else base64.b64decode(line["base64"], validate=True)
     return pb.StoredRecord(key=line["key"], value=value)
 
 

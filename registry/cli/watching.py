@@ -76,7 +76,7 @@ class AdapterFeed:
             yield from self._event(event)
         if response.more:
             return
-        if response.snapshot and self._listed is not None:
+        if self._listed is not None:
             yield from [self._gone(key) for key in sorted(self._etags.keys() - self._listed)]
             self._listed = None
         self.start = response.revision + 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -129,7 +128,6 @@ def _watch(printer: Printer, look: Callable[[], Seen]) -> NoReturn:
             if printer.is_table:
                 printer.lines([f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S}"])
             _tell(printer, findings, looked, is_event=True)
-            sys.stdout.flush()
         told = found
         time.sleep(_WATCH_SECONDS)
 

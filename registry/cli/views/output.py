@@ -206,12 +206,13 @@ class Printer:
     def redraw(self, view: OutputView[Item], items: Sequence[Item], foot: str) -> None:
         """Draws a table in place of all that the terminal shows, as far as there is room, and a last line."""
         columns = self.columns(view)
-        room = max(1, self.console.size.height - 3)
+        # Beside the titles, what says that there is more, and where the cursor comes to stand.
+        room = max(1, self.console.size.height - 3 - bool(foot))
         rows = [[printable(cell(one)) for cell in columns.values()] for one in items[:room]]
-        lines = self._drawn(tuple(columns), rows)[: room + 1]
-        more = f"… and more, of {len(items)} in all" if len(items) > room or len(lines) > room else ""
+        lines = self._drawn(tuple(columns), rows)
+        more = f"… and more, of {len(items)} in all" if len(items) > room or len(lines) > room + 1 else ""
         self.console.clear()
-        self._write("".join(f"{line}\n" for line in lines))
+        self._write("".join(f"{line}\n" for line in lines[: room + 1]))
         self.lines(one for one in (more, foot) if one)
 
     def fate(self, name: str, change: str) -> None:
@@ -271,8 +272,8 @@ def yaml_document(value: Mapping[str, object]) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
     def listed(dumper: Dumper, values: list[object]) -> yaml.SequenceNode:
-        in_one_line = bool(values) and all(isinstance(one, int | float) for one in values)
-        return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=in_one_line or None)
+        in_one_line = all(isinstance(one, int | float) for one in values)
+        return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=in_one_line)
 
     Dumper.add_representer(str, quoted)
     Dumper.add_representer(list, listed)

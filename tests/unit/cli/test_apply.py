@@ -500,6 +500,15 @@ def test_what_takes_no_room_everywhere_is_not_counted(cli, admin, manifest, spec
     assert admin.asked("ListReplicas") == []
 
 
+def test_what_stands_already_takes_no_more_room(cli, admin, manifest):
+    admin.answers["ApplyAdapters"] = [updated]
+    admin.answers["ListAdapterHistory"] = [pb.ListAdapterHistoryResponse()]
+    admin.answers["GetPool"] = [pb.Pool(name="dev")]
+    admin.answers["ListReplicas"] = [replica_with(1, 1, 6)]
+    ran = cli("apply", "-f", manifest("a"))
+    assert (ran.code, ran.err, admin.asked("ListReplicas")) == (0, "", [])
+
+
 @pytest.mark.parametrize("fits", ["0", "5", "9", "many", ""])
 def test_a_number_that_fits_and_helps_nobody_is_not_followed(cli, admin, manifest, fits):
     """X2 unbreakable: a service that says so of any set would be sent the same for ever."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import stat
 
 import grpc
 import pytest
 
-from registry.cli.backup import backup_text, plan_restore, records_of, state_of
+from registry.cli.backup import StoredState, backup_text, plan_restore, records_of, state_of
 from registry.cli.failure import CliError
 from registry.model.records import AdapterRecord, AdapterSpec, CanaryRollout, PoolSpec, SourceSpec, TenantRecord
 from registry.model.stored import Stored
@@ -68,6 +69,50 @@ def test_what_is_not_whole_is_refused(what):
     assert raised.value.failure.field == "b.jsonl"
 
 
+def sealed(*lines: object) -> bytes:
+    """A file of these lines whose checksum is right."""
+    body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    return body + json.dumps({"records": len(lines) - 1, "sha256": hashlib.sha256(body).hexdigest()}).encode()
+
+
+HEADER = {"format": "loraplane-backup/1", "revision": 12}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [["loraplane-backup/1"]],
+        [{"format": "loraplane-backup/1"}],
+        [HEADER | {"revision": 1e400}],
+        [HEADER | {"revision": "12"}],
+        [HEADER, {"value": "{}"}],
+        [HEADER, {"key": 7, "value": "{}"}],
+        [HEADER, {"key": "pools/dev"}],
+        [HEADER, {"key": "pools/dev", "value": 7}],
+        [HEADER, {"key": "pools/dev", "value": "\ud800"}],
+        [HEADER, {"key": "pools/dev", "base64": "="}],
+        [HEADER, "value"],
+        [HEADER, 7],
+    ],
+)
+def test_what_is_whole_and_of_no_form_of_ours_is_refused(lines):
+    """X2 unbreakable: a checksum is soon made; bad input gets one clear error, never an internal one."""
+    with pytest.raises(CliError) as raised:
+        records_of(sealed(*lines), "b.jsonl")
+    assert (raised.value.failure.exit, raised.value.failure.field) == (4, "b.jsonl")
+    assert "is no whole backup" in raised.value.failure.message
+
+
+def test_a_damaged_file_is_told_from_one_of_another_release():
+    """What helps against the one is another backup, against the other another release."""
+    with pytest.raises(CliError, match="its checksum differs") as raised:
+        records_of(damaged()["a letter changed"], "b.jsonl")
+    assert raised.value.failure.reason == "UNREADABLE_RECORD"
+    with pytest.raises(CliError, match="loraplane-backup/9") as raised:
+        records_of(damaged()["another form"], "b.jsonl")
+    assert raised.value.failure.reason == "UNSUPPORTED"
+
+
 def test_what_was_vouched_for_in_a_store_is_no_difference_between_pools():
     """R15: of which lists somebody said that they lack nothing is true of that store alone, and is not restored."""
     vouched = stored("pools/dev", PoolSpec(name="dev", base_models=["tiny"], removals_confirmed_revision=9))
@@ -88,6 +133,22 @@ def test_of_canaries_what_all_others_served_is_restored():
         state_of([trial, POOL]), state_of([stored("adapters/dev/a", adapter("a"), "9"), POOL])
     ).updates
     assert (update.etag, update.spec.source.uri) == ("9", "s3://b/old")
+
+
+@pytest.mark.parametrize(("of_backup", "of_now"), [(True, False), (False, True)])
+def test_the_spec_that_only_canaries_have_is_not_what_all_serve(of_backup, of_now):
+    """W6 one-digest: where one side has it on trial and the other for all, it is restored."""
+    rollout = CanaryRollout(stable_generation=2, stable_spec=AdapterSpec(source=SourceSpec(uri="s3://b/old")))
+
+    def state(is_on_trial: bool) -> StoredState:
+        record = adapter("a", rollout=rollout) if is_on_trial else adapter("a")
+        return state_of([stored("adapters/dev/a", record, "9"), POOL])
+
+    plan = plan_restore(state(of_backup), state(of_now))
+    assert ([one.spec.source.uri for one in plan.updates], plan.same) == (
+        ["s3://b/old" if of_backup else "s3://b/x"],
+        0,
+    )
 
 
 def test_a_record_that_cannot_be_read_now_is_replaced():

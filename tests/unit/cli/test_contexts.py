@@ -58,6 +58,14 @@ def test_its_place(monkeypatch):
     assert str(context_path()) == "/x/c.json"
 
 
+def test_what_is_set_is_told_with_whether_commands_use_it(call):
+    """The first is used at once; which is used is told of each, however often it is set."""
+    lines = ("config set-context a --admin a:1", "config set-context a --pool p", "config set-context b --admin b:1")
+    assert [call(f"-o json {line}").json["current"] for line in lines] == [True, True, False]
+    shown = call("-o json config get-contexts").json["items"]
+    assert [(one["name"], one["current"]) for one in shown] == [("a", True), ("b", False)]
+
+
 def test_set_use_get_and_delete(call, prod, tmp_path):
     ran = call("-o json config set-context next --admin n:7600 --protected --tls-ca ca.pem --tls-cert c --tls-key k")
     assert (ran.code, ran.json["current"]) == (0, False)

@@ -382,6 +382,26 @@ def test_a_limit_of_ranks_is_compared_with_the_highest_of_the_pool():
     assert diagnose(ranked(2048, 1000), NOW) == [], "above all that vLLM takes"
 
 
+@pytest.mark.parametrize(
+    ("etags", "revision", "more", "is_behind"),
+    [
+        ((), 0, {}, False),
+        (("",), 0, {}, False),
+        (("5", "9", "7"), 8, {}, True),
+        (("5", "9", "7"), 9, {}, False),
+        (("5",), 8, {}, False),
+        (("9",), 8, {"stale": True}, False),
+    ],
+)
+def test_a_replica_is_behind_the_newest_adapter(etags, revision, more, is_behind):
+    """By what it has seen; one that is stale says so itself."""
+    seen = pool(replica(revision=revision, **more), adapters=tuple(map(adapter, etags)))
+    told = [one for one in diagnose(seen, NOW) if one.reason == "behind"]
+    assert [one.finding for one in told] == (
+        [f"it has seen revision {revision}, and the newest adapter is of 9"] if is_behind else []
+    )
+
+
 def test_addresses_of_the_loopback_are_fit_for_one_host():
     """R20: and what is no address at all says nothing."""
     assert diagnose(pool(near("r1", "h1"), near("r2", "h1", "http://localhost:8001")), NOW) == []

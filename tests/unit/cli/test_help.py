@@ -149,6 +149,15 @@ def test_explain(line, told, capsys):
     assert [one for one in told if " ".join(one.split()) not in printed] == []
 
 
+def test_explain_of_what_has_no_fields_shows_none(capsys):
+    assert run(["explain", "adapter.spec.load"]) == 0
+    told = capsys.readouterr().out
+    assert "MEANING" not in told
+    assert not told.endswith("\n\n")
+    assert run(["explain", "adapter.spec.source"]) == 0
+    assert "\n\nFIELD " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [

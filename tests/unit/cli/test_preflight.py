@@ -19,7 +19,7 @@ from registry.client.address import Tls
 from registry.lora.directory import digest_of
 from registry.sources.base import ArtifactError, Stop
 from registry.v1 import registry_pb2 as pb
-from tests.corpus.drafts import LLAMA
+from tests.corpus.drafts import LLAMA, Draft
 from tests.unit.cli.fake_admin import applied
 
 
@@ -174,3 +174,103 @@ def test_what_is_fetched_to_be_looked_at_is_there_until_it_was(monkeypatch):
     with SourceReader(None).fetched("s3://b/a", None, 60.0) as folder:
         assert (folder / "said").read_text() == "s3://b/a"
     assert not folder.exists()
+
+
+REMOTE = ["add", "sql", "--source", "s3://b/a", "--look-seconds", "60"]
+
+
+@pytest.fixture
+def arrives(monkeypatch):
+    """Lays down what a source of another host sends: the files of a draft, or an error; and what was asked of it."""
+    asked: list[tuple[str, str | None]] = []
+
+    def lay_down(draft: Draft | None = None, error: Exception | None = None) -> list[tuple[str, str | None]]:
+        def fetch(_reader: object, uri: str, credential: str | None, folder: Path, _stop: Stop) -> str:
+            asked.append((uri, credential))
+            if error is not None:
+                raise error
+            assert draft is not None
+            there = Path(draft.write(folder / "there"))
+            digest = digest_of(there)
+            for file in there.iterdir():
+                file.rename(folder / file.name)
+            return digest
+
+        monkeypatch.setattr(SourceReader, "fetch", fetch)
+        return asked
+
+    return lay_down
+
+
+def test_what_another_host_sends_is_pinned(cli, admin, pool, arrives, tmp_path):
+    """R4: with the credential that is named, in a folder that is gone afterwards."""
+    asked = arrives(LLAMA.draft())
+    ran = cli(*REMOTE, "--credential", "mine")
+    assert (ran.code, ran.err, sent(admin)) == (0, "", [digest_of(LLAMA.draft().write(tmp_path / "a"))])
+    assert asked == [("s3://b/a", "mine")]
+    assert cli(*REMOTE, "--digest", "sha256:" + "0" * 64).code == 0
+    assert len(asked) == 1, "what is pinned is left to the replicas"
+
+
+def test_what_another_host_sends_and_no_replica_would_serve_is_refused(cli, admin, pool, arrives):
+    draft = LLAMA.draft()
+    draft.config["lora_alpha"] = 0
+    arrives(draft)
+    ran = cli("-o", "json", *REMOTE)
+    assert (ran.code, ran.error["reason"], ran.error["field"]) == (4, "ADAPTER_UNFIT", "add: spec.source.uri")
+    assert (ran.error["metadata"]["finding"], sent(admin)) == ("zero_alpha", [])
+
+
+@pytest.mark.parametrize("reason", ["bad_archive", "weights_not_safetensors"])
+def test_what_is_wrong_with_a_source_for_everybody_is_refused_here(cli, admin, pool, arrives, reason):
+    arrives(error=ArtifactError(reason, "no such thing", permanent=True))
+    ran = cli("-o", "json", *REMOTE)
+    assert (ran.code, ran.error["reason"], ran.error["field"]) == (4, "ADAPTER_UNFIT", "add: spec.source.uri")
+    assert (ran.error["metadata"], sent(admin)) == ({"finding": reason, "findings": "1"}, [])
+    assert f"{reason}: no such thing" in ran.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ArtifactError("not_found", "no files\nat all", permanent=True), "not_found: no files at all"),
+        (
+            ArtifactError("staging_stopped", "stopped", permanent=False),
+            "there was no time to read it; see --look-seconds",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "it cannot be kept here: No space left on device; see TMPDIR",
+        ),
+    ],
+)
+def test_what_is_no_matter_for_others_is_noted_and_left_to_them(cli, admin, pool, arrives, error, told):
+    """The replicas have other credentials, disks and time."""
+    arrives(error=error)
+    ran = cli(*REMOTE)
+    assert (ran.code, sent(admin)) == (0, [""])
+    assert ran.err == f"note: add: its digest is not pinned: {told}\n"
+
+
+def test_what_changes_while_it_is_looked_at_is_left_to_the_replicas(cli, admin, pool, monkeypatch, tmp_path):
+    """Its files were right a moment later, and nobody knows their digest."""
+
+    def torn(folder: Path) -> str:
+        raise usage(f"{folder} changed")
+
+    monkeypatch.setattr("registry.cli.source_reader.digest_here", torn)
+    ran = cli("add", "sql", "--source", str(LLAMA.draft().write(tmp_path / "a")))
+    assert (ran.code, ran.err, sent(admin)) == (0, "", [""])
+
+
+def test_each_change_keeps_its_place_among_those_that_are_not_looked_at(cli, admin, pool, manifest, arrives, tmp_path):
+    """W2: what is sent is what was written, in the same order."""
+    folder = LLAMA.draft().write(tmp_path / "a")
+    paths = [manifest("a", file="1.yaml"), manifest("b", file="2.yaml", source={"uri": folder.as_uri()})]
+    assert cli("apply", "-f", paths[0], "-f", paths[1], "-f", manifest("c", file="3.yaml")).code == 0
+    (request,) = admin.asked("ApplyAdapters")
+    assert [(one.upsert.name, bool(one.upsert.spec.source.digest)) for one in request.changes] == [
+        ("a", False),
+        ("b", True),
+        ("c", False),
+    ]

@@ -10,7 +10,7 @@ import grpc
 import pytest
 import yaml
 
-from registry.cli.views.replica_view import short_span
+from registry.cli.views.replica_view import missing_view, short_span, span
 from registry.v1 import registry_pb2 as pb
 from tests.unit.cli.fake_admin import FakeAdmin, Refusal
 
@@ -104,6 +104,90 @@ def test_where_nothing_is_known_nothing_is_said(cli, admin):
 )
 def test_an_age_is_told_in_one_word(seconds, told):
     assert short_span(seconds) == told
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "119 min"), (7200, "2 h"), (86400, "24 h")]
+)
+def test_a_time_is_told_in_words(seconds, told):
+    assert span(seconds) == told
+
+
+@pytest.mark.parametrize("at", ["", "yesterday", "2026-01-01T00:00:00"])
+def test_a_time_that_cannot_be_compared_is_no_age(cli, admin, at):
+    """X2 unbreakable: whatever stands in a record, such as a time without a zone."""
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[pb.Adapter(name="a", updated_at=at)])]
+    ran = cli("get", "adapters", "--sort-by", "age")
+    assert (ran.code, ran.out.splitlines()[1].split()[6]) == (0, "-")
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    assert missing_view("p", pb.MissingReplica(name="r", last_seen=at)).seen_ago(now) == "just gone"
+
+
+def test_a_replica_as_programs_see_it(cli, admin):
+    """All that is known of it, null where nothing is; of one that does not live, when it was seen last."""
+    whole = pb.Replica(
+        name="r1",
+        pool="dev",
+        labels={"zone": "b", "gpu": "a10"},
+        incarnation="i1",
+        started_at="2026-01-01T00:00:00Z",
+        version="1.2.3",
+        leaving=True,
+        withheld_engine_url="http://e:8000",
+        status_json=json.dumps(STATUS),
+    )
+    gone = [pb.MissingReplica(name="r3", labels={"zone": "c"}), pb.MissingReplica(name="r4", last_seen="2026-01-02")]
+    found = pb.ListReplicasResponse(replicas=[whole, pb.Replica(name="r2", pool="dev")], missing=gone)
+    admin.answers["ListReplicas"] = [found]
+    first, second, third, fourth = cli("-o", "json", "get", "replicas").json["items"]
+    assert first == {
+        "name": "r1",
+        "pool": "dev",
+        "labels": {"gpu": "a10", "zone": "b"},
+        "incarnation": "i1",
+        "started_at": "2026-01-01T00:00:00Z",
+        "version": "1.2.3",
+        "leaving": True,
+        "withheld_engine_url": "http://e:8000",
+        "status": STATUS,
+    }
+    nothing = {"incarnation": "", "started_at": "", "version": None, "leaving": False, "withheld_engine_url": None}
+    assert second == {"name": "r2", "pool": "dev", "labels": {}, "status": None, **nothing}
+    assert third == second | {"name": "r3", "labels": {"zone": "c"}, "missing": True, "last_seen": None}
+    assert fourth["last_seen"] == "2026-01-02"
+
+
+def test_a_rollout_as_programs_see_it(cli, admin):
+    """What nothing is said of is null, never an empty text."""
+    admin.answers["WatchRollout"] = [[pb.Rollout(name="sql", generation=2, done=True)]]
+    assert cli("-o", "json", "rollout", "sql").json == {
+        "name": "sql",
+        "generation": 2,
+        "done": True,
+        "failure": None,
+        "waiting": None,
+        "note": None,
+        "canaries": None,
+        "replicas": [],
+    }
+    behind = pb.RolloutReplica(replica="r1", state=pb.RolloutReplica.FAILED, reason="x", message="y", generation=2)
+    kept = pb.RolloutReplica(replica="r2", state=pb.RolloutReplica.SERVING, canary=True, serving_generation=1)
+    said = {"failure": "replicas_failed", "waiting": "w", "note": "n"}
+    told = pb.Rollout(name="sql", generation=2, done=True, replicas=[behind, kept], **said)
+    admin.answers["WatchRollout"] = [[told]]
+    ran = cli("-o", "json", "rollout", "sql")
+    assert (ran.code, {name: ran.json[name] for name in said}) == (7, said)
+    first, second = ran.json["replicas"]
+    assert first == {
+        "replica": "r1",
+        "state": "failed",
+        "reason": "x",
+        "message": "y",
+        "canary": False,
+        "generation": 2,
+        "serving_generation": None,
+    }
+    assert (second["canary"], second["serving_generation"]) == (True, 1)
 
 
 def test_the_youngest_can_come_first(cli, admin):

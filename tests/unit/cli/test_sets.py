@@ -85,6 +85,8 @@ def test_edit_of_nothing_changes_nothing(cli, store, editor, tmp_path):
     [
         ("echo 'load: [' >> \"$1\"", 4, "not a YAML manifest"),
         ("sed -i 's/name: a/name: b/' \"$1\"", 2, "one manifest, of dev/a"),
+        ('sed \'s/name: a/name: b/\' "$1" > b; cat b >> "$1"', 2, "one manifest, of dev/a"),
+        (': > "$1"', 4, "INVALID_MANIFEST"),
         ("exit 3", 2, "ended with 3"),
         ("sed -i 's/team: x/team: z/' \"$1\"", 5, "ETAG_MISMATCH"),
     ],

@@ -196,6 +196,86 @@ def test_a_drain_is_waited_for(cli, admin, rounds, answer, code, says):
     assert ("replica r1: not any more" in ran.out) == (code == 0)
 
 
+def test_a_drain_that_others_take_over_in_time_has_ended(cli, admin, rounds):
+    """R20 drain: it is asked again and again until the time is up, and not once it has ended."""
+    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
+    busy, done = (
+        drains(reason="takeover", needed="others do not serve"),
+        drains(reason="nothing", needed="not any more"),
+    )
+    with sidecar(busy, path="/activity") as one, sidecar(done, path="/activity") as two:
+        admin.answers["GetReplica"] = [replica("r1", one), replica("r1", two)]
+        ran = cli("drain", "r1", "--pool", "dev", "--wait", "--timeout", "120")
+    assert (ran.code, ran.err, len(rounds)) == (0, "", 1)
+    assert ran.out.endswith("replica r1: not any more\n")
+
+
+@pytest.mark.parametrize(("flags", "seconds"), [([], 300), (["--timeout", "9"], 9)])
+def test_a_drain_is_waited_for_as_long_as_a_rollout(cli, admin, rounds, monkeypatch, flags, seconds):
+    """Programs get one object, and the end as an error."""
+    monkeypatch.delenv("LORAPLANE_TIMEOUT")
+    monkeypatch.setattr("registry.cli.commands.replicas._POLL_SECONDS", seconds / 3)
+    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
+    with sidecar(drains(reason="takeover", needed="others do not"), path="/activity") as one:
+        admin.answers["GetReplica"] = [replica("r1", one)]
+        ran = cli("-o", "json", "drain", "r1", "--pool", "dev", "--wait", *flags)
+    assert (ran.code, ran.json["changed"], ran.error["reason"]) == (6, True, "DEADLINE_EXCEEDED")
+    assert f"after {seconds} s: others do not" in ran.error["message"]
+    assert rounds == [seconds / 3] * 3
+
+
+def test_a_replica_that_cannot_be_asked_for_is_not_gone(cli, admin, rounds):
+    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
+    admin.answers["GetReplica"] = [Refusal(grpc.StatusCode.PERMISSION_DENIED, "ETCD_PERMISSION", "not yours")]
+    ran = cli("drain", "r1", "--pool", "dev", "--wait")
+    assert (ran.code, "not yours" in ran.err, "is gone" in ran.out) == (4, True, False)
+
+
+def test_for_programs_the_end_of_a_drain_is_that_of_the_command(cli, admin, rounds):
+    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
+    with sidecar(drains(reason="nothing", needed="not any more"), path="/activity") as one:
+        admin.answers["GetReplica"] = [replica("r1", one)]
+        ran = cli("-o", "json", "drain", "r1", "--pool", "dev", "--wait")
+    assert (ran.code, ran.json["drain"]) == (0, True)
+
+
+def test_a_drain_that_is_only_tried_is_not_waited_for(cli, admin, rounds):
+    """W9 dry-run: it would never end."""
+    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
+    admin.answers["GetReplica"] = [replica("r1")]
+    ran = cli("drain", "r1", "--pool", "dev", "--wait", "--dry-run")
+    assert (ran.code, ran.err, admin.asked("GetReplica")) == (0, "", [])
+    assert [one.validate_only for one in admin.asked("DrainReplica")] == [True]
+
+
+@pytest.mark.parametrize(
+    ("changed", "drained", "undrained"),
+    [
+        (True, "replica r1 is to drain", "replica r1 is to serve again"),
+        (False, "replica r1 drains already", "replica r1 does not drain"),
+    ],
+)
+def test_what_became_of_an_order_is_told(cli, admin, changed, drained, undrained):
+    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=changed, revision=7)]
+    for command, told in (("drain", drained), ("undrain", undrained)):
+        line = [command, "r1", "--request-id", "q1"]
+        ran = cli(*line)
+        assert (ran.code, ran.err) == (0, "")
+        assert ran.out.splitlines() == [told, "revision 7, request id q1"]
+        assert cli("-o", "json", *line).json == {
+            "name": "r1",
+            "pool": "dev",
+            "drain": command == "drain",
+            "changed": changed,
+            "revision": 7,
+            "request_id": "q1",
+        }
+        assert cli("-o", "name", *line).out == "r1\n"
+    assert [
+        (one.pool, one.name, one.undrain, one.request_id, one.validate_only) for one in admin.asked("DrainReplica")
+    ] == [("dev", "r1", undrain, "q1", False) for undrain in (False, True) for _ in range(3)]
+
+
 def test_a_replica_that_is_gone_has_drained(cli, admin, rounds):
     admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
     admin.answers["GetReplica"] = [replica("r1"), Refusal(grpc.StatusCode.NOT_FOUND, "REPLICA_NOT_FOUND", "none")]

@@ -24,7 +24,7 @@ from registry.model.messages import spec_dict
 from registry.model.records import Canary, Strategy
 from registry.v1 import registry_pb2 as pb
 from tests.support.unanswered import nobody_listens
-from tests.unit.cli.fake_admin import FakeAdmin, Refusal, applied, served
+from tests.unit.cli.fake_admin import Refusal, applied, served
 
 ADAPTER = pb.Adapter(
     name="acme/A",
@@ -37,11 +37,6 @@ ADAPTER = pb.Adapter(
 SERVED = pb.Rollout(name="acme/A", generation=3, done=True)
 NEXT_PAGE = "after acme/A"
 UNAVAILABLE = Refusal(grpc.StatusCode.UNAVAILABLE)
-
-
-@pytest.fixture
-def admin() -> FakeAdmin:
-    return FakeAdmin()
 
 
 @pytest.fixture

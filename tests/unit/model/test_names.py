@@ -95,7 +95,7 @@ HOSTS = (
 )
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("host", [*HOSTS, "a:1", "a:65535"])
 def test_hosts_of_engines(host):
     assert check_engine_host(host) == host
 

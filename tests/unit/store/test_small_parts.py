@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import json
 
 import pytest
@@ -39,7 +40,14 @@ def test_no_text_breaks_the_reader_of_tokens(text):
         assert told.value.reason is Reason.INVALID_PAGE_TOKEN
 
 
-@pytest.mark.parametrize("document", [7, None, [], [1, 2, "d"], ["1", "ff", "d"], [1, "no hex", "d"], {"revision": 1}])
+REVISIONS = [0, -1, 2**63, True, 1.0]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [7, None, [], [1, 2, "d"], ["1", "ff", "d"], [1, "no hex", "d"], {"revision": 1}]
+    + [[one, "ff", hashlib.sha256(b"l").hexdigest()[:16]] for one in REVISIONS],
+)
 def test_what_is_json_and_no_token_is_refused(document):
     """X2 unbreakable: whoever makes one up is told so."""
     with pytest.raises(InvalidArgument) as told:

@@ -8,7 +8,8 @@ from itertools import count
 
 import pytest
 
-from registry.etcd3.ops import Put, Txn, TxnResult
+from registry.etcd3.errors import EtcdUnavailable, NoSpace
+from registry.etcd3.ops import Put, Range, RangeResult, Txn, TxnResult
 from registry.model.errors import Conflict, FailedPrecondition, InvalidArgument, Reason, RegistryError, Unavailable
 from registry.model.records import PoolLimits
 from registry.runtime.clock import Deadline
@@ -274,6 +275,40 @@ async def test_many_reads_take_several_trips(etcd):
     assert len(settled.reply.adapters) == 6
     with pytest.raises(InvalidArgument):
         await change(by, applying(*(upsert(f"acme/m{i}") for i in range(7))))
+
+
+class Full(FlakyEtcd):
+    """An etcd without space: it gives no lease and takes no write. What it has is read."""
+
+    is_away = False
+
+    async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
+        if any(isinstance(op, Put) for op in txn.success):
+            raise NoSpace("no space")
+        return await super().txn(txn, timeout_seconds=timeout_seconds)
+
+    async def lease_grant(self, ttl_seconds: int, *, timeout_seconds: float | None = None) -> int:
+        raise NoSpace("no space")
+
+    async def range(self, read: Range, *, timeout_seconds: float | None = None) -> RangeResult:
+        if self.is_away:
+            raise EtcdUnavailable("no connection", maybe_applied=False)
+        (found,) = self.etcd.txn(Txn((), (read,))).responses
+        assert isinstance(found, RangeResult)
+        return found
+
+
+async def test_what_was_done_before_the_space_ended_is_told(etcd):
+    """W3 idempotent: who repeats it hears how it was settled; what is new is refused, and nothing is written."""
+    made = await change(writer(etcd), applying(upsert("acme/a")), "r")
+    full = Full(etcd.etcd)
+    assert await change(writer(full), applying(upsert("acme/a")), "r") == made
+    before = etcd.etcd.revision
+    told = await refused(writer(full), applying(upsert("acme/b")), "s")
+    assert (told.reason, etcd.etcd.revision) == (Reason.ETCD_NO_SPACE, before)
+    full.is_away = True
+    told = await refused(writer(full), applying(upsert("acme/a")), "r")
+    assert (type(told), told.reason) == (Unavailable, Reason.ETCD_UNAVAILABLE)
 
 
 async def test_a_shut_gate(etcd):

@@ -286,6 +286,17 @@ def test_too_many_changes():
     assert told.metadata == {"max_changes": "4"}
 
 
+def test_what_fits_to_the_last_operation_is_not_split_further():
+    author = Author(limits=TxnLimits(max_ops=20))
+    author.change(creating())
+    changes = [upsert(f"{tenant}/{name}") for _ in range(2) for tenant, name in ("ax", "ay", "bx", "by", "cx")]
+    changes = [upsert(f"{change.name}{place}") for place, change in enumerate(changes)]
+    told = refused(author, applying(*changes))
+    assert told.metadata == {"max_changes": "5"}
+    for start in (0, 5):
+        author.change(applying(*changes[start : start + 5]))
+
+
 @pytest.mark.parametrize("done", [0, 3, 8])
 def test_the_number_that_fits_holds_for_each_part(done):
     """Entries that stay as they are take less room than the others, and one tenant less than many."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from registry.etcd3.ops import Put, Txn
-from registry.model.errors import InvalidArgument
+from registry.model.errors import InvalidArgument, Reason
 from registry.model.records import AdapterRecord, RetiredRecord
 from registry.transactions.changes import Remove, RestoreHistory, tenants_of
 from registry.transactions.validate import make_restore_history
@@ -63,6 +63,12 @@ def test_what_stands_is_not_written_over_nor_put_before(author, saved):
 def test_an_adapter_that_exists_has_a_history_of_its_own(author, saved):
     author.change(applying(upsert(NAME)))
     assert "has a history of its own" in str(refused(author, RestoreHistory(POOL, NAME, *saved)))
+
+
+def test_history_of_a_pool_that_is_not_there_is_refused(author, saved):
+    """Nobody would ever see it, nor take it away."""
+    told = refused(author, RestoreHistory("gone", NAME, *saved))
+    assert (told.reason, told.field) == (Reason.POOL_NOT_FOUND, "pool")
 
 
 @pytest.mark.parametrize("standing", [True, False])

@@ -7,7 +7,7 @@ import pytest
 from registry.model.errors import InvalidArgument, Reason
 from registry.model.records import AdapterSpec, PoolLimits, SourceSpec
 from registry.transactions import validate
-from registry.transactions.changes import DrainReplica, Remove, SetTenant, Upsert
+from registry.transactions.changes import AbortRollout, DrainReplica, PromoteRollout, Remove, SetTenant, Upsert
 
 OTHER_BASE = {"modules": {"model.layers.0.self_attn.q_proj": (16, 16)}, "fingerprint": "sha256:" + "0" * 64}
 
@@ -25,9 +25,12 @@ def test_valid():
     assert validate.make_set_tenant("Acme", 0, "") == SetTenant("acme", None)
     assert validate.make_set_tenant("acme", 3, "0") == SetTenant("acme", 3, 0)
     assert validate.make_create_pool("p", ["b"], {"max_rank": 8}).limits == PoolLimits(max_rank=8)
+    assert len(validate.make_create_pool("p", [f"b{number}" for number in range(32)], {}).base_models) == 32
     assert validate.make_update_pool("p", ["b"], {}, "3").etag == 3
     assert validate.make_delete_pool("p", "3").etag == 3
     assert validate.make_rollback("p", "a", 2, "").to_generation == 2
+    assert validate.make_rollback("p", "a", 0, "").to_generation == 0
+    assert validate.make_rollout_change(AbortRollout, "p", "a", 0, "7") == AbortRollout("p", "a", 0, 7)
     assert validate.make_apply("p", [upsert("a"), upsert("b")]).pool == "p"
 
 
@@ -160,6 +163,16 @@ WRONG = {
     ),
     "twice": (lambda: validate.make_apply("p", [upsert("a"), Remove("A")]), "changes[1]", Reason.DUPLICATE_NAME),
     "generation": (lambda: validate.make_rollback("p", "a", -1, ""), "to_generation", Reason.INVALID_FIELD),
+    "generation of a rollout": (
+        lambda: validate.make_rollout_change(PromoteRollout, "p", "a", -1, ""),
+        "generation",
+        Reason.INVALID_FIELD,
+    ),
+    "etag of a rollout": (
+        lambda: validate.make_rollout_change(PromoteRollout, "p", "a", 0, "0"),
+        "etag",
+        Reason.INVALID_FIELD,
+    ),
     "rollback": (lambda: validate.make_rollback("p", "", 0, ""), "name", Reason.INVALID_NAME),
     "pool": (lambda: validate.make_create_pool("a/b", ["b"], {}), "pool.name", Reason.INVALID_NAME),
     "a base of another fingerprint": (
@@ -169,6 +182,11 @@ WRONG = {
     ),
     "no base": (lambda: validate.make_create_pool("p", [], {}), "pool.base_models", Reason.INVALID_FIELD),
     "empty base": (lambda: validate.make_create_pool("p", [""], {}), "pool.base_models", Reason.INVALID_FIELD),
+    "a base too many": (
+        lambda: validate.make_create_pool("p", [f"b{number}" for number in range(33)], {}),
+        "pool.base_models",
+        Reason.INVALID_FIELD,
+    ),
     "base twice": (lambda: validate.make_create_pool("p", ["b", "B"], {}), "pool.base_models", Reason.INVALID_FIELD),
     "rank": (
         lambda: validate.make_create_pool("p", ["b"], {"max_rank": 9999}),

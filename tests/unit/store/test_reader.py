@@ -1,0 +1,304 @@
+"""What is read of the store: single records and what is told where there is none, and pages of one revision."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.etcd3.errors import EtcdError, EtcdUnavailable, ResponseTooLarge
+from registry.etcd3.ops import Put, Range, RangeResult, Txn
+from registry.model.errors import FailedPrecondition, NotFound, Reason, Unavailable
+from registry.model.records import PoolLimits
+from registry.runtime.clock import Deadline
+from registry.store import reader as reader_module
+from registry.store.pages import Page, PageToken, parse_filter
+from registry.store.reader import Reader
+from registry.transactions.changes import Remove, UpdatePool
+from registry.transactions.decode import last_part
+from tests.support.changes import KEYS, POOL, Author, applying, creating, upsert
+from tests.support.residency_world import presence, replica_status
+
+LEASE = 5
+
+
+class Store(Author):
+    """A store in memory whose reads are noted; it fails if it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Range] = []
+        self.fails: EtcdError | None = None
+        self.most = 1 << 30
+
+    async def range(self, read: Range, *, timeout_seconds: float | None = None) -> RangeResult:
+        assert timeout_seconds is not None
+        self.asked.append(read)
+        if self.fails is not None:
+            raise self.fails
+        if read.limit > self.most:
+            raise ResponseTooLarge("too large", maybe_applied=False)
+        (found,) = self.etcd.txn(Txn((), (read,))).responses
+        assert isinstance(found, RangeResult)
+        return found
+
+    def lives(self, name: str, *, says: bool, pool: str = POOL) -> None:
+        """A replica, which has reported or not."""
+        ops = [Put(KEYS.replica(pool, name), presence(name, pool).to_bytes(), LEASE)]
+        if says:
+            ops.append(Put(KEYS.status(pool, name), replica_status(name, 7, pool).to_bytes(), LEASE))
+        self.etcd.txn(Txn((), tuple(ops)))
+
+
+@pytest.fixture
+def store() -> Store:
+    store = Store()
+    store.change(creating())
+    return store
+
+
+@pytest.fixture
+def reader(store) -> Reader:
+    return Reader(store, KEYS)
+
+
+def soon() -> Deadline:
+    return Deadline.of(60)
+
+
+async def test_one_adapter(store, reader):
+    store.change(applying(upsert("acme/A")))
+    found = await reader.adapter(POOL, "ACME/a", soon())
+    assert (found.record.name, found.revision) == ("acme/A", store.etcd.revision)
+    assert reader.prefix == KEYS.prefix
+
+
+@pytest.mark.parametrize(("pool", "reason"), [(POOL, Reason.ADAPTER_NOT_FOUND), ("gone", Reason.POOL_NOT_FOUND)])
+@pytest.mark.parametrize("what", ["adapter", "history"])
+async def test_what_is_not_there_is_told_from_a_pool_that_is_not(store, reader, pool, reason, what):
+    """Who mistook the pool looks for the name in vain."""
+    store.change(applying(upsert("b")))
+    with pytest.raises(NotFound) as told:
+        await getattr(reader, what)(pool, "a", soon())
+    assert (told.value.reason, told.value.field) == (reason, "name" if pool == POOL else "pool")
+
+
+async def test_a_damaged_record_is_no_missing_one(store, reader):
+    store.etcd.put(KEYS.adapter(POOL, "a"), b"{")
+    with pytest.raises(FailedPrecondition):
+        await reader.adapter(POOL, "a", soon())
+
+
+async def test_history_of_what_was_deleted(store, reader):
+    """W7: all generations that are kept, of one revision, whether it stands or not."""
+    for uri in ("v1", "v2"):
+        store.change(applying(upsert("a", uri)))
+    store.change(applying(upsert("ab")))
+    found = await reader.history(POOL, "A", soon())
+    assert found.present is not None
+    assert (found.present.record.generation, [one.generation for one in found.retired]) == (2, [1])
+    assert [one.revision for one in store.asked] == [0, store.etcd.revision]
+    fresh = await reader.history(POOL, "ab", soon())
+    assert (fresh.present is not None, fresh.retired) == (True, ())
+    store.change(applying(Remove("a")))
+    found = await reader.history(POOL, "a", soon())
+    assert (found.present, [one.generation for one in found.retired]) == (None, [2, 1])
+
+
+async def all_of(reader: Reader, size: int, wanted: str = "") -> tuple[list[str], list[str], int]:
+    """Names on all pages of a pool, what is unreadable, and how many pages there were."""
+    names, unreadable, pages, token = list[str](), list[str](), 0, None
+    while True:
+        page = await reader.adapters(POOL, parse_filter(wanted), size, token, soon())
+        names += [one.record.name for one in page.records]
+        unreadable += page.unreadable
+        pages, token = pages + 1, page.token
+        if token is None:
+            return names, unreadable, pages
+
+
+@pytest.mark.parametrize("scan", [1, 2, 3, 500])
+@pytest.mark.parametrize(("size", "pages"), [(1, 5), (2, 3), (5, 1), (50, 1)])
+async def test_pages_of_adapters_are_of_one_revision(store, reader, monkeypatch, scan, size, pages):
+    """Each once, in the order of their names, however many etcd gives at a time."""
+    monkeypatch.setattr(reader_module, "_SCAN_PAGE", scan)
+    store.change(applying(*(upsert(f"n{number}") for number in range(5))))
+    names, unreadable, count = await all_of(reader, size)
+    assert (names, unreadable) == ([f"n{number}" for number in range(5)], [])
+    assert pages <= count <= pages + 1
+    assert {one.revision for one in store.asked[2:]} <= {store.etcd.revision}
+
+
+async def test_a_filter_reads_on_until_the_page_is_full_or_it_read_enough(store, reader, monkeypatch):
+    monkeypatch.setattr(reader_module, "_SCAN_PAGE", 2)
+    store.change(applying(*(upsert(f"n{number}", load="lazy" if number % 4 == 3 else "eager") for number in range(9))))
+    assert await all_of(reader, 1, "load=lazy") == (["n3", "n7"], [], 3)
+    monkeypatch.setattr(reader_module, "_SCANNED_AT_MOST", 2)
+    assert await all_of(reader, 1, "load=lazy") == (["n3", "n7"], [], 5)
+
+
+async def test_a_list_of_a_pool_that_is_not_there_is_refused_at_its_first_page(store, reader):
+    """An empty list would say that there is such a pool. Of one that is deleted meanwhile the pages go on."""
+    for listing in (
+        reader.adapters("gone", parse_filter(""), 5, None, soon()),
+        reader.replicas("gone", 5, None, soon()),
+    ):
+        with pytest.raises(NotFound) as told:
+            await listing
+        assert told.value.reason is Reason.POOL_NOT_FOUND
+    token = PageToken(7, KEYS.adapters("gone"))
+    assert (await reader.adapters("gone", parse_filter(""), 5, token, soon())).records == ()
+    assert (await reader.replicas("gone", 5, PageToken(7, KEYS.replicas("gone")), soon()))[1] == []
+
+
+async def test_pools_and_tenants(store, reader):
+    store.change(creating("q"))
+    store.change(applying(upsert("acme/a"), upsert("zeta/a")))
+    store.etcd.put(KEYS.pool("torn"), b"{")
+    page = await reader.pools(2, None, soon())
+    assert ([one.record.name for one in page.records], page.unreadable) == ([POOL, "q"], ())
+    rest = await reader.pools(2, page.token, soon())
+    assert (rest.records, rest.unreadable, rest.token) == ((), ("torn",), None)
+    assert [one.record.name for one in (await reader.tenants(9, None, soon())).records] == ["acme", "zeta"]
+
+
+async def pages_of_stored(reader: Reader, size: int) -> list[Page]:
+    pages = [await reader.stored(size, None, soon())]
+    while (token := pages[-1].token) is not None:
+        pages.append(await reader.stored(size, token, soon()))
+    return pages
+
+
+@pytest.mark.parametrize("size", [1, 2, 50])
+async def test_a_backup_has_each_value_once_and_of_one_revision(store, reader, size):
+    """W1: whichever way its pages fall, also where there are none of a kind."""
+    store.change(applying(upsert("acme/a"), upsert("b")))
+    for version in ("v2", "v3"):
+        store.change(applying(upsert("acme/a", version)))
+    store.lives("r1", says=True)
+    pages = await pages_of_stored(reader, size)
+    found = [kv.key for page in pages for kv in page.kvs]
+    assert found == [key for prefix in KEYS.backed_up() for key in sorted(store.etcd.kvs) if key.startswith(prefix)]
+    assert len(found) == 7
+    assert {page.revision for page in pages} == {store.etcd.revision}
+    assert {one.revision for one in store.asked[1:]} <= {store.etcd.revision}
+
+
+async def test_a_backup_of_nothing():
+    store = Store()
+    assert [page.kvs for page in await pages_of_stored(Reader(store, KEYS), 5)] == [()] * 4
+
+
+async def test_the_audit_trail_from_an_id_on(store, reader, monkeypatch):
+    for name in "abc":
+        store.change(applying(upsert(name)))
+    ids = sorted(last_part(key) for key in store.etcd.kvs if key.startswith(KEYS.audit(POOL, "")))
+
+    async def shown(since: str, size: int, token: PageToken | None = None) -> list[str]:
+        return [last_part(kv.key) for kv in (await reader.audit(POOL, since, size, token, soon())).kvs]
+
+    assert await shown("", 50) == ids
+    assert await shown(ids[1], 50) == ids[1:]
+    first = await reader.audit(POOL, ids[1], 1, None, soon())
+    assert await shown(ids[1], 1, first.token) == ids[2:3]
+    monkeypatch.setattr(reader_module, "_AUDITS_AT_MOST", 2)
+    assert await shown("", 50) == ids[:2]
+    store.change(creating("quiet"))
+    assert (await reader.audit("quiet", "z", 5, None, soon())).kvs == ()
+    with pytest.raises(NotFound) as told:
+        await reader.audit("gone", "", 5, None, soon())
+    assert told.value.reason is Reason.POOL_NOT_FOUND
+
+
+async def test_one_replica(store, reader):
+    """Its presence and status are of one revision, and so is what its pool allows its engine to name."""
+    store.lives("r1", says=True)
+    store.lives("r2", says=False)
+    for name, says in (("r1", True), ("r2", False)):
+        store.asked.clear()
+        found = await reader.replica(POOL, name, soon())
+        assert (last_part(found.presence.key), found.status is not None, found.engine_hosts) == (name, says, ())
+        assert [one.revision for one in store.asked] == [0, *[store.etcd.revision] * 2]
+    for pool, reason in ((POOL, Reason.REPLICA_NOT_FOUND), ("gone", Reason.POOL_NOT_FOUND)):
+        with pytest.raises(NotFound) as told:
+            await reader.replica(pool, "r3", soon())
+        assert told.value.reason is reason
+
+
+async def test_pages_of_replicas_with_what_each_says(store, reader, monkeypatch):
+    """R9: no status of another; what the pool allows comes with each."""
+    store.change(UpdatePool(POOL, ("base",), PoolLimits(engine_hosts=["e"])))
+    for name in ("r1", "r2", "r3", "r30"):
+        store.lives(name, says=name != "r2")
+    monkeypatch.setattr(reader_module, "_REPLICAS_AT_MOST", 2)
+    page, first = await reader.replicas(POOL, 50, None, soon())
+    assert page.token is not None
+    last, second = await reader.replicas(POOL, 50, page.token, soon())
+    assert last.token is None
+    assert [(last_part(one.presence.key), one.status is not None) for one in (*first, *second)] == [
+        ("r1", True),
+        ("r2", False),
+        ("r3", True),
+        ("r30", True),
+    ]
+    assert {one.engine_hosts for one in (*first, *second)} == {("e",)}
+    told = [one.status.key for one in (*first, *second) if one.status is not None]
+    assert [last_part(key) for key in told] == ["r1", "r3", "r30"]
+    assert {one.revision for one in store.asked[2:]} == {store.etcd.revision}
+
+
+@pytest.mark.parametrize("scan", [1, 2, 500])
+async def test_who_is_expected_and_who_lives_where_there_is_no_pool(store, reader, monkeypatch, scan):
+    monkeypatch.setattr(reader_module, "_SCAN_PAGE", scan)
+    for name in ("r1", "r2", "r3"):
+        store.lives(name, says=False)
+    store.lives("r4", says=False, pool="gone")
+    store.lives("r5", says=False, pool="gone")
+    store.etcd.put(KEYS.members(POOL), b"{}")
+    found = await reader.expected(POOL, store.etcd.revision, soon())
+    assert found.members is not None
+    assert found.pool is not None
+    assert [last_part(kv.key) for kv in found.live] == ["r1", "r2", "r3"]
+    nobody = await reader.expected("none", store.etcd.revision, soon())
+    assert (nobody.members, nobody.pool, nobody.live) == (None, None, [])
+    assert await reader.replicas_without_pool(store.etcd.revision, soon()) == {"gone": ["r4", "r5"]}
+    assert {one.revision for one in store.asked} == {store.etcd.revision}
+
+
+async def test_what_was_deleted_past_the_admin_service_is_found(store, reader):
+    """W5: by the trail, which is long, so it is read only where the counter differs."""
+    store.change(applying(upsert("acme/a"), upsert("acme/b"), upsert("other/c")))
+    assert await reader.lost_adapters("acme", soon()) == ()
+    assert await reader.lost_adapters("nobody", soon()) == ()
+    assert not any(one.key == KEYS.audits() for one in store.asked)
+    store.etcd.delete(KEYS.adapter(POOL, "acme/a"))
+    assert [one.name for one in await reader.lost_adapters("acme", soon())] == ["acme/a"]
+    assert await reader.lost_adapters("other", soon()) == ()
+    store.etcd.put(KEYS.tenant("acme"), b"{")
+    with pytest.raises(FailedPrecondition):
+        await reader.lost_adapters("acme", soon())
+
+
+@pytest.mark.parametrize("most", [1, 20])
+async def test_values_that_are_too_large_for_one_message_are_read_in_smaller_parts(store, reader, most):
+    """Values that others than us wrote may be large; one alone always fits."""
+    store.change(applying(*(upsert(f"n{number}") for number in range(5))))
+    store.most = most
+    names, _, _ = await all_of(reader, 50)
+    assert names == [f"n{number}" for number in range(5)]
+    assert [kv.key async for kv in reader._everything(KEYS.adapters(POOL), store.etcd.revision, soon())] == [
+        KEYS.adapter(POOL, name) for name in names
+    ]
+
+
+@pytest.mark.parametrize("what", ["adapter", "adapters", "expected"])
+async def test_a_failure_of_etcd_is_one_of_ours(store, reader, what):
+    """X2: every method raises RegistryError and nothing else."""
+    store.change(applying(upsert("a")))
+    store.fails = EtcdUnavailable("no connection", maybe_applied=False)
+    calls = {
+        "adapter": lambda: reader.adapter(POOL, "a", soon()),
+        "adapters": lambda: reader.adapters(POOL, parse_filter(""), 5, PageToken(1, b"x"), soon()),
+        "expected": lambda: reader.expected(POOL, 1, soon()),
+    }
+    with pytest.raises(Unavailable) as told:
+        await calls[what]()
+    assert told.value.reason is Reason.ETCD_UNAVAILABLE
