@@ -11,6 +11,8 @@ from obstore.exceptions import BaseError, PermissionDeniedError, Unauthenticated
 from obstore.store import MemoryStore
 
 from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
+from registry.sources.credentials import HeldCredential
+from registry.sources.credentials_file import NoSecret
 from registry.tools.convert import destination as destinations
 from registry.tools.convert.destination import DestinationTaken, Unfinished, destination, put
 from registry.tools.convert.options import CannotPublish
@@ -63,11 +65,11 @@ def test_where_nothing_can_be_written_is_said(uri, why):
 
 def test_a_folder_arrives_whole_and_once(folder, tmp_path):
     """W6: the same again is as good as done."""
-    there = destination(str(tmp_path / "deep" / "out"))
-    assert put(folder, there, None) is True
-    assert content(tmp_path / "deep" / "out") == OURS
-    assert put(folder, there, None) is False
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["out"]
+    out = tmp_path / "quite" / "deep" / "out"
+    assert put(folder, destination(str(out)), None) is True
+    assert content(out) == OURS
+    assert put(folder, destination(str(out)), None) is False
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
 def _of_others(out: Path) -> None:
@@ -211,6 +213,10 @@ def test_a_store_that_does_not_take_it_is_told(folder, store, monkeypatch, error
     with pytest.raises(expected) as refused:
         put(folder, destination(URI), None)
     assert words in str(refused.value)
+    assert "CANARY" not in str(refused.value)
+    with pytest.raises(expected) as refused:
+        put(folder, destination(URI), HeldCredential("acme", NoSecret(kind="none", prefixes=("s3://bucket",))))
+    assert words.replace("name a --credential", "check the secret, and what it may do") in str(refused.value)
     assert "CANARY" not in str(refused.value)
     monkeypatch.undo()
     assert objects(store) == {}

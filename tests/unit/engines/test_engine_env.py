@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -47,3 +48,40 @@ def test_commands_name_what_they_are_given():
     assert "--api-key" not in vllm_command(Path("/py"), Path("/model"), port=81)
     reference = reference_command(Path("/py"), Path("/model"), {"a": Path("/a")}, ["one", "two"])
     assert reference[-6:] == ["--adapter", "a=/a", "--prompt", "one", "--prompt", "two"]
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("first\nERROR: no such release\n  \nlast\n", "ERROR: no such release"),
+        ("Traceback\n\n  ImportError: no libnuma \n\n", "ImportError: no libnuma"),
+        ("", "no output"),
+    ],
+)
+def test_a_step_is_told_by_its_error_or_its_last_line(said, reason):
+    command = [sys.executable, "-SIc", f"import sys; sys.exit({said!r} or 1)"]
+    with pytest.raises(engine_install.InstallFailed) as failed:
+        engine_install._run(command, "importing vllm")
+    assert str(failed.value) == f"engine environment: importing vllm failed: {reason}"
+    engine_install._run([sys.executable, "-SIc", ""], "nothing")
+
+
+@pytest.mark.parametrize("error", [None, engine_install.InstallFailed("no room"), OSError("no room")], ids=str)
+def test_the_environment_is_made_where_it_is_asked_for(tmp_path, monkeypatch, error):
+    asked: list[Path] = []
+
+    def install(folder: Path) -> None:
+        asked.append(folder)
+        if error is not None and len(asked) > 1:
+            raise error
+
+    monkeypatch.setattr(engine_install, "install", install)
+    monkeypatch.setattr("sys.argv", ["engine_install"])
+    engine_install.main()
+    monkeypatch.setattr("sys.argv", ["engine_install", "--folder", str(tmp_path / "env")])
+    if error is None:
+        engine_install.main()
+    else:
+        with pytest.raises(SystemExit, match=r"^no room$"):
+            engine_install.main()
+    assert asked == [Path(engine_install.__file__).parents[3] / ".venv-engine", tmp_path / "env"]
