@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,6 +72,26 @@ def test_a_folder_arrives_whole_and_once(folder, tmp_path):
     assert content(out) == OURS
     assert put(folder, destination(str(out)), None) is False
     assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_what_has_its_name_is_on_the_disk(folder, tmp_path, monkeypatch):
+    """R4: after a crash of the machine there is all of it or nothing."""
+    did: list[str] = []
+    sync, rename = os.fsync, Path.rename
+
+    def synced(descriptor: int) -> None:
+        did.append(re.sub("[0-9a-f]{32}", "*", str(Path(f"/proc/self/fd/{descriptor}").readlink())))
+        sync(descriptor)
+
+    def renamed(self: Path, target: Path) -> Path:
+        did.append("renamed")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    put(folder, destination(str(tmp_path / "out")), None)
+    arriving = f"{tmp_path}/.out.*"
+    assert did == [*(f"{arriving}/{name}" for name in FILES), arriving, "renamed", str(tmp_path)]
 
 
 def _of_others(out: Path) -> None:
@@ -174,7 +196,11 @@ def test_half_of_another_is_not_completed(folder, store, name, change):
     assert objects(store) == {name: change(OURS[name])}
 
 
-@pytest.mark.parametrize(("files", "is_ours"), [(OURS, True), (OTHERS, False)], ids=["the same", "another"])
+@pytest.mark.parametrize(
+    ("files", "is_ours"),
+    [(OURS, True), (OTHERS, False), ({WEIGHTS_FILE: OTHERS[WEIGHTS_FILE]}, False)],
+    ids=["the same", "another", "another that is not done yet"],
+)
 def test_who_is_quicker_by_a_moment_wins_whole(folder, store, monkeypatch, files, is_ours):
     """R4: both have seen an empty prefix."""
     create = destinations._create
