@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 from registry.tools.devstack import engine_install
 from registry.tools.devstack.engine_environment import reference_command, vllm_command, vllm_environment
+
+SCRIPT = "registry.tools.devstack.reference"
 
 
 def test_an_install_that_fails_says_which_step_and_why(tmp_path, monkeypatch, capsys):
@@ -85,3 +89,19 @@ def test_the_environment_is_made_where_it_is_asked_for(tmp_path, monkeypatch, er
         with pytest.raises(SystemExit, match=r"^no room$"):
             engine_install.main()
     assert asked == [Path(engine_install.__file__).parents[3] / ".venv-engine", tmp_path / "env"]
+
+
+def test_a_reference_is_asked_for_by_name_and_folder(monkeypatch, capsys):
+    """The script itself, without torch: a folder may be called as it likes."""
+    for name in ("torch", "peft", "transformers"):
+        monkeypatch.setitem(sys.modules, name, MagicMock())
+    monkeypatch.delitem(sys.modules, SCRIPT, raising=False)
+    script = importlib.import_module(SCRIPT)
+    monkeypatch.delitem(sys.modules, SCRIPT)
+    asked: list[object] = []
+    monkeypatch.setattr(script, "reference", lambda *arguments: asked.append(arguments) or {"": {}})
+    command = reference_command(Path("/py"), Path("/model"), {"a": Path("/x=y/a"), "b": Path("/b")}, ["one", "two"])
+    monkeypatch.setattr("sys.argv", command[2:])
+    script.main()
+    assert asked == [("/model", {"a": "/x=y/a", "b": "/b"}, ["one", "two"], script.TOKENS)]
+    assert capsys.readouterr().out == '{"": {}}'
