@@ -135,7 +135,7 @@ def _check_same(folder: Path, target: Path) -> None:
     try:
         check_files(target)
         is_same = digest_of(target) == digest_of(folder)
-    except (UnfitAdapter, NotADirectoryError):
+    except UnfitAdapter:
         is_same = False
     if not is_same:
         raise DestinationTaken(str(target))
