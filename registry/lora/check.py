@@ -211,7 +211,7 @@ def _rotary(
 ) -> tuple[dict[str, int], list[Finding]]:
     """The tensors whose rows have to be ordered as the engine orders the base's, each with the outputs of a head."""
     coverage = base.coverage if base else None
-    if base is None or coverage is None or not coverage.rotary:
+    if base is None or coverage is None:
         return {}, []
     found = {name: module.up for name, module in modules.items() if coverage.is_rotary(renames.get(name, name))}
     size = base.head_size

@@ -76,7 +76,7 @@ def _compiled(key: str) -> _Compiled | None:
     try:
         re.compile(key)  # what Python does not take, PEFT could not follow either
         compiled: _Compiled = re2.compile(rf"(?:.*\.)?(?:{key})$", _options())
-    except (re.error, re2.error, OverflowError, RecursionError):
+    except (re.error, re2.error, RecursionError):
         return None
     return compiled
 

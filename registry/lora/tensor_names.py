@@ -11,7 +11,7 @@ from registry.lora.safetensors import Tensor
 PREFIX = "base_model.model."
 _PART = re.compile(
     r"(?P<module>.+)\.(?:"
-    r"(?P<linear>lora_[AB])(?:\.(?P<adapter>[^.]+))?\.(?P<leaf>weight|bias)"
+    r"(?P<linear>lora_[AB])(?:\.[^.]+)?\.weight"
     r"|(?P<embedding>lora_embedding_[AB])(?:\.[^.]+)?"
     r"|(?P<magnitude>lora_magnitude_vector)(?:\.[^.]+)*"
     r"|(?P<base>base_layer)\.weight"
@@ -75,7 +75,7 @@ def entry_of(tensor: Tensor) -> TensorName:
     match = _PART.fullmatch(name)
     if match is None:
         return TensorName(tensor, name, TensorPart.UNKNOWN)
-    if match["bias"] or match["leaf"] == "bias":
+    if match["bias"]:
         return TensorName(tensor, match["module"], TensorPart.BIAS)
     text = match["linear"] or match["embedding"] or match["magnitude"] or match["base"]
     return TensorName(tensor, match["module"], TensorPart(text))

@@ -68,7 +68,7 @@ class Coverage:
 
     def is_rotary(self, module: str) -> bool:
         """True if the engine orders the module's outputs for its rotary embedding."""
-        return not is_vision(module) and any(ends_with(module, end) for end in self.rotary)
+        return any(ends_with(module, end) for end in self.rotary) and not is_vision(module)
 
 
 def _tables(coverage: Coverage) -> Iterable[tuple[UnappliedReason, Mapping[str, str]]]:

@@ -19,7 +19,7 @@ from obstore.store import ObjectStore
 from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
 from registry.lora.directory import check_files, digest_of
 from registry.lora.findings import UnfitAdapter
-from registry.model.source_uri import SourceUri, SourceUriError, parse_source, without_secrets
+from registry.model.source_uri import SourceUri, parse_source, without_secrets
 from registry.sources.credentials import HeldCredential
 from registry.sources.file import path_of
 from registry.sources.object_stores import open_store
@@ -61,7 +61,7 @@ def destination(uri: str) -> Destination:
             return Destination(uri, path_of(uri))
         if scheme in _OBJECTS:
             return Destination(uri, parse_source(uri))
-    except (SourceUriError, ValueError) as error:
+    except ValueError as error:
         raise CannotPublish(f"{without_secrets(uri)!r} names no destination: {error}") from None
     why = "a hub has commits, which its own tools make" if scheme == "hf" else "no protocol to write there is agreed on"
     raise CannotPublish(f"{scheme[:40]}:// cannot be written to: {why}; use file://, s3://, gs:// or az://")
@@ -135,7 +135,7 @@ def _check_same(folder: Path, target: Path) -> None:
     try:
         check_files(target)
         is_same = digest_of(target) == digest_of(folder)
-    except (UnfitAdapter, NotADirectoryError):
+    except UnfitAdapter:
         is_same = False
     if not is_same:
         raise DestinationTaken(str(target))

@@ -35,12 +35,14 @@ async def read_history(client: Client, prefix: str, *, from_revision: int, secon
     if from_revision > now.revision + 1:
         raise ValueError(f"there is no revision {from_revision} yet; the newest is {now.revision}")
     from_revision = max(from_revision, 1 + await _first_kept(client, key, max(1, from_revision - 1), now.revision))
-    wanted = {kv.key: kv.mod_revision for kv in now.kvs if kv.mod_revision >= from_revision}
+    wanted = {kv.key: kv.mod_revision for kv in now.kvs}
     resume = Resume(from_revision - 1, 0)
     reflector = Reflector(client, key, prefix_end(key), resume=resume, rng=random.Random(0))  # noqa: S311 - jitter
     seen: dict[bytes, int] = {}
     async with asyncio.timeout(seconds), aclosing(reflector.stream()) as reflections:
         steps = await _stood_before(client, key, from_revision)
+        for base in steps:
+            seen = _seen(base, seen)
         # Nothing says that a watch has told all, so it is read until what it told is what stands.
         while seen != wanted:
             step = step_of(await anext(reflections))
@@ -50,7 +52,7 @@ async def read_history(client: Client, prefix: str, *, from_revision: int, secon
                 steps.clear()
             if step is not None:
                 steps.append(step)
-                seen = _seen(step, seen, from_revision)
+                seen = _seen(step, seen)
     return steps
 
 
@@ -93,10 +95,10 @@ def step_of(reflection: Reflection) -> Step | None:
             return None
 
 
-def _seen(step: Step, seen: dict[bytes, int], from_revision: int) -> dict[bytes, int]:
-    """Keys that were written since a revision, and when, after a step; changes `seen`."""
+def _seen(step: Step, seen: dict[bytes, int]) -> dict[bytes, int]:
+    """Keys that stand after a step, and when they were written; changes `seen`."""
     if isinstance(step, HistoryBase):
-        return {kv.key: kv.mod_revision for kv in step.kvs if kv.mod_revision >= from_revision}
+        return {kv.key: kv.mod_revision for kv in step.kvs}
     for event in step.events:
         seen.pop(event.key, None)
         if event.kv is not None:

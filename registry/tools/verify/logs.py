@@ -114,7 +114,7 @@ class SidecarProcess:
 
     Attributes:
         where: its log, for people.
-        is_begun: its log has its start. If not, something that it did may be unknown.
+        replica: whose sidecar it is; empty: its log does not have its start, and something that it did may be unknown.
         store: names its store among those of all hosts; empty: it is not known.
         is_steady: its clock was not set back, as far as its lines and those before them tell.
         newest: unix seconds of its last line, by a clock that is not set back.
@@ -122,7 +122,6 @@ class SidecarProcess:
     """
 
     where: str
-    is_begun: bool = False
     replica: str = ""
     store: str = ""
     grace_seconds: float = 0.0
@@ -173,7 +172,7 @@ def processes(where: str, lines: Iterable[Document]) -> list[SidecarProcess]:
     found = [SidecarProcess(where)]
     for line in lines:
         if line.get("event") == "started" and "store" in line:
-            begun = SidecarProcess(where, is_begun=True, replica=line["replica"], store=line["store"])
+            begun = SidecarProcess(where, replica=line["replica"], store=line["store"])
             begun.grace_seconds = line["grace_seconds"]
             begun.newest = found[-1].newest  # a clock that was set back meanwhile is that of all of them
             found.append(begun)

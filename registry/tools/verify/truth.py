@@ -113,7 +113,7 @@ def check_truth(fold: Fold, pool: str, known: Sequence[SidecarProcess]) -> tuple
     made_of = {artifact: digest for process in known for artifact, digest in process.made_of.items()}
     claims, findings, counts = Claims(fold, pool), list[Violation](), Counter[str]()
     for process in known:
-        for write in process.writes if process.is_begun else ():
+        for write in process.writes:
             status = _status(fold, process, write)
             claimed = claims.of(status, _names(process.looks, write)) if status else None
             if status is None or claimed is None:
@@ -126,7 +126,9 @@ def check_truth(fold: Fold, pool: str, known: Sequence[SidecarProcess]) -> tuple
 
 
 def _status(fold: Fold, process: SidecarProcess, write: Write) -> ReplicaStatus | None:
-    """What was written then; None: it is older than the history, of a later schema, or in a store that was replaced."""
+    """What was written then; None: it is older than the history, of a later schema, in a store that was replaced, or
+    by a process whose log begins after its start.
+    """
     try:
         status = ReplicaStatus.parse(fold.statuses[write.revision])
     except (KeyError, RegistryError):

@@ -35,8 +35,10 @@ def test_an_approximation_is_as_near_as_it_says(trained, tmp_path, model):
     """Each module's printed error is that of what was written, measured anew from both files."""
     wishes = {"dora": ("--rank", "64"), "rslora": ("--rank", "3"), "plain": ("--dtype", "bfloat16")}
     said = []
+    kinds = {"dora": {"dora"}, "rslora": {"rank", "kept"}, "plain": {"cast"}}
     for name, more in wishes.items():
         found = trained.publish(model, name, tmp_path / name, *more, "--max-error", "0.9").json
+        assert {one["kind"] for one in found["modules"]} == kinds[name]
         said.append({one["module"]: one["error"] for one in found["modules"]})
     measured = trained.errors(model, {trained.adapter(model, name): tmp_path / name for name in wishes})
     for ours, theirs in zip(said, measured, strict=True):

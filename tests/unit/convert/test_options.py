@@ -138,8 +138,12 @@ def test_magnitudes_that_are_not_those_of_a_training_are_said(tmp_path, values, 
     assert said[0].found.startswith(found)
 
 
-def test_plain_lora_needs_nothing_that_is_impossible(tmp_path):
-    made = opened(tmp_path, LLAMA.draft())
+@pytest.mark.parametrize("more", [{}, {"fan_in_fan_out": True}, {"lora_dropout": 0.1}], ids=str)
+def test_plain_lora_needs_nothing_that_is_impossible(tmp_path, more):
+    """Which way round the base's matrices lie is no matter of what is not computed with them."""
+    draft = LLAMA.draft()
+    draft.config |= more
+    made = opened(tmp_path, draft)
     assert impossible(task_of(made, BASE, ConversionOptions()), made) == []
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from registry.tools.devstack.demo_answers import (
     PROMPTS,
+    TOKENS,
     TOLERANCE,
     AnswerRefused,
     EngineAnswer,
@@ -87,9 +88,10 @@ class _Engine(BaseHTTPRequestHandler):
     """Answers each completion with the next of a list, then with the last one."""
 
     answers: list[EngineAnswer | int]
+    asked: list[dict[str, object]]
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, int):
             self._reply(answer, {"error": "no"})
@@ -110,8 +112,8 @@ class _Engine(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def engine(*answers: EngineAnswer | int) -> Iterator[str]:
-    kind = type("Engine", (_Engine,), {"answers": list(answers)})
+def engine(*answers: EngineAnswer | int, asked: list[dict[str, object]] | None = None) -> Iterator[str]:
+    kind = type("Engine", (_Engine,), {"answers": list(answers), "asked": [] if asked is None else asked})
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -120,6 +122,17 @@ def engine(*answers: EngineAnswer | int) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_the_likeliest_tokens_are_asked_for():
+    """Those of chance would be compared with the reference in vain."""
+    asked: list[dict[str, object]] = []
+    with engine(ONE, 500, asked=asked) as url, httpx.Client(trust_env=False) as client:
+        assert ask(client, url, "a", "Hello") == ONE
+        refused = ask(client, url, "b", "Hello")
+    assert refused == AnswerRefused(500, '{"error": "no"}')
+    expected = {"prompt": "Hello", "temperature": 0, "logprobs": 1, "return_tokens_as_token_ids": True}
+    assert asked == [{"model": name, "max_tokens": TOKENS, **expected} for name in ("a", "b")]
 
 
 def test_traffic_tells_old_new_neither_and_failed_apart():

@@ -59,3 +59,24 @@ def test_no_more_are_held_than_some(monkeypatch):
         anybody.bind(("127.0.0.1", first))
     for one in processes._held:
         one.close()
+
+
+def test_all_ports_of_a_large_stack_are_held_until_their_servers_have_them(monkeypatch):
+    monkeypatch.setattr(processes, "_held", deque())
+    ports = free_ports(40)
+    assert len(set(ports)) == 40
+    for port in ports:
+        with socket.socket() as anybody, pytest.raises(OSError, match="in use"):
+            anybody.bind(("127.0.0.1", port))
+    for one in processes._held:
+        one.close()
+
+
+def test_ports_that_are_known_already_are_not_given_again(monkeypatch):
+    monkeypatch.setattr(processes, "_held", deque())
+    (port,) = free_ports(1)
+    processes._held.pop().close()
+    monkeypatch.setattr(processes, "FIRST", port)
+    monkeypatch.setattr(processes, "LAST", port)
+    with pytest.raises(OSError, match="are free"):
+        free_ports(1, taken={port})

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 from registry.tools.devstack import engine_install
 from registry.tools.devstack.engine_environment import reference_command, vllm_command, vllm_environment
+
+SCRIPT = "registry.tools.devstack.reference"
 
 
 def test_an_install_that_fails_says_which_step_and_why(tmp_path, monkeypatch, capsys):
@@ -47,3 +52,56 @@ def test_commands_name_what_they_are_given():
     assert "--api-key" not in vllm_command(Path("/py"), Path("/model"), port=81)
     reference = reference_command(Path("/py"), Path("/model"), {"a": Path("/a")}, ["one", "two"])
     assert reference[-6:] == ["--adapter", "a=/a", "--prompt", "one", "--prompt", "two"]
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("first\nERROR: no such release\n  \nlast\n", "ERROR: no such release"),
+        ("Traceback\n\n  ImportError: no libnuma \n\n", "ImportError: no libnuma"),
+        ("", "no output"),
+    ],
+)
+def test_a_step_is_told_by_its_error_or_its_last_line(said, reason):
+    command = [sys.executable, "-SIc", f"import sys; sys.exit({said!r} or 1)"]
+    with pytest.raises(engine_install.InstallFailed) as failed:
+        engine_install._run(command, "importing vllm")
+    assert str(failed.value) == f"engine environment: importing vllm failed: {reason}"
+    engine_install._run([sys.executable, "-SIc", ""], "nothing")
+
+
+@pytest.mark.parametrize("error", [None, engine_install.InstallFailed("no room"), OSError("no room")], ids=str)
+def test_the_environment_is_made_where_it_is_asked_for(tmp_path, monkeypatch, error):
+    asked: list[Path] = []
+
+    def install(folder: Path) -> None:
+        asked.append(folder)
+        if error is not None and len(asked) > 1:
+            raise error
+
+    monkeypatch.setattr(engine_install, "install", install)
+    monkeypatch.setattr("sys.argv", ["engine_install"])
+    engine_install.main()
+    monkeypatch.setattr("sys.argv", ["engine_install", "--folder", str(tmp_path / "env")])
+    if error is None:
+        engine_install.main()
+    else:
+        with pytest.raises(SystemExit, match=r"^no room$"):
+            engine_install.main()
+    assert asked == [Path(engine_install.__file__).parents[3] / ".venv-engine", tmp_path / "env"]
+
+
+def test_a_reference_is_asked_for_by_name_and_folder(monkeypatch, capsys):
+    """The script itself, without torch: a folder may be called as it likes."""
+    for name in ("torch", "peft", "transformers"):
+        monkeypatch.setitem(sys.modules, name, MagicMock())
+    monkeypatch.delitem(sys.modules, SCRIPT, raising=False)
+    script = importlib.import_module(SCRIPT)
+    monkeypatch.delitem(sys.modules, SCRIPT)
+    asked: list[object] = []
+    monkeypatch.setattr(script, "reference", lambda *arguments: asked.append(arguments) or {"": {}})
+    command = reference_command(Path("/py"), Path("/model"), {"a": Path("/x=y/a"), "b": Path("/b")}, ["one", "two"])
+    monkeypatch.setattr("sys.argv", command[2:])
+    script.main()
+    assert asked == [("/model", {"a": "/x=y/a", "b": "/b"}, ["one", "two"], script.TOKENS)]
+    assert capsys.readouterr().out == '{"": {}}'

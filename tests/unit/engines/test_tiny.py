@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import random
 import statistics
+import string
+from array import array
 
 import pytest
 
+from registry.lora.base_directory import read_base
+from registry.lora.directory import examine_directory
+from registry.lora.policy import AdapterLimits, Policy
 from registry.tools.devstack import tiny_model
 from registry.tools.devstack.tiny_adapters import write_adapter
 from registry.tools.devstack.tiny_model import TinyTensor, write_model, write_safetensors
@@ -49,6 +54,31 @@ def test_an_adapter_fits_its_model_and_the_model_its_tokenizer(tmp_path):
         assert tensor["shape"] == ([16, in_size] if part == "lora_A" else [out_size, 16])
     config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
     assert (config["r"], config["base_model_name_or_path"]) == (16, str(tmp_path / "model"))
+    write_adapter(tmp_path / "b", seed=0)
+    assert json.loads((tmp_path / "b" / "adapter_config.json").read_text())["base_model_name_or_path"] == "tiny"
+
+
+def test_an_adapter_is_plain_lora(tmp_path):
+    """Of another kind an engine would answer otherwise than PEFT, or not at all."""
+    write_model(tmp_path / "model")
+    write_adapter(tmp_path / "a", seed=0, model=tmp_path / "model")
+    found = examine_directory(tmp_path / "a", read_base(tmp_path / "model"), AdapterLimits(max_rank=8), Policy())
+    assert (found.verdict.findings, bool(found.verdict.changes)) == ((), False)
+    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    others = {name for name, value in config.items() if value is True} - {"init_lora_weights"}
+    assert others == {"inference_mode"}, "fan_in_fan_out, rsLoRA and DoRA are off"
+
+
+def test_the_models_greedy_answers_are_text(tmp_path):
+    """What cannot be printed has no weight in the head, so that it is never the likeliest."""
+    write_model(tmp_path)
+    data = (tmp_path / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    begin, end = header(tmp_path / "model.safetensors")["lm_head.weight"]["data_offsets"]
+    head = array("f", data[start + begin : start + end])
+    size = tiny_model.HIDDEN_SIZE
+    weighed = {token for token in range(tiny_model.VOCABULARY) if any(head[token * size : (token + 1) * size])}
+    assert weighed == {*map(ord, string.printable)} - {*map(ord, "\t\n\r\x0b\x0c")}
 
 
 def test_a_file_holds_its_tensors_without_gaps(tmp_path):

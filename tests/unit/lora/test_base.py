@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.lora.base import MAX_MODULES, BaseModules, check_patterns, compress, expand
+from registry.lora import base_directory
+from registry.lora.base import MAX_MODULES, BaseModules, check_patterns, compress, count_modules, expand
 from registry.lora.base_directory import BaseUnreadable, UnknownArchitecture, derive, names_of, read_base
 from tests.corpus.drafts import LLAMA, Values, safetensors
 
@@ -34,7 +35,25 @@ def test_a_large_model_is_a_few_lines():
     assert compress(modules) == {"model.layers.{0-59}.experts.{0-127}.w1": (8, 8)}
 
 
-@pytest.mark.parametrize("pattern", ["a.{0-999999}.b", "{0-999}.{0-999}", "{0-9999999}", "{99999999999999999999-1}"])
+def test_numbers_that_do_not_run_through_are_told_one_by_one():
+    modules = {f"a.{i}.b": (1, 2) for i in (0, 1, 2, 4, 6, 7)} | {"a.03.b": (1, 2), "a.9.b": (3, 4), "c": (1, 2)}
+    expected = {"a.03.b": (1, 2), "a.9.b": (3, 4), "a.{0-2,4,6-7}.b": (1, 2), "c": (1, 2)}
+    assert list(compress(modules).items()) == list(expected.items())
+    assert count_modules(expected) == len(modules) == len(expand(expected))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "a.{0-999999}.b",
+        "{0-999}.{0-999}",
+        "{0-9999999}",
+        "{99999999999999999999-1}",
+        "{1-99999999999999999999}",
+        "{99999999999999999999}",
+        "a.{0-2,5-4}",
+    ],
+)
 def test_a_description_that_would_explode_is_refused_unexpanded(pattern):
     """R16 bounded: whatever stands in a record."""
     with pytest.raises(ValueError, match=r"modules|range"):
@@ -90,9 +109,30 @@ def test_weights_in_several_files_are_found_by_their_index(tmp_path):
     assert read_base(tmp_path).modules == {"a": (1, 2), "b": (1, 2)}
 
 
-def test_packed_weights_are_not_believed(tmp_path):
+def test_no_more_files_are_read_than_a_model_has(tmp_path, monkeypatch):
+    """R16 bounded: whatever an index names, or a directory holds."""
+    monkeypatch.setattr(base_directory, "_MAX_FILES", 2)
+    names = ["a", "b", "c"]
+    for name in names:
+        (tmp_path / f"{name}.safetensors").write_bytes(safetensors({f"{name}.weight": Values("F32", (1, 2), bytes(8))}))
+    assert list(read_base(tmp_path).modules) == names[:2]
+    index = tmp_path / "model.safetensors.index.json"
+    for count in (3, 2):
+        index.write_text(
+            json.dumps({"weight_map": {f"{name}.weight": f"{name}.safetensors" for name in names[:count]}})
+        )
+        if count > 2:
+            with pytest.raises(BaseUnreadable, match="names other than files beside it"):
+                read_base(tmp_path)
+    assert list(read_base(tmp_path).modules) == names[:2]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("a.weight", "U8"), ("a.qweight", "F32"), ("a.weight_packed", "F16")])
+def test_packed_weights_are_not_believed(tmp_path, name, dtype):
     """Their shapes are not the modules'; the configuration says them."""
-    (tmp_path / "model.safetensors").write_bytes(safetensors({"a.weight": Values("U8", (8, 1), bytes(8))}))
+    width = {"U8": 1, "F32": 4, "F16": 2}[dtype]
+    packed = {name: Values(dtype, (8, 1), bytes(8 * width)), "b.weight": Values("F32", (1, 2), bytes(8))}
+    (tmp_path / "model.safetensors").write_bytes(safetensors(packed))
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     assert read_base(tmp_path).modules == LLAMA.modules
 

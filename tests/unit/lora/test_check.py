@@ -13,14 +13,14 @@ import pytest
 
 from registry.lora.base import BaseModules, expand
 from registry.lora.check import examine
-from registry.lora.config import read_config
+from registry.lora.config import AdapterConfig, read_config
 from registry.lora.directory import check_files, open_directory
 from registry.lora.findings import Finding, UnfitAdapter, shown
 from registry.lora.json_files import json_object
 from registry.lora.modules import Patterns, pattern_findings, renamed_pattern
 from registry.lora.policy import AdapterLimits, Policy, is_served, policy_of
 from registry.lora.safetensors import Tensor, not_finite, read_header
-from tests.corpus.drafts import CONFIG, CONFIG_FIELDS, LLAMA, QWEN2, RANK, WEIGHTS, Draft
+from tests.corpus.drafts import CONFIG, CONFIG_FIELDS, LLAMA, QWEN2, RANK, WEIGHTS, Draft, Values
 
 NO_LIMITS = AdapterLimits()
 
@@ -94,6 +94,52 @@ def test_modules_of_two_places_at_once_are_of_none():
     half = {f"left.{name}": shape for name, shape in LLAMA.modules.items() if ".0." in name}
     half |= {f"right.{name}": shape for name, shape in LLAMA.modules.items() if ".1." in name}
     assert set(findings(LLAMA.draft(), BaseModules(half))) == {"no_such_module"}
+
+
+OPTIONAL = {name: field.default for name, field in AdapterConfig.model_fields.items() if not field.is_required()}
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_field_that_is_null_or_missing_says_nothing(name, is_there):
+    """R4: trainings write both for what they do not use."""
+    draft = LLAMA.draft()
+    draft.config.pop(name, None)
+    draft.config |= {name: None} if is_there else {}
+    assert not findings(draft, BaseModules(LLAMA.modules))
+    config = read_config(json.dumps(draft.config).encode())
+    assert (config.highest_rank, Patterns(config.rank_pattern, config.r).value("q_proj")) == (RANK, RANK)
+
+
+@pytest.mark.parametrize("half", ["A", "B"])
+def test_half_an_embedding_is_unpaired_and_of_the_right_shape(half):
+    """R14: what is wrong is told, and nothing else."""
+    draft = LLAMA.draft()
+    shape = {"A": (RANK, 64), "B": (32, RANK)}[half]
+    name = f"base_model.model.model.embed_tokens.lora_embedding_{half}"
+    draft.tensors[name] = Values("F32", shape, bytes(4 * shape[0] * shape[1]))
+    found = findings(draft, BaseModules(LLAMA.modules))
+    other = {"A": "B", "B": "A"}[half]
+    assert [(one.reason, one.found) for one in found.values()] == [
+        ("unpaired_tensor", f"lora_{half} without lora_{other}")
+    ]
+
+
+@pytest.mark.parametrize("alpha", [1e10, -1e10, "8", None, True], ids=str)
+@pytest.mark.parametrize("field", ["lora_alpha", "alpha_pattern"])
+def test_an_alpha_is_a_number_that_trainings_have(field, alpha):
+    """R16 bounded."""
+    value = {"q_proj": alpha} if field == "alpha_pattern" else alpha
+    with pytest.raises(UnfitAdapter) as refused:
+        read_config(json.dumps(CONFIG_FIELDS | {field: value}).encode())
+    assert [(one.reason, one.key) for one in refused.value.findings] == [("invalid_config", field)]
+
+
+def test_an_alpha_of_nothing_is_told_where_it_stands():
+    """R5: the adapter would answer as the base model does."""
+    draft = LLAMA.draft()
+    draft.config |= {"lora_alpha": -8.5, "alpha_pattern": {"q_proj": 0.0, "v_proj": 4}}
+    assert [(one.reason, one.key) for one in findings(draft).values()] == [("zero_alpha", "alpha_pattern.q_proj")]
 
 
 @pytest.mark.parametrize(

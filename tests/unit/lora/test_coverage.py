@@ -302,8 +302,14 @@ def test_the_order_of_rows_is_a_part_of_the_prepared_id():
 def test_drop_is_a_part_of_the_prepared_id_where_it_is_set():
     assert "drop" not in policy_of({}).as_dict()
     assert policy_of({"drop": ["b", "a", "b"]}).as_dict()["drop"] == ["a", "b"]
+    assert policy_of({"drop": None}) == policy_of({"drop": []}) == policy_of({})
+
+
+@pytest.mark.parametrize("drop", ["mlp.gate", [""], ["mlp.gate", ""], [1], {"mlp.gate": 1}], ids=str)
+def test_what_is_no_list_of_modules_drops_none(drop):
+    """R22: no module at all would be left of what ends with nothing."""
     with pytest.raises(ValueError, match="no list of modules"):
-        policy_of({"drop": "mlp.gate"})
+        policy_of({"drop": drop})
 
 
 def test_a_name_is_dropped_by_its_last_parts_only():

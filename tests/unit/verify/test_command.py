@@ -8,10 +8,12 @@ from importlib.metadata import version
 import pytest
 import typer.main
 
+from registry.etcd3.errors import EtcdUnavailable
 from registry.etcd3.ops import Event, KeyValue
 from registry.runtime.program import variable_of
+from registry.tools.verify import main as command
 from registry.tools.verify.export import decode, encode
-from registry.tools.verify.history import HistoryBase, Revision
+from registry.tools.verify.history import HistoryBase, Revision, Step
 from registry.tools.verify.main import app, main
 from registry.tools.verify.replay import LoggedCall
 from tests.unit.verify.conftest import steps_of
@@ -51,6 +53,63 @@ def test_the_command_tells_a_counter_example_and_fails(author, tmp_path, capsys)
     calls.write_text(LoggedCall(request_id="gone", outcome="ok", revision=2).model_dump_json())
     assert run(*arguments) == 1
     assert "W1 at revision 2, gone: acknowledged at revision 2, and is not there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(20, 20), (21, 20), (45, 20)], ids=["as many as are shown", "one more", "many more"]
+)
+def test_of_many_findings_the_first_are_shown_and_the_rest_counted(author, tmp_path, capsys, count, shown):
+    history, calls = tmp_path / "h.jsonl", tmp_path / "calls.jsonl"
+    history.write_text("\n".join(encode(steps_of(author))))
+    lost = [LoggedCall(request_id=f"gone-{number}", outcome="ok", revision=2) for number in range(count)]
+    calls.write_text("\n".join(call.model_dump_json() for call in lost))
+    assert run("verify", "--history", str(history), "--prefix", "/t", "--calls", str(calls)) == 1
+    *told, last = capsys.readouterr().out.splitlines()
+    more = [f"… and {count - shown} more"] if count > shown else []
+    assert told[shown:] == more
+    assert all(f"gone-{number}: acknowledged" in line for number, line in enumerate(told[:shown]))
+    assert last.endswith(f": {count} findings")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (EtcdUnavailable("no member answers", maybe_applied=False), "etcd at a:1 cannot be read: no member answers"),
+        (TimeoutError(), "etcd at a:1 cannot be read: it takes too long"),
+        (ValueError("there is no revision 9 yet"), "etcd at a:1 cannot be read: there is no revision 9 yet"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_etcd_that_does_not_answer_is_told_as_that(error, told, tmp_path, monkeypatch, capsys):
+    """Nothing is written, and the exit code is that of an etcd that is away."""
+
+    async def read_history(*_: object, **__: object) -> list[Step]:
+        raise error
+
+    monkeypatch.setattr(command, "read_history", read_history)
+    assert run("export", "--etcd", "a:1", "--out", str(tmp_path / "h")) == 6
+    assert capsys.readouterr().err == f"loraplane-verify: {told}\n"
+    assert not (tmp_path / "h").exists()
+
+
+def test_what_was_read_is_written_and_can_be_verified(author, tmp_path, monkeypatch, capsys):
+    asked = []
+
+    async def read_history(_: object, prefix: str, *, from_revision: int) -> list[Step]:
+        asked.append((prefix, from_revision))
+        return steps_of(author) if prefix == "/t" else []
+
+    monkeypatch.setattr(command, "read_history", read_history)
+    arguments = ("export", "--etcd", "a:1", "--out", str(tmp_path / "h"))
+    assert run(*arguments, "--prefix", "/t", "--from-revision", "3") == 0
+    assert capsys.readouterr().out == f"6 revisions in {tmp_path / 'h'}\n"
+    assert list(decode((tmp_path / "h").read_text().splitlines())) == steps_of(author)
+    assert run(*arguments) == 2
+    assert "holds nothing below '/loraplane/v1'" in capsys.readouterr().err
+    assert asked == [("/t", 3), ("/loraplane/v1", 1)]
+    assert run(*arguments[:-1], str(tmp_path / "no" / "h"), "--prefix", "/t") == 2
+    assert f"--out {tmp_path / 'no' / 'h'}: No such file or directory" in capsys.readouterr().err
+    assert run(*arguments, "--etcd-user", "u") == 2
 
 
 def test_the_command_tells_how_much_it_compared(author, tmp_path, capsys):

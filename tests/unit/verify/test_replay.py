@@ -8,12 +8,14 @@ from dataclasses import replace
 import pytest
 
 from registry.etcd3.ops import Event, Put, Txn
+from registry.model.keys import last_part
 from registry.model.records import AdapterRecord, AdapterSpec, Canary, CanaryRollout, SourceSpec, Strategy
 from registry.model.status import Presence
 from registry.tools.verify.history import HistoryBase, Revision, Step
 from registry.tools.verify.replay import replay
 from registry.tools.verify.replicas import EngineListing, check_listings
 from registry.transactions.changes import ApplyAdapters, DrainReplica, HaltRollout, PromoteRollout, Upsert
+from sidecar.desired.informer import record_hash
 from tests.support.changes import KEYS, POOL, Author, applying, creating, upsert
 from tests.support.memory_etcd import MemoryEtcd
 from tests.unit.verify.conftest import found, steps_of
@@ -81,6 +83,32 @@ def test_a_missing_part_of_a_change_is_found(author, at, part, expected):
 def test_a_wrong_value_is_found(author, at, part, fields, expected):
     """W2, W5, W6 one-digest, W7."""
     assert expected in found(rewritten(steps_of(author), at, part, **fields))
+
+
+def test_what_is_written_past_the_admin_service_is_no_deletion(author):
+    """W7, W5: it is told for what it is."""
+    first = next(event for event in steps_of(author)[1].events if b"/adapters/" in event.key)
+    other = first.key.replace(b"%2Fa", b"%2Fc")
+    author.etcd.put(other, first.kv.value)
+    told = [(one.guarantee, one.message) for one in replay(KEYS, steps_of(author)).findings]
+    assert told == [
+        ("W5", "its counter says 1, it has 2 adapters"),
+        ("W7", "0 audit records for 1 changes"),
+    ]
+
+
+def test_the_hash_of_a_pool_is_what_a_sidecar_says_of_the_same_records(author):
+    """R2: after each revision, with what came, was replaced and went."""
+    fold = replay(KEYS, steps_of(author))
+    assert fold.hash_at(POOL, 1) == 0
+    stands: dict[str, int] = {}
+    for revision, events in author.etcd.history:
+        for event in (one for one in events if b"/adapters/" in one.key):
+            key = last_part(event.key)
+            stands.pop(key, None)
+            stands |= {key: record_hash(key, revision, event.kv.value)} if event.kv else {}
+        assert fold.hash_at(POOL, revision) == sum(stands.values()) % (1 << 256), revision
+    assert len(stands) == 1
 
 
 def test_the_same_spec_under_a_new_generation_is_found(author):

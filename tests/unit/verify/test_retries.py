@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from registry.model.records import Placement
+from registry.model.records import Canary, Placement, Strategy
 from registry.model.status import Failed
 from registry.tools.verify.retries import (
     CAP_SECONDS,
@@ -105,16 +105,19 @@ def test_another_record_is_tried_anew():
     assert story.found() == []
 
 
-@pytest.mark.parametrize("fault", ["placed", "lazy", "no look", "no plan", "a plan of another store"])
+@pytest.mark.parametrize("fault", ["", "placed", "lazy", "canaries", "no look", "no plan", "a plan of another store"])
 def test_what_may_have_changed_unseen_is_not_judged(fault):
     fields = {"placed": {"placement": Placement(replicas=1)}, "lazy": {"load": "lazy"}}
     story = told(**fields.get(fault, {}))
+    if fault == "canaries":
+        at = story.write(upsert("a", "v2", strategy=Strategy(canary=Canary(replicas=1))))
+        story.log("plan_made", revision=at, state_hash=f"{story.fold().hash_at(POOL, at):064x}")
     missing = {"no look": "engine_listed", "no plan": "plan_made"}.get(fault)
     story.lines = [line for line in story.lines if line["event"] != missing]
     if fault == "a plan of another store":
         story.log("plan_made", revision=99, state_hash="")
     load(story, *[REFUSED] * 5)
-    assert story.found() == []
+    assert [one.guarantee for one in story.found()] == ([] if fault else ["R8", "R8"])
 
 
 def waits(seconds_after: str | None, reason: str = "x") -> Failed:

@@ -1,0 +1,271 @@
+"""Where an adapter is put: never over another, never half, and what is told of a place that does not take it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import obstore
+import pytest
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import MemoryStore
+
+from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
+from registry.sources.credentials import HeldCredential
+from registry.sources.credentials_file import NoSecret
+from registry.tools.convert import destination as destinations
+from registry.tools.convert.destination import DestinationTaken, Unfinished, destination, put
+from registry.tools.convert.options import CannotPublish
+from tests.corpus.drafts import LLAMA
+
+OURS, OTHERS = LLAMA.draft().files(), LLAMA.draft(seed=1).files()
+URI = "s3://bucket/sql/v1"
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return LLAMA.draft().write(tmp_path / "made")
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_path_of_this_machine_needs_no_scheme(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for uri in ("out", str(tmp_path / "out"), (tmp_path / "out").as_uri()):
+        there = destination(uri)
+        assert (there.uri, there.place) == ((tmp_path / "out").as_uri(), tmp_path / "out")
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_a_bucket_may_be_in_any_cloud(scheme):
+    there = destination(f"{scheme}://bucket/a/b")
+    assert not isinstance(there.place, Path)
+    assert (there.place.scheme, there.place.authority, there.place.path) == (scheme, "bucket", ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("uri", "why"),
+    [
+        ("hf://org/m@" + "0" * 40, "hf:// cannot be written to: a hub has commits, which its own tools make"),
+        ("oci://h/a", "oci:// cannot be written to: no protocol to write there is agreed on"),
+        ("https://h/a/", "https:// cannot be written to: no protocol to write there is agreed on"),
+        ("file://host/a", "names no destination: 'host' is another host"),
+        ("s3://b/a?x=CANARY", "names no destination"),
+    ],
+)
+def test_where_nothing_can_be_written_is_said(uri, why):
+    """X1: and no secret is repeated."""
+    with pytest.raises(CannotPublish) as refused:
+        destination(uri)
+    assert why in str(refused.value)
+    assert "CANARY" not in str(refused.value)
+
+
+def test_a_folder_arrives_whole_and_once(folder, tmp_path):
+    """W6: the same again is as good as done."""
+    out = tmp_path / "quite" / "deep" / "out"
+    assert put(folder, destination(str(out)), None) is True
+    assert content(out) == OURS
+    assert put(folder, destination(str(out)), None) is False
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_what_has_its_name_is_on_the_disk(folder, tmp_path, monkeypatch):
+    """R4: after a crash of the machine there is all of it or nothing."""
+    did: list[str] = []
+    sync, rename = os.fsync, Path.rename
+
+    def synced(descriptor: int) -> None:
+        did.append(re.sub("[0-9a-f]{32}", "*", str(Path(f"/proc/self/fd/{descriptor}").readlink())))
+        sync(descriptor)
+
+    def renamed(self: Path, target: Path) -> Path:
+        did.append("renamed")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    put(folder, destination(str(tmp_path / "out")), None)
+    arriving = f"{tmp_path}/.out.*"
+    assert did == [*(f"{arriving}/{name}" for name in FILES), arriving, "renamed", str(tmp_path)]
+
+
+def _of_others(out: Path) -> None:
+    LLAMA.draft(seed=1).write(out)
+
+
+def _half(out: Path) -> None:
+    out.mkdir()
+    (out / WEIGHTS_FILE).write_bytes(OURS[WEIGHTS_FILE])
+
+
+@pytest.mark.parametrize("make", [_of_others, _half, Path.touch, Path.mkdir], ids=["other", "half", "file", "empty"])
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_what_is_there_stays(folder, tmp_path, monkeypatch, make, meanwhile):
+    """W6, R4: also where somebody else was quicker by a moment."""
+    out = tmp_path / "out"
+    if meanwhile:
+        _quicker(monkeypatch, make)
+    else:
+        make(out)
+    if make is Path.mkdir and meanwhile:
+        # An empty directory is nobody's yet, and a rename takes its place.
+        assert put(folder, destination(str(out)), None) is True
+        assert content(out) == OURS
+        return
+    with pytest.raises(DestinationTaken, match=str(out)):
+        put(folder, destination(str(out)), None)
+    if out.is_dir():
+        assert content(out) == {_of_others: OTHERS, _half: {WEIGHTS_FILE: OURS[WEIGHTS_FILE]}}.get(make, {})
+    assert {path.name for path in tmp_path.iterdir()} == {"made", "out"}
+
+
+def _quicker(monkeypatch, make: Callable[[Path], object]) -> None:
+    """Somebody makes the target just before our folder takes its name."""
+    rename = Path.rename
+
+    def second(self: Path, target: Path) -> Path:
+        make(target)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", second)
+
+
+def test_the_same_by_somebody_quicker_is_as_good(folder, tmp_path, monkeypatch):
+    _quicker(monkeypatch, LLAMA.draft().write)
+    assert put(folder, destination(str(tmp_path / "out")), None) is False
+    assert content(tmp_path / "out") == OURS
+
+
+@pytest.mark.parametrize("fails", ["pathlib.Path.rename", f"{destinations.__name__}._copy"])
+def test_a_disk_that_does_not_take_it_is_told_and_nothing_is_left(folder, tmp_path, monkeypatch, fails):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fails, full)
+    with pytest.raises(OSError, match="No space left"):
+        put(folder, destination(str(tmp_path / "out")), None)
+    assert {path.name for path in tmp_path.iterdir()} == {"made"}
+
+
+@pytest.fixture
+def store(monkeypatch) -> MemoryStore:
+    """The bucket behind every URI."""
+    made = MemoryStore()
+    monkeypatch.setattr(destinations, "open_store", lambda *_: made)
+    return made
+
+
+def objects(store: MemoryStore) -> dict[str, bytes]:
+    keys = [one["path"] for batch in obstore.list(store) for one in batch]
+    return {key.removeprefix("sql/v1/"): bytes(obstore.get(store, key).bytes()) for key in keys}
+
+
+def hold(store: MemoryStore, **files: bytes) -> None:
+    for name, data in files.items():
+        obstore.put(store, f"sql/v1/{name}", data)
+
+
+def test_two_objects_are_written_once(folder, store):
+    """W6: the weights first: who has created them goes on, so that no mixture ever stands there."""
+    assert put(folder, destination(URI), None) is True
+    assert objects(store) == OURS
+    assert put(folder, destination(URI), None) is False
+    assert objects(store) == OURS
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_half_is_completed_where_it_is_ours_alone(folder, store, name):
+    """R4."""
+    hold(store, **{name: OURS[name]})
+    assert put(folder, destination(URI), None) is True
+    assert objects(store) == OURS
+
+
+@pytest.mark.parametrize("change", [lambda data: data + b" ", lambda data: data[:-1] + b"?"], ids=["longer", "other"])
+@pytest.mark.parametrize("name", FILES)
+def test_half_of_another_is_not_completed(folder, store, name, change):
+    """R4."""
+    hold(store, **{name: change(OURS[name])})
+    with pytest.raises(DestinationTaken, match=f"sql/v1/{name}"):
+        put(folder, destination(URI), None)
+    assert objects(store) == {name: change(OURS[name])}
+
+
+@pytest.mark.parametrize(
+    ("files", "is_ours"),
+    [(OURS, True), (OTHERS, False), ({WEIGHTS_FILE: OTHERS[WEIGHTS_FILE]}, False)],
+    ids=["the same", "another", "another that is not done yet"],
+)
+def test_who_is_quicker_by_a_moment_wins_whole(folder, store, monkeypatch, files, is_ours):
+    """R4: both have seen an empty prefix."""
+    create = destinations._create
+
+    def second(store: MemoryStore, key: str, path: Path) -> None:
+        if key.endswith(WEIGHTS_FILE):
+            hold(store, **files)
+        create(store, key, path)
+
+    monkeypatch.setattr(destinations, "_create", second)
+    if is_ours:
+        assert put(folder, destination(URI), None) is True
+    else:
+        with pytest.raises(DestinationTaken):
+            put(folder, destination(URI), None)
+    assert objects(store) == files
+
+
+ERRORS = {
+    "denied": (PermissionDeniedError, CannotPublish, "may not be written, or not read again; name a --credential"),
+    "unknown": (UnauthenticatedError, CannotPublish, "may not be written, or not read again; name a --credential"),
+    "away": (BaseError, Unfinished, "was not reached, or broke off; repeat it"),
+}
+
+
+@pytest.mark.parametrize("at", ["get", "put"])
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_store_that_does_not_take_it_is_told(folder, store, monkeypatch, error, at):
+    """X1: what it answered is not repeated. One that cannot be asked is not taken for empty."""
+    raised, expected, words = ERRORS[error]
+
+    def fail(*_: object, **__: object) -> None:
+        raise raised("secretCANARY")
+
+    monkeypatch.setattr(obstore, at, fail)
+    with pytest.raises(expected) as refused:
+        put(folder, destination(URI), None)
+    assert words in str(refused.value)
+    assert "CANARY" not in str(refused.value)
+    with pytest.raises(expected) as refused:
+        put(folder, destination(URI), HeldCredential("acme", NoSecret(kind="none", prefixes=("s3://bucket",))))
+    assert words.replace("name a --credential", "check the secret, and what it may do") in str(refused.value)
+    assert "CANARY" not in str(refused.value)
+    monkeypatch.undo()
+    assert objects(store) == {}
+
+
+def test_a_bucket_that_is_not_there_is_told(folder, store, monkeypatch):
+    def absent(*_: object, **__: object) -> None:
+        raise FileNotFoundError("NoSuchBucket")
+
+    monkeypatch.setattr(obstore, "put", absent)
+    with pytest.raises(CannotPublish, match="the bucket is not there"):
+        put(folder, destination(URI), None)
+
+
+def test_what_is_taken_away_meanwhile_is_not_published(folder, store, monkeypatch):
+    """R4: only what was read again is there."""
+    create = destinations._create
+
+    def undone(store: MemoryStore, key: str, path: Path) -> None:
+        create(store, key, path)
+        if key.endswith(CONFIG_FILE):
+            obstore.delete(store, f"sql/v1/{WEIGHTS_FILE}")
+
+    monkeypatch.setattr(destinations, "_create", undone)
+    with pytest.raises(CannotPublish, match=f"sql/v1/{WEIGHTS_FILE} is gone since it was written"):
+        put(folder, destination(URI), None)

@@ -1,0 +1,178 @@
+"""What is converted, what is only copied, and what is handed to the arithmetic; a model stands for what needs torch."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import registry.tools.convert
+from registry.lora.base_directory import read_base
+from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
+from registry.lora.directory import digest_of
+from registry.lora.findings import UnfitAdapter
+from registry.lora.policy import AdapterLimits, Policy
+from registry.tools.convert.destination import destination
+from registry.tools.convert.options import CannotPublish, ConversionOptions, ModuleOutcome
+from registry.tools.convert.publishing import Compared, PublishedFiles, publish
+from tests.corpus.drafts import LLAMA, Draft, Values
+from tests.unit.convert.test_options import with_magnitude
+
+OUTCOME = ModuleOutcome("m", "rank", 4, 2, 4, 0.0)
+
+
+class Arithmetic:
+    """Writes a good adapter whatever it is asked for; `asked` is what it was given."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+
+    def convert(
+        self, source: Path, out: Path, _opened: object, _task: object, _options: object, base: Any
+    ) -> Sequence[ModuleOutcome]:
+        self.asked.append({"source": source, "base": base})
+        for name, data in LLAMA.draft(seed=2).files().items():
+            (out / name).write_bytes(data)
+        return [OUTCOME]
+
+
+@pytest.fixture
+def arithmetic(monkeypatch) -> Arithmetic:
+    """In the place of all that needs torch: each first pair and each base is told by what it was made of."""
+    made = Arithmetic()
+    fakes = {
+        "arithmetic": SimpleNamespace(kept=lambda path: ("kept", path), computed=lambda init: ("computed", init)),
+        "stored": SimpleNamespace(places_of_base=lambda path: ("places", path)),
+        "converter": SimpleNamespace(BaseWeights=lambda places, first: (places, first), convert=made.convert),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(registry.tools.convert, name, fake, raising=False)
+    return made
+
+
+@pytest.fixture
+def base(tmp_path) -> Path:
+    return LLAMA.write_base(tmp_path / "llama")
+
+
+def published(
+    tmp_path: Path, draft: Draft, base: Path | None, limits: AdapterLimits | None = None, **wish: Any
+) -> PublishedFiles:
+    """What comes of a draft that is published to out."""
+    initial = wish.pop("initial", None)
+    source = tmp_path / "trained"
+    if not source.exists():
+        draft.write(source)
+    compared = Compared(read_base(base) if base else None, base, limits or AdapterLimits())
+    options = ConversionOptions(has_initial=initial is not None, **wish)
+    return publish(source, destination(str(tmp_path / "out")), compared, options, initial, None)
+
+
+def test_what_is_right_as_it_is_is_copied(tmp_path, base, arithmetic):
+    """R4: to the last byte, and the digest is that of both."""
+    first = published(tmp_path, LLAMA.draft(), base)
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in FILES} == LLAMA.draft().files()
+    assert (first.digest, first.outcomes, first.was_there) == (digest_of(tmp_path / "trained"), [], False)
+    assert published(tmp_path, LLAMA.draft(), base).was_there
+    assert arithmetic.asked == []
+
+
+def test_of_what_is_only_shortened_the_base_is_not_read(tmp_path, base, arithmetic):
+    """Whoever has none at hand, or one that is packed, can publish it all the same."""
+    found = published(tmp_path, LLAMA.draft(), base, rank=2)
+    assert arithmetic.asked == [{"source": tmp_path / "trained", "base": None}]
+    assert (found.outcomes, found.digest) == ([OUTCOME], digest_of(tmp_path / "out"))
+    assert found.digest != digest_of(tmp_path / "trained")
+    assert [one.reason for one in found.warnings] == ["engine_coverage_unknown"]
+
+
+@pytest.mark.parametrize(
+    ("init", "initial", "first"),
+    [
+        ("PiSSA", None, ("computed", "pissa")),
+        ("olora", Path("first"), ("kept", Path("first"))),
+        ("lora_ga", Path("first"), ("kept", Path("first"))),
+    ],
+)
+def test_an_initialisation_is_taken_out_of_the_bases_weights(tmp_path, base, arithmetic, init, initial, first):
+    """R4: as it was kept, else as it is computed anew."""
+    draft = LLAMA.draft()
+    draft.config["init_lora_weights"] = init
+    published(tmp_path, draft, base, initial=initial)
+    assert arithmetic.asked[0]["base"] == (("places", base), first)
+
+
+def test_magnitudes_go_into_the_pairs_with_the_bases_weights(tmp_path, base, arithmetic):
+    draft = with_magnitude(base_model_name_or_path="org/another")
+    found = published(tmp_path, draft, base)
+    assert arithmetic.asked[0]["base"] == (("places", base), None)
+    assert [one.reason for one in found.warnings] == ["engine_coverage_unknown", "base_name_differs"]
+
+
+def test_without_the_base_what_needs_it_is_refused(tmp_path, arithmetic):
+    with pytest.raises(CannotPublish, match="give its directory with --base-model"):
+        published(tmp_path, with_magnitude(), None)
+    assert (arithmetic.asked, (tmp_path / "out").exists()) == ([], False)
+
+
+def test_a_base_whose_weights_cannot_be_read_is_told(tmp_path, base, arithmetic, monkeypatch):
+    def unreadable(_: Path) -> object:
+        raise ValueError("its index names other files")
+
+    monkeypatch.setattr(registry.tools.convert.stored, "places_of_base", unreadable)  # type: ignore[attr-defined]
+    with pytest.raises(CannotPublish, match=f"{base} cannot be read as a base model: its index.*in safetensors"):
+        published(tmp_path, with_magnitude(), base)
+
+
+def test_what_the_replicas_would_refuse_is_not_put_there(tmp_path, base, arithmetic):
+    """R4, R14: looked at as it will be, not only as it was."""
+    draft = LLAMA.draft()
+    draft.config["bias"] = "all"
+    with pytest.raises(UnfitAdapter) as refused:
+        published(tmp_path / "one", draft, base)
+    assert [one.reason for one in refused.value.findings] == ["bias_not_supported"]
+    for number, wish in enumerate(({}, {"rank": 2})):
+        with pytest.raises(UnfitAdapter) as refused:
+            published(tmp_path / f"{number}", LLAMA.draft(), base, AdapterLimits(max_rank=3), **wish)
+        assert [one.reason for one in refused.value.findings] == ["rank_too_high"]
+    assert not list(tmp_path.glob("*/out"))
+
+
+def test_a_training_that_diverged_is_not_published(tmp_path, base, arithmetic):
+    draft = LLAMA.draft()
+    name = next(iter(draft.tensors))
+    size = len(draft.tensors[name].data)
+    spoilt = struct.pack("<f", float("inf")) + bytes(size - 4)
+    draft.tensors[name] = Values("F32", draft.tensors[name].shape, spoilt)
+    with pytest.raises(UnfitAdapter) as refused:
+        published(tmp_path, draft, base)
+    assert [(one.reason, one.key) for one in refused.value.findings] == [("not_finite", name)]
+
+
+def test_what_cannot_be_computed_is_refused_before_it_is_tried(tmp_path, base, arithmetic):
+    with pytest.raises(UnfitAdapter) as refused:
+        published(tmp_path, with_magnitude(fan_in_fan_out=True), base)
+    assert [one.key for one in refused.value.findings] == ["fan_in_fan_out"]
+    assert arithmetic.asked == []
+
+
+@pytest.mark.parametrize("missing", [WEIGHTS_FILE, CONFIG_FILE])
+def test_half_an_adapter_is_none(tmp_path, base, arithmetic, missing):
+    draft = LLAMA.draft()
+    draft.raw[missing] = None
+    with pytest.raises(UnfitAdapter) as refused:
+        published(tmp_path, draft, base, policy=Policy())
+    assert [(one.reason, one.key) for one in refused.value.findings] == [("source_incomplete", missing)]
+
+
+def test_without_torch_there_is_one_remedy(tmp_path, base, monkeypatch):
+    """It is an extra, and only what is computed needs it."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(CannotPublish, match=r"needs torch, which is not installed here; .*loraplane\[publish\]"):
+        published(tmp_path, LLAMA.draft(), base, rank=2)
+    assert not (tmp_path / "out").exists()

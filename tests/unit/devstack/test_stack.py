@@ -1,0 +1,273 @@
+"""A stack's verbs on parts that a test plays: what is started, waited for, kept and refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from registry.tools.devstack import stack as stacks
+from registry.tools.devstack import stack_verbs as verbs
+from registry.tools.devstack.processes import Process, find_marked, remember
+from registry.tools.devstack.stack import Stack, is_ready, last_words
+from registry.tools.devstack.stack_file import EngineKind, StackError, load, make_layout, pid_file, save
+from registry.tools.devstack.stack_parts import MAX_SOCKET_PATH_BYTES, Command, Folder, Role, StackPart
+from registry.tools.devstack.stack_verbs import etcd_line, make_pool, set_up, start
+from tests.support.unanswered import nobody_listens
+
+FOREVER = ("/bin/sh", "-c", "echo up; read -r line < $0", "{pipe}")
+
+
+def stack_in(root: Path, replicas: int = 1) -> Stack:
+    return Stack(Folder(root), make_layout(EngineKind.SIM, replicas, {}))
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch) -> Path:
+    """An etcd that is there; nobody starts it."""
+    made = tmp_path / "etcd"
+    made.write_text("#!/bin/sh\n")
+    made.chmod(0o755)
+    monkeypatch.setenv("ETCD_BIN", str(made))
+    return made
+
+
+@pytest.fixture
+def files(program, monkeypatch) -> list[str]:
+    """What was made: the model and the adapters of a stack are files of a line."""
+    made: list[str] = []
+
+    def model(folder: Path) -> None:
+        made.append("model")
+        _write(folder / "model.safetensors")
+
+    def adapter(folder: Path, *, seed: str, model: Path) -> None:
+        assert (folder.name, model.name) == (seed, "model")
+        made.append(seed)
+        _write(folder / "adapter_model.safetensors")
+
+    monkeypatch.setattr(verbs, "write_model", model)
+    monkeypatch.setattr(verbs, "write_adapter", adapter)
+    return made
+
+
+def _write(file: Path) -> None:
+    file.parent.mkdir(parents=True)
+    file.write_text("x\n")
+
+
+def test_a_stack_is_set_up_as_it_was_unless_somebody_says_otherwise(tmp_path, files):
+    first = set_up(tmp_path / "s", 3, EngineKind.SIM)
+    assert files == ["model", *verbs.ADAPTERS]
+    again = set_up(tmp_path / "s", None, None)
+    assert (again.layout, load(tmp_path / "s")) == (first.layout, first.layout)
+    assert files == ["model", *verbs.ADAPTERS], "what is there already is kept"
+    assert set_up(tmp_path / "s", 2, None).layout.replicas == ("r1", "r2")
+    assert len(set_up(tmp_path / "t", None, EngineKind.SIM).layout.replicas) == verbs.DEFAULT_REPLICAS
+
+
+@pytest.mark.parametrize(
+    ("replicas", "is_refused"), [(None, False), (2, False), (3, True)], ids=["as it is", "the same", "another"]
+)
+@pytest.mark.parametrize("runs", ["", "etcd", "sidecar-r2"])
+def test_what_runs_keeps_its_form(tmp_path, files, replicas, is_refused, runs):
+    """Its processes would be nobody's."""
+    stack = set_up(tmp_path / "s", 2, EngineKind.SIM)
+    if runs:
+        remember(pid_file(tmp_path / "s", runs), spawned_by_us())
+    if runs and is_refused:
+        with pytest.raises(StackError, match="runs with 2 sim engines; end it first with: loraplane dev down"):
+            set_up(tmp_path / "s", replicas, None)
+        assert load(tmp_path / "s") == stack.layout
+    else:
+        assert len(set_up(tmp_path / "s", replicas, None).layout.replicas) == (replicas or 2)
+
+
+def spawned_by_us() -> Process:
+    """This process itself, as it would be written down."""
+    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return Process(os.getpid(), started)
+
+
+def test_a_program_that_is_missing_is_told_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("ETCD_BIN", str(tmp_path / "absent"))
+    with pytest.raises(StackError, match="absent is not a program"):
+        set_up(tmp_path / "s", 1, EngineKind.SIM)
+    assert not (tmp_path / "s").exists()
+
+
+class PlayedStack(Stack):
+    """Says what it was told to do."""
+
+    def __init__(self, root: Path, replicas: int) -> None:
+        super().__init__(Folder(root), make_layout(EngineKind.SIM, replicas, {}))
+        self.did: list[str] = []
+
+    def start(self, name: str) -> None:
+        self.did.append(f"start {name}")
+
+    def wait_ready(self, names: object, timeout_seconds: float = 0.0) -> None:
+        assert isinstance(names, list)
+        self.did += [f"wait for {name}" for name in names]
+
+
+def test_each_part_is_started_when_what_it_needs_is_ready(tmp_path, monkeypatch):
+    """And nothing is called ready that was not waited for."""
+    stack = PlayedStack(tmp_path, 2)
+    monkeypatch.setattr(verbs, "make_pool", lambda stack: stack.did.append("pool"))
+    start(stack, lambda line: stack.did.append(f"tell {line.split()[0]}"))
+    early = ["start etcd", "start engine-r1", "start engine-r2"]
+    service = ["wait for etcd", "start admin", "wait for admin", "tell etcd", "pool"]
+    late = ["start sidecar-r1", "start sidecar-r2"]
+    waits = [f"wait for {name}" for name in ("engine-r1", "engine-r2", "sidecar-r1", "sidecar-r2")]
+    assert stack.did == [*early, *service, *late, *waits, "tell engines"]
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "is_fine"),
+    [
+        (0, "", True),
+        (5, '{"error": {"reason": "POOL_EXISTS"}}', True),
+        (6, '{"error": {"reason": "UNAVAILABLE"}}', False),
+        (1, "Traceback", False),
+        (1, '{"error": "POOL_EXISTS"}', False),
+    ],
+)
+def test_a_pool_is_made_unless_there_is_one(tmp_path, monkeypatch, code, stderr, is_fine):
+    stack = stack_in(tmp_path)
+    monkeypatch.setattr(
+        verbs, "cli", lambda _, *arguments: subprocess.CompletedProcess(arguments, code, stdout="", stderr=stderr)
+    )
+    if is_fine:
+        make_pool(stack)
+        return
+    with pytest.raises(StackError, match="the pool dev could not be made"):
+        make_pool(stack)
+
+
+@pytest.mark.parametrize("content", [b"\x7fELF not really", b"#!/nowhere/interpreter\n"], ids=["broken", "no such"])
+def test_an_etcd_that_cannot_be_asked_is_told_when_it_is_started(program, content):
+    """Not by a line of Python's."""
+    program.write_bytes(content)
+    assert etcd_line() == ""
+
+
+def test_a_part_is_found_by_what_was_written_down_or_by_its_mark(tmp_path):
+    """Whoever started it may have been ended before he could write."""
+    stack = stack_in(tmp_path / "s")
+    assert stack.process("etcd") is None
+    remember(pid_file(tmp_path / "s", "etcd"), spawned_by_us())
+    assert stack.process("etcd") == spawned_by_us()
+    remember(pid_file(tmp_path / "s", "etcd"), Process(os.getpid(), 1))
+    assert stack.process("etcd") is None
+
+
+@pytest.fixture
+def played(tmp_path, monkeypatch) -> Iterator[Stack]:
+    """A stack whose parts are processes that wait for ever."""
+    stack = stack_in(tmp_path / "s")
+    os.mkfifo(tmp_path / "pipe")
+    arguments = [one.format(pipe=tmp_path / "pipe") for one in FOREVER]
+    monkeypatch.setattr(stack, "command", lambda _: Command(arguments, {"PATH": os.environ["PATH"]}))
+    yield stack
+    for part in stack.parts:
+        stack.kill(part.name)
+
+
+def test_a_part_is_started_once_and_ended(played, tmp_path):
+    played.start("etcd")
+    first = played.process("etcd")
+    played.start("etcd")
+    assert played.process("etcd") == first is not None
+    pid_file(tmp_path / "s", "etcd").unlink()
+    played.start("etcd")
+    assert played.process("etcd") == first, "it is known by its mark"
+    assert {one.part.name: one.pid for one in played.status() if one.pid} == {"etcd": first.pid}
+    played.kill("etcd")
+    assert played.process("etcd") is None
+    played.start("etcd")
+    again = played.process("etcd")
+    assert again not in {None, first}
+    played.stop(["etcd", "admin"])
+    assert played.process("etcd") is None
+    assert not pid_file(tmp_path / "s", "etcd").exists()
+    assert find_marked(stacks._MARK, f"{tmp_path / 's'}:etcd") is None
+
+
+def test_what_is_not_ready_is_told_with_the_end_of_its_log(played):
+    log = played.folder.log("etcd")
+    with pytest.raises(StackError, match=f"etcd ended; its log {log} ends with: it wrote nothing"):
+        played.wait_ready(["etcd"], 60)
+    played.start("etcd")
+    with pytest.raises(StackError, match="etcd is not ready in time; its log"):
+        played.wait_ready(["etcd"], 0.01)
+    played.kill("etcd")
+    log.write_text("one\nno disk left\n\n  \n")
+    with pytest.raises(StackError, match=r"etcd ended; .* ends with: no disk left$"):
+        played.wait_ready(["etcd"], 60)
+    log.write_text("x" * 999)
+    assert last_words(log).endswith(": " + "x" * 300)
+
+
+@contextmanager
+def answering(status: int) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/ready" else 599)
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            """Says nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        thread.join()
+
+
+@pytest.mark.parametrize(("status", "ready"), [(200, True), (503, False), (404, False)])
+def test_a_part_is_ready_when_it_says_so(status, ready):
+    with answering(status) as address:
+        assert is_ready(StackPart("a", Role.ADMIN, address, f"http://{address}/ready")) is ready
+
+
+def test_a_part_that_does_not_answer_is_not_ready():
+    with nobody_listens() as address:
+        assert not is_ready(StackPart("a", Role.ADMIN, address, f"http://{address}/ready"))
+
+
+def test_a_socket_is_beside_the_stack_where_the_kernel_takes_its_path():
+    """Else it is elsewhere, and is that stack's and that replica's alone."""
+    near, far = Path("/work/s"), Path("/" + "d" * 120)
+    assert Folder(near).socket("r1") == near / "sockets" / "r1"
+    fits = Path("/" + "d" * (MAX_SOCKET_PATH_BYTES - len("//sockets/r1")))
+    assert Folder(fits).socket("r1") == fits / "sockets" / "r1"
+    others = [Folder(root).socket(replica) for root in (far, far / "e") for replica in ("r1", "r2")]
+    others.append(Folder(fits.with_name(fits.name + "d")).socket("r1"))
+    assert {one.parent for one in others} == {Path(tempfile.gettempdir())}
+    assert len(set(others)) == 5
+    assert Folder(far).socket("r1") == others[0]
+
+
+def test_a_down_stack_is_ended_from_its_edge_inward(tmp_path, monkeypatch):
+    """A sidecar says that it leaves while there is an etcd to tell."""
+    save(tmp_path / "s", make_layout(EngineKind.SIM, 1, {}))
+    ended: list[list[str]] = []
+    monkeypatch.setattr(Stack, "stop", lambda _, names: ended.append(list(names)))
+    told: list[str] = []
+    verbs.down(tmp_path / "s", told.append)
+    assert ended == [["sidecar-r1"], ["admin"], ["engine-r1"], ["etcd"]]
+    assert (tmp_path / "s").exists()
+    verbs.down(tmp_path / "s", told.append, purge=True)
+    assert not (tmp_path / "s").exists()
+    verbs.down(tmp_path / "s", told.append)
+    assert told[-1] == f"no stack in {tmp_path / 's'}"
+    assert not (tmp_path / "s").exists()
