@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.support.mutants.copies import ROOT
-from tests.support.mutation.__main__ import Results, drawn, kept
+from tests.support.mutation import trial
+from tests.support.mutation.__main__ import Results, all_of, drawn, kept
 from tests.support.mutation.executed import Executed, product_files
+from tests.support.mutation.forks import replaced
 from tests.support.mutation.kinds import Mutation, mutations
 from tests.support.mutation.page import REASONS, kept_reasons, page, score
-from tests.support.mutation.trial import Trial, chosen_tests, try_out
+from tests.support.mutation.trial import Copy, NotCollected, Trial, chosen_tests, try_out
 
 SOURCE = '''"""Text."""
 WAIT_SECONDS = 20
@@ -89,6 +93,7 @@ def test_the_same_are_drawn_again():
     assert drawn(ROOT, ["sidecar/plan"], "", 20, 7) == first
     assert drawn(ROOT, ["sidecar/plan"], "", 20, 8) != first
     assert {one.path.rpartition("/")[0] for one in first} == {"sidecar/plan"}
+    assert {one.id for one in first} <= {one.id for one in all_of(ROOT, ["sidecar/plan"])}
     assert not [path for path in product_files(ROOT) if "pb2" in path]
 
 
@@ -113,11 +118,81 @@ def found_in(tree: Path, becomes: str, path: str = "product.py") -> Mutation:
     return one
 
 
-@pytest.mark.parametrize(("becomes", "outcome"), [("(b > a)", "killed"), ("(a >= b)", "survived"), ("2", "not run")])
-def test_a_change_is_tried_by_the_tests_that_execute_it(tree, becomes, outcome):
+@pytest.fixture
+def collected(tree) -> Iterator[Callable[[], Copy]]:
+    """Collects the tests as they are by then."""
+    with ExitStack() as stack:
+
+        def collect() -> Copy:
+            copy = Copy(tree, ["."])
+            stack.callback(copy.close)
+            return copy
+
+        yield collect
+
+
+def test_changes_are_tried_by_the_tests_that_execute_them(tree, collected):
+    """One after another in one copy, which is left as it was: of functions in forks, of what runs at import anew."""
     source = (tree / "product.py").read_bytes()
-    assert try_out(found_in(tree, becomes), tree, EXECUTED).outcome == outcome
+    copy = collected()
+    expected = {"(b > a)": "killed", "(a >= b)": "survived", "2": "not run", "70": "survived"}
+    assert {becomes: try_out(found_in(tree, becomes), copy, EXECUTED).outcome for becomes in expected} == expected
+    assert try_out(found_in(tree, "(b > a)"), copy, EXECUTED).outcome == "killed"
     assert (tree / "product.py").read_bytes() == source
+
+
+def test_what_runs_at_import_is_noticed(tree, collected):
+    (tree / "test_product.py").write_text("import product\n\n\ndef test_it():\n    assert product.LIMIT == 7\n")
+    assert try_out(found_in(tree, "70"), collected(), EXECUTED).outcome == "killed"
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome"),
+    [
+        ("while product.larger(2, 1) is False: pass", "killed"),
+        ("os.kill(os.getppid(), 9) if not product.larger(2, 1) else 0", "killed"),
+        ("os.kill(os.getpid(), 9) if not product.larger(2, 1) else 0", "killed"),
+        ("os._exit(0) if not product.larger(2, 1) else 0", "survived"),
+    ],
+    ids=["hangs", "ends what asks", "ends itself", "passes"],
+)
+def test_a_change_may_do_anything(tree, collected, monkeypatch, body, outcome):
+    monkeypatch.setattr(trial, "TEST_SECONDS", 0.5)
+    (tree / "test_product.py").write_text(f"import os\nimport product\n\n\ndef test_it():\n    {body}\n")
+    copy = collected()
+    assert try_out(found_in(tree, "(b > a)"), copy, EXECUTED).outcome == outcome
+    assert try_out(found_in(tree, "(a >= b)"), copy, EXECUTED).outcome == "survived"
+
+
+def test_tests_that_cannot_be_collected_are_told(tree, collected):
+    (tree / "test_product.py").write_text("import nothing\n")
+    with pytest.raises(NotCollected):
+        try_out(found_in(tree, "(b > a)"), collected(), EXECUTED)
+
+
+@pytest.mark.parametrize(
+    ("after", "is_in_place"),
+    [
+        ("def f(a=1):\n    return lambda: 2\n", True),
+        ("def f(a=1):\n    return 2\n", True),
+        ("\n\ndef f(a=1):\n    return lambda: 1\n", True),
+        ("def f(a=2):\n    return lambda: 1\n", False),
+        ("def f(a=1):\n    return lambda: 1\nX = 1\n", False),
+    ],
+    ids=["of a function in it", "with none in it", "moved", "of a default", "of the module"],
+)
+def test_what_can_be_put_into_functions_that_are_there(after, is_in_place):
+    before, changed = (compile(text, "a.py", "exec") for text in ("def f(a=1):\n    return lambda: 1\n", after))
+    codes = replaced(before, changed)
+    assert (codes is not None) == is_in_place
+    if codes:
+        (old, new), *_ = codes.items()
+        assert (old.co_name, new.co_name, new.co_consts) == ("f", "f", changed.co_consts[1].co_consts)
+
+
+def test_what_a_comprehension_of_a_class_does_at_import_is_not_put_in_its_place():
+    before, after = (compile(f"class A:\n    x = [i * {n} for i in y]\n", "a.py", "exec") for n in (1, 2))
+    assert replaced(before, after) is None
 
 
 def test_the_quickest_tests_are_asked_as_far_as_the_time_reaches(tree):
@@ -127,21 +202,22 @@ def test_the_quickest_tests_are_asked_as_far_as_the_time_reaches(tree):
     )
 
 
-def test_what_only_runs_in_another_process_is_asked_of_the_tests_that_start_it(tree):
+def test_what_only_runs_in_another_process_is_asked_of_the_tests_that_start_it(tree, collected):
     """Noticed is noticed; a line that survives them may not have been run."""
     (tree / "rpc").mkdir()
     (tree / "product.py").rename(tree / "rpc/product.py")
+    (tree / "test_product.py").unlink()
     test = tree / "tests/integration/rpc/test_it.py"
     test.parent.mkdir(parents=True)
     child = [sys.executable, "-c", "import product; product.larger(2, 1) or exit(1)"]
     test.write_text(f"import subprocess\n\n\ndef test_it():\n    subprocess.run({child}, cwd='rpc', check=True)\n")
     own, other = "tests/integration/rpc/test_it.py::test_it", "tests/integration/admin/test_it.py::test_it"
     measured = Executed({}, {other: 0.1, own: 0.2, "tests/unit/rpc/test_it.py::test_it": 0.1})
-    outcomes = []
+    outcomes, copy = [], collected()
     for becomes in ("(b > a)", "(a >= b)"):
         change = found_in(tree, becomes, "rpc/product.py")
         assert chosen_tests(change, measured) == ([own], False)
-        outcomes.append(try_out(change, tree, measured).outcome)
+        outcomes.append(try_out(change, copy, measured).outcome)
     assert outcomes == ["killed", "not run"]
 
 

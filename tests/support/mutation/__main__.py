@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from py_compile import PycInvalidationMode
-from queue import SimpleQueue
 from time import monotonic
 from typing import NoReturn
 
@@ -22,7 +21,7 @@ from tests.support.mutants.copies import ROOT, copy_of_checkout, copy_of_tree
 from tests.support.mutation.executed import Executed, NotMeasured, executed, product_files, state_of, state_with
 from tests.support.mutation.kinds import Mutation, mutations
 from tests.support.mutation.page import PAGE, kept_reasons, page, room_of, score
-from tests.support.mutation.trial import Trial, end_all, from_json, try_out
+from tests.support.mutation.trial import Copy, Trial, end_all, from_json, try_out
 
 CACHE = ROOT / ".mutation"
 TESTS = ("tests/unit", "tests/properties", "tests/simulation", "tests/contract", "tests/integration")
@@ -32,6 +31,7 @@ def _asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make mutate")
     parser.add_argument("--room", default="", help="folders, with commas between them, such as sidecar/plan")
     parser.add_argument("--since", default="", help="a commit: only lines that were changed since")
+    parser.add_argument("--only", default="", help="ids, with commas between them: these instead of a drawing")
     parser.add_argument("--count", type=int, default=3000, help="how many are drawn")
     parser.add_argument("--seed", type=int, default=1, help="of the drawing")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="none is begun later than this")
@@ -56,12 +56,17 @@ def changed_lines(root: Path, since: str) -> dict[str, set[int]]:
     return found
 
 
+def all_of(root: Path, rooms: Sequence[str] = ()) -> list[Mutation]:
+    """Every change of these rooms; none: of all."""
+    files = [path for path in product_files(root) if not rooms or path.startswith(tuple(f"{one}/" for one in rooms))]
+    return [one for path in files for one in mutations(path, (root / path).read_bytes())]
+
+
 def drawn(root: Path, rooms: Sequence[str], since: str, count: int, seed: int) -> list[Mutation]:
     """So many changes of these rooms (none: of all), the same at each run."""
-    lines = changed_lines(root, since) if since else None
-    files = [path for path in product_files(root) if not rooms or path.startswith(tuple(f"{one}/" for one in rooms))]
-    found = [one for path in files for one in mutations(path, (root / path).read_bytes())]
-    if lines is not None:
+    found = all_of(root, rooms)
+    if since:
+        lines = changed_lines(root, since)
         found = [one for one in found if one.line in lines.get(one.path, ())]
     return random.Random(seed).sample(found, min(count, len(found)))
 
@@ -98,27 +103,23 @@ def try_all(
 ) -> None:
     """Tries what was not tried yet, each worker in a copy of its own, until the time is up."""
     until = monotonic() + limits.seconds
-    trees: SimpleQueue[Path] = SimpleQueue()
-    left = [one for one in chosen if one.id not in results.trials]
+    left = iter([one for one in chosen if one.id not in results.trials])
 
-    def attempt(mutation: Mutation) -> Trial | None:
-        if monotonic() > until:
-            return None
-        tree = trees.get()
-        try:
-            return try_out(mutation, tree, measured)
-        finally:
-            trees.put(tree)
-
-    with ExitStack() as stack, ThreadPoolExecutor(max(1, limits.workers)) as workers:
-        for _ in range(max(1, limits.workers)):
-            trees.put(stack.enter_context(copy_of_tree(original)))
-        for trial in filter(None, workers.map(attempt, left)):
+    def work(copy: Copy) -> None:
+        while monotonic() < until and (mutation := next(left, None)):
+            trial = try_out(mutation, copy, measured)
             results.add(trial)
             found = trial.mutation
-            _say(
-                f"{trial.outcome:9} {found.path}:{found.line} {found.kind}: {found.was!r:.60} -> {found.becomes!r:.60}"
-            )
+            what = f"{found.kind}: {found.was!r:.60} -> {found.becomes!r:.60}"
+            _say(f"{trial.outcome:9} {found.id} {found.path}:{found.line} {what}")
+
+    with ExitStack() as stack, ThreadPoolExecutor(max(1, limits.workers)) as workers:
+        copies = []
+        for _ in range(max(1, limits.workers)):
+            copy = Copy(stack.enter_context(copy_of_tree(original)), limits.tests.split())
+            stack.callback(copy.close)
+            copies.append(copy)
+        list(workers.map(work, copies))
 
 
 def main() -> None:
@@ -130,10 +131,12 @@ def main() -> None:
     with copy_of_checkout() as original:
         # A copy has no history, and is the same.
         chosen = drawn(ROOT if asked.since else original, rooms, asked.since, asked.count, asked.seed)
+        if only := asked.only.split(",") if asked.only else []:
+            chosen = [one for one in all_of(original, rooms) if one.id in only]
         if not chosen:
             sys.exit("nothing to be changed there")
         try:
-            measured = executed(original, tests, CACHE)
+            measured = executed(original, tests, CACHE, asked.workers)
         except NotMeasured as error:
             sys.exit(str(error))
         # By the content of a file: a change may have its length and come within the same second.

@@ -86,8 +86,8 @@ def state_with(root: Path, tests: Sequence[str]) -> str:
     return f"{state_of(root)}-{hashlib.sha256(chr(0).join(tests).encode()).hexdigest()[:8]}"
 
 
-def executed(root: Path, tests: Sequence[str], cache: Path) -> Executed:
-    """Measures the tests of a copy of the code, or reads what was measured of the same.
+def executed(root: Path, tests: Sequence[str], cache: Path, workers: int) -> Executed:
+    """Measures the tests of a copy of the code, so many at once, or reads what was measured of the same.
 
     Raises:
         NotMeasured: a test failed.
@@ -95,21 +95,20 @@ def executed(root: Path, tests: Sequence[str], cache: Path) -> Executed:
     kept = cache / f"executed-{state_with(root, tests)}.json"
     if not kept.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        made = _measure(root, tests, cache)
+        made = _measure(root, tests, cache, workers)
         temporary = kept.with_suffix(".tmp")
         temporary.write_text(json.dumps(made))
         temporary.rename(kept)
     return _read(json.loads(kept.read_text()))
 
 
-def _measure(root: Path, tests: Sequence[str], cache: Path) -> dict[str, object]:
+def _measure(root: Path, tests: Sequence[str], cache: Path, workers: int) -> dict[str, object]:
     data, log = cache.resolve() / ".coverage", cache.resolve() / "durations.txt"
-    command = [sys.executable, "-m", "pytest", *_ARGUMENTS, "--cov", *(f"--ignore={path}" for path in _LEFT_OUT)]
+    command = [sys.executable, "-m", "pytest", *_ARGUMENTS, f"--numprocesses={workers}", "--dist=loadfile", "--cov"]
+    command += [*(f"--ignore={path}" for path in _LEFT_OUT), *tests]
     environment = os.environ | {"PYTHONPATH": str(root), "COVERAGE_FILE": str(data)}
     with log.open("w") as told:
-        done = subprocess.run(
-            [*command, *tests], cwd=root, env=environment, stdout=told, stderr=subprocess.STDOUT, check=False
-        )
+        done = subprocess.run(command, cwd=root, env=environment, stdout=told, stderr=subprocess.STDOUT, check=False)
     # What it says of coverage that is too low is none of our business: fail_under has an exit code of failures, too.
     if done.returncode and " failed" in log.read_text()[-2000:]:
         raise NotMeasured(f"tests fail without any change, mend that first: {log}")
