@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from registry.etcd3.ops import Range, Txn
@@ -67,6 +67,11 @@ class Author:
     made: int = 0
     principal: str = "alice"
     role: str = OPERATOR
+
+    def copy(self) -> Author:
+        """Another one, with a store of its own that holds the same."""
+        etcd = MemoryEtcd(dict(self.etcd.kvs), self.etcd.revision, list(self.etcd.history))
+        return replace(self, etcd=etcd)
 
     def context(self, change: Change, request_id: str = "") -> Context:
         self.made += 1
