@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.mutants.copies import ROOT
 from tests.support.mutation import trial
-from tests.support.mutation.__main__ import Results, all_of, drawn, kept
+from tests.support.mutation.__main__ import Results, all_of, drawn, kept, unit_tests
 from tests.support.mutation.executed import Executed, product_files
 from tests.support.mutation.forks import replaced
 from tests.support.mutation.kinds import Mutation, mutations
@@ -95,6 +95,12 @@ def test_the_same_are_drawn_again():
     assert {one.path.rpartition("/")[0] for one in first} == {"sidecar/plan"}
     assert {one.id for one in first} <= {one.id for one in all_of(ROOT, ["sidecar/plan"])}
     assert not [path for path in product_files(ROOT) if "pb2" in path]
+
+
+def test_what_a_change_touched_is_asked_of_the_unit_tests_of_its_rooms():
+    found = drawn(ROOT, ["sidecar/plan", "registry/store"], "", 50, 1)
+    assert unit_tests(ROOT, found) == ["tests/unit/plan", "tests/unit/store", "tests/properties/plan"]
+    assert unit_tests(ROOT, drawn(ROOT, ["nowhere"], "", 50, 1)) == []
 
 
 @pytest.fixture

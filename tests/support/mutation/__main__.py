@@ -34,9 +34,13 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="ids, with commas between them: these instead of a drawing")
     parser.add_argument("--count", type=int, default=3000, help="how many are drawn")
     parser.add_argument("--seed", type=int, default=1, help="of the drawing")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="none is begun later than this")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="none is begun later than this after the start"
+    )
     parser.add_argument("--workers", type=int, default=2, help="how many at once")
-    parser.add_argument("--tests", default=" ".join(TESTS), help="what is measured, and asked")
+    parser.add_argument(
+        "--tests", default="", help="what is measured, and asked; with --since, the unit tests of its rooms"
+    )
     parser.add_argument("--page", action="store_true", help=f"write {PAGE.relative_to(ROOT)} at the end")
     return parser.parse_args()
 
@@ -98,11 +102,23 @@ def kept(cache: Path, state: str) -> list[Trial]:
     return list(found.values())
 
 
+def unit_tests(root: Path, chosen: Iterable[Mutation]) -> list[str]:
+    """The folders of quick tests that mirror the rooms of some changes."""
+    rooms = {Path(room_of(one.path)).stem for one in chosen}
+    folders = [f"tests/{kind}/{room}" for kind in ("unit", "properties") for room in sorted(rooms)]
+    return [folder for folder in folders if (root / folder).is_dir()]
+
+
 def try_all(
-    chosen: Iterable[Mutation], original: Path, measured: Executed, results: Results, limits: argparse.Namespace
+    chosen: Iterable[Mutation],
+    original: Path,
+    measured: Executed,
+    results: Results,
+    tests: Sequence[str],
+    workers: int,
+    until: float,
 ) -> None:
     """Tries what was not tried yet, each worker in a copy of its own, until the time is up."""
-    until = monotonic() + limits.seconds
     left = iter([one for one in chosen if one.id not in results.trials])
 
     def work(copy: Copy) -> None:
@@ -113,36 +129,48 @@ def try_all(
             what = f"{found.kind}: {found.was!r:.60} -> {found.becomes!r:.60}"
             _say(f"{trial.outcome:9} {found.id} {found.path}:{found.line} {what}")
 
-    with ExitStack() as stack, ThreadPoolExecutor(max(1, limits.workers)) as workers:
+    with ExitStack() as stack, ThreadPoolExecutor(workers) as threads:
         copies = []
-        for _ in range(max(1, limits.workers)):
-            copy = Copy(stack.enter_context(copy_of_tree(original)), limits.tests.split())
+        for _ in range(workers):
+            copy = Copy(stack.enter_context(copy_of_tree(original)), tests)
             stack.callback(copy.close)
             copies.append(copy)
-        list(workers.map(work, copies))
+        list(threads.map(work, copies))
+
+
+def _chosen(asked: argparse.Namespace, rooms: Sequence[str], original: Path) -> list[Mutation]:
+    if asked.only:
+        chosen = [one for one in all_of(original, rooms) if one.id in asked.only.split(",")]
+    else:
+        # A copy has no history, and is the same.
+        chosen = drawn(ROOT if asked.since else original, rooms, asked.since, asked.count, asked.seed)
+    return chosen or sys.exit("nothing to be changed there")
+
+
+def _asked_tests(asked: argparse.Namespace, chosen: Iterable[Mutation]) -> list[str]:
+    if asked.tests or not asked.since:
+        return asked.tests.split() or list(TESTS)
+    return unit_tests(ROOT, chosen) or sys.exit("no folder of unit tests has the name of these rooms; name tests")
 
 
 def main() -> None:
     """The command."""
     asked = _asked()
+    until, workers = monotonic() + asked.seconds, max(1, asked.workers)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupted)
-    rooms, tests = [one for one in asked.room.split(",") if one], asked.tests.split()
+    rooms = [one for one in asked.room.split(",") if one]
     with copy_of_checkout() as original:
-        # A copy has no history, and is the same.
-        chosen = drawn(ROOT if asked.since else original, rooms, asked.since, asked.count, asked.seed)
-        if only := asked.only.split(",") if asked.only else []:
-            chosen = [one for one in all_of(original, rooms) if one.id in only]
-        if not chosen:
-            sys.exit("nothing to be changed there")
+        chosen = _chosen(asked, rooms, original)
+        tests = _asked_tests(asked, chosen)
         try:
-            measured = executed(original, tests, CACHE, asked.workers)
+            measured = executed(original, tests, CACHE, workers)
         except NotMeasured as error:
             sys.exit(str(error))
         # By the content of a file: a change may have its length and come within the same second.
         compile_dir(original, quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
         results = Results(CACHE / f"results-{state_with(original, tests)}.jsonl")
-        try_all(chosen, original, measured, results, asked)
+        try_all(chosen, original, measured, results, tests, workers, until)
         every = kept(CACHE, state_of(original))
     tried = [results.trials[one.id] for one in chosen if one.id in results.trials]
     reasons = kept_reasons()
