@@ -78,9 +78,9 @@ docs: install ## Write the pages of docs/ that are made from the code
 	$(BIN)/loraplane schema > docs/manifest.schema.json
 	$(BIN)/python -m tests.faults.battery
 
-# Two at once: most tests wait for other processes. WORKERS=0 runs one after another. Files keep the order of
-# tests/conftest.py: by themselves, workers would leave those of few tests to the end, which take longest.
-WORKERS ?= 2
+# Three at once on two cores: most tests wait for other processes. WORKERS=0 runs one after another. Files keep the order
+# of tests/conftest.py: by themselves, workers would leave those of few tests to the end, which take longest.
+WORKERS ?= 3
 
 .PHONY: test
 test: install engine .venv-oldest/.installed ## Run every test that CI runs, on real parts (WORKERS=n at once)
@@ -120,8 +120,8 @@ mutants: install ## Put deliberate bugs into copies of the code, show which test
 	$(BIN)/python -m tests.support.mutants $(if $(ONLY),--only $(ONLY))
 
 .PHONY: mutate
-mutate: install ## Change the code at random, count what no test notices (ROOM=sidecar/plan, SINCE=commit, COUNT=n, SEED=n, SECONDS=n, WORKERS=n)
-	$(BIN)/python -m tests.support.mutation $(if $(SINCE),,--page) --workers $(WORKERS) $(if $(ROOM),--room $(ROOM)) $(if $(SINCE),--since $(SINCE)) \
+mutate: install ## Change the code at random, count what no test notices (ROOM=sidecar/plan, SINCE=commit, ONLY=id,id, COUNT=n, SEED=n, SECONDS=n, WORKERS=n)
+	$(BIN)/python -m tests.support.mutation $(if $(SINCE)$(ONLY),,--page) --workers $(WORKERS) $(if $(ROOM),--room $(ROOM)) $(if $(SINCE),--since $(SINCE)) $(if $(ONLY),--only $(ONLY)) \
 		$(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(TESTS),--tests "$(TESTS)")
 
 .PHONY: architectures

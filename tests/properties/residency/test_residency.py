@@ -138,7 +138,7 @@ def pool_values(draw: st.DrawFn) -> PoolValues:
     return PoolValues(presence_kvs, draw(statuses(claims)), record_kvs, revision=revision, holds_back=True)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(pool_values(), min_size=1, max_size=4))
 def test_counts_are_those_of_what_is_derived_one_by_one(history: list[PoolValues]) -> None:
     """R9 status-truth: adapters that are taken to stand alike do."""
@@ -157,7 +157,7 @@ def test_counts_are_those_of_what_is_derived_one_by_one(history: list[PoolValues
             assert {(one.state, one.reason, one.wanted): count for one, count in counts} == Counter(ways)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(pool_values(), min_size=1, max_size=4))
 def test_what_changed_is_what_is_derived_otherwise(history: list[PoolValues]) -> None:
     """No subscriber misses a change, and none is told of what stayed as it was."""
@@ -168,7 +168,7 @@ def test_what_changed_is_what_is_derived_otherwise(history: list[PoolValues]) ->
         assert changed(old, view) == {key for key in keys if residency(old, key) != residency(view, key)}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(pool_values(), min_size=1, max_size=4))
 def test_a_view_of_what_changed_is_that_of_everything(history: list[PoolValues]) -> None:
     """Records that nobody wrote need not be compared."""
@@ -183,7 +183,7 @@ def test_a_view_of_what_changed_is_that_of_everything(history: list[PoolValues])
         assert view.snapshot.taken == whole.snapshot.taken
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(pool_values())
 def test_a_rollout_says_the_same(now: PoolValues) -> None:
     """R9: rollout and residency give one answer, but for who still serves by what lived or took room before."""
@@ -209,7 +209,7 @@ def test_serving_is_proven() -> None:
     """R9 status-truth, by a check of its own: no replica is said to serve what by its own word it does not."""
     proven: list[str] = []
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=150, deadline=None)
     @given(st.lists(pool_values(), min_size=1, max_size=3))
     def is_proven(history: list[PoolValues]) -> None:
         proven.extend(_all_proven(history))
@@ -234,7 +234,7 @@ def _all_proven(history: list[PoolValues]) -> Iterator[str]:
                     yield one.replica
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=4), st.integers(0, 4), st.integers(0, 4))
 def test_a_share_is_what_its_replica_found(capacities: list[int], then: int, now: int) -> None:
     """R9: by the room that it reckoned with, whatever else became of it meanwhile, and by which event."""

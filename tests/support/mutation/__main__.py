@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from tests.support.mutants.copies import ROOT, copy_of_checkout, copy_of_tree
 from tests.support.mutation.executed import Executed, NotMeasured, executed, product_files, state_of, state_with
-from tests.support.mutation.kinds import Mutation, mutations
+from tests.support.mutation.kinds import Mutation, compiles, mutations
 from tests.support.mutation.page import PAGE, kept_reasons, page, room_of, score
 from tests.support.mutation.trial import Copy, Trial, end_all, from_json, try_out
 
@@ -72,7 +72,8 @@ def drawn(root: Path, rooms: Sequence[str], since: str, count: int, seed: int) -
     if since:
         lines = changed_lines(root, since)
         found = [one for one in found if one.line in lines.get(one.path, ())]
-    return random.Random(seed).sample(found, min(count, len(found)))
+    chosen = random.Random(seed).sample(found, min(count, len(found)))
+    return [one for one in chosen if compiles(one.apply((root / one.path).read_bytes()))]
 
 
 class Results:

@@ -72,7 +72,7 @@ class Mutation:
 
 
 def mutations(path: str, source: bytes) -> list[Mutation]:
-    """All changes of a file, in the order of its lines. Each leaves a file that compiles."""
+    """All changes of a file, in the order of its lines. Whether what they leave compiles is `compiles`' to say."""
     text = source.decode()
     starts = [0]
     for line in text.splitlines(keepends=True):
@@ -86,7 +86,7 @@ def mutations(path: str, source: bytes) -> list[Mutation]:
         seen[what] += 1
         name = hashlib.sha256("\0".join((*what, str(seen[what]))).encode()).hexdigest()[:12]
         made = Mutation(name, path, place, kind, _first_line(node), begin, end, was, becomes)
-        if was != becomes and _compiles(made.apply(source)):
+        if was != becomes:
             found.append(made)
     return sorted(found, key=lambda one: (one.begin, one.end, one.kind, one.becomes))
 
@@ -109,7 +109,8 @@ def _first_line(node: ast.AST) -> int:
     return line
 
 
-def _compiles(source: bytes) -> bool:
+def compiles(source: bytes) -> bool:
+    """Whether it is a module of Python."""
     try:
         compile(source, "mutated", "exec", dont_inherit=True)
     except SyntaxError:
