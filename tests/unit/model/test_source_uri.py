@@ -31,6 +31,10 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         ("https://host:443/a/", SourceUri("https", "host", ("a",))),
         ("https://host:/a/", SourceUri("https", "host", ("a",))),
         ("http://host:443/a/", SourceUri("http", "host:443", ("a",))),
+        ("http://host:80/a/", SourceUri("http", "host", ("a",))),
+        ("https://host:1/a/", SourceUri("https", "host:1", ("a",))),
+        ("https://host:65535/a/", SourceUri("https", "host:65535", ("a",))),
+        ("https://host:08443/a/", SourceUri("https", "host:8443", ("a",))),
         ("https://[::1]:8443/", SourceUri("https", "[::1]:8443", ())),
         ("https://[::1]/", SourceUri("https", "[::1]", ())),
         ("https://host/a%20b.tar.gz", SourceUri("https", "host", ("a%20b.tar.gz",), is_directory=False)),
@@ -40,6 +44,22 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 )
 def test_a_uri_is_read_in_its_one_spelling(uri, expected):
     assert parse_source(uri) == expected
+
+
+@pytest.mark.parametrize(
+    ("uri", "is_directory"),
+    [
+        (f"hf://acme/sql.tar@{COMMIT}", True),
+        ("s3://acme/sql.tar", True),
+        ("https://host/a/", True),
+        ("https://host/a.tgz/", True),
+        ("https://host/", True),
+        ("https://host/a.tgz", False),
+        ("http://host/a.tar.gz", False),
+    ],
+)
+def test_only_a_web_server_has_single_archives(uri, is_directory):
+    assert parse_source(uri).is_directory is is_directory
 
 
 @pytest.mark.parametrize(
@@ -65,6 +85,9 @@ def test_a_uri_is_read_in_its_one_spelling(uri, expected):
         ("s3://bucket/a//b", "empty"),
         ("s3://bucket/../b", "dotted"),
         ("s3://bucket/a%2f", "not plain"),
+        ("s3://bucket/a%20b", "not plain"),
+        ("hf://", "40 hexadecimal digits"),
+        (f"hf://acme/{COMMIT}", "40 hexadecimal digits"),
         ("https://host/a", "end the URL of a directory with /"),
         ("https://host", "end the URL of a directory with /"),
         ("https://host/%2e%2e/", "dotted"),
@@ -76,6 +99,10 @@ def test_a_uri_is_read_in_its_one_spelling(uri, expected):
         ("https:///a/", "no host"),
         ("https://host:0/", "no host and port"),
         ("https://host:99999/", "no host and port"),
+        ("https://host:65536/", "no host and port"),
+        ("https://host:0065530000/", "no host and port"),
+        ("https://host:８０/", "no host and port"),
+        ("https://host:1_0/", "no host and port"),
         ("https://host:x/", "no host and port"),
         ("https://a b/", "no host"),
         ("https://ho%73t/", "no host"),
