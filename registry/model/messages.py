@@ -1,7 +1,6 @@
 """Converts records to messages of the admin API, and back. Pure.
 
-Empty texts and zeros of a message stand for what is not said: None in a record, or the default that the proto names. Given None,
-a message leaves the field so.
+Empty texts and zeros of a message stand for what is not said: None in a record, or the default that the proto names.
 pydantic is not imported here: a command that only shows messages does without it.
 """
 

@@ -101,7 +101,7 @@ def test_only_a_web_server_has_single_archives(uri, is_directory):
         ("https://host:99999/", "no host and port"),
         ("https://host:65536/", "no host and port"),
         ("https://host:0065530000/", "no host and port"),
-        ("https://host:８０/", "no host and port"),
+        ("https://host:\uff18\uff10/", "no host and port"),
         ("https://host:1_0/", "no host and port"),
         ("https://host:x/", "no host and port"),
         ("https://a b/", "no host"),
