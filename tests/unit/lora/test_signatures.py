@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,6 +72,21 @@ def test_what_speaks_against_an_adapter(signature, keys, is_required, reason):
     """Refused if in doubt, wherever a signature is asked for or given."""
     found = objection(DIGEST, signature, keys, is_required=is_required)
     assert (found and found[0]) == reason
+
+
+# Keys of an algorithm that nobody has, with the number 1.2.3.4.
+UNHEARD_OF = b"-----BEGIN PRIVATE KEY-----\nMA0CAQAwBQYDKgMEBAEA\n-----END PRIVATE KEY-----\n"
+UNHEARD_OF_PUBLIC = "-----BEGIN PUBLIC KEY-----\nMAswBQYDKgMEAwIAAQ==\n-----END PUBLIC KEY-----\n"
+
+
+def test_a_key_that_cannot_be_used_is_refused_in_our_words():
+    """X2: one that is encrypted, or of an algorithm that is not known."""
+    locked = ALICE.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"word"))
+    for content in (locked, UNHEARD_OF):
+        with pytest.raises(BadKey, match="no unencrypted private key in PEM"):
+            sign(DIGEST, content)
+    with pytest.raises(BadKey, match="no public key in PEM"):
+        read_public_key(UNHEARD_OF_PUBLIC)
 
 
 def test_what_is_no_key_is_refused_without_being_shown(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from registry.model.errors import InvalidArgument, Reason
 from registry.model.records import AdapterSpec, SourceSpec
 from registry.model.source_uri import (
+    SourcePrefix,
     SourceUri,
     SourceUriError,
     parse_prefix,
@@ -97,6 +98,7 @@ def test_only_a_web_server_has_single_archives(uri, is_directory):
         ("https://host/%00/", "not plain"),
         ("https://host/ü/", "not plain"),
         ("https:///a/", "no host"),
+        ("https://user@host/", "a user or password in a URL is a secret"),
         ("https://host:0/", "no host and port"),
         ("https://host:99999/", "no host and port"),
         ("https://host:65536/", "no host and port"),
@@ -166,10 +168,38 @@ def test_below_a_prefix_means_by_whole_names(prefix, uri, expected):
 
 
 @pytest.mark.parametrize(
-    "prefix", ["", "file:///a", "s3://", "hf://", f"hf://acme/sql@{COMMIT}", "https://h/?x", "x://y"]
+    ("prefix", "expected"),
+    [
+        ("s3://acme.loras/run=1/", SourcePrefix("s3", "acme.loras", ("run=1",))),
+        ("gs://a--b", SourcePrefix("gs", "a--b", ())),
+        ("https://HOST:443/a%20b", SourcePrefix("https", "host", ("a%20b",))),
+        ("https://[::1]:8443", SourcePrefix("https", "[::1]:8443", ())),
+        ("http://_host/", SourcePrefix("http", "_host", ())),
+        ("hf://Acme/sql/v7", SourcePrefix("hf", "Acme", ("sql", "v7"))),
+    ],
 )
-def test_a_prefix_that_makes_no_sense_is_refused(prefix):
-    with pytest.raises(SourceUriError):
+def test_a_prefix_is_read_in_its_one_spelling(prefix, expected):
+    assert parse_prefix(prefix) == expected
+
+
+@pytest.mark.parametrize(
+    ("prefix", "found"),
+    [
+        ("", "is not known"),
+        ("x://y", "is not known"),
+        ("file:///a", "one host"),
+        ("s3://", "no bucket"),
+        ("s3://host:80/a", "no bucket"),
+        ("hf://", "ORGANISATION/REPOSITORY"),
+        (f"hf://acme/sql@{COMMIT}", "names no commit"),
+        ("https://h/?x", "query or a fragment"),
+        ("https://user@h/", "spec.credentials"),
+        ("https:///a", "no host"),
+        ("https://a..b/", "no host"),
+    ],
+)
+def test_a_prefix_that_makes_no_sense_is_refused(prefix, found):
+    with pytest.raises(SourceUriError, match=found):
         parse_prefix(prefix)
 
 
