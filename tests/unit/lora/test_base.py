@@ -81,6 +81,21 @@ def test_a_description_that_would_explode_is_refused_unexpanded(pattern):
     check_patterns({f"a.{{0-{MAX_MODULES - 1}}}": (1, 1)})
 
 
+def test_each_pattern_stands_for_all_of_its_numbers():
+    assert count_modules(["a.{0-1}.b.{2,4-5}.c.{7}"]) == 6
+    numbers = [(one, two) for one in (0, 1) for two in (2, 4, 5)]
+    assert expand({"a.{0-1}.b.{2,4-5}.c.{7}": 9, "d": 8}) == {
+        **{f"a.{one}.b.{two}.c.7": 9 for one, two in numbers},
+        "d": 8,
+    }
+
+
+def test_a_base_is_printed_with_its_modules_once():
+    """R16: a large one has thousands of them."""
+    assert repr(BaseModules({"only.q": (1, 2)}, architecture="LlamaForCausalLM")).count("only") == 1
+    assert "Coverage" not in repr(BaseModules({"only.q": (1, 2)}, architecture="LlamaForCausalLM"))
+
+
 def test_the_fingerprint_is_over_names_and_shapes():
     one, other = BaseModules({"a": (1, 2)}), BaseModules({"a": (2, 1)})
     assert one.fingerprint != other.fingerprint
