@@ -81,6 +81,13 @@ def test_a_description_that_would_explode_is_refused_unexpanded(pattern):
     check_patterns({f"a.{{0-{MAX_MODULES - 1}}}": (1, 1)})
 
 
+def test_a_base_has_at_most_200_000_modules():
+    """R16 bounded: more than the largest have."""
+    check_patterns(["a.{0-99999}", "b.{0-99999}"])
+    with pytest.raises(ValueError, match="at most 200000 modules"):
+        check_patterns(["a.{0-99999}", "b.{0-99999}", "c"])
+
+
 def test_each_pattern_stands_for_all_of_its_numbers():
     assert count_modules(["a.{0-1}.b.{2,4-5}.c.{7}"]) == 6
     numbers = [(one, two) for one in (0, 1) for two in (2, 4, 5)]

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from registry.lora.config import AdapterConfig, config_findings, read_config
 from registry.lora.directory import open_directory
@@ -66,6 +67,27 @@ def test_at_most_200_000_modules_are_named():
     """R16 bounded: some trainers name each in full."""
     names = [""] * 200_000
     assert told({"target_modules": [names, [*names, ""]]}) == {"target_modules": [[], ["target_modules"]]}
+
+
+def test_what_a_short_configuration_leaves_out_is_not_in_use():
+    """R4: trainings write only what they use; and nothing changes it once it was looked at."""
+    required = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+    config = read_config(json.dumps({"peft_type": "LORA", **required}).encode())
+    assert config.model_dump() == {
+        **required,
+        "peft_type": "LORA",
+        "base_model_name_or_path": None,
+        "bias": "none",
+        "lora_bias": False,
+        "use_rslora": False,
+        "use_dora": False,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+        "rank_pattern": None,
+        "alpha_pattern": None,
+    }
+    with pytest.raises(ValidationError, match="frozen"):
+        config.r = 5
 
 
 def test_a_complaint_says_what_is_there_once_for_each_field():

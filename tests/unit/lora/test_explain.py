@@ -57,6 +57,14 @@ def test_a_module_is_dropped_where_all_of_it_is():
     assert set(told(LLAMA.draft(), base(), drop=["proj"]).values()) == {"applied"}
 
 
+def test_a_tensor_that_stands_alone_is_told_too():
+    draft = LLAMA.draft()
+    draft.tensors["model.odd"] = floats(Random(1), (32, 1))
+    found = {one.module: (one.fate, one.note) for one in fates(draft, base())}
+    assert found.pop("model.odd") == ("refused", "unknown_tensor")
+    assert set(found.values()) == {("applied", "")}
+
+
 def test_an_old_key_of_one_half_is_told():
     draft = LLAMA.draft()
     draft.rename("0.self_attn.q_proj.lora_B.weight", "0.self_attn.q_proj.lora_B.default.weight")
