@@ -177,6 +177,8 @@ def test_no_pattern_takes_long(key):
         "é",
         "a" * 999,
         "[z-a]",
+        r"[\d-a]",
+        ")(",
         "(?=a)b",
         r"(a)\1",
         "(?i)a",

@@ -95,6 +95,7 @@ def test_what_an_engine_said_counts_for_a_base_beside_the_table():
     known = base(architecture="NewForCausalLM", evidence=said)
     verdict = verdict_of(LLAMA.draft(), known)
     assert (verdict.findings, verdict.warnings) == ((), ())
+    assert known == replace(known, evidence=None), "it is the same base, whatever is known of engines"
     down = "model.layers.0.mlp.down_proj"
     fewer = replace(said, applied=tuple(name for name in LLAMA.targets if name != down))
     [finding] = verdict_of(LLAMA.draft(), replace(known, evidence=fewer)).findings

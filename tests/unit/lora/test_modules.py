@@ -148,6 +148,10 @@ def test_two_tensors_that_claim_to_be_the_same_are_found():
 # Patterns.
 
 
+# A class of characters, a thousand times: some 90 KiB when it is compiled.
+WIDE = "[a-z0-9_.-]{999}"
+
+
 def config(**patterns: dict[str, int]) -> AdapterConfig:
     return read_config(json.dumps(CONFIG_FIELDS | patterns).encode())
 
@@ -164,6 +168,8 @@ def config(**patterns: dict[str, int]) -> AdapterConfig:
         ({"alpha_pattern": {"q.*": 1}}, 4_000_000, ["rank_pattern"]),
         ({"rank_pattern": {"(": 1}, "alpha_pattern": {"q": 1, "[": 1}}, 1, ["rank_pattern.(", "alpha_pattern.["]),
         ({"rank_pattern": {"(": 1}}, 4_000_001, ["rank_pattern.("]),
+        ({"rank_pattern": {WIDE * 2: 1}}, 1, []),
+        ({"rank_pattern": {WIDE * 5: 1}}, 1, [f"rank_pattern.{WIDE * 5}"]),
         ({"rank_pattern": {"a" * 256: 1}}, 1, []),
         ({"rank_pattern": {"a" * 257: 1}}, 1, [f"rank_pattern.{'a' * 257}"]),
         ({"rank_pattern": {"a" * 400: 1}}, 1, [f"rank_pattern.{'a' * 400}"[:300]]),
@@ -171,7 +177,10 @@ def config(**patterns: dict[str, int]) -> AdapterConfig:
     ids=lambda one: f"{one}"[:60],
 )
 def test_patterns_are_followed_up_to_what_they_cost(patterns, modules, fields):
-    """R8, R16: a plain key costs one step for each module, and four millions are what all may take together."""
+    """R8, R16: a plain key costs one step for each module, and four millions are what all may take together.
+
+    One expression takes at most 256 KiB when it is compiled.
+    """
     told = pattern_findings(config(**patterns), modules)
     assert [(one.reason, one.key) for one in told] == [("unsupported_pattern", field) for field in fields]
 
