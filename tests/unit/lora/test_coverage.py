@@ -220,6 +220,11 @@ def test_what_is_known_against_a_module(architecture, module, is_embedding, reas
     assert (found and found.reason) == reason
 
 
+def test_what_is_known_is_printed_as_it_was_read():
+    assert "embed_out" not in repr(coverage("MistralForCausalLM"))
+    assert "mlp.gate" in repr(coverage("Qwen3MoeForCausalLM"))
+
+
 def test_rows_are_ordered_of_the_language_model_alone():
     """R22: Llama 4's tower has queries and keys too, which vLLM leaves as they are."""
     llama4 = coverage("Llama4ForConditionalGeneration")

@@ -49,6 +49,8 @@ def test_openssl_makes_the_same_signature(tmp_path):
     st.text(alphabet="ABab01+/=", max_size=100) | st.binary(max_size=90).map(lambda one: base64.b64encode(one).decode())
 )
 @example("é" * 88)
+@example(f"{SIGNED[:4]}?{SIGNED[4:]}")
+@example(f"{SIGNED}\n")
 def test_no_other_text_is_a_signature(text):
     assert signer(DIGEST, text, KEYS) is None or text == SIGNED
 
