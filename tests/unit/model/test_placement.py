@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -102,6 +103,14 @@ def test_all_releases_find_the_same_ranks():
     ]
     assert list(ranks("p", "k0", Placement(), rate_evenly([Member("r0", {})]))) == [(-0.5078921917732293, "r0")]
     assert placed("p", "chat", Placement(replicas=2), rated) == ("r2", "r0")
+
+
+@pytest.mark.parametrize(("byte", "least", "most"), [(0, -0.03, -0.02), (255, -1e17, -1e15)])
+def test_no_name_has_a_rank_that_cannot_be_calculated(monkeypatch, byte, least, most):
+    """X2: whatever the hash of a name is that somebody has searched for."""
+    monkeypatch.setattr(hashlib, "sha256", lambda _: SimpleNamespace(digest=lambda: bytes([byte] * 32)))
+    ((score, _),) = ranks("p", "k", Placement(), [Candidate(Member("r", {}), 1.0)])
+    assert least < score < most
 
 
 def test_all_releases_find_the_same_digests_of_a_fleet():
