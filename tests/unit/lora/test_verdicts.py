@@ -69,6 +69,9 @@ def test_a_tower_is_refused_left_out_or_kept():
     tower = sorted(name for name in with_tower().tensors if "visual" in name)
     (finding,) = verdict_of(with_tower(), known).findings
     assert (finding.reason, finding.key, finding.found) == ("vision_modules", TOWER[0], "2 vision modules")
+    single = LLAMA.draft()
+    single.tensors[f"{STEM}{TOWER[1]}.lora_A.weight"] = numbers(RANK, 32)
+    assert [(one.reason, one.key) for one in verdict_of(single, known).findings] == [("vision_modules", TOWER[1])]
     dropped = verdict_of(with_tower(), known, vision="drop")
     assert (dropped.findings, dropped.changes.dropped) == ((), tuple(tower))
     (warning,) = dropped.warnings
