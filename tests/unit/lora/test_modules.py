@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import sys
 
 import pytest
 
@@ -183,6 +185,20 @@ def test_patterns_are_followed_up_to_what_they_cost(patterns, modules, fields):
     """
     told = pattern_findings(config(**patterns), modules)
     assert [(one.reason, one.key) for one in told] == [("unsupported_pattern", field) for field in fields]
+
+
+def test_a_key_that_is_nested_too_deeply_for_whoever_asks_is_not_followed():
+    """X2: Python reads a group within a group by calling itself."""
+
+    def asked(letter: str, depth: int = 0) -> list[str]:
+        if depth:
+            return asked(letter, depth - 1)
+        nested = config(rank_pattern={"(" * 100 + letter + ")" * 100: 1})
+        return [one.reason for one in pattern_findings(nested, 1)]
+
+    assert asked("a") == []
+    left = sys.getrecursionlimit() - len(inspect.stack(0))
+    assert asked("b", left - 100) == ["unsupported_pattern"]
 
 
 def test_what_cannot_be_compiled_is_told_by_us_alone(capfd):
