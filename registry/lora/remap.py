@@ -49,9 +49,8 @@ def map_modules(modules: Mapping[str, Module], base: BaseModules, *, may_rename:
 def _map_group(prefix: str, group: Sequence[Module], absences: _Absences, mapped: Mapped) -> None:
     base = absences.base
     by_name = _common(group, base, in_shape=False)
-    candidates = _common(group, base, in_shape=True)
-    if not candidates and len(by_name) == 1:
-        candidates = by_name  # found, in another shape: that is what is wrong, and will be said
+    # Found once, in another shape: that is what is wrong, and will be said.
+    candidates = by_name if len(by_name) == 1 else _common(group, base, in_shape=True)
     match sorted(candidates):
         case [only]:
             mapped.renames |= {module.name: only + split_module(module.name)[1] for module in group}

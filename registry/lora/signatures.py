@@ -7,7 +7,6 @@ Keys are in `registry.lora.ed25519`, which only those import who have some.
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
@@ -38,7 +37,7 @@ def signer(digest: str, signature: str, keys: PublicKeys) -> str | None:
     """The name of the key that the signature was made with; None: of none of these, or not over this digest."""
     try:
         content = base64.b64decode(signature, validate=True)
-    except binascii.Error:
+    except ValueError:
         return None
     return next((name for name, key in keys.items() if key.made(content, signed_bytes(digest))), None)
 

@@ -36,18 +36,18 @@ def spec_message(spec: AdapterSpec) -> pb.AdapterSpec:
     """What is wanted of an adapter."""
     placement, prepare = spec.placement, spec.prepare
     return pb.AdapterSpec(
-        source=pb.Source(uri=spec.source.uri, digest=spec.source.digest or "", signature=spec.source.signature or ""),
-        base_model=spec.base_model or "",
+        source=pb.Source(uri=spec.source.uri, digest=spec.source.digest, signature=spec.source.signature),
+        base_model=spec.base_model,
         load=spec.load,
         priority=spec.priority,
         placement=pb.Placement(
             replicas=0 if placement.replicas == "all" else placement.replicas, selector=placement.selector
         ),
         prepare=pb.Prepare(remap=prepare.remap, vision=prepare.vision, dora=prepare.dora, drop=prepare.drop),
-        credentials=spec.credentials or "",
+        credentials=spec.credentials,
         labels=spec.labels,
         strategy=_strategy_message(spec.strategy) if spec.strategy else None,
-        description=spec.description or "",
+        description=spec.description,
         expect=_expect_message(spec.expect) if spec.expect else None,
     )
 
@@ -189,13 +189,13 @@ def pool_dict(pool: pb.Pool) -> Plain:
 
 def _limits_message(limits: PoolLimits) -> pb.PoolLimits:
     return pb.PoolLimits(
-        max_rank=limits.max_rank or 0,
-        max_adapters=limits.max_adapters or 0,
-        target_modules=limits.target_modules or (),
+        max_rank=limits.max_rank,
+        max_adapters=limits.max_adapters,
+        target_modules=limits.target_modules,
         require_signature=limits.require_signature,
         require_digest=limits.require_digest,
         engine_hosts=limits.engine_hosts,
-        expected_replicas=limits.expected_replicas or 0,
+        expected_replicas=limits.expected_replicas,
         expected_groups=[pb.ReplicaGroup(labels=one.labels, replicas=one.replicas) for one in limits.expected_groups],
         prove="" if limits.prove == "effect" else limits.prove,
     )
@@ -224,9 +224,9 @@ def _base_message(base: BaseShapes) -> pb.BaseShapes:
         modules=modules,
         fingerprint=base.fingerprint,
         names=base.names,
-        architecture=base.architecture or "",
+        architecture=base.architecture,
         tied=base.tied,
-        head_size=base.head_size or 0,
+        head_size=base.head_size,
         evidence=evidence_message(base.evidence) if base.evidence else None,
     )
 
@@ -266,9 +266,7 @@ def base_dict(base: pb.BaseShapes) -> Plain:
 
 def tenant_message(record: TenantRecord, revision: int) -> pb.Tenant:
     """A tenant; `revision` 0: it has no etag."""
-    return pb.Tenant(
-        name=record.name, max_adapters=record.max_adapters or 0, adapters=record.adapters, etag=_etag(revision)
-    )
+    return pb.Tenant(name=record.name, max_adapters=record.max_adapters, adapters=record.adapters, etag=_etag(revision))
 
 
 def tenant_dict(tenant: pb.Tenant) -> Plain:

@@ -25,6 +25,7 @@ AWAY_WEIGHT = 2.0**-100
 # Steps of weight to a doubling of room: a small change of room moves nothing, and makes nobody look at all shares anew.
 _STEPS = 4
 _SCALE = float(1 << 53)
+_BELOW_ONE = math.nextafter(1.0, 0.0)
 # A replica's score for an adapter with the sign turned, so that the best comes first, and its name.
 Rank = tuple[float, str]
 
@@ -114,8 +115,8 @@ def canary_count(canary: Canary, serving: int) -> int:
 
 def _rank(salt: str, one: Candidate) -> Rank:
     digest = hashlib.sha256((salt + one.member.replica).encode()).digest()
-    # Within (0, 1), both ends left out, so that the logarithm is finite and not 0.
-    clock = ((int.from_bytes(digest[:8], "big") >> 11) + 0.5) / _SCALE
+    # Within (0, 1), both ends left out, so that the logarithm is finite and not 0: the last number would be rounded up.
+    clock = min(((int.from_bytes(digest[:8], "big") >> 11) + 0.5) / _SCALE, _BELOW_ONE)
     return one.weight / math.log(clock), one.member.replica
 
 

@@ -19,6 +19,7 @@ _OBJECTS = ("s3", "gs", "az")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*|\[[0-9a-f:.]+\]")
+_PORT = re.compile(r"[0-9]{1,5}")
 _BUCKET = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,253}[a-z0-9])?")
 _REPOSITORY_PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 # What needs no escape anywhere, so that a key means the same to every client.
@@ -129,13 +130,13 @@ def check_authority(scheme: str, netloc: str) -> str:
     host, colon, port = netloc.lower().rpartition(":")
     if not colon or port.endswith("]"):
         host, port = netloc.lower(), ""
-    if not _HOST.fullmatch(host) or (colon and port and not _is_port(port)):
+    if not _HOST.fullmatch(host) or (port and not _is_port(port)):
         raise SourceUriError("the URL has no host and port that can be used")
     return host if not port or int(port) == DEFAULT_PORTS.get(scheme) else f"{host}:{int(port)}"
 
 
 def _is_port(port: str) -> bool:
-    return port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
+    return _PORT.fullmatch(port) is not None and 0 < int(port) < 65536
 
 
 def _split(uri: str) -> SplitResult:
@@ -179,8 +180,8 @@ def _repository_part(name: str) -> str:
 
 
 def _hub_source(parts: SplitResult) -> SourceUri:
-    path, at, commit = parts.path.rpartition("@")
-    if not at or not _COMMIT.fullmatch(commit):
+    path, _, commit = parts.path.rpartition("@")
+    if not _COMMIT.fullmatch(commit):
         raise SourceUriError(
             "a hub's source names the commit, 40 hexadecimal digits: hf://ORGANISATION/REPOSITORY[/DIRECTORY]@COMMIT; "
             "a branch may change under a running fleet"

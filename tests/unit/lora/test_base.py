@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.lora import base_directory
-from registry.lora.base import MAX_MODULES, BaseModules, check_patterns, compress, count_modules, expand
-from registry.lora.base_directory import BaseUnreadable, UnknownArchitecture, derive, names_of, read_base
+from registry.lora.base import (
+    MAX_MODULES,
+    BaseModules,
+    check_patterns,
+    compress,
+    count_modules,
+    expand,
+    fingerprint_of_patterns,
+    modules_of,
+)
+from registry.lora.base_directory import (
+    BaseUnreadable,
+    UnknownArchitecture,
+    derive,
+    names_of,
+    read_base,
+    weights_files,
+)
+from registry.lora.safetensors import Tensor
 from tests.corpus.drafts import LLAMA, Values, safetensors
 
 CONFIG = {
@@ -51,6 +70,7 @@ def test_numbers_that_do_not_run_through_are_told_one_by_one():
         "{99999999999999999999-1}",
         "{1-99999999999999999999}",
         "{99999999999999999999}",
+        "{1000000}",
         "a.{0-2,5-4}",
     ],
 )
@@ -59,6 +79,28 @@ def test_a_description_that_would_explode_is_refused_unexpanded(pattern):
     with pytest.raises(ValueError, match=r"modules|range"):
         check_patterns({pattern: (1, 1)})
     check_patterns({f"a.{{0-{MAX_MODULES - 1}}}": (1, 1)})
+
+
+def test_a_base_has_at_most_200_000_modules():
+    """R16 bounded: more than the largest have."""
+    check_patterns(["a.{0-99999}", "b.{0-99999}"])
+    with pytest.raises(ValueError, match="at most 200000 modules"):
+        check_patterns(["a.{0-99999}", "b.{0-99999}", "c"])
+
+
+def test_each_pattern_stands_for_all_of_its_numbers():
+    assert count_modules(["a.{0-1}.b.{2,4-5}.c.{7}"]) == 6
+    numbers = [(one, two) for one in (0, 1) for two in (2, 4, 5)]
+    assert expand({"a.{0-1}.b.{2,4-5}.c.{7}": 9, "d": 8}) == {
+        **{f"a.{one}.b.{two}.c.7": 9 for one, two in numbers},
+        "d": 8,
+    }
+
+
+def test_a_base_is_printed_with_its_modules_once():
+    """R16: a large one has thousands of them."""
+    assert repr(BaseModules({"only.q": (1, 2)}, architecture="LlamaForCausalLM")).count("only") == 1
+    assert "Coverage" not in repr(BaseModules({"only.q": (1, 2)}, architecture="LlamaForCausalLM"))
 
 
 def test_the_fingerprint_is_over_names_and_shapes():
@@ -90,10 +132,60 @@ def test_a_family_with_fused_modules():
     modules = derive(CONFIG | {"model_type": "phi3", "head_dim": 8})
     assert modules["model.layers.1.self_attn.qkv_proj"] == (64, 32)
     assert modules["model.layers.0.mlp.gate_up_proj"] == (96, 32)
+    del modules["lm_head"]
+    assert {name.removeprefix("model.layers.1."): shape for name, shape in modules.items() if ".0." not in name} == {
+        "model.embed_tokens": (64, 32),
+        "self_attn.qkv_proj": (64, 32),
+        "self_attn.o_proj": (32, 32),
+        "mlp.gate_up_proj": (96, 32),
+        "mlp.down_proj": (32, 48),
+    }
 
 
 @pytest.mark.parametrize(
-    "config", [{}, {"model_type": "mamba"}, {"model_type": []}, {"model_type": "llama"}, CONFIG | {"vocab_size": "64"}]
+    ("changes", "queries", "keys"),
+    [
+        ({}, 32, 16),
+        ({"num_key_value_heads": 1}, 32, 8),
+        ({"num_key_value_heads": None}, 32, 32),
+        ({"head_dim": 16}, 64, 32),
+        ({"head_dim": 1, "num_attention_heads": 1, "num_key_value_heads": 1}, 1, 1),
+        ({"num_attention_heads": 64, "num_key_value_heads": 64, "head_dim": 2}, 128, 128),
+    ],
+    ids=str,
+)
+def test_the_widths_of_attention_follow_from_its_heads(changes, queries, keys):
+    """R14: an adapter of the right base is not refused, where its config.json alone tells the shapes."""
+    attention = {
+        name.rpartition(".")[2]: shape
+        for name, shape in derive(CONFIG | {"num_hidden_layers": 1} | changes).items()
+        if "self_attn" in name
+    }
+    assert attention == {"q_proj": (queries, 32), "k_proj": (keys, 32), "v_proj": (keys, 32), "o_proj": (32, queries)}
+
+
+def test_a_model_has_no_more_layers_than_any_has():
+    """R16 bounded: whatever number stands in its config.json."""
+    small = CONFIG | {"model_type": "phi3"}
+    assert len(derive(small | {"num_hidden_layers": 10_000})) == 4 * 10_000 + 2
+    assert len(derive(small | {"num_hidden_layers": 10_001})) == 4 * 10_000 + 2
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"model_type": []},
+        {"model_type": "llama"},
+        CONFIG | {"model_type": "mamba"},
+        CONFIG | {"model_type": None},
+        CONFIG | {"num_hidden_layers": True},
+        CONFIG | {"num_hidden_layers": 0},
+        CONFIG | {"num_attention_heads": 33, "num_key_value_heads": 1},
+        *(CONFIG | {name: "64"} for name in CONFIG if name not in {"model_type", "num_key_value_heads"}),
+        *(CONFIG | {name: None} for name in CONFIG if name != "num_key_value_heads"),
+    ],
+    ids=str,
 )
 def test_what_cannot_be_derived_is_said(config):
     with pytest.raises(UnknownArchitecture):
@@ -127,6 +219,112 @@ def test_no_more_files_are_read_than_a_model_has(tmp_path, monkeypatch):
     assert list(read_base(tmp_path).modules) == names[:2]
 
 
+@pytest.mark.parametrize(
+    ("names", "is_right"),
+    [
+        (["a.safetensors"], True),
+        ([f"{at}.safetensors" for at in range(1024)], True),
+        ([f"{at}.safetensors" for at in range(1025)], False),
+        ([], False),
+        (["a.safetensors", "../b.safetensors"], False),
+        (["/a.safetensors", "b.safetensors"], False),
+    ],
+    ids=["one", "1024", "1025", "none", "above", "anywhere"],
+)
+def test_an_index_names_files_beside_it(tmp_path, names, is_right):
+    """R16, X2: as many as the largest models have, and never one of somebody else."""
+    weights = {f"{at}.weight": name for at, name in enumerate(names)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    if is_right:
+        assert weights_files(tmp_path) == [tmp_path / name for name in sorted(names)]
+        return
+    with pytest.raises(ValueError, match="names other than files beside it"):
+        weights_files(tmp_path)
+
+
+def sparse(file: Path, size_bytes: int) -> None:
+    """A file of so many zeros, which takes no room."""
+    with file.open("wb") as opened:
+        opened.truncate(size_bytes)
+
+
+def test_what_tells_of_a_base_is_read_up_to_64_mib(tmp_path):
+    """R16 bounded; beside weights that tell the modules, it stays unknown."""
+    for size_bytes, told in (((64 << 20) + 1, "config.json is larger than 67108864 bytes"), (64 << 20, "JSON")):
+        sparse(tmp_path / "config.json", size_bytes)
+        with pytest.raises(BaseUnreadable, match=told):
+            read_base(tmp_path)
+    sparse(tmp_path / "config.json", (64 << 20) + 1)
+    (tmp_path / "model.safetensors").write_bytes(safetensors({"b.weight": Values("F32", (1, 2), bytes(8))}))
+    known = read_base(tmp_path, ("name",))
+    assert (known.modules, known.names, known.architecture) == ({"b": (1, 2)}, ("name",), None)
+
+
+def test_the_modules_of_a_checkpoint_are_its_matrices():
+    shapes = {
+        "a.weight": (2, 3),
+        "b.weight": (2,),
+        "c.weight": (2, 3, 4),
+        "d.bias": (2, 3),
+        "e.weight_scale": (2, 3),
+        "weight": (2, 3),
+    }
+    assert modules_of(Tensor(name, "F32", shape, 0, 0) for name, shape in shapes.items()) == {"a": (2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("embedding", "heads"),
+    [
+        ("model.embed_tokens", ["lm_head"]),
+        ("language_model.model.embed_tokens", ["language_model.lm_head"]),
+        ("vision.model.embed_tokens", []),
+        ("model.embed_tokens_extra", []),
+    ],
+)
+def test_the_head_of_a_tied_base_stands_where_that_of_another_one_would(embedding, heads):
+    """R5: where an engine would look for it, in the shape of the embedding."""
+    known = BaseModules({embedding: (64, 32)}, architecture="LlamaForCausalLM", is_tied=True)
+    assert known.served == {embedding: (64, 32), **dict.fromkeys(heads, (64, 32))}
+    assert known.modules == {embedding: (64, 32)}
+
+
+def test_a_head_that_the_checkpoint_has_is_no_tied_one(tmp_path):
+    config = {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True}
+    folder = LLAMA.write_base(tmp_path / "base")
+    (folder / "config.json").write_text(json.dumps(config))
+    assert read_base(folder).is_tied is False
+
+
+def test_patterns_have_the_fingerprint_of_what_they_stand_for():
+    modules = {f"a.{at}.b": (1, 2) for at in range(3)}
+    assert fingerprint_of_patterns({"a.{0-2}.b": (1, 2)}) == BaseModules(modules).fingerprint
+    text = '{"a.0.b":[1,2],"a.1.b":[1,2],"a.2.b":[1,2]}'
+    assert BaseModules(modules).fingerprint == f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+    with pytest.raises(ValueError, match="not a range"):
+        fingerprint_of_patterns({"a.{2-1}": (1, 2)})
+
+
+def test_bases_of_which_something_else_is_found_out_differ():
+    """What was found out about an adapter is kept for the same base only."""
+    one = BaseModules({"a": (1, 2)}, architecture="A", head_size=8)
+    others = [
+        BaseModules({"a": (1, 3)}, architecture="A", head_size=8),
+        BaseModules({"a": (1, 2)}, architecture="B", head_size=8),
+        BaseModules({"a": (1, 2)}, architecture="A", head_size=4),
+        BaseModules({"a": (1, 2)}, architecture="A", head_size=8, is_tied=True),
+        BaseModules({"a": (1, 2)}, architecture="A", head_size=8, engine="sglang"),
+    ]
+    assert len({each.identity for each in (one, *others)}) == 6
+    assert BaseModules({"a": (1, 2)}, ("name",), architecture="A", head_size=8).identity == one.identity
+    assert (one.is_tied, one.engine) == (False, "vllm")
+
+
+def test_weights_beside_packed_numbers_of_another_kind_are_believed(tmp_path):
+    tensors = {"b.weight": Values("F32", (1, 2), bytes(8)), "b.zeros": Values("U8", (8, 1), bytes(8))}
+    (tmp_path / "model.safetensors").write_bytes(safetensors(tensors))
+    assert read_base(tmp_path).modules == {"b": (1, 2)}
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("a.weight", "U8"), ("a.qweight", "F32"), ("a.weight_packed", "F16")])
 def test_packed_weights_are_not_believed(tmp_path, name, dtype):
     """Their shapes are not the modules'; the configuration says them."""
@@ -146,7 +344,6 @@ def test_packed_weights_are_not_believed(tmp_path, name, dtype):
         {"model.safetensors": b"html"},
         {"model.safetensors": safetensors({"norm.weight": Values("F32", (2,), bytes(8))})},
         {"model.safetensors.index.json": b'{"weight_map": {"a": "../../etc/passwd"}}'},
-        {"config.json": b" " * (64 << 20) + b"{}"},
         {"model.safetensors.index.json": b'{"weight_map": {"a": "gone.safetensors"}}'},
         {"model.safetensors.index.json": b'{"weight_map": ["a.safetensors"]}'},
         {"model.safetensors.index.json": b'{"weight_map": {"a": ["a.safetensors"]}}'},

@@ -19,7 +19,7 @@ from registry.lora.findings import Finding, UnfitAdapter, shown
 from registry.lora.json_files import json_object
 from registry.lora.modules import Patterns, pattern_findings, renamed_pattern
 from registry.lora.policy import AdapterLimits, Policy, is_served, policy_of
-from registry.lora.safetensors import Tensor, not_finite, read_header
+from registry.lora.safetensors import Tensor, not_finite
 from tests.corpus.drafts import CONFIG, CONFIG_FIELDS, LLAMA, QWEN2, RANK, WEIGHTS, Draft, Values
 
 NO_LIMITS = AdapterLimits()
@@ -177,6 +177,8 @@ def test_no_pattern_takes_long(key):
         "é",
         "a" * 999,
         "[z-a]",
+        r"[\d-a]",
+        ")(",
         "(?=a)b",
         r"(a)\1",
         "(?i)a",
@@ -229,20 +231,6 @@ def test_what_the_base_lacks_is_said_in_time_that_grows_with_the_modules(name):
     found = examine(config, tensors, base, NO_LIMITS, Policy()).findings
     assert time.process_time() - started < 10
     assert {one.reason for one in found} & {"no_such_module", "too_many_layers"}
-
-
-def test_more_tensors_or_keys_than_any_adapter_has_are_refused():
-    """R16 bounded."""
-    entry = {"dtype": "F32", "shape": [], "data_offsets": [0, 0]}
-    for entries, found in (
-        ({f"{i}": entry for i in range(200_001)}, "200001 tensors"),
-        ({"__metadata__": {f"{i}": "" for i in range(4097)}, "a": entry}, "at most 4096 keys"),
-    ):
-        header = json.dumps(entries).encode()
-        with pytest.raises(UnfitAdapter, match=found):
-            read_header(header, 8 + len(header), WEIGHTS)
-    with pytest.raises(UnfitAdapter, match="target_modules"):
-        read_config(json.dumps(CONFIG_FIELDS | {"target_modules": ["q"] * 200_001}).encode())
 
 
 def test_a_value_that_is_too_deep_to_be_printed_is_shown_all_the_same():

@@ -14,11 +14,13 @@ from registry.lora.base import BaseModules
 from registry.lora.base_directory import read_base
 from registry.lora.check import AdapterVerdict, examine
 from registry.lora.config import read_config
-from registry.lora.coverage.table import coverage_of
+from registry.lora.coverage.findings import finding_of, patterns_of, prepared_modules, unknown_coverage
+from registry.lora.coverage.table import Coverage, Unapplied, coverage_of
 from registry.lora.policy import policy_of
 from registry.lora.prepare import RotaryRows, new_weights
 from registry.lora.safetensors import Tensor
 from registry.lora.safetensors import read_header as header_of
+from registry.lora.tensor_names import entry_of
 from tests.corpus.drafts import LLAMA, RANK, WEIGHTS, Architecture, Draft, floats, safetensors
 from tests.unit.lora.test_check import NO_LIMITS
 
@@ -156,6 +158,118 @@ def test_what_is_not_known_is_said():
     assert coverage_of("LlamaForCausalLM", "sglang") is None
 
 
+MEASURED = (
+    "Llama Qwen3 Phi3 Mixtral Exaone4 Nemotron FalconH1 Ernie4_5 Apertus Granite Solar HyperCLOVAX MiniCPM Lfm2 Cohere "
+    "Cohere2 Olmo Olmo2 Olmo3 Arcee SeedOss HunYuanDenseV1 Starcoder2 Phi GPTNeoX SmolLM3 Ministral Glm Helium BitNet "
+    "Persimmon Dots1 Gemma Gemma2 Gemma3 Mistral Qwen2 Olmoe Glm4Moe GptOss Ernie4_5_Moe OPT Glm4 GraniteMoe "
+    "GraniteMoeHybrid GraniteMoeShared Llama4 Qwen2Moe Qwen3Moe DeepseekV2 DeepseekV3 ExaoneMoe GPTBigCode"
+).split()
+READ_ONLY = (
+    "Jamba PhiMoE Cwm Jais2 Nanbeige VaultGemma Doge Qwen3Next DeepseekV32 GlmMoeDsa MistralLarge3 AXK1 ExaoneMoE "
+    "K2Horizon"
+).split()
+
+
+def test_only_what_was_measured_is_passed_without_a_warning():
+    """R22 applied-whole: of what was only read in an engine's source, and of what is unknown, somebody is told."""
+    warned = {
+        name: [one.message for one in unknown_coverage(base(architecture=name + CAUSAL))]
+        for name in (*MEASURED, *READ_ONLY, "New")
+    }
+    assert [name for name, messages in warned.items() if messages] == [*READ_ONLY, "New"]
+    assert all(f"vllm applies all of these modules for {name}" in told[0] for name, told in warned.items() if told)
+    assert unknown_coverage(None) == []
+    (unnamed,) = unknown_coverage(base())
+    assert "loraplane pool update --from" in unnamed.message
+
+
+def coverage(architecture: str) -> Coverage:
+    found = coverage_of(architecture, "vllm")
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("architecture", "module", "is_embedding", "reason"),
+    [
+        ("MistralForCausalLM", "model.embed_tokens", True, "not_taken_by_engine"),
+        ("MistralForCausalLM", "model.wte", True, "not_taken_by_engine"),
+        ("MistralForCausalLM", "model.wte", False, None),
+        ("MistralForCausalLM", "lm_head", False, "not_taken_by_engine"),
+        ("MistralForCausalLM", "embed_out", False, "not_taken_by_engine"),
+        ("MistralForCausalLM", "model.visual.lm_head", False, None),
+        ("MistralForCausalLM", "model.layers.0.mlp.gate", False, None),
+        ("LlamaForCausalLM", "model.embed_tokens", True, None),
+        ("LlamaForCausalLM", "model.wte", True, "not_taken_by_engine"),
+        ("LlamaForCausalLM", "lm_head", False, None),
+        ("LlamaForCausalLM", "embed_out", False, "not_taken_by_engine"),
+        ("Qwen3MoeForCausalLM", "model.layers.0.mlp.gate", False, "not_applied_by_engine"),
+        ("Qwen3MoeForCausalLM", "mlp.gate", False, "not_applied_by_engine"),
+        ("Qwen3MoeForCausalLM", "model.layers.0.xmlp.gate", False, None),
+        ("Qwen3MoeForCausalLM", "model.layers.0.gate", False, None),
+        ("Dots1ForCausalLM", "model.layers.1.mlp.experts.12.up_proj", False, "not_taken_by_engine"),
+        ("Dots1ForCausalLM", "model.layers.1.mlp.experts.up_proj", False, None),
+        ("Dots1ForCausalLM", "model.layers.1.mlp.up_proj", False, None),
+        ("GraniteMoeSharedForCausalLM", "a.shared_mlp.input_linear", False, "not_applied_by_engine"),
+        ("GraniteMoeSharedForCausalLM", "a.block_sparse_moe.router.layer", False, "not_taken_by_engine"),
+    ],
+)
+def test_what_is_known_against_a_module(architecture, module, is_embedding, reason):
+    """R22 applied-whole: by the whole last parts of its name, any number standing for all."""
+    found = coverage(architecture).unapplied(module, is_embedding=is_embedding)
+    assert (found and found.reason) == reason
+
+
+def test_what_is_known_is_printed_as_it_was_read():
+    assert "embed_out" not in repr(coverage("MistralForCausalLM"))
+    assert "mlp.gate" in repr(coverage("Qwen3MoeForCausalLM"))
+
+
+def test_rows_are_ordered_of_the_language_model_alone():
+    """R22: Llama 4's tower has queries and keys too, which vLLM leaves as they are."""
+    llama4 = coverage("Llama4ForConditionalGeneration")
+    names = ("language_model.layers.0.self_attn.k_proj", "vision_model.layers.0.self_attn.q_proj", "a.self_attn.v_proj")
+    assert [llama4.is_rotary(name) for name in names] == [True, False, False]
+    assert not coverage("LlamaForCausalLM").is_rotary(names[0])
+
+
+def test_axolotl_serves_what_vllm_does_and_others_are_not_known():
+    assert coverage_of("LlamaForCausalLM", "axolotl") == coverage("LlamaForCausalLM")
+    assert [
+        coverage_of(name, engine) for name, engine in ((None, "vllm"), ("", "vllm"), ("Llama4ForCausalLM", "x"))
+    ] == [None] * 3
+
+
+@pytest.mark.parametrize(("count", "more"), [(1, ""), (8, ""), (9, " and 1 more"), (12, " and 4 more")])
+def test_so_many_patterns_are_told(count, more):
+    """R16 bounded: a finding is a line."""
+    names = [f"a{chr(97 + at)}.q" for at in range(count)]
+    assert patterns_of(names) == ", ".join(names[:8]) + more
+
+
+@pytest.mark.parametrize("count", [8, 9])
+def test_a_remedy_names_all_that_is_to_be_dropped_or_none(count):
+    ends = [f"{chr(97 + at)}.q" for at in range(count)]
+    remedy = finding_of(Unapplied("not_applied_by_engine", "so"), [f"model.{end}" for end in ends]).remedy
+    assert remedy == (
+        f"train without them, or set prepare.drop to [{', '.join(ends)}] and lose what they learned"
+        if count == 8
+        else "train without them"
+    )
+
+
+def test_the_modules_of_a_prepared_adapter_are_told_with_what_they_are():
+    parts = {
+        "a": ["lora_A.weight", "lora_B.weight"],
+        "b": ["lora_embedding_A", "lora_embedding_B"],
+        "c": ["lora_embedding_A", "lora_B.weight"],
+        "d": ["base_layer.weight", "bias"],
+        "e": ["lora_magnitude_vector", "lora_B.weight"],
+    }
+    entries = [entry_of(Tensor(f"{name}.{part}", "F32", (), 0, 0)) for name, each in parts.items() for part in each]
+    assert prepared_modules(entries) == {"a": False, "b": True, "c": True, "e": False}
+
+
 def test_many_causes_are_cut_short():
     modules = [f"model.layers.0.part{chr(97 + i)}.mlp.gate" for i in range(12)]
     known = base(*modules, architecture="Qwen3MoeForCausalLM")
@@ -275,7 +389,7 @@ def test_an_order_of_rows_loses_none():
     assert list(RotaryRows(8, 4).order()) == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
-@pytest.mark.parametrize("size", [None, 5, 6])
+@pytest.mark.parametrize("size", [None, 1, 5, 6, 64])
 def test_without_the_size_of_a_head_queries_and_keys_are_refused(size):
     """R22 applied-whole: a pool's record of an earlier release does not say it."""
     known = base(architecture="Llama4ForCausalLM", head_size=size)
@@ -284,6 +398,16 @@ def test_without_the_size_of_a_head_queries_and_keys_are_refused(size):
     only = LLAMA.draft()
     only.tensors = {name: values for name, values in only.tensors.items() if "q_proj" not in name}
     assert reasons(only, known) == []
+
+
+def test_the_size_of_a_head_has_to_divide_each_of_them():
+    """R22: 32 outputs of queries are one head of 32; 16 of keys are none."""
+    known = base(architecture="Llama4ForCausalLM", head_size=32)
+    draft = LLAMA.draft()
+    assert verdict_of(draft, known).changes.rotary
+    draft.tensors |= LLAMA.draft("model.layers.1.self_attn.k_proj").tensors
+    verdict = verdict_of(draft, known)
+    assert ([one.reason for one in verdict.findings], verdict.changes.rotary) == (["not_applied_by_engine"], {})
 
 
 def test_a_missing_half_is_said_as_that():
@@ -297,6 +421,8 @@ def test_the_order_of_rows_is_a_part_of_the_prepared_id():
     assert LLAMA4.prepared_for != LLAMA4.fingerprint
     assert LLAMA4.identity != base().identity
     assert base(architecture="LlamaForCausalLM").prepared_for == LLAMA4.fingerprint
+    assert base(architecture="NewForCausalLM").prepared_for == base().prepared_for == LLAMA4.fingerprint
+    assert LLAMA4.prepared_for == f"{LLAMA4.fingerprint} rotary 8"
 
 
 def test_drop_is_a_part_of_the_prepared_id_where_it_is_set():

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hypothesis import given
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from registry.lora.ed25519 import BadKey, Ed25519Key, read_public_key, sign
@@ -47,6 +48,9 @@ def test_openssl_makes_the_same_signature(tmp_path):
 @given(
     st.text(alphabet="ABab01+/=", max_size=100) | st.binary(max_size=90).map(lambda one: base64.b64encode(one).decode())
 )
+@example("é" * 88)
+@example(f"{SIGNED[:4]}?{SIGNED[4:]}")
+@example(f"{SIGNED}\n")
 def test_no_other_text_is_a_signature(text):
     assert signer(DIGEST, text, KEYS) is None or text == SIGNED
 
@@ -71,6 +75,21 @@ def test_what_speaks_against_an_adapter(signature, keys, is_required, reason):
     """Refused if in doubt, wherever a signature is asked for or given."""
     found = objection(DIGEST, signature, keys, is_required=is_required)
     assert (found and found[0]) == reason
+
+
+# Keys of an algorithm that nobody has, with the number 1.2.3.4.
+UNHEARD_OF = b"-----BEGIN PRIVATE KEY-----\nMA0CAQAwBQYDKgMEBAEA\n-----END PRIVATE KEY-----\n"
+UNHEARD_OF_PUBLIC = "-----BEGIN PUBLIC KEY-----\nMAswBQYDKgMEAwIAAQ==\n-----END PUBLIC KEY-----\n"
+
+
+def test_a_key_that_cannot_be_used_is_refused_in_our_words():
+    """X2: one that is encrypted, or of an algorithm that is not known."""
+    locked = ALICE.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"word"))
+    for content in (locked, UNHEARD_OF):
+        with pytest.raises(BadKey, match="no unencrypted private key in PEM"):
+            sign(DIGEST, content)
+    with pytest.raises(BadKey, match="no public key in PEM"):
+        read_public_key(UNHEARD_OF_PUBLIC)
 
 
 def test_what_is_no_key_is_refused_without_being_shown(tmp_path):

@@ -64,8 +64,8 @@ def test_a_tensor_of_each_type_has_its_size(dtype):
         tensor(shape=[True, 2]),
         tensor(shape=[-2, -1]),
         tensor(shape=[1.0, 2.0]),
-        tensor(shape=[1] * 99),
-        tensor(shape=[0, 1 << 60], offsets=[0, 0]),
+        tensor(shape=[1] * 7 + [2, 1]),
+        tensor(shape=[0, 1 << 48], offsets=[0, 0]),
         tensor(offsets=None),
         tensor(offsets=[0]),
         tensor(offsets=[0, 8, 8]),
@@ -82,6 +82,37 @@ def test_what_describes_no_tensor_is_refused_by_name(entry):
     with pytest.raises(UnfitAdapter) as refused:
         header_of({"a": entry}, 8)
     assert [(one.reason, one.key) for one in refused.value.findings] == [("not_an_adapter", "a")]
+
+
+def test_a_tensor_may_be_as_odd_as_any_is():
+    """R4: eight dimensions, no numbers at all, and sizes of 48 bits."""
+    entries = {
+        "a" * 512: tensor([1] * 7 + [2]),
+        "none": tensor([0, (1 << 48) - 1], offsets=[8, 8]),
+        "one": tensor([], offsets=[8, 12]),
+    }
+    assert [one.shape for one in header_of(entries, 12).tensors] == [(1,) * 7 + (2,), (0, (1 << 48) - 1), ()]
+    with pytest.raises(UnfitAdapter, match="a key of 513 characters"):
+        header_of({"a" * 513: tensor()}, 8)
+
+
+def test_there_are_at_most_200_000_tensors():
+    """R16 bounded: to the last one; what each of them says is looked at after that."""
+    entries = ",".join(f'"{at}":0' for at in range(200_000))
+    with pytest.raises(UnfitAdapter, match="data_offsets None"):
+        read_header(f"{{{entries}}}".encode(), 0, WEIGHTS)
+    with pytest.raises(UnfitAdapter, match="200001 tensors"):
+        read_header(f'{{{entries},"a":0}}'.encode(), 0, WEIGHTS)
+
+
+def test_there_are_at_most_4096_texts_beside_the_tensors():
+    """R16 bounded."""
+    texts = {f"{at}": "" for at in range(4096)}
+    assert header_of({"__metadata__": texts, "a": tensor()}, 8).metadata == texts
+    with pytest.raises(UnfitAdapter, match="at most 4096 keys"):
+        header_of({"__metadata__": texts | {"one": ""}, "a": tensor()}, 8)
+    with pytest.raises(UnfitAdapter, match="no tensors"):
+        header_of({"__metadata__": texts}, 0)
 
 
 def test_tensors_fill_their_file():
@@ -115,15 +146,30 @@ def test_metadata_are_text_by_name(value):
         (struct.pack("<Q", 20), 27, "source_incomplete"),
         (b"\x14\0\0", 3, "source_incomplete"),
         (b"", 0, "source_incomplete"),
+        (b"\xff" * 7, 7, "source_incomplete"),
+        (b"\0\0\0", 100, "source_incomplete"),
+        (struct.pack("<Q", 16 << 20), 1 << 30, None),
+        (struct.pack("<Q", (16 << 20) + 1), 1 << 30, "not_an_adapter"),
         (struct.pack("<Q", 1 << 40), 1 << 50, "not_an_adapter"),
         (b"version ", 130, "not_an_adapter"),
     ],
-    ids=["whole", "cut", "cut in its length", "empty", "too long", "a pointer of LFS"],
+    ids=[
+        "whole",
+        "cut",
+        "cut in its length",
+        "empty",
+        "cut in a large length",
+        "cut while it is read",
+        "as long as may be",
+        "longer",
+        "too long",
+        "a pointer of LFS",
+    ],
 )
 def test_the_length_of_a_header_is_believed_within_limits(start, size_bytes, reason):
     """R16: whoever reads it takes so much memory."""
     if reason is None:
-        assert header_length(start, size_bytes, WEIGHTS) == 20
+        assert header_length(start, size_bytes, WEIGHTS) == int.from_bytes(start, "little")
         return
     with pytest.raises(UnfitAdapter) as refused:
         header_length(start, size_bytes, WEIGHTS)
@@ -194,6 +240,20 @@ def test_only_the_bytes_of_what_is_asked_are_looked_at():
     assert not_finite(content, 0, tensors) == []
     largest = struct.pack("<f", 3.4028234663852886e38)
     assert not_finite(io.BytesIO(largest), 0, [Tensor("a", "F32", (1,), 0, 4)]) == []
+
+
+def test_what_follows_a_large_tensor_is_none_of_its_numbers():
+    """R5: its last bytes are fewer than what is read at once."""
+    size = CHUNK_BYTES + 4
+    content = io.BytesIO(b"head" * 2 + bytes(size) + b"\xff" * CHUNK_BYTES)
+    tensors = [Tensor("a", "F32", (size // 4,), 4, 4 + size), Tensor("b", "I8", (CHUNK_BYTES,), 4 + size, 4 + size + 1)]
+    assert not_finite(content, 4, tensors) == []
+
+
+@pytest.mark.parametrize("size_bytes", range(9))
+def test_a_file_that_was_cut_off_anywhere_ends_the_look_at_it(size_bytes):
+    """R16: in the middle of a number, too."""
+    assert not_finite(io.BytesIO(bytes(size_bytes)), 0, [Tensor("a", "F32", (4,), 0, 16)]) == []
 
 
 def test_a_tensor_of_any_size_is_looked_at_in_little_memory():

@@ -65,3 +65,10 @@ def test_reasons_are_their_names():
 def test_text():
     assert str(Conflict(Reason.LOST_RACE, "no", field="f")) == "f: no"
     assert str(Conflict(Reason.LOST_RACE, "no")) == "no"
+
+
+def test_an_error_has_what_it_was_made_with_and_no_facts_where_none_are_given():
+    told = Conflict(Reason.LOST_RACE, "no", field="f", metadata={"a": "b"})
+    assert (told.reason, told.message, told.field, told.metadata) == (Reason.LOST_RACE, "no", "f", {"a": "b"})
+    assert (Conflict(Reason.LOST_RACE, "no").field, Conflict(Reason.LOST_RACE, "no").metadata) == (None, {})
+    assert repr(told) == "Conflict('no')"

@@ -46,6 +46,7 @@ def test_good_names(name):
         "a%2Fb",
         "a" * 97,
         "a" * 96 + "/" + "b" * 96,
+        "a" * 64 + "/" + "b" * 96,
         "../x",
     ],
 )
@@ -82,8 +83,10 @@ def test_bad_segments(name):
 @pytest.mark.parametrize("request_id", ["", "a b", "a/b", "ä", "a" * 129, "a\n"])
 def test_bad_request_ids(request_id):
     check_request_id("0Az._:-")
-    with pytest.raises(InvalidArgument):
+    check_request_id("a" * 128)
+    with pytest.raises(InvalidArgument) as told:
         check_request_id(request_id)
+    assert (told.value.reason, told.value.field) == (Reason.INVALID_FIELD, "request_id")
 
 
 def test_tenants():
@@ -95,7 +98,7 @@ HOSTS = (
 )
 
 
-@pytest.mark.parametrize("host", [*HOSTS, "a:1", "a:65535"])
+@pytest.mark.parametrize("host", [*HOSTS, "a:1", "a:65535", "10.1.2.3/8"])
 def test_hosts_of_engines(host):
     assert check_engine_host(host) == host
 
@@ -129,6 +132,7 @@ def test_what_is_no_host_of_an_engine(host):
     [
         ("http://10.1.2.3:8000", "10.0.0.0/8"),
         ("http://10.1.2.3:8000/", "10.1.2.3"),
+        ("http://10.9.9.9:8000/", "10.1.2.3/8"),
         ("http://10.1.2.3:8000", "10.0.0.0/8:8000"),
         ("http://10.1.2.3", "10.0.0.0/8:80"),
         ("https://VLLM-0.engines.svc/base", "*.engines.svc:443"),
@@ -156,6 +160,8 @@ def test_engines_that_a_pool_allows(url, host):
         ("http://evil.test@vllm-0:8000", "vllm-0"),
         ("http://evil.test\\@vllm-0", "vllm-0"),
         ("http://vllm-0:8000\n", "vllm-0"),
+        ("http://vllm-0:8000/ v1", "vllm-0"),
+        ("http://allm-0:8000", "vllm-0"),
         ("http://vllm-0:port", "vllm-0"),
         ("ftp://vllm-0", "vllm-0"),
         ("vllm-0", "vllm-0"),

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
 from registry.model.placement import (
     LEAST_WEIGHT,
+    Candidate,
     Member,
     canary_count,
     candidate,
     members_digest,
     placed,
+    ranks,
+    rate,
+    rate_evenly,
     weights_digest,
 )
 from registry.model.records import Canary, Placement
@@ -44,7 +50,85 @@ def test_digests_differ_where_replicas_do():
 
 
 @pytest.mark.parametrize(
-    ("replicas", "serving", "expected"), [(2, 5, 2), (9, 5, 5), ("1%", 5, 1), ("50%", 5, 3), ("100%", 0, 0)]
+    ("replicas", "serving", "expected"),
+    [
+        (2, 5, 2),
+        (9, 5, 5),
+        (1, 0, 0),
+        ("1%", 5, 1),
+        ("1%", 100, 1),
+        ("1%", 101, 2),
+        ("50%", 5, 3),
+        ("34%", 300, 102),
+        ("100%", 0, 0),
+        ("100%", 1000, 1000),
+    ],
 )
 def test_how_many_are_canaries(replicas, serving, expected):
     assert canary_count(Canary(replicas=replicas), serving) == expected
+
+
+@pytest.mark.parametrize(
+    ("capacity", "everywhere", "weight"),
+    [
+        (1, 0, 1.0),
+        (2, 1, 1.0),
+        (1, 1, 0.01),
+        (8, 9, 0.01),
+        (2, 0, 2.0),
+        (16, 0, 16.0),
+        (20, 0, 19.027313840043536),
+        (23, 0, 22.627416997969522),
+        (24, 0, 22.627416997969522),
+        (96, 32, 64.0),
+        (None, 0, 107.63474115247546),
+        (None, 99, 1.0),
+        (None, 100, 0.01),
+        (0, 0, 7.888609052210118e-31),
+        (0, 50, 7.888609052210118e-31),
+    ],
+)
+def test_all_releases_give_a_room_the_same_weight(capacity, everywhere, weight):
+    """While a fleet is upgraded, sidecars and admin service of two releases find the same replicas."""
+    assert candidate(Member("a", {}, capacity), everywhere).weight == weight
+
+
+def test_all_releases_find_the_same_ranks():
+    """A score that is another one in its last digit is another share for somebody."""
+    rated = [Candidate(Member(f"r{at}", {}), weight) for at, weight in enumerate((1.0, 2.0, 8.0))]
+    assert sorted(ranks("p", "sql", Placement(), rated)) == [
+        (-15.099991842488901, "r2"),
+        (-6.421960487974411, "r0"),
+        (-3.9749801838879484, "r1"),
+    ]
+    assert list(ranks("p", "k0", Placement(), rate_evenly([Member("r0", {})]))) == [(-0.5078921917732293, "r0")]
+    assert placed("p", "chat", Placement(replicas=2), rated) == ("r2", "r0")
+
+
+@pytest.mark.parametrize(("byte", "least", "most"), [(0, -0.03, -0.02), (255, -1e17, -1e15)])
+def test_no_name_has_a_rank_that_cannot_be_calculated(monkeypatch, byte, least, most):
+    """X2: whatever the hash of a name is that somebody has searched for."""
+    monkeypatch.setattr(hashlib, "sha256", lambda _: SimpleNamespace(digest=lambda: bytes([byte] * 32)))
+    ((score, _),) = ranks("p", "k", Placement(), [Candidate(Member("r", {}), 1.0)])
+    assert least < score < most
+
+
+def test_all_releases_find_the_same_digests_of_a_fleet():
+    """A replica whose share was found among others is pending: it must not be so because of its release."""
+    fleet = [Member("a", {"zone": "x", "b": "c"}, 8), Member("b", {}), Member("c", {}, 0)]
+    text = "a\0[('b', 'c'), ('zone', 'x')]\x008\nb\0[]\0\nc\0[]\x000\n"
+    assert members_digest(fleet) == hashlib.sha256(text.encode()).hexdigest()[:32]
+    weights = "a\x008.0\nb\x001.0\n"
+    rated = [Candidate(fleet[0], 8.0), Candidate(fleet[1], 1.0)]
+    assert weights_digest(rated) == hashlib.sha256(weights.encode()).hexdigest()[:32]
+
+
+def test_room_is_told_by_the_least():
+    fleet = [Member("a", {"zone": "x"}, 9), Member("b", {}, 4), Member("c", {"zone": "x"}, 17)]
+    rated = rate(fleet, Counter({frozenset({("zone", "x")}): 1}))
+    assert [(one.member.replica, one.weight) for one in rated] == [("a", 2.0), ("b", 1.0), ("c", 4.0)]
+    assert rate([], Counter()) == ()
+
+
+def test_a_replica_stays_unless_it_says_otherwise():
+    assert not Member("a", {}).leaving

@@ -8,7 +8,15 @@ import pytest
 
 from registry.etcd3.ops import KeyValue
 from registry.model.names import name_key
-from registry.model.replica_state import Expectation, ReplicaState, Verdict, compare_digests, evaluate, parse_status
+from registry.model.replica_state import (
+    Expectation,
+    ReplicaState,
+    Verdict,
+    compare_digests,
+    evaluate,
+    parse_status,
+    status_of,
+)
 from registry.model.status import Failed, Found, Kept, Lazy, Pending, Warned
 from tests.support.residency_world import FAILED, PENDING, SERVING, UNKNOWN, engine_status, replica_status
 
@@ -71,6 +79,46 @@ def test_what_is_proven(expected, fields, state, reason):
     """Serving only where nothing says otherwise, and nothing that could say so is missing."""
     told = verdict(expected, **fields)
     assert (told.state, told.reason) == (state, reason)
+
+
+@pytest.mark.parametrize(
+    ("expected", "fields"),
+    [
+        (EAGER, {"revision": 6}),
+        (EAGER, {"stale": True}),
+        (EAGER, {"engine": engine_status(incarnation="")}),
+        (EAGER, {"warnings": [Warned(name="", generation=0, reason="blocked", message="")]}),
+        (PLACED, CALM | {"members": "other"}),
+        (PLACED, CALM | {"weights": "other"}),
+        (LAZY, {"lazy": Lazy(count=1, servable=False)}),
+        (EAGER, {"omitted": 2}),
+    ],
+)
+def test_what_is_not_proven_is_explained_whatever_the_replica_says(expected, fields):
+    """Nothing was found of the files of a generation that is not served."""
+    told = verdict(expected, note="", held="", **fields)
+    assert (bool(told.message), told.digest, told.generation) == (True, "", 0)
+
+
+def value(lease: int) -> KeyValue:
+    return KeyValue(b"k", b"v", 1, 1, 1, lease)
+
+
+@pytest.mark.parametrize(
+    ("presence", "status", "counts"),
+    [
+        (value(5), value(5), True),
+        (value(5), value(6), False),
+        (value(0), value(0), False),
+        (value(5), value(0), False),
+        (None, value(5), False),
+        (value(5), None, False),
+        (None, None, False),
+    ],
+)
+def test_only_a_status_under_the_lease_of_a_presence_counts(presence, status, counts):
+    """R9, R10: it is of the process that lives now, and of no stranger."""
+    assert status_of(presence, status) is (status if counts else None)
 
 
 def test_what_is_not_there_and_what_cannot_be_read():

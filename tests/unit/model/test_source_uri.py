@@ -7,6 +7,7 @@ import pytest
 from registry.model.errors import InvalidArgument, Reason
 from registry.model.records import AdapterSpec, SourceSpec
 from registry.model.source_uri import (
+    SourcePrefix,
     SourceUri,
     SourceUriError,
     parse_prefix,
@@ -31,6 +32,10 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         ("https://host:443/a/", SourceUri("https", "host", ("a",))),
         ("https://host:/a/", SourceUri("https", "host", ("a",))),
         ("http://host:443/a/", SourceUri("http", "host:443", ("a",))),
+        ("http://host:80/a/", SourceUri("http", "host", ("a",))),
+        ("https://host:1/a/", SourceUri("https", "host:1", ("a",))),
+        ("https://host:65535/a/", SourceUri("https", "host:65535", ("a",))),
+        ("https://host:08443/a/", SourceUri("https", "host:8443", ("a",))),
         ("https://[::1]:8443/", SourceUri("https", "[::1]:8443", ())),
         ("https://[::1]/", SourceUri("https", "[::1]", ())),
         ("https://host/a%20b.tar.gz", SourceUri("https", "host", ("a%20b.tar.gz",), is_directory=False)),
@@ -40,6 +45,22 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 )
 def test_a_uri_is_read_in_its_one_spelling(uri, expected):
     assert parse_source(uri) == expected
+
+
+@pytest.mark.parametrize(
+    ("uri", "is_directory"),
+    [
+        (f"hf://acme/sql.tar@{COMMIT}", True),
+        ("s3://acme/sql.tar", True),
+        ("https://host/a/", True),
+        ("https://host/a.tgz/", True),
+        ("https://host/", True),
+        ("https://host/a.tgz", False),
+        ("http://host/a.tar.gz", False),
+    ],
+)
+def test_only_a_web_server_has_single_archives(uri, is_directory):
+    assert parse_source(uri).is_directory is is_directory
 
 
 @pytest.mark.parametrize(
@@ -65,6 +86,9 @@ def test_a_uri_is_read_in_its_one_spelling(uri, expected):
         ("s3://bucket/a//b", "empty"),
         ("s3://bucket/../b", "dotted"),
         ("s3://bucket/a%2f", "not plain"),
+        ("s3://bucket/a%20b", "not plain"),
+        ("hf://", "40 hexadecimal digits"),
+        (f"hf://acme/{COMMIT}", "40 hexadecimal digits"),
         ("https://host/a", "end the URL of a directory with /"),
         ("https://host", "end the URL of a directory with /"),
         ("https://host/%2e%2e/", "dotted"),
@@ -74,8 +98,13 @@ def test_a_uri_is_read_in_its_one_spelling(uri, expected):
         ("https://host/%00/", "not plain"),
         ("https://host/ü/", "not plain"),
         ("https:///a/", "no host"),
+        ("https://user@host/", "a user or password in a URL is a secret"),
         ("https://host:0/", "no host and port"),
         ("https://host:99999/", "no host and port"),
+        ("https://host:65536/", "no host and port"),
+        ("https://host:0065530000/", "no host and port"),
+        ("https://host:\uff18\uff10/", "no host and port"),
+        ("https://host:1_0/", "no host and port"),
         ("https://host:x/", "no host and port"),
         ("https://a b/", "no host"),
         ("https://ho%73t/", "no host"),
@@ -139,10 +168,38 @@ def test_below_a_prefix_means_by_whole_names(prefix, uri, expected):
 
 
 @pytest.mark.parametrize(
-    "prefix", ["", "file:///a", "s3://", "hf://", f"hf://acme/sql@{COMMIT}", "https://h/?x", "x://y"]
+    ("prefix", "expected"),
+    [
+        ("s3://acme.loras/run=1/", SourcePrefix("s3", "acme.loras", ("run=1",))),
+        ("gs://a--b", SourcePrefix("gs", "a--b", ())),
+        ("https://HOST:443/a%20b", SourcePrefix("https", "host", ("a%20b",))),
+        ("https://[::1]:8443", SourcePrefix("https", "[::1]:8443", ())),
+        ("http://_host/", SourcePrefix("http", "_host", ())),
+        ("hf://Acme/sql/v7", SourcePrefix("hf", "Acme", ("sql", "v7"))),
+    ],
 )
-def test_a_prefix_that_makes_no_sense_is_refused(prefix):
-    with pytest.raises(SourceUriError):
+def test_a_prefix_is_read_in_its_one_spelling(prefix, expected):
+    assert parse_prefix(prefix) == expected
+
+
+@pytest.mark.parametrize(
+    ("prefix", "found"),
+    [
+        ("", "is not known"),
+        ("x://y", "is not known"),
+        ("file:///a", "one host"),
+        ("s3://", "no bucket"),
+        ("s3://host:80/a", "no bucket"),
+        ("hf://", "ORGANISATION/REPOSITORY"),
+        (f"hf://acme/sql@{COMMIT}", "names no commit"),
+        ("https://h/?x", "query or a fragment"),
+        ("https://user@h/", "spec.credentials"),
+        ("https:///a", "no host"),
+        ("https://a..b/", "no host"),
+    ],
+)
+def test_a_prefix_that_makes_no_sense_is_refused(prefix, found):
+    with pytest.raises(SourceUriError, match=found):
         parse_prefix(prefix)
 
 

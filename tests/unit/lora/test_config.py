@@ -1,0 +1,245 @@
+"""What an adapter_config.json may say, what is refused by its field, and what policies there are."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from registry.lora.config import AdapterConfig, config_findings, read_config
+from registry.lora.directory import open_directory
+from registry.lora.findings import Finding, UnfitAdapter, shown, summary
+from registry.lora.json_files import json_object
+from registry.lora.policy import Policy, is_served, policy_of
+from tests.corpus.drafts import CONFIG, CONFIG_FIELDS, LLAMA
+
+
+def read(**fields: Any) -> AdapterConfig:
+    return read_config(json.dumps(CONFIG_FIELDS | fields).encode())
+
+
+def complaints(**fields: Any) -> list[tuple[str, str]]:
+    """The fields that are complained of, and what is said to be there; none: it is read."""
+    try:
+        read(**fields)
+    except UnfitAdapter as refused:
+        return [(one.key, one.found) for one in refused.findings if one.reason == "invalid_config"]
+    return []
+
+
+TAKEN: dict[str, list[Any]] = {
+    "r": [1, 1 << 20],
+    "lora_alpha": [-1e9, 0, 0.5, 1e9],
+    "target_modules": ["all-linear", []],
+    "rank_pattern": [{"q": 1}, {"q": 1 << 20}],
+    "alpha_pattern": [{"q": -1e9}, {"q": 1e9}],
+}
+REFUSED: dict[str, list[Any]] = {
+    "r": [0, (1 << 20) + 1, True, 4.0, "4"],
+    "lora_alpha": [-1e9 - 0.5, 1e9 + 0.5, float("nan"), float("inf")],
+    "target_modules": [5, [1]],
+    "rank_pattern": [{"q": 0}, {"q": (1 << 20) + 1}],
+    "alpha_pattern": [{"q": -1e9 - 0.5}, {"q": float("nan")}],
+}
+
+
+def told(values: dict[str, list[Any]]) -> dict[str, list[list[str]]]:
+    """The fields that are complained of, for each value of each field."""
+    return {name: [[key for key, _ in complaints(**{name: one})] for one in each] for name, each in values.items()}
+
+
+def test_each_field_takes_what_trainings_have_and_no_more():
+    """R16 bounded: to the last one, and a complaint names its field."""
+    assert told(TAKEN) == {name: [[]] * len(values) for name, values in TAKEN.items()}
+    assert told(REFUSED) == {name: [[name]] * len(values) for name, values in REFUSED.items()}
+
+
+@pytest.mark.parametrize("field", ["rank_pattern", "alpha_pattern"])
+def test_a_pattern_has_at_most_4096_keys(field):
+    """R16 bounded."""
+    keys = {f"q{at}": 1 for at in range(4096)}
+    assert told({field: [keys, keys | {"q": 1}]}) == {field: [[], [field]]}
+
+
+def test_at_most_200_000_modules_are_named():
+    """R16 bounded: some trainers name each in full."""
+    names = [""] * 200_000
+    assert told({"target_modules": [names, [*names, ""]]}) == {"target_modules": [[], ["target_modules"]]}
+
+
+def test_what_a_short_configuration_leaves_out_is_not_in_use():
+    """R4: trainings write only what they use; and nothing changes it once it was looked at."""
+    required = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+    config = read_config(json.dumps({"peft_type": "LORA", **required}).encode())
+    assert config.model_dump() == {
+        **required,
+        "peft_type": "LORA",
+        "base_model_name_or_path": None,
+        "bias": "none",
+        "lora_bias": False,
+        "use_rslora": False,
+        "use_dora": False,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+        "rank_pattern": None,
+        "alpha_pattern": None,
+    }
+    with pytest.raises(ValidationError, match="frozen"):
+        config.r = 5
+
+
+def test_a_complaint_says_what_is_there_once_for_each_field():
+    assert complaints(r="x", target_modules=[1, 2, 3]) == [("r", "'x'"), ("target_modules", "[1, 2, 3]")]
+    without = {name: value for name, value in CONFIG_FIELDS.items() if name not in {"r", "lora_alpha"}}
+    with pytest.raises(UnfitAdapter) as refused:
+        read_config(json.dumps(without).encode())
+    assert [(one.key, one.found) for one in refused.value.findings] == [("r", "nothing"), ("lora_alpha", "nothing")]
+
+
+@pytest.mark.parametrize("size_bytes", [1 << 20, (1 << 20) + 1])
+def test_a_configuration_has_at_most_a_mebibyte(tmp_path, size_bytes):
+    """R16 bounded."""
+    folder = LLAMA.draft().write(tmp_path / "a")
+    text = json.dumps(CONFIG_FIELDS).encode()
+    (folder / CONFIG).write_bytes(text + b" " * (size_bytes - len(text)))
+    if size_bytes == 1 << 20:
+        assert open_directory(folder).config == read()
+        return
+    with pytest.raises(UnfitAdapter, match="found more than 1048576 bytes"):
+        open_directory(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "found"),
+    [
+        ("bias", "none", []),
+        ("bias", "", []),
+        ("bias", "all", [("bias_not_supported", "bias")]),
+        ("lora_bias", True, [("bias_not_supported", "lora_bias")]),
+        ("lora_bias", False, []),
+        ("init_lora_weights", True, []),
+        ("init_lora_weights", False, []),
+        ("init_lora_weights", "gaussian", []),
+        ("init_lora_weights", "EVA", []),
+        ("init_lora_weights", "orthogonal", []),
+        ("init_lora_weights", "mica", []),
+        ("init_lora_weights", "pissa_niter_4", [("unsupported_init", "init_lora_weights")]),
+        ("init_lora_weights", "lora_ga", [("unsupported_init", "init_lora_weights")]),
+        ("modules_to_save", ["score", "classifier"], []),
+        ("modules_to_save", ["score", "b", "a"], [("unsupported_modules_to_save", "modules_to_save")] * 2),
+        ("layer_replication", [[0, 1]], [("unsupported_feature", "layer_replication")]),
+        ("layer_replication", [], []),
+        ("use_qalora", False, []),
+        ("anything_else", True, []),
+        ("lora_alpha", 1, []),
+        ("lora_alpha", 0.0, [("zero_alpha", "lora_alpha")]),
+        ("alpha_pattern", {"q": 1, "v": 0, "o": -1}, [("zero_alpha", "alpha_pattern.v")]),
+    ],
+    ids=str,
+)
+def test_what_engines_do_not_do_is_found_by_its_field(field, value, found):
+    """R5, R22: served without it, the adapter would be another one."""
+    assert [(one.reason, one.key) for one in config_findings(read(**{field: value}))] == found
+
+
+def test_a_name_of_any_length_is_told_in_few_characters():
+    """R16 bounded: it is repeated in a status."""
+    (found,) = config_findings(read(alpha_pattern={"q" * 400: 0}))
+    assert found.key.startswith("alpha_pattern.qqq")
+    assert len(found.key) <= 300
+
+
+def test_a_rank_pattern_may_raise_the_highest_rank():
+    assert read(rank_pattern={"q": 3, "v": 9}).highest_rank == 9
+    assert read(rank_pattern={"q": 3}).highest_rank == CONFIG_FIELDS["r"]
+
+
+@pytest.mark.parametrize("kind", ["LOHA", "lora", "", None, ["LORA"]], ids=str)
+def test_another_kind_of_adapter_is_told_as_that(kind):
+    with pytest.raises(UnfitAdapter) as refused:
+        read(peft_type=kind)
+    assert [(one.reason, one.found) for one in refused.value.findings] == [("wrong_peft_type", repr(kind))]
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\n", "a git-lfs pointer"),
+        (b"{", "what is not readable as JSON"),
+        (b"\xff", "what is not readable as JSON"),
+        (b"[" * 100_000, "what is not readable as JSON"),
+        (b'{"a": "\\ud800"}', "what is not readable as JSON"),
+        (b'{"a": 1, "b": 2, "a": 3}', "the key 'a' stands there twice"),
+        (b'{"x": {"c": 1, "b": 2, "b": 3, "b": 4}}', "the key 'b' stands there twice"),
+        (b"[]", "a JSON list"),
+        (b"5", "a JSON int"),
+        (b"null", "a JSON NoneType"),
+    ],
+    ids=lambda one: str(one)[:40],
+)
+def test_what_is_no_json_object_is_said_to_be_what_it_is(content, found):
+    """X2: whatever somebody's file holds, it is a finding about that file."""
+    with pytest.raises(UnfitAdapter) as refused:
+        json_object("a.json", content)
+    (finding,) = refused.value.findings
+    assert (finding.reason, finding.key, found in finding.found) == ("not_an_adapter", "a.json", True)
+
+
+def test_a_value_is_shown_in_at_most_200_characters():
+    """R16 bounded."""
+    assert shown("x" * 198) == repr("x" * 198)
+    assert shown("x" * 199) == repr("x" * 199)[:200] + "…"
+
+
+def test_a_summary_tells_the_first_finding_and_how_many_there_are():
+    one = Finding("not_finite", "a", "NaN", "numbers", "look")
+    for findings, text in (
+        ([one], "a: found NaN, expected numbers; look"),
+        ([one, one], "a: found NaN, expected numbers; look (and 1 more)"),
+        ([one] * 3, "a: found NaN, expected numbers; look (and 2 more)"),
+    ):
+        assert summary(findings) == text
+        assert (str(UnfitAdapter(findings)), UnfitAdapter(findings).findings) == (text, tuple(findings))
+    assert one.permanent
+
+
+def test_a_policy_has_the_form_that_prepared_ids_are_made_of():
+    """R4: what every release made under an id has the same bytes, so that this changes only with the bytes."""
+    assert policy_of({}).as_dict() == {
+        "name": "prepare",
+        "version": 1,
+        "remap": "auto",
+        "vision": "reject",
+        "dora": "reject",
+    }
+    assert policy_of({"drop": ("b", "a")}) == Policy(drop=("b", "a"))
+    for name, values in {"remap": ["on", None], "vision": ["auto"], "dora": ["off"], "drop": [5, "a", [None]]}.items():
+        for value in values:
+            with pytest.raises(ValueError, match=f"prepare.{name} is "):
+                policy_of({name: value})
+
+
+@pytest.mark.parametrize(
+    ("module", "targets", "is_right"),
+    [
+        ("model.layers.0.self_attn.q_proj", None, True),
+        ("model.layers.0.self_attn.q_proj", (), False),
+        ("model.layers.0.self_attn.q_proj", ("q_proj",), True),
+        ("model.layers.0.self_attn.q_proj", ("model.layers.0.self_attn.q_proj",), True),
+        ("model.layers.1.self_attn.q_proj", ("model.layers.0.self_attn.q_proj",), False),
+        ("model.layers.0.self_attn.q_proj", ("self_attn",), False),
+        ("model.layers.0.self_attn.q_proj", ("qkv_proj",), True),
+        ("model.layers.0.self_attn.q_proj", ("k_proj",), True),
+        ("model.layers.0.self_attn.q_proj", ("gate_proj", "gate_up_proj"), False),
+        ("model.layers.0.self_attn.qkv_proj", ("v_proj",), True),
+        ("model.layers.0.mlp.up_proj", ("gate_proj",), True),
+        ("model.layers.0.mlp.gate_up_proj", ("up_proj",), True),
+        ("model.layers.0.mlp.down_proj", ("gate_up_proj", "qkv_proj"), False),
+        ("lm_head", ("lm_head",), True),
+    ],
+)
+def test_a_module_is_served_where_it_its_whole_or_a_part_of_that_is_named(module, targets, is_right):
+    """R5: engines that fuse modules apply adapters of all of them, or of none."""
+    assert is_served(module, targets) is is_right

@@ -1,0 +1,101 @@
+"""An adapter's files: their digest, what is missing of them, and what is read of their headers."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+
+import pytest
+
+from registry.lora.directory import (
+    check_files,
+    digest_of,
+    examine_directory,
+    examine_files,
+    open_directory,
+    read_header_of,
+)
+from registry.lora.findings import UnfitAdapter
+from registry.lora.policy import AdapterLimits, Policy
+from tests.corpus.drafts import CONFIG, LLAMA, WEIGHTS, Values, safetensors
+from tests.support.adapters import write_files
+
+
+def test_the_digest_is_of_whole_files_whatever_else_is_there(tmp_path):
+    """R4: also where a file is larger than what is read at once."""
+    adapter = write_files(tmp_path / "a", b"{}", b"x" * ((3 << 20) + 7))
+    (tmp_path / "a" / "README.md").write_text("no part of it")
+    weights = hashlib.sha256(b"x" * ((3 << 20) + 7)).hexdigest()
+    manifest = (
+        f'{{"files":[{{"path":"{CONFIG}","sha256":"{hashlib.sha256(b"{}").hexdigest()}","size":2}},'
+        f'{{"path":"{WEIGHTS}","sha256":"{weights}","size":{(3 << 20) + 7}}}],"schema":"lora-manifest/1"}}'
+    )
+    assert digest_of(adapter.directory) == "sha256:" + hashlib.sha256(manifest.encode()).hexdigest()
+    write_files(tmp_path / "a", b"{}", b"x" * ((3 << 20) + 6) + b"y")
+    assert digest_of(adapter.directory) != adapter.digest
+
+
+def test_a_header_is_found_wherever_its_file_was_read_to():
+    content = safetensors({"a": Values("F32", (2,), bytes(8)), "b": Values("F16", (3,), bytes(6))})
+    file = io.BytesIO(content)
+    file.seek(5)
+    header, start = read_header_of(file, WEIGHTS)
+    assert start == len(content) - 14
+    assert [(one.name, one.begin, one.end) for one in header.tensors] == [("a", 0, 8), ("b", 8, 14)]
+
+
+def test_an_adapter_is_opened_with_what_stands_in_it(tmp_path):
+    draft = LLAMA.draft()
+    folder = draft.write(tmp_path / "a")
+    opened = open_directory(folder)
+    assert opened.config.r == draft.config["r"]
+    assert {one.name for one in opened.header.tensors} == set(draft.tensors)
+    assert (folder / WEIGHTS).read_bytes()[opened.start :] == b"".join(one.data for one in draft.tensors.values())
+    assert examine_directory(folder, None, AdapterLimits(), Policy()).opened == opened
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    """R14: in the configuration, in the names and in the numbers; wherever the files are."""
+    draft = LLAMA.draft()
+    draft.config["bias"] = "all"
+    names = iter(draft.tensors)
+    spoilt = draft.tensors[next(names)]
+    spoilt.data = b"\xff" * len(spoilt.data)
+    draft.tensors[next(names)].dtype = "I32"
+    files = draft.files()
+    with pytest.raises(UnfitAdapter) as refused:
+        examine_files(lambda name: io.BytesIO(files[name]), None, AdapterLimits(), Policy())
+    reasons = [one.reason for one in refused.value.findings]
+    assert reasons == ["bias_not_supported", "dtype_not_supported", "not_finite"]
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [
+        ([CONFIG, WEIGHTS], []),
+        ([CONFIG], [("source_incomplete", WEIGHTS, False)]),
+        ([WEIGHTS], [("source_incomplete", CONFIG, False)]),
+        ([], [("source_incomplete", CONFIG, False), ("source_incomplete", WEIGHTS, False)]),
+        ([CONFIG, "adapter_model.bin"], [("weights_not_safetensors", "adapter_model.bin", True)]),
+        ([CONFIG, "adapter_model.pt"], [("weights_not_safetensors", "adapter_model.pt", True)]),
+        ([CONFIG, WEIGHTS, "adapter_model.bin"], []),
+        (["adapter_model.bin", WEIGHTS], [("source_incomplete", CONFIG, False)]),
+        ([f"{CONFIG}/", WEIGHTS], [("not_an_adapter", CONFIG, True)]),
+        ([CONFIG, f"{WEIGHTS}/", "adapter_model.bin"], [("not_an_adapter", WEIGHTS, True)]),
+    ],
+    ids=str,
+)
+def test_what_is_missing_is_said_by_its_name(tmp_path, there, expected):
+    """R8: what may still be written is tried again; weights that can hold code never are."""
+    for name in there:
+        if name.endswith("/"):
+            (tmp_path / name).mkdir()
+        else:
+            (tmp_path / name).write_text(json.dumps({}))
+    found = []
+    try:
+        check_files(tmp_path)
+    except UnfitAdapter as refused:
+        found = [(one.reason, one.key, one.permanent) for one in refused.findings]
+    assert found == expected

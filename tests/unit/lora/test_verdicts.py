@@ -1,0 +1,249 @@
+"""Whole verdicts on adapters: what is found, what is warned of, and what preparation is to change."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from registry.lora.base import BaseModules
+from registry.lora.check import Changes
+from registry.lora.policy import AdapterLimits
+from tests.corpus.drafts import LLAMA, RANK, Draft, Values, floats
+from tests.unit.lora.test_check import findings
+from tests.unit.lora.test_coverage import base, verdict_of
+
+KNOWN = base(architecture="LlamaForCausalLM")
+STEM = "base_model.model."
+Q = f"{STEM}model.layers.0.self_attn.q_proj"
+TOWER = ("visual.blocks.0.attn.qkv", "visual.blocks.1.attn.qkv")
+
+
+def numbers(*shape: int) -> Values:
+    return floats(random.Random(3), shape)
+
+
+def with_tower() -> Draft:
+    draft = LLAMA.draft()
+    for module in TOWER:
+        draft.tensors |= {
+            f"{STEM}{module}.lora_A.weight": numbers(RANK, 32),
+            f"{STEM}{module}.lora_B.weight": numbers(32, RANK),
+        }
+    return draft
+
+
+def reasons(draft: Draft, known: BaseModules | None = KNOWN, **policy: object) -> tuple[list[str], list[str]]:
+    """The reasons of findings and of warnings."""
+    verdict = verdict_of(draft, known, **policy)
+    return [one.reason for one in verdict.findings], [one.reason for one in verdict.warnings]
+
+
+NOTHING = Changes(renamed={}, dropped=(), config={})
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_any"),
+    [
+        (NOTHING, False),
+        (Changes({"a": "b"}, (), {}), True),
+        (Changes({}, ("a",), {}), True),
+        (Changes({}, (), {"use_dora": False}), True),
+        (Changes({}, (), {}, {"a": 8}), True),
+    ],
+)
+def test_each_kind_of_change_is_one(changes, is_any):
+    """R4: what has to be changed is never served as it is."""
+    assert bool(changes) is is_any
+
+
+@pytest.mark.parametrize("known", [KNOWN, None], ids=["a base", "no base"])
+def test_a_good_adapter_has_no_findings_and_stays_as_it_is(known):
+    verdict = verdict_of(LLAMA.draft(), known)
+    assert (verdict.findings, verdict.warnings, verdict.changes, verdict.rank) == ((), (), NOTHING, RANK)
+
+
+def test_a_tower_is_refused_left_out_or_kept():
+    """R5, R22: and only where something is lost somebody is warned."""
+    known = base(*TOWER, architecture="LlamaForCausalLM")
+    tower = sorted(name for name in with_tower().tensors if "visual" in name)
+    (finding,) = verdict_of(with_tower(), known).findings
+    assert (finding.reason, finding.key, finding.found) == ("vision_modules", TOWER[0], "2 vision modules")
+    single = LLAMA.draft()
+    single.tensors[f"{STEM}{TOWER[1]}.lora_A.weight"] = numbers(RANK, 32)
+    assert [(one.reason, one.key) for one in verdict_of(single, known).findings] == [("vision_modules", TOWER[1])]
+    dropped = verdict_of(with_tower(), known, vision="drop")
+    assert (dropped.findings, dropped.changes.dropped) == ((), tuple(tower))
+    (warning,) = dropped.warnings
+    assert (warning.reason, warning.message.split()[0]) == ("vision_dropped", "2")
+    kept = verdict_of(with_tower(), known, vision="keep")
+    assert (kept.findings, kept.warnings, kept.changes.dropped) == ((), (), ())
+    for vision in ("reject", "drop", "keep"):
+        assert reasons(LLAMA.draft(), vision=vision) == ([], [])
+
+
+def test_dora_is_refused_or_taken_off():
+    """R5: in the file, in its configuration, or in both."""
+    for in_config, magnitudes in ((True, 0), (False, 2), (True, 2)):
+        draft = LLAMA.draft()
+        names = [f"{STEM}model.layers.{at}.self_attn.q_proj.lora_magnitude_vector" for at in range(magnitudes)]
+        draft.tensors |= {name: numbers(32, 1) for name in names}
+        draft.config["use_dora"] = in_config
+        (finding,) = verdict_of(draft, KNOWN).findings
+        key = "use_dora" if in_config else names[0]
+        assert (finding.reason, finding.key, finding.found) == (
+            "dora_not_supported",
+            key,
+            f"DoRA ({magnitudes} magnitudes)",
+        )
+        stripped = verdict_of(draft, KNOWN, dora="strip")
+        assert (stripped.findings, [one.reason for one in stripped.warnings]) == ((), ["dora_stripped"])
+        assert (stripped.changes.dropped, stripped.changes.config) == (
+            tuple(names),
+            {"use_dora": False} if in_config else {},
+        )
+    assert reasons(LLAMA.draft(), dora="strip") == ([], [])
+
+
+def test_modules_that_a_record_drops_are_left_out_and_told():
+    verdict = verdict_of(LLAMA.draft(), KNOWN, drop=["0.self_attn.q_proj", "1.mlp.down_proj", "nowhere"])
+    (warning,) = verdict.warnings
+    assert warning.reason == "modules_dropped"
+    assert warning.message.startswith("2 modules were left out")
+    assert "model.layers.0.self_attn.q_proj" in warning.message
+    assert len(verdict.changes.dropped) == 4
+    assert reasons(LLAMA.draft(), drop=["nowhere"]) == ([], [])
+
+
+def test_weights_of_the_base_are_passed_over_and_told():
+    draft = LLAMA.draft()
+    draft.tensors[f"{Q}.base_layer.weight"] = numbers(32, 32)
+    draft.tensors[f"{STEM}model.layers.0.self_attn.k_proj.base_layer.weight"] = numbers(16, 32)
+    verdict = verdict_of(draft, KNOWN)
+    assert (verdict.findings, verdict.changes) == ((), NOTHING)
+    (warning,) = verdict.warnings
+    assert (warning.reason, warning.message.split()[0]) == ("base_layer_ignored", "2")
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["x.weight"], [("unknown_tensor", "x.weight")]),
+        (["x.weight", "y.weight"], [("unknown_tensor", "x.weight")]),
+        ([f"{Q}.bias"], [("bias_not_supported", f"{Q}.bias")]),
+        ([f"{Q}.bias", "b.bias"], [("bias_not_supported", f"{Q}.bias")]),
+        ([f"{Q}.bias", "x.weight"], [("bias_not_supported", f"{Q}.bias"), ("unknown_tensor", "x.weight")]),
+    ],
+    ids=str,
+)
+def test_tensors_that_are_no_lora_are_told_once_for_each_kind(names, found):
+    """R5: an engine would leave them out, and answer otherwise than the training."""
+    draft = LLAMA.draft()
+    draft.tensors |= {name: numbers(32, 1) for name in names}
+    for known in (KNOWN, None):
+        assert [(one.reason, one.key) for one in verdict_of(draft, known).findings] == found
+
+
+def test_an_adapter_without_weights_is_none():
+    """R5: it would answer as the base does. What is wrong besides is told instead."""
+    empty = LLAMA.draft()
+    empty.tensors = {f"{Q}.base_layer.weight": numbers(32, 32)}
+    assert reasons(empty)[0] == ["no_tensors"]
+    saved = LLAMA.draft()
+    saved.tensors = {f"{STEM}score.weight": numbers(2, 32)}
+    assert reasons(saved, None)[0] == []
+    half = LLAMA.draft()
+    half.tensors = {f"{Q}.lora_B.weight": numbers(32, RANK)}
+    assert reasons(half)[0] == ["unpaired_tensor"]
+    wrong = LLAMA.draft()
+    wrong.config["bias"] = "all"
+    assert reasons(wrong, drop=["q_proj", "v_proj", "o_proj", "down_proj"])[0] == ["bias_not_supported"]
+
+
+def test_two_modules_that_would_come_to_have_one_name_are_found():
+    """R4: one of them would be left out."""
+    draft = LLAMA.draft()
+    for half in ("A", "B"):
+        name = f"{Q}.lora_{half}.weight"
+        draft.tensors[name.replace("model.layers", "wrapped.layers")] = draft.tensors[name]
+    (finding,) = verdict_of(draft, KNOWN).findings
+    assert (finding.reason, finding.key) == ("duplicate_module", "model.layers.0.self_attn.q_proj")
+
+
+def test_old_names_become_those_that_engines_read_unless_a_record_says_otherwise():
+    """R4, R22."""
+    draft = LLAMA.draft()
+    draft.rename("lora_A.weight", "lora_A.default.weight")
+    renamed = {old: old.replace(".default", "") for old in draft.tensors if ".default" in old}
+    assert verdict_of(draft, KNOWN).changes == Changes(renamed, (), {})
+    assert verdict_of(draft, KNOWN, remap="off").changes == NOTHING
+    wrapped = LLAMA.draft()
+    wrapped.rename("base_model.model.model.", "base_model.model.wrapped.")
+    assert verdict_of(wrapped, KNOWN).changes.renamed == {
+        old: old.replace("wrapped.", "model.") for old in wrapped.tensors
+    }
+    assert set(reasons(wrapped, remap="off")[0]) == {"no_such_module"}
+
+
+def test_patterns_follow_their_modules_to_new_names():
+    """R4: a rank or an alpha belongs to its module, whatever that is called."""
+    draft = LLAMA.draft()
+    draft.config |= {
+        "rank_pattern": {"0.self_attn.q_proj": RANK},
+        "alpha_pattern": {"wrapped.layers.1.mlp.down_proj": 9},
+    }
+    assert verdict_of(draft, KNOWN).changes == NOTHING
+    draft.rename("base_model.model.model.", "base_model.model.wrapped.")
+    assert verdict_of(draft, KNOWN).changes.config == {
+        "rank_pattern": {r"model\.layers\.0\.self_attn\.q_proj": RANK},
+        "alpha_pattern": {r"model\.layers\.1\.mlp\.down_proj": 9},
+    }
+    del draft.config["alpha_pattern"]
+    assert set(verdict_of(draft, KNOWN).changes.config) == {"rank_pattern"}
+    draft.config["rank_pattern"] = {"(": RANK}
+    assert verdict_of(draft, KNOWN).changes.config == {}
+
+
+def test_a_rank_is_that_of_the_modules_own_pattern():
+    draft = LLAMA.draft()
+    draft.config["rank_pattern"] = {"0.self_attn.q_proj": 2 * RANK}
+    found = verdict_of(draft, KNOWN)
+    assert [(one.reason, one.key) for one in found.findings] == [
+        ("rank_mismatch", f"{Q}.lora_A.weight"),
+        ("rank_mismatch", f"{Q}.lora_B.weight"),
+    ]
+    assert found.rank == 2 * RANK
+
+
+@pytest.mark.parametrize(
+    ("most", "found"), [(None, None), (RANK, None), (RANK + 1, None), (RANK - 1, ("r", f"rank {RANK}"))]
+)
+def test_a_rank_is_refused_above_the_replicas_own(most, found):
+    told = findings(LLAMA.draft(), KNOWN, AdapterLimits(max_rank=most))
+    assert [(one.key, one.found) for one in told.values()] == ([found] if found else [])
+
+
+def test_the_first_module_that_replicas_leave_out_is_told_with_how_many_there_are():
+    told = findings(LLAMA.draft(), KNOWN, AdapterLimits(target_modules=("q_proj", "down_proj")))
+    (finding,) = told.values()
+    assert (finding.reason, finding.key) == ("target_modules_mismatch", "model.layers.0.self_attn.o_proj")
+    assert finding.found.startswith("2 modules")
+    assert "q_proj, down_proj" in finding.expected
+
+
+def test_another_base_is_told_with_few_of_the_names_that_are_right():
+    """R16 bounded."""
+    names = tuple(f"org/name-{at:02}" for at in range(32))
+    draft = LLAMA.draft()
+    draft.config["base_model_name_or_path"] = "org/other"
+    (finding,) = verdict_of(draft, base(architecture="LlamaForCausalLM", names=names)).findings
+    assert (finding.reason, finding.found) == ("other_base", "'org/other'")
+    assert finding.expected.count("org/") <= 8
+    draft.config["base_model_name_or_path"] = "/cache/Name-31/"
+    assert not verdict_of(draft, base(architecture="LlamaForCausalLM", names=names)).findings
+
+
+def test_what_two_checks_find_alike_is_told_once():
+    draft = LLAMA.draft()
+    draft.config |= {"modules_to_save": ["a", "a"]}
+    assert reasons(draft)[0] == ["unsupported_modules_to_save"]
