@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
-from registry.etcd3.ops import Event, KeyValue
-from registry.tools.verify.fold import Fold, generation_faults, same_generation
-from registry.tools.verify.history import HistoryBase, Revision, Step
+from registry.tools.verify.fold import generation_faults, same_generation
 from registry.tools.verify.replay import replay
 from tests.support.changes import KEYS
-
-ONE, TWO = {"uri": "file:///1"}, {"uri": "file:///2"}
-POOL_RECORD = {"name": "p", "base_models": ["base", 7]}
-
-
-def adapter(name: str = "acme/a", generation: int = 1, spec: object = None, **more: object) -> dict[str, Any]:
-    """A record, as the fold reads it."""
-    return {"pool": "p", "name": name, "generation": generation, "spec": spec or ONE, **more}
-
-
-def rollout(generation: object, spec: object, **more: object) -> dict[str, Any]:
-    return {"rollout": {"stable_generation": generation, "stable_spec": spec, **more}}
-
+from tests.unit.verify.written import ONE, POOL_RECORD, TWO, Written, adapter, rollout
 
 CANARY = adapter(generation=2, spec=TWO, **rollout(1, ONE))
 OTHERS = "was for all replicas, or for others than its canaries to serve another"
@@ -117,64 +102,6 @@ def test_generations_go_on_by_one_if_and_only_if_the_spec_changes(before, old, n
 def test_what_is_written_again_has_its_own_generation(old, new, same):
     """W2: of that history keeps nothing; what has no generation is replaced."""
     assert same_generation(old, new) is same
-
-
-class Written:
-    """A history of whole changes, each with all that belongs to it, and of what somebody writes besides."""
-
-    def __init__(self, *, pool: bool = True) -> None:
-        """Revision 1 has the pool."""
-        self.steps: list[Step] = []
-        self.stands: dict[bytes, KeyValue] = {}
-        self.revision = self.changes = 0
-        if pool:
-            self.write({"pools/p": POOL_RECORD, **self.books("pool", "p", None, POOL_RECORD)})
-
-    def write(self, values: Mapping[str, object], *, lease: int = 0) -> int:
-        """One revision of any keys below the prefix: JSON values, bytes, or None: it is deleted."""
-        self.revision += 1
-        events = []
-        for below, value in values.items():
-            key, kv = f"{KEYS.prefix}/{below}".encode(), None
-            if value is not None:
-                told = value if isinstance(value, bytes) else json.dumps(value).encode()
-                kv = KeyValue(key, told, self.revision, self.revision, 1, lease)
-            events.append(Event(key, self.revision, kv))
-            self.stands.pop(key, None)
-            self.stands |= {key: kv} if kv else {}
-        self.steps.append(Revision(self.revision, tuple(events)))
-        return self.revision
-
-    def books(self, kind: str, name: str, before: object, after: object, **audit: object) -> dict[str, object]:
-        """The audit record and the request record of a change."""
-        self.changes += 1
-        request = f"q{self.changes}"
-        told = {"kind": kind, "name": name, "before": before, "after": after}
-        who = {"request_id": request, "principal": "alice", "role": "operator", "changes": [told]}
-        return {f"audit/p/{request}": who | audit, f"requests/{request}": {"reply": {}}}
-
-    def whole(
-        self, before: dict[str, Any] | None, after: dict[str, Any] | None, count: int = 1, quota: int | None = None
-    ) -> dict[str, object]:
-        """All that belongs to a change of one adapter of acme, which has so many then."""
-        record = after or before or {}
-        name = record["name"].replace("/", "%2F")
-        retired = before and {f"history/p/{name}/{before['generation']}": before | {"deleted": after is None}}
-        counted = {} if before and after else {"tenants/acme": {"adapters": count, "max_adapters": quota}}
-        books = self.books("adapter", record["name"], before, after)
-        return {f"adapters/p/{name}": after, **(retired or {}), **counted, **books}
-
-    def fold(self) -> Fold:
-        return replay(KEYS, self.steps)
-
-    def base(self) -> HistoryBase:
-        """What stands now, as a history that begins here has it."""
-        return HistoryBase(self.revision, tuple(self.stands.values()))
-
-    def found(self, base: HistoryBase | None = None, since: int = 0) -> list[tuple[str, int, str]]:
-        """Guarantee, revision and message of each finding."""
-        steps = [base, *self.steps[since:]] if base else self.steps
-        return [(one.guarantee, one.revision, one.message) for one in replay(KEYS, steps).findings]
 
 
 def test_whole_changes_are_right():
@@ -445,3 +372,22 @@ def test_old_history_may_go_by_itself():
     history = restored()
     history.write({"history/p/acme%2Fa/4": None})
     assert history.found() == []
+
+
+@pytest.mark.parametrize("value", [b"", b"?", b"{}"], ids=["empty", "no JSON", "nothing in it"])
+def test_whatever_is_written_past_the_admin_service_is_no_deletion(value):
+    """W5, W7: also a value without a byte."""
+    history = Written()
+    history.write({"adapters/p/acme%2Fa": value})
+    counted = ("W5", 2, "its counter says 0, it has 1 adapters")
+    assert [one for one in history.found() if one[0] != "W6"] == [counted, ("W7", 2, "0 audit records for 1 changes")]
+
+
+@pytest.mark.parametrize("beside", ["adapters/p/acme%2Fb", "pools/p"])
+def test_deletions_wait_for_their_repair_only_where_they_come_alone(beside):
+    """W7: one that comes with another change is a change without its audit record."""
+    history = Written()
+    history.write(history.whole(None, adapter()))
+    history.write({"adapters/p/acme%2Fa": None, beside: adapter("acme/b") if "adapters" in beside else POOL_RECORD})
+    assert ("W7", 3, "0 audit records for 2 changes") in history.found()
+    assert not [one for one in history.found() if "deleted past the admin service" in one[2]]
