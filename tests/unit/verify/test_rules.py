@@ -213,9 +213,10 @@ def test_what_nobody_keeps_under_a_key_of_no_kind_is_nothing():
     history = Written()
     history.write({"adapters/p": {}, "adapters/p/a/b": {}, "pools/p/q": {}, "tenants": {}, "others/p/a": {}})
     history.write({"adapters/p": None, "requests/a/b/c": {}, "status/r1": {}, "history/p/a": {}})
-    assert history.found() == []
-    fold = history.fold()
-    assert (fold.adapters, list(fold.pools), fold.statuses, list(fold.requests)) == ({}, ["p"], {}, ["q1"])
+    history.write({"": {"adapters": 1}})
+    for fold in (history.fold(), replay(KEYS, [history.base()])):
+        assert (fold.adapters, list(fold.pools), fold.statuses, list(fold.requests)) == ({}, ["p"], {}, ["q1"])
+        assert fold.findings == []
 
 
 @pytest.mark.parametrize(("quota", "is_over"), [(None, False), (2, False), (1, True), (0, True), (True, False)])
@@ -268,6 +269,7 @@ def test_what_the_fold_knows_of_each_revision():
     history.write({"status/p/r1": None})
     history.write({"pools/p": None, "adapters/q/c": b"?"})
     fold = history.fold()
+    assert fold.kvs == {stored: kv.value for stored, kv in history.stands.items()}
     stood = [fold.adapter_at("p", "acme%2Fa", revision) for revision in range(7)]
     assert stood == [None, None, adapter(), adapter(), None, None, None]
     assert fold.adapter_at("q", "c", 6) == {"unreadable": "?"}
@@ -366,6 +368,17 @@ def test_history_of_what_exists_is_not_written_anew(before):
     anew = ("W6", 3, "history of what exists was written anew")
     assert [one for one in restored(before).found() if one[1] == 3] == [anew]
     assert [one for one in restored(before, history_of="acme/b").found() if one[1] == 3] == []
+
+
+def test_history_of_what_was_deleted_comes_alone_too():
+    """W6: what is gone does not stand."""
+    before = Written()
+    before.write(before.whole(None, adapter(generation=1)))
+    gone = before.whole(adapter(generation=1), None, count=0)
+    before.write(gone)
+    old = adapter(generation=4) | {"deleted": True}
+    before.write({"history/p/acme%2Fa/4": old, **before.books("history", "acme/a", None, old)})
+    assert before.found() == []
 
 
 def test_old_history_may_go_by_itself():
