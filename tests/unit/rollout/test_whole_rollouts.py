@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from registry.etcd3.errors import EtcdUnavailable
 from registry.etcd3.ops import Event, KeyValue
+from registry.model.errors import RegistryError
 from registry.model.names import label_text
-from registry.model.placement import Placement
+from registry.model.placement import Placement, assign
 from registry.model.records import Canary, CanaryRollout, Strategy
-from registry.model.status import Kept, Pending
+from registry.model.status import Found, Kept, Pending
 from registry.rollout.expected import GroupPresence, LackingReplicas, NamelessReplicas
 from registry.rollout.policy import (
     Halt,
@@ -24,7 +26,7 @@ from registry.rollout.policy import (
     decide,
     soaking,
 )
-from registry.rollout.pool import PoolSnapshot, PoolValues, read_presence, renew
+from registry.rollout.pool import Assignments, PoolSnapshot, PoolValues, read_presence, renew
 from registry.rollout.status import (
     Question,
     ReplicaFailure,
@@ -43,11 +45,13 @@ from tests.support.residency_world import (
     SERVING,
     UNKNOWN,
     engine_status,
+    members,
     pool_snapshot,
     presence,
     replica_status,
 )
 from tests.unit.rollout.test_canary_rollout import CANARIES, FIRST, NAME, SECOND, TWO, canaried, derive, failed, status
+from tests.unit.rollout.test_pool import COMPACTED, Forgetful, read
 
 SOON = [Pending(name=NAME, generation=2, reason="staging")]
 
@@ -420,3 +424,47 @@ def test_where_routers_find_an_engine():
     assert pool.replicas["r1"].router_url == ""
     member, url = read_presence(live("r1", labels={"a": "b"}, capacity=3, leaving=True, engine_url="u"))
     assert (member.replica, member.labels, member.capacity, member.leaving, url) == ("r1", {"a": "b"}, 3, True, "u")
+
+
+ONE, OTHER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
+
+
+@pytest.mark.parametrize("is_pinned", [True, False], ids=["stable is pinned", "stable is not"])
+def test_files_of_others_are_compared_by_the_record_that_they_follow(is_pinned):
+    """W6 one-digest: the canaries' record may have a digest, or none, whatever the one before it had."""
+    made = canaried(pinned=not is_pinned)
+    assert made.rollout is not None
+    stable = made.rollout.model_copy(update={"stable_spec": record(NAME, 1, pinned=is_pinned).spec})
+    told = {}
+    for number, name in enumerate(("r0", "r1", "r2", "r3")):
+        generation = 2 if name in CANARIES else 1
+        told[name] = status(found=[Found(name=NAME, generation=generation, digest=(ONE, OTHER)[number // 2])])
+    found = derive(made.model_copy(update={"rollout": stable}), **told)
+    differ = {one.replica for one in found.replicas if one.reason == "digests_differ"}
+    assert differ == (set(CANARIES) if is_pinned else {"r0", "r3"})
+
+
+def test_by_hand_only_canaries_that_serve_it_are_counted():
+    """R9: one may refuse it."""
+    by_hand = Strategy(canary=Canary(replicas=2), promote="manual", max_failures=1)
+    found = derive(canaried(by_hand), **{FIRST: failed()})
+    assert (found.done, found.note.partition(",")[0]) == (True, "1 of 4 replicas")
+
+
+def test_an_assignment_is_by_the_name_of_the_adapter():
+    """As every sidecar finds it."""
+    live_ones = members("r1", "r2", "r3", "r4", "r5")
+    spec = record("a", placement=Placement(replicas=2)).spec
+    found = Assignments()
+    inputs = found.inputs("d", live_ones, None)
+    for key in ("a", "b", "c", "d"):
+        assert found.find(POOL, (key, 7), spec, inputs) == assign(POOL, key, spec, inputs.candidates)
+
+
+@pytest.mark.parametrize(("error", "reads"), [(EtcdUnavailable("away", maybe_applied=False), 1), (COMPACTED, 3)])
+async def test_only_what_is_compacted_is_read_anew(error, reads):
+    """R18: an etcd that is away is told at once."""
+    client = Forgetful(*[error] * 9)
+    with pytest.raises(RegistryError):
+        await read(client)
+    assert 9 - len(client.errors) == reads
