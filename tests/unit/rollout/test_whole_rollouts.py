@@ -468,3 +468,8 @@ async def test_only_what_is_compacted_is_read_anew(error, reads):
     with pytest.raises(RegistryError):
         await read(client)
     assert 9 - len(client.errors) == reads
+
+
+def test_of_canaries_those_are_counted_that_do_not_serve_it():
+    both = derive(canaried(), **dict.fromkeys((FIRST, SECOND), status(pending=SOON)))
+    assert both.waiting == "2 of 2 canaries do not serve it yet"

@@ -613,3 +613,74 @@ def test_removals_are_confirmed_up_to_what_was_seen(pool_revision, is_taken):
     again = author.change(ConfirmRemovals(POOL, pool_revision - 1 or 1))
     assert again.reply.pool == settled.reply.pool
     assert again.reply.etag == revision(author, POOL_KEY)
+
+
+SAME: dict[str, tuple[Callable[[Author], object], Change, bytes]] = {
+    "an adapter": (one, applying(upsert("acme/a")), A),
+    "a pool": (nothing, UpdatePool(POOL, ("base",), PoolLimits()), POOL_KEY),
+    "a confirmation": (
+        lambda made: made.change(ConfirmRemovals(POOL, made.etcd.revision)),
+        ConfirmRemovals(POOL, 1),
+        POOL_KEY,
+    ),
+    "a quota": (lambda made: made.change(SetTenant("acme", 5)), SetTenant("acme", 5), ACME),
+    "a repair": (one, RepairTenant("acme"), ACME),
+    "an order": (lives, DrainReplica(POOL, "r1", drain=False), REPLICA),
+    "an order that was given": (
+        lambda made: (lives(made), made.change(DrainReplica(POOL, "r1", drain=True))),
+        DrainReplica(POOL, "r1", drain=True),
+        REPLICA,
+    ),
+    "the end of an order": (
+        lambda made: (
+            lives(made),
+            made.change(DrainReplica(POOL, "r1", drain=True)),
+            made.change(DrainReplica(POOL, "r1", drain=False)),
+        ),
+        DrainReplica(POOL, "r1", drain=False),
+        REPLICA,
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "change", "key"), SAME.values(), ids=SAME)
+def test_what_is_so_already_is_not_written(author, before, change, key):
+    """W3, W7: it is no change; whoever gave a request id finds the reply again, and it tells the etag that stands."""
+    before(author)
+    stands = revision(author, key)
+    assert isinstance(author.plan(change), Unchanged)
+    planned = author.plan(change, "q")
+    assert isinstance(planned, Commit)
+    assert (planned.changes, [written(op) for op in planned.txn.success]) == (False, [(Put, OURS, 1)])
+    told = planned.reply.adapters[0].etag if planned.reply.adapters else planned.reply.etag
+    assert told == stands
+    first = author.change(change, "q")
+    assert (author.change(change, "q"), revision(author, key)) == (first, stands)
+
+
+def test_a_change_tells_no_etag_but_that_of_its_revision():
+    """W4: the reply of what was written has none of its own, so that the revision is taken."""
+    author = Author()
+    for change in (creating(), SetTenant("acme", 5), ConfirmRemovals(POOL, 1), UpdatePool(POOL, ("c",), PoolLimits())):
+        assert author.change(change).reply.etag is None
+    lives(author)
+    assert author.change(DrainReplica(POOL, "r1", drain=True)).reply.etag is None
+
+
+@pytest.mark.parametrize(
+    ("names", "most", "is_right"),
+    [
+        ("plain", 1, True),
+        ("plain", 2, True),
+        ("versioned", 1, False),
+        ("versioned", 2, True),
+        ("versioned", None, True),
+    ],
+)
+def test_versioned_names_need_room_for_two(author, names, most, is_right):
+    change = UpdatePool(POOL, ("base",), PoolLimits(max_adapters=most), engine_names=names)
+    if is_right:
+        author.plan(change)
+    else:
+        told = refused(author, change)
+        assert (told.reason, told.field) == (Reason.INVALID_FIELD, "pool.engine_names")
