@@ -684,3 +684,31 @@ def test_versioned_names_need_room_for_two(author, names, most, is_right):
     else:
         told = refused(author, change)
         assert (told.reason, told.field) == (Reason.INVALID_FIELD, "pool.engine_names")
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_history_has_the_record_as_it_stood(author, deleted):
+    """W2 atomic-set: each of its fields, who replaced it, and that it was deleted; and nothing else."""
+    one(author)
+    stood = json.loads(author.etcd.kvs[A].value)
+    author.change(applying(Remove("acme/a") if deleted else upsert("acme/a", "v2")), "q")
+    kept = json.loads(author.etcd.kvs[KEYS.history(POOL, "acme/a", 1)].value)
+    assert kept == stood | {"retired_by_request": "q", "deleted": deleted}
+    other = Author()
+    other.change(creating())
+    other.change(RestoreHistory(POOL, "acme/a", (), AdapterRecord.model_validate(stood)), "q")
+    assert json.loads(other.etcd.kvs[KEYS.history(POOL, "acme/a", 1)].value) == stood | {
+        "retired_by_request": "q",
+        "deleted": True,
+    }
+
+
+def test_an_audit_record_shows_values_as_they_stand(author):
+    """W7 audit-complete."""
+    one(author)
+    stood = json.loads(author.etcd.kvs[A].value)
+    author.change(applying(Remove("acme/a")), "q")
+    audits = [json.loads(kv.value) for key, kv in author.etcd.kvs.items() if key.startswith(KEYS.audits())]
+    (told,) = (audit for audit in audits if audit["request_id"] == "q")
+    assert told["changes"] == [{"kind": "adapter", "name": "acme/a", "before": stood, "after": None}]
+    assert (told["principal"], told["role"], told["method"]) == ("alice", "operator", "ApplyAdapters")
