@@ -319,6 +319,12 @@ def test_the_transaction_of_each_change(author, before, change, reads, compares,
     assert author.etcd.txn(planned.txn).succeeded
 
 
+@pytest.mark.parametrize(("change", "reads"), [plan[1:3] for plan in PLANS.values()], ids=PLANS)
+def test_what_each_change_is_planned_from(change, reads):
+    """W3: its request, and what it depends on; nothing else is read, and nothing less."""
+    assert list(reads_of(change, Author().context(change, "q"))) == [Range(OURS), Range(BARE), *reads]
+
+
 @pytest.mark.parametrize(("before", "change"), [plan[:2] for plan in PLANS.values()], ids=PLANS)
 def test_a_stale_etag_stops_each_change_that_takes_one(author, before, change):
     """W4 etag: whatever it is of; with the right one it goes on, and without any."""
