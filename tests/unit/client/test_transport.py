@@ -405,3 +405,71 @@ def test_pauses_double_up_to_two_seconds():
     bounds = [transport.REPEAT.delay(number, lambda _least, most: most) for number in range(1, 8)]
     assert bounds == [0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
     assert all(later >= earlier for earlier, later in pairwise(bounds))
+
+
+async def test_with_certificates_a_channel_is_encrypted(monkeypatch):
+    """X1 secret-free: what goes over it is for the admin service alone; without them it is as it was asked for."""
+    opened: list[tuple[object, ...]] = []
+    monkeypatch.setattr(grpc, "ssl_channel_credentials", lambda *pem: ("credentials", *pem))
+    monkeypatch.setattr(grpc.aio, "secure_channel", lambda *told, options: opened.append(("secure", *told, options)))
+    monkeypatch.setattr(
+        grpc.aio, "insecure_channel", lambda *told, options: opened.append(("insecure", *told, options))
+    )
+    transport._open("h:1", (b"ca", b"key", b"cert"))
+    transport._open("h:1", None)
+    assert [one[:-1] for one in opened] == [
+        ("secure", "h:1", ("credentials", b"ca", b"key", b"cert")),
+        ("insecure", "h:1"),
+    ]
+    for *_, options in opened:
+        told = dict(options)  # type: ignore[call-overload] # pairs
+        assert told["grpc.max_receive_message_length"] == told["grpc.max_send_message_length"] == 64 << 20
+        assert told["grpc.enable_http_proxy"] == 0
+
+
+class Running:
+    """A stream of gRPC, as far as a test lets it come."""
+
+    def __init__(self, *answers: object) -> None:
+        self.answers, self.cancels = list(answers), 0
+
+    def cancel(self) -> None:
+        self.cancels += 1
+
+    async def __aiter__(self) -> AsyncIterator[object]:
+        for one in self.answers:
+            if isinstance(one, BaseException):
+                raise one
+            yield one
+
+
+@pytest.mark.parametrize("answers", [("a",), ("a", "b"), ("a", Failed(grpc.StatusCode.NOT_FOUND))])
+async def test_a_stream_that_is_left_is_ended_for_the_service_too(calls, monkeypatch, answers):
+    """R16 bounded: it would go on sending to nobody."""
+    running, asked = Running(*answers), list[object]()
+
+    def unary_stream(path: str, *_forms: object) -> Callable[..., Running]:
+        def call(request: object, timeout: float | None) -> Running:
+            asked.extend((path, request, timeout))
+            return running
+
+        return call
+
+    monkeypatch.setattr(calls, "channel", SimpleNamespace(unary_stream=unary_stream, close=calls.channel.close))
+    request = pb.WatchRolloutRequest(pool="p")
+    stream = calls.stream("WatchRollout", request, pb.Rollout, 7.0)
+    assert await anext(stream) == "a"
+    if isinstance(answers[-1], Failed):
+        with pytest.raises(NotFound):
+            await anext(stream)
+    else:
+        await stream.aclose()
+    assert running.cancels == 1
+    assert asked == ["/registry.v1.AdapterRegistry/WatchRollout", request, 7.0]
+
+
+async def test_what_a_caller_can_do_is_told_with_its_failures():
+    calls = AdminCalls("h:1", None, 30.0, {Reason.ADMIN_UNAVAILABLE: "start it"})
+    with pytest.raises(Unavailable, match="; start it$"), calls.errors.translated():
+        raise Failed(grpc.StatusCode.UNAVAILABLE)
+    await calls.aclose()
