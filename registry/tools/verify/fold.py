@@ -312,7 +312,7 @@ class Fold:
         for key, values in changed.items():
             by_kind[self._kind(key)[0]][key] = values
         audits = {key: new for key, (_, new) in by_kind["audit"].items() if new is not None}
-        if not audits and by_kind.keys() == {"adapters", "audit"} and not any(new for _, new in changed.values()):
+        if by_kind.keys() == {"adapters", "audit"} and all(new is None for _, new in changed.values()):
             return  # noted among the removals
         wanted = _audited(by_kind, self._late)
         wanted += [("history", None, record) for record in self._restored.values()]

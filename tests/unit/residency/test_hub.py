@@ -233,3 +233,20 @@ async def test_what_was_read_first_counts_until_the_informer_is_as_far():
     assert {*followed.kvs()} == {b"/p/b"}
     informer.apply(listed(2, b"/p/c"))
     assert {*followed.kvs()} == {b"/p/c"}, "a store that was set back is believed"
+
+
+def test_who_still_looks_is_told_when_the_service_stops():
+    """R20: also whoever was the first to look, so that nothing was to end yet."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        board = Board(etcd)
+        await board.served("a")
+        async with board.hub.look(POOL) as one:
+            updates = one.follow()
+            await anext(updates)
+            await board.hub.aclose()
+            with pytest.raises(Unavailable):
+                await anext(updates)
+        await board.hub.aclose()
+
+    play(scene)

@@ -6,13 +6,14 @@ import asyncio
 import random
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from registry.etcd3.informer import SharedInformerFactory
 from registry.model.errors import Conflict, FailedPrecondition, NotFound, Reason, RegistryError, Unavailable
 from registry.model.records import PoolLimits, PoolSpec
-from registry.model.status import LeftReplica, RememberedReplicas
+from registry.model.status import LeftReplica, RememberedReplica, RememberedReplicas
 from registry.rollout import expected
 from registry.rollout.expected import MembersKeeper, forget
 from registry.runtime.clock import Deadline, rfc3339
@@ -261,5 +262,29 @@ def test_who_forgets_while_others_come_is_told_to_try_again_and_changes_nothing(
         assert {*kept.members()} == {"r1"}
         etcd.links["m0"].set_way(Way.REFUSED)
         assert isinstance(await refused_to_forget(kept, "r1"), Unavailable)
+
+    play(scene)
+
+
+def test_what_another_admin_service_noted_meanwhile_is_not_written_over():
+    """R1: whom only the other has seen would be missed by nobody."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        kept = Kept(etcd, POOL)
+        await asyncio.sleep(SOON)
+        member, key = etcd.links["m0"].member, KEYS.members(POOL)
+        serve, theirs = member.serve, RememberedReplicas(members={"r9": RememberedReplica()})
+
+        def served(path: str, request: Any, at: float) -> object:
+            is_write = path.endswith("Txn") and any(one.request_put.key == key for one in request.success)
+            if is_write and key not in etcd.store.kvs:
+                etcd.store.put(key, theirs.to_bytes())
+            return serve(path, request, at)
+
+        member.serve = served  # type: ignore[method-assign]
+        await kept.replicas.alive("r1")
+        await asyncio.sleep(WHILE)
+        assert {*kept.members()} == {"r1", "r9"}
+        assert kept.told == {POOL: 1}
 
     play(scene)

@@ -164,3 +164,16 @@ async def test_a_watch_that_never_ends_is_given_up(store, monkeypatch):
 async def _nothing() -> AsyncGenerator[Reflection, None]:
     yield Connected("m")
     await asyncio.Event().wait()
+
+
+async def test_what_is_written_while_it_is_read_is_of_the_next_export(store):
+    """Also where what it began with is compacted by then: else a busy store would never be exported."""
+
+    class Busy(KeptStore):
+        async def list_prefix(self, key: bytes) -> RangeResult:
+            self.compacted = 6
+            return await KeptStore(self.history[:5]).list_prefix(key)
+
+    key = next(iter(store.at(6)))
+    busy = Busy([*store.history, (7, (Event(key, 7, None),))])
+    assert await read(busy, 1) == [HistoryBase(6, tuple(store.at(6).values()))]

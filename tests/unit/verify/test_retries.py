@@ -143,3 +143,77 @@ def test_a_retry_is_never_further_away_than_the_cap(retry_at, reason, omitted, f
     story.say(1, failed=[waits(retry_at, reason)], omitted=omitted)
     story.author.etcd.put(KEYS.status(POOL, "r2"), b"{}")
     assert story.check()[0] == found
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda story: load(story, "Done()", call="unload", name="another"),
+        lambda story: load(story, REFUSED, name="another"),
+        lambda story: story.log("artifact_failed", name="another", reason="x"),
+        lambda story: story.log("staging_broke", name="another"),
+        lambda story: story.look(b="2"),
+        lambda story: story.log("anything"),
+    ],
+    ids=["unloaded", "refused", "no files", "not staged", "a look", "a line"],
+)
+def test_what_is_of_another_adapter_begins_nothing_anew(between):
+    """R8: only one that loads tells that the engine does."""
+    story = told()
+    load(story, REFUSED, REFUSED)
+    between(story)
+    load(story, REFUSED, REFUSED)
+    (finding,) = (one for one in story.found() if one.guarantee == "R8")
+    assert str(finding) == "R8 at revision 2, r1.log: 'a' was tried again 0.0 s after refusal 3"
+
+
+@pytest.mark.parametrize("broke", ["staging_broke", "artifact_failed"])
+def test_what_is_staged_anew_is_tried_anew(broke):
+    """R8: by whatever name an engine knows it."""
+    story = told()
+    load(story, REFUSED, REFUSED, REFUSED)
+    story.log(broke, name="A@1")
+    load(story, REFUSED, REFUSED, REFUSED)
+    assert story.found() == []
+
+
+@pytest.mark.parametrize("outcome", ["Done()", "AlreadyThere()", "Unknown()", "Transient()"])
+def test_what_may_have_loaded_is_tried_anew(outcome):
+    """R8: and so is all else, where it may have; what is too busy says nothing of others."""
+    story = told()
+    at = story.write(upsert("b"))
+    story.log("plan_made", revision=at, state_hash=f"{story.fold().hash_at(POOL, at):064x}")
+    load(story, REFUSED, REFUSED, REFUSED)
+    load(story, outcome, name="b")
+    load(story, REFUSED)
+    assert len(story.found()) == (outcome == "Transient()")
+    assert story.check()[1]["loads"] == 5
+
+
+@pytest.mark.parametrize(("seconds", "found"), [(0.0, 1), (0.5, 1), (1.985, 1), (1.995, 0), (2.0, 0), (-0.5, 0)])
+def test_the_distance_is_two_seconds_but_for_what_is_rounded(seconds, found):
+    """R8: a clock that was set back tells of no distance."""
+    story = told()
+    load(story, REFUSED, REFUSED, REFUSED)
+    story.now += seconds
+    load(story, REFUSED)
+    assert len(story.found()) == found
+
+
+@pytest.mark.parametrize(
+    ("retry_at", "reason", "omitted", "told"),
+    [
+        ("2026-01-01T00:00:15.010Z", "x", 0, ""),
+        ("2026-01-01T00:00:15.011Z", "x", 0, "15 s; the longest back-off is 15"),
+        ("2026-01-01T00:00:15.011Z", "x", 999, "15 s; the longest back-off is 15"),
+        ("2026-01-01T00:05:00.011Z", REFUSED_REASON, 148, "300 s; the longest back-off is 300"),
+        ("2026-01-01T00:05:02.010Z", REFUSED_REASON, 149, ""),
+        ("2026-01-01T00:05:02.011Z", REFUSED_REASON, 149, "302 s; the longest back-off is 302"),
+    ],
+)
+def test_what_many_refused_adapters_wait_for_is_their_turn(retry_at, reason, omitted, told):
+    """R8: two seconds each, and never less than the cap; each adapter of a status is looked at."""
+    story = Story()
+    at = story.say(1, failed=[waits(None), waits(retry_at, reason)], omitted=omitted)
+    whole = f"R8 at revision {at}, r1: 'a' is tried again in {told}"
+    assert [str(one) for one in story.found()] == ([whole] if told else [])

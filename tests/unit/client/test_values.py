@@ -1,0 +1,178 @@
+"""What programs are told, to the last field, from what the admin service answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.client.adapters import (
+    AdapterHistory,
+    AdapterListing,
+    Canaries,
+    Published,
+    RegisteredAdapter,
+    adapter_of,
+    history_of,
+    listing_of,
+    published_of,
+    strategy_of,
+)
+from registry.client.asynchronous import waiting_of
+from registry.client.residency import AdapterResidency, Follower, Residence, State, WantedResidence
+from registry.v1 import registry_pb2 as pb
+
+WIRE = pb.Adapter(
+    name="acme/A",
+    pool="p",
+    tenant="acme",
+    generation=3,
+    spec=pb.AdapterSpec(
+        source=pb.Source(uri="s3://a/3/", digest="sha256:3"),
+        base_model="base",
+        load="lazy",
+        labels={"team": "bi"},
+        priority=5,
+    ),
+    etag="17",
+    updated_at="then",
+    updated_by="alice",
+    request_id="q",
+    rollout=pb.CanaryRollout(stable_generation=0, halted="why"),
+)
+ADAPTER = RegisteredAdapter(
+    "acme/A",
+    "p",
+    "acme",
+    3,
+    "s3://a/3/",
+    "sha256:3",
+    "base",
+    "lazy",
+    5,
+    {"team": "bi"},
+    "17",
+    "then",
+    "alice",
+    "q",
+    0,
+    "why",
+)
+BARE = RegisteredAdapter("", "", "", 0, "", "", "", "eager", 0, {}, "", "", "", "", None, "")
+
+
+def test_an_adapter_has_each_of_its_fields():
+    """What is not said is empty, and nobody can change what was told."""
+    assert adapter_of(WIRE) == ADAPTER
+    assert adapter_of(pb.Adapter()) == BARE
+    with pytest.raises(TypeError):
+        adapter_of(WIRE).labels["x"] = "y"  # type: ignore[index] # which is what is tried
+
+
+def test_a_listing_is_at_the_revision_of_its_first_page():
+    pages = [
+        pb.ListAdaptersResponse(adapters=[WIRE], unreadable=["x"], revision=9),
+        pb.ListAdaptersResponse(adapters=[pb.Adapter()], unreadable=["y"], revision=8),
+    ]
+    assert listing_of(pages) == AdapterListing((ADAPTER, BARE), ("x", "y"), 9)
+    history = pb.ListAdapterHistoryResponse(generations=[WIRE, pb.Adapter()], unreadable=[2, 1])
+    assert history_of(history) == AdapterHistory((ADAPTER, BARE), (2, 1))
+
+
+def test_what_was_published_is_told_from_the_reply():
+    result = pb.AdapterResult(adapter=WIRE)
+    reply = pb.ApplyAdaptersResponse(results=[result, pb.AdapterResult()], revision=17, request_id="r")
+    assert published_of(reply) == Published("acme/A", "p", 3, "s3://a/3/", "sha256:3", 17, "r")
+
+
+def test_canaries_are_asked_for_with_each_of_their_fields():
+    assert strategy_of(Canaries("25%", "manual", 2, 7)) == pb.Strategy(
+        canary_replicas="25%", promote="manual", max_failures=2, soak_seconds=7
+    )
+    assert strategy_of(Canaries(3)) == pb.Strategy(canary_replicas="3", promote="auto", max_failures=0, soak_seconds=60)
+
+
+def test_a_replica_of_a_pool_is_told_with_each_of_its_fields():
+    """R9: what it serves, what it is to serve, and how it stands to both."""
+    part = pb.Residence(
+        replica="r1",
+        engine_url="http://r1",
+        labels={"zone": "a"},
+        model="a@3",
+        generation=3,
+        state=pb.RolloutReplica.SERVING,
+        reason="earlier_generation",
+        loaded=True,
+        last_used="then",
+        wanted_generation=4,
+        wanted_state=pb.RolloutReplica.PENDING,
+        wanted_reason="staging",
+    )
+    one = pb.AdapterResidency(name="A", generation=4, load="eager", replicas=[part, pb.Residence()], note="n")
+    told = Follower().take(pb.WatchResidencyResponse(adapters=[one], snapshot=True, revision=9))
+    assert told is not None
+    serving = Residence(
+        replica="r1",
+        engine_url="http://r1",
+        labels={"zone": "a"},
+        model="a@3",
+        generation=3,
+        state=State.SERVING,
+        reason="earlier_generation",
+        loaded=True,
+        last_used="then",
+        wanted=WantedResidence(4, State.PENDING, "staging"),
+    )
+    other = Residence("", "", {}, "", 0, State.UNKNOWN, "", loaded=False, last_used="")
+    assert dict(told.adapters) == {"a": AdapterResidency("A", 4, "eager", (serving, other), "n")}
+    assert (told.revision, told.adapters["a"].serving) == (9, (serving,))
+
+
+@pytest.mark.parametrize(
+    ("state", "known"),
+    [
+        (pb.RolloutReplica.PENDING, State.PENDING),
+        (pb.RolloutReplica.SERVING, State.SERVING),
+        (pb.RolloutReplica.FAILED, State.FAILED),
+        (pb.RolloutReplica.UNKNOWN, State.UNKNOWN),
+        (0, State.UNKNOWN),
+        (99, State.UNKNOWN),
+    ],
+)
+def test_each_state_is_told_by_its_name(state, known):
+    """R9: one that only a later release knows is none in which requests may come."""
+    one = pb.AdapterResidency(name="a", replicas=[pb.Residence(state=state, wanted_state=state)])
+    told = Follower().take(pb.WatchResidencyResponse(adapters=[one], snapshot=True))
+    assert told is not None
+    (part,) = told.adapters["a"].replicas
+    assert part.state is known
+    assert part.wanted == (WantedResidence(0, known, "") if state else None)
+
+
+def take(follower: Follower, *names: str, **fields: object) -> list[str] | None:
+    adapters = [pb.AdapterResidency(name=name) for name in names]
+    told = follower.take(pb.WatchResidencyResponse(adapters=adapters, **fields))
+    return None if told is None else sorted(told.adapters)
+
+
+def test_a_snapshot_in_parts_replaces_what_was_before_it_once():
+    """R9: with the last of its parts, and only then."""
+    follower = Follower()
+    assert take(follower, "a", "b", snapshot=True) == ["a", "b"]
+    assert take(follower, "c", snapshot=True, more=True) is None
+    assert take(follower, "d", snapshot=True, more=True) is None
+    assert take(follower, "e", snapshot=True) == ["c", "d", "e"]
+    assert take(follower, "F", gone=["c"], more=True) is None
+    assert take(follower, gone=["d", "nothing"]) == ["e", "f"]
+    assert take(follower, "g", snapshot=True) == ["g"]
+    assert take(follower, "h", more=True) is None
+    assert take(follower, "i", snapshot=True) == ["i"]
+
+
+@pytest.mark.parametrize(("wait", "told"), [(True, (True, 9.0)), (False, (False, 9.0))])
+def test_whether_it_is_waited_for(wait, told):
+    assert waiting_of(wait, 9.0) == told
+
+
+@pytest.mark.parametrize("seconds", [0, 1, 0.0, 30.5])
+def test_seconds_in_the_place_of_it_still_mean_to_wait(seconds):
+    with pytest.warns(DeprecationWarning, match="use timeout_seconds"):
+        assert waiting_of(seconds, 9.0) == (True, seconds)

@@ -1,0 +1,290 @@
+"""Which adapters are derived again after a change: those that it may be about, and of 20,000 no others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from registry.model.errors import Unavailable
+from registry.model.placement import Member
+from registry.model.records import Canary, CanaryRollout, Placement, Strategy
+from registry.model.status import Failed, Found, Kept, Lazy, Leaving, Pending, Resident, Warned
+from registry.residency import derive
+from registry.residency.hub import Subscription
+from tests.support.records import record
+from tests.support.residency_world import World, among, engine_status, members
+
+EVERY = {"a", "b", "lazy", "placed", "tried"}
+CHOSEN = {"placed", "tried"}
+HERE = members("r1", "r2")
+
+
+@pytest.fixture
+def world() -> World:
+    """Two replicas that know all adapters: two on all, a lazy one, one placed by number, and one with canaries."""
+    world = World()
+    world.alive("r1", "r2")
+    world.put("a")
+    world.put("b")
+    world.put("lazy", load="lazy")
+    world.put("placed", placement=Placement(replicas=1))
+    rollout = CanaryRollout(stable_generation=1, stable_spec=record("tried").spec)
+    world.put("tried", 2, rollout, source="v2", strategy=Strategy(canary=Canary(replicas=1)))
+    for name in ("r1", "r2"):
+        says(world, name)
+    world.look()
+    return world
+
+
+def says(world: World, name: str = "r1", revision: int | None = None, **fields: object) -> None:
+    told = among(HERE, {frozenset(): 2}) | {"lazy": Lazy(count=1, servable=True)} | fields
+    world.says(name, revision, **told)
+
+
+def resident(generation: int = 1) -> Lazy:
+    return Lazy(count=1, servable=True, resident=[Resident(name="lazy", generation=generation, last_used="t")])
+
+
+def failed(name: str) -> list[Failed]:
+    return [Failed(name=name, generation=1, reason="BAD", message="m", attempts=1, retry_at=None)]
+
+
+CHANGES: dict[str, tuple[Callable[[World], object], set[str]]] = {
+    "nothing": (says, set()),
+    "waits": (lambda world: says(world, pending=[Pending(name="A", generation=1, reason="staging")]), {"a"}),
+    "fails": (lambda world: says(world, failed=failed("b")), {"b"}),
+    "fails twice": (lambda world: says(world, failed=[*failed("b"), *failed("a")]), {"a", "b"}),
+    "found": (
+        lambda world: says(world, found=[Found(name="a", generation=1, digest="sha256:" + "1" * 64)]),
+        {"a"},
+    ),
+    "resident": (lambda world: says(world, lazy=resident()), {"lazy"}),
+    "leaves": (lambda world: says(world, leaving=[Leaving(name="placed", generation=1)]), {"placed"}),
+    "kept": (lambda world: says(world, kept=[Kept(name="b", generation=1)]), {"b"}),
+    "knows less": (lambda world: says(world, revision=world.revision - 1), {"tried"}),
+    "knows much less": (lambda world: says(world, revision=world.revision - 3), {"lazy", "placed", "tried"}),
+    "other replicas": (lambda world: says(world, members="other"), CHOSEN),
+    "other room": (lambda world: says(world, weights="other"), CHOSEN),
+    "stale": (lambda world: says(world, stale=True), EVERY),
+    "no engine": (lambda world: says(world, engine=engine_status(incarnation="")), EVERY),
+    "another engine": (
+        lambda world: says(world, engine=engine_status(url="http://r1", incarnation="other")),
+        set(),
+    ),
+    "another URL": (lambda world: says(world, engine=engine_status(url="http://other")), EVERY),
+    "versions": (lambda world: says(world, engine=engine_status(url="http://r1", names="versioned")), EVERY),
+    "nothing lazy": (lambda world: says(world, lazy=Lazy(count=1, servable=False)), EVERY),
+    "nothing lazy, and why": (lambda world: says(world, lazy=Lazy(count=1, servable=True, reason="x")), EVERY),
+    "leaves out": (lambda world: says(world, omitted=1), EVERY),
+    "leaves nothing out": (lambda world: says(world, serves=[]), EVERY),
+    "blocked": (
+        lambda world: says(world, warnings=[Warned(name="", generation=0, reason="blocked", message="m")]),
+        EVERY,
+    ),
+    "warned": (
+        lambda world: says(world, warnings=[Warned(name="", generation=0, reason="other", message="m")]),
+        set(),
+    ),
+    "unreadable": (lambda world: world.raw("r1", b"?"), EVERY),
+    "dies": (lambda world: world.dead("r1"), EVERY),
+    "comes": (lambda world: world.alive("r3"), EVERY),
+    "labelled": (lambda world: world.alive("r1", labels={"a": "b"}), EVERY),
+    "found elsewhere": (lambda world: world.alive("r1", engine_url="http://elsewhere"), EVERY),
+    "starts anew": (lambda world: world.alive("r1", incarnation="other"), set()),
+    "a record": (lambda world: world.put("b", 2, source="v2"), {"b"}),
+    "a new record": (lambda world: world.put("c"), {"c", *CHOSEN}),
+    "a new lazy record": (lambda world: world.put("c", load="lazy"), {"c"}),
+    "a deletion": (lambda world: world.drop("a"), {"a", *CHOSEN}),
+    "hosts": (lambda world: world.allow("h"), EVERY),
+    "is expected": (lambda world: world.remember("r9"), EVERY),
+}
+
+
+@pytest.mark.parametrize(("change", "keys"), CHANGES.values(), ids=CHANGES)
+def test_only_what_a_change_may_be_about_is_derived_again(world, monkeypatch, change, keys):
+    """R16 bounded: a quarter of a million verdicts for each status would take seconds. All others stand as before."""
+    before = world.view
+    change(world)
+    world.look()  # which checks that all that differs is told
+    looked: set[str] = set()
+    differs = derive._differs
+
+    def noted(old: object, new: object, key: str, causes: object) -> bool:
+        looked.add(key)
+        return differs(old, new, key, causes)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(derive, "_differs", noted)
+    told = derive.changed(before, world.view)
+    assert (looked | told, told <= keys) == (keys, True)
+
+
+def test_what_was_said_of_serving_is_compared_name_by_name(world):
+    """R9: of a status that leaves out names, too."""
+    says(world, omitted=1, serves=[("a", 1), ("b", 1)])
+    world.look()
+    says(world, omitted=1, serves=[("a", 1), ("b", 2)])
+    assert world.look() == {"b"}
+    says(world, omitted=1, serves=[("b", 2)])
+    assert world.look() == {"a"}
+    says(world, omitted=2, serves=[("b", 2)])
+    assert world.look() == set(), "that there are some is what counts"
+
+
+def test_a_view_keeps_what_did_not_change(world):
+    """The records, what is known of each, and in which order they were written."""
+    before = world.view
+    says(world, pending=[Pending(name="a", generation=1, reason="staging")])
+    world.look()
+    same = world.view
+    assert (same.records is before.records, same.by_revision is before.by_revision) == (True, True)
+    at = world.update("a", 2, source="v2")
+    world.look()
+    other = world.view
+    assert [key for key in other.records if other.records[key] is not before.records[key]] == ["a"]
+    assert [entry for entry in other.by_revision if entry[1] == "a"] == [(11, "a"), (at, "a")]
+    assert other.revision == world.revision
+    assert [other.adapter(key) is None for key in ("a", "nothing")] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("before", "is_known"),
+    [
+        ({}, True),
+        ({"load": "lazy"}, False),
+        ({"placement": Placement(selector={"zone": "a"})}, False),
+        ({"placement": Placement(replicas=1)}, False),
+    ],
+)
+def test_the_record_just_before_is_known_where_it_was_on_all_replicas(before, is_known):
+    """R9: a replica that has not received a change goes on with it."""
+    world = World()
+    at = world.put("a", **before)
+    world.look()
+    first = world.view.adapter("a")
+    assert first is not None
+    assert first.earlier is None
+    world.update("a", 2, source="v2")
+    world.look()
+    second = world.view.adapter("a")
+    assert second is not None
+    found = second.earlier
+    assert (found is not None) is is_known
+    if found is not None:
+        assert (found.generation, found.revision, found.pinned) == (1, at, True)
+
+
+def test_of_a_record_that_was_not_just_before_nothing_is_known():
+    """R9: another may have stood in between, or none at all."""
+    world = World()
+    world.put("a")
+    world.look()
+    world.update("a", 2, source="v2")
+    world.update("a", 3, source="v3")
+    world.look()
+    after_two = world.view.adapter("a")
+    world.put("a", 4, source="v4")  # made anew
+    world.look()
+    anew = world.view.adapter("a")
+    assert after_two is not None
+    assert anew is not None
+    assert (after_two.earlier, anew.earlier) == (None, None)
+
+
+def test_who_knows_what_and_who_names_whom(world):
+    """R9: what no status names stands alike on all."""
+    assert list(world.view.observed) == [world.revision, world.revision]
+    assert world.view.named == frozenset()
+    digest = "sha256:" + "1" * 64
+    says(world, "r1", 12, failed=failed("A"), pending=[Pending(name="b", generation=1, reason="x")])
+    says(world, "r2", 11, kept=[Kept(name="k", generation=1)], omitted=1, serves=[("s", 1)])
+    world.look()
+    assert (list(world.view.observed), world.view.named) == ([11, 12], {"a", "b", "k", "s"})
+    for generation, other, named in ((1, digest, set()), (2, digest, {"f"}), (1, "sha256:" + "2" * 64, {"f"})):
+        says(world, "r1", found=[Found(name="f", generation=1, digest=digest)])
+        says(world, "r2", found=[Found(name="f", generation=generation, digest=other)])
+        world.look()
+        assert world.view.named == named
+    world.raw("r1", b"?")
+    world.look()
+    assert len(world.view.observed) == 1
+    says(world, "r2", leaving=[Leaving(name="P", generation=1)])
+    world.look()
+    assert world.view.leaving == {"p": {"r2"}}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "withheld"),
+    [((), set()), (("r1",), {"r2"}), (("r1", "r2"), set()), (("other",), {"r1", "r2"})],
+)
+def test_whose_engine_the_pool_does_not_allow(world, hosts, withheld):
+    """X2: routers are not sent there; one without a URL is nowhere."""
+    if hosts:
+        world.allow(*hosts)
+    world.alive("r3")
+    world.look()
+    assert world.view.withheld == withheld
+    assert isinstance(HERE[0], Member)
+
+
+@pytest.mark.parametrize(
+    ("name", "placement", "note"),
+    [
+        ("placed", Placement(replicas=1), ""),
+        ("placed", Placement(replicas=2), ""),
+        ("placed", Placement(replicas=3), "placed on 3, 2 alive"),
+        ("placed", Placement(replicas=1, selector={"zone": "a"}), "placed on 1, 0 alive"),
+        ("a", Placement(selector={"zone": "a"}), "no live replica matches its selector"),
+        ("a", Placement(), ""),
+        ("tried", Placement(), ""),
+        ("tried", Placement(selector={"zone": "a"}), "no live replica matches its selector"),
+    ],
+)
+def test_a_note_says_that_too_few_serve_it(world, name, placement, note):
+    rollout = CanaryRollout(stable_generation=1, stable_spec=record("tried").spec) if name == "tried" else None
+    strategy = Strategy(canary=Canary(replicas=1)) if name == "tried" else None
+    world.put(name, 3, rollout, placement=placement, strategy=strategy)
+    assert world.where(name).note == note
+
+
+async def test_whoever_waits_for_a_subscription_that_ends_is_told():
+    """R20: before anything is known, and after something was."""
+    one = Subscription("p", "e")
+    waiting = asyncio.create_task(one.look())
+    await asyncio.sleep(0)
+    one.end()
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(waiting, 60)
+    other = Subscription("p", "e")
+    other.post(World().view, frozenset({"a"}))
+    updates = other.follow()
+    assert (await anext(updates)).snapshot
+    following = asyncio.ensure_future(anext(updates))
+    await asyncio.sleep(0)
+    other.end()
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(following, 60)
+
+
+async def test_an_update_has_all_that_changed_since_the_last_one():
+    """Once for each reader, and a new snapshot for one that comes too late."""
+    one, view = Subscription("p", "e"), World().view
+    one.post(view, frozenset())
+    assert (one.version, (await one.look()).keys) == (1, ()), "that there is nothing is known, too"
+    one.post(view, frozenset())
+    assert one.version == 1, "nothing has changed"
+    updates = one.follow()
+    await anext(updates)
+    one.post(view, frozenset({"b", "c"}))
+    one.post(view, frozenset({"a", "b"}))
+    update = await anext(updates)
+    assert (update.version, update.keys, update.snapshot) == (3, ("a", "b", "c"), False)
+    snapshots = set()
+    for count in range(50, 80):
+        for number in range(count):
+            one.post(view, frozenset({f"k{number}"}))
+        late = await anext(updates)
+        assert late.snapshot or len(late.keys) == count
+        snapshots.add(late.snapshot)
+    assert snapshots == {False, True}

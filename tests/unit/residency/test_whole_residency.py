@@ -1,0 +1,243 @@
+"""Each field of a residency: the whole of what is derived, compared with what it should be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from registry.model.records import Canary, CanaryRollout, Placement, Strategy
+from registry.model.status import Failed, Kept, Lazy, Leaving, Pending, Resident
+from registry.residency.derive import (
+    CountedResidency,
+    DerivedResidence,
+    DerivedResidency,
+    ReplicaStanding,
+    WantedGeneration,
+    counted,
+    residence_on,
+)
+from tests.support.records import record
+from tests.support.residency_world import FAILED, PENDING, SERVING, UNKNOWN, World, among, engine_status, members
+
+HERE = members("r1", "r2")
+NOW: dict[str, Any] = among(HERE)
+
+
+def part(replica: str, generation: int = 1, **fields: Any) -> DerivedResidence:
+    """A replica that serves a, and of which nothing else is to be said."""
+    said: dict[str, Any] = {
+        "engine_url": f"http://{replica}",
+        "labels": {},
+        "model": "a",
+        "state": SERVING,
+        "reason": "",
+        "loaded": True,
+        "last_used": "",
+    } | fields
+    return DerivedResidence(replica=replica, generation=generation, **said)
+
+
+def waiting(reason: str = "staging") -> list[Pending]:
+    return [Pending(name="a", generation=2, reason=reason)]
+
+
+def failed(retry_at: str | None = None) -> list[Failed]:
+    return [Failed(name="a", generation=2, reason="BAD", message="m", attempts=1, retry_at=retry_at)]
+
+
+def test_what_is_on_all_replicas(world):
+    """R9 status-truth: what each serves, what it is to serve, and what requests are to call it."""
+    world.alive("r1", labels={"zone": "a"})
+    world.alive("r2", "r3", "r4", "r5")
+    world.put("a", 2)
+    world.says("r1")
+    world.says("r2", pending=waiting(), kept=[Kept(name="a", generation=1)], engine=engine_status(names="versioned"))
+    world.says("r3", failed=failed(), kept=[Kept(name="a", generation=0)])
+    world.says("r4", pending=waiting())
+    assert world.where("a") == DerivedResidency(
+        "a",
+        2,
+        lazy=False,
+        replicas=(
+            part("r1", 2, labels={"zone": "a"}),
+            part(
+                "r2",
+                1,
+                engine_url="http://e",
+                model="a@1",
+                reason="earlier_generation",
+                wanted=WantedGeneration(2, PENDING, "staging"),
+            ),
+            part("r3", 0, reason="earlier_generation", wanted=WantedGeneration(2, FAILED, "BAD")),
+            part("r4", 2, state=PENDING, reason="staging", loaded=False),
+            part("r5", 2, engine_url="", state=PENDING, reason="no_status", loaded=False),
+        ),
+    )
+    ((_, found),) = counted(world.view, ["a"])
+    earlier = "earlier_generation"
+    assert found == CountedResidency(
+        "a",
+        2,
+        lazy=False,
+        counts={
+            ReplicaStanding(SERVING, ""): 1,
+            ReplicaStanding(SERVING, earlier, (PENDING, "staging")): 1,
+            ReplicaStanding(SERVING, earlier, (FAILED, "BAD")): 1,
+            ReplicaStanding(PENDING, "staging"): 1,
+            ReplicaStanding(PENDING, "no_status"): 1,
+        },
+    )
+    adapter = world.view.adapter("a")
+    assert adapter is not None
+    assert residence_on(world.view, adapter, "r1") == part("r1", 2, labels={"zone": "a"})
+    assert residence_on(world.view, adapter, "r9") is None
+
+
+def test_a_replica_that_has_not_received_a_change_goes_on_with_the_record_before(world):
+    """R9: as far as its status proves that one."""
+    world.alive("r1", "r2", "r3")
+    at = world.put("a")
+    world.look()
+    world.update("a", 2, source="v2")
+    world.says("r1", at)
+    world.says("r2", at, kept=[Kept(name="a", generation=7)], pending=waiting())
+    world.says("r3", at - 1)
+    unseen = WantedGeneration(2, PENDING, "not_seen")
+    assert world.where("a").replicas == (
+        part("r1", 1, reason="earlier_generation", wanted=unseen),
+        part("r2", 7, reason="earlier_generation", wanted=unseen),
+        part("r3", 2, state=PENDING, reason="not_seen", loaded=False),
+    )
+
+
+def test_a_lazy_adapter_is_loaded_where_it_is_resident(world):
+    """R9: at the generation that is meant; since when it is idle is told of nothing else."""
+    world.alive("r1", "r2", "r3", "r4")
+    world.put("a", 2, load="lazy")
+
+    def lazy(generation: int) -> Lazy:
+        used = [Resident(name="A", generation=generation, last_used="then")]
+        return Lazy(count=1, servable=True, resident=used)
+
+    world.says("r1", lazy=lazy(2))
+    world.says("r2", lazy=lazy(1))
+    world.says("r3", lazy=lazy(2), failed=failed())
+    world.says("r4", lazy=lazy(1), failed=failed("soon"), kept=[Kept(name="a", generation=1)])
+    found = world.where("a")
+    assert (found.lazy, found.replicas) == (
+        True,
+        (
+            part("r1", 2, reason="lazy", last_used="then"),
+            part("r2", 2, reason="lazy", loaded=False),
+            part("r3", 2, state=FAILED, reason="BAD", loaded=False),
+            part("r4", 1, reason="earlier_generation", last_used="then", wanted=WantedGeneration(2, PENDING, "BAD")),
+        ),
+    )
+
+
+def test_what_canaries_try_is_told_beside_what_the_others_serve(world):
+    """W6, R9: whichever of them is the canary; halted or not."""
+    world.alive("r1", "r2")
+    strategy = Strategy(canary=Canary(replicas=1))
+    for halted in ("", "they refuse it"):
+        rollout = CanaryRollout(stable_generation=1, stable_spec=record("a").spec, halted=halted)
+        world.put("a", 2, rollout, source="v2", strategy=strategy)
+        for name in ("r1", "r2"):
+            world.says(name, **NOW)
+        found = world.where("a")
+        assert (found.generation, found.halted) == (2, halted)
+        assert sorted(one.generation for one in found.replicas) == [1, 2]
+        assert {one.state for one in found.replicas} == {SERVING}
+    world.says("r1", members="other")
+    states = {one.replica: (one.state, one.reason) for one in world.where("a").replicas}
+    assert states == {"r1": (PENDING, "membership_not_seen"), "r2": (SERVING, "")}
+
+
+def test_who_is_to_have_it_once_it_knows_the_others(world):
+    """R9: what is placed by number is told of those that find it theirs, and of those that should."""
+    world.alive("r1", "r2")
+    world.put("a", placement=Placement(replicas=2))
+    world.says("r1", **NOW)
+    world.says("r2", **among(members("r2")))
+    found = world.where("a")
+    assert found.replicas == (
+        part("r1"),
+        part("r2", state=PENDING, reason="membership_not_seen", loaded=False),
+    )
+    world.says("r2", **NOW)
+    assert world.where("a").replicas == (part("r1"), part("r2"))
+
+
+def test_who_serves_it_until_others_do(world):
+    """R9, R20: as far as its status proves that; what it leaves without serving it is nothing."""
+    world.alive("r1", "r2")
+    world.put("a", 2, placement=Placement(replicas=1))
+    for name in ("r1", "r2"):
+        world.says(name, **NOW)
+    (one,) = world.where("a").replicas
+    other = {"r1": "r2", "r2": "r1"}[one.replica]
+    for generation in (1, 2):
+        world.says(other, **NOW, leaving=[Leaving(name="a", generation=generation)])
+        found = {each.replica: each for each in world.where("a").replicas}
+        assert found[other] == part(other, generation, reason="leaving")
+    world.says(other, **NOW, leaving=[Leaving(name="a", generation=2)], stale=True)
+    assert [each.replica for each in world.where("a").replicas] == [one.replica]
+
+
+def test_an_engine_that_the_pool_does_not_allow_gets_no_request(world):
+    """X2: whatever else is so."""
+    world.alive("r1", "r2")
+    world.put("a", 2, load="lazy")
+    used = [Resident(name="a", generation=2, last_used="then")]
+    for name in ("r1", "r2"):
+        world.says(name, lazy=Lazy(count=1, servable=True, resident=used))
+    world.allow("r2")
+    assert world.where("a").replicas == (
+        part("r1", 2, engine_url="", state=FAILED, reason="engine_url_not_allowed", loaded=False),
+        part("r2", 2, reason="lazy", last_used="then"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("placement", "missing"),
+    [
+        (Placement(), 4),
+        (Placement(selector={"zone": "a"}), 2),
+        (Placement(selector={"zone": "b"}), 2),
+        (Placement(selector={"zone": "c"}), 0),
+        (Placement(replicas=3), 0),
+    ],
+)
+def test_who_is_missing_is_counted_where_it_would_serve(world, placement, missing):
+    """R9: of each group as many as lack to it, by name or without."""
+    world.expect(({"zone": "a"}, 2), ({"zone": "b"}, 2))
+    world.remember("r8", "r9", labels={"zone": "b"})
+    world.put("a", placement=placement)
+    world.look()
+    ((_, found),) = counted(world.view, ["a"])
+    assert found is not None
+    assert dict(found.counts) == ({ReplicaStanding(UNKNOWN, "not_alive"): missing} if missing else {})
+
+
+def test_adapters_that_cannot_be_read_are_counted_as_nothing(world):
+    world.alive("r1")
+    world.put("b", 3)
+    world.look()
+    found = dict(counted(world.view, ["nothing", "b"]))
+    assert found["nothing"] is None
+    assert found["b"] is not None
+    assert (found["b"].name, found["b"].generation) == ("b", 3)
+
+
+def test_adapters_that_stand_alike_are_told_by_their_own_names(world: World):
+    world.alive("r1")
+    for generation, name in enumerate(("A", "b", "C"), start=1):
+        world.put(name, generation)
+    world.says("r1")
+    world.look()
+    found = [one for _, one in counted(world.view, ["a", "b", "c"]) if one]
+    assert [(one.name, one.generation, dict(one.counts)) for one in found] == [
+        (name, generation, {ReplicaStanding(SERVING, ""): 1})
+        for generation, name in enumerate(("A", "b", "C"), start=1)
+    ]

@@ -1,0 +1,207 @@
+"""Streams of a pool's adapters and of a rollout, on virtual time with an etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from registry.etcd3.informer import SharedInformerFactory
+from registry.model.errors import FailedPrecondition, NotFound, Reason
+from registry.model.placement import Member, Placement
+from registry.model.records import PoolLimits, PoolSpec
+from registry.rollout.status import Question, ReplicaFailure, Rollout
+from registry.rollout.watching import AdapterStreams
+from registry.runtime.clock import Deadline
+from registry.store.reader import Reader
+from tests.support.played_etcd import PlayedEtcd, play
+from tests.support.records import KEYS, POOL, record
+from tests.support.residency_world import Replicas, among
+
+NAMES = ("r1", "r2")
+# The first has room for few.
+MEMBERS = (Member("r1", {}, 4), Member("r2", {}))
+
+
+class Watched:
+    """A pool of two replicas, and streams of it."""
+
+    def __init__(self, etcd: PlayedEtcd) -> None:
+        self.etcd, client = etcd, etcd.client()
+        self.replicas = Replicas(etcd.client(1), KEYS)
+        rng = random.Random(0)
+        informers = SharedInformerFactory(client, rng=rng)
+        self.streams = AdapterStreams(client, KEYS, Reader(client, KEYS), informers, rng=rng)
+        spec = PoolSpec(name=POOL, base_models=["base"], limits=PoolLimits())
+        etcd.store.put(KEYS.pool(POOL), spec.to_bytes())
+
+    def put(self, name: str, generation: int = 1, **fields: Any) -> int:
+        return self.etcd.store.put(KEYS.adapter(POOL, name), record(name, generation, **fields).to_bytes())
+
+    async def says(self, name: str, revision: int, *taken: str) -> None:
+        """That it serves all that stood at a revision, where so many adapters take room everywhere."""
+        room = {frozenset[tuple[str, str]](): len(taken)} if taken else {}
+        await self.replicas.says(name, revision, **among(MEMBERS, room))
+
+    async def alive(self) -> None:
+        """Both of them are."""
+        await self.replicas.alive("r1", capacity=4)
+        await self.replicas.alive("r2")
+
+    def rollout(self, name: str, generation: int = 0) -> AsyncGenerator[Rollout, None]:
+        return self.streams.rollout(Question(POOL, name, generation), Deadline.of(60.0))
+
+
+def told(rollout: Rollout) -> tuple[bool, list[str]]:
+    """Whether it is done, and what is said of each replica that does not serve it."""
+    return rollout.done, [f"{one.replica} {one.reason}" for one in rollout.replicas if one.reason]
+
+
+def test_a_rollout_is_told_whenever_it_changes_until_it_is_done():
+    """R9: and no look tells the same again."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        watched = Watched(etcd)
+        await watched.alive()
+        at = watched.put("a", 3)
+        async with aclosing(watched.rollout("a")) as rollouts:
+            assert told(await anext(rollouts)) == (False, ["r1 no_status", "r2 no_status"])
+            await watched.says("r1", at)
+            assert told(await anext(rollouts)) == (False, ["r2 no_status"])
+            watched.put("b")
+            following = asyncio.ensure_future(anext(rollouts))
+            await asyncio.sleep(30)
+            assert not following.done()
+            await watched.says("r2", at)
+            last = await following
+            assert (told(last), last.generation, last.failure) == ((True, []), 3, None)
+            assert await anext(rollouts, None) is None
+
+    play(scene)
+
+
+def test_what_is_done_already_is_told_once():
+    async def scene(etcd: PlayedEtcd) -> None:
+        watched = Watched(etcd)
+        await watched.alive()
+        at = watched.put("a")
+        for name in NAMES:
+            await watched.says(name, at)
+        assert [told(one) async for one in watched.rollout("a")] == [(True, [])]
+
+    play(scene)
+
+
+@pytest.mark.parametrize(("generation", "failure"), [(0, ReplicaFailure.SUPERSEDED), (1, ReplicaFailure.SUPERSEDED)])
+def test_the_generation_that_was_found_first_is_the_one_that_is_watched(generation, failure):
+    """R9: what is served of a later one says nothing of it."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        watched = Watched(etcd)
+        await watched.alive()
+        watched.put("a")
+        async with aclosing(watched.rollout("a", generation)) as rollouts:
+            assert (await anext(rollouts)).generation == 1
+            watched.put("a", 2, source="v2")
+            last = await anext(rollouts)
+            assert (last.done, last.failure, last.generation) == (True, failure, 1)
+            assert await anext(rollouts, None) is None
+
+    play(scene)
+
+
+def test_what_is_deleted_is_over_and_what_never_was_is_none():
+    async def scene(etcd: PlayedEtcd) -> None:
+        watched = Watched(etcd)
+        with pytest.raises(NotFound) as none:
+            await anext(watched.rollout("a"))
+        assert (none.value.reason, none.value.field) == (Reason.ADAPTER_NOT_FOUND, "name")
+        (gone,) = [one async for one in watched.rollout("a", 2)]
+        assert (gone.done, gone.failure, gone.generation) == (True, ReplicaFailure.DELETED, 2)
+        etcd.store.delete(KEYS.pool(POOL))
+        for generation in (0, 2):
+            with pytest.raises(NotFound) as nowhere:
+                await anext(watched.rollout("a", generation))
+            assert nowhere.value.reason is Reason.POOL_NOT_FOUND
+
+    play(scene)
+
+
+def test_what_is_placed_by_number_waits_for_the_room_that_others_take():
+    """R9: who is to serve it follows from that, so nothing is said before it is known."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        watched = Watched(etcd)
+        await watched.alive()
+        for other in ("x", "y"):
+            watched.put(other)
+        at = watched.put("a", placement=Placement(replicas=2))
+        for name in NAMES:
+            await watched.says(name, at)  # with other room than there is
+        async with aclosing(watched.rollout("a")) as rollouts:
+            assert told(await anext(rollouts)) == (False, ["r1 room_not_seen", "r2 room_not_seen"])
+            for name in NAMES:
+                await watched.says(name, at, "x", "y")
+            found = [told(one) async for one in rollouts]
+        assert found[-1] == (True, [])
+
+    play(scene)
+
+
+def test_what_came_to_be_placed_by_number_is_followed_to_its_end():
+    async def scene(etcd: PlayedEtcd) -> None:
+        watched = Watched(etcd)
+        await watched.alive()
+        watched.put("x")
+        at = watched.put("a", placement=Placement(replicas=1))
+        for name in NAMES:
+            await watched.says(name, at, "x")
+        (only,) = [one async for one in watched.rollout("a")]
+        assert (told(only), len(only.replicas)) == ((True, []), 1)
+
+    play(scene)
+
+
+def test_a_pools_adapters_are_told_as_they_stand_and_as_they_change():
+    async def scene(etcd: PlayedEtcd) -> None:
+        watched = Watched(etcd)
+        first = watched.put("a")
+        async with aclosing(watched.streams.adapters(POOL, 0, Deadline.of(60.0))) as batches:
+            snapshot = await anext(batches)
+            assert (snapshot.revision, snapshot.snapshot) == (first, True)
+            assert [(one.key, one.mod_revision, one.kv is None) for one in snapshot.events] == [
+                (KEYS.adapter(POOL, "a"), first, False)
+            ]
+            second = watched.put("b")
+            change = await anext(batches)
+            assert (change.revision, change.snapshot, len(change.events)) == (second, False, 1)
+            third = etcd.store.delete(KEYS.adapter(POOL, "a"))
+            gone = await anext(batches)
+            assert (gone.revision, [one.kv for one in gone.events]) == (third, [None])
+        async with aclosing(watched.streams.adapters(POOL, second, Deadline.of(60.0))) as batches:
+            assert [(await anext(batches)).revision for _ in range(2)] == [second, third]
+        with pytest.raises(NotFound):
+            await anext(watched.streams.adapters("q", 0, Deadline.of(60.0)))
+
+    play(scene)
+
+
+def test_changes_that_are_not_kept_are_an_error_and_no_gap():
+    """R2: whoever goes on from a revision has to know that there is nothing between."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        watched = Watched(etcd)
+        first = watched.put("a")
+        for generation in range(2, 5):
+            last = watched.put("a", generation, source=f"v{generation}")
+        etcd.store.compact(last)
+        with pytest.raises(FailedPrecondition) as lost:
+            await anext(watched.streams.adapters(POOL, first, Deadline.of(60.0)))
+        assert (lost.value.reason, lost.value.field) == (Reason.REVISION_COMPACTED, "start_revision")
+        assert lost.value.metadata == {"revision": str(last)}
+
+    play(scene)

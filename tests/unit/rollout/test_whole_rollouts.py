@@ -1,0 +1,475 @@
+"""Each word of a rollout: the whole of what is derived, compared with what it should be."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+
+from registry.etcd3.errors import EtcdUnavailable
+from registry.etcd3.ops import Event, KeyValue
+from registry.model.errors import RegistryError
+from registry.model.names import label_text
+from registry.model.placement import Placement, assign
+from registry.model.records import Canary, CanaryRollout, Strategy
+from registry.model.status import Found, Kept, Pending
+from registry.rollout.expected import GroupPresence, LackingReplicas, NamelessReplicas
+from registry.rollout.policy import (
+    Halt,
+    Leave,
+    LookAgain,
+    OpenRollouts,
+    Promote,
+    Soak,
+    conductor_request_id,
+    decide,
+    soaking,
+)
+from registry.rollout.pool import Assignments, PoolSnapshot, PoolValues, read_presence, renew
+from registry.rollout.status import (
+    Question,
+    ReplicaFailure,
+    ReplicaRollout,
+    Rollout,
+    RolloutStage,
+    derive_rollout,
+    needs_room,
+    refusals,
+)
+from tests.support.records import KEYS, POOL, kv, record
+from tests.support.residency_world import (
+    FAILED,
+    LEASE,
+    PENDING,
+    SERVING,
+    UNKNOWN,
+    engine_status,
+    members,
+    pool_snapshot,
+    presence,
+    replica_status,
+)
+from tests.unit.rollout.test_canary_rollout import CANARIES, FIRST, NAME, SECOND, TWO, canaried, derive, failed, status
+from tests.unit.rollout.test_pool import COMPACTED, Forgetful, read
+
+SOON = [Pending(name=NAME, generation=2, reason="staging")]
+
+
+def test_of_each_replica_all_is_told():
+    """R9 status-truth: state, reason, what it says, and what it answers with meanwhile."""
+    kept = [Kept(name=NAME, generation=1)]
+    found = derive(record(NAME, 2), r1=failed(), r2=status(pending=SOON, kept=kept), r3=status(observed_revision=49))
+    behind = "it has not received this change yet (at revision 49, needs 50)"
+    assert found == Rollout(
+        NAME,
+        2,
+        (
+            ReplicaRollout("r0", SERVING, generation=2),
+            ReplicaRollout("r1", FAILED, "BAD", "m", generation=2),
+            ReplicaRollout("r2", PENDING, "staging", generation=2, kept=1),
+            ReplicaRollout("r3", PENDING, "not_seen", behind, generation=2),
+        ),
+        waiting="2 of 4 replicas do not serve it yet",
+    )
+
+
+def test_with_all_well_it_is_done():
+    assert derive(record(NAME, 2)) == Rollout(
+        NAME, 2, tuple(ReplicaRollout(f"r{number}", SERVING, generation=2) for number in range(4)), done=True
+    )
+    refused = derive(record(NAME, 2), r1=failed())
+    assert (refused.done, refused.failure, refused.waiting) == (True, ReplicaFailure.REPLICAS_FAILED, "")
+
+
+@pytest.mark.parametrize(
+    ("generation", "told"),
+    [
+        (1, Rollout(NAME, 1, done=True, failure=ReplicaFailure.SUPERSEDED)),
+        (3, Rollout(NAME, 3, waiting="generation 2 is the present one, 3 does not exist yet")),
+        (2, Rollout(NAME, 2, waiting="no replica of the pool is alive")),
+        (0, Rollout(NAME, 2, waiting="no replica of the pool is alive")),
+    ],
+)
+def test_which_generation_is_asked_for(generation, told):
+    question = Question(POOL, "ACME/A", generation)
+    assert derive_rollout(question, kv(NAME, 50, generation=2), PoolSnapshot(POOL)) == told
+
+
+def test_of_what_is_gone_or_damaged():
+    """R14: a damaged record is waited for, and replicas keep what they have."""
+    question = Question(POOL, "ACME/A", 7)
+    assert derive_rollout(question, None, PoolSnapshot(POOL)) == Rollout(
+        "ACME/A", 7, done=True, failure=ReplicaFailure.DELETED
+    )
+    damaged = derive_rollout(question, kv(NAME, 50, b"?"), PoolSnapshot(POOL))
+    assert (damaged.name, damaged.generation, damaged.done, damaged.failure) == ("ACME/A", 7, False, None)
+    assert damaged.waiting.startswith("the record cannot be read, so replicas keep the generation before: ")
+    other = derive_rollout(Question("q", NAME, 0), kv(NAME, 50), PoolSnapshot("q"))
+    assert "cannot be read" in other.waiting
+
+
+@pytest.mark.parametrize(("known", "is_needed"), [(49, True), (50, False), (51, False)])
+def test_the_room_is_needed_up_to_the_record(known, is_needed):
+    """R9: what is placed by number depends on what else takes room."""
+    numbered = kv(NAME, 50, record(NAME, 2, placement=Placement(replicas=2)).to_bytes())
+    pool = pool_snapshot([], [], [kv("b", known)])
+    assert needs_room(Question(POOL, NAME, 0), numbered, pool) is is_needed
+
+
+def test_of_each_canary_and_each_other_all_is_told():
+    """W6: canaries serve one generation, the others the one before."""
+    one = derive(canaried(), r0=failed(), **{FIRST: status(pending=SOON)})
+    others = [name for name in ("r0", "r1", "r2", "r3") if name not in CANARIES]
+    assert others[0] == "r0"
+    expected = {
+        FIRST: ReplicaRollout(FIRST, PENDING, "staging", canary=True, generation=2),
+        SECOND: ReplicaRollout(SECOND, SERVING, canary=True, generation=2),
+        "r0": ReplicaRollout("r0", FAILED, "BAD", "m", generation=1),
+        others[1]: ReplicaRollout(others[1], SERVING, generation=1),
+    }
+    assert one == Rollout(
+        NAME,
+        2,
+        tuple(expected[name] for name in sorted(expected)),
+        waiting="1 of 2 canaries do not serve it yet",
+        canary=canaried().rollout,
+        stage=RolloutStage.WAITING,
+    )
+
+
+@pytest.mark.parametrize(
+    ("allowed", "refuse", "pending", "stage"),
+    [
+        (0, 0, 0, RolloutStage.SERVED),
+        (0, 0, 1, RolloutStage.WAITING),
+        (0, 1, 0, RolloutStage.REFUSED),
+        (0, 1, 1, RolloutStage.REFUSED),
+        (1, 1, 0, RolloutStage.SERVED),
+        (1, 1, 1, RolloutStage.WAITING),
+        (1, 2, 0, RolloutStage.REFUSED),
+        (2, 2, 0, RolloutStage.REFUSED),
+        (0, 2, 0, RolloutStage.REFUSED),
+    ],
+)
+def test_the_stage_of_a_rollout_follows_from_its_canaries(allowed, refuse, pending, stage):
+    """So many may refuse it, but not all of them."""
+    strategy = Strategy(canary=Canary(replicas=2), max_failures=allowed)
+    told = [failed()] * refuse + [status(pending=SOON)] * pending
+    found = derive(canaried(strategy), **dict(zip((FIRST, SECOND), told, strict=False)))
+    assert found.stage is stage
+    assert (found.done, found.failure) == (False, None)
+    halted = derive(canaried(strategy, halted="why"), **dict(zip((FIRST, SECOND), told, strict=False)))
+    assert (halted.stage, halted.done, halted.failure, halted.waiting) == (
+        RolloutStage.HALTED,
+        True,
+        ReplicaFailure.HALTED,
+        "",
+    )
+
+
+def test_canaries_that_are_out_of_sight_are_waited_for():
+    """R9: unknown is not served."""
+    assert derive(canaried(), **{FIRST: status(stale=True)}).stage is RolloutStage.WAITING
+
+
+def test_what_is_said_of_refusals():
+    told = derive(canaried(), **{FIRST: failed(), SECOND: failed()})
+    assert refusals(told) == "2 of 2 canaries refuse it: r1 BAD - m; r2 BAD - m"
+    quiet = Rollout(NAME, 2, (ReplicaRollout("r1", FAILED, "BAD", canary=True), ReplicaRollout("r2", FAILED, "X", "n")))
+    assert refusals(quiet) == "1 of 1 canaries refuse it: r1 BAD"
+
+
+@pytest.mark.parametrize(
+    ("count", "note"),
+    [
+        (1, ""),
+        (4, ""),
+        (5, "placed on 5 replicas, 4 are alive: served by all of them"),
+    ],
+)
+def test_a_note_says_that_fewer_live_than_it_is_placed_on(count, note):
+    numbered = record(NAME, 2, placement=Placement(replicas=count))
+    found = derive(numbered, records=[kv(NAME, 50, numbered.to_bytes())])
+    assert (found.note, len(found.replicas), found.done) == (note, min(count, 4), True)
+
+
+def test_notes_of_a_rollout_by_hand_follow_each_other():
+    by_hand = Strategy(canary=Canary(replicas=1), promote="manual")
+    numbered = canaried(by_hand, placement=Placement(replicas=5))
+    found = derive(numbered, records=[kv(NAME, 50, numbered.to_bytes())])
+    assert found.note == (
+        "placed on 5 replicas, 4 are alive: served by all of them; 1 of 4 replicas, its canaries, serve it, the others "
+        "generation 1, until it is promoted by hand"
+    )
+    assert (found.done, found.failure) == (True, None)
+
+
+def test_who_is_expected_and_does_not_live_is_waited_for_by_what_is_for_all():
+    """Not by canaries, nor by what is placed by number, which goes to others."""
+    snapshot = pool_snapshot([KeyValue(KEYS.replica(POOL, "r0"), presence("r0").to_bytes(), 1, 1, 1, LEASE)], [])
+    group = {"zone": "a"}
+    lacking = LackingReplicas(
+        nameless=[NamelessReplicas(2, {}, 3), NamelessReplicas(1, group, 1)], groups=[GroupPresence(group, 1, 0)]
+    )
+    snapshot = replace(snapshot, lacking=lacking)
+    told = derive_rollout(Question(POOL, NAME, 0), kv(NAME, 50, generation=2), snapshot)
+    that = "that its pool expects do not live"
+    assert [(one.replica, one.state, one.reason, one.message, one.generation) for one in told.replicas] == [
+        ("others", UNKNOWN, "not_alive", f"2 more of the 3 replicas {that}", 2),
+        ("others of zone=a", UNKNOWN, "not_alive", f"1 more of the 1 replicas of {label_text(group)} {that}", 2),
+        ("r0", PENDING, "no_status", "it has not reported yet", 2),
+    ]
+    for of in (canaried(), record(NAME, 2, placement=Placement(replicas=1))):
+        found = derive_rollout(Question(POOL, NAME, 0), kv(NAME, 50, of.to_bytes()), snapshot)
+        assert [one.replica for one in found.replicas] == ["r0"]
+
+
+SERVED = Rollout(
+    "a", 2, (ReplicaRollout("r0", SERVING, canary=True), ReplicaRollout("r1", SERVING)), stage=RolloutStage.SERVED
+)
+
+
+def test_a_clock_runs_while_the_same_canaries_serve_the_same_record():
+    """Those alone count: others may come and go."""
+    soak = soaking(None, SERVED, 7, 0, 5.0)
+    assert soak == Soak((7, 0, frozenset({"r0"})), 5.0)
+    fewer = Rollout("a", 2, SERVED.replicas[:1], stage=RolloutStage.SERVED)
+    assert soaking(soak, fewer, 7, 0, 9.0) is soak
+    assert soaking(soak, SERVED, 7, 1, 9.0) == Soak((7, 1, frozenset({"r0"})), 9.0)
+    for stage in (RolloutStage.WAITING, RolloutStage.REFUSED, RolloutStage.HALTED, None):
+        assert soaking(soak, Rollout("a", 2, SERVED.replicas, stage=stage), 7, 0, 9.0) is None
+    assert soaking(soak, SERVED, 7, None, 9.0) is None
+
+
+@pytest.mark.parametrize(
+    ("promote", "now", "decision"),
+    [("auto", 14.9, LookAgain(15.0)), ("auto", 15.0, Promote()), ("auto", 15.1, Promote()), ("manual", 99.0, Leave())],
+)
+def test_it_comes_to_all_once_it_was_served_for_long_enough(promote, now, decision):
+    strategy = Strategy(canary=Canary(replicas=1), soak_seconds=10, promote=promote)
+    assert decide(strategy, SERVED, soaking(None, SERVED, 7, 0, 5.0), now) == decision
+    assert decide(strategy, SERVED, None, now) == Leave()
+    refused = Rollout("a", 2, (ReplicaRollout("r0", FAILED, "x" * 700, canary=True),), stage=RolloutStage.REFUSED)
+    halt = decide(strategy, refused, None, now)
+    assert isinstance(halt, Halt)
+    assert halt.why == ("1 of 1 canaries refuse it: r0 " + "x" * 700)[:600]
+
+
+NAMED = hashlib.sha256(b"p\0acme%2Fa").hexdigest()[:16]
+
+
+def test_the_request_id_of_the_admin_service_is_the_same_in_all_of_them():
+    """W3 idempotent: also in those of other releases, so it is written down here."""
+    one = record("acme/A", 3)
+    assert conductor_request_id("halt", one, 0) == conductor_request_id("halt", record("acme/a", 3), 0)
+    assert conductor_request_id("halt", one, 0) == f"halt-p-{NAMED}-3"
+    assert conductor_request_id("promote", one, 2) == f"promote-p-{NAMED}-3-2"
+    long = one.model_copy(update={"pool": "q" * 90})
+    assert conductor_request_id("halt", long, 1).split("-")[1] == "q" * 64
+
+
+def event(key: bytes, value: KeyValue | None) -> Event:
+    return Event(key, 9, value)
+
+
+def test_a_pool_with_a_rollout_is_one_until_its_last_is_over():
+    """Each change tells of the pools that it is about, and of no other."""
+    running = OpenRollouts(KEYS.all_adapters())
+    value = canaried().to_bytes()
+    a, b = kv("acme/a", 5, value), kv("acme/b", 6, value)
+    elsewhere = KEYS.adapter("q", "acme/a")
+    assert running.of(POOL) == {}
+    assert running.changed([event(a.key, a), event(b.key, b), event(elsewhere, a)]) == {POOL, "q"}
+    assert running.of(POOL) == {a.key: a, b.key: b}
+    assert running.changed([event(KEYS.adapter("s", "c"), kv("c", 7)), event(KEYS.adapter("s", "d"), None)]) == set()
+    assert running.changed([event(a.key, None)]) == {POOL}
+    assert (running.of(POOL), running.pools) == ({b.key: b}, {POOL, "q"})
+    assert running.changed([event(a.key, None)]) == set(), "it was none any more"
+    assert running.changed([event(b.key, kv("acme/b", 8))]) == {POOL}
+    assert running.pools == {"q"}
+    assert running.listed([a]) == {POOL, "q"}
+    assert (running.pools, running.of(POOL)) == ({POOL}, {a.key: a})
+
+
+def live(name: str, **fields: object) -> KeyValue:
+    return KeyValue(KEYS.replica(POOL, name), presence(name, **fields).to_bytes(), 1, 1, 1, LEASE)
+
+
+def says(name: str, revision: int, lease: int = LEASE, **fields: object) -> KeyValue:
+    told = replica_status(name, revision, **fields).to_bytes()
+    return KeyValue(KEYS.status(POOL, name), told, 1, revision, 1, lease)
+
+
+def by_key(*kvs: KeyValue) -> dict[bytes, KeyValue]:
+    return {one.key: one for one in kvs}
+
+
+def test_what_did_not_change_is_not_read_again():
+    """Replicas are the same objects, and so are all of them together, until one comes, goes, or says something."""
+    first = renew(PoolSnapshot(POOL), PoolValues(by_key(live("r2"), live("r1")), by_key(says("r1", 5))))
+    assert list(first.replicas) == ["r1", "r2"]
+    same = renew(first, PoolValues(by_key(live("r1"), live("r2")), by_key(says("r1", 5))))
+    assert (same.replicas is first.replicas, same.known is first.known) == (True, True)
+    other = renew(same, PoolValues(by_key(live("r1"), live("r2")), by_key(says("r1", 6))))
+    assert (other.replicas["r1"] is first.replicas["r1"], other.replicas["r2"] is first.replicas["r2"]) == (False, True)
+    fewer = renew(other, PoolValues(by_key(live("r1")), by_key(says("r1", 6))))
+    assert (list(fewer.replicas), fewer.replicas["r1"] is other.replicas["r1"]) == (["r1"], True)
+    named = renew(fewer, PoolValues(by_key(live("r3")), {}))
+    assert list(named.replicas) == ["r3"]
+
+
+def test_the_last_eight_sets_of_replicas_are_known():
+    """R9: a replica that has not seen the newest one is understood, and of those before only so many."""
+    pool, digests = PoolSnapshot(POOL), []
+    digests.append(next(reversed(pool.known)))
+    for number in range(10):
+        pool = renew(pool, PoolValues(by_key(live(f"r{number}")), {}))
+        digests.append(next(reversed(pool.known)))
+        assert [one.replica for one in pool.known[digests[-1]]] == [f"r{number}"]
+    assert list(pool.known) == digests[-8:]
+    back = renew(pool, PoolValues(by_key(live("r8")), {}))
+    assert list(back.known) == [*digests[-8:-2], digests[-1], digests[-2]], "the present one is the last"
+
+
+def test_a_status_that_is_ahead_waits_where_it_should():
+    """R9: it speaks of records that are not known here; the one before it counts, if it is of the same process."""
+    ahead = by_key(says("r1", 6))
+    known = renew(PoolSnapshot(POOL), PoolValues(by_key(live("r1")), by_key(says("r1", 5)), {}, revision=5))
+
+    def observed(base: PoolSnapshot, presence_kv: KeyValue, holds_back: bool, revision: int = 5) -> int | None:
+        values = PoolValues(by_key(presence_kv), ahead, {}, revision=revision, holds_back=holds_back)
+        status_kv = renew(base, values).replicas["r1"].status
+        return status_kv.mod_revision if status_kv else None
+
+    assert observed(known, live("r1"), holds_back=False) == 6
+    assert observed(known, live("r1"), holds_back=True) == 5
+    assert observed(known, live("r1"), holds_back=True, revision=6) == 6
+    assert observed(PoolSnapshot(POOL), live("r1"), holds_back=True) is None
+    again = KeyValue(KEYS.replica(POOL, "r1"), presence("r1").to_bytes(), 1, 9, 1, LEASE + 1)
+    assert observed(known, again, holds_back=True) is None
+    stale = by_key(says("r1", 6, stale=True))
+    values = PoolValues(by_key(live("r1")), stale, {}, revision=5, holds_back=True)
+    assert renew(known, values).replicas["r1"].status == stale[KEYS.status(POOL, "r1")]
+
+
+def test_room_has_a_number_of_its_own_for_each_of_the_last_eight():
+    """R9: a replica that reckons with the room of a moment ago is understood."""
+    pool, records = PoolSnapshot(POOL), dict[bytes, KeyValue]()
+    assert [(one.number, dict(one.everywhere)) for one in pool.rooms] == [(0, {})]
+    for number in range(1, 11):
+        records |= by_key(kv(f"a{number}", number))
+        changed = frozenset({KEYS.adapter(POOL, f"a{number}")})
+        pool = renew(pool, PoolValues({}, {}, records, changed, revision=number))
+        assert pool.revision == number
+    assert [(one.number, dict(one.everywhere)) for one in pool.rooms] == [
+        (number, {frozenset(): number}) for number in range(3, 11)
+    ]
+    same = renew(pool, PoolValues({}, {}, records, frozenset(), revision=11))
+    assert (same.rooms is pool.rooms, same.revision) == (True, 11)
+    without = renew(pool, PoolValues({}, {}, revision=12))
+    assert (without.rooms is pool.rooms, without.revision) == (True, 10)
+    whole = renew(pool, PoolValues({}, {}, by_key(kv("a1", 1)), None, revision=13))
+    assert [(one.number, dict(one.everywhere)) for one in whole.rooms[-1:]] == [(11, {frozenset(): 1})]
+    assert set(whole.taken) == {KEYS.adapter(POOL, "a1")}
+
+
+@pytest.mark.parametrize(
+    ("fields", "taken"),
+    [
+        ({}, {frozenset(): 1}),
+        ({"load": "lazy"}, {}),
+        ({"placement": Placement(selector={"zone": "a"})}, {frozenset({("zone", "a")}): 1}),
+        ({"placement": Placement(replicas=2)}, {}),
+        ({"placement": Placement(replicas=2, selector={"zone": "a"})}, {}),
+        ({"description": '"placement":{"replicas":1'}, {frozenset(): 1}),
+        ({"description": '"stable_spec"'}, {frozenset(): 1}),
+        ({"labels": {"k": '"load":"lazy"'}}, {frozenset(): 1}),
+    ],
+)
+def test_what_takes_room_everywhere(fields, taken):
+    """R9: whatever its texts look like."""
+    pool = renew(PoolSnapshot(POOL), PoolValues({}, {}, by_key(kv("a", 5, record("a", **fields).to_bytes()))))
+    assert dict(pool.rooms[-1].everywhere) == taken
+
+
+@pytest.mark.parametrize("stable", [{}, {"placement": Placement(replicas=2)}, {"load": "lazy"}])
+def test_of_a_rollout_what_takes_room_is_what_takes_it_for_all(stable):
+    """R9: its record has two specs, and the text of either may be the usual one."""
+    rolled = CanaryRollout(stable_generation=1, stable_spec=record("a", **stable).spec)
+    for fields in ({}, {"placement": Placement(replicas=2)}):
+        made = record("a", 2, source="v2", strategy=TWO, **fields).model_copy(update={"rollout": rolled})
+        pool = renew(PoolSnapshot(POOL), PoolValues({}, {}, by_key(kv("a", 5, made.to_bytes()))))
+        assert dict(pool.rooms[-1].everywhere) == ({} if fields else {frozenset(): 1})
+
+
+def test_a_record_under_another_key_takes_no_room():
+    """X2: nor one of another pool."""
+    other = record("a").model_copy(update={"pool": "q"})
+    kvs = by_key(kv("b", 5, record("a").to_bytes()), kv("a", 5, other.to_bytes()), kv("c", 5, b"?"))
+    assert dict(renew(PoolSnapshot(POOL), PoolValues({}, {}, kvs)).rooms[-1].everywhere) == {}
+    cased = by_key(kv("a", 5, record("A").to_bytes()))
+    assert dict(renew(PoolSnapshot(POOL), PoolValues({}, {}, cased)).rooms[-1].everywhere) == {frozenset(): 1}
+
+
+def test_where_routers_find_an_engine():
+    """What the presence says, else what the status does."""
+    urls = {}
+    for name, url in (("r1", "http://told"), ("r2", "")):
+        told = says(name, 5, engine=engine_status(url="http://status"))
+        pool = renew(PoolSnapshot(POOL), PoolValues(by_key(live(name, engine_url=url)), by_key(told)))
+        urls[name] = pool.replicas[name].router_url
+    assert urls == {"r1": "http://told", "r2": "http://status"}
+    pool = renew(PoolSnapshot(POOL), PoolValues(by_key(live("r1")), {}))
+    assert pool.replicas["r1"].router_url == ""
+    member, url = read_presence(live("r1", labels={"a": "b"}, capacity=3, leaving=True, engine_url="u"))
+    assert (member.replica, member.labels, member.capacity, member.leaving, url) == ("r1", {"a": "b"}, 3, True, "u")
+
+
+ONE, OTHER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
+
+
+@pytest.mark.parametrize("is_pinned", [True, False], ids=["stable is pinned", "stable is not"])
+def test_files_of_others_are_compared_by_the_record_that_they_follow(is_pinned):
+    """W6 one-digest: the canaries' record may have a digest, or none, whatever the one before it had."""
+    made = canaried(pinned=not is_pinned)
+    assert made.rollout is not None
+    stable = made.rollout.model_copy(update={"stable_spec": record(NAME, 1, pinned=is_pinned).spec})
+    told = {}
+    for number, name in enumerate(("r0", "r1", "r2", "r3")):
+        generation = 2 if name in CANARIES else 1
+        told[name] = status(found=[Found(name=NAME, generation=generation, digest=(ONE, OTHER)[number // 2])])
+    found = derive(made.model_copy(update={"rollout": stable}), **told)
+    differ = {one.replica for one in found.replicas if one.reason == "digests_differ"}
+    assert differ == (set(CANARIES) if is_pinned else {"r0", "r3"})
+
+
+def test_by_hand_only_canaries_that_serve_it_are_counted():
+    """R9: one may refuse it."""
+    by_hand = Strategy(canary=Canary(replicas=2), promote="manual", max_failures=1)
+    found = derive(canaried(by_hand), **{FIRST: failed()})
+    assert (found.done, found.note.partition(",")[0]) == (True, "1 of 4 replicas")
+
+
+def test_an_assignment_is_by_the_name_of_the_adapter():
+    """As every sidecar finds it."""
+    live_ones = members("r1", "r2", "r3", "r4", "r5")
+    spec = record("a", placement=Placement(replicas=2)).spec
+    found = Assignments()
+    inputs = found.inputs("d", live_ones, None)
+    for key in ("a", "b", "c", "d"):
+        assert found.find(POOL, (key, 7), spec, inputs) == assign(POOL, key, spec, inputs.candidates)
+
+
+@pytest.mark.parametrize(("error", "reads"), [(EtcdUnavailable("away", maybe_applied=False), 1), (COMPACTED, 3)])
+async def test_only_what_is_compacted_is_read_anew(error, reads):
+    """R18: an etcd that is away is told at once."""
+    client = Forgetful(*[error] * 9)
+    with pytest.raises(RegistryError):
+        await read(client)
+    assert 9 - len(client.errors) == reads
+
+
+def test_of_canaries_those_are_counted_that_do_not_serve_it():
+    both = derive(canaried(), **dict.fromkeys((FIRST, SECOND), status(pending=SOON)))
+    assert both.waiting == "2 of 2 canaries do not serve it yet"
