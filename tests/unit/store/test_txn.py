@@ -23,7 +23,7 @@ from registry.transactions.changes import Change, DeletePool, Remove, SetTenant,
 from registry.transactions.context import Caller, TxnLimits
 from tests.simulation.loop import VirtualLoop
 from tests.support.changes import ALICE, KEYS, POOL, Author, applying, creating, upsert
-from tests.support.flaky_etcd import Fault, FlakyEtcd, NoChance
+from tests.support.flaky_etcd import Fault, FlakyEtcd, Longest, NoChance
 from tests.support.history_check import check_history
 
 _numbers = count()
@@ -325,13 +325,6 @@ async def test_a_shut_gate(etcd):
     gate.open()
     await change(by, applying(upsert("acme/a")))
     await change(by, UpdatePool(POOL, ("base",), PoolLimits(max_rank=8)))
-
-
-class Longest(random.Random):
-    """Waits are as long as they can be."""
-
-    def uniform(self, a: float, b: float) -> float:
-        return max(a, b)
 
 
 class Timed(FlakyEtcd):
