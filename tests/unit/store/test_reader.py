@@ -12,7 +12,7 @@ from registry.runtime.clock import Deadline
 from registry.store import reader as reader_module
 from registry.store.pages import Page, PageToken, parse_filter
 from registry.store.reader import Reader
-from registry.transactions.changes import Remove, UpdatePool
+from registry.transactions.changes import DeletePool, Remove, UpdatePool
 from registry.transactions.decode import last_part
 from tests.support.changes import KEYS, POOL, Author, applying, creating, upsert
 from tests.support.residency_world import presence, replica_status
@@ -358,8 +358,16 @@ async def test_a_fault_of_ours_is_told_as_it_is(store, reader, what):
         "adapter": lambda: reader.adapter(POOL, "a", soon()),
         "adapters": lambda: reader.adapters(POOL, parse_filter(""), 5, PageToken(1, b"x"), soon()),
     }
+    store.asked.clear()
     with pytest.raises(Defect):
         await calls[what]()
+    assert len(store.asked) == 1, "nor is it asked for less at once"
+
+
+async def test_the_trail_of_a_pool_that_was_deleted_is_read(store, reader):
+    """W7 audit-complete: who deleted it stands at its end."""
+    store.change(DeletePool(POOL))
+    assert [len((await reader.audit(POOL, "", 5, None, soon())).kvs)] == [2]
 
 
 async def test_history_tells_of_what_it_cannot_read(store, reader, monkeypatch):

@@ -81,6 +81,7 @@ def test_page_sizes():
         ("name=ACME/X", True),
         ("name=acme/", False),
         ("name=acme/*", True),
+        ("name=acme/y*", False),
         ("name=*", True),
         ("tenant=Acme", True),
         ("tenant=other", False),

@@ -426,9 +426,9 @@ async def test_a_fault_of_ours_without_space_is_told_as_it_is(etcd):
         await change(writer(Broken(etcd.etcd)), applying(upsert("acme/a")))
 
 
-@pytest.mark.parametrize("fails_at", [3, 4])
+@pytest.mark.parametrize("fails_at", [2, 3, 4])
 async def test_a_fault_of_ours_after_an_unclear_outcome_is_no_refusal(etcd, fails_at):
-    """W8 no-false-fail: at the try that follows, and at the fence."""
+    """W8 no-false-fail: at its repetition, at the try that follows, and at the fence."""
     somebody = Author(etcd.etcd, made=1000)
 
     class Broken(FlakyEtcd):
@@ -491,3 +491,56 @@ def test_a_request_is_remembered_for_a_day_and_an_audit_record_for_thirty():
 
     with closing(VirtualLoop()) as loop:
         loop.run_until_complete(scenario())
+
+
+def test_who_has_no_time_for_another_try_is_told_at_once(etcd):
+    """W8 no-false-fail: the pause before it would take all there is."""
+    timed = Timed(etcd)
+    timed.fail([Fault.LOST])
+
+    async def scenario() -> tuple[RegistryError, float]:
+        told = await refused(writer(timed, rng=Longest()), applying(upsert("acme/a")), "r", seconds=0.05)
+        return told, asyncio.get_running_loop().time()
+
+    with closing(VirtualLoop()) as loop:
+        told, ended = loop.run_until_complete(scenario())
+    assert (told.reason, ended, timed.sent) == (Reason.OUTCOME_UNKNOWN, 0.0, 1)
+
+
+def test_an_outcome_that_stays_unclear_after_a_copy_is_not_fenced_off(etcd):
+    """W8 no-false-fail: who repeats it with its request id learns it, as it is told to."""
+    somebody = Author(etcd.etcd, made=1000)
+
+    class Away(FlakyEtcd):
+        """Loses all changes from the third transaction on, until the time of the call is up; a fence would pass."""
+
+        async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
+            is_change = any(isinstance(op, Put) and op.key == KEYS.adapter(POOL, "acme/a") for op in txn.success)
+            if is_change and self.sent == 2 and asyncio.get_running_loop().time() < 5.0:
+                raise EtcdUnavailable("cut", maybe_applied=True)
+            return await super().txn(txn, timeout_seconds=timeout_seconds)
+
+    away = Away(etcd.etcd)
+    away.fail([Fault.LOST], meanwhile=lambda: somebody.change(applying(upsert("acme/a"))))
+
+    async def scenario() -> None:
+        by = writer(away, rng=Longest())
+        told = await refused(by, applying(upsert("acme/a", "v2")), "r", seconds=5)
+        assert told.reason is Reason.OUTCOME_UNKNOWN
+        await asyncio.sleep(10)
+        settled = await change(by, applying(upsert("acme/a", "v2")), "r")
+        assert [one.outcome for one in settled.reply.adapters] == ["updated"]
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(scenario())
+
+
+async def test_what_an_else_branch_showed_is_remembered(etcd):
+    """A pool that somebody changed costs the next change a reading, and none after it."""
+    by, other = writer(etcd), writer(etcd)
+    await change(by, applying(upsert("acme/a")))
+    await change(other, UpdatePool(POOL, ("base",), PoolLimits(max_rank=8)))
+    for name, trips in (("acme/b", 2), ("acme/c", 1)):
+        etcd.trips = 0
+        await change(by, applying(upsert(name)))
+        assert etcd.trips == trips
