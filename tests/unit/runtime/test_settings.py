@@ -165,3 +165,10 @@ def test_a_password_leaves_this_host_only_encrypted(values, is_bare):
     else:
         assert daemon(**values).unprotected() == ()
         assert daemon(**values).insecure is False
+
+
+def test_settings_stay_as_a_process_was_started_with_them():
+    """What was checked together is never changed alone."""
+    for one, field in ((daemon(), "prefix"), (Address(host="a", port=1), "host")):
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(one, field, "/other")
