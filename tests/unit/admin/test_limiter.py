@@ -257,3 +257,58 @@ def test_a_loop_that_is_a_twentieth_of_a_second_late_lags(run, late, most):
         await asyncio.wait(calls)
 
     run(scenario())
+
+
+def test_who_leaves_in_the_moment_in_which_its_turn_came_takes_no_place_along(run):
+    """X2: else a few callers that hang up would leave no place to anybody, for ever."""
+
+    async def scenario() -> None:
+        limiter = FairLimiter(1)
+        for _ in range(3):
+            async with limiter.held("a", timeout_seconds=1):
+                waiting = asyncio.create_task(_call(limiter, "b", []))
+                await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            assert waiting.cancelled()
+        await _call(limiter, "c", begun := list[str]())
+        assert begun == ["c"]
+
+    run(scenario())
+
+
+def test_who_has_a_place_takes_it_at_once_though_others_wait(run):
+    """X2: they wait for places of their own share."""
+
+    async def scenario() -> None:
+        limiter, begun = FairLimiter(FIRST_LIMIT), list[str]()
+        hanging = [asyncio.create_task(_call(limiter, "bad", begun, 1000)) for _ in range(20)]
+        await asyncio.sleep(1)
+        async with limiter.held("good", timeout_seconds=0.5):
+            assert asyncio.get_running_loop().time() == 1.0
+        for task in hanging:
+            task.cancel()
+        await asyncio.wait(hanging)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_who_gave_up_is_not_waited_for(run, number):
+    """R16 bounded: neither by its place nor by its name."""
+
+    async def scenario() -> None:
+        limiter, begun = FairLimiter(1), list[str]()
+        running = asyncio.create_task(_call(limiter, "a", begun, 10))
+        await asyncio.sleep(0)
+        for _ in range(number):
+            with pytest.raises(Unavailable):
+                async with limiter.held("b", timeout_seconds=1):
+                    pytest.fail("it has no place")
+        await running
+        assert not limiter._waiting
+        assert not limiter._held
+        await asyncio.gather(*(_call(limiter, one, begun) for one in "bc"))
+        assert begun == ["a", "b", "c"]
+
+    run(scenario())
