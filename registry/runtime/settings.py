@@ -32,8 +32,8 @@ def _split_address(value: object) -> object:
     """HOST:PORT; brackets around an IPv6 address are taken off."""
     if not isinstance(value, str):
         return value
-    host, colon, port = value.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{value!r} is not HOST:PORT")
     return Address(host=host.strip("[]"), port=int(port))
 

@@ -6,7 +6,6 @@ A token says which listing, at which revision, after which key; it is opaque to 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 import re
@@ -118,7 +117,7 @@ def decode_token(text: str, listing: str) -> PageToken | None:
     try:
         revision, after, digest = read_json(base64.b64decode(text, altchars=b"-_", validate=True))
         token = PageToken(_positive(revision), bytes.fromhex(after))
-    except (binascii.Error, ValueError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise _refused("that is no page token of this service; start again without one") from error
     if digest != _digest(listing):
         raise _refused("that page token is of another listing; repeat the request that it came from unchanged")

@@ -57,12 +57,11 @@ class SharedLease:
         Raises:
             EtcdError: none could be granted.
         """
-        if not self._is_fresh():
-            async with self._lock:
-                if not self._is_fresh():
-                    self._lease = await self._client.lease_grant(self._ttl_seconds, timeout_seconds=timeout_seconds)
-                    self._renew_at = self._monotonic() + self._renew_seconds
-        return self._lease
+        async with self._lock:
+            if not self._is_fresh():
+                self._lease = await self._client.lease_grant(self._ttl_seconds, timeout_seconds=timeout_seconds)
+                self._renew_at = self._monotonic() + self._renew_seconds
+            return self._lease
 
     def forget(self, lease: int) -> None:
         """Notes that etcd does not know a lease any more."""

@@ -100,3 +100,11 @@ class NoChance(random.Random):
     def uniform(self, a: float, b: float) -> float:
         """The lower bound."""
         return min(a, b)
+
+
+class Longest(random.Random):
+    """Waits are as long as they can be."""
+
+    def uniform(self, a: float, b: float) -> float:
+        """The upper bound."""
+        return max(a, b)

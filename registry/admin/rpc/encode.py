@@ -109,7 +109,7 @@ def replica(pool_name: str, values: ReplicaValues) -> pb.Replica:
 def _status(values: ReplicaValues) -> tuple[str, str]:
     """A status, without the engine's URL if the pool does not allow that; and the URL then."""
     status_json = values.status.value.decode(errors="replace") if values.status else ""
-    if not status_json or values.engine_hosts == ():
+    if values.engine_hosts == ():
         return status_json, ""
     try:
         status = read_json(status_json)

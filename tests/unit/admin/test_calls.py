@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Never
 
 import pytest
@@ -214,5 +215,69 @@ def test_who_leaves_a_stream_is_counted_as_one_who_left():
         async with aclosing(served.watch("WatchAdapters", pb.WatchAdaptersRequest(pool="p"))) as answers:
             assert (await anext(answers)).snapshot
         assert served.counted("WatchAdapters") == {"CANCELLED": 1.0}
+
+    serve(scene)
+
+
+@dataclass
+class Stranger(Context):
+    """A caller of its own."""
+
+    name: str = ""
+
+    def peer(self) -> str:
+        return self.name
+
+
+def test_so_many_calls_are_taken_at_once_and_no_more():
+    """R16 bounded: each may bring four megabytes; the request of any other is not even read."""
+
+    async def scene(served: Served) -> None:
+        begun: list[str] = []
+
+        async def hangs(name: str) -> AsyncIterator[bytes]:
+            begun.append(name)
+            await asyncio.Event().wait()
+            yield b""
+
+        call = served.handler("GetPool").stream_unary
+        calls = [asyncio.ensure_future(call(hangs(f"c{one}"), Stranger(name=f"c{one}"))) for one in range(150)]
+        await asyncio.sleep(1)
+        assert len(begun) == 128
+        for one in calls:
+            one.cancel()
+        await asyncio.wait(calls)
+
+    serve(scene)
+
+
+def test_a_fault_of_ours_in_an_audit_record_is_no_unreadable_one(monkeypatch):
+    """R14 nack, R12: the one is named in the answer, the other is in the log."""
+
+    async def scene(served: Served) -> None:
+        await served.make_pool()
+        served.etcd.store.put(KEYS.audit("p", "20990101T000000.000000Z-0"), b"{")
+        told = await served.call("ListChanges", pb.ListChangesRequest(pool="p"))
+        assert ([one.kind for one in told.changes], list(told.unreadable)) == (["pool"], ["20990101T000000.000000Z-0"])
+
+        def breaks(_: bytes) -> Never:
+            raise KeyError("of ours")
+
+        monkeypatch.setattr("registry.admin.rpc.handlers.recorded_changes", breaks)
+        with structlog.testing.capture_logs():
+            refused = await served.refusal("ListChanges", pb.ListChangesRequest(pool="p"))
+        assert refused.code is StatusCode.INTERNAL
+
+    serve(scene)
+
+
+def test_without_a_name_all_adapters_of_a_pool_are_watched():
+    async def scene(served: Served) -> None:
+        await served.make_pool()
+        await served.call("ApplyAdapters", change_set(put("a"), put("b")))
+        answers = served.watch("WatchResidency", pb.WatchResidencyRequest(pool="p"))
+        first = await anext(answers)
+        assert ([one.name for one in first.adapters], first.snapshot, first.more) == (["a", "b"], True, False)
+        await answers.aclose()
 
     serve(scene)

@@ -89,3 +89,11 @@ def test_ids_sort_by_time():
         with pytest.raises(InvalidArgument) as refused:
             first_id(text)
         assert (refused.value.reason, refused.value.field) == (Reason.INVALID_FIELD, "since")
+
+
+@pytest.mark.parametrize(
+    ("generation", "told_as"), [(1, 1), (2**63 - 1, 2**63 - 1), (2**63, 0), (0, 0), (-1, 0), (True, 0), ("1", 0)]
+)
+def test_a_generation_is_one_that_a_message_can_hold(generation, told_as):
+    """X2: an audit record may be of somebody else's making."""
+    assert told(None, adapter(generation)).generation == told_as

@@ -108,3 +108,18 @@ def test_the_same_is_said_as_json(world):
     assert (two["generation"], two["reason"]) == (1, "earlier_generation")
     assert two["wanted"] == {"generation": 2, "state": "failed", "reason": "BAD"}
     assert (three["state"], three["engine_url"], three["labels"]) == ("unknown", "", {"zone": "a"})
+
+
+@pytest.mark.parametrize("detail", [REQUEST.REPLICAS, REQUEST.COUNTS])
+def test_of_nothing_one_part_is_sent(world, detail, monkeypatch):
+    """Also where each adapter has a message of its own."""
+    monkeypatch.setattr(encode_residency, "_PARTS_AT_ONCE", 1)
+    assert [*starts(ResidencyUpdate(1, world.view, (), snapshot=True), detail)] == [0]
+    assert not told(world, detail).more
+
+
+@pytest.mark.parametrize(("count", "parts"), [(2000, 1), (2001, 2)])
+def test_two_thousand_counted_adapters_are_one_message(count, parts):
+    """R16 bounded: a few hundred kilobytes."""
+    names = tuple(f"a{number}" for number in range(count))
+    assert len(starts(ResidencyUpdate(1, World().view, names, snapshot=True), REQUEST.COUNTS)) == parts

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from registry.admin.rpc import limiter as limiter_module
 from registry.admin.rpc.limiter import FIRST_LIMIT, LAG_SECONDS, FairLimiter
 from registry.model.errors import Reason, Unavailable
 from tests.simulation.loop import VirtualLoop
@@ -155,5 +156,159 @@ def test_who_leaves_when_its_turn_comes_gives_the_place_back(run):
         await asyncio.wait([waiting])
         await _call(limiter, "c", begun)
         assert begun[-1] == "c"
+
+    run(scenario())
+
+
+async def _used(limiter: FairLimiter, caller: str, seconds: float) -> None:
+    async with limiter.held(caller, timeout_seconds=1000):
+        await asyncio.sleep(seconds)
+
+
+async def _order(limiter: FairLimiter, *callers: str) -> list[str]:
+    """Who goes first of those who come in this order while the only place is taken."""
+    begun: list[str] = []
+    running = asyncio.create_task(_call(limiter, "x", begun, 0.001))
+    await asyncio.sleep(0)
+    await asyncio.gather(running, *(asyncio.create_task(_call(limiter, one, begun, 0)) for one in callers))
+    return begun[1:]
+
+
+@pytest.mark.parametrize(("recent", "first"), [(3.7, "recent"), (4.3, "old")])
+def test_a_use_counts_half_after_half_a_minute(run, recent, first):
+    async def scenario() -> None:
+        limiter = FairLimiter(1)
+        await _used(limiter, "old", 8.0)
+        await asyncio.sleep(30.0 - recent)
+        await _used(limiter, "recent", recent)
+        other = "old" if first == "recent" else "recent"
+        assert await _order(limiter, other, first) == [first, other]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("used", "first"), [(0.08, "a"), (0.13, "b"), (0.5, "b")])
+def test_who_used_about_the_same_goes_in_the_order_in_which_they_came(run, used, first):
+    """A tenth of a second is about the same: else who comes last would always go first."""
+
+    async def scenario() -> None:
+        limiter = FairLimiter(1)
+        await _used(limiter, "a", used)
+        assert (await _order(limiter, "a", "b"))[0] == first
+
+    run(scenario())
+
+
+def test_a_place_that_is_held_counts_before_all_that_was_used(run):
+    """X2: who holds less goes first, however much it used before."""
+
+    async def scenario() -> None:
+        limiter, begun = FairLimiter(3), list[str]()
+        await _used(limiter, "frugal", 100.0)
+        running = [asyncio.create_task(_call(limiter, one, begun, 5.0 + number)) for number, one in enumerate("aab")]
+        await asyncio.sleep(1)
+        waiting = [asyncio.create_task(_call(limiter, one, begun, 0)) for one in ("b", "frugal")]
+        await asyncio.gather(*running, *waiting)
+        assert begun == ["a", "a", "b", "frugal", "b"]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("others", "first"), [(8, "new"), (9, "old")])
+def test_so_many_callers_are_remembered(run, monkeypatch, others, first):
+    """R16 bounded: of more, who was here longest ago is a new one again."""
+    monkeypatch.setattr(limiter_module, "_CALLERS_REMEMBERED", 10)
+
+    async def scenario() -> None:
+        limiter = FairLimiter(1)
+        await _used(limiter, "c0", 0.0)
+        await _used(limiter, "old", 50.0)
+        for number in range(others):
+            await _used(limiter, f"c{number}", 0.0)
+        assert (await _order(limiter, "old", "new"))[0] == first
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("late", "most"), [(0.049, 64), (0.051, 4)])
+def test_a_loop_that_is_a_twentieth_of_a_second_late_lags(run, late, most):
+    """X2 unbreakable: then half as many run at once as before."""
+
+    async def scenario() -> None:
+        limiter, loop = FairLimiter(64, narrows=True), asyncio.get_running_loop()
+        if most == 64:
+            for number in range(64):
+                await _used(limiter, f"warm{number}", 0)
+        now, behind = loop.time, 0.0
+        loop.time = lambda: now() + behind  # type: ignore[method-assign]
+        async with limiter.held("late", timeout_seconds=1):
+            behind += late
+            await asyncio.sleep(0)
+        behind = 0.0
+        await asyncio.sleep(0.01)
+        begun: list[str] = []
+        calls = [asyncio.create_task(_call(limiter, f"c{number}", begun, 100)) for number in range(200)]
+        for _ in range(2):
+            await asyncio.sleep(0)
+        at_once = len(begun)
+        assert at_once <= most + 2 if most < 64 else at_once >= 60
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+
+    run(scenario())
+
+
+def test_who_leaves_in_the_moment_in_which_its_turn_came_takes_no_place_along(run):
+    """X2: else a few callers that hang up would leave no place to anybody, for ever."""
+
+    async def scenario() -> None:
+        limiter = FairLimiter(1)
+        for _ in range(3):
+            async with limiter.held("a", timeout_seconds=1):
+                waiting = asyncio.create_task(_call(limiter, "b", []))
+                await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            assert waiting.cancelled()
+        await _call(limiter, "c", begun := list[str]())
+        assert begun == ["c"]
+
+    run(scenario())
+
+
+def test_who_has_a_place_takes_it_at_once_though_others_wait(run):
+    """X2: they wait for places of their own share."""
+
+    async def scenario() -> None:
+        limiter, begun = FairLimiter(FIRST_LIMIT), list[str]()
+        hanging = [asyncio.create_task(_call(limiter, "bad", begun, 1000)) for _ in range(20)]
+        await asyncio.sleep(1)
+        async with limiter.held("good", timeout_seconds=0.5):
+            assert asyncio.get_running_loop().time() == 1.0
+        for task in hanging:
+            task.cancel()
+        await asyncio.wait(hanging)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_who_gave_up_is_not_waited_for(run, number):
+    """R16 bounded: neither by its place nor by its name."""
+
+    async def scenario() -> None:
+        limiter, begun = FairLimiter(1), list[str]()
+        running = asyncio.create_task(_call(limiter, "a", begun, 10))
+        await asyncio.sleep(0)
+        for _ in range(number):
+            with pytest.raises(Unavailable):
+                async with limiter.held("b", timeout_seconds=1):
+                    pytest.fail("it has no place")
+        await running
+        assert not limiter._waiting
+        assert not limiter._held
+        await asyncio.gather(*(_call(limiter, one, begun) for one in "bc"))
+        assert begun == ["a", "b", "c"]
 
     run(scenario())

@@ -6,15 +6,22 @@ import asyncio
 from typing import Never
 
 import pytest
+import structlog.testing
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2
+from prometheus_client import generate_latest
 
+from registry.admin import health as health_module
 from registry.admin.health import AdminMetrics
 from registry.admin.rpc.service import SERVICE
+from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdUnauthenticated, TlsFailed
+from registry.model.keys import Keys
+from registry.model.records import Meta
 from registry.v1 import registry_pb2 as pb
 from tests.simulation.links import Way
 from tests.support.played_admin import Served, serve
+from tests.support.played_etcd import now
 from tests.support.records import KEYS
 
 
@@ -93,3 +100,86 @@ def test_missing_replicas_are_shown_of_the_pools_that_there_are():
         assert {sample.labels["pool"]: sample.value for sample in family.samples} == missing
     metrics.count_internal_error("rollouts of p")
     assert metrics.internal_errors.labels("rollouts")._value.get() == 1
+
+
+def test_what_is_measured_has_names_that_dashboards_rely_on():
+    """Each in a registry of its own, so that two services in one process count apart."""
+    metrics, other = AdminMetrics(), AdminMetrics()
+    metrics.requests.labels("GetPool", "OK").inc()
+    metrics.seconds.labels("GetPool").observe(0.03)
+    metrics.streams.labels("WatchAdapters").inc()
+    metrics.no_space.inc()
+    metrics.count_conducted("promoted")
+    metrics.count_internal_error("rollouts of p")
+    metrics.count_internal_error("probe")
+    metrics.show_missing({"p": 2})
+    metrics.etcd_up.set(1)
+    ours = [line for line in generate_latest(metrics.registry).decode().splitlines() if line.startswith("loraplane")]
+    told = {name: float(value) for name, _, value in (line.rpartition(" ") for line in ours) if "_created" not in name}
+    buckets = ["0.001", "0.0025", "0.005", "0.01", "0.025", "0.05", "0.1", "0.25", "0.5", "1.0", "2.5", "5.0", "10.0"]
+    seconds = "loraplane_admin_request_seconds"
+    assert told == {
+        'loraplane_admin_requests_total{code="OK",method="GetPool"}': 1,
+        **{
+            f'{seconds}_bucket{{le="{bound}",method="GetPool"}}': float(float(bound) > 0.03)
+            for bound in [*buckets, "+Inf"]
+        },
+        f'{seconds}_count{{method="GetPool"}}': 1,
+        f'{seconds}_sum{{method="GetPool"}}': 0.03,
+        'loraplane_admin_streams{method="WatchAdapters"}': 1,
+        "loraplane_admin_no_space_total": 1,
+        'loraplane_admin_rollouts_total{verb="promoted"}': 1,
+        'loraplane_admin_internal_errors_total{part="rollouts"}': 1,
+        'loraplane_admin_internal_errors_total{part="probe"}': 1,
+        'loraplane_admin_missing_replicas{pool="p"}': 2,
+        "loraplane_admin_etcd_up": 1,
+    }
+    assert "process_" in generate_latest(metrics.registry).decode()
+    assert "GetPool" not in generate_latest(other.registry).decode()
+
+
+def test_etcd_is_looked_at_each_second_and_given_up_after_three():
+    """R18: readiness follows within ten seconds; each change of it is told once, and what is so still is not."""
+
+    async def scene(served: Served) -> None:
+        looks: list[float] = []
+        ensure = health_module.ensure_meta
+        hangs = False
+
+        async def looking(client: Client, keys: Keys) -> Meta:
+            looks.append(now())
+            if hangs:
+                await asyncio.sleep(1000)
+            return await ensure(client, keys)
+
+        with pytest.MonkeyPatch.context() as patch, structlog.testing.capture_logs() as logged:
+            patch.setattr(health_module, "ensure_meta", looking)
+            probing = asyncio.create_task(served.probe.run())
+            await asyncio.sleep(5.5)
+            assert [round(at) for at in looks] == [0, 1, 2, 3, 4, 5]
+            looks.clear()
+            hangs = True
+            await asyncio.sleep(12)
+            assert [round(at) for at in looks] == [6, 10, 14]
+            assert served.probe.readiness.reason == "etcd does not answer: no reply in time"
+            hangs = False
+            await asyncio.sleep(10)
+            probing.cancel()
+        told = [line["event"] for line in logged if line["event"] in {"ready", "not_ready"}]
+        assert told == ["ready", "not_ready", "ready"]
+
+    serve(scene)
+
+
+def test_a_fault_of_ours_in_a_look_is_told_as_it_is(monkeypatch):
+    """R12: whoever supervises the probe runs it again."""
+
+    async def scene(served: Served) -> None:
+        async def breaks(*_: object, **__: object) -> Never:
+            raise KeyError("of ours")
+
+        monkeypatch.setattr(served.client, "range", breaks)
+        with pytest.raises(KeyError):
+            await served.probe.run()
+
+    serve(scene)

@@ -80,3 +80,109 @@ def test_any_bytes(raw):
         for parse in (apply, create):
             with suppress(InvalidArgument):
                 parse(content)
+
+
+UNKNOWN = b"\x78\x00"  # a number in field 15, which no request of ours has
+
+
+@pytest.mark.parametrize(
+    ("limits", "parse_of", "most"),
+    [
+        (LIMITS, "CreatePool", 20_000),
+        (LIMITS, "ApplyAdapters", 20_000),
+        (TxnLimits(max_ops=200), "ApplyAdapters", 25_000),
+        (TxnLimits(max_ops=200), "UpdatePool", 25_000),
+    ],
+)
+def test_a_request_has_so_many_fields_at_most(limits, parse_of, most):
+    """X2 unbreakable: a pool's modules need 16,384, and a change set 250 for each of its changes."""
+    parse = parser_of(METHODS[parse_of].input_type, limits)
+    parse(UNKNOWN * most)
+    told = refused(parse, UNKNOWN * (most + 1))
+    assert (told.reason, f"more than {most} fields" in told.message) == (Reason.TOO_LARGE, True)
+
+
+def test_fields_within_fields_are_counted_and_those_within_text_are_not():
+    modules = pb.BaseShapes(modules=[pb.BaseModule(pattern="", outputs=1, inputs=1)] * 6_665)
+    inner = pb.CreatePoolRequest(pool=pb.Pool(base=modules)).SerializeToString()
+    create(inner + UNKNOWN * (20_000 - 3 * 6_665 - 2))
+    assert refused(create, inner + UNKNOWN * (20_000 - 3 * 6_665 - 1)).reason is Reason.TOO_LARGE
+    text = pb.CreatePoolRequest(request_id="x\x00" * 15_000).SerializeToString()
+    create(text + UNKNOWN * 19_999)
+    assert refused(create, text + UNKNOWN * 20_000).reason is Reason.TOO_LARGE
+
+
+# Whatever is stepped over wrongly is a number without an end.
+NEVER = b"\xff"
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        b"\x79" + NEVER * 8,
+        b"\x7d" + NEVER * 4,
+        b"\x7a\x04" + NEVER * 4,
+        b"\x7a\x80\x01" + NEVER * 128,
+        b"\x7a\x81\x80\x00" + NEVER,
+        b"\x78" + NEVER * 9 + b"\x01",
+        b"\x7b\x7c",
+        b"\xf8\x7f" + b"\x00",
+    ],
+    ids=["fixed64", "fixed32", "bytes", "many bytes", "a long number", "64 bits", "group", "a large tag"],
+)
+def test_what_a_request_may_hold_is_stepped_over_as_it_is_read(field):
+    """X2 unbreakable: what protobuf reads is not refused, whoever's field it is."""
+    raw = field * (SMALL_BYTES // len(field) + 1)
+    create(raw)
+    apply(raw)
+    for cut in (1, len(field) // 2):
+        if cut < len(field) and not field.startswith(b"\x7b"):
+            assert refused(create, raw[:-cut]).reason is Reason.INVALID_FIELD
+
+
+def named(names: list[str], *, deleted: bool) -> bytes:
+    """A change set that is too large to be parsed unseen."""
+    changes = [pb.AdapterChange(delete=name) if deleted else put(name) for name in names]
+    return change_set(*changes, request_id="x" * 2 * SMALL_BYTES).SerializeToString()
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+def test_as_many_changes_are_looked_at_as_could_ever_fit(deleted):
+    """X2 unbreakable: how many do, is told for their names: each tenant takes a place of its own."""
+    parse = parser_of(METHODS["ApplyAdapters"].input_type, TxnLimits(max_ops=16))
+    assert len(parse(named([f"a{number}" for number in range(9)], deleted=deleted)).changes) == 9
+    fits = []
+    for pattern in ("acme/n{}", "t{}/n", "n{}"):
+        told = refused(parse, named([pattern.format(number) for number in range(10)], deleted=deleted))
+        assert (told.reason, "more than 9 changes" in told.message) == (Reason.TOO_MANY_CHANGES, True)
+        fits.append(int(told.metadata["max_changes"]))
+    one_tenant, many_tenants, no_tenant = fits
+    assert many_tenants < one_tenant <= no_tenant
+
+
+def test_one_change_alone_may_not_have_all_fields_there_are():
+    """X2: else each of many would be parsed for its name."""
+    large = pb.AdapterChange(delete="a").SerializeToString() + UNKNOWN * 20_000
+    raw = b"\x12" + _varint(len(large)) + large
+    assert (
+        refused(parser_of(METHODS["ApplyAdapters"].input_type, TxnLimits(max_ops=1000)), raw).reason is Reason.TOO_LARGE
+    )
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def test_a_fault_of_ours_is_not_told_as_bytes_that_are_no_request(monkeypatch):
+    """R12."""
+
+    def breaks(*_: object) -> None:
+        raise KeyError("of ours")
+
+    monkeypatch.setattr("registry.admin.rpc.wire.check_fields", breaks)
+    with pytest.raises(KeyError):
+        create(UNKNOWN * SMALL_BYTES)

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable, Coroutine
 from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from registry.etcd3 import rpc_pb2 as rpc
-from registry.etcd3.calls import MemberCalls
-from registry.etcd3.codec import RANGE
-from registry.etcd3.errors import EtcdError, EtcdPermissionDenied, EtcdUnauthenticated, EtcdUnavailable, Timeout
-from registry.etcd3.options import ClientOptions
+from registry.etcd3.calls import Connections, Login, MemberCalls, Rotation
+from registry.etcd3.client import Client
+from registry.etcd3.codec import AUTHENTICATE, RANGE, TXN, Method
+from registry.etcd3.errors import (
+    Compacted,
+    EtcdError,
+    EtcdInvalidArgument,
+    EtcdPermissionDenied,
+    EtcdUnauthenticated,
+    EtcdUnavailable,
+    LeaseExpired,
+    NoLeader,
+    NoSpace,
+    Timeout,
+    TlsFailed,
+    TooManyRequests,
+)
+from registry.etcd3.options import ClientOptions, TlsFiles
+from registry.etcd3.tls import TlsReader
 from tests.simulation.loop import VirtualLoop
+from tests.support.flaky_etcd import Longest
 
 
 @pytest.mark.parametrize(
@@ -123,3 +142,236 @@ def test_a_token_that_the_server_forgot_is_asked_for_anew_and_once(refusal, user
 
     with closing(VirtualLoop()) as loop:
         loop.run_until_complete(scenario())
+
+
+def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(scene())
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Tries:
+    """What is tried of a call, on which member and with how much time; each try fails with this."""
+
+    def __init__(self, *endpoints: str, fails: EtcdError) -> None:
+        self.calls = MemberCalls(ClientOptions(endpoints), Longest())
+        self.made: list[tuple[float, float]] = []
+        self._fails = fails
+        self.calls.connections.current = lambda: None  # type: ignore[method-assign,assignment,return-value]
+        self.calls._on = self._on  # type: ignore[method-assign,assignment]
+
+    async def _on(self, _connection: object, _method: object, _request: object, timeout_seconds: float) -> None:
+        self.made.append((round(now(), 6), round(timeout_seconds, 6)))
+        raise self._fails
+
+
+REFUSED = EtcdUnavailable("refused", maybe_applied=False)
+
+
+def test_a_call_that_is_refused_is_repeated_ever_more_slowly_up_to_once_a_second():
+    """R16 bounded: and never without time for it."""
+
+    async def scene() -> None:
+        tries = Tries("a:1", fails=REFUSED)
+        with pytest.raises(EtcdUnavailable):
+            await tries.calls.call(TXN, rpc.TxnRequest(), 5.0)
+        at = [when for when, _ in tries.made]
+        assert [round(after - before, 6) for before, after in pairwise(at)] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+        assert tries.made == [(when, round(5.0 - when, 6)) for when in at]
+        once = Tries("a:1", fails=REFUSED)
+        with pytest.raises(EtcdUnavailable):
+            await once.calls.call(TXN, rpc.TxnRequest(), 0.05)
+        assert len(once.made) == 1, "the pause would take all that is left"
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("method", "endpoints", "left", "share"),
+    [
+        (RANGE, ("a:1", "b:2"), 4.0, 2.0),
+        (RANGE, ("a:1", "b:2", "c:3"), 4.0, 2.0),
+        (RANGE, ("a:1", "b:2"), 0.8, 0.5),
+        (RANGE, ("a:1", "b:2"), 0.3, 0.3),
+        (RANGE, ("a:1",), 4.0, 4.0),
+        (TXN, ("a:1", "b:2"), 4.0, 4.0),
+        (RANGE, ("a:1", "b:2"), None, 2.5),
+        (TXN, ("a:1",), None, 5.0),
+    ],
+)
+def test_a_read_leaves_half_of_its_time_for_other_members_and_a_write_none(method, endpoints, left, share):
+    """R13: a member that hangs must not cost a read all; of a write the answer is all that counts."""
+
+    async def scene() -> None:
+        tries = Tries(*endpoints, fails=NoSpace("full"))
+        with pytest.raises(NoSpace):
+            await tries.calls.call(method, method.request(), left)
+        assert tries.made == [(0.0, share)]
+
+    play(scene)
+
+
+def test_endpoints_are_taken_in_their_order_one_after_the_other():
+    endpoints = ("a", "b", "c", "d")
+    rotation = Rotation(endpoints, random.Random(1))
+    begin = endpoints.index(rotation.current)
+    for step in range(1, 9):
+        rotation.leave(rotation.current)
+        assert rotation.current == endpoints[(begin + step) % 4]
+
+
+class Opened:
+    """A connection that notes what becomes of it."""
+
+    def __init__(self, endpoint: str, tls: TlsReader | None) -> None:
+        self.endpoint, self.tls = endpoint, tls
+        self.ended: list[str] = []
+
+    async def retire(self) -> None:
+        self.ended.append("retired")
+
+    async def close(self) -> None:
+        self.ended.append("closed")
+
+
+@pytest.fixture
+def connections(monkeypatch) -> Connections:
+    monkeypatch.setattr("registry.etcd3.calls.MemberConnection", Opened)
+    return Connections(ClientOptions(("a:1", "b:2", "c:3")), random.Random(1))
+
+
+@pytest.mark.parametrize(
+    ("error", "is_left", "is_replaced"),
+    [
+        (EtcdUnavailable("", maybe_applied=True), True, True),
+        (TlsFailed("", maybe_applied=False), True, True),
+        (Timeout("", maybe_applied=True), True, True),
+        (NoLeader(""), True, False),
+        (TooManyRequests(""), True, False),
+        (LeaseExpired(""), False, False),
+        (NoSpace(""), False, False),
+        (EtcdPermissionDenied(""), False, False),
+        (Compacted("", compact_revision=0), False, False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+async def test_what_an_error_says_of_a_member_and_of_the_way_to_it(connections, error, is_left, is_replaced):
+    """R13: another one is asked next where this one cannot answer; a broken connection is never used again."""
+    first = connections.current()
+    assert connections.current() is connections.to(first.endpoint) is first
+    await connections.failed(first, error)
+    assert (connections.current().endpoint != first.endpoint) is is_left
+    assert (connections.to(first.endpoint) is not first) is is_replaced
+    assert first.ended == (["retired"] if is_replaced else [])
+
+
+async def test_calls_that_fail_late_on_a_replaced_connection_leave_the_new_one_alone(connections):
+    """Else each of a thousand calls that hung together would break what the next ones use."""
+    old, error = connections.current(), EtcdUnavailable("", maybe_applied=True)
+    await connections.failed(old, error)
+    new, left_for = connections.to(old.endpoint), connections.current()
+    await connections.failed(old, error)
+    assert connections.to(old.endpoint) is new
+    assert (new.ended, connections.current()) == ([], left_for)
+
+
+async def test_a_client_that_is_closed_closes_each_connection_once_and_opens_none(connections):
+    opened = [connections.to(endpoint) for endpoint in ("a:1", "b:2")]
+    for _ in range(2):
+        await connections.close()
+    assert [one.ended for one in opened] == [["closed"], ["closed"]]
+    for ask in (connections.current, lambda: connections.to("a:1"), lambda: connections.to("c:3")):
+        with pytest.raises(EtcdUnavailable, match="the client is closed") as told:
+            ask()
+        assert not told.value.maybe_applied
+
+
+async def test_connections_have_the_files_that_the_options_name(monkeypatch):
+    """X1: with none they are in plain text, which only who says so gets."""
+    monkeypatch.setattr("registry.etcd3.calls.MemberConnection", Opened)
+    plain = Connections(ClientOptions(("a:1",)), random.Random(1))
+    secret = Connections(ClientOptions(("a:1",), tls=TlsFiles(ca=Path("ca.pem"))), random.Random(1))
+    assert (plain.tls, plain.current().tls) == (None, None)  # type: ignore[attr-defined]
+    assert isinstance(secret.tls, TlsReader)
+    assert secret.current().tls is secret.tls  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_where_a_client_begins_is_left_to_chance_as_its_maker_gives_it(monkeypatch, seed):
+    """So that a simulation plays the same again."""
+    monkeypatch.setattr("registry.etcd3.calls.MemberConnection", Opened)
+    endpoints = tuple(f"m{number}" for number in range(1000))
+    client = Client(ClientOptions(endpoints), rng=random.Random(seed))
+    assert client._calls.connections.current().endpoint == endpoints[random.Random(seed).randrange(1000)]
+
+
+async def test_a_client_needs_nothing_but_its_options():
+    client = Client(ClientOptions(("a:1", "b:2")))
+    await client.aclose()
+    with pytest.raises(EtcdUnavailable, match="the client is closed"):
+        await client.lease_grant(1)
+
+
+class Gate:
+    """A member that gives numbered tokens, and fails first if it is told to."""
+
+    def __init__(self, *fails: Exception) -> None:
+        self._fails = [*fails]
+        self.asked: list[tuple[str, str]] = []
+
+    async def call(self, method: Method[Any, Any], request: Any, *, deadline: float, token: str | None) -> Any:
+        assert (method, deadline, token) == (AUTHENTICATE, 5.0, None)
+        self.asked.append((request.name, request.password))
+        await asyncio.sleep(0)
+        if self._fails:
+            raise self._fails.pop(0)
+        return rpc.AuthenticateResponse(token=f"t{len(self.asked)}")
+
+
+async def test_a_token_is_asked_for_once_and_anew_with_the_password_of_the_day():
+    """R13: a password that was rotated is read again; who asks for a token meanwhile has the same."""
+    passwords = iter(["one", "two"])
+    login, gate = Login(ClientOptions(("a:1",), user="lora", password=lambda: next(passwords))), Gate()
+
+    async def token(stale: str | None = None) -> str | None:
+        return await login.token(gate, deadline=5.0, stale=stale)  # type: ignore[arg-type]
+
+    assert await asyncio.gather(token(), token(), token()) == ["t1"] * 3
+    assert [await token(), await token("of somebody else")] == ["t1", "t1"]
+    assert await asyncio.gather(token("t1"), token("t1")) == ["t2", "t2"]
+    assert gate.asked == [("lora", "one"), ("lora", "two")]
+
+
+class Defect(Exception):
+    """A fault of ours."""
+
+
+@pytest.mark.parametrize("fails", [Defect("authentication is not enabled"), EtcdInvalidArgument("wrong")])
+async def test_what_a_login_fails_with_is_told_and_the_next_one_tries_again(fails):
+    login, gate = Login(ClientOptions(("a:1",), user="lora", password=lambda: "p")), Gate(fails)
+    with pytest.raises(type(fails)):
+        await login.token(gate, deadline=5.0)  # type: ignore[arg-type]
+    assert await login.token(gate, deadline=5.0) == "t2"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("token", ["old", None])
+def test_a_fault_of_ours_in_a_call_is_not_repeated_and_no_reason_to_log_in(token):
+    """R12: and the connection is not to blame for it."""
+
+    class Broken(Member):
+        async def call(self, method: Any, request: Any, *, deadline: float, token: str | None) -> Any:
+            self.heard.append(token)
+            raise Defect
+
+    async def scene() -> None:
+        options = ClientOptions(("a:1",), user="lora" if token else None, password=(lambda: "p") if token else None)
+        calls, member = MemberCalls(options, random.Random(1)), Broken(EtcdUnauthenticated, "new")
+        calls.login._token = token
+        with pytest.raises(Defect):
+            await calls._with_token(member, RANGE, rpc.RangeRequest(), 5.0)  # type: ignore[arg-type]
+        assert member.heard == [token]
+
+    play(scene)

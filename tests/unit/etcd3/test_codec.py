@@ -22,6 +22,7 @@ from registry.etcd3.ops import (
     Txn,
     absent,
     mod_is,
+    none_between,
     none_in,
     prefix_end,
     unwritten_since,
@@ -43,29 +44,36 @@ def test_a_plain_range_sorts_by_nothing():
 @pytest.mark.parametrize(
     ("compare", "message"),
     [
-        (mod_is(b"k", 7), rpc.Compare(key=b"k", target="MOD", result="EQUAL", mod_revision=7)),
-        (absent(b"k"), rpc.Compare(key=b"k", target="CREATE", result="EQUAL", create_revision=0)),
-        (none_in(b"k/"), rpc.Compare(key=b"k/", range_end=b"k0", target="CREATE", result="EQUAL", create_revision=0)),
+        (lambda: mod_is(b"k", 7), rpc.Compare(key=b"k", target="MOD", result="EQUAL", mod_revision=7)),
+        (lambda: absent(b"k"), rpc.Compare(key=b"k", target="CREATE", result="EQUAL", create_revision=0)),
         (
-            unwritten_since(b"k/", 7),
+            lambda: none_in(b"k/"),
+            rpc.Compare(key=b"k/", range_end=b"k0", target="CREATE", result="EQUAL", create_revision=0),
+        ),
+        (
+            lambda: unwritten_since(b"k/", 7),
             rpc.Compare(key=b"k/", range_end=b"k0", target="MOD", result="LESS", mod_revision=8),
         ),
         (
-            Compare(b"k", Target.VERSION, Relation.GREATER, 2),
+            lambda: Compare(b"k", Target.VERSION, Relation.GREATER, 2),
             rpc.Compare(key=b"k", target="VERSION", result="GREATER", version=2),
         ),
         (
-            Compare(b"k", Target.VALUE, Relation.NOT_EQUAL, b"v"),
+            lambda: Compare(b"k", Target.VALUE, Relation.NOT_EQUAL, b"v"),
             rpc.Compare(key=b"k", target="VALUE", result="NOT_EQUAL", value=b"v"),
         ),
         (
-            Compare(b"k", Target.LEASE, Relation.LESS, 5),
+            lambda: Compare(b"k", Target.LEASE, Relation.LESS, 5),
             rpc.Compare(key=b"k", target="LEASE", result="LESS", lease=5),
+        ),
+        (
+            lambda: none_between(b"k", b"m"),
+            rpc.Compare(key=b"k", range_end=b"m", target="CREATE", result="EQUAL", create_revision=0),
         ),
     ],
 )
 def test_compares(compare, message):
-    assert list(codec.txn_request(Txn((compare,), ())).compare) == [message]
+    assert list(codec.txn_request(Txn((compare(),), ())).compare) == [message]
 
 
 def test_operations_of_both_branches():
@@ -169,3 +177,12 @@ def test_each_target_and_relation_goes_under_its_own_name(target, relation):
     assert rpc.Compare.CompareTarget.Name(message.target) == target.name
     assert rpc.Compare.CompareResult.Name(message.result) == relation.name
     assert getattr(message, message.WhichOneof("target_union")) == value
+
+
+def test_what_a_broken_call_of_each_method_may_have_done():
+    """W8 no-false-fail: only a transaction that writes; a lease that nobody knows of expires by itself."""
+    methods = [one for one in vars(codec).values() if isinstance(one, codec.Method)]
+    assert [one.path for one in methods if one.writes] == [codec.TXN.path]
+    assert [one.path for one in methods if one.streams] == [codec.LEASE_KEEPALIVE.path]
+    assert len(methods) == 9
+    assert codec.READ_TXN.path == codec.TXN.path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import closing
 
 import pytest
@@ -63,6 +63,18 @@ def test_a_reader_that_is_far_behind_compares_everything(monkeypatch):
     assert one.changed_since(before + 1) == {b"3", b"4"}
 
 
+def test_a_thousand_changes_are_kept():
+    """R16 bounded: a reader of a busy range that was away for a moment need not compare all of it."""
+    one = SharedInformer()
+    one.apply(listed(1))
+    before = one.version
+    for revision in range(2, 1002):
+        one.apply(changed(revision, b"%d" % revision))
+    assert one.changed_since(before) == {b"%d" % revision for revision in range(2, 1002)}
+    one.apply(changed(1002, b"1002"))
+    assert one.changed_since(before) is None
+
+
 def test_what_may_have_passed_unseen_is_counted():
     one = SharedInformer()
     for reflection, connected, losses in (
@@ -91,6 +103,10 @@ class PlayedReflector:
             await asyncio.Event().wait()
         finally:
             type(self).running -= 1
+
+    async def silent(self) -> AsyncGenerator[Reflection, None]:
+        await asyncio.Event().wait()
+        yield listed(1)
 
 
 @pytest.fixture
@@ -126,7 +142,7 @@ def test_a_range_is_kept_for_a_while_after_its_last_reader(reflectors):
     """R16 bounded: and not for longer."""
 
     async def scenario() -> None:
-        informers = factory(linger_seconds=10.0)
+        informers = SharedInformerFactory(None, rng=random.Random(0))  # type: ignore[arg-type]
         for _ in range(2):
             async with informers.look(*RANGE, wake := asyncio.Event()):
                 await wake.wait()
@@ -150,4 +166,85 @@ async def test_a_single_key_is_not_kept(reflectors):
     for _ in range(5):
         await asyncio.sleep(0)
     assert reflectors.running == 0
+    await informers.aclose()
+
+
+async def test_readers_hear_of_all_but_that_nothing_changed():
+    """A wake-up for each sign of life would be one a second, of each range."""
+    one, wakes = SharedInformer(), [asyncio.Event(), asyncio.Event()]
+    one.wakes.update(wakes)
+    heard: list[bool] = []
+    for reflection in (listed(1), changed(2, b"a"), Connected("e"), Progressed(3), Disconnected("gone")):
+        one.apply(reflection)
+        heard.append(all(wake.is_set() for wake in wakes))
+        for wake in wakes:
+            wake.clear()
+    assert heard == [True, True, True, False, True]
+
+
+async def test_a_reader_of_a_range_that_is_not_listed_yet_is_woken_when_it_is(reflectors, monkeypatch):
+    """It has nothing to look at before."""
+    monkeypatch.setattr(reflectors, "stream", PlayedReflector.silent)
+    informers, wake = factory(), asyncio.Event()
+    async with informers.look(*RANGE, wake) as one:
+        await asyncio.sleep(0)
+        assert not wake.is_set()
+        one.apply(listed(1))
+        assert wake.is_set()
+    await informers.aclose()
+
+
+async def test_the_end_of_all_informers_ends_those_that_linger_and_those_that_are_read(reflectors):
+    """R16 bounded: and who looks afterwards begins anew."""
+    informers = factory(linger_seconds=3600)
+    async with informers.look(*RANGE, wake := asyncio.Event()):
+        await wake.wait()
+    async with informers.look(b"/q/", b"/q0", wake := asyncio.Event()):
+        await wake.wait()
+        assert reflectors.running == 2
+        await informers.aclose()
+        assert reflectors.running == 0
+        async with informers.look(b"/q/", b"/q0", again := asyncio.Event()):
+            await again.wait()
+            assert (reflectors.running, reflectors.started) == (1, 3)
+    await informers.aclose()
+    assert reflectors.running == 0
+
+
+def test_who_reads_again_is_not_ended_by_those_who_left_before(reflectors):
+    """An old reader that leaves late ends its own informer, not the one that took its place."""
+
+    async def scenario() -> None:
+        informers = factory(linger_seconds=1.0)
+        async with informers.look(*RANGE, wake := asyncio.Event()):
+            await wake.wait()
+            await informers.aclose()
+            async with informers.look(*RANGE, new := asyncio.Event()):
+                await new.wait()
+                old_leaves = asyncio.get_running_loop().time()
+            assert asyncio.get_running_loop().time() == old_leaves
+            async with informers.look(*RANGE, new):
+                leaving = asyncio.create_task(asyncio.sleep(0))
+                await leaving
+        async with informers.look(*RANGE, wake := asyncio.Event()):
+            await asyncio.sleep(5.0)
+            assert reflectors.running == 1
+        await informers.aclose()
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(scenario())
+
+
+async def test_each_informer_is_kept_by_name_as_whoever_supervises_it_says(reflectors):
+    """X2: a part that fails is told by its range, and run again; nobody keeps it where nobody is said to."""
+    kept: list[str] = []
+
+    async def keep(name: str, work: Callable[[], Awaitable[None]]) -> None:
+        kept.append(name)
+        await work()
+
+    informers = SharedInformerFactory(None, rng=random.Random(0), keep=keep)  # type: ignore[arg-type]
+    async with informers.look(*RANGE, wake := asyncio.Event()):
+        await wake.wait()
+    assert kept == ["informer of b'/p/'"]
     await informers.aclose()

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from registry.etcd3 import rpc_pb2 as rpc
-from registry.etcd3.errors import EtcdError, EtcdPermissionDenied, EtcdUnauthenticated
+from registry.etcd3.errors import EtcdError, EtcdPermissionDenied, EtcdUnauthenticated, EtcdUnavailable, Timeout
 from registry.etcd3.ops import prefix_end
 from registry.etcd3.options import ClientOptions
 from registry.etcd3.reflector import Reflector
@@ -30,6 +30,7 @@ from registry.etcd3.stream import (
 )
 from tests.simulation.links import Way
 from tests.simulation.members import CLUSTER_ID
+from tests.support.flaky_etcd import Longest, NoChance
 from tests.support.played_etcd import PlayedEtcd, now, play
 
 PREFIX = b"/p/"
@@ -312,3 +313,115 @@ def test_a_refusal_after_a_watch_that_stood_is_a_first_one_again():
     told, client = denied_by([EtcdPermissionDenied("not you"), EtcdError("broke"), EtcdPermissionDenied("not you")])
     assert told == [Disconnected("broke")]
     assert [token for _, token in client.asked] == [None, "token 1", None, "token 3"]
+
+
+class Silent(PlayedStream):
+    """Notes how long silence is borne, which it then breaks by giving up."""
+
+    borne: ClassVar[list[float]] = []
+
+    async def receive(self, patience: float = 1.0) -> rpc.WatchResponse:
+        if self.told == 0:
+            return await super().receive(patience)
+        self.borne.append(patience)
+        raise Timeout("silent", maybe_applied=False)
+
+
+def heard_of(client: Guarded, rng: random.Random, count: int, **options: Any) -> list[tuple[float, Reflection]]:
+    """The first so many reflections of a reflector that has a state."""
+    heard: list[tuple[float, Reflection]] = []
+
+    async def scene(_: PlayedEtcd) -> None:
+        reflector = Reflector(client, PREFIX, prefix_end(PREFIX), resume=Resume(1, 1), rng=rng, **options)  # type: ignore[arg-type]
+        async with aclosing(reflector.stream()) as reflections:
+            async for one in reflections:
+                heard.append((now(), one))
+                if len(heard) == count:
+                    return
+
+    play(scene)
+    return heard
+
+
+class Away(Guarded):
+    """No watch can be had; or, after so many tries, one that is silent."""
+
+    silent_after: int | None = None
+
+    @asynccontextmanager
+    async def watch(self, _endpoint: str, *, refused_token: str | None = None) -> AsyncIterator[PlayedStream]:
+        self.asked.append((now(), refused_token))
+        if self.silent_after is None or len(self.asked) <= self.silent_after:
+            raise EtcdUnavailable("no way", maybe_applied=False)
+        yield Silent("t", None)
+
+    @property
+    def pauses(self) -> list[float]:
+        return [round(after - before, 6) for (before, _), (after, _) in pairwise(self.asked)]
+
+
+def test_a_store_that_is_away_is_asked_ever_more_slowly_up_to_every_three_seconds():
+    """R13, R6: what was deleted meanwhile is seen within seconds of its return."""
+    client = Away([])
+    told = [one for _, one in heard_of(client, Longest(), 9)]
+    assert told == [Disconnected("no way")] * 9
+    assert client.pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.0, 3.0, 3.0]
+
+
+def test_silence_is_borne_twice_as_long_each_time_it_comes_up_to_eight_times(monkeypatch):
+    """A member that reads much history for a watch is slow, but not dead."""
+    client = Away([])
+    client.silent_after = 0
+    monkeypatch.setattr(Silent, "borne", [])
+    heard_of(client, NoChance(), 12)
+    assert Silent.borne == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+
+
+@pytest.mark.parametrize(("rng", "pause"), [(Longest(), 30.0), (NoChance(), 15.0)], ids=["late", "soon"])
+def test_who_is_refused_asks_every_half_minute(rng, pause):
+    """R8: if nobody says otherwise."""
+    client = Guarded([EtcdPermissionDenied("not you") for _ in range(4)])
+    heard_of(client, rng, 8)
+    at = [when for when, _ in client.asked]
+    assert [round(after - before, 6) for before, after in pairwise(at)][1:] == [pause] * 3
+
+
+class Defect(Exception):
+    """A fault of ours."""
+
+
+def test_a_fault_of_ours_is_no_trouble_of_etcd():
+    """R12 crash-only: whoever supervises the watch hears of it."""
+
+    class Broken(Guarded):
+        @asynccontextmanager
+        async def watch(self, _endpoint: str, *, refused_token: str | None = None) -> AsyncIterator[PlayedStream]:
+            raise Defect
+            yield
+
+    with pytest.raises(Defect):
+        heard_of(Broken([]), NoChance(), 1)
+
+
+def test_a_store_that_is_said_to_have_gone_back_and_did_not_is_compared():
+    """R15 brake: all addresses were wrong for a while; a list that shows the same store removes nothing in doubt."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        etcd.store.put(b"/p/a", b"")
+        heard = Heard(etcd)
+        await asyncio.sleep(1)
+        strangers = PlayedEtcd(1)
+        ours, link = etcd.links["m0"].member, etcd.links["m0"]
+        strangers.cluster.cluster_id = CLUSTER_ID + 1
+        link.member = strangers.links["m0"].member
+        link.cut()
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+            if any("another cluster" in one.message for one in heard.of(Disconnected) if isinstance(one, Disconnected)):
+                break
+        link.member = ours
+        link.cut()
+        await asyncio.sleep(10)
+        assert heard.causes == [ListCause.FIRST, ListCause.COMPARISON]
+
+    play(scene)

@@ -23,6 +23,11 @@ def test_options_never_show_the_password():
     assert "lambda" not in repr(options)
 
 
+def test_a_call_has_five_seconds_unless_somebody_says_otherwise():
+    """R16 bounded."""
+    assert ClientOptions(("a:1",)).call_timeout_seconds == 5.0
+
+
 def test_certificate_and_key_come_together():
     files = TlsFiles(certificate=Path("c"), key=Path("k"))
     assert (files.ca, files.certificate, files.key) == (None, Path("c"), Path("k"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import ssl
 import subprocess
 from pathlib import Path
 
@@ -108,6 +109,7 @@ def test_files_that_change_with_each_look_are_waited_for(authority, files, reade
     install(authority.issue("new"), files)
     assert reader.newest() == before
     assert told == [f"own.pem: {files.certificate} changes with each look at it"]
+    assert next(turns) == 3, "so many times"
 
 
 async def test_etcd_s_files_are_named_with_the_endpoint(tmp_path, caplog):
@@ -123,3 +125,52 @@ async def test_etcd_s_files_are_named_with_the_endpoint(tmp_path, caplog):
         await MemberConnection("etcd:2379", reader).close()
     (told,) = caplog.messages
     assert f"cannot read {file}" in told
+
+
+async def test_a_file_of_authorities_that_changes_with_each_look_is_named(authority, tmp_path, monkeypatch):
+    """X2: also where there is no certificate of our own."""
+    files = TlsFiles(ca=tmp_path / "ca.pem")
+    turns = iter(range(100))
+    monkeypatch.setattr(tls, "_check", lambda _: files.ca.write_bytes(b"%d" % next(turns)))
+    shutil.copy(authority.certificate, files.ca)
+    with pytest.raises(TlsUnusable, match="changes with each look") as told:
+        TlsReader(files, lambda _: None).newest()
+    assert told.value.file == files.ca
+
+
+class Defect(Exception):
+    """A fault of ours."""
+
+
+@pytest.mark.parametrize("fails", ["load_cert_chain", "load_verify_locations", "read_bytes"])
+def test_a_fault_of_ours_is_no_trouble_with_files(authority, files, reader, told, monkeypatch, fails):
+    """R12: it is told as it is, and what fitted last does not hide it."""
+    install(authority.issue("old"), files)
+    reader.newest()
+    install(authority.issue("new"), files)
+
+    def breaks(*_: object, **__: object) -> None:
+        raise Defect
+
+    monkeypatch.setattr(Path if fails == "read_bytes" else ssl.SSLContext, fails, breaks)
+    with pytest.raises(Defect):
+        reader.newest()
+    assert told == []
+
+
+def test_the_same_files_are_not_checked_again_and_a_new_trouble_is_told_again(
+    authority, files, reader, told, monkeypatch
+):
+    """Each connection asks; what was mended and is broken again is news."""
+    install(authority.issue("old"), files)
+    checked: list[TlsFiles] = []
+    check = tls._check
+    monkeypatch.setattr(tls, "_check", lambda one: (checked.append(one), check(one)))
+    before = reader.newest()
+    assert (reader.newest(), len(checked)) == (before, 1)
+    for _ in range(2):
+        files.ca.unlink()
+        assert [reader.newest(), reader.newest()] == [before, before]
+        install(authority.issue("old"), files, "ca")
+        assert reader.newest() == before
+    assert len(told) == 2

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated, Self
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, model_validator
 
 from registry.admin.settings import AdminSettings
-from registry.runtime.flags import read_settings
+from registry.runtime.flags import Flag, read_settings
 from registry.runtime.settings import Address
 from sidecar.settings import SidecarSettings
 
@@ -174,3 +175,78 @@ def test_what_is_unprotected_is_refused_unless_it_is_said(capsys, model, argumen
 )
 def test_what_is_protected_needs_no_word(model, arguments):
     assert _read(*arguments, model=model).unprotected() == ()
+
+
+class Small(BaseModel):
+    """A few settings."""
+
+    name: Annotated[str, Flag("NAME", "What it is called, 100% of it")]
+    count: Annotated[int, Field(ge=1), Flag("N", "How many")] = 3
+    none: Annotated[str | None, Flag("TEXT", "Nothing by itself", also="KNOWN_ELSEWHERE")] = None
+    many: Annotated[tuple[str, ...], Flag("TEXT", "Some", repeatable=True)] = ()
+    yes: Annotated[bool, Flag("", "Says yes", switch=True)] = False
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.name == "wrong":
+            raise ValueError("--name and the rest do not fit")
+        return self
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "expected"),
+    [
+        (("--name", "a"), {}, Small(name="a")),
+        (("--name=a", "--yes"), {}, Small(name="a", yes=True)),
+        ((), {"LORAPLANE_NAME": "a", "LORAPLANE_YES": "true"}, Small(name="a", yes=True)),
+        (("--name", "a"), {"LORAPLANE_YES": "false", "LORAPLANE_COUNT": "5"}, Small(name="a", count=5)),
+        (("--name", "a", "--count", "4"), {"LORAPLANE_COUNT": "5"}, Small(name="a", count=4)),
+        (("--name", "a", "--many", "b c", "--many", "d"), {"LORAPLANE_MANY": "e"}, Small(name="a", many=("b c", "d"))),
+        (("--name", "a"), {"LORAPLANE_MANY": "b  c"}, Small(name="a", many=("b", "c"))),
+        (("--name", "a"), {"LORAPLANE_MANY": ""}, Small(name="a")),
+        (("--name", ""), {"LORAPLANE_NAME": "a"}, Small(name="")),
+        (("--name", "a"), {"LORAPLANE_NONE": "", "KNOWN_ELSEWHERE": "b c"}, Small(name="a", none="b c")),
+        (("--name", "a"), {"LORAPLANE_NONE": "b", "KNOWN_ELSEWHERE": "c"}, Small(name="a", none="b")),
+    ],
+)
+def test_a_setting_is_what_its_flag_says_or_else_its_variable(arguments, environment, expected):
+    """An empty variable says nothing; an empty flag says that it is empty."""
+    assert _read(*arguments, model=Small, **environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ((), "program: --name is missing: give it, or set LORAPLANE_NAME"),
+        (("--name", "a", "--count", "0"), "program: --count: Input should be greater than or equal to 1"),
+        (("--name", "wrong"), "program: --name and the rest do not fit"),
+        (("--nam", "a"), "program: unrecognized arguments: --nam a; see program --help"),
+        (("--name", "a", "b"), "program: unrecognized arguments: b; see program --help"),
+        (("--name",), "program: argument --name: expected one argument; see program --help"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_else(capsys, arguments, line):
+    assert _refusal(capsys, *arguments, model=Small) == f"{line}\n"
+
+
+def test_help_says_what_each_flag_is_for_and_what_it_is_without_it(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        _read("--help", model=Small)
+    assert stopped.value.code == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for line in (
+        "--name NAME What it is called, 100% of it [LORAPLANE_NAME; required]",
+        "--count N How many [LORAPLANE_COUNT; default: 3]",
+        "--none TEXT Nothing by itself [LORAPLANE_NONE, KNOWN_ELSEWHERE]",
+        "--many TEXT Some [LORAPLANE_MANY; several values with blanks between]",
+        "--yes Says yes [LORAPLANE_YES]",
+    ):
+        assert line in said
+
+
+def test_a_setting_with_two_flags_is_a_defect_of_ours():
+    class Broken(BaseModel):
+        twice: Annotated[str, Flag("A", "one"), Flag("B", "two")] = ""
+
+    with pytest.raises(TypeError, match="twice has no Flag"):
+        _read(model=Broken)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import closing
 from itertools import pairwise
 
 import pytest
@@ -11,6 +12,7 @@ import structlog.testing
 
 from registry.runtime.supervisor import WELL_SECONDS, Supervisor, keep_once
 from tests.simulation.loop import VirtualLoop
+from tests.support.flaky_etcd import Longest
 
 
 class Fatal(Exception):
@@ -39,12 +41,9 @@ def scene() -> Scene:
 
 
 def play(work) -> None:
-    """Runs it on virtual time."""
-    loop = VirtualLoop()
-    try:
+    """Runs it on virtual time. What is logged is shown to nobody: to draw a traceback takes longer than all else."""
+    with structlog.testing.capture_logs(), closing(VirtualLoop()) as loop:
         loop.run_until_complete(work())
-    finally:
-        loop.close()
 
 
 def test_a_part_that_fails_is_run_again_until_it_ends(scene):
@@ -140,3 +139,74 @@ async def test_nobody_has_to_supervise():
 
     with pytest.raises(Fatal):
         await keep_once("feed", work)
+
+
+def test_pauses_double_up_to_a_quarter_of_a_minute_and_half_a_minute_is_well():
+    """R8: a part that fails at each start costs next to nothing; one that has run for so long begins anew."""
+    changes: list[tuple[float, int]] = []
+    started: list[float] = []
+
+    def now() -> float:
+        return asyncio.get_running_loop().time()
+
+    async def main() -> None:
+        supervisor = Supervisor(
+            lambda _: None, Longest(), on_change=lambda: changes.append((now(), len(supervisor.troubles)))
+        )
+
+        async def work() -> None:
+            started.append(now())
+            if len(started) <= 7:
+                raise KeyError
+            await asyncio.sleep(3600)
+
+        kept = asyncio.create_task(supervisor.keep("feed", work))
+        await asyncio.sleep(1800)
+        assert [after - before for before, after in pairwise(started)] == [1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0]
+        assert changes[-1] == (started[-1] + 30.0, 0)
+        assert [count for _, count in changes] == [1] * 7 + [0]
+        kept.cancel()
+
+    play(main)
+
+
+def test_a_trouble_is_known_since_its_first_failure():
+    async def main() -> None:
+        supervisor = Supervisor(lambda _: None, Longest())
+
+        async def fails() -> float:
+            raise KeyError
+
+        for _ in range(3):
+            await asyncio.sleep(10)
+            await supervisor.paced("loop", fails)
+        trouble = supervisor.troubles["loop"]
+        assert (trouble.error, trouble.since, trouble.failures) == ("KeyError", 10.0, 3)
+
+    play(main)
+
+
+async def test_what_ends_for_another_reason_is_not_run_again(scene):
+    """R12: the end of its task is none of its failures."""
+    entered = asyncio.Event()
+
+    async def work() -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    kept = asyncio.create_task(scene.supervisor.keep("feed", work))
+    await entered.wait()
+    kept.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await kept
+    assert (scene.failures, scene.counted) == ({}, [])
+
+
+async def test_nobody_has_to_supervise_what_goes_well():
+    done: list[int] = []
+
+    async def work() -> None:
+        done.append(1)
+
+    await keep_once("feed", work)
+    assert done == [1]

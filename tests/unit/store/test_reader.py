@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from registry.etcd3.errors import EtcdError, EtcdUnavailable, ResponseTooLarge
+from registry.etcd3.errors import EtcdUnavailable, ResponseTooLarge
 from registry.etcd3.ops import Put, Range, RangeResult, Txn
-from registry.model.errors import FailedPrecondition, NotFound, Reason, Unavailable
-from registry.model.records import PoolLimits
+from registry.model.errors import FailedPrecondition, Internal, NotFound, Reason, Unavailable
+from registry.model.records import PoolLimits, RetiredRecord
 from registry.runtime.clock import Deadline
 from registry.store import reader as reader_module
 from registry.store.pages import Page, PageToken, parse_filter
 from registry.store.reader import Reader
-from registry.transactions.changes import Remove, UpdatePool
+from registry.transactions.changes import DeletePool, Remove, UpdatePool
 from registry.transactions.decode import last_part
 from tests.support.changes import KEYS, POOL, Author, applying, creating, upsert
 from tests.support.residency_world import presence, replica_status
@@ -26,7 +26,7 @@ class Store(Author):
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[Range] = []
-        self.fails: EtcdError | None = None
+        self.fails: Exception | None = None
         self.most = 1 << 30
 
     async def range(self, read: Range, *, timeout_seconds: float | None = None) -> RangeResult:
@@ -302,3 +302,114 @@ async def test_a_failure_of_etcd_is_one_of_ours(store, reader, what):
     with pytest.raises(Unavailable) as told:
         await calls[what]()
     assert told.value.reason is Reason.ETCD_UNAVAILABLE
+
+
+async def test_no_call_returns_more_than_the_interface_says(store, reader):
+    """R16 bounded: of what may be large a page has a hundred, however many are asked for."""
+    for number in range(102):
+        store.lives(f"r{number:03}", says=False)
+        store.etcd.put(KEYS.audit(POOL, f"a{number:03}"), b"{}")
+    page, found = await reader.replicas(POOL, 1000, None, soon())
+    assert (len(page.kvs), len(found), page.token is None) == (100, 100, False)
+    page, found = await reader.replicas(POOL, 1000, page.token, soon())
+    assert ([last_part(one.presence.key) for one in found], page.token) == (["r100", "r101"], None)
+    audits = await reader.audit(POOL, "", 1000, None, soon())
+    assert (len(audits.kvs), audits.token is None) == (100, False)
+
+
+async def test_a_filter_that_nothing_passes_ends_after_so_many_records(store, reader):
+    """R16 bounded: the token says where the next call goes on; parts of 500 are read for it."""
+    names = [f"n{number:04}" for number in range(5_100)]
+    store.etcd.txn(Txn((), tuple(Put(KEYS.adapter(POOL, name), b"{") for name in names)))
+    store.asked.clear()
+    page = await reader.adapters(POOL, parse_filter("tenant=nobody"), 7, None, soon())
+    assert (page.records, page.unreadable) == ((), tuple(names[:5_000]))
+    assert page.token == PageToken(store.etcd.revision, KEYS.adapter(POOL, names[4_999]))
+    assert [one.limit for one in store.asked[1:]] == [500] * 10
+    rest = await reader.adapters(POOL, parse_filter("tenant=nobody"), 7, page.token, soon())
+    assert (rest.unreadable, rest.token) == (tuple(names[5_000:]), None)
+
+
+@pytest.mark.parametrize(("most", "limits"), [(499, [500, 31]), (30, [500, 31, 1]), (0, [500, 31, 1])])
+async def test_a_part_that_is_too_large_is_read_in_much_smaller_ones(store, reader, most, limits):
+    """R16 bounded: in a few steps down to one record alone, which is then all that can be asked for."""
+    store.change(applying(upsert("a")))
+    store.asked.clear()
+    store.most = most
+    listing = reader.adapters(POOL, parse_filter(""), 5, PageToken(store.etcd.revision, KEYS.adapters(POOL)), soon())
+    if most:
+        assert [one.record.name for one in (await listing).records] == ["a"]
+    else:
+        with pytest.raises(Internal):
+            await listing
+    assert [one.limit for one in store.asked] == limits
+
+
+class Defect(Exception):
+    """A fault of ours."""
+
+
+@pytest.mark.parametrize("what", ["adapter", "adapters"])
+async def test_a_fault_of_ours_is_told_as_it_is(store, reader, what):
+    """R12: by one key, and by a page of them."""
+    store.change(applying(upsert("a")))
+    store.fails = Defect()
+    calls = {
+        "adapter": lambda: reader.adapter(POOL, "a", soon()),
+        "adapters": lambda: reader.adapters(POOL, parse_filter(""), 5, PageToken(1, b"x"), soon()),
+    }
+    store.asked.clear()
+    with pytest.raises(Defect):
+        await calls[what]()
+    assert len(store.asked) == 1, "nor is it asked for less at once"
+
+
+async def test_the_trail_of_a_pool_that_was_deleted_is_read(store, reader):
+    """W7 audit-complete: who deleted it stands at its end."""
+    store.change(DeletePool(POOL))
+    assert [len((await reader.audit(POOL, "", 5, None, soon())).kvs)] == [2]
+
+
+async def test_history_tells_of_what_it_cannot_read(store, reader, monkeypatch):
+    """R14 nack: by its generation, the newest first, be it kept or present; a fault of ours is told as it is."""
+    for uri in ("v1", "v2", "v3"):
+        store.change(applying(upsert("a", uri)))
+    kept = [key for key in sorted(store.etcd.kvs) if key.startswith(KEYS.history_of(POOL, "a"))]
+    assert len(kept) == 2
+    store.etcd.put(kept[0], b"{")
+    found = await reader.history(POOL, "a", soon())
+    assert found.present is not None
+    assert ([one.generation for one in found.retired], found.unreadable) == ([2], (1,))
+    store.etcd.put(KEYS.adapter(POOL, "a"), b"{")
+    found = await reader.history(POOL, "a", soon())
+    assert (found.present, [one.generation for one in found.retired], found.unreadable) == (None, [2], (3, 1))
+
+    def breaks(_: bytes) -> RetiredRecord:
+        raise Defect
+
+    monkeypatch.setattr(RetiredRecord, "parse", breaks)
+    with pytest.raises(Defect):
+        await reader.history(POOL, "a", soon())
+
+
+async def test_a_status_of_another_life_is_none_of_this_one(store, reader):
+    """R9 status-truth: one that stands under another lease than the presence is of a process that has ended."""
+    store.lives("r1", says=True)
+    store.etcd.txn(Txn((), (Put(KEYS.replica(POOL, "r1"), presence("r1", POOL).to_bytes(), LEASE + 1),)))
+    assert (await reader.replica(POOL, "r1", soon())).status is None
+    _, found = await reader.replicas(POOL, 5, None, soon())
+    assert [one.status for one in found] == [None]
+
+
+async def test_where_only_keys_are_asked_for_no_values_are_read(store, reader):
+    """R16 bounded: all adapters of all pools would be megabytes."""
+    store.change(applying(upsert("acme/a")))
+    store.lives("r1", says=False, pool="gone")
+    store.asked.clear()
+    await reader.lost_adapters("acme", soon())
+    await reader.replicas_without_pool(store.etcd.revision, soon())
+    assert [one.keys_only for one in store.asked] == [False, True, True, True]
+    store.asked.clear()
+    store.lives("r2", says=False)
+    found = await reader.expected(POOL, store.etcd.revision, soon())
+    assert [kv.value for kv in found.live] == [presence("r2", POOL).to_bytes()]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from registry.etcd3.ops import Delete, KeyValue, Put, Range, Txn
 from registry.model.errors import InvalidArgument, Reason, Unavailable
 from registry.runtime.clock import Deadline
-from registry.store.pages import MAX_PAGE_SIZE, Page, PageToken, Sieve, check_page_size, decode_token, parse_filter
+from registry.store.pages import Page, PageToken, Sieve, check_page_size, decode_token, parse_filter
 from registry.store.txn import ReadCache, SharedLease
 from registry.store.writer import NamedLocks
 from registry.transactions.decode import ReadSet, read_pool
@@ -55,8 +55,19 @@ def test_what_is_json_and_no_token_is_refused(document):
     assert told.value.reason is Reason.INVALID_PAGE_TOKEN
 
 
+OF_AN_EARLIER_RELEASE = "WzcsICIyZjcwIiwgImFiOTJmM2Q1MThhNTk0YjUiXQ=="
+
+
+def test_a_token_of_an_earlier_release_goes_on():
+    """R13: who reads pages while admin services are replaced one after the other is not sent back to the first."""
+    assert decode_token(OF_AN_EARLIER_RELEASE, "pools") == PageToken(7, b"/p")
+    assert PageToken(7, b"/p").encode("pools") == OF_AN_EARLIER_RELEASE
+
+
 def test_page_sizes():
-    assert [check_page_size(size) for size in (0, 1, 10**6)] == [100, 1, MAX_PAGE_SIZE]
+    """As registry.proto says: at most 1000, and 0 is 100."""
+    wanted = (0, 1, 100, 101, 1000, 1001, 10**6)
+    assert [check_page_size(size) for size in wanted] == [100, 1, 100, 101, 1000, 1000, 1000]
     with pytest.raises(InvalidArgument):
         check_page_size(-1)
 
@@ -70,6 +81,7 @@ def test_page_sizes():
         ("name=ACME/X", True),
         ("name=acme/", False),
         ("name=acme/*", True),
+        ("name=acme/y*", False),
         ("name=*", True),
         ("tenant=Acme", True),
         ("tenant=other", False),
@@ -93,6 +105,31 @@ def test_wrong_filters(text):
     with pytest.raises(InvalidArgument) as told:
         parse_filter(text)
     assert (told.value.reason, told.value.field) == (Reason.INVALID_FILTER, "filter")
+
+
+@pytest.mark.parametrize(("length", "is_taken"), [(2048, True), (2049, False)])
+def test_a_filter_has_so_many_characters_at_most(length, is_taken):
+    """R16 bounded: each record is looked at with all of it."""
+    text = f"name={'x' * (length - 5)}"
+    if is_taken:
+        assert not parse_filter(text).takes(record("x"))
+        return
+    with pytest.raises(InvalidArgument, match="at most 2048 characters") as told:
+        parse_filter(text)
+    assert (told.value.reason, told.value.field) == (Reason.INVALID_FILTER, "filter")
+
+
+def test_a_sieve_leaves_out_what_cannot_be_read_and_tells_of_faults_of_ours():
+    """R14 nack: by its name in the listing; R12: a defect is no unreadable record."""
+    page = Page(7, (kv(b"/pools/a", b"{"), kv(b"/pools/b", b'{"name":"b","base_models":["b"]}')), None)
+    found = Sieve(read_pool, lambda pool: True, 4).pass_through(page)
+    assert ([one.record.name for one in found.records], found.unreadable) == (["b"], ("a",))
+
+    def breaks(_: KeyValue) -> object:
+        raise KeyError("of ours")
+
+    with pytest.raises(KeyError, match="of ours"):
+        Sieve(breaks, lambda _: True, 4).pass_through(page)
 
 
 def test_a_sieve_stops_in_the_middle_of_a_page():
@@ -133,8 +170,11 @@ def test_hints_are_bounded():
     for i in range(6000):
         hints.wrote(Txn((), (Put(b"/a/%d" % i, b"x"),)), i)
     assert len(hints._known) == 5000
-    hints.wrote(Txn((), (Put(b"/a/large", b"x" * 10_000),)), 1)
-    assert b"/a/large" not in hints._known
+    reads = tuple(Range(b"/a/%d" % i) for i in range(6000))
+    assert [*hints.guess(reads).found] == [read.key for read in reads[1000:]]
+    for size, is_kept in ((8 * 1024, True), (8 * 1024 + 1, False)):
+        hints.wrote(Txn((), (Put(b"/a/large", b"x" * size),)), 1)
+        assert (hints.guess((Range(b"/a/large"),)).key(b"/a/large") is not None) is is_kept
 
 
 async def test_a_shared_lease_is_granted_once_and_renewed():

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import Callable
 from contextlib import closing
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 
+from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdUnavailable, NoSpace
 from registry.etcd3.ops import Put, Range, RangeResult, Txn, TxnResult
 from registry.model.errors import Conflict, FailedPrecondition, InvalidArgument, Reason, RegistryError, Unavailable
 from registry.model.records import PoolLimits
 from registry.runtime.clock import Deadline
+from registry.store.txn import SharedLease, audit_lease, request_lease
 from registry.store.writer import WriteGate, Writer
 from registry.transactions.builder import Settled
 from registry.transactions.changes import Change, DeletePool, Remove, SetTenant, UpdatePool
 from registry.transactions.context import Caller, TxnLimits
 from tests.simulation.loop import VirtualLoop
 from tests.support.changes import ALICE, KEYS, POOL, Author, applying, creating, upsert
-from tests.support.flaky_etcd import Fault, FlakyEtcd, NoChance
+from tests.support.flaky_etcd import Fault, FlakyEtcd, Longest, NoChance
 from tests.support.history_check import check_history
 
 _numbers = count()
@@ -321,3 +325,222 @@ async def test_a_shut_gate(etcd):
     gate.open()
     await change(by, applying(upsert("acme/a")))
     await change(by, UpdatePool(POOL, ("base",), PoolLimits(max_rank=8)))
+
+
+class Timed(FlakyEtcd):
+    """Notes when something was sent that would be written."""
+
+    def __init__(self, etcd: Counting, meanwhile: Callable[[], object] = lambda: None) -> None:
+        super().__init__(etcd.etcd)
+        self.at: list[float] = []
+        self._meanwhile = meanwhile
+
+    async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
+        if any(isinstance(op, Put) for op in txn.success):
+            self.at.append(asyncio.get_running_loop().time())
+            self._meanwhile()
+        return await super().txn(txn, timeout_seconds=timeout_seconds)
+
+    @property
+    def pauses(self) -> list[float]:
+        return [round(after - before, 6) for before, after in pairwise(self.at)]
+
+
+def test_what_is_unclear_is_sent_again_ever_more_slowly_up_to_once_a_second(etcd):
+    """R16 bounded: an etcd that is ill is not asked as fast as it fails, and one that is well again is not kept."""
+    timed = Timed(etcd)
+    timed.fail([Fault.LOST] * 8)
+
+    async def scenario() -> None:
+        await change(writer(timed, rng=Longest()), applying(upsert("acme/a")))
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(scenario())
+    assert timed.pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+
+
+def racer(etcd: Counting) -> Timed:
+    """Somebody else changes the same record each time before ours arrives."""
+    somebody, versions = Author(etcd.etcd, made=1000), count()
+    return Timed(etcd, lambda: somebody.change(applying(upsert("acme/a", f"v{next(versions)}"))))
+
+
+def test_a_race_that_is_lost_is_run_again_at_once_and_then_ever_later(etcd):
+    """Who loses says how often it tried; half a second is the longest pause between two tries."""
+    timed = racer(etcd)
+
+    async def scenario() -> RegistryError:
+        return await refused(writer(timed, rng=Longest()), applying(upsert("acme/a", "mine")), "r", seconds=60)
+
+    with closing(VirtualLoop()) as loop:
+        told = loop.run_until_complete(scenario())
+    assert told.reason is Reason.LOST_RACE
+    assert len(timed.at) == 20
+    assert " 20 times in a row" in told.message
+    assert timed.pauses[:5] == [0.0, 0.005, 0.01, 0.02, 0.04]
+    assert timed.pauses[-10:] == [0.5] * 10
+
+
+def test_a_race_that_goes_on_ends_with_the_time_of_the_call(etcd):
+    """R16 bounded: who has little time left does not sleep beyond it; nothing was changed."""
+    timed = racer(etcd)
+
+    async def scenario() -> tuple[RegistryError, float]:
+        told = await refused(writer(timed, rng=Longest()), applying(upsert("acme/a", "mine")), "r", seconds=1)
+        return told, asyncio.get_running_loop().time()
+
+    with closing(VirtualLoop()) as loop:
+        told, ended = loop.run_until_complete(scenario())
+    assert (told.reason, ended) == (Reason.DEADLINE_EXCEEDED, 1.0)
+
+
+class Defect(Exception):
+    """A fault of ours, which no error of etcd or of a change is."""
+
+
+@pytest.mark.parametrize("call", ["txn", "lease_grant"])
+@pytest.mark.parametrize("dry", [False, True])
+async def test_a_fault_of_ours_is_not_told_as_one_of_etcd(etcd, monkeypatch, call, dry):
+    """R12 crash-only: whoever supervises the call hears of it as it is."""
+
+    async def fails(*_: object, **__: object) -> None:
+        raise Defect
+
+    monkeypatch.setattr(etcd, call, fails)
+    by = writer(etcd)
+    if dry and call == "lease_grant":
+        await change(by, applying(upsert("acme/a")), dry=True)
+        return
+    with pytest.raises(Defect):
+        await change(by, applying(upsert("acme/a")), dry=dry)
+
+
+async def test_a_fault_of_ours_without_space_is_told_as_it_is(etcd):
+    """R12: also while it is looked up how an earlier call was settled."""
+
+    class Broken(Full):
+        async def range(self, read: Range, *, timeout_seconds: float | None = None) -> RangeResult:
+            raise Defect
+
+    with pytest.raises(Defect):
+        await change(writer(Broken(etcd.etcd)), applying(upsert("acme/a")))
+
+
+@pytest.mark.parametrize("fails_at", [2, 3, 4])
+async def test_a_fault_of_ours_after_an_unclear_outcome_is_no_refusal(etcd, fails_at):
+    """W8 no-false-fail: at its repetition, at the try that follows, and at the fence."""
+    somebody = Author(etcd.etcd, made=1000)
+
+    class Broken(FlakyEtcd):
+        async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
+            if any(isinstance(op, Put) for op in txn.success):
+                if self.sent + 1 == fails_at:
+                    raise Defect
+                if self.sent == 2:
+                    somebody.change(applying(upsert("acme/x")))
+            return await super().txn(txn, timeout_seconds=timeout_seconds)
+
+    broken = Broken(etcd.etcd)
+    broken.fail([Fault.LATE], meanwhile=lambda: somebody.change(UpdatePool(POOL, ("other",), PoolLimits())))
+    with pytest.raises(Defect):
+        await change(writer(broken), DeletePool(POOL), "late")
+
+
+async def test_a_guess_that_cannot_be_planned_for_a_fault_of_ours_is_told(etcd, monkeypatch):
+    """A change that is refused by a guess is read for; a fault of ours is none."""
+
+    def fails(*_: object) -> None:
+        raise Defect
+
+    by = writer(etcd)
+    await change(by, applying(upsert("acme/a")))
+    etcd.trips = 0
+    monkeypatch.setattr("registry.store.txn.plan_change", fails)
+    with pytest.raises(Defect):
+        await change(by, applying(upsert("acme/b")))
+    assert etcd.trips == 0
+
+
+def test_a_request_is_remembered_for_a_day_and_an_audit_record_for_thirty():
+    """W3, W7: however many share a lease; one is granted an hour, or a day, at most."""
+
+    class Granting(FlakyEtcd):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ends: dict[int, float] = {}
+
+        async def lease_grant(self, ttl_seconds: int, *, timeout_seconds: float | None = None) -> int:
+            lease = await super().lease_grant(ttl_seconds, timeout_seconds=timeout_seconds)
+            self.ends[lease] = asyncio.get_running_loop().time() + ttl_seconds
+            return lease
+
+    async def lives(make: Callable[[Client], SharedLease], hours: int) -> tuple[list[float], int]:
+        """How many hours are left of each record that is put, and how many leases were granted."""
+        etcd, loop = Granting(), asyncio.get_running_loop()
+        lease, left = make(etcd.as_client()), list[float]()
+        for _ in range(hours * 4):
+            left.append((etcd.ends[await lease.current(1)] - loop.time()) / 3600)
+            await asyncio.sleep(900)
+        return left, etcd.granted
+
+    async def scenario() -> None:
+        left, granted = await lives(request_lease, 12)
+        assert (min(left), max(left), granted) == (24.25, 25, 12)
+        left, granted = await lives(audit_lease, 72)
+        assert (min(left), max(left), granted) == (30 * 24 + 0.25, 31 * 24, 3)
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(scenario())
+
+
+def test_who_has_no_time_for_another_try_is_told_at_once(etcd):
+    """W8 no-false-fail: the pause before it would take all there is."""
+    timed = Timed(etcd)
+    timed.fail([Fault.LOST])
+
+    async def scenario() -> tuple[RegistryError, float]:
+        told = await refused(writer(timed, rng=Longest()), applying(upsert("acme/a")), "r", seconds=0.05)
+        return told, asyncio.get_running_loop().time()
+
+    with closing(VirtualLoop()) as loop:
+        told, ended = loop.run_until_complete(scenario())
+    assert (told.reason, ended, timed.sent) == (Reason.OUTCOME_UNKNOWN, 0.0, 1)
+
+
+def test_an_outcome_that_stays_unclear_after_a_copy_is_not_fenced_off(etcd):
+    """W8 no-false-fail: who repeats it with its request id learns it, as it is told to."""
+    somebody = Author(etcd.etcd, made=1000)
+
+    class Away(FlakyEtcd):
+        """Loses all changes from the third transaction on, until the time of the call is up; a fence would pass."""
+
+        async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
+            is_change = any(isinstance(op, Put) and op.key == KEYS.adapter(POOL, "acme/a") for op in txn.success)
+            if is_change and self.sent == 2 and asyncio.get_running_loop().time() < 5.0:
+                raise EtcdUnavailable("cut", maybe_applied=True)
+            return await super().txn(txn, timeout_seconds=timeout_seconds)
+
+    away = Away(etcd.etcd)
+    away.fail([Fault.LOST], meanwhile=lambda: somebody.change(applying(upsert("acme/a"))))
+
+    async def scenario() -> None:
+        by = writer(away, rng=Longest())
+        told = await refused(by, applying(upsert("acme/a", "v2")), "r", seconds=5)
+        assert told.reason is Reason.OUTCOME_UNKNOWN
+        await asyncio.sleep(10)
+        settled = await change(by, applying(upsert("acme/a", "v2")), "r")
+        assert [one.outcome for one in settled.reply.adapters] == ["updated"]
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(scenario())
+
+
+async def test_what_an_else_branch_showed_is_remembered(etcd):
+    """A pool that somebody changed costs the next change a reading, and none after it."""
+    by, other = writer(etcd), writer(etcd)
+    await change(by, applying(upsert("acme/a")))
+    await change(other, UpdatePool(POOL, ("base",), PoolLimits(max_rank=8)))
+    for name, trips in (("acme/b", 2), ("acme/c", 1)):
+        etcd.trips = 0
+        await change(by, applying(upsert(name)))
+        assert etcd.trips == trips

@@ -1,0 +1,214 @@
+"""From requests to changes, and from replies to messages: all of both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from registry.admin.rpc import decode, encode, streams
+from registry.etcd3.ops import Event, KeyValue
+from registry.model.errors import InvalidArgument, Reason
+from registry.model.records import (
+    AdapterOutcome,
+    CanaryRollout,
+    ChangeReply,
+    PoolSpec,
+    ReplicaGroup,
+    RetiredRecord,
+    TenantRecord,
+)
+from registry.model.replica_state import ReplicaState
+from registry.rollout.expected import AbsentReplica, GroupPresence, LackingReplicas
+from registry.rollout.status import ReplicaFailure, ReplicaRollout, Rollout
+from registry.rollout.watching import WatchBatch
+from registry.store.pages import Page
+from registry.store.reader import History
+from registry.transactions.builder import Settled
+from registry.transactions.decode import Present
+from registry.v1 import registry_pb2 as pb
+from tests.support.records import KEYS, POOL, kv, record
+
+
+def test_a_change_without_content_is_named_by_its_place():
+    changes = [pb.AdapterChange(delete="a"), pb.AdapterChange()]
+    with pytest.raises(InvalidArgument, match="an upsert or a delete") as told:
+        decode.apply_adapters(pb.ApplyAdaptersRequest(pool="p", changes=changes))
+    assert (told.value.reason, told.value.field) == (Reason.INVALID_FIELD, "changes[1]")
+
+
+def no_fingerprint(_: object) -> str:
+    return "f"
+
+
+def test_a_pool_that_does_not_exist_has_no_etag():
+    """W4: who gives one means another call."""
+    wanted = pb.Pool(name="p", base_models=["b"])
+    assert decode.create_pool(pb.CreatePoolRequest(pool=wanted), no_fingerprint).name == "p"
+    wanted.etag = "5"
+    with pytest.raises(InvalidArgument) as told:
+        decode.create_pool(pb.CreatePoolRequest(pool=wanted), no_fingerprint)
+    assert told.value.field == "pool.etag"
+
+
+@pytest.mark.parametrize("mask", [["base_models"], ["limits.max_rank"], None])
+def test_only_what_a_mask_names_is_changed_of_a_pool(mask):
+    """W4: who knows nothing of a field must not reset it."""
+    request = pb.UpdatePoolRequest(pool=pb.Pool(name="p", base_models=["b"]))
+    if mask is not None:
+        request.update_mask.paths.extend(mask)
+    found = decode.update_pool(request, no_fingerprint).fields
+    if mask is not None:
+        assert found == {mask[0].rpartition(".")[2]}
+    else:
+        assert found is None or found > {"base_models", "max_rank"}
+
+
+@pytest.mark.parametrize("undrain", [True, False])
+def test_a_replica_is_drained_or_no_more(undrain):
+    """R20: the one is never taken for the other."""
+    change = decode.drain_replica(pb.DrainReplicaRequest(pool="p", name="r1", undrain=undrain))
+    assert (change.pool, change.drain) == ("p", not undrain)
+
+
+def outcome(kind: Any, *, etag: int | None = None, is_known: bool = True) -> AdapterOutcome:
+    return AdapterOutcome(outcome=kind, name="acme/A", record=record("acme/A", 3) if is_known else None, etag=etag)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("created", pb.AdapterResult.CREATED),
+        ("updated", pb.AdapterResult.UPDATED),
+        ("unchanged", pb.AdapterResult.UNCHANGED),
+        ("deleted", pb.AdapterResult.DELETED),
+    ],
+)
+@pytest.mark.parametrize(("etag", "shown"), [(None, "9"), (4, "4")])
+def test_what_became_of_an_adapter_is_told_with_the_etag_that_it_has(kind, told, etag, shown):
+    """W4: of what was not written that of its last change."""
+    reply = encode.applied(Settled(ChangeReply(adapters=[outcome(kind, etag=etag)]), 9), "p", "req")
+    [one] = reply.results
+    assert (one.outcome, one.adapter.name, one.adapter.generation, one.adapter.etag) == (told, "acme/A", 3, shown)
+    assert (reply.revision, reply.request_id) == (9, "req")
+
+
+def test_what_was_deleted_unread_is_told_by_its_name():
+    [one] = encode.applied(Settled(ChangeReply(adapters=[outcome("deleted", is_known=False)]), 9), "p", "").results
+    assert one.adapter == pb.Adapter(name="acme/A", pool="p")
+
+
+@pytest.mark.parametrize(("etag", "shown"), [(None, "9"), (4, "4"), (0, "")])
+def test_a_pool_and_a_tenant_are_told_with_the_etag_that_they_have(etag, shown):
+    pool = PoolSpec(name="p", base_models=["b"])
+    tenant = TenantRecord(name="acme", max_adapters=5, adapters=1)
+    reply = ChangeReply(pool=pool, tenant=tenant, etag=etag)
+    told_pool, told_tenant = encode.settled_pool(Settled(reply, 9)), encode.settled_tenant(Settled(reply, 9))
+    assert (told_pool.name, told_pool.etag) == ("p", shown)
+    assert (told_tenant.name, told_tenant.max_adapters, told_tenant.etag) == ("acme", 5, shown)
+    nothing = Settled(ChangeReply(), 9)
+    assert (encode.settled_pool(nothing), encode.settled_tenant(nothing)) == (pb.Pool(), pb.Tenant())
+
+
+@pytest.mark.parametrize(("etag", "is_changed"), [(None, True), (4, False)])
+def test_a_repair_tells_what_was_given_back(etag, is_changed):
+    """W5."""
+    tenant = TenantRecord(name="acme", max_adapters=5, adapters=1)
+    adapters = [outcome("deleted"), outcome("deleted", is_known=False)]
+    told = encode.repaired(Settled(ChangeReply(adapters=adapters, tenant=tenant, etag=etag), 9))
+    assert ([one.name for one in told.retired], told.changed, told.revision) == (["acme/A"], is_changed, 9)
+    assert (told.retired[0].etag, told.tenant.name) == ("", "acme")
+
+
+def test_a_backup_has_keys_without_the_prefix_of_the_service():
+    page = Page(7, (KeyValue(b"/x/v1/pools/p", b"{}", 1, 5, 1), KeyValue(b"/x/v1/pools/\xff", b"", 1, 6, 1)), None)
+    told = encode.backup(page, "/x/v1", "next")
+    assert [(one.key, one.value, one.etag) for one in told.records] == [
+        ("pools/p", b"{}", "5"),
+        ("pools/\\xff", b"", "6"),
+    ]
+    assert (told.next_page_token, told.revision) == ("next", 7)
+
+
+def test_history_has_the_present_generation_first_if_there_is_one():
+    retired = RetiredRecord(**record("a", 1).model_dump(), retired_by_request="r", deleted=False)
+    told = encode.history(History(Present(record("a", 2), 8), (retired,), (5,)))
+    assert [(one.generation, one.etag) for one in told.generations] == [(2, "8"), (1, "")]
+    assert list(told.unreadable) == [5]
+    assert [one.generation for one in encode.history(History(None, (retired,), ())).generations] == [1]
+
+
+def test_of_what_may_be_very_many_twenty_are_named():
+    """R16 bounded: how many there are is told all the same."""
+    many = {f"p{number:02}": [f"r{one}" for one in range(21)] for number in range(21)}
+    told = encode.unknown_pools(many)
+    assert [(one.name, one.replicas, len(one.names)) for one in told] == [
+        (f"p{number:02}", 21, 20) for number in range(20)
+    ]
+    assert list(told[0].names) == [f"r{one}" for one in range(20)]
+
+
+def test_who_is_lacking_is_told_by_name_and_by_group():
+    group = ReplicaGroup(labels={"zone": "a"}, replicas=3)
+    found = LackingReplicas(
+        named=[AbsentReplica("r9", {"zone": "a"}, "2026-01-01T00:00:00Z")],
+        groups=[GroupPresence(labels=group.labels, expected=3, live=2)],
+    )
+    told = encode.lacking(found)
+    [missing], [standing] = told.missing, told.groups
+    assert (missing.name, dict(missing.labels), missing.last_seen) == ("r9", {"zone": "a"}, "2026-01-01T00:00:00Z")
+    assert (told.lacking, standing.live, standing.expected.replicas) == (1, 2, 3)
+    assert dict(standing.expected.labels) == {"zone": "a"}
+
+
+@pytest.mark.parametrize("count", [0, 1, 500, 501, 1001])
+def test_events_come_in_messages_of_five_hundred(count):
+    """R16 bounded: the last says that it is, also where it is full or empty."""
+    events = tuple(Event(KEYS.adapter(POOL, f"n{number:04}"), 9, None) for number in range(count))
+    told = list(streams._responses(POOL, WatchBatch(9, snapshot=False, events=events)))
+    full, rest = divmod(count, 500)
+    assert [len(one.events) for one in told] == [500] * full + [rest] * (rest > 0 or not full)
+    assert [one.more for one in told] == [True] * (len(told) - 1) + [False]
+    assert [event.deleted for one in told for event in one.events] == [f"n{number:04}" for number in range(count)]
+    assert {(one.revision, one.snapshot) for one in told} == {(9, False)}
+
+
+def test_an_event_is_what_became_of_a_record(monkeypatch):
+    """R14 nack: what cannot be read is named; a fault of ours is no such record."""
+    written = [kv("acme/A", 5), kv("b", 6, b"{")]
+    gone = Event(KEYS.adapter(POOL, "c"), 7, None)
+    batch = WatchBatch(7, snapshot=True, events=(*(Event(one.key, one.mod_revision, one) for one in written), gone))
+    [told] = streams._responses(POOL, batch)
+    put, unreadable, deleted = told.events
+    assert (put.put.name, put.put.etag, unreadable.unreadable, deleted.deleted) == ("acme/A", "5", "b", "c")
+
+    def breaks(*_: object) -> None:
+        raise KeyError("of ours")
+
+    monkeypatch.setattr(streams, "read_adapter", breaks)
+    with pytest.raises(KeyError):
+        list(streams._responses(POOL, batch))
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_rollout_is_told_whole(is_over):
+    canary = CanaryRollout(stable_generation=1, stable_spec=record("a").spec, halted="2 of 2 refused")
+    one = ReplicaRollout("r1", ReplicaState.FAILED, "BAD", "m", canary=True, generation=2, kept=1)
+    found = Rollout(
+        "a",
+        2,
+        (one,),
+        done=not is_over,
+        failure=ReplicaFailure.HALTED if is_over else None,
+        waiting="for r2",
+        canary=canary if is_over else None,
+        note="n",
+    )
+    told = streams._rollout(found)
+    [part] = told.replicas
+    assert (part.replica, part.state, part.reason, part.message) == ("r1", pb.RolloutReplica.FAILED, "BAD", "m")
+    assert (part.canary, part.generation, part.serving_generation) == (True, 2, 1)
+    assert (told.name, told.generation, told.done, told.waiting, told.note) == ("a", 2, not is_over, "for r2", "n")
+    assert told.failure == ("halted" if is_over else "")
+    assert told.HasField("canary") is is_over
+    assert told.canary.halted == ("2 of 2 refused" if is_over else "")

@@ -1,0 +1,335 @@
+"""The admin service as it is put together, on virtual time: its ports are played, and etcd is a simulated one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection
+from starlette.applications import Starlette
+
+from registry.admin import server
+from registry.admin.rpc.service import SERVICE
+from registry.admin.server import CannotListen, RunningServer, running
+from registry.admin.settings import AdminSettings
+from registry.etcd3.errors import EtcdUnavailable
+from registry.etcd3.options import TlsFiles
+from registry.etcd3.tls import Pem, TlsUnusable
+from registry.runtime.settings import Address
+from tests.simulation.links import Way
+from tests.support.played_etcd import PlayedEtcd, now, play
+
+
+class Told(NamedTuple):
+    """What happened, and when."""
+
+    at: float
+    what: str
+
+
+class GrpcPort:
+    """In place of a server of gRPC."""
+
+    def __init__(self, notes: list[Told], options: tuple[tuple[str, int], ...]) -> None:
+        self.notes, self.options = notes, dict(options)
+        self.methods: set[str] = set()
+        self.bound: list[tuple[str, object]] = []
+
+    def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
+        self.methods |= {one.service_name() for one in handlers if isinstance(one, grpc.ServiceRpcHandler)}
+
+    def add_registered_method_handlers(self, service: str, _handlers: object) -> None:
+        self.methods.add(service)
+
+    def add_insecure_port(self, address: str) -> int:
+        self.bound.append((address, None))
+        return 7001
+
+    def add_secure_port(self, address: str, credentials: object) -> int:
+        self.bound.append((address, credentials))
+        return 7002
+
+    async def start(self) -> None:
+        self.notes.append(Told(now(), "grpc begins"))
+
+    async def stop(self, grace: float | None) -> None:
+        self.notes.append(Told(now(), f"grpc ends within {grace:g}"))
+
+
+class HttpPort:
+    """In place of the HTTP port."""
+
+    def __init__(self, notes: list[Told], app: Starlette) -> None:
+        self._notes, self.app = notes, app
+        self._end = asyncio.Event()
+
+    async def run(self) -> None:
+        self._notes.append(Told(now(), "http begins"))
+        await self._end.wait()
+        self._notes.append(Told(now(), "http ends"))
+
+    def stop(self) -> None:
+        self._end.set()
+
+
+class Listener:
+    """In place of a bound socket."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def getsockname(self) -> tuple[str, int]:
+        return ("127.0.0.1", 7003)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Stage:
+    """All that is played.
+
+    Attributes:
+        notes: what happened to the ports.
+        clients: those of etcd that were made.
+    """
+
+    def __init__(self, etcd: PlayedEtcd, patch: pytest.MonkeyPatch) -> None:
+        self.etcd, self.notes = etcd, list[Told]()
+        self.clients: list[server.Client] = []
+        self.listened: list[tuple[str, Listener]] = []
+        patch.setattr(server.grpc.aio, "server", self._grpc)
+        patch.setattr(server, "HttpServer", self._http)
+        patch.setattr(server, "listen_as_told", self._listen)
+        patch.setattr(server, "Client", self._client)
+
+    def _grpc(self, *, options: tuple[tuple[str, int], ...]) -> GrpcPort:
+        self.grpc = GrpcPort(self.notes, options)
+        return self.grpc
+
+    def _http(self, app: Starlette, listener: object) -> HttpPort:
+        assert listener is self.listened[-1][1]
+        self.http = HttpPort(self.notes, app)
+        return self.http
+
+    def _listen(self, flag: str, _address: Address) -> Listener:
+        self.listened.append((flag, Listener()))
+        return self.listened[-1][1]
+
+    def _client(self, options: object, **more: Any) -> server.Client:
+        self.clients.append(_real_client(options, **more))  # type: ignore[arg-type]
+        return self.clients[-1]
+
+    async def page(self, path: str) -> httpx.Response:
+        """What the HTTP port answers."""
+        transport = httpx.ASGITransport(self.http.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+            return await client.get(path)
+
+
+_real_client = server.Client
+
+
+def settings(**more: Any) -> AdminSettings:
+    values = {"etcd": "127.0.0.1:1", "http": "127.0.0.1:3", "listen": "127.0.0.1:2", "max_txn_ops": 64, **more}
+    return AdminSettings(**values).model_copy(update={"etcd": ("m0",)})
+
+
+def on_stage(scene: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
+    async def work(etcd: PlayedEtcd) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            await scene(Stage(etcd, patch))
+
+    play(work)
+
+
+def test_a_service_begins_with_its_ports_and_ends_with_those_who_ask_first():
+    """R18: who looks at health goes elsewhere, calls on their way end, then all else."""
+
+    async def scene(stage: Stage) -> None:
+        async with running(settings(), drain_seconds=3.0) as ports:
+            assert ports == RunningServer(grpc_port=7001, http_port=7003)
+            assert (stage.grpc.bound, [flag for flag, _ in stage.listened]) == ([("127.0.0.1:2", None)], ["--http"])
+            await asyncio.sleep(1)
+            assert {told.what for told in stage.notes} == {"grpc begins", "http begins"}
+            ready = (await stage.page("/readyz")).json()
+            assert ready == {"ready": True, "reason": "", "insecure": [], "failing": []}
+            assert "loraplane_admin_etcd_up 1.0" in (await stage.page("/metrics")).text
+            assert (await stage.page("/v1/residency")).status_code == 400
+            [client] = stage.clients
+            stage.notes.clear()
+        assert stage.notes == [Told(4.0, "grpc ends within 5"), Told(4.0, "http ends")]
+        with pytest.raises(EtcdUnavailable, match="the client is closed"):
+            await client.lease_grant(1)
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        assert [task.get_name() for task in left if task.get_name() in {"http", "probe", "conductor", "members"}] == []
+
+    on_stage(scene)
+
+
+def test_half_a_second_is_for_those_who_look_at_health():
+    """R18: unless somebody says otherwise; a kubelet waits no longer for a process than it has to."""
+
+    async def scene(stage: Stage) -> None:
+        async with running(settings()):
+            pass
+        assert [told.at for told in stage.notes if told.what.startswith("grpc ends")] == [0.5]
+
+    on_stage(scene)
+
+
+def test_a_service_that_fails_to_start_leaves_nothing_behind(monkeypatch):
+    """R16 bounded."""
+
+    async def scene(stage: Stage) -> None:
+        class Fault(Exception):
+            """Of ours."""
+
+        async def fails(_: GrpcPort) -> None:
+            raise Fault
+
+        monkeypatch.setattr(GrpcPort, "start", fails)
+        with pytest.raises(ExceptionGroup) as told:
+            async with running(settings(), drain_seconds=0):
+                pytest.fail("it does not serve")
+        assert told.value.split(Fault)[1] is None
+        assert stage.notes[-1].what == "grpc ends within 5"
+        with pytest.raises(EtcdUnavailable, match="the client is closed"):
+            await stage.clients[0].lease_grant(1)
+
+    on_stage(scene)
+
+
+def test_what_is_served_beside_the_registry_is_health_and_what_there_is():
+    """For `grpcurl`, and for who balances calls."""
+
+    async def scene(stage: Stage) -> None:
+        async with running(settings(), drain_seconds=0):
+            assert stage.grpc.methods == {SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME}
+
+    on_stage(scene)
+
+
+def test_what_grpc_is_told_bounds_what_a_client_can_take():
+    """R16 bounded, X1: a taken port is an error, and a client's certificate is asked for again after a while."""
+
+    async def scene(stage: Stage) -> None:
+        async with running(settings(), drain_seconds=0):
+            told = stage.grpc.options
+        assert told["grpc.max_receive_message_length"] == 4 << 20
+        assert told["grpc.max_send_message_length"] == 64 << 20, "what a client of ours takes"
+        assert told["grpc.max_concurrent_streams"] == 100
+        assert told["grpc.so_reuseport"] == 0
+        assert told["grpc.max_connection_age_ms"] == 300_000, "a certificate that is no longer taken is seen by then"
+        assert told["grpc.max_connection_age_grace_ms"] == 30_000
+
+    on_stage(scene)
+
+
+def test_the_page_for_machines_follows_etcd():
+    """R18: and a service that cannot reach it does not end."""
+
+    async def scene(stage: Stage) -> None:
+        async with running(settings(), drain_seconds=0):
+            await asyncio.sleep(1)
+            stage.etcd.links["m0"].set_way(Way.REFUSED)
+            await asyncio.sleep(10)
+            assert (await stage.page("/readyz")).status_code == 503
+            stage.etcd.links["m0"].set_way(Way.OPEN)
+            await asyncio.sleep(10)
+            assert (await stage.page("/readyz")).status_code == 200
+
+    on_stage(scene)
+
+
+class Refusing(GrpcPort):
+    """Takes no address."""
+
+    def add_insecure_port(self, address: str) -> int:
+        raise RuntimeError("in use")
+
+    def add_secure_port(self, address: str, credentials: object) -> int:
+        raise KeyError("of ours")
+
+
+def test_an_address_that_cannot_be_had_is_named_with_its_flag(monkeypatch):
+    """What gRPC does not say is found by trying; if that finds nothing, its own words are told."""
+
+    async def scene(stage: Stage) -> None:
+        monkeypatch.setattr(server.grpc.aio, "server", lambda *, options: Refusing(stage.notes, options))
+        with pytest.raises(CannotListen, match=r"^--listen 127\.0\.0\.1:2: in use$"):
+            async with running(settings()):
+                pytest.fail("it does not serve")
+        [(flag, tried)] = stage.listened
+        assert (flag, tried.closed) == ("--listen", 1)
+
+        def taken(flag: str, _: Address) -> Listener:
+            raise CannotListen(f"{flag}: Address already in use")
+
+        monkeypatch.setattr(server, "listen_as_told", taken)
+        with pytest.raises(CannotListen, match=r"^--listen: Address already in use$"):
+            async with running(settings()):
+                pytest.fail("it does not serve")
+        monkeypatch.setattr(server, "server_credentials", lambda _files: "credentials")
+        with pytest.raises(KeyError):
+            async with running(settings(tls_cert="c", tls_key="k")):
+                pytest.fail("it does not serve")
+
+    on_stage(scene)
+
+
+@pytest.mark.parametrize(("ca", "flag"), [("a", "--tls-ca"), ("c", "--tls-cert"), ("k", "--tls-key")])
+def test_a_certificate_that_cannot_be_used_is_named_with_its_flag(monkeypatch, tmp_path, ca, flag):
+    paths = {name: tmp_path / name for name in "ack"}
+    found: list[TlsFiles] = []
+
+    def fails(files: TlsFiles) -> None:
+        found.append(files)
+        raise TlsUnusable(paths[ca], "cannot be read")
+
+    async def scene(_: Stage) -> None:
+        monkeypatch.setattr(server, "server_credentials", fails)
+        secured = settings(tls_ca=paths["a"], tls_cert=paths["c"], tls_key=paths["k"])
+        with pytest.raises(CannotListen, match=f"^{flag}: cannot be read$"):
+            async with running(secured):
+                pytest.fail("it does not serve")
+        assert found == [TlsFiles(paths["a"], paths["c"], paths["k"])]
+
+    on_stage(scene)
+
+
+def test_with_a_certificate_the_port_is_a_secret_one(monkeypatch):
+    """X1."""
+
+    async def scene(stage: Stage) -> None:
+        monkeypatch.setattr(server, "server_credentials", lambda files: ("made of", files.certificate, files.key))
+        async with running(settings(tls_cert="c", tls_key="k"), drain_seconds=0) as ports:
+            assert ports.grpc_port == 7002
+            [(address, credentials)] = stage.grpc.bound
+            assert (address, [str(part) for part in credentials]) == ("127.0.0.1:2", ["made of", "c", "k"])  # type: ignore[attr-defined]
+
+    on_stage(scene)
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_clients_must_show_a_certificate_where_an_authority_is_given(monkeypatch, tmp_path, is_asked):
+    """X1: and each handshake reads the files anew."""
+    read: list[tuple[object, ...]] = []
+    contents = iter([Pem(b"ca", b"key 1", b"cert 1"), Pem(b"ca", b"key 2", b"cert 2")])
+    monkeypatch.setattr(server.TlsReader, "newest", lambda _: next(contents))
+    monkeypatch.setattr(
+        server.grpc, "ssl_server_certificate_configuration", lambda pairs, root_certificates: (pairs, root_certificates)
+    )
+
+    def dynamic(first: object, fetch: Callable[[], object], *, require_client_authentication: bool) -> str:
+        read.append((first, fetch(), require_client_authentication))
+        return "credentials"
+
+    monkeypatch.setattr(server.grpc, "dynamic_ssl_server_credentials", dynamic)
+    files = TlsFiles(tmp_path / "ca" if is_asked else None, tmp_path / "cert", tmp_path / "key")
+    assert server.server_credentials(files) == "credentials"
+    assert read == [(([(b"key 1", b"cert 1")], b"ca"), ([(b"key 2", b"cert 2")], b"ca"), is_asked)]

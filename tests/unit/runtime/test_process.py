@@ -1,0 +1,273 @@
+"""The life of a daemon: what it says as it ends, and how its logs look; in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from importlib import metadata
+
+import pytest
+import structlog
+import structlog.testing
+
+from registry.runtime import process, program
+from registry.runtime.process import configure_logging, on_stop_signal, supervise
+from registry.runtime.program import spare_collector, variable_of, version_line
+
+
+class Usage(Exception):
+    """Of an operator's making."""
+
+
+class Special(Usage):
+    """A kind of it."""
+
+
+EXITS = {LookupError: 5, Usage: 2}
+
+
+async def work(error: BaseException | None) -> None:
+    """Works, and fails."""
+    await asyncio.sleep(0)
+    if error is not None:
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (Usage("no such\nport\x1b[2J"), 2, r"program: no such\nport\x1b[2J"),
+        (Special("a kind"), 2, "program: a kind"),
+        (IndexError("none"), 5, "program: none"),
+        (ExceptionGroup("", [ExceptionGroup("", [Usage("within")]), Usage("later")]), 2, "program: within"),
+        (ExceptionGroup("", [IndexError("first")]), 5, "program: first"),
+    ],
+)
+def test_what_an_operator_can_mend_is_one_line_with_a_code_of_its_own(capsys, error, code, line):
+    """X2: words of others do not end it."""
+    with pytest.raises(SystemExit) as ended:
+        supervise("program", work(error), EXITS)
+    assert ended.value.code == code
+    assert capsys.readouterr().err == f"{line}\n"
+
+
+def test_a_fault_of_ours_ends_the_process_with_its_traceback(capsys):
+    """R12 crash-only: the one place that catches everything."""
+    with structlog.testing.capture_logs() as logged, pytest.raises(SystemExit) as ended:
+        supervise("program", work(ZeroDivisionError("of ours")), EXITS)
+    assert ended.value.code == 1
+    assert [(line["event"], line["exc_info"]) for line in logged] == [("internal_error", True)]
+    assert capsys.readouterr().err == ""
+
+
+def test_work_that_ends_ends_nothing_else(capsys):
+    supervise("program", work(None), EXITS)
+    assert capsys.readouterr().err == ""
+
+
+async def test_both_signals_stop_a_daemon(monkeypatch):
+    handlers: dict[int, object] = {}
+    monkeypatch.setattr(asyncio.get_running_loop(), "add_signal_handler", handlers.__setitem__)
+
+    def stop() -> None:
+        """Stops."""
+
+    on_stop_signal(stop)
+    assert handlers == {signal.SIGTERM: stop, signal.SIGINT: stop}
+
+
+class Terminal(io.StringIO):
+    """Where a daemon writes its log to; a terminal or not."""
+
+    def __init__(self, *, is_one: bool) -> None:
+        super().__init__()
+        self._is_one = is_one
+
+    def isatty(self) -> bool:
+        return self._is_one
+
+
+@pytest.fixture
+def as_before() -> Iterator[None]:
+    """Python's logs and ours are set up again as they were."""
+    handlers, level, ours = [*logging.root.handlers], logging.root.level, structlog.get_config()
+    was_configured = structlog.is_configured()
+    logging.root.handlers.clear()
+    yield
+    logging.captureWarnings(capture=False)
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
+    structlog.reset_defaults()
+    if was_configured:
+        structlog.configure(**ours)
+
+
+def configured(monkeypatch: pytest.MonkeyPatch, *, on_terminal: bool) -> Terminal:
+    """Where lines stand from now on."""
+    written = Terminal(is_one=on_terminal)
+    monkeypatch.setattr(sys, "stderr", written)
+    logging.root.addHandler(logging.NullHandler())  # of a library that was there first
+    configure_logging()
+    return written
+
+
+HOSTILE = "a\nb\x1b[2J\u202egnp"
+
+
+def sending(token: str) -> None:
+    """Breaks with somebody's token in its hands."""
+    raise ValueError(f"it broke with {len(token)}")
+
+
+@pytest.mark.usefixtures("as_before")
+def test_a_line_of_a_log_is_json_with_its_time_in_utc(monkeypatch):
+    """X1, X2: no variable of a broken function, no end of a line in the words of others."""
+    written = configured(monkeypatch, on_terminal=False)
+    log = structlog.get_logger()
+    with structlog.contextvars.bound_contextvars(replica="r1"):
+        log.warning("engine_call", name=HOSTILE, inside=[HOSTILE])
+    try:
+        sending("secret" + "CANARY")
+    except ValueError:
+        log.exception("internal_error")
+    first, second = written.getvalue().splitlines()
+    assert first.isprintable()
+    told = json.loads(first)
+    assert (told["event"], told["level"], told["name"], told["inside"]) == (
+        "engine_call",
+        "warning",
+        HOSTILE,
+        [HOSTILE],
+    )
+    assert told["replica"] == "r1"
+    assert told["timestamp"].endswith("Z")
+    assert abs(datetime.now().astimezone() - datetime.fromisoformat(told["timestamp"])) < timedelta(hours=1)
+    broke = json.loads(second)
+    assert (broke["event"], broke["level"]) == ("internal_error", "error")
+    assert "sending" in str(broke["exception"])
+    assert "it broke with 12" in str(broke["exception"])
+    assert "secretCANARY" not in second
+
+
+@pytest.mark.usefixtures("as_before")
+def test_a_log_on_a_terminal_is_for_people(monkeypatch):
+    written = configured(monkeypatch, on_terminal=True)
+    structlog.get_logger().warning("engine_call", name=HOSTILE, count=3)
+    [line] = written.getvalue().splitlines()
+    assert "engine_call" in line
+    assert r"a\nb\x1b[2J" in line
+    assert not line.startswith("{")
+
+
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.parametrize(
+    ("level", "told"),
+    [
+        (logging.INFO, None),
+        (logging.WARNING, "warning"),
+        (logging.ERROR - 1, "warning"),
+        (logging.ERROR, "error"),
+        (logging.CRITICAL, "error"),
+    ],
+)
+def test_what_libraries_say_is_a_line_of_ours(monkeypatch, level, told):
+    """Instead of one between ours; what is not worth it is left out."""
+    written = configured(monkeypatch, on_terminal=False)
+    logging.getLogger("a.library").log(level, "said %s", "so")
+    lines = [json.loads(line) for line in written.getvalue().splitlines()]
+    assert [(one["event"], one["logger"], one["message"], one["level"]) for one in lines] == (
+        [("library_log", "a.library", "said so", told)] if told else []
+    )
+
+
+class Raising:
+    """An argument of a library's line that cannot be shown."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __str__(self) -> str:
+        raise self._error
+
+
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("%s of %s", ("one",)),
+        ("%d", ("one",)),
+        ("%y", ("one",)),
+        ("%(name)s", ({"other": 1},)),
+        ("%s", (Raising(ValueError()),)),
+        ("%s", (Raising(LookupError()),)),
+    ],
+)
+def test_a_library_s_line_whose_arguments_do_not_fit_is_told_without_them(monkeypatch, message, arguments):
+    """X2: a mistake of a library ends nothing."""
+    written = configured(monkeypatch, on_terminal=False)
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    logging.getLogger("a.library").warning(message, *arguments)
+    assert json.loads(written.getvalue())["message"] == message
+
+
+@pytest.mark.usefixtures("as_before")
+def test_warnings_of_python_are_lines_of_ours_and_nothing_stands_twice(monkeypatch):
+    written = configured(monkeypatch, on_terminal=False)
+    assert len(logging.root.handlers) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(capture=True)
+        assert "an old way" not in written.getvalue()
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.showwarning("an old way", UserWarning, "file.py", 1)
+    [line] = map(json.loads, written.getvalue().splitlines())
+    assert (line["logger"], "an old way" in line["message"]) == ("py.warnings", True)
+
+
+def test_the_names_of_variables_follow_their_flags():
+    assert [variable_of(flag) for flag in ("--tls-ca", "--etcd")] == ["LORAPLANE_TLS_CA", "LORAPLANE_ETCD"]
+
+
+@pytest.mark.parametrize(("found", "line"), [("1.2.3", "program 1.2.3"), ("", "program not installed")])
+def test_a_program_says_its_version_or_that_it_is_not_installed(monkeypatch, found, line):
+    monkeypatch.setattr(program, "release_version", lambda: found)
+    assert version_line("program") == line
+
+
+def test_a_package_that_is_not_installed_has_no_version(monkeypatch):
+    def missing(_: str) -> str:
+        raise metadata.PackageNotFoundError
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert program.release_version.__wrapped__() == ""
+
+    def breaks(_: str) -> str:
+        raise KeyError("of ours")
+
+    monkeypatch.setattr(metadata, "version", breaks)
+    with pytest.raises(KeyError):
+        program.release_version.__wrapped__()
+
+
+def test_garbage_is_looked_for_less_often_than_python_does_by_itself(monkeypatch):
+    """What stands at the start is left out of it."""
+    told: list[object] = []
+    monkeypatch.setattr(program.gc, "freeze", lambda: told.append("frozen"))
+    monkeypatch.setattr(program.gc, "set_threshold", lambda *thresholds: told.append(thresholds))
+    spare_collector()
+    frozen, thresholds = told
+    assert frozen == "frozen"
+    assert isinstance(thresholds, tuple)
+    assert all(ours > default for ours, default in zip(thresholds, (700, 10, 10), strict=True))
+
+
+def test_exit_codes_are_those_that_are_promised():
+    assert (process.EXIT_INTERNAL, process.EXIT_USAGE) == (1, 2)
