@@ -294,7 +294,7 @@ def test_a_fault_of_our_own_is_not_taken_for_one_of_etcds(tmp_path, monkeypatch)
 class Answering:
     """A client that says this of the mark of a store."""
 
-    def __init__(self, value: bytes | None | Exception) -> None:
+    def __init__(self, value: bytes | Exception | None) -> None:
         self._value = value
 
     async def range(self, op: Range) -> RangeResult:

@@ -45,6 +45,6 @@ def test_each_kind_of_placement_is_counted_as_what_it_asks_for(one, everywhere, 
     tally = NO_TALLY.after([], [terms])
     assert (dict(tally.everywhere), tally.with_terms, tally.by_members) == (everywhere, with_terms, by_members)
     three = tally.after([], [terms, terms])
-    counts = {selector: 3 for selector in everywhere}
+    counts = dict.fromkeys(everywhere, 3)
     assert (dict(three.everywhere), three.with_terms, three.by_members) == (counts, 3 * with_terms, 3 * by_members)
     assert three.after([terms, terms, terms], []) == Tally() == NO_TALLY

@@ -270,7 +270,7 @@ async def test_a_connection_is_told_once_and_so_is_its_loss(scene):
 
 
 async def test_a_connection_while_a_list_is_held_lets_go_of_nothing(scene):
-    """R15 brake: whichever store it is by now, the one that was followed is still what the next list is held against."""
+    """R15 brake: the next list is held against the store that was followed, whichever is there by now."""
     await scene.listed(50, *MANY)
     await scene.listed(60)
     await scene.watcher._take(Disconnected("it is away"))

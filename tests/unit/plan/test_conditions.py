@@ -119,9 +119,7 @@ def test_a_record_that_cannot_be_followed_is_named_as_its_last_good_one_was():
     for name, generation in (("Sales", 3), ("Lazy", 4)):
         message = told[name].message
         assert message.startswith("the record at revision 7 cannot be followed: ")
-        assert told[name] == FailedAdapter(
-            name, generation, "unreadable_record", message, 1, None, "", is_settled=True
-        )
+        assert told[name] == FailedAdapter(name, generation, "unreadable_record", message, 1, None, "", is_settled=True)
     assert made.is_settled
 
 
