@@ -289,9 +289,15 @@ def test_after_a_quiet_time_refusals_take_turns_as_before():
     assert len(due(tracker, held.now + 10 * REFUSED_PACE_SECONDS)) == 10
 
 
-def test_for_each_that_recovers_a_few_are_tried_whatever_few_is():
+def test_for_each_that_recovers_a_few_are_tried():
     """R8, R17, in numbers: at least one, or nothing would heal fast; not many, or a refusal would cost much."""
-    assert 1 <= RELEASED_FOR_EACH <= 5
+    held, names = Held(), [f"a{number}" for number in range(MANY)]
+    tracker = RetryTracker(Time(held))
+    refuse(tracker, names)
+    load(tracker, "new")
+    refuse(tracker, names, TRIES_UNPACED)
+    load(tracker, "a0")
+    assert 1 <= len(due(tracker, held.now)) <= 5
 
 
 def test_a_lost_load_is_given_the_time_that_a_load_may_take_and_not_much_more():
