@@ -9,6 +9,7 @@ import pytest
 from sidecar.desired.assignment import Share
 from sidecar.desired.informer import DesiredState
 from sidecar.plan.backoff import Failure
+from sidecar.plan.handoff import Taken
 from sidecar.plan.planner import make_plan
 from sidecar.plan.selection import select
 from sidecar.plan.types import FailedAdapter, LazyCandidates, LazySelection, Plan, Selection, Unload
@@ -218,3 +219,22 @@ def test_a_swap_is_refused_by_what_is_listed_as_well_as_by_what_was(past):
     assert [(one.name, one.reason, one.attempts) for one in made.failed] == [("a", "name_remembered", 1)]
     usual = replace(observed({"a": "v1"}), past={})
     assert [type(call).__name__ for call in plan(state, usual, known(state, "v2")).calls] == ["Swap"]
+
+
+@pytest.mark.parametrize(("handed", "is_kept"), [(Taken(routers_know=True), False), (Taken(routers_know=False), True)])
+def test_what_was_taken_over_is_kept_until_routers_know(handed, is_kept):
+    """R20 drain: whoever says it knows both."""
+    state = desired(kv("a", 7, placement=placed_at("all", zone="nowhere")))
+    facts = replace(known(state, "v1"), share=share(state, None))
+    (one,) = plan(state, observed({"a": "v1"}), facts).leaving
+    made = plan(state, observed({"a": "v1"}), replace(facts, handed={one: handed}))
+    assert ([call.name for call in made.calls] == []) == is_kept
+    assert made.still_served == ()
+
+
+def test_so_many_names_are_listed_that_a_status_stays_small():
+    """R16 bounded, in numbers: of what waits for room, and of what nobody knows whose it is."""
+    state = desired(*(kv(f"n{number:04}", 1) for number in range(3000)))
+    made = plan(state, observed(), known(state), max_adapters=1)
+    waiting = [one for one in made.pending if one.reason == "over_capacity"]
+    assert (100 <= len(waiting) <= 500, len(waiting) + made.omitted) == (True, 2999)
