@@ -364,3 +364,14 @@ async def test_a_snapshot_that_breaks_us_leaves_nothing_behind(scene, tmp_path):
 )
 def test_a_revision_is_of_the_request_that_any_of_its_records_names(events, request_id):
     assert request_of(events) == request_id
+
+
+@pytest.mark.parametrize("caught_up", [Progressed(55), Changed(55, (put("n1", 55),))], ids=["progress", "a change"])
+async def test_a_store_that_has_caught_up_is_followed_with_what_shows_it(scene, caught_up):
+    """R1, R3: nothing more may come for hours."""
+    await scene.listed(50, *MANY)
+    await scene.listed(40, *MANY)
+    assert isinstance(scene.state, Holding)
+    await scene.watcher._take(caught_up)
+    assert (scene.state, scene.mailbox.snapshot.held) == (Following(), "")
+    assert scene.mailbox.snapshot.desired.revision == 55

@@ -375,3 +375,30 @@ async def test_a_fault_of_our_own_ends_the_watch_for_changes(monkeypatch):
     with pytest.raises(RuntimeError):
         async with asyncio.timeout(60):
             await watch_changes(Broken(), lambda: None)  # type: ignore[arg-type]
+
+
+def test_whoever_hears_of_a_change_finds_it():
+    """R18 readiness-follows: the status is made anew within the call, and says why."""
+
+    async def body() -> None:
+        engine, heard = Played(), list[tuple[str, str]]()
+        probes = EngineProbes(engine, Clock())  # type: ignore[arg-type] - of an engine only what is probed
+        tasks = [
+            asyncio.create_task(watch(lambda: heard.append((probes.incarnation, probes.problem))))
+            for watch in (probes.watch, probes.feel_pulse)
+        ]
+        await asyncio.sleep(1.5)
+        engine.generates = False
+        await asyncio.sleep(10.0)
+        engine.generates, engine.identity = True, ""
+        await asyncio.sleep(10.0)
+        engine.identity, engine.paused = "2", "it sleeps"
+        await asyncio.sleep(10.0)
+        assert heard[0] == ("1", "")
+        assert ("1", STALLED) in heard
+        assert heard[-2:] == [("", "no answer"), ("2", "it sleeps")]
+        for task in tasks:
+            task.cancel()
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(body())
