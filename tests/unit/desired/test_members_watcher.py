@@ -203,3 +203,15 @@ async def test_nobody_is_waited_for_who_is_not_wanted(told):
     told.watcher.want(wanted=True)
     await turns()
     assert (told.watches, len(told.scene.mailbox.posted)) == (1, posted)
+
+
+async def test_doubt_about_a_store_has_nobody_followed_who_is_not_wanted(told):
+    """R16: most pools place nothing by number, and their stores come and go as well."""
+    await told.scene.listed(52, *MANY)
+    await told.become(None)
+    await turns()
+    posted, watches = len(told.scene.mailbox.posted), told.watches
+    for _ in range(3):
+        told.watcher.look_again()
+        await turns()
+    assert (len(told.scene.mailbox.posted), told.watches) == (posted, watches)

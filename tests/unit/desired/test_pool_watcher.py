@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from registry.etcd3.ops import Event, KeyValue
 from registry.etcd3.reflector import Changed, Connected, Disconnected, ListCause, Listed, Progressed, Reflection
@@ -189,3 +190,12 @@ async def test_all_else_of_the_snapshot_stays_as_it_is(told):
     await told.hear(listed(record(1)))
     spec = told.mailbox.snapshot.pool
     assert told.mailbox.snapshot == replace(before, pool=spec, pool_read=True)
+
+
+async def test_the_log_names_a_pool_that_there_is_not_and_a_record_that_cannot_be_read(told):
+    """R14: with what to do about it; a pool that there is is no news."""
+    with capture_logs() as logs:
+        await told.hear(listed(record(1)), changed(b"?"))
+        assert [one["event"] for one in logs] == ["pool_record_refused"]
+        await told.hear(changed(None))
+    assert [one["event"] for one in logs] == ["pool_record_refused", "pool_absent"]
