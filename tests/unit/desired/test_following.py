@@ -153,24 +153,6 @@ def test_memory_is_given_back_only_after_there_was_much_of_it(tmp_path, monkeypa
     play(scene)
 
 
-def test_a_pool_record_as_old_as_the_adapters_is_in_force_at_once(tmp_path):
-    """R3: nothing else would ever come to put it in force."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        make_registry(etcd, "a")
-        sidecar = Sidecar(etcd, tmp_path)
-        await asyncio.sleep(2)
-        assert sidecar.mailbox.snapshot.desired.revision == etcd.store.revision
-        etcd.cluster.restart()
-        etcd.store.put(KEYS.pool(POOL), pool("other").to_bytes())
-        sidecar.watcher._informer.advance(etcd.store.revision)
-        await asyncio.sleep(15)
-        assert sidecar.mailbox.snapshot.pool == pool("other")
-        await sidecar.end()
-
-    play(scene)
-
-
 def test_what_is_missing_in_silence_is_found_by_a_list_now_and_then(tmp_path):
     """R2: a net below the watch, every ten minutes or so, and never its substitute."""
 

@@ -375,3 +375,9 @@ async def test_a_store_that_has_caught_up_is_followed_with_what_shows_it(scene, 
     await scene.watcher._take(caught_up)
     assert (scene.state, scene.mailbox.snapshot.held) == (Following(), "")
     assert scene.mailbox.snapshot.desired.revision == 55
+
+
+async def test_only_what_is_older_than_the_adapters_comes_late(scene):
+    """R3, R15: of a quiet store the pool's record and the adapters are listed at the same revision, in either order."""
+    await scene.listed(50, *MANY)
+    assert [scene.watcher._is_behind(revision) for revision in (49, 50, 51)] == [True, False, False]
