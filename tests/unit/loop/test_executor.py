@@ -457,3 +457,14 @@ def test_what_calls_took_is_measured_by_their_kind_and_outcome():
             assert (count - before[call][0], total - before[call][1]) == pytest.approx((1, seconds))
 
     run(body())
+
+
+def test_a_call_that_has_ended_is_not_waited_for_whatever_else_is_decided():
+    """R19: another call may be what the engine is still waiting to send."""
+
+    async def body() -> None:
+        engine = Engine(is_busy=False)
+        engine.is_deciding = True
+        assert await engine.carry_out(A, B) == (2, False)
+
+    run(body())
