@@ -402,3 +402,25 @@ def test_whoever_hears_of_a_change_finds_it():
 
     with closing(VirtualLoop()) as loop:
         loop.run_until_complete(body())
+
+
+def test_what_we_did_ourselves_is_not_told_where_it_is_looked_at_a_moment_later():
+    """R16: after each call of ours the engine has other adapters, until the loop's own look."""
+
+    class Ours(Counted):
+        async def has_changed(self) -> bool:
+            if self.changed:
+                asyncio.get_running_loop().call_later(0.1, setattr, self, "changed", False)  # noqa: FBT003 - its value
+            return await super().has_changed()
+
+    async def watched() -> None:
+        engine, heard = Ours(), list[None]()
+        watching = asyncio.create_task(watch_changes(engine, lambda: heard.append(None)))
+        for _ in range(5):
+            engine.changed = True
+            await asyncio.sleep(3.0)
+        assert heard == []
+        watching.cancel()
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(watched())
