@@ -9,6 +9,7 @@ import pytest
 
 from sidecar.desired.assignment import PLACES_AT_ONCE, Assigner, Share
 from sidecar.desired.informer import DesiredState, Informer
+from sidecar.desired.placement import PlacementCache
 from sidecar.plan.handoff import Handoff, HandoffVerdict, Stuck, Taken, Waiting
 from sidecar.plan.planner import make_plan
 from sidecar.plan.types import Load, Plan, ServedAdapter, Unload
@@ -268,3 +269,70 @@ def test_what_was_taken_over_just_now_is_told_no_more_and_not_yet_unloaded():
     assert [call for call in news.calls if isinstance(call, Unload)] == []
     old = planned(ONE_EACH, found, {name: "v1"}, {leaving: Taken()})
     assert [call.name for call in old.calls if isinstance(call, Unload)] == [name]
+
+
+def test_until_the_replicas_are_known_what_labels_decide_is_decided():
+    """R13: also beside what is placed by number."""
+    by_labels = [
+        kv("here", 1, placement=placed_at("all", zone="x")),
+        kv("there", 1, placement=placed_at("all", zone="y")),
+    ]
+    state = desired(*by_labels, kv("one", 1, placement=placed_at(1)), kv("no", 1, placement=placed_at(1, zone="y")))
+    found = share(state, None, zone="x")
+    assert (keys_of(found.order), keys_of(found.undecided)) == (["here"], ["one"])
+    assert not any(found.is_elsewhere(state.adapters[key]) for key in ("here", "one"))
+    assert all(found.is_elsewhere(state.adapters[key]) for key in ("there", "no"))
+    assert not found.is_out, "it is not known who is there"
+
+
+def test_only_what_depends_on_who_lives_is_placed_on_somebody():
+    state = desired(
+        kv("all", 1), kv("x", 1, placement=placed_at("all", zone="x")), kv("one", 1, placement=placed_at(1))
+    )
+    found = share(state, zone="x")
+    assert set(found.placed) == {"one"}
+    assert share(desired(kv("x", 1, placement=placed_at("all", zone="x")))).among == share(desired(kv("a", 1))).among
+
+
+def test_a_change_costs_nothing_for_what_it_does_not_concern(monkeypatch):
+    """R16, R19: a fleet of sidecars pays it for each change; all else is as it was."""
+    placed: list[str] = []
+    looked_at: list[str] = []
+    place, again = PlacementCache.place, PlacementCache.place_again
+
+    def noting_place(self: PlacementCache, key: str, *rest: object):
+        placed.append(key)
+        return place(self, key, *rest)
+
+    def noting_again(self: PlacementCache, key: str, *rest: object):
+        looked_at.append(key)
+        return again(self, key, *rest)
+
+    monkeypatch.setattr(PlacementCache, "place", noting_place)
+    monkeypatch.setattr(PlacementCache, "place_again", noting_again)
+
+    def cost() -> tuple[set[str], set[str]]:
+        found = {*placed}, {*looked_at}
+        placed.clear()
+        looked_at.clear()
+        return found
+
+    informer, sharing, members = Informer(POOL), Assigner(POOL, "r1", {}), fleet(*(f"r{n}" for n in range(1, 9)))
+    informer.replace(1, [kv(name, 1, placement=placed_at(1)) for name in NAMES])
+    before = sharing.find(informer.state, members)
+    assert cost() == ({*NAMES}, set())
+    informer.apply(2, [put("n1", 2, generation=2, placement=placed_at(1))])
+    sharing.find(informer.state, members)
+    assert cost() == ({"n1"}, set())
+    sharing.find(informer.state, dict(members))
+    assert cost() == (set(), set()), "the same ones, said once more"
+    gone = before.placed["n2"][0][1]
+    concerned = {name for name in NAMES if before.placed[name][0][1] == gone}
+    assert concerned < {*NAMES}
+    sharing.find(informer.state, without(members, gone))
+    again_placed, compared = cost()
+    assert compared == {*NAMES}
+    assert again_placed == concerned
+    informer.apply(3, [put("all", 3), put("x", 3, placement=placed_at("all", zone="x"))])
+    sharing.find(informer.state, without(members, gone))
+    assert "all" not in cost()[0]

@@ -252,3 +252,12 @@ async def test_a_store_whose_epoch_comes_later_is_known_by_it_from_then_on(tmp_p
     await scene.watcher._take(Connected("etcd-1"))
     assert scene.state == Relisting(is_begun=False)
     scene.journal.close()
+
+
+def test_a_snapshot_from_before_there_was_a_pool_says_nothing_of_one(tmp_path):
+    """R13, R5: whether there is one is not known, so nothing is planned that would be compared with no base."""
+    written(tmp_path, pool_record=None)
+    scene = booted(tmp_path)
+    scene.journal.close()
+    assert (scene.mailbox.snapshot.pool, scene.mailbox.snapshot.pool_read) == (None, False)
+    assert scene.watcher._informer.state.count == 2

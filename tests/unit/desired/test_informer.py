@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
-from sidecar.desired.informer import Informer, record_hash
+from sidecar.desired import informer as module
+from sidecar.desired.informer import DesiredState, Informer, record_hash
 from tests.support.records import POOL, deletion, kv, put, record
+from tests.support.worlds import placed_at, rolling
 
 
 def informer(*kvs) -> Informer:
@@ -108,3 +112,82 @@ def test_many_changes_at_once_keep_the_order():
     made = informer(*(kv(f"n{i:03}", i + 1) for i in range(200)))
     made.apply(11, [deletion(f"n{i:03}", 11) for i in range(100)])
     assert [key for _, key in made.state.order] == [f"n{i:03}" for i in range(100, 200)]
+
+
+def test_the_hash_of_a_state_can_be_found_by_others():
+    """R2 replay-equal: the checkers count it anew, so its form is written down: a sum of digests, modulo 2**256."""
+    kvs = [kv(f"n{number}", number + 1) for number in range(20)]
+    digests = (
+        hashlib.sha256(f"n{number}\0{number + 1}\0".encode() + kvs[number].value).hexdigest() for number in range(20)
+    )
+    assert informer(*kvs).state.state_hash == sum(int(one, 16) for one in digests) % 2**256
+    assert informer().state.state_hash == DesiredState().state_hash == 0
+
+
+def test_what_is_desired_under_a_key_is_found_whether_it_is_eager_or_lazy():
+    state = informer(kv("a", 1), kv("b", 2, load="lazy")).state
+    assert (state.of("a"), state.of("b"), state.of("c")) == (state.adapters["a"], state.lazy["b"], None)
+    assert state.lazy["b"] is not None
+
+
+def test_a_list_tells_records_apart_by_revision_and_by_content():
+    """R2: of two stores, records that differ may have one revision, and those that are alike two."""
+    made = informer(kv("a", 1), kv("b", 2), kv("c", 3))
+    other = kv("b", 2, generation=7)
+    assert made.replace(20, [kv("a", 9), other, kv("c", 3)]) == ["a", "b"]
+    assert (made.state.adapters["a"].revision, made.state.adapters["b"].generation) == (9, 7)
+    assert made.state.state_hash == informer(kv("a", 9), other, kv("c", 3)).state.state_hash
+
+
+def test_a_list_that_is_followed_takes_the_revision_back_with_it():
+    """R1, R15: whether it may be, the guard has said."""
+    made = informer(kv("a", 1))
+    made.replace(5, [kv("a", 1)])
+    assert made.state.revision == 5
+
+
+def test_what_has_changed_since_is_known_for_a_while():
+    """R16 bounded: whoever asks too late looks at everything."""
+    made = informer()
+    before = made.state.changes
+    assert list(made.state.changed_since(before)) == []
+    made.apply(11, [put("a", 11), put("b", 11)])
+    middle = made.state.changes
+    made.apply(12, [put("c", 12)])
+    assert list(made.state.changed_since(before)) == ["a", "b", "c"]
+    assert list(made.state.changed_since(middle)) == ["c"]
+    assert made.state.changed_since(made.state.changes + 1) is None, "it was counted in another state"
+    for revision in range(13, 63):
+        made.apply(revision, [put("d", revision)])
+    assert list(made.state.changed_since(middle)) == ["c", *("d",) * 50]
+    for revision in range(63, 263):
+        made.apply(revision, [put("d", revision)])
+    assert made.state.changed_since(middle) is None
+    assert len(made.state.recent) <= 200
+
+
+def test_each_generation_that_somebody_is_to_serve_is_named_the_newest_first():
+    rollout, plain, labelled = rolling("a", 5), kv("b", 1), kv("c", 1, placement=placed_at("all", zone="x"))
+    adapters = informer(rollout, plain, labelled).state.adapters
+    sources = {key: [(n, ref.uri[-2:]) for n, ref in one.versions] for key, one in adapters.items()}
+    assert sources == {"a": [(2, "v2"), (1, "v1")], "b": [(1, "v1")], "c": [(1, "v1")]}
+
+
+@pytest.mark.parametrize("prepare", [{"drop": ["mlp.gate"]}, {"a_later_field": "on"}, {"remap": "off"}])
+def test_what_may_be_done_to_files_is_part_of_what_is_asked_for(prepare):
+    """R4, R14: other files come of it; also where a later release wrote what this one does not know."""
+    made = informer(kv("usual", 1), kv("a", 2, prepare=prepare))
+    ref = made.state.adapters["a"].ref
+    assert ref.prepare != made.state.adapters["usual"].ref.prepare
+    assert all(name in ref.prepare for name in prepare)
+
+
+def test_a_fault_of_our_own_is_not_taken_for_a_bad_record(monkeypatch):
+    """Fail stop: every record would be refused for it, and that by name."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(module, "parse_adapter", broken)
+    with pytest.raises(RuntimeError):
+        informer(kv("a", 1))

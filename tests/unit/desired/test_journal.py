@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import stat
+from contextlib import closing
 from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
 
 from registry.runtime.failpoints import Point, handling
 from sidecar.desired import journal as journal_module
 from sidecar.desired.informer import RawRecord
 from sidecar.desired.journal import Journal
-from sidecar.desired.snapshot import AdaptersChanged, PoolChanged, SnapshotBase, encode_entry
+from sidecar.desired.snapshot import AdaptersChanged, PoolChanged, SnapshotBase, decode_entries, encode_entry
+from tests.simulation.loop import VirtualLoop
 from tests.unit.desired.test_snapshot import bytes_of, change
 
 
@@ -67,7 +73,14 @@ async def test_a_power_cut_finds_the_old_base_or_the_new_one_whole(tmp_path, mon
 
         return noted
 
-    monkeypatch.setattr(os, "fsync", noting("sync", os.fsync))
+    sizes: list[int] = []
+    sync = os.fsync
+
+    def sized(descriptor):
+        sizes.append(os.fstat(descriptor).st_size)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting("sync", sized))
     monkeypatch.setattr(Path, "rename", noting("rename", Path.rename))
     monkeypatch.setattr(Path, "unlink", noting("unlink", Path.unlink))
     await journal.rewrite(base(2))
@@ -75,6 +88,7 @@ async def test_a_power_cut_finds_the_old_base_or_the_new_one_whole(tmp_path, mon
     written = ["sync tmp-2", "rename tmp-2", f"sync {tmp_path.name}"]
     assert done[:3] == written
     assert sorted(done[3:]) == ["unlink journal-1", "unlink snapshot-1"]
+    assert sizes[0] == (tmp_path / "snapshot-2").stat().st_size, "all of it was written when it was synced"
 
 
 async def test_what_a_kill_left_half_is_gone_with_the_next_base(tmp_path):
@@ -276,3 +290,256 @@ async def test_what_is_appended_is_synced_without_anybody_asking(tmp_path, monke
         await synced.wait()
     keeping.cancel()
     await asyncio.wait([keeping])
+
+
+def failing(_error: BaseException):
+    def fail(*_arguments, **_options):
+        raise _error
+
+    return fail
+
+
+def left_by(folder: Path, *entries: bytes, bases: int = 1) -> None:
+    """A base at revision 1, and one journal for each of these."""
+    for number in range(1, bases + 1):
+        (folder / f"snapshot-{number}").write_bytes(bytes_of(base(number)))
+    for number, entry in enumerate(entries, start=1):
+        (folder / f"journal-{number}").write_bytes(entry)
+
+
+def test_a_first_boot_finds_nothing_and_warns_of_nothing(tmp_path):
+    with capture_logs() as logs:
+        assert Journal(tmp_path / "state").restore("p") is None
+    assert logs == []
+
+
+def test_of_two_whole_bases_the_newer_one_is_taken(tmp_path):
+    """R1 monotonic: a kill before the old ones were removed."""
+    left_by(tmp_path, encode_entry(change(2)), encode_entry(change(3)), bases=2)
+    journal = Journal(tmp_path)
+    restored = journal.restore("p")
+    assert (restored.base, restored.entries) == (base(2), (change(3),))
+    journal.close()
+
+
+def test_a_boot_appends_behind_the_last_journal_however_many_there_are(tmp_path):
+    """R1, R12: nothing is written before what another process wrote, and no base is needed for it."""
+    left_by(tmp_path, *(encode_entry(change(revision)) for revision in (2, 3, 4)))
+    journal = Journal(tmp_path)
+    assert journal.restore("p") is not None
+    assert not journal.wants_base
+    journal.append(change(5))
+    journal.close()
+    last = Journal(tmp_path)
+    assert last.restore("p").entries == (change(2), change(3), change(4), change(5))
+    last.close()
+
+
+async def test_what_is_appended_while_a_base_is_written_that_never_comes_is_not_lost(tmp_path, monkeypatch):
+    """R1: the journals of both go together with the old base, also after an earlier gap was mended."""
+    journal = Journal(tmp_path)
+    await journal.rewrite(base(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", failing(OSError(errno.ENOSPC, "no space left")))
+        journal.append(change(2))
+    await journal.rewrite(base(2))
+    journal.append(change(3))
+
+    def killed(*_):
+        journal.append(change(4))
+        raise OSError(errno.EIO, "the process ends here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "_write_base", killed)
+        await journal.rewrite(base(4))
+    assert journal.wants_base, "there is none for what is to come"
+    restored = Journal(tmp_path).restore("p")
+    assert (restored.base, restored.entries) == (base(2), (change(3), change(4)))
+
+
+async def test_a_new_base_is_wanted_once_the_journal_is_longer_than_the_base_and_no_more_then(tmp_path, monkeypatch):
+    """R16 bounded: at most as much again as the base, over restarts as well."""
+    monkeypatch.setattr("sidecar.desired.journal.MIN_JOURNAL_BYTES", 10)
+    journal = Journal(tmp_path)
+    await journal.rewrite(SnapshotBase("p", 5, 1, b"pool" * 100, {"a": RawRecord(b"v" * 400, 1)}))
+    revision, longest = 1, (tmp_path / "snapshot-1").stat().st_size
+    while not journal.wants_base:
+        length = sum(one.stat().st_size for one in tmp_path.glob("journal-*"))
+        assert length <= longest
+        revision += 1
+        journal.append(change(revision))
+        if revision == 3:
+            journal.close()
+            journal = Journal(tmp_path)
+            assert journal.restore("p") is not None
+    assert sum(one.stat().st_size for one in tmp_path.glob("journal-*")) > longest
+    await journal.rewrite(base(revision))
+    assert not journal.wants_base
+    journal.close()
+
+
+async def test_beside_a_small_base_about_a_mebibyte_is_appended(tmp_path):
+    """R16: in numbers, for a small pool must not write its base again and again, nor fill a disk."""
+    journal = Journal(tmp_path)
+    await journal.rewrite(base(1))
+    entry = PoolChanged(b"x" * 50_000)
+    while not journal.wants_base:
+        journal.append(entry)
+    assert 0.9 * 2**20 < (tmp_path / "journal-1").stat().st_size < 1.2 * 2**20
+    journal.close()
+
+
+def test_what_comes_within_a_moment_is_synced_together_and_soon(tmp_path, monkeypatch):
+    """R1, R16: a power cut costs a moment at the most; a disk is not asked for each of many changes, nor for none."""
+    synced: list[tuple[float, int]] = []
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        journal = Journal(tmp_path)
+        await journal.rewrite(base(1))
+        monkeypatch.setattr(
+            journal_module, "_sync", lambda fd: (synced.append((loop.time(), os.fstat(fd).st_size)), os.close(fd))
+        )
+        keeping = asyncio.create_task(journal.keep_synced())
+        await asyncio.sleep(10)
+        assert synced == []
+        for revision in range(2, 7):
+            journal.append(change(revision))
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+        ((_, size),) = synced
+        assert size == (tmp_path / "journal-1").stat().st_size
+        await asyncio.sleep(10)
+        assert len(synced) == 1
+        journal.append(change(7))
+        await asyncio.sleep(0.5)
+        assert len(synced) == 2
+        keeping.cancel()
+        await asyncio.wait([keeping])
+        journal.close()
+        await journal.sync()
+        assert len(synced) == 2, "there is nothing to be synced any more"
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(scene())
+
+
+async def test_a_sync_keeps_no_file_open_and_what_is_set_aside_neither(tmp_path):
+    """R16 bounded."""
+    journal = Journal(tmp_path)
+    await journal.rewrite(base(1))
+    for revision in range(2, 5):
+        journal.append(change(revision))
+        await journal.sync()
+    assert open_below(tmp_path) == ["journal-1"]
+    journal.set_aside()
+    assert open_below(tmp_path) == []
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["damaged-journal-1", "damaged-snapshot-1"]
+
+
+async def test_nobody_else_on_the_host_may_read_what_is_kept(tmp_path):
+    """X1: records hold the places of weights and the names of customers."""
+    journal = Journal(tmp_path)
+    await journal.rewrite(base(1))
+    journal.append(change(2))
+    journal.close()
+    modes = {one.name: stat.S_IMODE(one.stat().st_mode) for one in tmp_path.iterdir()}
+    assert modes == {"journal-1": 0o600, "snapshot-1": 0o600}
+
+
+async def test_the_folder_is_made_with_all_above_it(tmp_path):
+    """R12: a first start, and one after somebody removed it."""
+    journal = Journal(tmp_path / "a" / "b")
+    await journal.rewrite(base(1))
+    assert not journal.wants_base
+    journal.close()
+
+
+async def test_what_the_disk_refuses_is_no_reason_to_end(tmp_path, monkeypatch):
+    """R12, fail static: it goes on without a snapshot, and tries again with each change."""
+    blocked = tmp_path / "state"
+    blocked.write_bytes(b"")
+    journal = Journal(blocked)
+    assert journal.restore("p") is None
+    await journal.rewrite(base(1))
+    assert journal.wants_base
+    journal.append(change(2))
+    await journal.sync()
+    blocked.unlink()
+    await journal.rewrite(base(2))
+    assert not journal.wants_base
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", failing(PermissionError(errno.EPERM, "not yours")))
+        journal.set_aside()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", failing(PermissionError(errno.EPERM, "not yours")))
+        assert Journal(blocked).restore("p") is None
+    (blocked / "journal-3").write_bytes(encode_entry(change(3)))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", failing(OSError(errno.EIO, "bad sector")))
+        again = Journal(blocked)
+        restored = again.restore("p")
+    assert (restored.base, restored.entries, again.wants_base) == (base(2), (), True)
+
+
+async def test_an_old_file_that_somebody_removed_first_is_no_fault(tmp_path):
+    """R12: the new base is whole all the same."""
+    journal = Journal(tmp_path)
+    await journal.rewrite(base(1))
+
+    def remove(point: Point) -> None:
+        if point is Point.OLD_FORGOTTEN:
+            for old in tmp_path.glob("*-1"):
+                old.unlink()
+
+    with handling(remove):
+        await journal.rewrite(base(2))
+    assert not journal.wants_base
+    journal.close()
+
+
+class Ours(Exception):
+    """A fault in our own code."""
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        ("sidecar.desired.journal.decode_base", "restore"),
+        ("sidecar.desired.journal.decode_entries", "restore"),
+        ("pathlib.Path.iterdir", "restore"),
+        ("pathlib.Path.replace", "set_aside"),
+        ("os.write", "append"),
+        ("sidecar.desired.journal.encode_base", "rewrite"),
+        ("os.open", "rewrite"),
+        ("os.fsync", "sync"),
+    ],
+)
+async def test_a_fault_of_our_own_is_not_taken_for_one_of_the_disk(tmp_path, monkeypatch, where, what):
+    """Fail stop: whoever keeps the part has to know of it, and it is told as what it is."""
+    journal = Journal(tmp_path)
+    await journal.rewrite(base(1))
+    journal.append(change(2))
+    verbs = {
+        "restore": lambda: Journal(tmp_path).restore("p"),
+        "set_aside": journal.set_aside,
+        "append": lambda: journal.append(change(3)),
+        "rewrite": lambda: journal.rewrite(base(3)),
+        "sync": journal.sync,
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(where, failing(Ours()))
+        with pytest.raises(Ours):
+            await found if (found := verbs[what]()) is not None else None
+    journal.close()
+
+
+async def test_entries_are_whole_lines_in_the_order_in_which_they_came(tmp_path):
+    """R2: in one file until there is a new base."""
+    journal = Journal(tmp_path)
+    await journal.rewrite(base(1))
+    entries = [change(2), PoolChanged(b"x"), PoolChanged(None), change(3)]
+    for entry in entries:
+        journal.append(entry)
+    journal.close()
+    assert list(decode_entries((tmp_path / "journal-1").read_bytes())) == entries

@@ -14,6 +14,7 @@ from registry.etcd3.reflector import Changed, Connected, Disconnected, ListCause
 from registry.model.placement import Member
 from registry.model.records import Placement
 from sidecar.desired import members as module
+from sidecar.desired.snapshot import MembersChanged
 from sidecar.desired.watcher import Holding
 from tests.support.records import KEYS, POOL, kv
 from tests.support.residency_world import presence
@@ -157,3 +158,60 @@ async def test_while_a_list_is_held_nobody_is_believed_gone(told):
     assert told.members == fleet("r1", "r2")
     await told.scene.listed(61, *PLACED)
     await told.become(fleet("r1"))
+
+
+async def test_who_lives_is_written_and_told_once(told):
+    """R16: a presence is renewed again and again, which is no news; and all of it is on disk before it is told."""
+    await told.hear(listed(card("r1"), card("r2")))
+    await told.become(fleet("r1", "r2"))
+    written: list[tuple[list[str], tuple[str, ...], set[str]]] = []
+    append, mailbox = told.scene.journal.append, told.scene.mailbox
+
+    def noting(entry: MembersChanged) -> None:
+        written.append(([one.replica for one in entry.come], entry.gone, {*(mailbox.snapshot.members or ())}))
+        append(entry)
+
+    told.scene.journal.append = noting
+    posted = len(mailbox.posted)
+    for _ in range(3):
+        await told.hear(put("r2"), listed(card("r1"), card("r2")))
+        told.watcher.look_again()
+        await turns()
+    assert (written, len(mailbox.posted)) == ([], posted)
+    await told.hear(put("r3"))
+    await told.become(fleet("r1", "r2", "r3"))
+    await told.hear(gone("r2"))
+    await told.become(fleet("r1", "r3"))
+    assert written == [(["r3"], (), {"r1", "r2"}), ([], ("r2",), {"r1", "r2", "r3"})]
+    assert len(mailbox.posted) == posted + 2
+
+
+async def test_a_fault_of_our_own_is_not_taken_for_a_presence_that_cannot_be_read(told, monkeypatch):
+    """Fail stop: all others would be taken to be gone."""
+
+    def broken(_: bytes) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(module.Presence, "parse", broken)
+    with pytest.raises(RuntimeError):
+        module._member(card("r2"))
+
+
+async def test_nobody_is_waited_for_who_is_not_wanted(told):
+    """R16: what is said of it again changes nothing, and wakes nobody."""
+    posted = len(told.scene.mailbox.posted)
+    told.watcher.want(wanted=True)
+    await turns()
+    assert (told.watches, len(told.scene.mailbox.posted)) == (1, posted)
+
+
+async def test_doubt_about_a_store_has_nobody_followed_who_is_not_wanted(told):
+    """R16: most pools place nothing by number, and their stores come and go as well."""
+    await told.scene.listed(52, *MANY)
+    await told.become(None)
+    await turns()
+    posted, watches = len(told.scene.mailbox.posted), told.watches
+    for _ in range(3):
+        told.watcher.look_again()
+        await turns()
+    assert (len(told.scene.mailbox.posted), told.watches) == (posted, watches)

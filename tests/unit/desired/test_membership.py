@@ -92,3 +92,12 @@ def test_who_drains_is_no_member_at_once_also_for_itself():
     roll.call(ALL, 12.0)
     assert roll.members == ALL
     assert called((0.0, drains(ALL, "b")), known=ALL).members == without(ALL, "b"), "before others are believed gone"
+
+
+def test_whose_presence_is_back_in_two_seconds_is_never_missed_and_who_left_is_missed_in_ten():
+    """R13, R3, in numbers: all lose their leases together when etcd is away, and are back within 2 s as a rule."""
+    roll = called((0.0, ALL), (20.0, ALL), (30.0, {}), (31.0, fleet("a")))
+    roll.look(32.9)
+    assert roll.members == ALL
+    roll.look(41.0)
+    assert roll.members == fleet("a")

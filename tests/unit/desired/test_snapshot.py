@@ -155,6 +155,8 @@ def test_an_entry_of_an_unknown_form_is_damage():
         b'{"m": [["r", [], 1]], "g": []}',
         b'{"m": [["r"]], "g": []}',
         b'{"m": [7], "g": []}',
+        b'{"m": [["\\ud800", {}, 1]], "g": []}',
+        b'{"m": [["r", {"zone": "\\ud800"}, 1]], "g": []}',
         b'{"r": 3, "e": [7]}',
         b'{"r": 3, "e": [["k", 1, 7]]}',
         b'{"r": 3, "e": [["k", 1]]}',
@@ -177,3 +179,77 @@ def test_a_base_whose_members_nobody_could_have_written_is_damage(members):
     digest = hashlib.sha256(header.encode()).hexdigest()
     with pytest.raises(SnapshotDamaged):
         decode_base([header.encode(), b'{"sha256":"%s"}\n' % digest.encode()])
+
+
+def test_what_this_release_wrote_is_what_every_other_one_reads():
+    """R12: files outlive an upgrade, and going back; so each byte of the form is written down here."""
+    header = (
+        b'{"schema":1,"pool":"p","cluster_id":5,"epoch":"e","revision":9,"doubted":true,"pool_record":"\\u00ff",'
+        b'"members":[["r1",{"zone":"a"},5],["r2",{},null]]}\n'
+    )
+    written = with_checksum(header + b'["a",7,null]\tv1\\n\\\\\n' + b'["b",8,["old",6]]\t?\n')
+    members = {"r1": MEMBER, "r2": Member("r2", {}, None)}
+    records = {"a": RawRecord(b"v1\n\\", 7), "b": RawRecord(b"?", 8, (b"old", 6))}
+    base = SnapshotBase("p", 5, 9, b"\xff", records, "e", is_doubted=True, members=members)
+    assert bytes_of(base) == written
+    assert base_of(written) == base
+    lines = {
+        AdaptersChanged(7, (Event(b"/x/y/a", 7, KeyValue(b"/x/y/a", b"v", 3, 7, 2)), Event(b"/x/y/b", 7, None))): (
+            b'{"r":7,"e":[["a",7,"v"],["b",7,null]]}\n'
+        ),
+        PoolChanged(b"\xff"): b'{"p":"\\u00ff"}\n',
+        PoolChanged(None): b'{"p":null}\n',
+    }
+    for entry, body in lines.items():
+        assert encode_entry(entry) == b"%08x %s" % (zlib.crc32(body), body)
+    read = list(decode_entries(b"".join(map(encode_entry, lines))))
+    assert read == [
+        AdaptersChanged(7, (Event(b"a", 7, KeyValue(b"a", b"v", 0, 7, 0)), Event(b"b", 7, None))),
+        PoolChanged(b"\xff"),
+        PoolChanged(None),
+    ]
+
+
+def test_what_an_earlier_release_did_not_write_is_as_it_was_then():
+    """R12: neither epoch nor doubt nor members."""
+    header = b'{"schema":1,"pool":"p","cluster_id":5,"revision":9,"pool_record":null}\n'
+    assert base_of(with_checksum(header)) == SnapshotBase("p", 5, 9)
+
+
+@pytest.mark.parametrize(
+    ("revision", "cluster", "is_good"),
+    [
+        ("0", "0", True),
+        (f"{2**63 - 1}", f"{2**64 - 1}", True),
+        (f"{2**63}", "0", False),
+        ("0", f"{2**64}", False),
+        ("-1", "0", False),
+        ("0", "-1", False),
+        ("true", "0", False),
+        ("1.0", "0", False),
+        ("null", "0", False),
+    ],
+)
+def test_numbers_are_those_that_etcd_can_have(revision, cluster, is_good):
+    """R12, X2: no other could be written back, or sent to etcd."""
+    header = f'{{"schema":1,"pool":"p","cluster_id":{cluster},"revision":{revision},"pool_record":null}}\n'
+    data = with_checksum(header.encode())
+    if is_good:
+        assert (base_of(data).revision, base_of(data).cluster_id) == (int(revision), int(cluster))
+    else:
+        with pytest.raises(SnapshotDamaged):
+            base_of(data)
+
+
+def test_a_fault_of_our_own_is_not_taken_for_a_damaged_file(monkeypatch):
+    """Fail stop: what is whole must not be set aside for it."""
+
+    def broken(_: object) -> None:
+        raise RuntimeError
+
+    good, entry = bytes_of(SnapshotBase("p", 5, 9)), encode_entry(PoolChanged(None))
+    monkeypatch.setattr("sidecar.desired.snapshot.read_json", broken)
+    with pytest.raises(RuntimeError):
+        base_of(good)
+    with pytest.raises(RuntimeError):
+        list(decode_entries(entry))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from sidecar.desired.placement import NO_TALLY
+import pytest
+
+from sidecar.desired.placement import NO_TALLY, Tally
+from tests.support.records import kv
+from tests.support.worlds import desired, placed_at, rolling
 
 EVERYWHERE = frozenset[tuple[str, str]]()
 
@@ -17,3 +21,30 @@ def test_who_comes_is_counted_and_who_goes_leaves_nothing():
 def test_one_for_another_changes_nothing():
     one = NO_TALLY.after([], [None])
     assert one.after([None], [None]).everywhere is one.everywhere
+
+
+X = frozenset({("zone", "x")})
+
+
+@pytest.mark.parametrize(
+    ("one", "everywhere", "with_terms", "by_members"),
+    [
+        (kv("a", 1), {EVERYWHERE: 1}, 0, 0),
+        (kv("a", 1, placement=placed_at("all", zone="x")), {X: 1}, 1, 0),
+        (kv("a", 1, placement=placed_at(2)), {}, 1, 1),
+        (kv("a", 1, placement=placed_at(2, zone="x")), {}, 1, 1),
+        (rolling("a", 1), {EVERYWHERE: 1}, 1, 1),
+        (rolling("a", 1, placement=placed_at("all", zone="x")), {X: 1}, 1, 1),
+        (rolling("a", 1, placement=placed_at(2)), {}, 1, 1),
+    ],
+    ids=["everywhere", "by labels", "by number", "by both", "a rollout", "one by labels", "one by number"],
+)
+def test_each_kind_of_placement_is_counted_as_what_it_asks_for(one, everywhere, with_terms, by_members):
+    """R3: room is kept on whoever matches; and the live replicas are followed only if somebody has to know them."""
+    terms = desired(one).adapters["a"].terms
+    tally = NO_TALLY.after([], [terms])
+    assert (dict(tally.everywhere), tally.with_terms, tally.by_members) == (everywhere, with_terms, by_members)
+    three = tally.after([], [terms, terms])
+    counts = dict.fromkeys(everywhere, 3)
+    assert (dict(three.everywhere), three.with_terms, three.by_members) == (counts, 3 * with_terms, 3 * by_members)
+    assert three.after([terms, terms, terms], []) == Tally() == NO_TALLY

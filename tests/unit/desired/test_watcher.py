@@ -7,16 +7,19 @@ from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from registry.etcd3.ops import Event, KeyValue, Range, RangeResult
 from registry.etcd3.reflector import Changed, Connected, Disconnected, ListCause, Listed, Progressed, Reflection
+from registry.model.placement import Member
 from registry.model.records import Meta
 from registry.runtime.clock import Clock
 from sidecar.desired import members
 from sidecar.desired import watcher as module
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox, Snapshot
-from sidecar.desired.watcher import Booting, Following, Holding, Relisting, Watcher
+from sidecar.desired.snapshot import SnapshotBase
+from sidecar.desired.watcher import Booting, Following, Holding, Relisting, Watcher, request_of
 from tests.support.records import KEYS, POOL, deletion, kv, put
 from tests.support.residency_world import presence
 from tests.support.waiting import eventually
@@ -231,3 +234,150 @@ async def test_what_refuses_progress_is_named_until_progress_comes(scene):
     assert scene.mailbox.snapshot.proxied == "behind a proxy"
     await scene.watcher._take(Progressed(50))
     assert scene.mailbox.snapshot.proxied == ""
+
+
+async def test_how_far_the_watch_has_come_is_told(scene):
+    """An alert compares it with etcd's: by each list, each change, and what etcd says of others' changes."""
+    told = []
+    for reflection in (
+        Listed(9, (kv("a", 3),), 7, ListCause.FIRST, 1),
+        Changed(11, (put("b", 11),)),
+        Progressed(15),
+    ):
+        await scene.watcher._take(reflection)
+        told.append(module.OBSERVED_REVISION._value.get())
+    assert told == [9, 11, 15]
+
+
+async def test_each_lost_connection_is_counted(scene):
+    before = module.ETCD_RECONNECTS._value.get()
+    await scene.watcher._take(Disconnected("it is away"))
+    await scene.watcher._take(Disconnected("it is away"))
+    assert module.ETCD_RECONNECTS._value.get() == before + 2
+
+
+async def test_a_connection_is_told_once_and_so_is_its_loss(scene):
+    """R16, R9: who reads the snapshot is woken by news alone. A list is an answer, too."""
+    await scene.listed(9, kv("a", 3))
+    assert scene.mailbox.snapshot.connected
+    posted = len(scene.mailbox.posted)
+    for reflection in (Connected("etcd-1"), Connected("etcd-2"), Progressed(10), Progressed(11)):
+        await scene.watcher._take(reflection)
+    assert len(scene.mailbox.posted) == posted
+    for _ in range(2):
+        await scene.watcher._take(Disconnected("it is away"))
+    assert (len(scene.mailbox.posted), scene.mailbox.snapshot.connected) == (posted + 1, False)
+
+
+async def test_a_connection_while_a_list_is_held_lets_go_of_nothing(scene):
+    """R15 brake: the next list is held against the store that was followed, whichever is there by now."""
+    await scene.listed(50, *MANY)
+    await scene.listed(60)
+    await scene.watcher._take(Disconnected("it is away"))
+    scene.client.epoch = "second"
+    await scene.watcher._take(Connected("etcd-1"))
+    assert isinstance(scene.state, Holding)
+    assert scene.mailbox.snapshot.connected
+    assert scene.watcher._store.epoch == "first"
+
+
+async def test_what_is_held_is_told_once_with_what_it_lacks_now(scene):
+    """R15: an operator reads why; the same again wakes nobody."""
+    with capture_logs() as logs:
+        await scene.listed(50, *MANY)
+        await scene.listed(60)
+        first = scene.mailbox.snapshot.held
+        posted = len(scene.mailbox.posted)
+        await scene.watcher._take(Progressed(61))
+        await scene.watcher._take(Changed(62, (put("late", 62),)))
+        assert (len(scene.mailbox.posted), scene.mailbox.snapshot.held) == (posted, first)
+        await scene.watcher._take(Changed(63, (put("n1", 63),)))
+    assert "lacks 40 of 40" in first
+    assert "lacks 39 of 40" in scene.mailbox.snapshot.held
+    assert [(one["reason"], one["revision"]) for one in logs if one["event"] == "list_held"] == [("mass_removal", 60)]
+
+
+async def test_the_log_says_why_a_list_was_followed_and_whether_somebody_vouched_for_it(scene):
+    """R1, R15: the checkers of a run read it; a revision goes back only where that was allowed."""
+    with capture_logs() as logs:
+        await scene.listed(50, *MANY)
+        await scene.listed(60)
+        await scene.pool(removals_confirmed_revision=60)
+        await scene.listed(70, kv("a", 65))
+    told = [
+        (one["event"], one["revision"], one.get("cause"))
+        for one in logs
+        if one["event"] in {"listed", "removals_confirmed"}
+    ]
+    assert told == [
+        ("listed", 50, "FIRST"),
+        ("listed", 60, "HELD"),
+        ("removals_confirmed", 60, None),
+        ("listed", 70, "FIRST"),
+    ]
+
+
+async def test_changes_are_written_to_the_journal_until_it_has_outgrown_its_base(scene, monkeypatch):
+    """R16 bounded: what a change costs does not grow with the pool, and the journal not without end."""
+    await scene.listed(50, *MANY)
+    bases: list[int] = []
+    rewrite = scene.journal.rewrite
+
+    async def noting(base: SnapshotBase) -> None:
+        bases.append(base.revision)
+        await rewrite(base)
+
+    monkeypatch.setattr(scene.journal, "rewrite", noting)
+    for revision in range(51, 61):
+        await scene.watcher._take(Changed(revision, (put("n1", revision),)))
+    assert bases == []
+    monkeypatch.setattr("sidecar.desired.journal.MIN_JOURNAL_BYTES", 10)
+    for revision in range(61, 161):
+        await scene.watcher._take(Changed(revision, (put("n1", revision),)))
+    assert 1 <= len(bases) <= 20
+    assert all(revision > 60 for revision in bases)
+
+
+async def test_a_snapshot_that_breaks_us_leaves_nothing_behind(scene, tmp_path):
+    """R12 crash-only: of its adapters, its pool, its replicas and its store."""
+    await scene.listed(50, *MANY)
+    await scene.pool()
+    scene.watcher._members_watcher.restore({"r1": Member("r1", {}, None)})
+    scene.watcher.forget()
+    assert (scene.mailbox.snapshot, scene.state, scene.watcher._begin()) == (Snapshot(), Booting(), None)
+    assert (scene.watcher._informer.state.revision, scene.watcher._informer.raw) == (0, {})
+    assert (scene.watcher._pool_watcher.record, dict(scene.watcher._members_watcher.members)) == (None, {})
+    assert Journal(tmp_path / "state").restore(POOL) is None
+    await scene.listed(5, kv("a", 3), cluster_id=9)
+    assert (scene.state, scene.mailbox.snapshot.desired.count) == (Following(), 1)
+
+
+@pytest.mark.parametrize(
+    ("events", "request_id"),
+    [
+        ((), ""),
+        ((deletion("a", 7),), ""),
+        ((deletion("a", 7), put("b", 7), put("c", 7)), "req-b-1"),
+        ((put("a", 7, b"?"), put("b", 7)), ""),
+    ],
+    ids=["none", "only a deletion", "the first that wrote", "it cannot be read"],
+)
+def test_a_revision_is_of_the_request_that_any_of_its_records_names(events, request_id):
+    assert request_of(events) == request_id
+
+
+@pytest.mark.parametrize("caught_up", [Progressed(55), Changed(55, (put("n1", 55),))], ids=["progress", "a change"])
+async def test_a_store_that_has_caught_up_is_followed_with_what_shows_it(scene, caught_up):
+    """R1, R3: nothing more may come for hours."""
+    await scene.listed(50, *MANY)
+    await scene.listed(40, *MANY)
+    assert isinstance(scene.state, Holding)
+    await scene.watcher._take(caught_up)
+    assert (scene.state, scene.mailbox.snapshot.held) == (Following(), "")
+    assert scene.mailbox.snapshot.desired.revision == 55
+
+
+async def test_only_what_is_older_than_the_adapters_comes_late(scene):
+    """R3, R15: of a quiet store the pool's record and the adapters are listed at the same revision, in either order."""
+    await scene.listed(50, *MANY)
+    assert [scene.watcher._is_behind(revision) for revision in (49, 50, 51)] == [True, False, False]

@@ -237,3 +237,53 @@ def test_nothing_is_remembered_of_what_is_not_leased_any_more(unloaded):
     unloaded.look()
     assert not unloaded.drain_tracker._idle
     assert not unloaded.drain_tracker._names
+
+
+def test_evidence_is_asked_for_twice_within_half_a_minute():
+    """R7, in numbers: a request that was on its way is seen by then; files that nobody reads go the same minute."""
+    played = Played()
+    played.look()
+    played.leased = {"X"}
+    played.look()
+    played.pass_grace()
+    played.ask()
+    played.now += 2.0
+    played.ask()
+    assert not played.released()
+    played.now += 20.0
+    played.ask()
+    assert played.released() == {"X"}
+
+
+def test_one_that_is_idle_for_long_is_due_though_another_is_not():
+    played = Played()
+    played.look()
+    played.leased = {"X"}
+    played.look()
+    played.now = GRACE / 2
+    played.leased = {"X", "Y"}
+    played.look()
+    assert not played.drain_tracker.is_due(played.now)
+    played.now = GRACE
+    assert played.drain_tracker.is_due(played.now)
+    played.ask()
+    played.now += GAP
+    played.ask()
+    assert played.released() == {"X"}, "the other has been idle for half of the grace"
+
+
+def test_what_left_the_engine_before_is_no_longer_taken_for_inherited():
+    """R16: once it is used under a name that we gave it, that name is all that it has."""
+    played = Played("X")
+    played.look()
+    played.leased = set()
+    played.look()
+    played.leased, played.listing = {"X"}, {"x": "/s/X"}
+    played.look()
+    played.listing = {}
+    played.look()
+    played.pass_grace()
+    for _ in range(2):
+        played.ask(running=1, adapters=frozenset({"somebody"}))
+        played.now += GAP
+    assert played.released() == {"X"}

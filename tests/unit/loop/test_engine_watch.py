@@ -12,6 +12,7 @@ import pytest
 from registry.runtime.clock import Clock
 from sidecar.engines.driver import EngineUnreachable
 from sidecar.loop.observer import PATIENCE_SECONDS, STALLED, EngineProbes, watch_changes
+from sidecar.metrics import ENGINE_RESTARTS
 from tests.simulation.loop import VirtualLoop
 
 
@@ -248,3 +249,178 @@ def test_an_engine_that_is_away_is_asked_oftener_and_none_is_pressed():
         assert 40 <= engine.probes - probes <= 200
 
     probed(body)
+
+
+class Changes:
+    """Counts the calls."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def note(self) -> None:
+        self.count += 1
+
+
+def counted(body: Callable[[Played, EngineProbes, Changes], Coroutine[Any, Any, None]]) -> None:
+    """As `probed`, with the news counted."""
+
+    async def both() -> None:
+        engine, changes = Played(), Changes()
+        probes = EngineProbes(engine, Clock())  # type: ignore[arg-type] - of an engine only what is probed
+        assert (probes.incarnation, probes.problem) == ("", "")
+        tasks = [asyncio.create_task(watch(changes.note)) for watch in (probes.watch, probes.feel_pulse)]
+        await asyncio.sleep(1.5)
+        assert changes.count == 1, "it is there"
+        await body(engine, probes, changes)
+        for task in tasks:
+            task.cancel()
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(both())
+
+
+def test_what_pauses_an_engine_is_told_as_soon_as_its_driver_knows():
+    """R18 readiness-follows, R17: and that it woke; it answers all the while."""
+
+    async def body(engine: Played, probes: EngineProbes, changes: Changes) -> None:
+        engine.paused = "it sleeps"
+        await asyncio.sleep(1.5)
+        assert (probes.problem, probes.incarnation, changes.count) == ("it sleeps", "1", 2)
+        await asyncio.sleep(5.0)
+        assert changes.count == 2
+        engine.paused = ""
+        await asyncio.sleep(1.5)
+        assert (probes.problem, changes.count) == ("", 3)
+
+    counted(body)
+
+
+def test_an_engine_that_stops_to_generate_and_starts_again_is_news_twice():
+    """R18 readiness-follows."""
+
+    async def body(engine: Played, probes: EngineProbes, changes: Changes) -> None:
+        engine.generates = False
+        await asyncio.sleep(20.0)
+        assert (probes.problem, changes.count) == (STALLED, 2)
+        engine.generates = True
+        await asyncio.sleep(20.0)
+        assert (probes.problem, changes.count) == ("", 3)
+
+    counted(body)
+
+
+def test_why_an_engine_is_away_is_told_as_it_began_and_is_forgotten_when_it_is_back():
+    """R16: a reason that changes with each probe would be a new status each time."""
+
+    class Failing(Played):
+        async def incarnation(self) -> str:
+            self.probes += 1
+            if not self.identity:
+                raise EngineUnreachable(f"no answer to probe {self.probes}")
+            return self.identity
+
+    async def body() -> None:
+        engine = Failing()
+        probes = EngineProbes(engine, Clock())  # type: ignore[arg-type] - of an engine only what is probed
+        changes = Changes()
+        watching = asyncio.create_task(probes.watch(changes.note))
+        await asyncio.sleep(1.5)
+        engine.identity = ""
+        await asyncio.sleep(2.5)
+        assert (probes.problem, changes.count) == ("", 2), "in numbers: not within two seconds"
+        await asyncio.sleep(4.0)
+        first = probes.problem
+        assert first.startswith("no answer to probe")
+        await asyncio.sleep(20.0)
+        assert (probes.problem, changes.count) == (first, 3)
+        engine.identity = "1"
+        await asyncio.sleep(1.5)
+        assert (probes.problem, changes.count) == ("", 4)
+        watching.cancel()
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(body())
+
+
+@pytest.mark.parametrize(
+    ("identities", "restarts"),
+    [(["1", "1"], 0), (["1", "2", "2", "3"], 2), (["1", "", "1"], 0), (["1", "", "2"], 1), (["", "1"], 0)],
+)
+def test_each_restart_of_an_engine_is_counted(monkeypatch, identities, restarts):
+    """An alert tells of one that restarts again and again; the first that is met is none."""
+    for name in ("PROBE_SECONDS", "PROBE_AWAY_SECONDS"):
+        monkeypatch.setattr(f"sidecar.loop.observer.{name}", 0.0)
+    before = ENGINE_RESTARTS._value.get()
+    engine = Probed(identities)
+
+    async def watched() -> None:
+        watching = asyncio.create_task(EngineProbes(engine, Clock()).watch(lambda: None))
+        async with asyncio.timeout(30):
+            await engine.over.wait()
+        watching.cancel()
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(watched())
+    assert ENGINE_RESTARTS._value.get() - before == restarts
+
+
+async def test_a_fault_of_our_own_ends_the_watch_for_changes(monkeypatch):
+    """Fail stop: it would be silent for ever."""
+    monkeypatch.setattr("sidecar.loop.observer.CHANGES_SECONDS", 0.0)
+
+    class Broken:
+        async def has_changed(self) -> bool:
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        async with asyncio.timeout(60):
+            await watch_changes(Broken(), lambda: None)  # type: ignore[arg-type]
+
+
+def test_whoever_hears_of_a_change_finds_it():
+    """R18 readiness-follows: the status is made anew within the call, and says why."""
+
+    async def body() -> None:
+        engine, heard = Played(), list[tuple[str, str]]()
+        probes = EngineProbes(engine, Clock())  # type: ignore[arg-type] - of an engine only what is probed
+        tasks = [
+            asyncio.create_task(watch(lambda: heard.append((probes.incarnation, probes.problem))))
+            for watch in (probes.watch, probes.feel_pulse)
+        ]
+        await asyncio.sleep(1.5)
+        engine.generates = False
+        await asyncio.sleep(10.0)
+        engine.generates, engine.identity = True, ""
+        await asyncio.sleep(10.0)
+        engine.identity, engine.paused = "2", "it sleeps"
+        await asyncio.sleep(10.0)
+        assert heard[0] == ("1", "")
+        assert ("1", STALLED) in heard
+        assert heard[-2:] == [("", "no answer"), ("2", "it sleeps")]
+        for task in tasks:
+            task.cancel()
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(body())
+
+
+def test_what_we_did_ourselves_is_not_told_where_it_is_looked_at_a_moment_later():
+    """R16: after each call of ours the engine has other adapters, until the loop's own look."""
+
+    class Ours(Counted):
+        async def has_changed(self) -> bool:
+            if self.changed:
+                asyncio.get_running_loop().call_later(0.1, setattr, self, "changed", False)  # noqa: FBT003 - its value
+            return await super().has_changed()
+
+    async def watched() -> None:
+        engine, heard = Ours(), list[None]()
+        watching = asyncio.create_task(watch_changes(engine, lambda: heard.append(None)))
+        for _ in range(5):
+            engine.changed = True
+            await asyncio.sleep(3.0)
+        assert heard == []
+        watching.cancel()
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(watched())

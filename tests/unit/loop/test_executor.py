@@ -10,13 +10,24 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from registry.runtime.clock import Clock
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.desired.informer import DesiredState
 from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.engines.driver import check_name
-from sidecar.engines.observed import Done, NoEffect, Outcome
+from sidecar.engines.observed import (
+    AlreadyThere,
+    Done,
+    EngineGone,
+    EnginePaused,
+    NoEffect,
+    Outcome,
+    Refused,
+    Transient,
+    Unknown,
+)
 from sidecar.loop.executor import MOST_AT_ONCE, REST_FACTOR, SLOW_SECONDS, Executor
 from sidecar.plan.types import Call, Load, Plan, Swap, Unload
 from tests.simulation.loop import VirtualLoop
@@ -348,5 +359,112 @@ def test_what_has_no_effect_is_never_bound_to_a_name(call, is_without):
         assert engine.called[0][0] == f"prove {path} what is expected"
         made = [what.split()[0] for what, _ in engine.called]
         assert made == (["prove"] if is_without else ["prove", type(call).__name__.lower()])
+
+    run(body())
+
+
+class Saying(Engine):
+    """Answers each load with this."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(is_busy=False)
+        self.outcome = outcome
+
+    async def load(self, name: str, _path: str, *, request_id: str) -> Outcome:
+        self.called.append((f"load {name}{request_id}", _now()))
+        return self.outcome
+
+
+@pytest.mark.parametrize(
+    ("outcome", "made"),
+    [
+        (Unknown("lost"), 1),
+        (EngineGone("away"), 1),
+        (EnginePaused("asleep"), 1),
+        (Refused("no"), 3),
+        (Transient("busy"), 3),
+        (AlreadyThere(), 3),
+        (Done(), 3),
+    ],
+    ids=lambda one: type(one).__name__ if isinstance(one, Outcome) else "",
+)
+def test_a_call_after_which_the_engine_has_to_be_looked_at_is_the_last_of_its_plan(outcome, made):
+    """R11, R17: what comes of the rest cannot be told; a refusal of one says nothing of the others."""
+
+    async def body() -> None:
+        engine = Saying(outcome)
+        assert await engine.carry_out(*loads("abc")) == (made, False)
+        assert len(engine.called) == made
+
+    run(body())
+
+
+def test_where_no_requests_can_run_nothing_is_rested_from_and_nobody_is_asked():
+    """R3: a replica that is not ready yet has all of the engine."""
+
+    async def body() -> None:
+        engine, start = Engine(), _now()
+        engine.on_question = lambda: pytest.fail("nobody uses it")
+        plan = Plan(DesiredState().revision, (), (A, B), (), (), (), None)
+        carried = await engine.executor.carry_out(plan, "e1", is_serving=False)
+        assert (len(carried.attempts), _now() - start) == (2, 2 * LOAD_SECONDS)
+
+    run(body())
+
+
+def test_a_call_is_slow_after_some_seconds():
+    """R19, in numbers: most loads end before, and nobody waits for the others."""
+
+    async def body() -> None:
+        engine, start = Engine(is_busy=False), _now()
+        engine.hanging = {"a"}
+        await engine.carry_out(A)
+        assert 1.0 <= _now() - start <= 5.0
+
+    run(body())
+
+
+def test_what_is_called_is_in_progress_from_its_beginning():
+    """R7, R11: also while nobody knows yet whether it is slow."""
+
+    async def body() -> None:
+        engine = Engine(is_busy=False)
+        carrying = asyncio.create_task(engine.carry_out(A))
+        await asyncio.sleep(LOAD_SECONDS / 2)
+        assert (engine.executor.in_progress.keys, engine.executor.uses) == ({"a"}, {("a", "/a")})
+        assert await carrying == (1, False)
+        assert (engine.executor.in_progress.keys, engine.executor.uses) == (set(), set())
+
+    run(body())
+
+
+def test_what_calls_took_is_measured_by_their_kind_and_outcome():
+    """An alert tells of an engine that loads ever slower."""
+
+    def told(call: str, outcome: str) -> tuple[float, float]:
+        labels = {"call": call, "outcome": outcome}
+        name = "loraplane_engine_call_seconds"
+        values = (REGISTRY.get_sample_value(f"{name}_{part}", labels) or 0.0 for part in ("count", "sum"))
+        return tuple(values)  # type: ignore[return-value] # two of them
+
+    kinds = [("load", "done", LOAD_SECONDS), ("swap", "done", LOAD_SECONDS), ("unload", "done", 0.0)]
+
+    async def body() -> None:
+        before = {call: told(call, outcome) for call, outcome, _ in kinds}
+        await Engine(is_busy=False).carry_out(A, B, C)
+        for call, outcome, seconds in kinds:
+            count, total = told(call, outcome)
+            assert (count - before[call][0], total - before[call][1]) == pytest.approx((1, seconds))
+
+    run(body())
+
+
+def test_a_call_that_has_ended_is_not_waited_for_whatever_else_is_decided():
+    """R19: another call may be what the engine is still waiting to send."""
+
+    async def body() -> None:
+        engine = Engine(is_busy=False)
+        engine.is_deciding = True
+        assert await engine.carry_out(A, B) == (2, False)
 
     run(body())

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Collection
+from contextlib import closing
 
 import pytest
+from structlog.testing import capture_logs
 
 from registry.model.status import ReportedStore
 from registry.sources.base import ArtifactError, Stop
@@ -15,6 +18,7 @@ from sidecar.engines.observed import DrainEvidence, EngineFacts, Observed
 from sidecar.loop import lease_collector as module
 from sidecar.loop.drain import DrainTracker
 from sidecar.loop.lease_collector import LeaseCollector
+from tests.simulation.loop import VirtualLoop
 from tests.support.waiting import eventually
 
 GRACE = 10.0
@@ -258,3 +262,113 @@ async def test_what_is_told_before_the_first_plan_makes_no_plan():
     for _ in range(4):
         await keeper.review(GRACE)
     assert keeper.engine.asked == 0
+
+
+def test_the_store_is_looked_after_a_few_times_a_minute(monkeypatch):
+    """R16: what may go is proven by two looks, and goes within a minute; and a host has better things to do."""
+    keeper = Rig("X")
+
+    async def keeping() -> None:
+        collector = LeaseCollector(
+            keeper.engine,  # type: ignore[arg-type]
+            keeper.store,
+            DrainTracker(GRACE, owns),
+            keeper,
+            monotonic=asyncio.get_running_loop().time,
+        )
+        collector.notice(await keeper.engine.observe(), set())
+        running = [asyncio.create_task(work()) for work in (collector.run, collector.scrub)]
+        await asyncio.sleep(1.0)
+        assert keeper.rounds == 2, "the first at once, so that a status says how much room there is"
+        await asyncio.sleep(59.0)
+        assert keeper.store.ids == set()
+        await asyncio.sleep(60.0)
+        for task in running:
+            task.cancel()
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(keeping())
+    assert 16 <= keeper.rounds <= 60, "both together"
+
+
+async def test_a_problem_is_logged_once_until_it_is_another_or_was_over():
+    """R16: a disk that is full for a night leaves a line, not thousands."""
+    keeper = Rig("X")
+    full, broken = OSError(28, "full"), OSError(5, "broken")
+    with capture_logs() as logs:
+        for error in (full, full, broken, None, broken):
+            keeper.upkeeps = [error]
+            await keeper.lease_collector._keep_store()
+    told = [(one["what"], one["problem"].rpartition(" ")[2]) for one in logs if one["event"] == "store_not_kept"]
+    assert told == [("store", "full"), ("store", "broken"), ("store", "broken")]
+    with capture_logs() as logs:
+        await keeper.notice()
+        keeper.engine.error = EngineUnreachable("away")
+        for _ in range(3):
+            await keeper.review(GRACE)
+        keeper.engine.error = None
+        await keeper.review(GRACE)
+        keeper.engine.error = EngineUnreachable("away")
+        await keeper.review(GRACE)
+    assert [one["what"] for one in logs if one["event"] == "store_not_kept"] == ["drain", "drain"]
+
+
+async def test_a_lease_that_cannot_be_written_is_logged_until_it_can():
+    """R7: what the engine reads could be removed by another sidecar of the host."""
+    keeper = Rig()
+    keeper.engine.cards = {"x": "/s/X"}
+    with capture_logs() as logs:
+        keeper.store.error = OSError(28, "No space left on device")
+        for _ in range(2):
+            await keeper.notice()
+        keeper.store.error = None
+        await keeper.notice()
+        keeper.store.ids.clear()
+        keeper.store.error = OSError(28, "No space left on device")
+        await keeper.notice()
+    assert [one["what"] for one in logs if one["event"] == "store_not_kept"] == ["lease", "lease"]
+    assert [one["artifacts"] for one in logs if one["event"] == "lease_was_missing"] == [["X"]] * 4
+
+
+async def test_who_ends_a_round_has_its_thread_stop():
+    """R12: else a sidecar that is asked to end would hash for minutes."""
+    keeper, begun, go_on = Rig(), asyncio.Event(), threading.Event()
+    loop, stops = asyncio.get_running_loop(), list[Stop]()
+
+    def work(stop: Stop) -> None:
+        stops.append(stop)
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait(60)
+
+    running = asyncio.create_task(keeper.lease_collector._in_thread("scrub", work))
+    try:
+        async with asyncio.timeout(60):
+            await begun.wait()
+        stops[0].check()
+        running.cancel()
+        await asyncio.wait([running])
+        with pytest.raises(ArtifactError):
+            stops[0].check()
+    finally:
+        go_on.set()
+
+
+@pytest.mark.parametrize("where", ["evidence", "store"])
+async def test_a_fault_of_our_own_is_not_taken_for_one_of_the_engine_or_the_disk(where):
+    """Fail stop: whoever keeps the part has to know of it."""
+    keeper = Rig("X")
+    await keeper.notice()
+    keeper.engine.error = RuntimeError("ours") if where == "evidence" else None
+    keeper.upkeeps = [RuntimeError("ours")]
+    keeper.now += GRACE
+    with pytest.raises(RuntimeError):
+        await keeper.lease_collector.run()
+
+
+async def test_what_is_let_go_of_is_logged_by_its_names():
+    keeper = Rig("X", "Y")
+    await keeper.notice()
+    with capture_logs() as logs:
+        for _ in range(3):
+            await keeper.review(GRACE)
+    assert [(one["count"], one["artifacts"]) for one in logs if one["event"] == "leases_dropped"] == [(2, ["X", "Y"])]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
+from structlog.testing import capture_logs
 
 from registry.runtime.clock import Clock
 from sidecar.engines.driver import EngineAbsent, EngineUnreachable
 from sidecar.engines.observed import EngineFacts, Observed
-from sidecar.loop.observer import BRIEF_SECONDS, LOOK_AGAIN_LONGEST_SECONDS, EngineObserver
+from sidecar.loop.observer import BRIEF_SECONDS, LOOK_AGAIN_LONGEST_SECONDS, EngineObserver, EngineProbes
 
 NOW = "now"
 
@@ -25,6 +26,8 @@ class Engine:
     """Can be looked at or not, and its process answers or not."""
 
     url = "http://engine"
+    paused = ""
+    trouble = "HTTP 500"
 
     def __init__(self) -> None:
         self.is_listing, self.process = True, "e1"
@@ -35,7 +38,7 @@ class Engine:
         self.looks += 1
         self.during()
         if not self.is_listing:
-            raise EngineUnreachable("HTTP 500")
+            raise EngineUnreachable(self.trouble)
         return Observed(EngineFacts("vllm", "1", self.url, "e1"), ("base",))
 
     async def turns(self) -> bool | None:
@@ -129,3 +132,78 @@ async def test_a_short_run_of_failed_looks_is_told_from_an_engine_that_is_gone()
         eyes.engine.process = process
         assert await eyes.is_brief(11.0) == is_brief
     assert not await eyes.is_brief(10.1 + BRIEF_SECONDS), "an odd answer is borne with for as long, too"
+
+
+async def test_an_engine_that_fails_is_told_within_ten_seconds_and_not_within_two():
+    """R18 readiness-follows, in numbers."""
+    eyes = Eyes()
+    await eyes.look(0.0)
+    eyes.engine.is_listing = False
+    await eyes.look(10.0)
+    assert [await eyes.is_brief(10.0 + seconds) for seconds in (2.0, 9.0)] == [True, False]
+
+
+async def test_a_look_is_good_for_a_while_however_long_the_sidecar_runs():
+    """R16: by its age, and not by the time of day."""
+    eyes = Eyes()
+    looks = []
+    for at, age in ((1000.0, 15.0), (1014.9, 15.0), (1015.0, 15.0), (1015.4, 0.5), (1015.5, 0.5)):
+        vars(eyes.chance)[NOW] = at
+        await eyes.observer.look_at_most_old(age)
+        looks.append(eyes.engine.looks)
+        assert eyes.observer.observed_at == (1000.0 if at < 1015.0 else 1015.5 if at == 1015.5 else 1015.0)
+    assert looks == [1, 1, 2, 2, 3]
+
+
+async def test_the_same_problem_is_logged_once_and_another_is_news():
+    """R16: a log of an engine that is away for a night stays readable."""
+    eyes = Eyes()
+    with capture_logs() as logs:
+        await eyes.look(0.0)
+        eyes.engine.is_listing = False
+        for at in (1.0, 2.0, 3.0):
+            await eyes.look(at)
+        eyes.engine.trouble = "HTTP 503"
+        await eyes.look(4.0)
+        eyes.engine.is_listing = True
+        await eyes.look(5.0)
+        assert eyes.observer.problem == ""
+        eyes.engine.is_listing = False
+        await eyes.look(6.0)
+    assert [one["error"] for one in logs if one["event"] == "engine_not_observed"] == [
+        "HTTP 500",
+        "HTTP 503",
+        "HTTP 503",
+    ]
+
+
+def broken(*_: object) -> None:
+    raise RuntimeError("a fault of our own")
+
+
+async def test_a_fault_of_our_own_is_not_taken_for_one_of_the_engine():
+    """Fail stop: whoever keeps the part has to know of it."""
+    eyes = Eyes()
+    await eyes.look(0.0)
+    eyes.engine.is_listing = False
+    await eyes.look(1.0)
+    eyes.engine.incarnation = broken  # type: ignore[assignment]
+    with pytest.raises(RuntimeError):
+        await eyes.is_brief(1.0)
+    with pytest.raises(RuntimeError):
+        await EngineProbes(eyes.engine, Time(eyes.chance)).watch(lambda: None)
+    eyes.engine.during = broken
+    with pytest.raises(RuntimeError):
+        await eyes.look(2.0)
+
+
+async def test_an_engine_that_was_never_seen_fails_not_for_a_moment_only():
+    """R18: nothing of it is known that could still be so; and it is looked at again soon."""
+    eyes = Eyes()
+    assert eyes.observer.look_again_seconds == 0.5
+    eyes.engine.is_listing = False
+    await eyes.look(0.0)
+    assert not await eyes.is_brief(0.0)
+    eyes.engine.is_listing = True
+    await eyes.look(20.0)
+    assert eyes.observer.look_again_seconds == 0.5

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sidecar.loop.observer import OwnNames
-from tests.support.worlds import observed, owns
+from sidecar.loop.observer import OwnNames, ServedGenerations
+from tests.support.worlds import observed, owns, path_of
 
 THEIRS = "/elsewhere/a"
 
@@ -50,3 +50,25 @@ def test_a_new_process_of_the_engine_has_nothing_from_us():
     assert names.taken(observed({"a": THEIRS}, incarnation="e2")) == frozenset()
     names.note(observed({"a": THEIRS}, incarnation="e2"), [], everything)
     assert names.taken(observed({"a": THEIRS}, incarnation="e2")) == frozenset()
+
+
+def test_what_another_process_had_from_us_and_has_not_is_nobodys_in_this_one():
+    """R11 foreign-safe: also where it is desired still."""
+    names = OwnNames(owns)
+    names.note(observed({"a": "v1"}), [], everything)
+    names.note(observed(incarnation="e2"), [], everything)
+    assert names.taken(observed({"a": THEIRS}, incarnation="e2")) == frozenset()
+
+
+def test_what_was_served_as_desired_is_known_by_its_files_while_the_engine_lists_them():
+    """R9 status-truth: so that a status can say which generation answers while the newest one cannot be had."""
+    seen = ServedGenerations()
+    assert seen.by_use == {}
+    seen.note(observed({"a": "v1", "b": "v1"}), [("a", 3), ("b", 1), ("gone", 7)])
+    assert seen.by_use == {("a", path_of("v1")): 3, ("b", path_of("v1")): 1}
+    seen.note(observed({"a": "v1", "b": "v2"}), [])
+    assert seen.by_use == {("a", path_of("v1")): 3}
+    seen.note(observed({"a": "v1"}), [("a", 4)])
+    assert seen.by_use == {("a", path_of("v1")): 4}
+    seen.note(observed(), [("a", 4)])
+    assert seen.by_use == {}

@@ -86,3 +86,7 @@ def test_nothing_is_told_of_what_nobody_waited_for(plans, adapters):
 def test_clocks_that_disagree_give_no_negative_time():
     ahead = adapter((WRITTEN + timedelta(hours=1)).isoformat())
     assert followed(pending(), served(), adapters=ahead) == (1, 0)
+
+
+def test_what_was_written_as_the_sidecar_started_is_counted():
+    assert followed(pending(), served(), adapters=adapter(START.isoformat())) == (1, pytest.approx(11))

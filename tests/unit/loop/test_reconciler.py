@@ -109,8 +109,9 @@ async def running(
     sharing: Assigner | None = None,
     probes: EngineProbes | None = None,
     demand: ResidentSet | None = None,
+    **more: Any,
 ) -> AsyncIterator[list[RoundReport]]:
-    """A reconciler that runs within the body; gives its reports."""
+    """A reconciler that runs within the body; gives its reports. `more`: what it is also made with."""
     mailbox.post(replace(mailbox.snapshot, connected=True, pool_read=True))
     reports: list[RoundReport] = []
     own = TemporaryDirectory()
@@ -125,6 +126,7 @@ async def running(
         sharing=sharing or Assigner(POOL, "r1", labels),
         demand=demand or ResidentSet(Catalogue(POOL, lambda _key: None)),
         probes=probes or EngineProbes(engine, Clock()),
+        **more,
     )
     if probes is not None:
         engine.on_probed = reconciler.distrust

@@ -14,7 +14,8 @@ from registry.runtime.clock import Clock
 from registry.sources.base import ArtifactError
 from sidecar.artifacts.types import ArtifactRef, Stage
 from sidecar.desired.informer import DesiredAdapter
-from sidecar.engines.observed import Done, EngineFacts, Observed, Outcome, Refused, Unknown
+from sidecar.engines.driver import USUAL
+from sidecar.engines.observed import Done, EngineFacts, EngineGone, EnginePaused, Observed, Outcome, Refused, Unknown
 from sidecar.loop.executor import Attempt
 from sidecar.loop.retries import RELEASED_FOR_EACH, UNTOLD_SECONDS, RetryTracker
 from sidecar.plan.backoff import REFUSED_PACE_SECONDS, TRIES_UNPACED
@@ -231,3 +232,113 @@ def test_the_first_that_comes_has_others_from_the_same_place_fetched_at_once():
     refuse(tracker, ["f"])
     tracker.staged(stage("g", "s3://theirs"))
     assert due(tracker, held.now) == {"b", "c"}
+
+
+def test_what_calls_may_yet_come_to_is_known_until_a_look_has_told():
+    """R7 files-pinned: the files of loads and swaps; an unload reads none, nor does a call that was never made."""
+    tracker = RetryTracker(Time(Held()))
+    unload = Attempt("gone", "gone", None, None, "e1", Done())
+    lost = [attempt("x", EngineGone("it is away")), attempt("y", EnginePaused("it sleeps"))]
+    tracker.take_up([attempt("a", Done()), attempt("b", Unknown("lost")), unload, *lost], "e1")
+    assert (tracker.loads(), tracker.unsettled, tracker.failures) == ({("a", "/a"), ("b", "/b")}, {"b"}, {})
+    tracker.settle(observed("a", "b"), turns=True)
+    assert (tracker.loads(), tracker.unsettled, tracker.failures) == (set(), set(), {})
+
+
+def test_what_was_found_of_files_is_forgotten_and_what_the_engine_said_is_not():
+    """R8: a pool that asks for other terms has them looked at anew."""
+    tracker = RetryTracker(Time(Held()))
+    refuse(tracker, ["a"])
+    tracker.staging_failed(Stage("b", ArtifactRef("file:///b", None), ""), ArtifactError("r", "m", permanent=True))
+    tracker.forget_staging()
+    assert set(tracker.failures) == {"a"}
+
+
+def test_an_unload_that_recovers_has_nothing_else_tried():
+    """R8 paced: it says nothing of loads, though others load at the same time."""
+    held, names = Held(), [f"a{number}" for number in range(20)]
+    tracker = RetryTracker(Time(held))
+    refuse(tracker, names, TRIES_UNPACED)
+    load(tracker, "new")
+    refuse(tracker, names)
+    gone = Attempt("gone", "gone", None, None, "e1", Refused("no"))
+    tracker.take_up([gone], "e1")
+    tracker.take_up([replace(gone, outcome=Done()), attempt("newer", Done())], "e1")
+    tracker.settle(observed("newer"), turns=True)
+    assert "gone" not in tracker.failures
+    assert due(tracker, held.now) == set()
+
+
+def test_after_one_recovers_the_next_refusals_take_turns_from_now():
+    """R17: the queue that they stood in was of a time that is over."""
+    held, names = Held(), [f"a{number}" for number in range(MANY)]
+    tracker = RetryTracker(Time(held))
+    refuse(tracker, names, TRIES_UNPACED)
+    load(tracker, "a0")
+    refuse(tracker, names[1:4])
+    assert due(tracker, 20.0) >= set(names[1:4])
+
+
+def test_after_a_quiet_time_refusals_take_turns_as_before():
+    """R8: the turns that nobody took meanwhile are not made up for."""
+    held, names = Held(), [f"a{number}" for number in range(50)]
+    tracker = RetryTracker(Time(held))
+    refuse(tracker, names, TRIES_UNPACED - 1)
+    held.now = 5000.0
+    refuse(tracker, names)
+    assert len(due(tracker, held.now + 10 * REFUSED_PACE_SECONDS)) == 10
+
+
+def test_for_each_that_recovers_a_few_are_tried():
+    """R8, R17, in numbers: at least one, or nothing would heal fast; not many, or a refusal would cost much."""
+    held, names = Held(), [f"a{number}" for number in range(MANY)]
+    tracker = RetryTracker(Time(held))
+    refuse(tracker, names)
+    load(tracker, "new")
+    refuse(tracker, names, TRIES_UNPACED)
+    load(tracker, "a0")
+    assert 1 <= len(due(tracker, held.now)) <= 5
+
+
+def test_a_lost_load_is_given_the_time_that_a_load_may_take_and_not_much_more():
+    """R17: where the engine cannot tell."""
+    assert USUAL.load_seconds <= UNTOLD_SECONDS <= 2 * USUAL.load_seconds
+
+
+def test_files_that_come_mend_nothing_that_the_engine_said():
+    """R8: nor do they have more of those tried at once that failed though others came."""
+    held = Held()
+    tracker = RetryTracker(Time(held))
+    stages = {name: Stage(name, ArtifactRef(f"s3://ours/{name}", None), "") for name in "abcdef"}
+    for name in "abcde":
+        tracker.staging_failed(stages[name], ArtifactError("source_io", "m", permanent=False))
+    tracker.staged(stages["f"])
+    assert due(tracker, held.now) == set("abcde")
+    held.now = 5.0
+    for name in "abcde":
+        tracker.staging_failed(stages[name], ArtifactError("source_io", "m", permanent=False))
+    tracker.staged(stages["f"])
+    assert due(tracker, held.now) == set(), "none of them recovered"
+    tracker.staged(stages["a"])
+    assert due(tracker, held.now) == {"b", "c"}
+    engines = Attempt("f", "f", "/f", stages["f"].ref, "e1", Refused("no"))
+    tracker.take_up([engines], "e1")
+    tracker.staged(stages["f"])
+    assert tracker.failures["f"].reason == "engine_refused"
+    assert due(tracker, held.now) == {"b", "c"}
+
+
+def test_a_failure_that_comes_after_the_change_is_not_dropped_for_it():
+    """R8 paced: what failed before it has been forgotten since."""
+    tracker = RetryTracker(Time(Held()))
+    ref = ArtifactRef("file:///a", None)
+    first = DesiredAdapter("a", "a", 1, 1, ref, 0, "", "")
+    second = replace(first, generation=2)
+    tracker.take_up([Attempt("a", "a", "/a", ref, "e1", Refused("no"))], "e1")
+    tracker.ask_again(lambda _key: first)
+    tracker.take_up([Attempt("a", "a", "/a", ref, "e1", Done())], "e1")
+    tracker.settle(observed("a"), turns=True)
+    tracker.ask_again(lambda _key: second)
+    tracker.take_up([Attempt("a", "a", "/a", ref, "e1", Refused("no"))], "e1")
+    tracker.ask_again(lambda _key: second)
+    assert "a" in tracker.failures

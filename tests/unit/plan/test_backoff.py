@@ -23,6 +23,7 @@ from sidecar.engines.observed import (
     Unknown,
 )
 from sidecar.plan.backoff import (
+    REFUSED_PACE_SECONDS,
     RETRY,
     SETTLED_SECONDS,
     TRIES_UNPACED,
@@ -146,3 +147,57 @@ def test_backoff_grows_to_a_cap_and_may_be_anything_below():
     assert bounds == sorted(bounds)
     assert (bounds[0], bounds[-1]) == (1.0, 15.0)
     assert RETRY.delay(5, lambda low, _: low) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("ref", "incarnation", "is_about"),
+    [(REF, "e1", True), (REF, "e2", False), (replace(REF, uri="file:///b"), "e1", False), (None, "e1", False)],
+)
+def test_a_failure_is_of_what_was_asked_for_and_of_the_engine_that_refused_it(ref, incarnation, is_about):
+    """R8, R17."""
+    of_engine = Failure(REF, "e1", "engine_refused", "m", 1, 20.0)
+    assert of_engine.is_about(ref, incarnation) == is_about
+    assert of_engine.forbids(ref, incarnation, 10.0) == is_about
+    assert replace(of_engine, retry_at=None).forbids(ref, incarnation, 1e9) == is_about
+    of_files = replace(of_engine, incarnation=None)
+    assert of_files.is_about(ref, incarnation) == (ref == REF)
+    assert (of_engine.is_engines, of_files.is_engines, replace(of_engine, ref=None).is_engines) == (True, False, False)
+
+
+def test_what_is_tried_again_is_counted_on_while_it_is_the_same():
+    """R8: since when, how often, and whether others succeeded meanwhile; another is another matter."""
+    first = refused(10.0)
+    assert (first.attempts, first.since, first.others_succeed) == (1, 10.0, False)
+    second = refused(20.0, replace(first, others_succeed=True))
+    assert (second.attempts, second.since, second.others_succeed) == (2, 10.0, True)
+    for other in (refused(30.0, second, ref=replace(REF, uri="file:///b")), refused(30.0, second, ref=None)):
+        assert (other.attempts, other.since, other.others_succeed) == (1, 30.0, False)
+    staged = after_staging(ArtifactError("r", "m", permanent=False), REF, second, now=40.0, uniform=longest)
+    assert (staged.attempts, staged.since, staged.retry_at) == (1, 40.0, 41.0)
+
+
+def test_what_has_lasted_is_tried_rarer_by_its_age_and_no_rarer_than_all_five_minutes():
+    """R17, in numbers: once a minute at first, then after a tenth of the time that it has lasted."""
+    many = replace(refused(100.0), attempts=50)
+    waits = {age: refused(100.0 + age, many).retry_at - (100.0 + age) for age in (0.0, 500.0, 1000.0, 2000.0, 9000.0)}
+    assert waits == {0.0: 60.0, 500.0: 60.0, 1000.0: 100.0, 2000.0: 200.0, 9000.0: 300.0}
+
+
+def test_what_passes_by_itself_is_tried_every_quarter_of_a_minute_at_least():
+    """R17: however long it has lasted."""
+    failure = None
+    for attempts in range(40):
+        failure = after_call(Transient("m"), REF, "e1", failure, now=1000.0 * attempts, uniform=longest)
+    assert failure is not None
+    assert (failure.attempts, failure.retry_at - 39_000.0, failure.final_at) == (40, 15.0, math.inf)
+
+
+def test_the_numbers_that_operators_are_told():
+    """R8, R17, R18: a few tries, then one of all that are refused in some seconds; a minute until it is an answer."""
+    failures = [refused(0.0)]
+    for _ in range(9):
+        failures.append(refused(0.0, failures[-1]))
+    assert [one.attempts for one in failures if is_paced(one)] == list(range(3, 11))
+    assert [one.attempts for one in failures if one.is_settled()] == list(range(3, 11))
+    assert {one.final_at for one in failures if one.is_settled()} == {60.0}
+    assert REFUSED_PACE_SECONDS == 2.0

@@ -116,6 +116,9 @@ def test_room_for_one_generation_alone_is_told():
     for room, names in ((2, "versioned"), (1, "plain")):
         assert not plan(state, observed(), "v1", spec=pool(names=names, max_adapters=room)).warnings
     assert not plan(wants({}), observed(), spec=pool(names="versioned", max_adapters=1)).warnings
+    many = wants(dict.fromkeys("abc", "v1"))
+    assert not plan(many, observed(), "v1", spec=pool(names="versioned", max_adapters=3)).warnings
+    assert not plan(many, observed(), "v1", spec=pool(max_adapters=1)).warnings
 
 
 def test_loads_without_room_are_put_off():
@@ -184,3 +187,20 @@ def test_the_pool_says_which_kind_of_engine_it_is_for():
     made = plan(wants({"a": "v1"}), observed(), "v1", spec=pool().model_copy(update={"engine": "sglang"}))
     assert made.calls == ()
     assert made.blocked == "the engine is vllm, the pool is for sglang: check --engine-kind and --pool"
+
+
+def test_new_weights_under_the_same_name_put_off_no_load():
+    """R19: they take no room that they do not have already."""
+    state = desired(kv("a", 1, source="v2"), kv("b", 2))
+    made = plan(state, observed({"a": "v1", "c": "v1"}), "v1", "v2", spec=pool(max_adapters=2))
+    assert called(made) == ["Unload c", "Swap a", "Load b"]
+
+
+def test_calls_of_every_kind_leave_room_for_what_is_held_and_nothing_more():
+    """R16 bounded."""
+    state = desired(*(kv(name, 2, generation=2, source="v2") for name in "abcd"))
+    held = {"a@1": "v1", "b@1": "v1"}
+    for capacity, loads in ((5, 3), (6, 4)):
+        spec = pool(names="versioned", max_adapters=capacity)
+        made = plan(state, observed(held), "v2", spec=spec)
+        assert called(made) == [f"Load {name}@2" for name in "abcd"[:loads]]

@@ -627,3 +627,74 @@ def test_it_is_said_of_what_is_served_that_nobody_knows_what_it_answers(proves, 
     assert said in found[0].message
     asked = replace(seen, as_expected=frozenset({key_in(state)}))
     assert not [one for one in plan(state, asked, known(state, "v1")).warnings if one.reason == "expect_unproven"]
+
+
+DONE = Plan(1, (), (), (), (), (), None)
+WAITING, GIVEN_UP = (PendingAdapter("a", 1, "loading", "", is_settled=settled) for settled in (False, True))
+TRIED, FINAL = (FailedAdapter("a", 1, "r", "m", 1, 9.0, "", is_settled=settled) for settled in (False, True))
+
+
+@pytest.mark.parametrize(
+    ("left", "is_settled"),
+    [
+        ({}, True),
+        ({"blocked": "why"}, False),
+        ({"is_awaiting": True}, False),
+        ({"stage": (Stage("a", wants({"a": "v1"}).adapters["a"].ref, ""),)}, False),
+        ({"calls": (Unload("a", "/a"),)}, False),
+        ({"pending": (GIVEN_UP,)}, True),
+        ({"pending": (GIVEN_UP, WAITING)}, False),
+        ({"failed": (FINAL,)}, True),
+        ({"failed": (FINAL, TRIED)}, False),
+        ({"paused": "it sleeps", "warnings": (WarnedAdapter("", 0, "r", "m"),)}, True),
+    ],
+    ids=lambda one: "-".join(one) or "nothing" if isinstance(one, dict) else str(one),
+)
+def test_a_replicas_readiness_waits_for_all_that_can_be_waited_for(left, is_settled):
+    """R9 status-truth."""
+    assert replace(DONE, **left).is_settled == is_settled
+
+
+def test_what_takes_something_away_needs_a_look_just_before_it():
+    """R11."""
+    ref = wants({"a": "v1"}).adapters["a"].ref
+    load, swap, unload = Load("a", "/a", ref, ""), Swap("b", "/b", "/c", ref, ""), Unload("c", "/c")
+    assert not replace(DONE, calls=(load,)).is_destructive
+    assert all(replace(DONE, calls=calls).is_destructive for calls in ((load, swap), (unload, load), (swap,)))
+
+
+def test_what_is_as_old_as_the_engine_is_no_news_to_it():
+    """R19: what was there when it started is its backlog."""
+    state = numbered("a", "b", since=0)
+    assert loaded_by(state, since=2) == ["a", "b"]
+    assert loaded_by(state, since=1) == ["b", "a"]
+    assert loaded_by(state, since=0) == ["b", "a"]
+    assert loaded_by(state, since=None) == ["a", "b"]
+
+
+def test_lazy_adapters_are_brought_in_after_the_eager_ones_and_unloads_come_first():
+    """R6, R19."""
+    eager, lazily = wants({"z": "v2"}), wants({"a": "v2"})
+    lazy = LazyCandidates({"a": 1000.0}, dict(lazily.adapters))
+    state = desired(kv("z", 1, source="v2"), kv("a", 2, source="v2", load="lazy"))
+    facts = replace(known(eager, "v2"), lazy=lazy)
+    made = plan(state, observed({"a": "v1", "gone": "v1"}), facts)
+    assert [(type(call), call.name) for call in made.calls] == [(Unload, "gone"), (Load, "z"), (Swap, "a")]
+
+
+def test_an_adapter_under_our_name_that_has_no_effect_and_was_taken_is_unloaded_once():
+    """R4, R22."""
+    state = wants({"a": "v1", "b": "v1"})
+    seen = proving({"a": "v1", "b": "v1"}, without=["v1"])
+    made = plan(state, seen, replace(known(state, "v1"), taken=frozenset({"a"})))
+    assert [call.name for call in made.calls] == ["a", "b"]
+
+
+def test_the_pool_names_one_of_the_engines_base_models():
+    """R5: an engine may serve its base under several names."""
+    state = wants({"a": "v1"})
+    seen = replace(observed(), base_models=("other", "base"))
+    assert len(plan(state, seen, known(state, "v1"), pool("base", "third")).calls) == 1
+    blocked = plan(state, seen, known(state, "v1"), pool("third"))
+    assert blocked.blocked == "the engine serves other, base, the pool is for third: check --engine and --pool"
+    assert blocked.warnings == (WarnedAdapter("", 0, "blocked", blocked.blocked),)

@@ -1,0 +1,308 @@
+"""A whole watcher on an etcd of the simulation, on virtual time: all of its parts, over faults and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from registry.etcd3.errors import EtcdPermissionDenied, EtcdUnavailable
+from registry.etcd3.ops import KeyValue, Range, RangeResult
+from registry.model.records import Meta, Placement
+from registry.runtime.clock import Clock
+from sidecar.desired import watcher as module
+from sidecar.desired.informer import PackedRecord
+from sidecar.desired.journal import Journal
+from sidecar.desired.members import BELIEVE_SECONDS
+from sidecar.desired.watcher import Following, Holding, Watcher, epoch_of
+from sidecar.metrics import OBSERVED_REVISION, RELISTS
+from tests.simulation.links import Way
+from tests.support.played_etcd import PlayedEtcd, now, play
+from tests.support.records import KEYS, POOL, record
+from tests.support.residency_world import presence
+from tests.support.worlds import fleet, pool
+from tests.unit.desired.test_watcher import Kept
+
+
+def epoch(name: str) -> bytes:
+    return Meta(epoch=name, created_at="").to_bytes()
+
+
+class Sidecar:
+    """What a sidecar has of an etcd."""
+
+    def __init__(self, etcd: PlayedEtcd, folder: Path) -> None:
+        self.mailbox, self.journal, self.parts = Kept(), Journal(folder), list[str]()
+        client, clock = etcd.client(), Clock(random.Random(0))
+        self.watcher = Watcher(client, KEYS, POOL, "r1", self.mailbox, self.journal, clock, self._keep)
+        self.watcher.restore()
+        self._task = asyncio.create_task(self.watcher.run())
+
+    async def _keep(self, part: str, work: Callable[[], Awaitable[None]]) -> None:
+        self.parts.append(part)
+        await work()
+
+    async def end(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self.journal.close()
+
+    @property
+    def names(self) -> set[str] | None:
+        """What is in force."""
+        state = self.mailbox.snapshot.actionable
+        return None if state is None else {*state.adapters}
+
+
+def write(etcd: PlayedEtcd, names: Iterable[str], **spec: object) -> None:
+    for name in names:
+        etcd.store.put(KEYS.adapter(POOL, name), record(name, **spec).to_bytes())
+
+
+def make_registry(etcd: PlayedEtcd, *names: str, **spec: object) -> None:
+    etcd.store.put(KEYS.meta(), epoch("first"))
+    etcd.store.put(KEYS.pool(POOL), pool().to_bytes())
+    write(etcd, names, **spec)
+
+
+ON_ONE = Placement(replicas=1)
+
+
+def test_all_that_etcd_has_of_a_pool_comes_in_force_and_outlives_etcd_and_a_restart(tmp_path):
+    """R1, R3, R13: adapters, the pool's record and the live replicas, as far as somebody has to know them."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        make_registry(etcd, "a", placement=ON_ONE)
+        for replica in ("r1", "r2"):
+            etcd.store.put(KEYS.replica(POOL, replica), presence(replica).to_bytes())
+        first = Sidecar(etcd, tmp_path)
+        await asyncio.sleep(1)
+        snapshot = first.mailbox.snapshot
+        assert (first.names, snapshot.connected, snapshot.pool) == ({"a"}, True, pool())
+        assert snapshot.members is None, "others may be on their way"
+        await asyncio.sleep(BELIEVE_SECONDS)
+        assert first.mailbox.snapshot.members == fleet("r1", "r2")
+        write(etcd, ["b", "c"])
+        etcd.store.delete(KEYS.adapter(POOL, "b"))
+        etcd.store.delete(KEYS.replica(POOL, "r2"))
+        await asyncio.sleep(1)
+        assert (first.names, first.mailbox.snapshot.members) == ({"a", "c"}, fleet("r1"))
+        assert first.mailbox.snapshot.last_request_id == ""
+        assert OBSERVED_REVISION._value.get() == etcd.store.revision
+        await first.end()
+        assert sorted(first.parts) == ["adapters", "boot", "members", "pack", "pool", "sync"]
+        for link in etcd.links.values():
+            link.set_way(Way.REFUSED)
+        again = Sidecar(etcd, tmp_path)
+        await asyncio.sleep(1)
+        assert (again.names, again.mailbox.snapshot.connected) == (None, False), "etcd may have something newer"
+        await asyncio.sleep(3)
+        assert (again.names, again.mailbox.snapshot.members) == ({"a", "c"}, fleet("r1"))
+        for link in etcd.links.values():
+            link.set_way(Way.OPEN)
+        write(etcd, ["d"])
+        await asyncio.sleep(15)
+        assert (again.names, again.mailbox.snapshot.connected) == ({"a", "c", "d"}, True)
+        await again.end()
+
+    play(scene)
+
+
+def test_what_came_is_packed_within_seconds_and_nothing_waits_for_it(tmp_path):
+    """R16 bounded: also what comes later, and what a restart reads."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        make_registry(etcd, *(f"n{number}" for number in range(120)))
+
+        def packed(sidecar: Sidecar) -> list[bool]:
+            return [isinstance(one, PackedRecord) for one in sidecar.watcher._informer.raw.values()]
+
+        first = Sidecar(etcd, tmp_path)
+        await asyncio.sleep(0.5)
+        assert (len(packed(first)), any(packed(first))) == (120, False)
+        await asyncio.sleep(4)
+        assert all(packed(first))
+        write(etcd, ["late"])
+        await asyncio.sleep(4)
+        assert (len(packed(first)), all(packed(first))) == (121, True)
+        await first.end()
+        again = Sidecar(etcd, tmp_path)
+        await asyncio.sleep(6)
+        assert (len(packed(again)), all(packed(again))) == (121, True)
+        await again.end()
+
+    play(scene)
+
+
+@pytest.mark.parametrize(("count", "times"), [(1, 0), (200, 1)])
+def test_memory_is_given_back_only_after_there_was_much_of_it(tmp_path, monkeypatch, count, times):
+    """R16: it takes the loop for milliseconds, which each single change would cost."""
+    given: list[None] = []
+    monkeypatch.setattr(module, "give_back", lambda: given.append(None))
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        make_registry(etcd, *(f"n{number}" for number in range(count)))
+        sidecar = Sidecar(etcd, tmp_path)
+        await asyncio.sleep(5)
+        assert len(given) == times
+        await sidecar.end()
+
+    play(scene)
+
+
+def test_what_is_missing_in_silence_is_found_by_a_list_now_and_then(tmp_path):
+    """R2: a net below the watch, every ten minutes or so, and never its substitute."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        make_registry(etcd, "a")
+        before = RELISTS._value.get()
+        sidecar = Sidecar(etcd, tmp_path)
+        await asyncio.sleep(2000)
+        assert 3 <= RELISTS._value.get() - before <= 6
+        await sidecar.end()
+
+    play(scene)
+
+
+def test_another_registry_behind_the_same_address_is_listed_and_followed_from_then_on(tmp_path):
+    """R15, R3: what it lacks is little enough; its events are followed as those of the one before."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        make_registry(etcd, "a", "b")
+        sidecar = Sidecar(etcd, tmp_path)
+        await asyncio.sleep(1)
+        etcd.store.put(KEYS.meta(), epoch("second"))
+        etcd.cluster.restart()
+        await asyncio.sleep(15)
+        assert (sidecar.watcher._state, sidecar.mailbox.snapshot.connected) == (Following(), True)
+        assert sidecar.watcher._store.epoch == "second"
+        write(etcd, ["c"])
+        await asyncio.sleep(1)
+        assert sidecar.names == {"a", "b", "c"}
+        await sidecar.end()
+
+    play(scene)
+
+
+def test_an_emptied_store_changes_nothing_until_somebody_vouches_for_it(tmp_path):
+    """R15 brake, R13: nor does it become known to be in force by what else it says."""
+    names = [f"n{number}" for number in range(20)]
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        make_registry(etcd, *names)
+        sidecar = Sidecar(etcd, tmp_path)
+        await asyncio.sleep(1)
+        revision = sidecar.mailbox.snapshot.desired.revision
+        etcd.store.restore(0, now())
+        etcd.cluster.restart(cluster_id=99)
+        etcd.store.put(KEYS.meta(), epoch("second"))
+        await asyncio.sleep(20)
+        snapshot = sidecar.mailbox.snapshot
+        assert isinstance(sidecar.watcher._state, Holding)
+        assert (snapshot.desired.revision, sidecar.names, snapshot.pool) == (revision, {*names}, pool())
+        assert f"--revision {etcd.store.revision}" in snapshot.held
+        write(etcd, ["new"])
+        await asyncio.sleep(1)
+        assert sidecar.names == {*names}
+        spec = pool().model_copy(update={"removals_confirmed_revision": etcd.store.revision})
+        etcd.store.put(KEYS.pool(POOL), spec.to_bytes())
+        await asyncio.sleep(1)
+        assert (sidecar.names, sidecar.mailbox.snapshot.held) == ({"new"}, "")
+        assert sidecar.mailbox.snapshot.pool == spec
+        write(etcd, ["newer"])
+        await asyncio.sleep(1)
+        assert sidecar.names == {"new", "newer"}
+        await sidecar.end()
+
+    play(scene)
+
+
+def test_a_store_that_cannot_say_which_it_is_is_not_followed_until_it_can(tmp_path, monkeypatch):
+    """R15: it may be another one. It is asked again within seconds, and not more than it can bear."""
+    asked: list[float] = []
+    is_away = False
+
+    async def ask(*arguments: object, known: str) -> str:
+        asked.append(now())
+        if is_away:
+            raise EtcdUnavailable("no answer", maybe_applied=False)
+        return await epoch_of(*arguments, known=known)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "epoch_of", ask)
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        nonlocal is_away
+        make_registry(etcd, "a")
+        sidecar = Sidecar(etcd, tmp_path)
+        await asyncio.sleep(1)
+        assert (sidecar.names, sidecar.mailbox.snapshot.connected) == ({"a"}, True)
+        is_away = True
+        etcd.cluster.restart()
+        write(etcd, ["b"])
+        await asyncio.sleep(10)
+        assert (sidecar.names, sidecar.mailbox.snapshot.connected) == ({"a"}, False)
+        asked.clear()
+        await asyncio.sleep(20)
+        assert 5 <= len(asked) <= 40
+        is_away = False
+        await asyncio.sleep(5)
+        assert (sidecar.names, sidecar.mailbox.snapshot.connected) == ({"a", "b"}, True)
+        await sidecar.end()
+
+    play(scene)
+
+
+def test_a_fault_of_our_own_is_not_taken_for_one_of_etcds(tmp_path, monkeypatch):
+    """Fail stop: whoever keeps the part has to know of it."""
+
+    async def broken(*_: object, known: str) -> str:
+        raise RuntimeError(known)
+
+    monkeypatch.setattr(module, "epoch_of", broken)
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        make_registry(etcd, "a")
+        sidecar = Sidecar(etcd, tmp_path)
+        with pytest.raises(ExceptionGroup):
+            await sidecar._task
+        sidecar.journal.close()
+
+    play(scene)
+
+
+class Answering:
+    """A client that says this of the mark of a store."""
+
+    def __init__(self, value: bytes | Exception | None) -> None:
+        self._value = value
+
+    async def range(self, op: Range) -> RangeResult:
+        assert op == Range(KEYS.meta())
+        if isinstance(self._value, Exception):
+            raise self._value
+        found = () if self._value is None else (KeyValue(op.key, self._value, 1, 1, 1),)
+        return RangeResult(1, found, more=False, count=len(found))
+
+
+@pytest.mark.parametrize(
+    ("says", "epoch_now"),
+    [
+        (epoch("first"), "first"),
+        (None, ""),
+        (b"?", "known before"),
+        (EtcdPermissionDenied("it is not for us"), "known before"),
+    ],
+    ids=["it has one", "it has none", "it cannot be read", "it may not be read"],
+)
+async def test_which_store_it_is_stays_known_where_it_cannot_be_told(says, epoch_now):
+    """R15 brake: what cannot be told is no difference."""
+    assert await epoch_of(Answering(says), KEYS, known="known before") == epoch_now  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", [EtcdUnavailable("away", maybe_applied=False), RuntimeError("ours")])
+async def test_without_an_answer_nothing_is_known_of_a_store(error):
+    with pytest.raises(type(error)):
+        await epoch_of(Answering(error), KEYS, known="known before")  # type: ignore[arg-type]
