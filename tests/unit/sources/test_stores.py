@@ -124,7 +124,8 @@ def test_a_bucket_of_gcs_is_read_with_a_token_or_with_a_key(hold):
     for more in ("", ', "gcs_base_url": ""', ', "gcs_base_url": "https://own.test"'):
         key = '{"type": "service_account"' + more + "}"
         assert opened("gs", hold(key)).config == {"skip_signature": False, "service_account_key": key}
-    assert opened("gs", hold('{"type": "user", "token": "t"}')).config["bearer_token"] == "t"
+    store = opened("gs", hold('{"type": "user", "token": "t"}'))
+    assert store.config == {"skip_signature": False, "bearer_token": "t"}
 
 
 @pytest.mark.parametrize(
