@@ -126,11 +126,11 @@ def test_a_disk_that_takes_only_a_part_is_full(tmp_path, monkeypatch, write: Cal
     path, before, whole = tmp_path / "f", opened(), os.write
     path.write_bytes(b"before")
     monkeypatch.setattr(files.os, "write", lambda descriptor, content: whole(descriptor, content[:1]))
-    with pytest.raises(OSError, match=str(path) if write is append_line else "tmp") as failed:
-        if write is append_line:
-            append_line(path, "two")
-        else:
-            write_atomic(path, b"two", temporary=tmp_path / "tmp")
+    aside = tmp_path / "aside"
+    how = ("two",) if write is append_line else (b"two",)
+    more = {} if write is append_line else {"temporary": aside}
+    with pytest.raises(OSError, match=str(aside if more else path)) as failed:
+        write(path, *how, **more)
     assert failed.value.errno == errno.ENOSPC
     assert path.read_bytes().startswith(b"before")
     assert opened() == before
@@ -139,7 +139,7 @@ def test_a_disk_that_takes_only_a_part_is_full(tmp_path, monkeypatch, write: Cal
 def test_a_directory_is_synced_and_closed(tmp_path, monkeypatch):
     synced: list[str] = []
     before = opened()
-    monkeypatch.setattr(files.os, "fsync", lambda one: synced.append(os.readlink(f"/proc/self/fd/{one}")))
+    monkeypatch.setattr(files.os, "fsync", lambda one: synced.append(str(Path(f"/proc/self/fd/{one}").readlink())))
     sync_directory(tmp_path)
     assert (synced, opened()) == ([str(tmp_path)], before)
     (tmp_path / "f").touch()
@@ -214,7 +214,7 @@ def test_a_folder_in_which_no_file_can_be_made_is_an_unusable_store(mine, monkey
     def probe(dir: Path, prefix: str) -> object:  # noqa: A002 - as the library has it
         tried.append(dir)
         assert prefix.startswith("."), "what begins so is no leftover and no lease"
-        return open(os.devnull, "rb")  # noqa: PTH123, SIM115 - closed by whoever probes
+        return open(os.devnull, "rb")  # noqa: PTH123 - closed by whoever probes
 
     monkeypatch.setattr(layout.tempfile, "TemporaryFile", probe)
     open_layout(mine, "r1")

@@ -14,6 +14,7 @@ import pytest
 
 from registry.model.source_uri import parse_source
 from registry.sources import credentials as module
+from registry.sources import credentials_file
 from registry.sources.base import ArtifactError, StoreError
 from registry.sources.credentials import HeldCredential, fetch_secret
 from registry.sources.credentials_file import (
@@ -302,14 +303,15 @@ def test_a_subject_token_is_sent_over_tls_or_to_this_host(tmp_path, url, is_take
     [
         (b"a: 1\nb: [", "it is neither YAML nor JSON (line 2)"),
         (b"a: 2020-13-99", "it is neither YAML nor JSON"),
-        (b"[" * 100_000, "it is neither YAML nor JSON"),
-        (b"#" * ((1 << 20) + 1), "it has more than 1048576 bytes"),
+        (b"[" * 3000, "it is neither YAML nor JSON"),
+        (b"#" * 101, "it has more than 100 bytes"),
         (b"team: {kind: none}", None),
     ],
     ids=["broken", "no date", "deep", "large", "incomplete"],
 )
-def test_a_file_of_credentials_that_cannot_be_read_says_where_and_quotes_nothing(tmp_path, content, why):
+def test_a_file_of_credentials_that_cannot_be_read_says_where_and_quotes_nothing(tmp_path, monkeypatch, content, why):
     """X1, X2."""
+    monkeypatch.setattr(credentials_file, "MAX_FILE_BYTES", 100 if content[:1] == b"#" else 1 << 20)
     file = tmp_path / "credentials.yaml"
     file.write_bytes(content)
     with pytest.raises(StoreError) as refused:
@@ -319,10 +321,11 @@ def test_a_file_of_credentials_that_cannot_be_read_says_where_and_quotes_nothing
     assert why is None or message.removeprefix(f"--credentials {file}: ") == why
 
 
-def test_a_file_of_credentials_may_be_empty_or_as_large_as_it_may_be_but_not_missing(tmp_path):
+def test_a_file_of_credentials_may_be_empty_or_as_large_as_it_may_be_but_not_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(credentials_file, "MAX_FILE_BYTES", 100)
     file = tmp_path / "credentials.yaml"
     with pytest.raises(StoreError, match="No such file or directory"):
         read_credentials(file)
-    for content in (b"", b"#" * (1 << 20)):
+    for content in (b"", b"#" * 100):
         file.write_bytes(content)
         assert read_credentials(file) == {}
