@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from registry.lora import ed25519
 from registry.lora.base import BaseModules
@@ -257,15 +258,26 @@ def test_what_lacks_a_signature_is_refused_for_good_where_one_is_asked_for():
     assert refused.value.reason.startswith("signature_")
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"[]", b"text", b"a: [", b"a: 2020-13-99", b"[" * 3000, b"team: no key", b"\xff\xfe\x00"]
-)
+@pytest.mark.parametrize("content", [b"", b"[]", b"text", b"a: [", b"a: 2020-13-99", b"team: no key", b"\xff\xfe\x00"])
 def test_a_file_of_keys_that_cannot_be_read_is_named(tmp_path, content):
     """R12, X2."""
     file = tmp_path / "keys.yaml"
     file.write_bytes(content)
     with pytest.raises(StoreError, match=f"--signature-keys {file}"):
         read_keys(file)
+
+
+@pytest.mark.parametrize("error", [RecursionError(), ZeroDivisionError()], ids=["nested deeply", "ours"])
+def test_what_is_nested_too_deeply_is_no_file_of_keys_and_a_fault_of_ours_is_told(tmp_path, monkeypatch, error):
+    """X2."""
+
+    def failing(_: bytes) -> object:
+        raise error
+
+    monkeypatch.setattr(yaml, "safe_load", failing)
+    (tmp_path / "keys.yaml").write_bytes(b"[")
+    with pytest.raises(StoreError if isinstance(error, RecursionError) else ZeroDivisionError):
+        read_keys(tmp_path / "keys.yaml")
 
 
 def test_no_more_of_a_file_of_keys_is_read_than_some(tmp_path, monkeypatch):
