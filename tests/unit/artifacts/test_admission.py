@@ -260,6 +260,21 @@ def test_a_store_that_cannot_be_read_is_told(layout, monkeypatch):
         SizeIndex(layout).sizes()
 
 
+def test_changes_that_cannot_be_seen_are_told(layout, monkeypatch):
+    """R16: only a file that is not there says that nothing has changed yet."""
+    index, whole = SizeIndex(layout), Path.stat
+    assert index.used_bytes() == 0
+
+    def failing(path: Path, **how: bool) -> os.stat_result:
+        if path == layout.lock("changes"):
+            raise PermissionError(13, "Permission denied")
+        return whole(path, **how)
+
+    monkeypatch.setattr(Path, "stat", failing)
+    with pytest.raises(PermissionError):
+        index.used_bytes()
+
+
 def test_what_is_measured_once_is_not_measured_again(layout, monkeypatch):
     """R16: a directory never changes."""
     for digit in "ab":

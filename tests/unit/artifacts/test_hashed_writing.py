@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sidecar.artifacts import ingest
 from sidecar.artifacts.ingest import Writing
 
+MIB = 1 << 20
 CHUNKS = st.lists(st.binary(max_size=300), max_size=20)
 
 
@@ -90,15 +91,22 @@ def noted_writes(monkeypatch, most: int = 1 << 30) -> list[int]:
 
 @pytest.mark.parametrize(
     ("chunks", "writes"),
-    [([256] * 9, [1024, 1024, 256]), ([1024, 1024], [1024, 1024]), ([1023, 1], [1024]), ([1023], [1023]), ([], [])],
+    [
+        ([MIB // 4] * 9, [MIB, MIB, MIB // 4]),
+        ([MIB, MIB], [MIB, MIB]),
+        ([MIB - 1, 1, MIB - 1, 1], [MIB, MIB]),
+        ([MIB - 1], [MIB - 1]),
+        ([MIB + 7, 1], [MIB + 7, 1]),
+        ([], []),
+    ],
 )
 def test_small_chunks_are_written_a_mebibyte_at_a_time(tmp_path, monkeypatch, chunks, writes):
     """R19: each call of the system lets other threads go first, and one has often longer to wait than to write."""
-    monkeypatch.setattr(ingest, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(ingest, "PIECE_BYTES", MIB)
     sizes = noted_writes(monkeypatch)
     with _file(tmp_path).open("wb", buffering=0) as file:
-        Writing(file.fileno()).take(bytes(1024 * size) for size in chunks)
-    assert sizes == [1024 * size for size in writes]
+        Writing(file.fileno()).take(bytes(size) for size in chunks)
+    assert sizes == writes
 
 
 def test_a_file_of_one_piece_needs_no_thread(tmp_path, monkeypatch):
