@@ -230,7 +230,3 @@ def main() -> None:
             os._exit(EXIT_NO_MEMORY)
         sys.stdout.buffer.write(LENGTH.pack(len(answer)) + answer)
         sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    main()

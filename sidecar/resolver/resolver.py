@@ -23,7 +23,7 @@ from sidecar.engines.observed import Use
 from sidecar.ownership import Ownership
 from sidecar.plan.backoff import Failure, after_staging
 from sidecar.resolver.demand import Answered, ResidentSet
-from sidecar.resolver.policy import Fetch, Reject, Serve, decide, find
+from sidecar.resolver.policy import Fetch, Reject, Serve, ServingLimits, decide, find
 from sidecar.vllm_plugin.protocol import Answer, NoReason, Resolved, Unresolved
 
 _log = structlog.get_logger()
@@ -153,13 +153,10 @@ class Resolver:
         adapter = self._demand.catalogue.whole(desired, key)
         if adapter is None:
             return _NotYet("not_ready")
-        return self._judge(adapter)
+        return self._judge(adapter, terms)
 
-    def _judge(self, adapter: DesiredAdapter) -> Answer | _NotYet:
-        terms, staged = self._demand.terms, self._means.store.lookup(adapter.ref)
-        if terms is None:
-            return Unresolved("not_ready")
-        now = self._clock.monotonic()
+    def _judge(self, adapter: DesiredAdapter, terms: ServingLimits) -> Answer | _NotYet:
+        staged, now = self._means.store.lookup(adapter.ref), self._clock.monotonic()
         match decide(adapter, staged, terms, self._demand.trouble(adapter.key), now=now):
             case Reject(failure):
                 return self._refuse(adapter, failure)

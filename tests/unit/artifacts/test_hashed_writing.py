@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sidecar.artifacts import ingest
 from sidecar.artifacts.ingest import Writing
 
+MIB = 1 << 20
 CHUNKS = st.lists(st.binary(max_size=300), max_size=20)
 
 
@@ -74,3 +75,57 @@ def _file(folder: Path) -> Path:
     path = folder / "f"
     path.touch()
     return path
+
+
+def noted_writes(monkeypatch, most: int = 1 << 30) -> list[int]:
+    """How many bytes each call of the system was given, of which it takes at most so many."""
+    sizes, write = list[int](), os.write
+
+    def noting(descriptor: int, content: memoryview) -> int:
+        sizes.append(len(content))
+        return write(descriptor, content[:most])
+
+    monkeypatch.setattr(ingest.os, "write", noting)
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("chunks", "writes"),
+    [
+        ([MIB // 4] * 9, [MIB, MIB, MIB // 4]),
+        ([MIB, MIB], [MIB, MIB]),
+        ([MIB - 1, 1, MIB - 1, 1], [MIB, MIB]),
+        ([MIB - 1], [MIB - 1]),
+        ([MIB + 7, 1], [MIB + 7, 1]),
+        ([], []),
+    ],
+)
+def test_small_chunks_are_written_a_mebibyte_at_a_time(tmp_path, monkeypatch, chunks, writes):
+    """R19: each call of the system lets other threads go first, and one has often longer to wait than to write."""
+    monkeypatch.setattr(ingest, "PIECE_BYTES", MIB)
+    sizes = noted_writes(monkeypatch)
+    with _file(tmp_path).open("wb", buffering=0) as file:
+        Writing(file.fileno()).take(bytes(size) for size in chunks)
+    assert sizes == writes
+
+
+def test_a_file_of_one_piece_needs_no_thread(tmp_path, monkeypatch):
+    """R19: to start one takes longer than to write it; a larger one is received beside its writing."""
+    started: list[object] = []
+    pool = ingest.ThreadPoolExecutor
+    monkeypatch.setattr(ingest, "ThreadPoolExecutor", lambda *how, **more: started.append(how) or pool(*how, **more))
+    for size, threads in ((255, 0), (256, 0), (257, 1)):
+        with _file(tmp_path).open("wb", buffering=0) as file:
+            Writing(file.fileno()).take([b"x" * (size - 1), b"x"])
+        assert len(started) == threads, size
+
+
+def test_what_the_system_does_not_take_at_once_is_written_on(tmp_path, monkeypatch):
+    """R4: to the last byte, in order."""
+    sizes, content = noted_writes(monkeypatch, most=7), bytes(range(250)) * 4
+    with _file(tmp_path).open("wb", buffering=0) as file:
+        one = Writing(file.fileno())
+        digest = one.take([content[:500], content[500:]])
+    assert (tmp_path / "f").read_bytes() == content
+    assert (digest, one.size_bytes) == (hashlib.sha256(content).hexdigest(), 1000)
+    assert len(sizes) > 100

@@ -79,3 +79,14 @@ def test_a_store_on_a_file_system_that_takes_no_files_is_named():
 def test_a_replica_that_cannot_name_a_file_is_refused(tmp_path, replica):
     with pytest.raises(StoreError, match="replica"):
         open_layout(tmp_path, replica)
+
+
+def test_a_fault_of_ours_is_no_wrong_name_of_a_replica(tmp_path, monkeypatch):
+    """R9: whoever starts it would look for it in his own settings."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("sidecar.artifacts.layout.check_segment", broken)
+    with pytest.raises(ZeroDivisionError):
+        open_layout(tmp_path, "r1")

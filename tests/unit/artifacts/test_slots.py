@@ -331,3 +331,168 @@ def test_origins():
     assert origin_of("hf://org/repo@0") == "hf://org"
     assert origin_of("file:///mnt/a/b") == origin_of("file:///mnt/c") == "file:///mnt"
     assert origin_of("nothing") == "nothing://"
+
+
+def moved(slots: StagingSlots, now: float) -> tuple[str, str]:
+    """Who begins and who is stopped at that time, by the last letter of their names."""
+    change = slots.rearrange(now)
+    begin, stop = ("".join(turn.stage.name[-1] for turn in turns) for turns in change)
+    return begin, stop
+
+
+def come(slots: StagingSlots, names: str, at: float) -> dict[str, Turn]:
+    """Stagings of an origin and a tenant of their own each."""
+    made = {name: Turn(stage(f"https://{name}.example/a", f"tenant-{name}/{name}"), at) for name in names}
+    for turn in made.values():
+        slots.admit(turn)
+    return made
+
+
+def test_four_are_quick_for_two_seconds_and_four_are_long():
+    """docs/sources.md: and who finds no long slot goes on until somebody else waits."""
+    slots = StagingSlots()
+    turn = come(slots, "abcdefghi", 0.0)
+    assert moved(slots, 0.0) == ("abcd", "")
+    assert moved(slots, 1.9) == ("", "")
+    assert moved(slots, 2.0) == ("efgh", "")
+    assert [(turn[name].is_long, turn[name].had_seconds, turn[name].since) for name in "ad"] == [(True, 2.0, 2.0)] * 2
+    assert [turn["a"].gives_way_at, turn["e"].gives_way_at] == [122.0, 4.0]
+    assert moved(slots, 3.9) == ("", "")
+    assert moved(slots, 4.0) == ("i", "e")
+    assert (turn["e"].is_long, turn["e"].had_seconds, turn["e"].since) == (True, 2.0, None)
+    assert (turn["e"].worked(9.0), turn["f"].worked(9.0), turn["f"].is_long) == (0.0, 7.0, False)
+
+
+def test_a_long_one_gives_way_after_two_minutes_and_after_twice_as_long_the_next_time():
+    """docs/sources.md: at least two minutes, and each time as long as before altogether."""
+    slots = StagingSlots()
+    turn = come(slots, "abcdefgh", 0.0)
+    slots.rearrange(0.0)
+    slots.rearrange(2.0)
+    for name in "bcd":
+        slots.end(turn[name])
+    assert moved(slots, 4.0) == ("", "")
+    assert [turn[name].is_long for name in "efgh"] == [True, True, True, False]
+    late = come(slots, "i", 5.0)["i"]
+    assert moved(slots, 5.0) == ("i", "")
+    for name in "fg":
+        slots.end(turn[name])
+    assert moved(slots, 6.0) == ("", "")
+    assert turn["h"].is_long, "it found a place"
+    slots.end(turn["h"])
+    assert moved(slots, 7.0) == ("", "")
+    assert (late.is_long, late.had_seconds, late.gives_way_at) == (True, 2.0, 127.0)
+    turn["a"].had_seconds = 500.0
+    assert turn["a"].gives_way_at == 502.0
+
+
+def test_of_the_slow_ones_the_one_that_had_least_is_next_and_takes_only_of_one_that_had_more():
+    """R8: whoever has it keeps it against one of the same origin and tenant."""
+    slots = StagingSlots()
+    turn = come(slots, "abcdefgh", 0.0)
+    slots.rearrange(0.0)
+    slots.rearrange(2.0)
+    come(slots, "ij", 10.0)
+    assert moved(slots, 10.0) == ("ij", "ef"), "the first of those who had as much"
+    turn["e"].had_seconds = 9.0
+    assert moved(slots, 121.9) == ("", "")
+    assert moved(slots, 122.0) == ("fe", "ab")
+    assert (turn["a"].had_seconds, turn["a"].since, turn["f"].since) == (122.0, None, 122.0)
+    slots.end(turn["c"])
+    assert moved(slots, 123.0) == ("a", "d"), "what was quick until then has the place of c"
+
+
+def test_who_had_as_much_time_as_another_takes_no_slot_of_it():
+    slots = StagingSlots()
+    turn = come(slots, "abcd", 0.0)
+    slots.rearrange(0.0)
+    slots.rearrange(2.0)
+    waiting = Turn(stage("https://x.example/a", "tenant-x/x"), 0.0, had_seconds=122.0, is_long=True)
+    slots._slow.append(waiting)
+    assert moved(slots, 122.0) == ("", "")
+    waiting.had_seconds = 121.9
+    assert moved(slots, 122.0) == ("x", "a")
+    same = Turn(stage("https://b.example/other", "tenant-b/y"), 0.0, had_seconds=1.0, is_long=True)
+    for one in "cd":
+        slots.end(turn[one])
+        slots.admit(Turn(stage("https://b.example/more", "tenant-b/m"), 122.0))
+    slots._slow[:] = [same]
+    assert moved(slots, 123.0)[0][-1:] == "y", "a place is free"
+
+
+def test_ties_go_to_the_origin_then_to_the_tenant_that_has_less_and_then_to_who_came_first():
+    """R19: at work or put back, both count."""
+    slots = StagingSlots()
+
+    def admit(origin: str, tenant: str, name: str, at: float) -> Turn:
+        turn = Turn(stage(f"https://{origin}.example/{name}", f"{tenant}/{name}"), at)
+        slots.admit(turn)
+        return turn
+
+    first = admit("o1", "t1", "a", 0.0)
+    assert moved(slots, 0.0) == ("a", "")
+    admit("o1", "t2", "b", 0.1)
+    admit("o2", "t1", "c", 0.3)
+    admit("o3", "t3", "d", 0.4)
+    admit("o4", "t4", "e", 0.2)
+    assert moved(slots, 0.5) == ("edc", "")
+    slots.end(first)
+    assert moved(slots, 0.6) == ("b", "")
+    assert slots._fresh == {}, "nothing is left of queues that are empty"
+
+
+def test_a_fresh_one_of_the_same_group_waits_behind_its_own():
+    slots = StagingSlots()
+    for number in range(6):
+        slots.admit(Turn(stage(f"https://one.example/{number}", f"one/{number}"), float(number)))
+    assert moved(slots, 10.0) == ("0123", "")
+    assert moved(slots, 12.0) == ("45", "")
+
+
+def test_an_alarm_comes_when_the_next_turn_is_over_and_none_where_all_are():
+    """R8: nobody has to call for what waits to be begun; and nothing is called for without need."""
+    at: list[float] = []
+
+    async def script() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            store = TimedStore()
+            staging = Staging(store, tasks, on_failure=lambda *_: None, on_end=lambda: None)  # type: ignore[arg-type]
+            rearrange = staging._slots.rearrange
+
+            def noting(now: float):
+                at.append(round(now, 3))
+                return rearrange(now)
+
+            staging._slots.rearrange = noting  # type: ignore[method-assign]
+            staging.start(slow(1, seconds=500.0))
+            await asyncio.sleep(1)
+            staging.start(slow(1, seconds=500.0, first=1))
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(script())
+    assert at == [0.0, 1.0, 2.0, 3.0, 122.0, 123.0, 500.0, 501.0]
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "seconds"),
+    [(0, 60), (64 << 10, 61), (64 << 20, 60 + 1024), ((1440 * 64) << 10, 1500), (1 << 40, 1500)],
+)
+def test_a_file_has_a_minute_and_a_second_for_each_64_kib_and_25_minutes_at_most(size_bytes, seconds):
+    """docs/sources.md."""
+    assert Pace("weights", size_bytes).bytes_per_second == size_bytes / seconds
+
+
+@pytest.mark.parametrize(("missing", "is_kept"), [(0, True), (1, False)])
+def test_a_pace_is_judged_after_a_minute_of_waiting_for_the_source(missing, is_kept):
+    """R8: to the byte; and not before."""
+    clock = iter([0.0, 59.0, 500.0, 501.0, 1000.0])
+    pace = Pace("weights", 61 << 16, lambda: next(clock))
+    enough = int(60 * pace.bytes_per_second) + 1
+    chunks = pace.keep(iter([b"x", b"x" * (enough - 1 - missing * 2)]))
+    assert next(chunks) == b"x"
+    if is_kept:
+        assert len(next(chunks)) == enough - 1
+        return
+    with pytest.raises(ArtifactError, match="of 3997696 bytes comes at") as refused:
+        next(chunks)
+    assert (refused.value.reason, refused.value.permanent) == ("source_timeout", False)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
 from sidecar.desired.informer import Informer
 from sidecar.resolver import policy as module
 from sidecar.resolver.policy import Catalogue
@@ -58,3 +63,56 @@ def test_it_remembers_so_many_and_no_more(monkeypatch):
         catalogue.whole(informer.state, name)
     assert catalogue.whole(informer.state, "a") is first
     assert len(catalogue._read) == 2
+
+
+def test_what_was_read_anew_is_remembered_as_the_newest(monkeypatch):
+    """R16 bounded: it is wanted at each round."""
+    monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
+    informer, catalogue = informed(*(kv(name, number, load="lazy") for number, name in enumerate("abc", 1)))
+    for name in "ab":
+        catalogue.whole(informer.state, name)
+    informer.apply(11, [put("a", 11, generation=2, load="lazy")])
+    newer = catalogue.whole(informer.state, "a")
+    catalogue.whole(informer.state, "c")
+    assert catalogue.whole(informer.state, "a") is newer
+
+
+def test_a_thousand_are_remembered(monkeypatch):
+    """R16: as many as may be loaded are wanted at each round."""
+    read: list[str] = []
+
+    def parse(_pool: str, key: str, _value: bytes, _revision: int) -> SimpleNamespace:
+        read.append(key)
+        return SimpleNamespace(name=key, generation=1)
+
+    monkeypatch.setattr(module, "parse_whole", parse)
+    keys = [f"k{number}" for number in range(1025)]
+    state = SimpleNamespace(lazy={key: SimpleNamespace(name=key, generation=1) for key in keys})
+    catalogue = Catalogue(POOL, lambda key: SimpleNamespace(good=None, value=key.encode(), revision=1))
+    for key in [*keys[:1024], keys[0]]:
+        assert catalogue.whole(state, key) is not None
+    assert len(read) == 1024
+    for key in (keys[1024], keys[0], keys[1]):
+        catalogue.whole(state, key)
+    assert read[1024:] == [keys[1024], keys[1]], "the one that was wanted longest ago is forgotten"
+
+
+def test_a_fault_of_ours_is_no_record_of_a_later_state(monkeypatch):
+    """R9: it would be said to be brought in, for ever."""
+
+    def parse(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(module, "parse_whole", parse)
+    informer, catalogue = informed(kv("a", 1, load="lazy"))
+    with pytest.raises(ZeroDivisionError):
+        catalogue.whole(informer.state, "a")
+
+
+def test_a_name_that_is_another_adapter_s_is_not_given_for_it():
+    """R4: name and generation are those of the state."""
+    informer, catalogue = informed(kv("a", 1, load="lazy"))
+    (lazy,) = informer.state.lazy.values()
+    for other in (replace(lazy, name="A"), replace(lazy, generation=2)):
+        assert catalogue.whole(SimpleNamespace(lazy={"a": other}), "a") is None
+    assert catalogue.whole(SimpleNamespace(lazy={"a": lazy}), "a") is not None

@@ -79,3 +79,70 @@ def test_a_path_that_no_kernel_takes_is_refused():
         check_socket_path(Path("/" + "a" * 107))
     with pytest.raises(ValueError, match="not absolute"):
         check_socket_path(Path("s"))
+
+
+@pytest.fixture
+def made(monkeypatch) -> list[socket.socket]:
+    """The sockets that were made, in order."""
+    sockets: list[socket.socket] = []
+
+    class Noted(socket.socket):
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+            sockets.append(self)
+
+    monkeypatch.setattr(socket, "socket", Noted)
+    return sockets
+
+
+def test_nobody_can_connect_before_the_group_alone_may(folder, made, monkeypatch):
+    """X1: and asyncio waits on it, never the process."""
+    modes: list[int] = []
+    listen = socket.socket.listen
+
+    def noting(self: socket.socket, *backlog: int) -> None:
+        modes.append((folder / "s").stat().st_mode & 0o777)
+        listen(self, *backlog)
+
+    monkeypatch.setattr(socket.socket, "listen", noting)
+    file = SocketFile(folder / "s")
+    assert modes == [0o660]
+    assert file.listener.gettimeout() == 0
+    file.close()
+    assert [one.fileno() for one in made] == [-1]
+
+
+def test_a_socket_that_cannot_be_made_is_named_and_leaves_none_open(folder, made, monkeypatch):
+    """R12, R16."""
+
+    def refused(_path: Path, _mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", refused)
+    with pytest.raises(SocketUnusable, match="cannot be made: Operation not permitted"):
+        SocketFile(folder / "s")
+    assert [one.fileno() for one in made] == [-1]
+
+
+def test_a_fault_of_ours_is_no_unusable_socket(folder, made, monkeypatch):
+    """R12: and a probe that fails otherwise than for want of a listener proves nothing of the file."""
+
+    def failing(error: Exception):
+        def fail(*_: object) -> None:
+            raise error
+
+        return fail
+
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(folder / "s"))
+    with monkeypatch.context() as patch:
+        patch.setattr(socket.socket, "connect", failing(PermissionError(13, "Permission denied")))
+        with pytest.raises(SocketUnusable, match="Permission denied"):
+            SocketFile(folder / "s")
+    assert (folder / "s").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "chmod", failing(ZeroDivisionError()))
+        with pytest.raises(ZeroDivisionError):
+            SocketFile(folder / "s")
+    for one in made:
+        one.close()

@@ -203,3 +203,132 @@ def test_whatever_bytes_arrive_the_answer_is_typed(noise, at, is_gzipped):
     except ArtifactError:
         return
     assert set(got) == set(FILES)
+
+
+def extension(size_bytes: int, kind: bytes = tarfile.XGLTYPE) -> tuple[tarfile.TarInfo, bytes]:
+    return member("x", b"x" * size_bytes, type=kind)
+
+
+@pytest.mark.parametrize("kind", [tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK])
+@pytest.mark.parametrize(
+    ("sizes", "is_read"),
+    [([1 << 16], True), ([(1 << 16) + 1], False), ([1 << 16] * 32, True), ([1 << 16] * 32 + [1], False)],
+    ids=["one", "one too large", "all", "one too many"],
+)
+def test_extended_headers_have_64_kib_each_and_2_mib_together(sizes, is_read, kind):
+    """R16 bounded, docs/sources.md: those of no use are passed over."""
+    content = archive(*(extension(size, kind) for size in sizes), *both())
+    if is_read:
+        assert received(content, max_bytes=1 << 30, chunk=1 << 16) == FILES
+    else:
+        assert refusal(content, max_bytes=1 << 30, chunk=1 << 16).reason == "bad_archive"
+
+
+def test_as_many_members_as_may_be_are_read(monkeypatch):
+    """R16 bounded."""
+    monkeypatch.setattr("registry.sources.archive.MAX_HEADERS", 5)
+    others = [member(f"n{number}") for number in range(4)]
+    assert received(archive(*others[:3], *both())) == FILES
+    assert refusal(archive(*others, *both())).reason == "bad_archive"
+
+
+@pytest.mark.parametrize("chunk", [1, 512, 700])
+def test_an_archive_may_have_as_many_bytes_as_are_taken_and_not_one_more(chunk):
+    """R16 bounded: nothing is read behind the second file."""
+    content = archive(*both())[: 512 + 512 + 512 + 5120]
+    assert received(content, chunk=chunk, max_bytes=len(content)) == FILES
+    error = refusal(content, chunk=chunk, max_bytes=len(content) - 1)
+    assert (error.reason, error.permanent) == ("too_large", True)
+
+
+@pytest.mark.parametrize(
+    ("record", "is_read"),
+    [
+        (b"00000013 a=b\n", True),
+        (b"00000014 a=b\n", False),
+        (b"000000014 a=b\n", False),
+        (b"6 a=b\n", True),
+        (b"5 a=\n", True),
+        (b"5 a=b\n", False),
+        (b"7 a=b\n", False),
+        (b"6 ab \n", False),
+        (b"-6 a=b\n", False),
+        (b" a=b\n", False),
+    ],
+)
+def test_an_extended_header_is_read_only_if_each_record_is_as_long_as_it_says(record, is_read):
+    """Fail closed."""
+    content = archive(member("x", record, type=tarfile.XHDTYPE), *both())
+    if is_read:
+        assert received(content) == FILES
+    else:
+        assert refusal(content).reason == "bad_archive"
+
+
+@pytest.mark.parametrize(
+    ("size", "reason"),
+    [("9" * 15, "too_large"), ("9" * 16, "bad_archive"), ("\u0663", "bad_archive"), ("", "bad_archive")],
+)
+def test_a_size_in_an_extended_header_is_a_number_of_at_most_15_digits(size, reason):
+    assert refusal(archive(member("x", pax_headers={"size": size}), *both())).reason == reason
+
+
+def test_a_size_in_an_extended_header_is_the_size():
+    """And holds for one member: the next has its own again."""
+    weights, content = member(WEIGHTS, FILES[WEIGHTS])
+    head = member("x", b"13 size=5000\n", type=tarfile.XHDTYPE)
+    weights.size = 0
+    packed = archive(head, both()[1])
+    assert received(archive(*both()[:1]).rstrip(b"\0").ljust(1024, b"\0") + packed) == FILES
+    assert content == FILES[WEIGHTS]
+
+
+def test_only_what_has_content_is_followed_by_some():
+    """Links, devices and directories say a size at times; what nobody knows is passed over with its content."""
+    raw = b""
+    for kind, content in ((tarfile.SYMTYPE, b""), (tarfile.DIRTYPE, b""), (b"Z", b"z" * 700), (tarfile.CONTTYPE, b"c")):
+        info, _ = member("other", type=kind)
+        info.size = 700 if len(content) != 1 else 1
+        raw += info.tobuf(tarfile.USTAR_FORMAT) + content.ljust(-(-len(content) // 512) * 512, b"\0")
+    assert received(raw + archive(*both())) == FILES
+
+
+@pytest.mark.parametrize("key", ["GNU.sparse", "GNU.sparse.map", "GNU.sparse.name"])
+def test_a_sparse_member_is_refused_however_it_says_so(key):
+    headers = {"comment": "x", key: "1"}
+    assert refusal(archive(member("x", pax_headers=headers), *both())).reason == "bad_archive"
+
+
+@pytest.mark.parametrize("name", ["adapter_model.bin", "adapter_model.pt"])
+def test_weights_that_may_hold_code_are_named_only_where_no_others_are(name):
+    """Fail closed: also where they are no regular files, whatever lies beside them."""
+    error = refusal(archive(both()[0], member(name), member("README.md")))
+    assert (error.reason, error.permanent) == ("weights_not_safetensors", True)
+    assert name in error.message
+    assert received(archive(member(name), *both())) == FILES
+    assert refusal(archive(both()[1], member(name))).reason == "source_incomplete"
+    assert refusal(archive(member(name, b"", type=tarfile.SYMTYPE), *both())).reason == "bad_archive"
+    assert refusal(archive(both()[0], member(f"a/{name}"))).reason == "weights_not_safetensors"
+
+
+def test_what_lies_deeper_or_in_another_directory_is_none_of_the_adapter():
+    deep = [member(f"a/b/{name}", b"other") for name in FILES]
+    assert received(archive(*deep, *both("a/"))) == FILES
+    assert refusal(archive(*both("a/")[:1], *both("b/")[1:])).reason == "source_incomplete"
+    assert refusal(archive(*both("a/")[:1], *both()[1:])).reason == "source_incomplete"
+    assert received(archive(member(".", b"", type=tarfile.DIRTYPE), *both("./a/./"))) == FILES
+
+
+def test_what_follows_the_two_files_is_not_read():
+    """R8: an archive may go on for ever."""
+    content = archive(*both())
+
+    def chunks() -> Iterator[bytes]:
+        yield content[: 3 * 512 + 5120]
+        raise AssertionError("it was asked for more")
+
+    got: list[str] = []
+    receive_archive(
+        chunks(), lambda name, _size, chunks: got.append(name + str(len(b"".join(chunks)))), is_gzipped=False
+    )
+    assert got == [f"{CONFIG}2", f"{WEIGHTS}5000"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from functools import cache
 
 import httpcore
@@ -9,7 +10,8 @@ import pytest
 
 from registry.sources import connections
 from registry.sources.base import ArtifactError, SourceLimits, Stop
-from registry.sources.connections import STOP_SECONDS, Watch
+from registry.sources.connections import STOP_SECONDS, ConnectionPool, Watch, WatchedStream, check_leads
+from registry.sources.urls import Reach
 
 LIMITS = SourceLimits()
 
@@ -114,3 +116,213 @@ def test_who_is_stopped_waits_no_longer(monkeypatch):
     with pytest.raises(ArtifactError) as stopped:
         silent.read(30.0)
     assert (stopped.value.reason, silent.now) == ("staging_stopped", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("timeout_seconds", "waits"),
+    [(1.25, [0.5, 0.5, 0.25]), (1.0, [0.5, 0.5]), (0.5, [0.5]), (0.25, [0.25]), (0.0, [0.001])],
+)
+def test_half_a_second_is_the_longest_that_nobody_looks_for_a_stop(monkeypatch, timeout_seconds, waits):
+    """R12: and the last wait ends when the time is over."""
+    silent = Silent(monkeypatch)
+    with pytest.raises(httpcore.ReadTimeout):
+        silent.read(timeout_seconds)
+    assert silent.waits == pytest.approx(waits)
+
+
+def test_an_answer_that_begun_is_known_to_have(monkeypatch):
+    """What is read of it later may be nothing."""
+    watch = Watch(LIMITS, Stop())
+    for content in (b"", b"x", b""):
+        assert watch.read(lambda _, content=content: content, 1.0) == content
+        assert watch.has_answer is (content == b"x" or watch.has_answer)
+    assert watch.has_answer
+
+
+@pytest.mark.parametrize(("rate", "is_kept"), [(4096, True), (4095, False)])
+def test_4096_bytes_a_second_are_enough_of_a_source(slow, rate, is_kept):
+    """R8, R16: on average over half a minute."""
+    for _ in range(29):
+        slow.read(rate, 1.0)
+    if is_kept:
+        slow.read(rate, 1.0)
+        slow.read(0, 29.0)
+        return
+    with pytest.raises(httpcore.ReadTimeout):
+        slow.read(rate, 1.0)
+
+
+def test_a_read_without_a_time_of_its_own_has_the_idle_time(monkeypatch):
+    waits: list[float] = []
+
+    class Stream:
+        def read(self, most_bytes: int, seconds: float) -> bytes:
+            waits.append(most_bytes)
+            now[0] += seconds
+            raise httpcore.ReadTimeout
+
+    for timeout, until in ((None, 30.0), (2.0, 2.0)):
+        now = [0.0]
+        monkeypatch.setattr(connections, "perf_counter", lambda now=now: now[0])
+        with pytest.raises(httpcore.ReadTimeout):
+            WatchedStream(Stream(), Watch(LIMITS, Stop())).read(7, timeout)  # type: ignore[arg-type]
+        assert now[0] == pytest.approx(until)
+    assert set(waits) == {7}
+
+
+class Kept:
+    """A connection that may be kept, or not."""
+
+    def __init__(self, place: str = "here", *, may_be_kept: bool = True) -> None:
+        self.place = (Reach.NAMED, place)
+        self.may_be_kept = may_be_kept
+        self.is_expired = False
+        self.times_closed = 0
+
+    def has_expired(self) -> bool:
+        return self.is_expired
+
+    def close(self) -> None:
+        self.times_closed += 1
+
+
+def pool_with(*kept: Kept) -> ConnectionPool:
+    made = ConnectionPool(lambda: pytest.fail("no TLS is needed"), LIMITS)
+    for one in kept:
+        made.give(one)  # type: ignore[arg-type]
+    return made
+
+
+def test_the_newest_connection_to_a_place_is_taken_and_is_nobody_else_s_then():
+    """X1, R4: two stagings on one would get each other's bytes."""
+    old, new, other = Kept(), Kept(), Kept("there")
+    pool = pool_with(old, new, other)
+    assert pool.take((Reach.PUBLIC, "here")) is None, "it was judged for less"
+    assert [pool.take((Reach.NAMED, "here")) for _ in range(3)] == [new, old, None]
+    assert pool.take((Reach.NAMED, "there")) is other
+    assert [one.times_closed for one in (old, new, other)] == [0, 0, 0]
+
+
+def test_what_has_expired_is_closed_when_somebody_looks():
+    """R16: and not handed out."""
+    old, new = Kept(), Kept()
+    pool = pool_with(old, new)
+    new.is_expired = True
+    assert pool.take((Reach.NAMED, "here")) is old
+    assert pool.take((Reach.NAMED, "here")) is None
+    assert (old.times_closed, new.times_closed) == (0, 1)
+
+
+def test_what_may_not_be_kept_is_closed_once():
+    """R4: the next bytes on it would be taken for another answer."""
+    one = Kept(may_be_kept=False)
+    assert pool_with(one).take(one.place) is None
+    assert one.times_closed == 1
+
+
+def test_32_connections_are_kept_and_the_oldest_makes_room():
+    """R16 bounded."""
+    kept = [Kept() for _ in range(33)]
+    pool = pool_with(*kept[:32])
+    assert sum(one.times_closed for one in kept) == 0
+    pool.give(kept[32])  # type: ignore[arg-type]
+    assert [one.times_closed for one in kept] == [1] + [0] * 32
+    pool.close()
+    assert [one.times_closed for one in kept] == [1] * 33
+
+
+def test_after_the_end_nothing_is_kept():
+    """R16: a staging that ends later gives its connection back all the same."""
+    late = Kept()
+    pool = pool_with()
+    pool.close()
+    pool.give(late)  # type: ignore[arg-type]
+    assert late.times_closed == 1
+    assert pool.take(late.place) is None
+
+
+class Network:
+    """Names that lead to addresses, and what comes of a connection to each; a test's own error where none is said."""
+
+    def __init__(self, monkeypatch, names: dict[str, list[str]], ends: dict[str, Exception]) -> None:
+        self.names, self.ends, self.tried = names, ends, list[tuple[str, int, float]]()
+        monkeypatch.setattr(socket, "getaddrinfo", self._resolve)
+        monkeypatch.setattr(connections._TCP, "connect_tcp", self._connect)
+
+    def _resolve(self, host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        if host not in self.names:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(0, 0, 0, "", (address, port)) for address in self.names[host]]
+
+    def _connect(self, address: str, port: int, seconds: float) -> str:
+        self.tried.append((address, port, seconds))
+        if address in self.ends:
+            raise self.ends[address]
+        return f"connected to {address}"
+
+    def connect(self, host: str, reach: Reach = Reach.PUBLIC) -> object:
+        return connections._connect_tcp(host, 443, reach, Watch(LIMITS, Stop()))
+
+
+ADDRESSES = [f"93.184.216.{number}" for number in range(1, 7)]
+
+
+def test_four_addresses_of_a_name_are_tried_each_once(monkeypatch):
+    """R16 bounded: the last failure is told; each has ten seconds."""
+    ends = dict.fromkeys(ADDRESSES, httpcore.ConnectTimeout()) | {ADDRESSES[3]: httpcore.ConnectError("last")}
+    network = Network(monkeypatch, {"host": ["127.0.0.1", ADDRESSES[0], *ADDRESSES]}, ends)
+    with pytest.raises(httpcore.ConnectError, match="last"):
+        network.connect("host")
+    assert network.tried == [(address, 443, 10.0) for address in ADDRESSES[:4]]
+
+
+def test_the_first_address_that_answers_is_taken(monkeypatch):
+    network = Network(monkeypatch, {"host": ADDRESSES}, {ADDRESSES[0]: httpcore.ConnectError("no")})
+    assert network.connect("host") == f"connected to {ADDRESSES[1]}"
+    network.ends = {ADDRESSES[0]: ZeroDivisionError()}
+    with pytest.raises(ZeroDivisionError):
+        network.connect("host")
+
+
+def test_a_name_that_nobody_knows_cannot_be_reached_and_is_told_later_of_an_endpoint(monkeypatch):
+    """R8, fault 28: what leads to the machine is told at once."""
+    network = Network(monkeypatch, {"mine": ["127.0.0.1"], "own": ["10.0.0.1"], "127.0.0.1": ["127.0.0.1"]}, {})
+    with pytest.raises(httpcore.ConnectError, match="cannot be resolved"):
+        network.connect("nobody")
+    check_leads("nobody", 80)
+    check_leads("own", 80)
+    for host, is_permanent in (("mine", False), ("127.0.0.1", True)):
+        with pytest.raises(ArtifactError) as refused:
+            check_leads(host, 80)
+        assert (refused.value.reason, refused.value.permanent) == ("address_not_allowed", is_permanent)
+    assert "which no name may lead to" in refused.value.message
+    with pytest.raises(ArtifactError, match="which is not a public address"):
+        network.connect("own")
+
+
+@pytest.mark.parametrize("has_tls", [True, False])
+def test_tls_is_begun_with_the_name_that_was_asked_for(monkeypatch, has_tls):
+    """Certificates are checked as ever, though the connection is to an address."""
+    begun: list[tuple[object, ...]] = []
+
+    class Stream:
+        def start_tls(self, *how: object) -> str:
+            begun.append(how)
+            return "encrypted"
+
+    monkeypatch.setattr(connections, "_connect_tcp", lambda *_: Stream())
+    origin = httpcore.Origin(b"https", b"host", 443)
+    made = connections.connect(origin, Reach.PUBLIC, "context" if has_tls else None, Watch(LIMITS, Stop()))  # type: ignore[arg-type]
+    assert begun == ([("context", "host", 10.0)] if has_tls else [])
+    assert (made._stream == "encrypted") is has_tls
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_only_what_is_encrypted_needs_authorities(monkeypatch, scheme):
+    asked: list[object] = []
+    monkeypatch.setattr(connections, "connect", lambda *how: asked.append(how[2]) or WatchedStream(None, how[3]))  # type: ignore[arg-type]
+    pool = ConnectionPool(lambda: "authorities", LIMITS)  # type: ignore[arg-type,return-value]
+    origin = httpcore.Origin(scheme.encode(), b"host", 443)
+    made = pool.open((Reach.PUBLIC, "host"), origin, Watch(LIMITS, Stop()))
+    assert asked == ["authorities" if scheme == "https" else None]
+    assert made.place == (Reach.PUBLIC, "host")

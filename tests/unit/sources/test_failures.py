@@ -10,7 +10,7 @@ import pytest
 
 from registry.etcd3.backoff import Backoff
 from registry.sources import failures
-from registry.sources.base import ArtifactError, Stop, TrustedAuthorities
+from registry.sources.base import ArtifactError, SourceLimits, Stop, TrustedAuthorities
 from registry.sources.failures import (
     MAX_ATTEMPTS,
     MAX_STARTS,
@@ -20,6 +20,7 @@ from registry.sources.failures import (
     receiving,
     retries,
     retries_from_start,
+    status_error,
 )
 
 PASSING, ANEW = Passing("source_io", "it broke"), StartOver("source_changed", "it is another")
@@ -142,3 +143,102 @@ def test_authorities_are_read_again_only_when_their_file_was_replaced(tmp_path):
     made = make.count
     assert nobodys.newest() is make
     assert make.count == made
+
+
+def test_what_may_pass_is_tried_four_times_and_a_whole_twice():
+    """R8, R16: numbers that an operator sees in his server's log."""
+    for retried, error, times in ((retries, PASSING, 4), (retries_from_start, ANEW, 2)):
+        tried: list[int] = []
+
+        def fail(tried: list[int] = tried, error: ArtifactError = error) -> None:
+            tried.append(1)
+            raise error
+
+        with pytest.raises(ArtifactError):
+            retried(Stop())(fail)
+        assert len(tried) == times
+
+
+def test_between_two_tries_it_waits_longer_and_longer(monkeypatch):
+    """R8: at most a fifth of a second, then twice as long each time; never more than five."""
+    monkeypatch.undo()
+    monkeypatch.setattr(failures.random, "uniform", lambda _low, high: high)
+    stop, waits = Stop(), list[float]()
+    monkeypatch.setattr(stop, "check", waits.append)
+
+    def fail() -> None:
+        raise PASSING
+
+    with pytest.raises(Passing):
+        retries(stop)(fail)
+    assert waits == pytest.approx([0.2, 0.4, 0.8])
+    assert failures._WAIT.delay(20, lambda _low, high: high) == 5.0
+
+
+@pytest.mark.parametrize(
+    ("statuses", "reason", "is_passing"),
+    [
+        ((408, 425, 429, 500, 502, 503, 504), "source_io", True),
+        ((404, 410), "source_missing", False),
+        ((401, 403), "source_denied", False),
+        ((400, 405, 409, 416, 501, 505, 204, 304), "source_io", False),
+    ],
+)
+def test_a_status_is_a_fact_or_passes(statuses, reason, is_passing):
+    """R8: what is no use asking again is not asked again at once."""
+    for status in statuses:
+        told = status_error(status, "https://host")
+        assert (told.reason, isinstance(told, Passing), told.permanent) == (reason, is_passing, False)
+        assert told.message.startswith(f"https://host answered {status}")
+
+
+@pytest.mark.parametrize("way", [connecting, receiving])
+def test_a_fault_of_ours_is_none_of_the_source(way):
+    """R9: it would be tried again and said of somebody else."""
+    with pytest.raises(ZeroDivisionError), way("https://host"):
+        raise ZeroDivisionError
+    with pytest.raises(ArtifactError) as told, way("https://host"):
+        raise FACT
+    assert told.value is FACT
+
+
+def test_a_connection_fails_as_it_does_where_no_certificate_was_judged():
+    error = httpcore.ConnectError("secret")
+    error.__context__ = OSError("secret")
+    assert refusal(error, connecting).reason == "source_io"
+
+
+def test_a_fault_of_ours_is_no_half_written_file(tmp_path):
+    """R13: and a file that comes later is taken then."""
+    file, make = tmp_path / "ca.pem", Made()
+    trusted = TrustedAuthorities(file, make)  # type: ignore[arg-type]
+    file.write_text("one")
+    trusted.newest()
+    assert make.count == 2
+    file.write_text("other")
+
+    def broken(_: object) -> None:
+        raise ZeroDivisionError
+
+    make.load_verify_locations = broken  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError):
+        trusted.newest()
+
+
+def test_a_stop_is_told_at_once_and_else_the_time_passes():
+    """R12."""
+    stop = Stop()
+    assert stop.check() is None
+    stop.check(0.001)
+    stop.set()
+    for seconds in (0.0, 3600.0):
+        with pytest.raises(ArtifactError) as stopped:
+            stop.check(seconds)
+        assert (stopped.value.reason, stopped.value.permanent) == ("staging_stopped", False)
+
+
+def test_a_source_has_ten_seconds_to_be_reached_and_thirty_for_each_byte():
+    """R16: of what waits in the pool too, which has a connection of its own."""
+    assert SourceLimits().timeouts() == {"connect": 10.0, "read": 30.0, "write": 30.0, "pool": 10.0}
+    own = SourceLimits(connect_seconds=1.0, idle_seconds=2.0).timeouts()
+    assert own == {"connect": 1.0, "read": 2.0, "write": 2.0, "pool": 1.0}

@@ -185,6 +185,14 @@ def test_weights_that_may_hold_code_are_refused(allowed, adapter, name):
     assert name in error.message
 
 
+def test_a_configuration_that_is_missing_is_told_whatever_lies_beside_it(allowed, adapter):
+    """R8: it may still be being written."""
+    (adapter.directory / "adapter_config.json").unlink()
+    (adapter.directory / "adapter_model.bin").write_bytes(b"x")
+    error = refusal(allowed, adapter.uri)
+    assert (error.reason, error.permanent) == ("source_incomplete", False)
+
+
 def test_a_file_in_place_of_the_directory_is_refused(allowed, adapter):
     error = refusal(allowed, f"{adapter.uri}/{WEIGHTS}")
     assert (error.reason, error.permanent) == ("not_an_adapter", True)

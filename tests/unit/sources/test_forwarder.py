@@ -89,3 +89,13 @@ def test_a_client_that_stays_connected_keeps_no_process_from_its_end(asked):
     ours = [one for one in threading.enumerate() if one.name in {"forwarder", "forwarding", "answering"}]
     assert {one.name for one in ours} == {"forwarder", "forwarding", "answering"}
     assert all(one.daemon for one in ours)
+
+
+def test_a_way_that_is_closed_may_be_closed_again():
+    """R12: and nobody gets in any more."""
+    forwarder = Forwarder("store.test", 80, SourceLimits())
+    for _ in range(2):
+        forwarder.close()
+    host, _, port = forwarder.url.removeprefix("http://").partition(":")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), timeout=60)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -136,6 +138,12 @@ def lying_about_the_range(exchange: Exchange) -> None:
         exchange.cut()
 
 
+def breaking_off(exchange: Exchange) -> None:
+    """Begins an answer."""
+    exchange.wfile.write(b"HTTP/1.1 20")
+    exchange.cut()
+
+
 END = len(WEIGHTS)
 REST = f"bytes 5000-{END - 1}/{END}"
 
@@ -157,6 +165,7 @@ def going_on_with(content: bytes, content_range: str, tag: str = "x"):
     [
         (lambda exchange: exchange.send(503), "source_io", MAX_ATTEMPTS),
         (lambda exchange: exchange.cut(), "source_io", 1 + MAX_ATTEMPTS),  # of a kept one an end says nothing
+        (breaking_off, "source_io", MAX_ATTEMPTS),  # of one that began to answer it does
         (lambda exchange: exchange.send(404), "source_missing", 1),
         (lambda exchange: exchange.send(403), "source_denied", 1),
         (lambda exchange: exchange.send(201, b"x"), "source_io", 1),
@@ -316,3 +325,61 @@ def test_who_is_stopped_asks_for_nothing_more(site, web):
     with pytest.raises(ArtifactError) as stopped:
         web_source(web, source, [parse_prefix(f"{site.url}/team/")], None).fetch(Got(), stop)
     assert (stopped.value.reason, len(site.seen)) == ("staging_stopped", 1)
+
+
+def packed(kind: str) -> bytes:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode=kind) as tar:
+        for name, content in zip(("adapter_config.json", "adapter_model.safetensors"), (CONFIG, WEIGHTS), strict=True):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return written.getvalue()
+
+
+@pytest.mark.parametrize(("name", "kind"), [("a.tar", "w"), ("a.tar.gz", "w:gz"), ("a.tgz", "w:gz")])
+def test_an_archive_is_unpacked_as_it_comes_and_begun_anew_where_it_broke(site, web, name, kind):
+    """R4: what was handed over of it is handed over again."""
+    site.files[f"/team/{name}"], site.has_tags = packed(kind), False
+    site.cut_once(f"/team/{name}", len(packed(kind)) - 100 if kind == "w:gz" else 5000)
+    got = fetch(web, f"{site.url}/team/{name}", f"{site.url}/team/")
+    assert whole(got)
+    assert site.paths == [f"/team/{name}"] * 2
+
+
+@pytest.mark.parametrize(("size_bytes", "accepted"), [(9_999, 1), (10_000, 2)])
+def test_a_connection_outlives_a_redirect_with_a_short_body(site, web, size_bytes, accepted):
+    """R16: a long one is not read for its sake."""
+    site.answers[NAMES[1]] = lambda exchange: exchange.send(302, bytes(size_bytes), Location="/team/w")
+    site.files["/team/w"] = WEIGHTS
+    assert whole(fetch(web, f"{site.url}/team/a/", f"{site.url}/team/"))
+    assert len(site.accepted) == accepted
+
+
+def test_a_connection_on_which_more_came_than_was_said_is_not_used_again(site, web):
+    """R4: it would be taken for the answer to the next request."""
+    more = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbad"
+    site.answers[NAMES[0]] = lambda exchange: exchange.send(200, CONFIG + more, Content_Length=len(CONFIG))
+    assert whole(fetch(web, f"{site.url}/team/a/", f"{site.url}/team/"))
+    assert len(site.accepted) == 2
+
+
+def test_five_redirects_are_followed_and_no_sixth(site, web):
+    """Fault 28."""
+    for number in range(6):
+        site.answers[f"/team/{number}"] = redirecting(f"/team/{number + 1}")
+    site.answers[NAMES[1]], site.files["/team/6"] = redirecting("/team/2"), WEIGHTS
+    assert whole(fetch(web, f"{site.url}/team/a/", f"{site.url}/team/"))
+    site.answers[NAMES[1]] = redirecting("/team/1")
+    assert refusal(web, site).reason == "redirect_not_allowed"
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_each_kind_of_redirect_is_followed_and_one_without_a_place_is_an_answer(site, web, status):
+    site.files["/team/w"] = WEIGHTS
+    site.answers[NAMES[1]] = lambda exchange: exchange.send(status, Location="/team/w")
+    assert whole(fetch(web, f"{site.url}/team/a/", f"{site.url}/team/"))
+    site.answers[NAMES[1]] = lambda exchange: exchange.send(status)
+    assert refusal(web, site).reason == "source_io"
+    site.answers[NAMES[1]] = lambda exchange: exchange.send(300, Location="/team/w")
+    assert refusal(web, site).reason == "source_io"

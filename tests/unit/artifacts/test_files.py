@@ -1,0 +1,291 @@
+"""Locks, writes and syncs of the store's own files, and the folders that these are in."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from registry.sources.base import ArtifactError, Stop, StoreError
+from sidecar.artifacts import files, layout
+from sidecar.artifacts.files import append_line, locked, locked_at_once, store_failure, sync_directory, write_atomic
+from sidecar.artifacts.layout import open_layout, open_like
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def no_umask() -> object:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def opened() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_a_lock_is_held_by_one_and_free_when_he_is_done(tmp_path):
+    """R7: among threads as among processes; its file stays."""
+    path, before = tmp_path / "lock", opened()
+    with locked(path, Stop()):
+        with locked_at_once(path) as is_locked:
+            assert not is_locked
+        with path.open() as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    for _ in range(2):
+        with locked_at_once(path) as is_locked:
+            assert is_locked
+            with locked_at_once(path) as again:
+                assert not again
+    assert (mode_of(path), opened()) == (0o644, before)
+
+
+def test_who_waits_for_a_lock_looks_often_and_stops_when_it_is_told_to(tmp_path, monkeypatch):
+    """R12, R19: every five milliseconds; what broke in the body is told, and frees it."""
+    waits: list[float] = []
+    path, stop = tmp_path / "lock", Stop()
+    held = os.open(path, os.O_RDONLY | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)
+
+    def check(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            os.close(held)
+
+    monkeypatch.setattr(stop, "check", check)
+    with pytest.raises(ZeroDivisionError), locked(path, stop):
+        raise ZeroDivisionError
+    assert waits == [0.005] * 3
+    with locked(path, stop):
+        stopped = Stop()
+        stopped.set()
+        with pytest.raises(ArtifactError) as told, locked(path, stopped):
+            raise AssertionError("somebody else has it")
+        assert told.value.reason == "staging_stopped"
+
+
+def test_a_lock_that_the_kernel_refuses_is_told(tmp_path, monkeypatch):
+    """R9: that is not somebody else's holding it."""
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", refused)
+    with pytest.raises(OSError, match="No locks"), locked_at_once(tmp_path / "lock"):
+        raise AssertionError("it has no lock")
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_a_file_is_replaced_as_a_whole(tmp_path):
+    """R12: by a rename of what was written beside it."""
+    path, aside, before = tmp_path / "f", tmp_path / "tmp", opened()
+    for content in (b"longer", b"one", b""):
+        aside.write_bytes(b"left by somebody who was killed")
+        write_atomic(path, content, temporary=aside)
+        assert (path.read_bytes(), mode_of(path) & 0o022, aside.exists()) == (content, mode_of(path) & 0o022, False)
+    aside.unlink(missing_ok=True)
+    path.unlink()
+    write_atomic(path, b"new", temporary=aside)
+    assert (mode_of(path), opened()) == (0o644, before)
+
+
+@pytest.mark.parametrize("where", ["path", "temporary"])
+def test_what_is_in_the_way_of_a_file_is_set_aside(tmp_path, where):
+    """R12: no local file prevents a start."""
+    path, aside = tmp_path / "f", tmp_path / "tmp"
+    (path if where == "path" else aside).mkdir()
+    write_atomic(path, b"new", temporary=aside)
+    assert path.read_bytes() == b"new"
+    assert (tmp_path / f".damaged-{'f' if where == 'path' else 'tmp'}").is_dir()
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_lines_of_several_do_not_swallow_each_other(tmp_path):
+    """R7: also behind one that a full disk cut off."""
+    path, before = tmp_path / "f", opened()
+    append_line(path, "one")
+    assert (mode_of(path), opened()) == (0o644, before)
+    with path.open("ab") as file:
+        file.write(b"cut o")
+    append_line(path, "two")
+    assert path.read_text().split("\n") == ["", "one", "cut o", "two", ""]
+
+
+@pytest.mark.parametrize("write", [append_line, write_atomic], ids=["append", "replace"])
+def test_a_disk_that_takes_only_a_part_is_full(tmp_path, monkeypatch, write: Callable[..., None]):
+    """R7, fault 25: and nothing is replaced by a half."""
+    path, before, whole = tmp_path / "f", opened(), os.write
+    path.write_bytes(b"before")
+    monkeypatch.setattr(files.os, "write", lambda descriptor, content: whole(descriptor, content[:1]))
+    aside = tmp_path / "aside"
+    how = ("two",) if write is append_line else (b"two",)
+    more = {} if write is append_line else {"temporary": aside}
+    with pytest.raises(OSError, match=str(aside if more else path)) as failed:
+        write(path, *how, **more)
+    assert failed.value.errno == errno.ENOSPC
+    assert path.read_bytes().startswith(b"before")
+    assert opened() == before
+
+
+def test_a_directory_is_synced_and_closed(tmp_path, monkeypatch):
+    synced: list[str] = []
+    before = opened()
+    monkeypatch.setattr(files.os, "fsync", lambda one: synced.append(str(Path(f"/proc/self/fd/{one}").readlink())))
+    sync_directory(tmp_path)
+    assert (synced, opened()) == ([str(tmp_path)], before)
+    (tmp_path / "f").touch()
+    with pytest.raises(NotADirectoryError):
+        sync_directory(tmp_path / "f")
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(errno.ENOSPC, "disk_full"), (errno.EDQUOT, "disk_full"), (errno.EIO, "store_io"), (None, "store_io")],
+)
+def test_a_failed_store_is_told_as_what_it_is(number, reason):
+    """R8: it is tried again, whatever it was."""
+    told = store_failure(OSError(number, "why") if number else OSError("why"), Path("/store"))
+    assert (told.reason, told.permanent) == (reason, False)
+    assert "/store" in told.message
+    assert "why" in told.message
+
+
+@pytest.fixture
+def mine(tmp_path) -> Path:
+    open_layout(tmp_path / "store", "r1")
+    return tmp_path / "store"
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_folders_that_are_there_lose_what_is_too_much_and_gain_nothing(mine):
+    """R21: but for what the operator opened to the group."""
+    for folder, before, after in (
+        ("adapters", 0o2777, 0o2750),
+        ("adapters", 0o1770, 0o1750),
+        ("adapters", 0o700, 0o700),
+        ("tmp", 0o2777, 0o2700),
+        ("tmp", 0o500, 0o500),
+        ("", 0o755, 0o750),
+    ):
+        (mine / folder).chmod(before)
+        if after & 0o200:
+            open_layout(mine, "r1")
+            assert oct(mode_of(mine / folder)) == oct(after)
+        (mine / folder).chmod(0o2750 if folder in {"", "adapters"} else 0o2700)
+
+
+def test_a_folder_that_is_as_it_should_be_is_not_touched(mine, monkeypatch):
+    """R13: it may be somebody else's."""
+    monkeypatch.setattr(Path, "chmod", lambda *_: pytest.fail("it is as it should be"))
+    open_layout(mine, "r1")
+
+
+def test_a_root_of_somebody_else_stays_open_and_that_is_told(mine, monkeypatch, capsys):
+    """R13: such as that of a volume; what we may not change for another reason is told as an error."""
+    mine.chmod(0o755)
+
+    def refused(error: OSError) -> Callable[[Path, int], None]:
+        def chmod(path: Path, mode: int) -> None:
+            raise error
+
+        return chmod
+
+    monkeypatch.setattr(Path, "chmod", refused(PermissionError(1, "Operation not permitted")))
+    assert open_layout(mine, "r1").root == mine
+    assert "store_open_to_others" in capsys.readouterr().out
+    monkeypatch.setattr(Path, "chmod", refused(OSError(30, "Read-only file system", str(mine))))
+    with pytest.raises(StoreError, match="Read-only"):
+        open_layout(mine, "r1")
+
+
+def test_a_folder_in_which_no_file_can_be_made_is_an_unusable_store(mine, monkeypatch):
+    """R13: at the start, and not when the first adapter comes."""
+    tried: list[Path] = []
+
+    def probe(dir: Path, prefix: str) -> object:  # noqa: A002 - as the library has it
+        tried.append(dir)
+        assert prefix.startswith("."), "what begins so is no leftover and no lease"
+        return open(os.devnull, "rb")  # noqa: PTH123 - closed by whoever probes
+
+    monkeypatch.setattr(layout.tempfile, "TemporaryFile", probe)
+    open_layout(mine, "r1")
+    assert {path.name for path in tried} == {path.name for path in mine.iterdir() if path.is_dir()} | {mine.name}
+
+    def failing(**_: object) -> object:
+        raise OSError(30, "Read-only file system", "/where")
+
+    monkeypatch.setattr(layout.tempfile, "TemporaryFile", failing)
+    with pytest.raises(StoreError, match="Read-only file system: /where"):
+        open_layout(mine, "r1")
+
+
+def test_what_is_in_the_way_of_a_folder_is_set_aside(mine):
+    """R12."""
+    (mine / "pins").rmdir()
+    (mine / "pins").write_text("in the way")
+    (mine / "tmp").rmdir()
+    (mine / "tmp").symlink_to("nowhere")
+    open_layout(mine, "r1")
+    assert (mine / "pins").is_dir()
+    assert (mine / ".damaged-pins").read_text() == "in the way"
+    assert (mine / "tmp").is_dir()
+    assert not (mine / "tmp").is_symlink()
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_a_new_folder_is_read_by_whoever_reads_its_example(tmp_path, monkeypatch):
+    """R7: the engine may be another user of the group; more than reading it gets nobody."""
+    folder, example, given = tmp_path / "new", tmp_path / "example", list[tuple[object, ...]]()
+    folder.mkdir(mode=0o700)
+    example.mkdir()
+    monkeypatch.setattr(layout.os, "chown", lambda *how: given.append(how))
+    for mode, expected in ((0o2750, 0o2750), (0o1777, 0o755), (0o700, 0o700)):
+        example.chmod(mode)
+        open_like(folder, example)
+        assert oct(mode_of(folder)) == oct(expected)
+    assert given == []
+    real = Path.stat
+
+    def foreign(path: Path, **how: bool) -> object:
+        found = real(path, **how)
+        return os.stat_result([*found[:5], found.st_gid + 1, *found[6:]]) if path == example else found
+
+    monkeypatch.setattr(Path, "stat", foreign)
+    open_like(folder, example)
+    assert given == [(folder, -1, real(example).st_gid + 1)]
+
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(layout.os, "chown", refused)
+    open_like(folder, example)
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(layout.os, "chown", broken)
+    with pytest.raises(ZeroDivisionError):
+        open_like(folder, example)
+
+
+def test_leases_are_told_apart_by_replica_and_engine(mine):
+    """R7."""
+    one = open_layout(mine, "r1")
+    found = {one.lease("r1", ""), one.lease("r2", ""), one.lease("r1", "http://a"), one.lease("r1", "http://b")}
+    assert len(found) == 4
+    assert one.lease("r1", "") == mine / "leases" / "r1"
+    name = one.lease("r1", "http://a").name
+    assert name.startswith("r1@")
+    assert len(name) == 3 + 16
+    one.adapter("a" * 64).mkdir()
+    (one.adapters / "other").mkdir()
+    assert one.staged() == {"a" * 64: one.adapter("a" * 64)}

@@ -1,0 +1,527 @@
+"""What the store of a replica decides of leases, memory, proofs and copies, with its parts played."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.lora.base import BaseModules, compress
+from registry.model.records import BaseShapes, PoolLimits, PoolSpec
+from registry.sources.base import ArtifactError, Stop
+from sidecar.artifacts import store as module
+from sidecar.artifacts.files import locked, locked_at_once
+from sidecar.artifacts.leases import read_leases
+from sidecar.artifacts.proof import ProofOutcome
+from sidecar.artifacts.requests import StageRequest, copy_after
+from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.types import ArtifactRef, Staged
+
+DIGEST = "sha256:" + "1" * 64
+REF = ArtifactRef("file:///allowed/a", DIGEST)
+FREE = ArtifactRef("file:///allowed/a", None, pin_key="p/a@1")
+UNFIT = ArtifactError("not_finite", "a number is none", permanent=True)
+
+
+class Played:
+    """A store whose parts do as a test says, and note it in `did`."""
+
+    def __init__(self, store: LocalStore, monkeypatch) -> None:
+        self.store, self.did = store, list[Any]()
+        self.id = store._order(REF).artifact(DIGEST)
+        self.found: list[Any] = []
+        self.peeked: Any = None
+        self.errors: dict[str, Exception] = {}
+        self.vouches, self.adopts = True, True
+        self.outcomes: dict[str, Any] = {}
+        self.proven: set[str] = set()
+        for part in ("_stored", "_ingest", "_signatures", "_allowed"):
+            monkeypatch.setattr(store, part, self)
+        for name in ("prove", "is_intact", "forget", "__contains__"):
+            part = getattr(self, f"proofs_{name.strip('_')}")
+            monkeypatch.setattr(type(store._proofs), name, lambda _, *how, part=part, **more: part(*how, **more))
+
+    def staged(self, artifact: str = "", **changes: object) -> Staged:
+        artifact = artifact or self.id
+        one = Staged(artifact, str(self.store._layout.adapter(artifact)), DIGEST, 8)
+        return replace(one, **changes)
+
+    def _do(self, what: Any) -> None:
+        self.did.append(what)
+        if what in self.errors:
+            raise self.errors[what]
+
+    def put(self, artifact: str = "") -> None:
+        self.store._layout.adapter(artifact or self.id).mkdir()
+
+    # What the store asks of them.
+    def source(self, uri: str, credentials: str | None) -> str:
+        self._do("allowed")
+        return "source"
+
+    def close(self) -> None:
+        self._do("closed")
+
+    def find(self, order: StageRequest, digest: str, _stop: Stop, *, is_new: bool) -> Any:
+        with locked_at_once(self.store._layout.lock(order.artifact(digest))) as is_free:
+            assert not is_free, "it is looked at under its lock"
+        assert order.artifact(digest) in self.store._leases, "and leased before"
+        self._do(("find", is_new))
+        return self.found.pop(0)
+
+    def has(self, order: StageRequest, digest: str, stop: Stop, *, is_new: bool) -> bool:
+        return self.find(order, digest, stop, is_new=is_new) is not None
+
+    def peek(self, _order: StageRequest, _digest: str) -> Any:
+        self._do("peek")
+        return self.peeked
+
+    def see(self, _order: StageRequest, _digest: str) -> Any:
+        self._do("see")
+        return self.peeked
+
+    @contextmanager
+    def incoming(self, key: str, _stop: Stop) -> Iterator[str]:
+        self._do(("incoming", key[:4]))
+        yield "arriving"
+        self._do("gone")
+
+    def receive(self, source: str, arriving: str, _order: object, expected: str | None, _stop: Stop) -> Any:
+        self._do(("receive", source, arriving, expected))
+
+        class Arrived:
+            digest = DIGEST
+
+        return Arrived()
+
+    def place(self, *_: object) -> Staged:
+        self._do("place")
+        return self.staged()
+
+    def vouch(self, *_: object) -> bool:
+        self._do("vouch")
+        return self.vouches
+
+    def adopt(self, *_: object) -> bool:
+        self._do("adopt")
+        return self.adopts
+
+    def check(self, _ref: object, digest: str) -> None:
+        self._do("signature")
+
+    def proofs_prove(self, artifact: str, source: str, _stop: Stop, *, bytes_per_second: float) -> Any:
+        self._do(("prove", artifact, source, bytes_per_second))
+        outcome = self.outcomes.get(artifact, ProofOutcome.PROVEN)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def proofs_is_intact(self, artifact: str) -> bool:
+        return artifact in self.proven
+
+    def proofs_contains(self, artifact: str) -> bool:
+        return artifact in self.proven
+
+    def proofs_forget(self, artifacts: Any) -> None:
+        self.did.append(("forgotten", *sorted(artifacts)))
+
+
+@pytest.fixture
+def played(open_store, monkeypatch) -> Played:
+    store = open_store(grace_seconds=600.0)
+    return Played(store, monkeypatch)
+
+
+def stage(played: Played, ref: ArtifactRef = REF) -> Staged:
+    return played.store._stage(played.store._order(ref), Stop())
+
+
+def test_what_is_there_and_proven_is_told_and_remembered(played):
+    """R7, R21: leased, under its lock, and with a signature as it is asked for now."""
+    played.found = [played.staged()]
+    assert stage(played) == played.staged()
+    assert played.did == ["allowed", ("find", True), "signature"]
+    assert played.store.lookup(REF) == played.staged()
+    assert read_leases(played.store._lease_file) == {played.id}
+    played.found = [played.staged()]
+    stage(played)
+    assert played.did[-2:] == [("find", False), "signature"]
+
+
+def test_what_is_not_there_is_fetched_and_placed(played):
+    """R4: expected by its digest."""
+    played.found = [None]
+    assert stage(played) == played.staged()
+    assert played.did == [
+        "allowed",
+        ("find", True),
+        ("incoming", played.id[:4]),
+        ("receive", "source", "arriving", DIGEST),
+        "place",
+        "gone",
+        "signature",
+    ]
+
+
+def test_what_nothing_proves_is_compared_with_its_source(played):
+    """R21, R7: it stays where it is; if it is what comes of the source, it is told."""
+    played.found = [ProofOutcome.UNKNOWN, played.staged()]
+    assert stage(played) == played.staged()
+    assert [one for one in played.did if one != "gone"][2:] == [
+        ("incoming", played.id[:4]),
+        ("receive", "source", "arriving", DIGEST),
+        "vouch",
+        ("find", False),
+        "signature",
+    ]
+
+
+@pytest.mark.parametrize("found", [ProofOutcome.UNKNOWN, ProofOutcome.DAMAGED, ProofOutcome.CHANGED])
+def test_what_is_not_what_it_has_to_be_is_marked_and_fetched_as_a_copy(played, found):
+    """R4, R7, R21: all sidecars of the store know; the lease of what our engine does not read is given up."""
+    played.vouches = False
+    copy = copy_after(played.id)
+    played.found = [found, played.staged(copy)]
+    assert stage(played) == played.staged(copy)
+    assert played.store._damage.ids == {played.id}
+    assert ("forgotten", played.id) in played.did
+    assert played.store.leased() == {copy}
+    assert (("receive", "source", "arriving", DIGEST) in played.did) is (found is ProofOutcome.UNKNOWN)
+
+
+def test_what_our_engine_may_read_stays_leased_though_it_is_damaged(played):
+    """R7 files-pinned."""
+    played.store.lease({played.id})
+    played.found = [ProofOutcome.DAMAGED, played.staged(copy_after(played.id))]
+    stage(played)
+    assert played.store.leased() == {played.id, copy_after(played.id)}
+
+
+def test_what_another_sidecar_marked_in_the_meantime_is_not_looked_at(played):
+    """R21."""
+    order = played.store._order(REF)
+    (played.store._layout.damaged / played.id).touch()
+    played.found = [played.staged(copy_after(played.id))]
+    assert played.store._stage(order, Stop()).id == copy_after(played.id)
+    assert played.did == ["allowed", ("find", True), "signature"]
+
+
+def test_where_every_copy_is_damaged_that_is_told(played, monkeypatch):
+    """R16: nothing is fetched without end."""
+    monkeypatch.setattr("sidecar.artifacts.requests.MAX_COPIES", 1)
+    played.found = [ProofOutcome.DAMAGED, ProofOutcome.DAMAGED]
+    with pytest.raises(ArtifactError) as refused:
+        stage(played)
+    assert (refused.value.reason, refused.value.permanent) == ("artifact_damaged", False)
+    assert copy_after(played.id) in refused.value.message
+    assert played.store.leased() == set()
+
+
+def test_a_signature_that_is_asked_for_meanwhile_is_looked_at_last(played):
+    """R21."""
+    played.found = [None]
+    played.errors["signature"] = UNFIT
+    with pytest.raises(ArtifactError, match="a number is none"):
+        stage(played)
+    assert played.store.lookup(REF) is None
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_has_no_digest_is_read_once_and_pinned(played, is_there):
+    """R4, W6: before anybody is told of it; from then on it is known by its digest."""
+    played.found = [played.staged() if is_there else None, played.staged()]
+    assert stage(played, FREE) == played.staged()
+    assert played.store._pins.digest(FREE) == DIGEST
+    assert played.did == [
+        "allowed",
+        ("incoming", "pin-"),
+        ("receive", "source", "arriving", None),
+        ("find", True),
+        *([] if is_there else ["place"]),
+        "gone",
+        ("find", False),
+        "signature",
+    ]
+    played.did.clear()
+    played.found = [played.staged()]
+    stage(played, FREE)
+    assert played.did == ["allowed", ("find", False), "signature"]
+
+
+def test_what_another_replica_pinned_while_we_waited_is_not_read_again(played, monkeypatch):
+    """R4."""
+    answers = iter([None, DIGEST])
+    monkeypatch.setattr(played.store._pins, "digest", lambda _: next(answers))
+    played.found = [played.staged()]
+    assert stage(played, FREE) == played.staged()
+    assert played.did == ["allowed", ("find", True), "signature"]
+
+
+def test_a_store_that_fails_is_told_of_the_adapter_and_a_source_that_may_not_be_read_too(played):
+    """R8."""
+    played.errors[("find", True)] = OSError(28, "No space left on device")
+    with pytest.raises(ArtifactError) as failed:
+        stage(played)
+    assert (failed.value.reason, failed.value.permanent) == ("disk_full", False)
+    played.errors["allowed"] = UNFIT
+    played.did.clear()
+    with pytest.raises(ArtifactError, match="a number is none"):
+        stage(played)
+    assert played.did == ["allowed"]
+
+
+def test_after_a_restart_what_is_leased_is_seen_at_once(played):
+    """R13: without a worker, and without the source."""
+    played.peeked = played.staged(is_proven=False)
+    assert played.store.lookup(REF) is None
+    assert played.did == [], "it is not leased"
+    played.store.lease({played.id})
+    with locked(played.store._layout.lock(played.id), Stop()):
+        assert played.store.lookup(REF) is None
+    assert played.did == ["allowed"]
+    assert played.store.lookup(REF) == played.peeked
+    assert played.store.lookup(REF) == played.peeked
+    assert played.did == ["allowed", "allowed", "peek"]
+    played.proven.add(played.id)
+    assert played.store.lookup(REF) == played.staged(), "it was proven in the meantime"
+    played.proven.clear()
+    assert played.store.lookup(REF) == played.staged(), "which is remembered"
+
+
+@pytest.mark.parametrize("error", [UNFIT, OSError(5, "bad sector"), ZeroDivisionError()])
+def test_what_cannot_be_seen_at_once_is_for_a_worker_to_say(played, error):
+    """R8: but a fault of ours is told."""
+    played.store.lease({played.id})
+    played.put()
+    played.errors = {"peek": error, "see": error}
+    order = played.store._order(REF)
+    if isinstance(error, ZeroDivisionError):
+        with pytest.raises(ZeroDivisionError):
+            played.store.lookup(REF)
+        with pytest.raises(ZeroDivisionError):
+            played.store._join(order)
+    else:
+        assert played.store.lookup(REF) is None
+        assert played.store._join(order) is None
+    assert played.store.leased() == {played.id}
+
+
+def test_what_another_replica_staged_is_joined_and_what_is_not_there_is_not_leased(played):
+    """R7: nor is what cannot be proven at once, so that the lease is a new one to the worker too."""
+    order = played.store._order(REF)
+    assert played.store._join(order) is None
+    played.put()
+    assert played.store._join(order) is None
+    assert (played.did, played.store.leased()) == (["allowed", "see"], set())
+    assert played.store._join(played.store._order(FREE)) is None
+    played.peeked = played.staged()
+    assert played.store._join(order) == played.staged()
+    assert played.store.leased() == {played.id}
+    assert played.store.lookup(REF) == played.staged()
+    played.errors["allowed"] = UNFIT
+    assert played.store._join(order) is None
+    assert played.store.leased() == {played.id}, "it was leased before"
+
+
+async def test_what_is_proven_is_told_without_a_look_and_what_is_not_is_looked_at(played, monkeypatch):
+    """R21: in whatever time a staging may take, and then nobody waits for it."""
+    limits, stops = list[float](), list[Stop]()
+    timeout = asyncio.timeout
+    monkeypatch.setattr(module.asyncio, "timeout", lambda seconds: limits.append(seconds) or timeout(seconds))
+
+    def stage_one(_order: StageRequest, stop: Stop) -> Staged:
+        stop.check()
+        stops.append(stop)
+        return played.store._remember(_order, played.staged())
+
+    monkeypatch.setattr(played.store, "_stage", stage_one)
+    for _ in range(2):
+        assert await played.store.ensure(REF) == played.staged()
+    assert (limits, len(stops)) == ([1800.0], 1)
+    with pytest.raises(ArtifactError):
+        stops[0].check()
+    played.store._seen.put((REF, None), played.staged(is_proven=False))
+    await played.store.ensure(REF)
+    assert len(stops) == 2
+
+
+def test_what_the_engine_let_go_of_is_known_no_more_and_may_go_at_once(played):
+    """R7: but for what is held."""
+    other = "2" * 64
+    for artifact in (played.id, other):
+        played.store.lease({artifact})
+        played.store._layout.lock(artifact).touch()
+    played.store._seen.put((REF, None), played.staged())
+    before = played.store._layout.lock(played.id).stat().st_mtime
+    with played.store._leases.held(other):
+        assert played.store.let_go({played.id, other}) == {played.id}
+    assert played.did == [("forgotten", played.id)]
+    assert played.store.lookup(REF) is None
+    assert before - played.store._layout.lock(played.id).stat().st_mtime == pytest.approx(600.0, abs=60.0)
+    assert played.store.let_go({played.id}) == frozenset()
+
+
+def test_what_was_used_is_noted_when_it_is_told(played):
+    """R16: what was unused for the longest time goes first."""
+    lock = played.store._layout.lock(played.id)
+    lock.touch()
+    module.mark_used(played.store._layout, played.id, seconds_ago=5000.0)
+    before = lock.stat().st_mtime
+    played.store._doubted |= {played.id, "other"}
+    played.store._remember(played.store._order(REF), played.staged(is_proven=False))
+    assert lock.stat().st_mtime - before > 4000.0
+    assert played.store._doubted == {played.id, "other"}
+    played.store._remember(played.store._order(REF), played.staged())
+    assert played.store._doubted == {"other"}
+
+
+def test_a_path_is_intact_if_it_is_ours_proven_untouched_and_marked_by_nobody(played):
+    """R21: else it is not known any more."""
+    path = str(played.store._layout.adapter(played.id))
+    played.store._seen.put((REF, None), played.staged())
+    assert not played.store.is_intact("/elsewhere")
+    assert played.did == []
+    played.proven.add(played.id)
+    assert played.store.is_intact(path)
+    assert played.store.lookup(REF) is not None
+    (played.store._layout.damaged / played.id).touch()
+    assert not played.store.is_intact(path)
+    assert played.did == [("forgotten", played.id)]
+    assert played.store._seen.get((REF, None)) is None
+    (played.store._layout.damaged / played.id).unlink()
+    played.proven.clear()
+    assert not played.store.is_intact(path)
+
+
+@pytest.fixture
+def served(played) -> Played:
+    """What the engine served before this process started, and nobody has proven yet."""
+    played.store.lease({played.id})
+    played.store._seen.put((REF, None), played.staged(is_proven=False))
+    return played
+
+
+@pytest.mark.parametrize(
+    ("outcome", "adopts", "is_doubted"),
+    [
+        (ProofOutcome.PROVEN, False, False),
+        (ProofOutcome.SOURCE, True, False),
+        (ProofOutcome.SOURCE, False, True),
+        (ProofOutcome.UNKNOWN, True, True),
+        (ProofOutcome.CHANGED, True, True),
+    ],
+)
+def test_what_the_engine_served_is_proven_while_nobody_waits(served, outcome, adopts, is_doubted):
+    """R13, R21: at 100 MiB a second; what nothing proves is compared with its source."""
+    served.outcomes[served.id], served.adopts = outcome, adopts
+    served.store._prove_seen(Stop())
+    assert served.did[0] == ("prove", served.id, DIGEST, 100 << 20)
+    assert ("adopt" in served.did) is (outcome is ProofOutcome.SOURCE)
+    assert (served.id in served.store._doubted) is is_doubted
+    assert (("forgotten", served.id) in served.did) is is_doubted
+    served.peeked = served.staged()
+    assert (served.store.lookup(REF) is None) is is_doubted
+
+
+def test_what_is_being_worked_on_is_not_adopted_beside_it(served):
+    """R7."""
+    served.outcomes[served.id] = ProofOutcome.SOURCE
+    with locked(served.store._layout.lock(served.id), Stop()):
+        served.store._prove_seen(Stop())
+    assert "adopt" not in served.did
+    assert served.id in served.store._doubted
+
+
+def test_what_the_engine_served_and_is_damaged_is_told_to_all(served, monkeypatch):
+    """R4, R21."""
+    found: list[str] = []
+    monkeypatch.setattr(served.store._scrub, "found", found.append)
+    served.outcomes[served.id] = ProofOutcome.DAMAGED
+    served.store._prove_seen(Stop())
+    assert (found, served.store._doubted) == ([served.id], set())
+
+
+@pytest.mark.parametrize("why", ["proven", "damaged"])
+def test_what_need_not_be_proven_is_not_hashed(served, why):
+    """R16: it was proven in the meantime, or is not what its reference means any more."""
+    if why == "proven":
+        served.proven.add(served.id)
+    else:
+        served.store._damage.mark(served.id)
+    served.store._prove_seen(Stop())
+    assert served.did == []
+
+
+def test_what_cannot_be_proven_keeps_no_other_from_it(served):
+    """R8."""
+    served.outcomes[served.id] = OSError(5, "bad sector")
+    with pytest.raises(OSError, match="bad sector"):
+        served.store._prove_seen(Stop())
+    assert served.store._seen.unproven() == []
+    served.store._prove_seen(Stop())
+    served.store._seen.put((REF, None), served.staged(is_proven=False))
+    served.outcomes[served.id] = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        served.store._prove_seen(Stop())
+    assert len(served.store._seen.unproven()) == 1
+
+
+def test_a_base_that_the_pool_names_is_what_adapters_are_compared_with(open_store):
+    """R5: what was seen for another base is not what was asked for."""
+    store, base = open_store(), BaseModules({"model.layers.0.mlp.up_proj": (16, 16)})
+    assert (store.base_known, store.use_pool(None), store._order(REF).base) == (False, "", None)
+    shapes = BaseShapes(modules=compress(base.modules), fingerprint=base.fingerprint)
+    pool = PoolSpec(name="p", base_models=["b"]).model_copy(update={"base": shapes})
+    store._seen.put((REF, None), Staged("1" * 64, "/p", DIGEST, 8))
+    assert (store.use_pool(pool), store.base_known, store._order(REF).base) == ("", True, base)
+    assert store.lookup(REF) is None
+    other = open_store("r2", base=BaseModules({"model.layers.0.mlp.up_proj": (8, 8)}))
+    assert other.base_known
+    assert "--base-model" in other.use_pool(pool)
+
+
+def test_a_pool_that_begins_to_ask_for_signatures_is_obeyed_at_once(open_store):
+    """R21: what was seen before is looked at anew, and only then."""
+    store = open_store()
+    staged = Staged("1" * 64, "/p", DIGEST, 8)
+    store._seen.put((REF, None), staged)
+    store.use_pool(None)
+    assert store.lookup(REF) == staged
+    store.use_pool(PoolSpec(name="p", base_models=["b"], limits=PoolLimits(require_signature=True)))
+    assert store.lookup(REF) is None
+
+
+def test_a_file_of_the_operator_is_taken_again_when_it_changes(open_store, tmp_path):
+    """R13: counted, so that what was refused is tried again."""
+    store, file, used = open_store(), tmp_path / "keys", list[str]()
+    file.write_text("one")
+    store.follow(file, Path.read_text, used.append)
+    assert (used, store.files_taken) == (["one"], 1)
+    for text, count in (("other", 2), ("", 2)):
+        if text:
+            file.write_text(text)
+        store.maintenance.round(Stop())
+        assert (used[-1], store.files_taken) == ("other", count)
+
+
+def test_a_replica_that_takes_over_knows_what_the_last_one_left(played):
+    """R10, R7."""
+    played.store._seen.put((REF, None), played.staged())
+    played.store._lease_file.write_text("2" * 64 + "\n")
+    played.store.take_over()
+    assert played.store.leased() == {"2" * 64}
+    assert len(played.store._seen) == 0
+
+
+def test_the_end_closes_what_is_kept_and_lets_no_more_begin(played):
+    """R16."""
+    assert played.store._workers._max_workers == 16, "four quick and four long, for eager and for lazy ones"
+    played.store.close()
+    assert played.did == ["closed"]
+    with pytest.raises(RuntimeError):
+        played.store._workers.submit(int)

@@ -1,0 +1,329 @@
+"""In which order an artifact is taken in, and what is said of one that stands there; with parts that are played."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from registry.lora.policy import Policy
+from registry.sources.base import ArtifactError, Stop
+from sidecar.artifacts import ingest, stored
+from sidecar.artifacts.ingest import Incoming, Ingest, Ingested
+from sidecar.artifacts.layout import StoreLayout, open_layout
+from sidecar.artifacts.proof import ProofOutcome
+from sidecar.artifacts.requests import StageRequest
+from sidecar.artifacts.stored import StoredArtifacts
+from sidecar.artifacts.types import ArtifactRef, Staged
+
+SOURCE = "sha256:" + "1" * 64
+REFUSED = ArtifactError("signature_missing", "nobody vouches for it", permanent=True)
+
+
+def order_of(digest: str | None = SOURCE) -> StageRequest:
+    return StageRequest(ArtifactRef("file:///a", digest), Policy(), None)
+
+
+class Parts:
+    """All that the two work with; what each was asked is in `did`, and errors befall those that are named so."""
+
+    def __init__(self, root: Path, monkeypatch) -> None:
+        self.layout: StoreLayout = open_layout(root, "r1")
+        self.did: list[Any] = []
+        self.errors: dict[str, Exception] = {}
+        self.outcome: ProofOutcome | None = ProofOutcome.PROVEN
+        self.report: Any = SimpleNamespace(id=order_of().artifact(SOURCE), source=SOURCE)
+        self.is_as_it_came, self.is_proven, self.is_intact, self.makes_way = True, False, False, False
+        self.is_adopted, self.is_quick, self.size_bytes = True, True, 0
+        self.are_required = False
+        monkeypatch.setattr(ingest, "make_report", lambda *what: self.report)
+        monkeypatch.setattr(ingest, "prepare", lambda *_: self._do("prepare") or [])
+        monkeypatch.setattr(ingest, "manifest_digest", lambda _: "prepared")
+        for module in (ingest, stored):
+            monkeypatch.setattr(module, "staged_by", lambda *_: self._do("told by report") or self.staged("report"))
+        monkeypatch.setattr(stored, "look", lambda *_: self._do("looked") or self.staged("files"))
+        monkeypatch.setattr(stored, "is_quick_to_look", lambda *_: self.is_quick)
+        monkeypatch.setattr(stored, "size_of", lambda _: self.size_bytes)
+
+    def staged(self, by: str) -> Staged:
+        return Staged(order_of().artifact(SOURCE), by, SOURCE, 8)
+
+    def _do(self, what: str) -> None:
+        self.did.append(what)
+        if what in self.errors:
+            raise self.errors[what]
+
+    # What signatures, reports, proofs, examiner and collector are asked.
+    def check(self, _ref: object, digest: str) -> None:
+        self._do(f"signature of {digest[:8]}")
+
+    def write(self, _report: object) -> None:
+        self._do("report")
+
+    def read(self, _artifact: str) -> Any:
+        return self.report
+
+    def note(self, _artifact: str) -> None:
+        self._do("proven as written")
+
+    def prove(self, _artifact: str, source: str, _stop: Stop) -> ProofOutcome | None:
+        self._do(f"hashed for {source[:8]}")
+        return self.outcome
+
+    def prove_by(self, _report: object, _artifact: str, source: str, _stop: Stop) -> ProofOutcome | None:
+        self._do(f"hashed at once for {source[:8]}")
+        return self.outcome
+
+    def identity(self, artifact: str) -> object:
+        return object() if self.layout.adapter(artifact).exists() else None
+
+    def __contains__(self, _artifact: str) -> bool:
+        return self.is_proven
+
+    def warm(self) -> None:
+        self._do("warm")
+
+    def examine(self, _directory: Path, _base: object, _policy: object, _stop: Stop) -> Any:
+        self._do("examine")
+        return SimpleNamespace(is_as_it_came=self.is_as_it_came)
+
+    def make_way(self, _artifact: str, *, but: Path) -> bool:
+        self._do(f"make way but for {but}")
+        return self.makes_way
+
+    def adopt(self, *_: object) -> bool:
+        self._do("adopt")
+        return self.is_adopted
+
+    @contextmanager
+    def adding(self, _artifact: str, _size_bytes: int):
+        self._do("announced")
+        yield
+        self._do("counted")
+
+    def sync(self) -> None:
+        self._do("names")
+
+    def ingest(self) -> Ingest:
+        made = Ingest(self.layout, self, None, self, self, self, self, 1)  # type: ignore[arg-type]
+        made._names = self  # type: ignore[assignment]
+        return made
+
+    def stored(self) -> StoredArtifacts:
+        proofs = SimpleNamespace(
+            identity=self.identity,
+            prove=self.prove,
+            prove_by=self.prove_by,
+            is_intact=lambda _: self.is_intact,
+        )
+        proofs = type("P", (), {"__contains__": lambda _s, _a: self.is_proven, **vars(proofs)})
+        for name in ("identity", "prove", "prove_by"):
+            setattr(proofs, name, staticmethod(getattr(self, name)))
+        proofs.is_intact = staticmethod(lambda _: self.is_intact)
+        return StoredArtifacts(self.layout, self, self, proofs(), self, self, Path("own"))  # type: ignore[arg-type]
+
+    def put(self) -> None:
+        self.layout.adapter(order_of().artifact(SOURCE)).mkdir()
+
+
+@pytest.fixture
+def parts(tmp_path, monkeypatch) -> Parts:
+    return Parts(tmp_path / "store", monkeypatch)
+
+
+class Arriving(Incoming):
+    """Files that have arrived, as a test says."""
+
+    def __init__(self, parts: Parts, digest: str = SOURCE) -> None:
+        super().__init__(Path("/arriving"), 1, None, Stop())  # type: ignore[arg-type]
+        self._parts, self._found = parts, digest
+
+    def digest(self) -> str:
+        return self._found
+
+    def place(self, final: Path, naming: Any) -> None:
+        with naming:
+            self._parts._do(f"named {final.name[:8]}")
+
+
+class Source:
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+
+    def fetch(self, _receive: object, _stop: Stop) -> None:
+        self.parts._do("fetched")
+
+
+def receive(parts: Parts, expected: str | None, found: str = SOURCE) -> Ingested:
+    return parts.ingest().receive(Source(parts), Arriving(parts, found), order_of(expected), expected, Stop())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("expected", [SOURCE, None])
+def test_nothing_is_read_of_what_nobody_vouches_for(parts, expected):
+    """R21, X2: the digest is compared, and the signature proven, before it is examined."""
+    assert receive(parts, expected).digest == SOURCE
+    assert parts.did == ["warm", "fetched", "signature of sha256:1", "examine"]
+    parts.did.clear()
+    parts.errors["signature of sha256:1"] = REFUSED
+    with pytest.raises(ArtifactError, match="nobody vouches"):
+        receive(parts, expected)
+    assert "examine" not in parts.did
+
+
+def test_other_files_than_expected_are_not_read(parts):
+    """R4 digest-true."""
+    with pytest.raises(ArtifactError) as refused:
+        receive(parts, SOURCE, found="sha256:" + "2" * 64)
+    assert (refused.value.reason, parts.did) == ("digest_mismatch", ["warm", "fetched"])
+
+
+def test_an_artifact_gets_its_name_behind_its_report_and_is_told_once_that_is_on_the_disk(parts):
+    """R12, R21, fault 17."""
+    arrived = Ingested(SOURCE, SimpleNamespace())  # type: ignore[arg-type]
+    staged = parts.ingest().place(Arriving(parts), order_of(), arrived, Stop())
+    assert staged.path == "report"
+    assert parts.did == [
+        *("prepare", "report", "announced", "named sha256-" + parts.report.id[:1], "counted"),
+        *("proven as written", "names", "told by report"),
+    ]
+    parts.did.clear()
+    parts.errors["names"] = OSError(5, "bad sector")
+    with pytest.raises(OSError, match="bad sector"):
+        parts.ingest().place(Arriving(parts), order_of(), arrived, Stop())
+    assert "told by report" not in parts.did
+
+
+@pytest.mark.parametrize("outcome", list(ProofOutcome))
+def test_what_stands_there_is_vouched_for_only_if_it_is_what_comes_of_its_source(parts, outcome):
+    """R21."""
+    parts.outcome = outcome
+    arrived = Ingested(SOURCE, SimpleNamespace())  # type: ignore[arg-type]
+    is_proven = parts.ingest().vouch(Arriving(parts), order_of(), arrived, Stop())
+    assert is_proven is (outcome is ProofOutcome.PROVEN)
+    assert parts.did == ["prepare", "report", "hashed for sha256:1"]
+
+
+@pytest.mark.parametrize(
+    ("is_as_it_came", "outcome", "is_adopted"),
+    [(True, ProofOutcome.PROVEN, True), (True, ProofOutcome.DAMAGED, False), (False, ProofOutcome.PROVEN, False)],
+)
+def test_a_source_that_stands_there_is_adopted_if_it_would_be_taken_as_it_is(parts, is_as_it_came, outcome, is_adopted):
+    """R13, R22."""
+    parts.is_as_it_came, parts.outcome = is_as_it_came, outcome
+    assert parts.ingest().adopt(order_of(), SOURCE, Stop()) is is_adopted
+    assert parts.did == (["examine", "report", "hashed for sha256:1"] if is_as_it_came else ["examine"])
+
+
+def test_what_cannot_be_served_is_not_adopted_and_who_is_stopped_says_nothing_of_it(parts):
+    """R21, R12: what is our own fault, or the disk's, is told."""
+    parts.errors["examine"] = ArtifactError("not_finite", "", permanent=True)
+    assert not parts.ingest().adopt(order_of(), SOURCE, Stop())
+    stopped = Stop()
+    stopped.set()
+    with pytest.raises(ArtifactError) as told:
+        parts.ingest().adopt(order_of(), SOURCE, stopped)
+    assert told.value.reason == "staging_stopped"
+    for error in (OSError(5, "bad sector"), ZeroDivisionError()):
+        parts.errors["examine"] = error
+        with pytest.raises(type(error)):
+            parts.ingest().adopt(order_of(), SOURCE, Stop())
+    assert "report" not in parts.did
+
+
+def test_what_is_not_there_has_to_be_fetched_whoever_vouches_for_it(parts):
+    assert parts.stored().find(order_of(), SOURCE, Stop(), is_new=True) is None
+    assert parts.stored().peek(order_of(), SOURCE) is None
+    assert parts.stored().see(order_of(), SOURCE) is None
+    assert not parts.stored().has(order_of(), SOURCE, Stop(), is_new=True)
+    assert parts.did == []
+
+
+@pytest.mark.parametrize("has_report", [True, False])
+@pytest.mark.parametrize("is_intact", [True, False])
+def test_what_is_proven_is_told_by_its_report_or_else_by_its_files(parts, has_report, is_intact):
+    """R21: it is not hashed again if nobody has touched it."""
+    parts.put()
+    parts.is_intact = is_intact
+    if not has_report:
+        parts.report = None
+    found = parts.stored().find(order_of(), SOURCE, Stop(), is_new=False)
+    assert isinstance(found, Staged)
+    assert found.path == ("report" if has_report else "files")
+    hashed = [] if is_intact else ["hashed for sha256:1"]
+    assert parts.did == ["signature of sha256:1", *hashed, "told by report" if has_report else "looked"]
+
+
+@pytest.mark.parametrize("outcome", [ProofOutcome.DAMAGED, ProofOutcome.UNKNOWN, ProofOutcome.CHANGED])
+@pytest.mark.parametrize(("is_new", "makes_way"), [(True, True), (True, False), (False, True)])
+def test_what_is_not_what_it_has_to_be_makes_way_if_no_engine_reads_it(parts, outcome, is_new, makes_way):
+    """R4, R7: our own does not where the lease is new."""
+    parts.put()
+    parts.outcome, parts.makes_way = outcome, makes_way
+    found = parts.stored().find(order_of(), SOURCE, Stop(), is_new=is_new)
+    assert found is (None if is_new and makes_way else outcome)
+    assert parts.did[1:] == ["hashed for sha256:1", *(["make way but for own"] if is_new else [])]
+
+
+@pytest.mark.parametrize("is_adopted", [True, False])
+def test_a_source_that_stands_there_is_proven_if_it_can_be_adopted(parts, is_adopted):
+    """R13."""
+    parts.put()
+    parts.outcome, parts.is_adopted = ProofOutcome.SOURCE, is_adopted
+    found = parts.stored().find(order_of(), SOURCE, Stop(), is_new=False)
+    assert isinstance(found, Staged) is is_adopted
+    assert is_adopted or found is ProofOutcome.UNKNOWN
+
+
+def test_what_is_wrong_with_what_is_there_is_for_the_one_who_looks_to_say(parts):
+    """R12: and a fault of ours is told by anybody."""
+    parts.put()
+    for error in (REFUSED, OSError(5, "bad sector")):
+        parts.errors["signature of sha256:1"] = error
+        assert parts.stored().has(order_of(), SOURCE, Stop(), is_new=False)
+        with pytest.raises(type(error)):
+            parts.stored().find(order_of(), SOURCE, Stop(), is_new=False)
+    parts.errors["signature of sha256:1"] = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        parts.stored().has(order_of(), SOURCE, Stop(), is_new=False)
+    parts.errors.clear()
+    assert parts.stored().has(order_of(), SOURCE, Stop(), is_new=False)
+
+
+@pytest.mark.parametrize(
+    ("is_proven", "are_required", "is_told"),
+    [(True, True, True), (False, True, False), (False, False, True), (True, False, True)],
+)
+def test_what_is_not_proven_is_told_of_unless_signatures_are_asked_for(parts, is_proven, are_required, is_told):
+    """R21, R13: a restart says at once what its engine serves."""
+    parts.put()
+    parts.is_proven, parts.are_required = is_proven, are_required
+    found = parts.stored().peek(order_of(), SOURCE)
+    assert (found is not None) is is_told
+    assert found is None or found.is_proven is is_proven
+    assert "signature of sha256:1" in parts.did
+    parts.report, parts.is_quick = None, False
+    assert parts.stored().peek(order_of(), SOURCE) is None, "a header that takes long is a worker's"
+    parts.is_quick = True
+    found = parts.stored().peek(order_of(), SOURCE)
+    assert (found.path if found else None) == ("files" if is_told else None)
+
+
+@pytest.mark.parametrize(("size_bytes", "is_seen"), [(256 << 10, True), ((256 << 10) + 1, False)])
+@pytest.mark.parametrize("outcome", [ProofOutcome.PROVEN, ProofOutcome.DAMAGED])
+def test_a_quarter_of_a_mebibyte_is_hashed_in_the_event_loop(parts, size_bytes, is_seen, outcome):
+    """R19: in less time than it takes to hand it to a worker."""
+    parts.put()
+    parts.size_bytes, parts.outcome = size_bytes, outcome
+    found = parts.stored().see(order_of(), SOURCE)
+    assert (found is not None) is (is_seen and outcome is ProofOutcome.PROVEN)
+    assert found is None or found.is_proven
+    assert ("hashed at once for sha256:1" in parts.did) is is_seen
+    parts.is_proven = True
+    found = parts.stored().see(order_of(), SOURCE)
+    assert found is not None
+    assert found.is_proven
+    parts.is_proven, parts.report, parts.size_bytes = False, None, 0
+    assert parts.stored().see(order_of(), SOURCE) is None, "nothing proves that it need not be changed for the base"

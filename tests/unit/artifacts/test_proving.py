@@ -1,0 +1,534 @@
+"""What hashing comes to, what is known of it later, and whose signatures count."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from registry.lora import ed25519
+from registry.lora.base import BaseModules
+from registry.lora.digest import FileEntry, manifest_digest
+from registry.lora.safetensors import LENGTH_BYTES
+from registry.model.records import BaseShapes, PoolLimits, PoolSpec
+from registry.sources.base import ArtifactError, Stop, StoreError
+from sidecar.artifacts import proof, reports, requests
+from sidecar.artifacts.files import locked_at_once
+from sidecar.artifacts.layout import StoreLayout, open_layout
+from sidecar.artifacts.preparation import Bases, prepare
+from sidecar.artifacts.proof import (
+    DamagedArtifacts,
+    ProofOutcome,
+    Proofs,
+    Signatures,
+    hash_directory,
+    read_keys,
+    size_of,
+)
+from sidecar.artifacts.reports import Reports, is_quick_to_look
+from sidecar.artifacts.requests import Pins, copy_after, mismatch, pin_name, stage_request_of
+from sidecar.artifacts.types import ArtifactRef
+
+A, B = "a" * 64, "b" * 64
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MIB = 1 << 20
+
+
+@pytest.fixture
+def layout(tmp_path) -> StoreLayout:
+    return open_layout(tmp_path / "store", "r1")
+
+
+def put(layout: StoreLayout, artifact: str = A, weights: bytes = b"w" * 9, config: bytes = b"{}") -> str:
+    """Puts an artifact there, and gives the digest of its files."""
+    directory = layout.adapter(artifact)
+    directory.mkdir()
+    entries = []
+    for name, content in ((CONFIG, config), (WEIGHTS, weights)):
+        (directory / name).write_bytes(content)
+        entries.append(FileEntry(name, len(content), hashlib.sha256(content).hexdigest()))
+    return manifest_digest(entries)
+
+
+class Told(dict):
+    """Reports as a test tells them."""
+
+    def read(self, artifact: str) -> object:
+        return self.get(artifact)
+
+
+def report(source: str, prepared: str) -> SimpleNamespace:
+    return SimpleNamespace(source=source, prepared=prepared)
+
+
+@pytest.mark.parametrize(
+    ("source", "told", "outcome"),
+    [
+        ("found", None, ProofOutcome.SOURCE),
+        ("other", None, ProofOutcome.UNKNOWN),
+        (None, None, ProofOutcome.UNKNOWN),
+        (None, ("any", "found"), ProofOutcome.PROVEN),
+        (None, ("any", "other"), ProofOutcome.DAMAGED),
+        ("any", ("any", "found"), ProofOutcome.PROVEN),
+        ("any", ("any", "other"), ProofOutcome.DAMAGED),
+        ("found", ("any", "found"), ProofOutcome.SOURCE),
+        ("other", ("any", "found"), ProofOutcome.UNKNOWN),
+    ],
+)
+def test_bytes_are_compared_with_what_was_written_and_else_with_the_source(layout, source, told, outcome):
+    """R21 proven-here: a report of another source says nothing of this one."""
+    found = put(layout)
+    words = {"found": found, None: None}
+    known = Told({A: report(*(words.get(one, one) for one in told))} if told else {})
+    proofs = Proofs(layout, known)  # type: ignore[arg-type]
+    proofs.note(A)
+    assert proofs.prove(A, words.get(source, source), Stop()) is outcome
+    is_proven = outcome is ProofOutcome.PROVEN
+    if source is None and told is None:
+        assert A in proofs, "nothing was looked at"
+        return
+    assert (A in proofs, proofs.is_intact(A)) == (is_proven, is_proven)
+
+
+@pytest.mark.parametrize("change", ["touched", "replaced", "gone", "a link"])
+def test_what_was_touched_since_is_not_intact(layout, change):
+    """R21: whatever its bytes are now."""
+    put(layout)
+    proofs, directory = Proofs(layout, Told()), layout.adapter(A)  # type: ignore[arg-type]
+    assert not proofs.is_intact(A)
+    proofs.note(A)
+    assert proofs.is_intact(A)
+    if change == "touched":
+        (directory / CONFIG).chmod(0o600)
+    elif change == "replaced":
+        directory.rename(layout.temporary(A, "old"))
+        put(layout)
+    elif change == "gone":
+        (directory / WEIGHTS).unlink()
+    else:
+        directory.rename(layout.temporary(A, "old"))
+        directory.symlink_to(layout.temporary(A, "old"))
+    assert not proofs.is_intact(A)
+    assert A in proofs
+    proofs.forget({A, B})
+    assert A not in proofs
+
+
+@pytest.mark.parametrize("which", [CONFIG, WEIGHTS, "."])
+def test_what_is_not_as_we_leave_an_artifact_is_never_proven(layout, which):
+    """R21: however right its bytes are."""
+    found, directory = put(layout), layout.adapter(A)
+    if which == ".":
+        directory.rename(layout.temporary(A, "old"))
+        directory.symlink_to(layout.temporary(A, "old"))
+    else:
+        (directory / which).rename(layout.temporary(A, "old"))
+        (directory / which).symlink_to(layout.temporary(A, "old"))
+    proofs = Proofs(layout, Told({A: report("any", found)}))  # type: ignore[arg-type]
+    proofs.note(A)
+    assert (proofs.identity(A), A in proofs) == (None, False)
+    assert proofs.prove(A, None, Stop()) is ProofOutcome.DAMAGED
+    assert proofs.prove(A, found, Stop()) in {ProofOutcome.UNKNOWN, ProofOutcome.DAMAGED}
+    assert A not in proofs
+
+
+@pytest.mark.parametrize("change", ["written", "removed"])
+def test_what_changes_while_it_is_hashed_is_neither_proven_nor_damaged(layout, monkeypatch, change):
+    """R4: it may be another artifact by now."""
+    found = put(layout)
+    whole = proof.hash_directory
+
+    def changing(directory: Path, *rest: object) -> str:
+        digest = whole(directory, *rest)
+        if change == "written":
+            (directory / WEIGHTS).write_bytes(b"v" * 9)
+        else:
+            directory.rename(layout.temporary(A, "old"))
+        return digest
+
+    monkeypatch.setattr(proof, "hash_directory", changing)
+    proofs = Proofs(layout, Told({A: report("any", found)}))  # type: ignore[arg-type]
+    proofs.note(A)
+    assert proofs.prove(A, None, Stop()) is ProofOutcome.CHANGED
+    assert A not in proofs
+
+
+def test_what_is_missing_altogether_has_changed(layout):
+    proofs = Proofs(layout, Told())  # type: ignore[arg-type]
+    assert proofs.prove(A, "any", Stop()) is ProofOutcome.CHANGED
+
+
+def test_an_identity_has_the_size_of_both_files(layout):
+    put(layout, weights=b"w" * 9, config=b"{}")
+    identity = Proofs(layout, Told()).identity(A)  # type: ignore[arg-type]
+    assert identity is not None
+    assert (len(identity), size_of(identity)) == (3, 11)
+
+
+def test_hashing_takes_the_time_that_it_is_given_and_can_be_stopped(layout, monkeypatch):
+    """R19: a mebibyte at a time; without a pace it does not wait."""
+    digest = put(layout, weights=b"w" * (2 * MIB + 512))
+    stop, waits = Stop(), list[float]()
+    monkeypatch.setattr(stop, "check", waits.append)
+    assert hash_directory(layout.adapter(A), stop, bytes_per_second=1024.0) == digest
+    assert waits == [2 / 1024, 1024.0, 1024.0, 0.5]
+    waits.clear()
+    assert hash_directory(layout.adapter(A), stop) == digest
+    assert waits == [0.0] * 4
+    stopped = Stop()
+    stopped.set()
+    with pytest.raises(ArtifactError):
+        hash_directory(layout.adapter(A), stopped)
+
+
+@pytest.mark.parametrize("kind", ["stranger", "pipe", "missing", "no directory"])
+def test_what_is_no_artifact_has_no_digest_but_what_was_met(layout, kind):
+    """R21, X2: other files too would be read by an engine."""
+    put(layout)
+    directory = layout.adapter(A)
+    if kind == "stranger":
+        for name in "dcba":
+            (directory / name).touch()
+        assert hash_directory(directory, Stop()) == "files that are no part of an artifact: ['a', 'b', 'c']"
+        return
+    if kind == "no directory":
+        directory.rename(layout.temporary(A, "old"))
+        directory.write_bytes(b"")
+    else:
+        (directory / WEIGHTS).unlink()
+        if kind == "pipe":
+            os.mkfifo(directory / WEIGHTS)
+    met = {"pipe": "no regular file: ", "missing": "No such file or directory: ", "no directory": "Not a directory: "}
+    assert hash_directory(directory, Stop()).startswith(met[kind] + str(directory))
+
+
+def test_what_is_marked_damaged_is_known_to_all_and_told_once(layout):
+    """R4, R21: also when it has gone; what is no artifact's name is none."""
+    one, other = DamagedArtifacts(layout), DamagedArtifacts(layout)
+    assert (one.ids, one.is_marked(A)) == (frozenset(), False)
+    put(layout, A)
+    one.mark(A)
+    one.mark(A)
+    assert stat.S_IMODE((layout.damaged / A).stat().st_mode) & 0o177 == 0
+    assert (one.ids, one.present(), other.ids) == ({A}, {A}, frozenset())
+    assert (other.is_marked(A), other.is_marked(B), other.present()) == (True, False, set())
+    (layout.damaged / "other").touch()
+    assert [other.refresh(), other.refresh(), other.ids] == [{A}, frozenset(), {A}]
+    (layout.damaged / A).unlink()
+    assert other.is_marked(A), "as it was known"
+    layout.adapter(A).rename(layout.temporary(A, "old"))
+    assert other.present() == set()
+    assert DamagedArtifacts(layout).ids == frozenset()
+
+
+def limits(*, require_signature: bool) -> PoolSpec:
+    return PoolSpec(name="p", base_models=["b"], limits=PoolLimits(require_signature=require_signature))
+
+
+def test_a_policy_of_signatures_is_looked_at_anew_when_it_or_the_keys_are_others():
+    """R21."""
+    keys: dict = {}
+    policy = Signatures(keys)
+    for pool, changed, required in (
+        (None, False, False),
+        (limits(require_signature=False), False, False),
+        (limits(require_signature=True), True, True),
+        (limits(require_signature=True), False, True),
+        (None, True, False),
+    ):
+        assert (policy.follow(pool), policy.are_required) == (changed, required)
+    policy.use({})
+    assert [policy.follow(None), policy.follow(None)] == [True, False]
+
+
+def test_what_lacks_a_signature_is_refused_for_good_where_one_is_asked_for():
+    """R21."""
+    policy, ref = Signatures({}), ArtifactRef("file:///a", None)
+    policy.check(ref, "sha256:" + "1" * 64)
+    policy.follow(limits(require_signature=True))
+    with pytest.raises(ArtifactError) as refused:
+        policy.check(ref, "sha256:" + "1" * 64)
+    assert refused.value.permanent
+    assert refused.value.reason.startswith("signature_")
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"text", b"a: [", b"a: 2020-13-99", b"team: no key", b"\xff\xfe\x00"])
+def test_a_file_of_keys_that_cannot_be_read_is_named(tmp_path, content):
+    """R12, X2."""
+    file = tmp_path / "keys.yaml"
+    file.write_bytes(content)
+    with pytest.raises(StoreError, match=f"--signature-keys {file}"):
+        read_keys(file)
+
+
+@pytest.mark.parametrize("error", [RecursionError(), ZeroDivisionError()], ids=["nested deeply", "ours"])
+def test_what_is_nested_too_deeply_is_no_file_of_keys_and_a_fault_of_ours_is_told(tmp_path, monkeypatch, error):
+    """X2."""
+
+    def failing(_: bytes) -> object:
+        raise error
+
+    monkeypatch.setattr(yaml, "safe_load", failing)
+    (tmp_path / "keys.yaml").write_bytes(b"[")
+    with pytest.raises(StoreError if isinstance(error, RecursionError) else ZeroDivisionError):
+        read_keys(tmp_path / "keys.yaml")
+
+
+def test_no_more_of_a_file_of_keys_is_read_than_some(tmp_path, monkeypatch):
+    """R16 bounded: what stands behind it is not."""
+    monkeypatch.setattr(proof, "MAX_KEYS_BYTES", 100)
+    monkeypatch.setattr(ed25519, "read_public_key", lambda pem: f"key {pem}")
+    file = tmp_path / "keys.yaml"
+    with pytest.raises(StoreError, match="No such file"):
+        read_keys(file)
+    file.write_bytes(b"team: one\n7: two\n".ljust(100) + b"\nother: three\n")
+    assert read_keys(file) == {"team": "key one", "7": "key two"}
+    file.write_bytes(b"team: one".rjust(100))
+    assert read_keys(file) == {"team": "key one"}
+
+
+@pytest.mark.parametrize(("size_bytes", "is_quick"), [(512 << 10, True), ((512 << 10) + 1, False)])
+@pytest.mark.parametrize("which", [CONFIG, WEIGHTS])
+def test_half_a_mebibyte_is_read_in_the_event_loop(layout, size_bytes, is_quick, which):
+    """R19: of a header, or of a configuration; what is missing is met at once."""
+    header = (size_bytes if which == WEIGHTS else 8).to_bytes(LENGTH_BYTES, "little")
+    put(layout, weights=header + b"rest", config=b"{" * (size_bytes if which == CONFIG else 2))
+    assert is_quick_to_look(layout, A) is is_quick
+    (layout.adapter(A) / which).unlink()
+    assert is_quick_to_look(layout, A)
+
+
+def test_a_report_is_read_only_of_the_artifact_that_it_is_of(layout, monkeypatch):
+    """R21: what cannot be read is told, and is not missing."""
+    kept = Reports(layout)
+    assert kept.read(A) is None
+    layout.report(A).mkdir()
+    assert kept.read(A) is None
+    layout.report(A).rmdir()
+    layout.report(A).touch()
+    os.truncate(layout.report(A), (64 << 20) + 1)
+    assert kept.read(A) is None
+    for error in (OSError(5, "bad sector"), ZeroDivisionError()):
+
+        def failing(*_: object, error: Exception = error, **__: object) -> bytes:
+            raise error
+
+        monkeypatch.setattr(reports, "read_file", failing)
+        with pytest.raises(type(error)):
+            kept.read(A)
+
+
+@pytest.mark.parametrize("problem", ["others", "writable", "short", "long", "link", "directory", "foreign"])
+def test_a_key_that_somebody_else_may_know_is_set_aside(layout, monkeypatch, problem):
+    """R21, R12: and another one is made."""
+    Reports(layout)
+    before = layout.key.read_bytes()
+    assert (len(before), stat.S_IMODE(layout.key.stat().st_mode)) == (32, 0o600)
+    if problem in {"others", "writable"}:
+        layout.key.chmod(0o604 if problem == "others" else 0o602)
+    elif problem in {"short", "long"}:
+        layout.key.write_bytes(before[:31] if problem == "short" else before + b"x")
+    elif problem == "foreign":
+        monkeypatch.setattr(reports.os, "geteuid", lambda: os.getuid() + 1)
+    else:
+        layout.key.rename(layout.root / "moved")
+        layout.key.symlink_to("moved") if problem == "link" else layout.key.mkdir()
+    fds = len([*Path("/proc/self/fd").iterdir()])
+    Reports(layout)
+    assert len([*Path("/proc/self/fd").iterdir()]) == fds
+    assert len([path for path in layout.root.iterdir() if path.name.startswith("key.set-aside-")]) == 1
+    assert (layout.key.is_symlink(), len(layout.key.read_bytes())) == (False, 32)
+    assert layout.key.read_bytes() != before
+    assert not list((layout.root / "tmp").iterdir())
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o660, 0o640])
+def test_a_key_that_only_the_group_may_read_stays_and_is_closed(layout, mode):
+    """R21: Kubernetes opens all files of a volume to its fsGroup."""
+    Reports(layout)
+    before = layout.key.read_bytes()
+    layout.key.chmod(mode)
+    Reports(layout)
+    assert (layout.key.read_bytes(), stat.S_IMODE(layout.key.stat().st_mode)) == (before, 0o600)
+
+
+def test_a_key_is_made_under_its_lock_and_is_on_the_disk_before_it_has_its_name(layout, monkeypatch):
+    """R12: two sidecars that start at once have one."""
+    noted: list[object] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def noting(descriptor: int) -> None:
+        with locked_at_once(layout.lock("key")) as is_free:
+            noted.append((os.fstat(descriptor).st_size, is_free))
+        fsync(descriptor)
+
+    monkeypatch.setattr(reports.os, "fsync", noting)
+    monkeypatch.setattr(Path, "rename", lambda path, target: noted.append("name") or rename(path, target))
+    Reports(layout)
+    assert noted == [(32, False), "name"]
+
+
+class Layout:
+    """How new weights are made: a header, and ranges of the old numbers."""
+
+    def __init__(self, start: bytes, *ranges: list[tuple[int, int]]) -> None:
+        self.start = start
+        self.ranges = [SimpleNamespace(parts=lambda one=one: iter(one)) for one in ranges]
+
+
+def examined(**changes: object) -> SimpleNamespace:
+    return SimpleNamespace(**{"new_weights": None, "new_config": None, "start": 0} | changes)
+
+
+@pytest.fixture
+def arrived(tmp_path) -> tuple[Path, list[FileEntry]]:
+    contents = {CONFIG: b"{}", WEIGHTS: b"head" + bytes(range(100))}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    return tmp_path, [FileEntry(name, len(one), hashlib.sha256(one).hexdigest()) for name, one in contents.items()]
+
+
+def test_new_weights_are_the_old_numbers_behind_a_new_header(arrived):
+    """R22, R4: in the order that they are asked for; what stands there is what is told."""
+    folder, entries = arrived
+    layout = Layout(b"new", [(10, 20), (0, 5)], [(99, 100)], [])
+    told = prepare(folder, examined(new_weights=layout, start=4, new_config=b"[1]"), entries, Stop())  # type: ignore[arg-type]
+    numbers = bytes(range(100))
+    contents = {CONFIG: b"[1]", WEIGHTS: b"new" + numbers[10:20] + numbers[:5] + numbers[99:]}
+    assert told == [FileEntry(name, len(one), hashlib.sha256(one).hexdigest()) for name, one in contents.items()]
+    for name, content in contents.items():
+        assert (folder / name).read_bytes() == content
+        assert stat.S_IMODE((folder / name).stat().st_mode) == 0o444
+    assert {path.name for path in folder.iterdir()} == {CONFIG, WEIGHTS}
+
+
+def test_what_need_not_change_stays(arrived):
+    folder, entries = arrived
+    before = {path.name: path.stat().st_ino for path in folder.iterdir()}
+    assert prepare(folder, examined(), entries, Stop()) == entries  # type: ignore[arg-type]
+    told = prepare(folder, examined(new_config=b"[]"), entries, Stop())  # type: ignore[arg-type]
+    assert told[1] == entries[1]
+    assert before[WEIGHTS] == (folder / WEIGHTS).stat().st_ino
+
+
+def test_a_large_file_is_written_anew_a_mebibyte_at_a_time_and_on_the_disk(tmp_path, monkeypatch):
+    """R16, R12: a staging that is stopped ends between two; a file that ends too early is as long as it is."""
+    (tmp_path / WEIGHTS).write_bytes(b"x" * (2 * MIB + 100))
+    stop, synced = Stop(), list[int]()
+    checks: list[float] = []
+    monkeypatch.setattr(stop, "check", lambda: checks.append(0))
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda one: synced.append(os.fstat(one).st_size) or fsync(one))
+    layout = Layout(b"new", [(0, 2 * MIB + 1), (2 * MIB + 50, 2 * MIB + 100)])
+    (entry,) = prepare(tmp_path, examined(new_weights=layout, start=0), [], stop)  # type: ignore[arg-type]
+    assert (len(checks), entry.size, synced) == (1 + 3 + 1, 3 + 2 * MIB + 51, [3 + 2 * MIB + 51])
+    stopped = Stop()
+    stopped.set()
+    with pytest.raises(ArtifactError):
+        prepare(tmp_path, examined(new_config=b"[]"), [], stopped)  # type: ignore[arg-type]
+
+
+def shapes_of(base: BaseModules, architecture: str | None) -> PoolSpec:
+    shapes = BaseShapes(modules=dict(base.modules), fingerprint=base.fingerprint)
+    pool = PoolSpec(name="p", base_models=["b"])
+    return pool.model_copy(update={"base": shapes.model_copy(update={"architecture": architecture})})
+
+
+MODULES = {"model.layers.0.mlp.up_proj": (16, 16)}
+
+
+@pytest.mark.parametrize("architecture", [None, "LlamaForCausalLM"])
+def test_of_two_bases_that_differ_the_own_one_stays_and_that_is_told(architecture):
+    """R4, R5: nothing is compared with what the record says."""
+    own = BaseModules({"model.layers.0.mlp.up_proj": (8, 8)}, architecture="Own")
+    bases = Bases(own)
+    bases.follow(shapes_of(BaseModules(MODULES), architecture))
+    assert own.fingerprint in bases.problem
+    assert BaseModules(MODULES).fingerprint in bases.problem
+    assert bases.current == own
+    bases.follow(None)
+    assert (bases.problem, bases.current) == ("", own)
+
+
+def test_a_record_that_says_all_is_taken_and_one_that_does_not_is_completed():
+    """R22."""
+    own = BaseModules(MODULES, ("mine",), architecture="Own")
+    bases = Bases(own)
+    bases.follow(shapes_of(BaseModules(MODULES), None))
+    assert (bases.current, bases.problem) == (replace(own, names=()), "")
+    bases.follow(shapes_of(BaseModules(MODULES), "Theirs"))
+    assert bases.current == BaseModules(MODULES, architecture="Theirs")
+    alone = Bases(None)
+    assert alone.current is None
+    alone.follow(shapes_of(BaseModules(MODULES), None))
+    assert alone.current == BaseModules(MODULES)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b"null", b'{"digest": 5}', b'{"digest": "sha256:x"}', b'{"digest": "x"}', b"\xff"]
+)
+def test_a_pin_that_says_no_digest_says_nothing(layout, content):
+    """R12."""
+    ref = ArtifactRef("file:///a", None, pin_key="p/a@1")
+    pins = Pins(layout)
+    assert pins.digest(ref) is None
+    layout.pin(pin_name(ref)).write_bytes(content)
+    assert pins.digest(ref) is None
+    pins.put(ref, "sha256:" + "1" * 64)
+    assert pins.digest(ref) == "sha256:" + "1" * 64
+    assert pins.digest(replace(ref, digest="sha256:" + "2" * 64)) == "sha256:" + "2" * 64
+    assert pins.digest(replace(ref, uri="file:///b")) is None
+    assert pins.digest(replace(ref, pin_key="p/a@2")) is None
+
+
+def test_a_pin_that_cannot_be_read_is_told(layout, monkeypatch):
+    """R9: a disk with a bad sector, and a fault of ours, say nothing of what a generation means."""
+    for error in (OSError(5, "bad sector"), ZeroDivisionError()):
+
+        def failing(_: Path, error: Exception = error) -> bytes:
+            raise error
+
+        monkeypatch.setattr(requests, "read_file", failing)
+        with pytest.raises(type(error)):
+            Pins(layout).digest(ArtifactRef("file:///a", None, pin_key="p/a@1"))
+
+
+def test_each_damaged_copy_has_another_after_it_sixteen_times():
+    """R16 bounded."""
+    digest = "sha256:" + "1" * 64
+    order = stage_request_of(ArtifactRef("file:///a", digest), None)
+    ids = [order.artifact(digest)]
+    for _ in range(17):
+        ids.append(copy_after(ids[-1]))
+    assert len(set(ids)) == 18
+    for damaged, expected in ((0, 0), (1, 1), (15, 15), (16, 16), (17, 16), (18, 16)):
+        assert replace(order, damaged=frozenset(ids[:damaged])).artifact(digest) == ids[expected], damaged
+    assert replace(order, damaged=frozenset(ids[1:])).artifact(digest) == ids[0]
+
+
+def test_an_order_is_of_its_policy_and_base():
+    digest, base = "sha256:" + "1" * 64, BaseModules(MODULES)
+    ref = ArtifactRef("file:///a", digest)
+    plain = stage_request_of(ref, None)
+    assert (plain.fingerprint, stage_request_of(ref, base).fingerprint) == (None, base.fingerprint)
+    others = [stage_request_of(ref, base), stage_request_of(replace(ref, prepare='{"remap": "auto"}'), base)]
+    ids = {one.artifact(digest) for one in (plain, *others)}
+    assert len(ids) >= 2
+    for policy in ("{", '{"remap": "sideways"}'):
+        with pytest.raises(ArtifactError) as refused:
+            stage_request_of(replace(ref, prepare=policy), None)
+        assert (refused.value.reason, refused.value.permanent) == ("unsupported_policy", True)
+
+
+def test_other_files_than_were_meant_are_told_with_the_remedy():
+    for digest, remedy in (("sha256:1", "put the right files there"), (None, "the source changed after")):
+        told = mismatch(ArtifactRef("file:///a", digest), "found", "wanted")
+        assert (told.reason, told.permanent) == ("digest_mismatch", True)
+        assert "the digest found, expected wanted" in told.message
+        assert remedy in told.message

@@ -1,0 +1,166 @@
+"""The server of questions on virtual time: how long it waits for whom, and how many it serves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from sidecar.resolver.server import ResolverServer
+from sidecar.vllm_plugin.protocol import Answer, Resolved
+from tests.simulation.loop import VirtualLoop
+
+QUESTION = b'{"schema":1,"name":"a","base_model":"%s"}'
+FOUND = b'{"schema":1,"path":"/store/a"}\n'
+# The longest that is a question, and one that is too long.
+LONGEST, TOO_LONG = (QUESTION % (b"m" * (size - len(QUESTION) + 2)) for size in (4096, 4097))
+
+
+@dataclass
+class PlayedConnection:
+    """A connection whose other end sends these pieces, and then nothing; `takes`: whether it takes an answer."""
+
+    pieces: list[bytes] = field(default_factory=list)
+    takes: bool = True
+    got: bytes = b""
+    closed_at: float | None = None
+
+    def __enter__(self) -> None:
+        """It is the server's now."""
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.closed_at = asyncio.get_running_loop().time()
+
+
+class SocketLoop(VirtualLoop):
+    """Plays sockets: connections come in this order and errors between them, then none."""
+
+    def __init__(self, coming: list[PlayedConnection | OSError]) -> None:
+        super().__init__()
+        self.coming = coming
+        self.accepted_at: list[float] = []
+
+    async def sock_accept(self, _listener: object) -> tuple[Any, None]:  # type: ignore[override]
+        self.accepted_at.append(self.time())
+        if not self.coming:
+            await asyncio.Event().wait()
+        came = self.coming.pop(0)
+        if isinstance(came, OSError):
+            raise came
+        return came, None
+
+    async def sock_recv(self, connection: Any, most_bytes: int) -> bytes:
+        if not connection.pieces:
+            await asyncio.Event().wait()
+        piece = connection.pieces.pop(0)
+        assert len(piece) <= most_bytes
+        return piece
+
+    async def sock_sendall(self, connection: Any, content: bytes) -> None:  # type: ignore[override]
+        if not connection.takes:
+            await asyncio.Event().wait()
+        connection.got += content
+
+
+class Answers:
+    """Knows one adapter, after `seconds`."""
+
+    seconds = 0.0
+
+    async def ask(self, _name: str) -> Answer:
+        await asyncio.sleep(self.seconds)
+        return Resolved("/store/a")
+
+
+def serve(*coming: PlayedConnection | OSError, seconds: float = 0.0, then: Callable[[], Awaitable[None]] | None = None):
+    """Has all that comes served, for a minute."""
+    answers = Answers()
+    answers.seconds = seconds
+
+    async def run() -> None:
+        serving = asyncio.create_task(ResolverServer(None, answers).run())  # type: ignore[arg-type]
+        await (then() if then is not None else asyncio.sleep(60))
+        assert not serving.done()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+    with closing(SocketLoop(list(coming))) as loop:
+        loop.run_until_complete(run())
+        return loop
+
+
+def test_who_sends_no_question_or_takes_no_answer_is_cut_off_after_two_seconds():
+    """R16: each of both."""
+    silent, half, deaf = PlayedConnection(), PlayedConnection([QUESTION % b"m"]), PlayedConnection([b"\n"], takes=False)
+    serve(silent, half, deaf)
+    assert [one.closed_at for one in (silent, half, deaf)] == [pytest.approx(2.0)] * 3
+    assert [one.got for one in (silent, half, deaf)] == [b""] * 3
+
+
+def test_an_answer_may_take_longer_than_its_transfer():
+    """The resolver has a time of its own for it."""
+    asker = PlayedConnection([QUESTION % b"m" + b"\n"])
+    serve(asker, seconds=25.0)
+    assert (asker.got, asker.closed_at) == (FOUND, pytest.approx(25.0))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "is_known"),
+    [
+        ([LONGEST + b"\n"], True),
+        ([LONGEST, b"\n"], True),
+        ([LONGEST[:9], LONGEST[9:], b"\nmore"], True),
+        ([TOO_LONG], False),
+        ([LONGEST, b" "], False),
+        ([b'{"schema":1', b""], False),
+    ],
+    ids=["one piece", "end apart", "three pieces", "too long", "too long by a piece", "broken off"],
+)
+def test_a_question_is_a_line_of_at_most_4096_bytes_in_whatever_pieces(pieces, is_known):
+    """R16 bounded: what cannot become one is told so at once."""
+    asker = PlayedConnection(pieces)
+    serve(asker)
+    assert asker.closed_at == pytest.approx(0.0)
+    assert (asker.got == FOUND) is is_known
+    assert is_known or b"bad_question" in asker.got
+
+
+def test_a_host_without_descriptors_is_asked_again_in_half_a_second():
+    """R16, X2: whoever took them may not end the answers to everybody, nor have them spin."""
+    asker = PlayedConnection([QUESTION % b"m" + b"\n"])
+    loop = serve(OSError(24, "Too many open files"), OSError(24, "Too many open files"), asker)
+    assert loop.accepted_at == [pytest.approx(at) for at in (0.0, 0.5, 1.0, 1.0)]
+    assert asker.got == FOUND
+
+
+def test_256_are_served_at_once_and_others_again_when_these_have_ended():
+    """R16 bounded."""
+    askers = [PlayedConnection([QUESTION % b"m" + b"\n"]) for _ in range(257)]
+    late = [PlayedConnection([QUESTION % b"m" + b"\n"]) for _ in range(256)]
+    loop_errors = [OSError(24, "Too many open files")] * 4
+    serve(*askers, *loop_errors, *late, seconds=1.0)
+    assert [one.closed_at for one in askers] == [pytest.approx(1.0)] * 256 + [pytest.approx(0.0)]
+    assert [one.got for one in late] == [FOUND] * 256
+
+
+def test_a_fault_of_ours_is_no_broken_connection():
+    """R9: it is the supervisor's, which counts it."""
+
+    class Broken(Answers):
+        async def ask(self, _name: str) -> Answer:
+            raise ZeroDivisionError
+
+    async def run() -> None:
+        with pytest.raises(ExceptionGroup) as failed:
+            await ResolverServer(None, Broken()).run()  # type: ignore[arg-type]
+        assert failed.value.subgroup(ZeroDivisionError) is not None
+
+    with closing(SocketLoop([PlayedConnection([QUESTION % b"m" + b"\n"])])) as loop:
+        loop.run_until_complete(run())

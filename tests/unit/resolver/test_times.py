@@ -1,0 +1,292 @@
+"""How long what was asked, answered and seen counts: each time from both of its sides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from registry.model.records import AdapterRecord, AskedRetry
+from sidecar.desired.informer import DesiredAdapter, Informer
+from sidecar.engines.observed import Observed
+from sidecar.plan.backoff import Failure
+from sidecar.plan.planner import make_plan
+from sidecar.plan.types import LazyCandidates, Plan, PlanContext
+from sidecar.resolver.demand import Answered, ResidentSet
+from sidecar.resolver.policy import Catalogue
+from tests.support.records import POOL, kv
+from tests.support.worlds import observed, owns, path_of, pool
+
+INFINITE = float("inf")
+
+
+class World:
+    """Lazy adapters a to d and an engine with room for `room` of them, whose set has all its usual times."""
+
+    def __init__(self, room: int = 9) -> None:
+        self.informer = Informer(POOL)
+        self.informer.replace(10, [kv(name, 1, load="lazy") for name in "abcd"])
+        self.demand = ResidentSet(Catalogue(POOL, self.informer.record))
+        self.room = room
+
+    def adapter(self, name: str) -> DesiredAdapter:
+        found = self.demand.catalogue.whole(self.informer.state, name)
+        assert found is not None
+        return found
+
+    def candidates(self, *listed: str, now: float, **kwargs) -> LazyCandidates:
+        """What a look says, without a plan."""
+        engine = replace(observed(dict.fromkeys(listed, "v1")), **kwargs)
+        return self.demand.candidates(self.informer.state, engine, owns, now=now)
+
+    def look(self, *listed: str, now: float, engine: Observed | None = None, **kwargs) -> Plan:
+        """A look and the plan that follows from it."""
+        engine = engine or replace(observed(dict.fromkeys(listed, "v1")), **kwargs)
+        lazy = self.demand.candidates(self.informer.state, engine, owns, now=now)
+        context = PlanContext(lambda _: None, set(), {}, set(), owns, lazy=lazy)
+        plan = make_plan(self.informer.state, pool(max_adapters=self.room), engine, context, now=now)
+        self.demand.follow(plan, owns)
+        return plan
+
+    def tell(self, name: str, at: float) -> None:
+        self.demand.tell(name, Answered(name, path_of("v1"), at))
+
+    def residents(self) -> str:
+        return "".join(name for name in "abcd" if self.demand.resident(name) is not None)
+
+
+def test_what_is_not_used_for_ten_minutes_goes():
+    """docs/lazy.md: 600 seconds, and the engine is looked at again when they are over."""
+    world = World()
+    world.look("a", now=100.0, last_used={"a": 0.0})
+    assert world.demand.rest_seconds(100.0) == 600.0
+    world.look("a", now=700.0)
+    assert world.residents() == "a"
+    world.look("a", now=700.1)
+    assert world.residents() == ""
+
+
+def test_an_answer_counts_for_as_long_as_an_engine_needs_it():
+    """R7 files-pinned: two minutes for its files; ten seconds to be listed; two to be bound to a request."""
+    world = World()
+    world.look(now=0.0)
+    world.tell("a", at=1.0)
+    assert world.demand.rest_seconds(1.0) == 0.5
+    assert world.candidates(now=2.9).bound == {"a"}
+    assert world.candidates(now=3.0).bound == frozenset()
+    world.look(now=10.9)
+    assert world.demand.is_expecting
+    world.look(now=11.0)
+    assert not world.demand.is_expecting
+    assert world.demand.rest_seconds(11.0) == 110.0
+    assert world.demand.rest_seconds(120.9) == 0.5, "no oftener for anything that is due"
+    assert world.demand.uses(120.9) == {("a", path_of("v1"))}
+    assert world.demand.uses(121.0) == set()
+
+
+def test_requests_run_while_an_adapter_was_used_just_before_a_look_that_is_not_old():
+    """R16: what has requests makes no room; a fiftieth of a second, as a look of the last second had it."""
+    world = World(room=1)
+    world.look("a", now=5.0, last_used={"a": 0.019})
+    assert not world.demand.has_place("b", 5.0)
+    engine = replace(observed({"a": "v1"}), last_used={"a": 0.02})
+    world.look(now=6.0, engine=engine)
+    assert world.demand.has_place("b", 6.9)
+    assert not world.demand.has_place("b", 7.0)
+    world.look(now=6.9, engine=engine)
+    assert not world.demand.has_place("b", 7.0), "the same look again is no newer one"
+    world.look("a", now=8.0)
+    assert world.demand.has_place("b", 8.0), "of what the engine says nothing no request is known"
+
+
+def test_the_requests_of_an_adapter_itself_take_nothing_from_it():
+    """R16: and one that is expected already takes no second place."""
+    world = World(room=1)
+    world.look("a", now=0.0, last_used={"a": 0.0})
+    assert world.demand.has_place("a", 0.0)
+    world.look(now=1.0)
+    world.tell("b", at=1.0)
+    assert world.demand.has_place("b", 100.0)
+    assert not world.demand.has_place("c", 100.0)
+
+
+def test_as_many_more_as_an_engine_can_be_told_of_at_once_are_told():
+    """R16 bounded: 128 above the room, those that are listed among them."""
+    world = World(room=2)
+    world.look("a", now=0.0)
+    for number in range(128):
+        world.tell(f"n{number}", at=0.0)
+    assert world.demand.has_place("b", 0.0)
+    world.tell("n128", at=0.0)
+    assert not world.demand.has_place("b", 0.0)
+    assert world.demand.has_place("n128", 0.0)
+
+
+def test_who_found_a_place_waits_for_none():
+    """R16: the engine is looked at often for the sake of others only."""
+    world = World(room=1)
+    assert not world.demand.has_place("b", 0.0)
+    with world.demand.asking("b"):
+        assert not world.demand.is_expecting, "nothing is known of the room yet"
+        world.look("a", now=0.0, last_used={"a": 0.0})
+        assert not world.demand.has_place("b", 0.0)
+        assert world.demand.is_expecting
+        world.look("a", now=1.0)
+        assert world.demand.has_place("b", 1.0)
+        world.tell("b", at=1.0)
+        world.look("a", "b", now=1.1)
+        assert not world.demand.is_expecting
+
+
+def test_an_adapter_was_used_when_the_engine_or_an_answer_says_so_last():
+    world = World()
+    assert world.candidates("a", now=100.0, last_used={"a": 10.0}).used_at == {"a": 90.0}
+    assert world.candidates("a", now=110.0, last_used={"a": 40.0}).used_at == {"a": 90.0}
+    world.tell("a", at=50.0)
+    assert world.candidates("a", now=110.0).used_at == {"a": 90.0}
+    world.tell("a", at=105.0)
+    assert world.candidates("a", now=110.0).used_at == {"a": 105.0}
+
+
+def test_what_is_neither_listed_nor_told_begins_anew():
+    """R16 bounded: nothing is remembered of it."""
+    world = World()
+    world.candidates("a", now=0.0)
+    world.tell("b", at=10.0)
+    world.candidates(now=20.0)
+    found = world.candidates("a", "b", now=30.0)
+    assert found.used_at == {"a": 30.0, "b": 10.0}
+    assert found.whole == {"a": world.adapter("a"), "b": world.adapter("b")}
+    assert found.idle_seconds == 600.0
+
+
+def test_a_question_that_is_open_binds_its_name_and_keeps_calls_from_it():
+    """The deadlock rule: whatever is listed."""
+    world = World()
+    with world.demand.asking("b"):
+        found = world.candidates("a", now=0.0)
+        assert (found.bound, found.asked) == ({"b"}, {"b"})
+    found = world.candidates("a", now=0.0)
+    assert (found.bound, found.asked) == (frozenset(), frozenset())
+
+
+def refusal(world: World, now: float = 0.0, path: str = path_of("v1")) -> Failure | None:
+    return world.demand.refusal(world.adapter("a"), path, now)
+
+
+def test_an_engine_refuses_only_what_it_was_told_of_and_did_not_list_twice():
+    """R8 isolation, R17: asked for again at once, at the same path, of the same process."""
+    world = World()
+    world.look(now=0.0)
+    world.tell("a", at=0.0)
+    assert refusal(world) is None
+    assert world.demand.trouble("a") is not None
+    world.tell("a", at=0.0)
+    found = refusal(world)
+    assert found is not None
+    assert (found.reason, found.attempts) == ("engine_refused", 2)
+
+
+@pytest.mark.parametrize("why", ["another path", "listed since", "long ago", "not told"])
+def test_what_says_nothing_of_a_refusal_is_not_counted(why):
+    """R17 heals."""
+    world = World()
+    world.look(now=0.0)
+    for now in (0.0, 120.0, 240.0):
+        if why != "not told":
+            world.tell("a", at=now)
+        if why == "listed since":
+            world.look("a", now=now)
+        if why == "long ago":
+            world.look(now=now + 120.0)
+        assert refusal(world, now + 120.0, path_of("v2" if why == "another path" else "v1")) is None
+        assert world.demand.trouble("a") is None
+
+
+def test_what_could_not_be_staged_is_no_refusal_and_ends_with_an_answer():
+    """R8: the engine had no part in it."""
+    world = World()
+    adapter = world.adapter("a")
+    world.demand.note_trouble("a", Failure(adapter.ref, None, "source_io", "", 5, None))
+    assert refusal(world) is None
+    world.tell("a", at=0.0)
+    assert world.demand.trouble("a") is None
+
+
+def test_a_refusal_that_an_older_look_does_not_show_stands():
+    """R9: only a look since then proves that it is loaded after all."""
+    world = World()
+    engine = observed({"a": "v1"})
+    world.look(now=0.0, engine=engine)
+    failure = Failure(world.adapter("a").ref, "e1", "engine_refused", "", 2, None)
+    world.demand.note_trouble("a", failure)
+    assert world.look(now=0.5, engine=engine).chosen.lazy.troubles
+    assert world.look("a", now=1.0).chosen.lazy.troubles == ()
+    assert world.demand.trouble("a") is None
+
+
+def test_the_hundred_newest_troubles_are_remembered():
+    """R16 bounded: one that comes again is new."""
+    world = World()
+    failure = Failure(None, None, "not_found", "", 1, None)
+    for number in range(100):
+        world.demand.note_trouble(f"n{number}", failure)
+    world.demand.note_trouble("n0", failure)
+    assert all(world.demand.trouble(f"n{number}") for number in range(100))
+    world.demand.note_trouble("n100", failure)
+    assert world.demand.trouble("n1") is None
+    assert world.demand.trouble("n0")
+    assert world.demand.trouble("n2")
+
+
+def test_another_try_counts_once_and_for_each_adapter_alone():
+    """R17: who asked for one of a, and later has trouble again, asks anew."""
+    world = World()
+    failures = {name: Failure(world.adapter(name).ref, None, "not_found", "", 1, None) for name in "ab"}
+
+    def note(*names: str) -> list[str]:
+        for name in names:
+            world.demand.note_trouble(name, failures[name])
+        return [one.key for one, _ in world.look(now=0.0).chosen.lazy.troubles]
+
+    def ask(revision: int, request: str) -> None:
+        before = kv("a", 1, load="lazy")
+        record = AdapterRecord.parse(before.value).model_copy(update={"retry": AskedRetry(request_id=request)})
+        others = [kv(name, 1, load="lazy") for name in "bcd"]
+        self_value = replace(before, value=record.to_bytes(), mod_revision=revision)
+        world.informer.replace(revision, [self_value, *others])
+
+    assert note("a", "b") == ["a", "b"]
+    ask(11, "q1")
+    assert note() == ["b"]
+    assert note("a") == ["b", "a"]
+    ask(12, "q2")
+    assert note() == ["b"]
+
+
+def test_a_plan_that_is_blocked_lets_no_question_be_answered_and_one_that_is_paused_says_so():
+    """R10, R13."""
+    world = World(room=3)
+    plan = world.look("a", now=0.0)
+    assert world.demand.terms is not None
+    assert (world.demand.terms.room, world.demand.terms.owns, world.demand.is_paused) == (3, owns, False)
+    world.demand.follow(replace(plan, paused="it sleeps"), owns)
+    assert world.demand.is_paused
+    world.demand.follow(replace(plan, blocked="another base"), owns)
+    assert (world.demand.terms, world.demand.is_paused) == (None, False)
+    assert world.demand.situation(world.informer.state, plan).room == 0
+
+
+def test_who_is_kept_above_the_room_is_looked_at_when_that_may_end():
+    """R16: and nobody is while there is room."""
+    world = World(room=2)
+    world.tell("a", at=0.0)
+    world.look("a", "b", now=0.5)
+    assert world.demand.rest_seconds(0.5) == 119.5
+    world.tell("b", at=0.5)
+    world.tell("c", at=0.6)
+    world.look("a", "b", "c", now=0.7)
+    assert world.residents() == "abc"
+    assert world.demand.rest_seconds(0.7) == pytest.approx(1.3)
+    world.look(now=200.0)
+    assert world.demand.rest_seconds(200.0) == INFINITE

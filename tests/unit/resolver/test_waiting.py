@@ -1,0 +1,245 @@
+"""How long a question waits and what ends it, on virtual time; what anybody's question leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from registry.runtime.clock import Clock
+from registry.sources.base import ArtifactError
+from sidecar.artifacts.types import ArtifactRef, Staged
+from sidecar.resolver.resolver import CROWDED
+from sidecar.vllm_plugin.protocol import Answer, Resolved, Unresolved
+from tests.simulation.loop import VirtualLoop
+from tests.support.waiting import eventually
+from tests.support.worlds import observed, path_of, pool, review
+from tests.unit.resolver.test_resolver import Scene
+
+PASSING = ArtifactError("source_io", "not now", permanent=False)
+
+
+def play(script: Callable[[Scene], Awaitable[None]]) -> None:
+    """A script with a resolver that has all its usual times, on virtual time."""
+
+    async def run() -> None:
+        async with Scene().open() as scene:
+            await script(scene)
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(run())
+
+
+async def timed(asking: Awaitable[Answer]) -> tuple[Answer, float]:
+    """An answer, and the seconds that it took."""
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    return await asking, pytest.approx(loop.time() - begun)
+
+
+def after(seconds: float, what: Callable[[], object]) -> None:
+    asyncio.get_running_loop().call_later(seconds, what)
+
+
+def hold(scene: Scene, *sources: str) -> None:
+    scene.store.gates |= {source: asyncio.Event() for source in sources}
+
+
+def busy(scene: Scene, now: float, room: int = 1) -> None:
+    """The engine has b, which has requests."""
+    engine = replace(observed({"b": "of-b"}), last_used={"b": 0.0})
+    review(scene.demand, scene.informer.state, engine, now=now, spec=pool(max_adapters=room + 1))
+
+
+async def staged(scene: Scene, *names: str) -> None:
+    for name in names:
+        await scene.store.ensure(scene.demand.catalogue.whole(scene.informer.state, name).ref)
+    await scene.was_woken()
+
+
+def test_nobody_waits_longer_than_25_seconds():
+    """docs/lazy.md; R8: whatever its files do."""
+
+    async def script(scene: Scene) -> None:
+        hold(scene, "of-a")
+        assert await timed(scene.resolver.ask("a")) == (Unresolved("staging"), 25.0)
+        assert scene.demand.trouble("a") is None
+
+    play(script)
+
+
+def test_what_was_brought_in_is_told_at_once():
+    """R19 not-held-up."""
+
+    async def script(scene: Scene) -> None:
+        hold(scene, "of-a")
+        after(0.1, scene.store.gates["of-a"].set)
+        assert await timed(scene.resolver.ask("a")) == (Resolved(path_of("of-a")), 0.1)
+
+    play(script)
+
+
+def test_what_nobody_tells_of_is_seen_a_quarter_of_a_second_later():
+    """R19: a place that came free."""
+
+    async def script(scene: Scene) -> None:
+        await staged(scene, "a")
+        busy(scene, 0.0)
+        after(0.3, lambda: scene.look(room=2))
+        assert await timed(scene.resolver.ask("a")) == (Resolved(path_of("of-a")), 0.5)
+
+    play(script)
+
+
+def test_what_fails_in_passing_is_tried_on_while_somebody_waits():
+    """R8: at growing intervals, and what is said of it grows too."""
+
+    async def script(scene: Scene) -> None:
+        scene.store.errors = {"of-a": [PASSING] * 99}
+        assert await timed(scene.resolver.ask("a")) == (Unresolved("staging"), 25.0)
+        failure = scene.demand.trouble("a")
+        assert failure is not None
+        assert (failure.reason, failure.attempts, failure.since < 0.5) == ("source_io", scene.store.asked, True)
+        assert 3 < scene.store.asked < 99
+        assert failure.retry_at is not None
+
+    play(script)
+
+
+class PlayedClock(Clock):
+    """Stands where it is put."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return PlayedClock.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> type[PlayedClock]:
+    monkeypatch.setattr(PlayedClock, "now", 0.0)
+    return PlayedClock
+
+
+@pytest.mark.parametrize("is_crowded", [True, False])
+async def test_a_wait_is_over_when_its_time_is_whatever_else_happens_then(clock, is_crowded):
+    """R16: only who found no place is named by the status."""
+    scene = Scene()
+    scene.resolver._clock = clock(random.Random(0))
+    async with scene.open():
+        await staged(scene, "a")
+        if is_crowded:
+            busy(scene, 0.0)
+        else:
+            scene.store.staged.clear()
+            hold(scene, "of-a")
+        waiting = asyncio.create_task(scene.resolver.ask("a"))
+        await eventually(lambda: scene.demand.is_asked("a"))
+        clock.now = 24.9
+        if is_crowded:
+            busy(scene, 24.9)
+        scene.resolver._staged()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        clock.now = 25.0
+        scene.resolver._staged()
+        assert await waiting == Unresolved("no_room" if is_crowded else "staging")
+        failure = scene.demand.trouble("a")
+        assert (failure is not None) is is_crowded
+        if failure is not None:
+            assert (failure.reason, failure.message, failure.attempts) == ("no_room", CROWDED, 1)
+            assert (failure.retry_at, failure.since, failure.incarnation) == (25.0, 25.0, None)
+
+
+async def test_128_questions_wait_and_one_more_when_one_has_its_answer():
+    """R16 bounded."""
+    async with Scene().open() as scene:
+        hold(scene, "of-a")
+        waiting = [asyncio.create_task(scene.resolver.ask("a")) for _ in range(128)]
+        await eventually(lambda: scene.demand._open["a"] == 128)
+        assert await scene.resolver.ask("a") == Unresolved("staging")
+        waiting.pop().cancel()
+        await eventually(lambda: scene.demand._open["a"] == 127)
+        waiting.append(asyncio.create_task(scene.resolver.ask("a")))
+        await eventually(lambda: scene.demand._open["a"] == 128)
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_64_are_brought_in_at_once_and_who_asks_for_one_of_them_waits_for_it():
+    """R16 bounded, R8."""
+    async with Scene().open() as scene:
+        hold(scene, "of-a")
+        staging = scene.resolver._staging
+        assert staging is not None
+        staging.in_progress |= {ArtifactRef(f"file:///others/{number}", None) for number in range(63)}
+        first = asyncio.create_task(scene.resolver.ask("a"))
+        await eventually(lambda: scene.demand.is_asked("a"))
+        assert await scene.resolver.ask("b") == Unresolved("staging")
+        second = asyncio.create_task(scene.resolver.ask("a"))
+        await eventually(lambda: scene.demand._open["a"] == 2)
+        scene.store.gates["of-a"].set()
+        assert await asyncio.gather(first, second) == [Resolved(path_of("of-a"))] * 2
+
+
+async def test_what_somebody_touched_in_the_store_is_proven_again_before_it_is_told():
+    """R21 proven-here."""
+    touched: set[str] = {path_of("of-a")}
+    async with Scene().open() as scene:
+        await staged(scene, "a")
+        scene.store.is_intact = lambda path: path not in touched  # type: ignore[method-assign]
+        ensure = scene.store.ensure
+
+        async def proving(ref: ArtifactRef) -> Staged:
+            assert scene.told == [], "the engine was told of it before"
+            touched.clear()
+            return await ensure(ref)
+
+        scene.store.ensure = proving  # type: ignore[method-assign]
+        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        assert scene.store.asked == 2
+
+
+async def test_the_loop_hears_of_the_first_answer_and_of_each_refusal():
+    """R9, R19: from then on it looks often by itself."""
+    async with Scene().open() as scene:
+        await staged(scene, "a", "b")
+        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        assert await scene.was_woken()
+        assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))
+        assert not await scene.was_woken()
+        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        assert not await scene.was_woken()
+        assert await scene.resolver.ask("a") == Unresolved("refused")
+        assert await scene.was_woken()
+        assert await scene.resolver.ask("nobody") == Unresolved("unknown_adapter")
+        assert not await scene.was_woken()
+
+
+async def test_between_two_plans_nothing_is_told():
+    """R5: what a plan found of the engine is not known then."""
+    async with Scene().open() as scene:
+        await staged(scene, "a")
+        scene.demand.suspend()
+        assert await scene.resolver.ask("a") == Unresolved("not_ready")
+        assert scene.told == []
+
+
+async def test_what_anybody_can_ask_is_not_logged_and_what_is_decided_is():
+    """X2: no question of a stranger fills a disk."""
+    async with Scene().open() as scene:
+        await staged(scene, "a")
+        scene.store.errors = {"of-b": [ArtifactError("not_found", "no files", permanent=True)]}
+        with capture_logs() as logged:
+            for name in ("nobody", "e", "a", "b"):
+                await scene.resolver.ask(name)
+            scene.demand.suspend()
+            await scene.resolver.ask("a")
+        assert [one["name"] for one in logged if one["event"] == "lazy_answered"] == ["a", "b"]

@@ -1,0 +1,344 @@
+"""Where a secret comes from, and in which form it is sent."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qs
+
+import httpx
+import pytest
+import yaml
+
+from registry.model.source_uri import parse_source
+from registry.sources import credentials as module
+from registry.sources import credentials_file
+from registry.sources.base import ArtifactError, StoreError
+from registry.sources.credentials import HeldCredential, fetch_secret
+from registry.sources.credentials_file import (
+    Entry,
+    ExchangedSecret,
+    ExecSecret,
+    FileSecret,
+    NoSecret,
+    Secret,
+    SecretError,
+    read_credentials,
+)
+from tests.support.web import Exchange, Site, serving
+
+MOST = 64 << 10
+BOUND: Any = ("s3://team/",)
+
+
+def text_of(entry: Entry) -> str:
+    found = fetch_secret(entry)
+    assert found is not None
+    return found.text
+
+
+def why_not(entry: Entry) -> str:
+    with pytest.raises(SecretError) as refused:
+        fetch_secret(entry)
+    return str(refused.value)
+
+
+def test_a_file_is_read_each_time_up_to_64_kib(tmp_path):
+    """R16 bounded; what a secret is rotated to is taken."""
+    file = tmp_path / "secret"
+    entry = FileSecret(kind="file", prefixes=BOUND, path=file)
+    assert why_not(entry) == f"the file {file} cannot be read: No such file or directory"
+    file.write_text(" one\n")
+    assert text_of(entry) == "one"
+    file.write_text("x" * MOST)
+    assert text_of(entry) == "x" * MOST
+    file.write_text("x" * (MOST + 1))
+    assert why_not(entry) == f"the file has more than {MOST} bytes"
+    file.write_text("\n")
+    assert why_not(entry) == "the file is empty or not there"
+
+
+def test_where_nothing_is_sent_nothing_is_fetched_and_nothing_is_had_anew():
+    held = HeldCredential("open", NoSecret(kind="none", prefixes=BOUND))
+    assert (held.secret(), held.authorization(), held.renew()) == (None, None, False)
+    assert held.prefixes[0].covers("s3", "team", parse_source("s3://team/a").path)
+
+
+@pytest.fixture
+def ran(monkeypatch) -> dict[str, Any]:
+    """What a program was started with; `result` is what comes of it."""
+    seen: dict[str, Any] = {}
+
+    def run(command: tuple[str, ...], **options: object) -> SimpleNamespace:
+        seen.update(options, command=command)
+        if isinstance(seen["result"], Exception):
+            raise seen["result"]
+        return seen["result"]
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return seen
+
+
+PROGRAM = ExecSecret(kind="exec", prefixes=BOUND, command=("vault", "read"), timeout_seconds=7.0)
+
+
+def test_a_program_prints_its_secret_and_nothing_else_of_it_is_heard(ran):
+    """X1 secret-free: what it writes to the standard error could be one; it reads nothing of ours."""
+    ran["result"] = SimpleNamespace(returncode=0, stdout=b"one\n")
+    assert text_of(PROGRAM) == "one"
+    assert ran["command"] == ("vault", "read")
+    ends = (ran["stdin"], ran["stdout"], ran["stderr"])
+    assert ends == (subprocess.DEVNULL, subprocess.PIPE, subprocess.DEVNULL)
+    assert (ran["timeout"], ran["check"]) == (7.0, False)
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        (SimpleNamespace(returncode=3, stdout=b"secret"), "the program ended with 3"),
+        (SimpleNamespace(returncode=0, stdout=b""), "what the program printed is empty or not there"),
+        (subprocess.TimeoutExpired("secret", 7.0), "the program did not end within 7 s"),
+        (PermissionError("secret"), "the program cannot be started"),
+        (ValueError("embedded null byte"), "the program cannot be started"),
+    ],
+    ids=["failed", "nothing", "too long", "not started", "no name"],
+)
+def test_a_program_that_gives_no_secret_is_told_without_what_it_said(ran, result, why):
+    """X1, R16."""
+    ran["result"] = result
+    assert why_not(PROGRAM) == why
+
+
+def test_a_fault_of_ours_is_no_program_that_cannot_be_started(ran):
+    ran["result"] = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        fetch_secret(PROGRAM)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    """A token endpoint."""
+    with serving(Site()) as site:
+        yield site
+
+
+@pytest.fixture
+def clients(monkeypatch) -> list[dict[str, Any]]:
+    """The options of each client that was made. Reading all authorities would take longer than the rest."""
+    made, client = list[dict[str, Any]](), httpx.Client
+
+    def noted(**options: Any) -> httpx.Client:
+        made.append(options)
+        return client(**options | {"verify": False})
+
+    monkeypatch.setattr(httpx, "Client", noted)
+    monkeypatch.setattr(httpx, "create_ssl_context", lambda: "authorities")
+    return made
+
+
+def exchanged(site: Site, file: Path, **options: object) -> ExchangedSecret:
+    return ExchangedSecret(
+        kind="token_exchange", prefixes=BOUND, url=f"{site.url}/token", subject_token_file=file, **options
+    )
+
+
+@pytest.fixture
+def subject(tmp_path) -> Path:
+    (tmp_path / "subject").write_text("subject\n")
+    return tmp_path / "subject"
+
+
+def answering(status: int, content: bytes, asked: list[str] | None = None) -> Callable[[Exchange], None]:
+    def answer(exchange: Exchange) -> None:
+        body = exchange.body()
+        if asked is not None and body is not None:
+            asked.append(body.decode())
+        exchange.send(status, content, Location="/elsewhere")
+
+    return answer
+
+
+def test_a_token_is_exchanged_for_another_at_one_place_alone(site, subject, clients, monkeypatch):
+    """X1, RFC 8693: not through a proxy."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    asked: list[str] = []
+    site.answers["/token"] = answering(200, b'{"access_token": "two", "token_type": "Bearer"}', asked)
+    assert text_of(exchanged(site, subject)) == "two"
+    assert text_of(exchanged(site, subject, audience="store", scope="read", timeout_seconds=9.0)) == "two"
+    fields = {
+        "grant_type": ["urn:ietf:params:oauth:grant-type:token-exchange"],
+        "subject_token": ["subject"],
+        "subject_token_type": ["urn:ietf:params:oauth:token-type:jwt"],
+    }
+    assert [parse_qs(one) for one in asked] == [fields, fields | {"audience": ["store"], "scope": ["read"]}]
+    assert [(one["trust_env"], one["verify"], one["timeout"]) for one in clients] == [
+        (False, "authorities", 10.0),
+        (False, "authorities", 9.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (answering(400, b"secret"), "the token endpoint answered 400"),
+        (answering(302, b""), "the token endpoint answered 302"),
+        (answering(201, b'{"access_token": "two"}'), "the token endpoint answered 201"),
+        (answering(200, b'{"token": "two"}'), "the token endpoint's answer is empty or not there"),
+        (answering(200, b"secret"), "the token endpoint's answer is empty or not there"),
+        (lambda exchange: exchange.cut(), "the token endpoint cannot be reached"),
+    ],
+    ids=["refused", "redirected", "created", "other field", "no object", "broken off"],
+)
+def test_an_answer_without_a_token_is_told_and_not_followed(site, subject, clients, answer, why):
+    """X1, R16: a redirect would send the subject's token elsewhere."""
+    site.answers["/token"] = answer
+    assert why_not(exchanged(site, subject)) == why
+    assert site.paths == ["/token"]
+
+
+def test_no_more_of_an_answer_is_read_than_a_secret_can_have():
+    """R16 bounded: whoever answers may do so without end."""
+    read: list[int] = []
+
+    def chunks() -> Iterator[bytes]:
+        for number in range(99):
+            read.append(number)
+            yield b" " * (MOST // 2)
+
+    assert module._token(SimpleNamespace(status_code=200, iter_bytes=chunks)) == b""  # type: ignore[arg-type]
+    assert read == [0, 1, 2]
+    whole = b'{"access_token": "two"}'.ljust(MOST)
+    assert module._token(SimpleNamespace(status_code=200, iter_bytes=lambda: iter([whole]))) == b"two"  # type: ignore[arg-type]
+
+
+def test_what_keeps_a_token_from_being_exchanged_is_told(site, subject, clients, monkeypatch, tmp_path):
+    gone = tmp_path / "gone"
+    assert why_not(exchanged(site, gone)) == f"the file {gone} cannot be read: No such file or directory"
+
+    def unreadable() -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(httpx, "create_ssl_context", unreadable)
+    found = why_not(exchanged(site, subject))
+    assert found == "the authorities that SSL_CERT_FILE names cannot be read: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("one", "Bearer one"),
+        ('{"token": "one"}', "Bearer one"),
+        ('{"access_token": "one"}', "Bearer one"),
+        ('{"AccessToken": "one", "token": "two"}', "Bearer two"),
+        ('{"token": "", "access_token": "one"}', "Bearer one"),
+        ('{"username": "me", "password": "pä ss"}', "Basic bWU6cMOkIHNz"),
+        ('{"username": "me", "password": "p", "token": "one"}', "Basic bWU6cA=="),
+        ('{"username": "me", "token": "one"}', "Bearer one"),
+        ('{"password": "p", "token": "one"}', "Bearer one"),
+        ('["a"]', 'Bearer ["a"]'),
+    ],
+)
+def test_a_secret_is_sent_as_a_token_or_as_a_name_and_a_password(text, value):
+    assert Secret(text).authorization() == value
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"username": "me"}', "it has neither a token nor a username and password"),
+        ('{"token": 5}', "it has neither a token nor a username and password"),
+        ('{"token": "a b"}', "its token is empty, or has characters that cannot stand in a header"),
+        ("a\nb", "its token is empty, or has characters that cannot stand in a header"),
+        ("a\x7f", "its token is empty, or has characters that cannot stand in a header"),
+        ("", "it has neither a token nor a username and password"),
+    ],
+)
+def test_what_cannot_be_sent_is_told_and_not_shown(monkeypatch, text, why):
+    """X1."""
+    with pytest.raises(SecretError, match=why):
+        Secret(text).authorization()
+    monkeypatch.setattr(module, "fetch_secret", lambda _: Secret(text))
+    with pytest.raises(ArtifactError, match=why) as refused:
+        HeldCredential("team", NoSecret(kind="none", prefixes=BOUND)).authorization()
+    assert (refused.value.reason, refused.value.permanent) == ("credential_unavailable", False)
+
+
+def test_the_fields_of_a_secret_are_known_in_either_spelling():
+    assert Secret('{"AccessKeyId": "a", "secret_access_key": "b", "expires": 5}').fields() == {
+        "accesskeyid": "a",
+        "secretaccesskey": "b",
+    }
+    assert "secret" not in repr(Secret("secret"))
+
+
+HEAD = "team: {kind: token_exchange, prefixes: ['s3://team'], subject_token_file: /f, url: '%s'}"
+
+
+@pytest.mark.parametrize(
+    ("url", "is_taken"),
+    [
+        ("https://idp.example/token", True),
+        ("http://127.0.0.1:8200/token", True),
+        ("http://localhost:8200/token", True),
+        ("http://idp.example/token", False),
+        ("http://localhost.evil.example/token", False),
+        ("https://", False),
+    ],
+)
+def test_a_subject_token_is_sent_over_tls_or_to_this_host(tmp_path, url, is_taken):
+    """X1."""
+    file = tmp_path / "credentials.yaml"
+    file.write_text(HEAD % url)
+    if is_taken:
+        assert read_credentials(file)["team"].url == url  # type: ignore[union-attr]
+        return
+    with pytest.raises(StoreError, match=str(file)):
+        read_credentials(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"a: 1\nb: [", "it is neither YAML nor JSON (line 2)"),
+        (b"a: 2020-13-99", "it is neither YAML nor JSON"),
+        (b"#" * 101, "it has more than 100 bytes"),
+        (b"team: {kind: none}", None),
+    ],
+    ids=["broken", "no date", "large", "incomplete"],
+)
+def test_a_file_of_credentials_that_cannot_be_read_says_where_and_quotes_nothing(tmp_path, monkeypatch, content, why):
+    """X1, X2."""
+    monkeypatch.setattr(credentials_file, "MAX_FILE_BYTES", 100 if content[:1] == b"#" else 1 << 20)
+    file = tmp_path / "credentials.yaml"
+    file.write_bytes(content)
+    with pytest.raises(StoreError) as refused:
+        read_credentials(file)
+    message = str(refused.value)
+    assert message.startswith(f"--credentials {file}: ")
+    assert why is None or message.removeprefix(f"--credentials {file}: ") == why
+
+
+def test_a_file_of_credentials_may_be_empty_or_as_large_as_it_may_be_but_not_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(credentials_file, "MAX_FILE_BYTES", 100)
+    file = tmp_path / "credentials.yaml"
+    with pytest.raises(StoreError, match="No such file or directory"):
+        read_credentials(file)
+    for content in (b"", b"#" * 100):
+        file.write_bytes(content)
+        assert read_credentials(file) == {}
+
+
+@pytest.mark.parametrize("error", [RecursionError(), ZeroDivisionError()], ids=["nested deeply", "ours"])
+def test_what_is_nested_too_deeply_is_no_file_of_credentials_and_a_fault_of_ours_is_told(tmp_path, monkeypatch, error):
+    """X2."""
+
+    def failing(_: bytes) -> object:
+        raise error
+
+    monkeypatch.setattr(yaml, "safe_load", failing)
+    (tmp_path / "credentials.yaml").write_bytes(b"[")
+    with pytest.raises(StoreError if isinstance(error, RecursionError) else ZeroDivisionError):
+        read_credentials(tmp_path / "credentials.yaml")

@@ -1,0 +1,292 @@
+"""How a store is opened: for whom, with what, and over which way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from obstore.exceptions import GenericError
+
+from registry.model.source_uri import parse_source
+from registry.sources import object_stores as module
+from registry.sources.base import ArtifactError
+from registry.sources.credentials import HeldCredential
+from registry.sources.credentials_file import EnvSecret, NoSecret, StoreOptions
+from registry.sources.object_stores import Stores, open_store
+
+BOUND: Any = ("s3://bucket/", "gs://bucket/", "az://bucket/")
+CLIENT = {
+    "connect_timeout": "10s",
+    "read_timeout": "30s",
+    "timeout": "60s",
+    "pool_idle_timeout": "5s",
+    "allow_http": False,
+    "user_agent": "loraplane",
+}
+
+
+class Opened:
+    """In place of a client's store: where it is, and with what it was opened."""
+
+    def __init__(self, bucket: str, **options: Any) -> None:
+        self.bucket = bucket
+        self.options = options
+        assert options["retry_config"] == {"max_retries": 0}, "ours are the only ones"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.options["config"]
+
+
+@pytest.fixture(autouse=True)
+def _played(monkeypatch) -> None:
+    for name in ("S3Store", "GCSStore", "AzureStore"):
+        monkeypatch.setattr(module, name, type(name, (Opened,), {}))
+
+
+@pytest.fixture
+def hold(monkeypatch):
+    """Holds a credential with this secret, or with none, for a store with these options."""
+
+    def held(secret: str | None, name: str = "team", **store: str) -> HeldCredential:
+        options = StoreOptions(**store)
+        if secret is None:
+            return HeldCredential(name, NoSecret(kind="none", prefixes=BOUND, store=options))
+        monkeypatch.setenv("SECRET", secret)
+        return HeldCredential(name, EnvSecret(kind="env", prefixes=BOUND, variable="SECRET", store=options))
+
+    return held
+
+
+def opened(scheme: str, held: HeldCredential | None, **options: Any) -> Any:
+    return open_store(parse_source(f"{scheme}://bucket/a"), held, **options)
+
+
+def refusal(scheme: str, held: HeldCredential | None) -> ArtifactError:
+    with pytest.raises(ArtifactError) as refused:
+        opened(scheme, held)
+    return refused.value
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+@pytest.mark.parametrize(
+    ("scheme", "kind", "config"),
+    [
+        ("s3", "S3Store", {"region": "us-east-1", "skip_signature": True}),
+        ("gs", "GCSStore", {"skip_signature": True}),
+    ],
+)
+def test_what_anybody_may_read_is_asked_for_without_a_signature(hold, scheme, kind, config, is_named):
+    """X1: and with nothing that the client could find around it."""
+    store = opened(scheme, hold(None) if is_named else None)
+    assert (type(store).__name__, store.bucket, store.config) == (kind, "bucket", config)
+    assert store.options.keys() == {"config", "client_options", "retry_config"}
+    assert store.options["client_options"] == CLIENT
+
+
+def test_a_container_needs_the_name_of_its_account(hold):
+    for held in (None, hold(None), hold('{"token": "t"}')):
+        error = refusal("az", held)
+        assert (error.reason, error.permanent) == ("credential_unavailable", True)
+    assert opened("az", hold(None, account="acme")).config == {"account_name": "acme", "skip_signature": True}
+
+
+@pytest.mark.parametrize(
+    ("secret", "config"),
+    [
+        ('{"account_key": "k", "sas_token": "s", "token": "t"}', {"account_key": "k"}),
+        ('{"sas_token": "s", "token": "t"}', {"sas_key": "s"}),
+        ('{"token": "t"}', {"token": "t"}),
+        ("t", {"token": "t"}),
+    ],
+)
+def test_a_container_is_read_with_what_its_secret_has(hold, secret, config):
+    found = opened("az", hold(secret, account="acme", endpoint="https://store.test/acme"))
+    expected = {"account_name": "acme", "skip_signature": False, "endpoint": "https://store.test/acme"}
+    assert found.config == expected | config
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+def test_a_bucket_of_s3_is_read_with_a_pair_of_keys(hold, session):
+    more = f', "SessionToken": "{session}"' if session else ', "SessionToken": ""'
+    secret = '{"AccessKeyId": "id", "SecretAccessKey": "key"' + more + "}"
+    store = opened("s3", hold(secret, region="eu-west-1", endpoint="http://store.test:9000"))
+    assert store.config == {"region": "eu-west-1", "skip_signature": False, "endpoint": "http://store.test:9000"}
+    assert store.options["client_options"] == CLIENT | {"allow_http": True}
+    given = {"access_key_id": "id", "secret_access_key": "key", "token": session, "expires_at": None}
+    assert store.options["credential_provider"]() == given
+
+
+def test_a_bucket_of_gcs_is_read_with_a_token_or_with_a_key(hold):
+    store = opened("gs", hold("t", endpoint="https://store.test"))
+    assert store.config == {"skip_signature": False, "base_url": "https://store.test", "bearer_token": "t"}
+    for more in ("", ', "gcs_base_url": ""', ', "gcs_base_url": "https://own.test"'):
+        key = '{"type": "service_account"' + more + "}"
+        assert opened("gs", hold(key)).config == {"skip_signature": False, "service_account_key": key}
+    store = opened("gs", hold('{"type": "user", "token": "t"}'))
+    assert store.config == {"skip_signature": False, "bearer_token": "t"}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "secret", "why"),
+    [
+        ("s3", "t", "it has no access_key_id"),
+        ("s3", '{"access_key_id": "id"}', "it has no secret_access_key"),
+        ("s3", '{"access_key_id": "a b", "secret_access_key": "k"}', "its access_key_id is empty, or has"),
+        (
+            "s3",
+            '{"access_key_id": "a", "secret_access_key": "k", "session_token": "\\n"}',
+            "its session_token is empty, or has",
+        ),
+        ("gs", '{"type": "user"}', "it has no token, nor a service account's key"),
+        ("gs", "a b", "its token is empty, or has"),
+        ("gs", '{"type": "service_account", "gcs_base_url": "nowhere"}', "its gcs_base_url cannot be used"),
+        ("az", '{"x": "y"}', "it has no account_key, sas_token or token"),
+        ("az", '{"token": ""}', "its token is empty, or has"),
+    ],
+)
+def test_a_secret_of_another_form_is_told_and_not_shown(hold, scheme, secret, why):
+    """X1."""
+    error = refusal(scheme, hold(secret, account="acme"))
+    assert (error.reason, error.permanent) == ("credential_unavailable", False)
+    assert error.message.startswith(f"the credential 'team' cannot be used: {why}")
+
+
+def test_what_the_client_says_of_a_secret_is_not_repeated(hold, monkeypatch):
+    """X1: it may quote it; a fault of ours is none of the secret's."""
+
+    def failing(error: Exception):
+        def fail(*_: object, **__: object) -> None:
+            raise error
+
+        return fail
+
+    monkeypatch.setattr(module, "GCSStore", failing(GenericError("canary")))
+    error = refusal("gs", hold("canary"))
+    assert (error.reason, error.permanent) == ("credential_unavailable", False)
+    assert "it is not of a form that gs:// takes" in error.message
+    assert "canary" not in error.message
+    monkeypatch.setattr(module, "GCSStore", failing(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        opened("gs", hold("t"))
+
+
+def test_times_and_the_way_are_the_callers(hold):
+    options = opened("s3", None, timeout="2s", proxy="http://127.0.0.1:1").options["client_options"]
+    assert options == CLIENT | {"timeout": "2s", "proxy_url": "http://127.0.0.1:1"}
+
+
+class PlayedForwarder:
+    """A way to one host."""
+
+    def __init__(self, host: str, port: int, _limits: object) -> None:
+        self.url = f"http://way-to-{host}-{port}"
+        self.is_open = True
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+@pytest.fixture
+def ways(monkeypatch) -> dict[str, list[Any]]:
+    """The forwarders that were made, and which hosts were judged beforehand."""
+    found: dict[str, list[Any]] = {"made": [], "judged": []}
+
+    def made(*args: Any) -> PlayedForwarder:
+        found["made"].append(PlayedForwarder(*args))
+        return found["made"][-1]
+
+    monkeypatch.setattr(module, "Forwarder", made)
+    monkeypatch.setattr(module, "check_leads", lambda *place: found["judged"].append(place))
+    return found
+
+
+@pytest.fixture
+def stores() -> Iterator[Stores]:
+    stores = Stores()
+    yield stores
+    stores.close()
+
+
+def proxy_of(stores: Stores, held: HeldCredential | None, bucket: str = "bucket") -> str | None:
+    store: Any = stores.store(parse_source(f"s3://{bucket}/a"), held)
+    return store.options["client_options"].get("proxy_url")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "place"),
+    [
+        (None, None),
+        ("https://store.test:9000", None),
+        ("http://127.0.0.1:9000", None),
+        ("http://localhost:9000", None),
+        ("http://store.test:9000", ("store.test", 9000)),
+        ("http://store.test", ("store.test", 80)),
+    ],
+)
+def test_a_name_without_tls_is_judged_and_led_to_by_us(stores, ways, hold, endpoint, place):
+    """Fault 28: a certificate proves where the others came to, and an address is what it is."""
+    held = hold(None, **({} if endpoint is None else {"endpoint": endpoint}))
+    assert proxy_of(stores, held) == (None if place is None else f"http://way-to-{place[0]}-{place[1]}")
+    assert ways["judged"] == ([] if place is None else [place])
+    assert len(ways["made"]) == len(ways["judged"])
+
+
+def test_one_way_serves_all_stores_of_a_host_until_the_end(stores, ways, hold):
+    """R16 bounded: each is a thread and a port; where it leads is judged each time."""
+    assert proxy_of(stores, None) is None
+    first = proxy_of(stores, hold(None, "one", endpoint="http://store.test"))
+    assert proxy_of(stores, hold(None, "two", endpoint="http://store.test"), "other") == first
+    proxy_of(stores, hold(None, "three", endpoint="http://else.test"))
+    proxy_of(stores, hold(None, "three", endpoint="http://else.test"))
+    assert [one.url for one in ways["made"]] == ["http://way-to-store.test-80", "http://way-to-else.test-80"]
+    assert len(ways["judged"]) == 4
+    stores.close()
+    assert [one.is_open for one in ways["made"]] == [False, False]
+    stores.close()
+
+
+def test_a_name_that_leads_to_the_machine_opens_nothing(stores, ways, hold, monkeypatch):
+    """Fault 28: each time that somebody asks for it, also where it led elsewhere before."""
+    held = hold(None, endpoint="http://store.test")
+    proxy_of(stores, held)
+
+    def refused(*_: object) -> None:
+        raise ArtifactError("address_not_allowed", "", permanent=False)
+
+    monkeypatch.setattr(module, "check_leads", refused)
+    with pytest.raises(ArtifactError) as error:
+        stores.store(parse_source("s3://bucket/a"), held)
+    assert error.value.reason == "address_not_allowed"
+
+
+def test_stores_are_told_apart_by_scheme_bucket_and_credential(stores, hold, monkeypatch):
+    """X1: what one record's credential opened serves no other record."""
+    found = [
+        stores.store(parse_source(uri), held)
+        for uri, held in (
+            ("s3://bucket/a", None),
+            ("gs://bucket/a", None),
+            ("s3://bucket2/a", None),
+            ("s3://bucket/a", hold(None, "one")),
+            ("s3://bucket/a", hold(None, "two")),
+        )
+    ]
+    assert len(set(map(id, found))) == 5
+    assert stores.store(parse_source("s3://bucket/other"), None) is found[0]
+    newest = stores.reopened(parse_source("s3://bucket/a"), None)
+    assert newest is not found[0]
+    assert stores.store(parse_source("s3://bucket/a"), None) is newest
+
+
+def test_sixteen_stores_are_kept_and_the_one_that_was_used_longest_ago_goes(stores):
+    """R16 bounded: each has connections of its own."""
+    first, second, *_ = [stores.store(parse_source(f"s3://bucket{number}/a"), None) for number in range(16)]
+    assert stores.store(parse_source("s3://bucket0/a"), None) is first
+    assert stores.store(parse_source("s3://bucket1/a"), None) is second
+    stores.reopened(parse_source("s3://bucket2/a"), None)
+    stores.store(parse_source("s3://bucket16/a"), None)
+    assert stores.store(parse_source("s3://bucket0/a"), None) is first
+    assert stores.store(parse_source("s3://bucket1/a"), None) is second
+    assert len(stores._open) == 16
