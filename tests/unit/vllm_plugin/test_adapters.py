@@ -22,6 +22,7 @@ from sidecar.vllm_plugin.server import (
     NotLoaded,
 )
 from tests.support.cancelling import is_cancelled_at
+from tests.support.engine_in_memory import played
 from tests.support.waiting import eventually
 from tests.unit.vllm_plugin.played import PlayedServer
 
@@ -184,6 +185,23 @@ async def test_a_name_that_somebody_else_holds_is_busy(server, new, monkeypatch)
     assert server.paths() == {"x": "/old"}
 
 
+@pytest.mark.parametrize(("seconds", "is_done"), [(4.9, True), (5.1, False)])
+def test_a_name_that_is_being_loaded_is_waited_for_five_seconds(new, seconds, is_done):
+    """R17 heals: most loads end within them, and the sidecar hears of the others in time."""
+
+    async def body() -> None:
+        server = PlayedServer()
+        server.load("x", "/old")
+        async with server.lock("x"):
+            unload = asyncio.create_task(Adapters(server, sweep_seconds=NEVER).unload("x"))
+            await asyncio.sleep(seconds)
+        await asyncio.wait([unload])
+        assert isinstance(unload.exception(), Busy) is not is_done
+        assert (server.paths() == {}) is is_done
+
+    played(body)
+
+
 async def test_too_much_that_drains_refuses_more(server, new, monkeypatch):
     """R16 bounded."""
     monkeypatch.setattr(module, "MAX_RETIRED", 1)
@@ -233,3 +251,5 @@ def test_who_asks_waits_longer_than_who_answers():
 def test_a_load_is_given_nearly_all_of_the_time_that_the_sidecar_waits_for_it():
     """R17 heals: one that is given up although there is time is begun anew, and given up again."""
     assert 0.8 * USUAL.load_seconds < module.LOAD_SECONDS
+    assert 0.8 * USUAL.list_seconds <= module.LIST_SECONDS
+    assert 0.8 * USUAL.probe_seconds <= module.COVERAGE_SECONDS

@@ -51,6 +51,7 @@ class Engine:
         return self.takes
 
     async def remove_lora(self, lora_id):
+        self.removed = lora_id
         return True
 
     async def list_loras(self):
@@ -173,6 +174,7 @@ async def test_the_server_is_vllms_own_parts():
     assert await server.resident() == {1, 2}
     await server.add(made)
     await server.remove(1)
+    assert engine.removed == 1
     engine.takes = False
     with pytest.raises(RuntimeError, match="did not take"):
         await server.add(made)
@@ -226,6 +228,9 @@ async def test_it_declines_in_one_line(monkeypatch, caplog):
         assert why in line
 
 
+NAMED = {"kv_connector": "A"}
+
+
 @pytest.mark.parametrize(
     ("config", "names"),
     [
@@ -241,6 +246,21 @@ async def test_it_declines_in_one_line(monkeypatch, caplog):
             ["A", "B"],
         ),
         ({"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": "A"}}, ["MultiConnector"]),
+        ({"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": []}}, ["MultiConnector"]),
+        (
+            {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [NAMED, 7]}},
+            ["MultiConnector"],
+        ),
+        ({"kv_connector": "MultiConnector", "kv_connector_extra_config": None}, ["MultiConnector"]),
+        ({"kv_connector": "Own", "kv_connector_extra_config": {"connectors": [NAMED]}}, ["Own"]),
+        (
+            {
+                "kv_connector": "MultiConnector",
+                "kv_connector_module_path": "mine",
+                "kv_connector_extra_config": {"connectors": [NAMED]},
+            },
+            ["mine.MultiConnector"],
+        ),
         ({"kv_connector": "MultiConnector", "kv_connector_extra_config": {}}, ["MultiConnector"]),
     ],
 )
