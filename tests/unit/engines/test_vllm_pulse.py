@@ -261,3 +261,45 @@ async def test_with_the_plugin_every_path_that_may_be_read_is_told(tmp_path):
     way.before[STATE] = restart
     with pytest.raises(EngineUnreachable, match="restarted"):
         await driver.drain_evidence()
+
+
+class FaultOfOurs(Exception):
+    """What no engine can bring about."""
+
+
+def fault() -> None:
+    raise FaultOfOurs
+
+
+@pytest.mark.parametrize("options", [PLAIN, WITH_PLUGIN], ids=["plain", "plugin"])
+def test_a_fault_of_our_own_is_never_taken_for_a_state_of_the_engine(options):
+    """R12: what is not foreseen ends the part in which it happens, and is told; nothing is concluded from it."""
+
+    async def body() -> None:
+        engine, driver, way = await looked_at(replace(options, development=True))
+        engine.running.append("x")
+        engine._sample()
+        way.before = dict.fromkeys(("/metrics", COMPLETIONS, STATE, "/v1/models"), fault)
+        calls = [driver.is_busy, driver.turns, driver.pulse, driver.observe, driver.activity, driver.drain_evidence]
+        for call in calls:
+            with pytest.raises(FaultOfOurs):
+                await call()
+        way.before = {"/is_paused": fault}
+        for call in (driver.observe, driver.pulse):
+            with pytest.raises(FaultOfOurs):
+                await call()
+        way.before = {"/metrics": fault}
+        way.instead[COMPLETIONS].append(NO)
+        way.instead[STATE].append(NO)
+        with pytest.raises(FaultOfOurs):
+            await driver.pulse()
+        if options is PLAIN:
+            with pytest.raises(FaultOfOurs):
+                await driver.swap("x", "/a", "/b", request_id="r")
+        engine.started_at += 1
+        for path in ("/is_sleeping", "/v1/loraplane/plugin"):
+            way.before = {path: fault}
+            with pytest.raises(FaultOfOurs):
+                await driver.observe()
+
+    played(body)
