@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from sidecar.engines.driver import Deadlines, EngineAbsent, EngineUnreachable, E
 from sidecar.engines.observed import (
     AlreadyThere,
     Done,
+    EngineActivity,
     EngineGone,
     EngineLimits,
     NotThere,
@@ -489,3 +491,47 @@ async def test_each_kind_of_call_has_a_deadline_of_its_own(server, process, tmp_
         await call
         seconds.append(server.seconds)
     assert seconds == [3, 1, 4, 8]
+
+
+class FaultOfOurs(Exception):
+    """What no engine can bring about."""
+
+
+@pytest.mark.parametrize("make", [sglang, axolotl, pegainfer])
+async def test_a_fault_of_our_own_is_never_taken_for_a_state_of_the_engine(server, process, tmp_path, make):
+    """R12: it ends the part in which it happens, and is told; nothing is concluded from it."""
+    engine = make(server, None) if make is axolotl else make(server)
+
+    def fault() -> None:
+        raise FaultOfOurs
+
+    server.on_call = fault
+    calls = [engine.observe, engine.incarnation, engine.turns]
+    calls += [engine.is_busy, engine.drain_evidence] if make is sglang else []
+    for call in calls:
+        with pytest.raises(FaultOfOurs):
+            await call()
+
+
+async def test_an_engine_that_does_not_complete_in_time_does_not_turn(process):
+    """R18 readiness-follows."""
+
+    class Silent(Server):
+        async def send(self, *args: object, **more: object) -> NotSent:  # type: ignore[override]
+            await asyncio.Event().wait()
+            return NotSent("never")
+
+    engine = sglang(Silent(), deadlines=Deadlines(turn_seconds=0.0))
+    assert await engine.turns() is False
+
+
+async def test_a_kind_that_is_called_one_call_at_a_time_says_so(server, process):
+    """R7: and tells nothing between two looks, so that it is looked at again and again."""
+    engine = sglang(server)
+    assert (engine.is_concurrent, engine.paused, engine.is_deciding, engine.swaps_alone) == (False, "", False, True)
+    assert (await engine.has_changed(), await engine.pulse()) == (False, None)
+    assert await engine.activity() == EngineActivity()
+    dumb = pegainfer(server)
+    assert await dumb.is_busy() is False
+    with pytest.raises(EngineUnreachable, match="does not say which requests"):
+        await dumb.drain_evidence()

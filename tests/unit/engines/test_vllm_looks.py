@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sidecar.engines.driver import Deadlines, EngineAbsent, EngineUnreachable, EngineUnusable
-from sidecar.engines.observed import Done, EngineLimits, EnginePaused
+from sidecar.engines.observed import AlreadyThere, Done, EngineLimits, EnginePaused, NotThere, PathMissing
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.transport import Lost, Reply
@@ -313,3 +313,51 @@ async def test_a_connector_that_shows_only_once_it_is_used_makes_names_keep_thei
     assert await driver.load("y", a, request_id="r") == Done()
     await engine.generate(None, "p", 1)
     assert dict((await driver.observe()).past) == {"x": a, "y": a}
+
+
+LOAD = "/v1/load_lora_adapter"
+VLLMS = json.dumps({"error": {"message": "so", "type": "T", "param": None, "code": 404}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("answers", "error"),
+    [
+        ([Reply(405, b"")], None),
+        ([Reply(404, b""), Reply(400, b"")], None),
+        ([Reply(404, b""), Reply(422, b"")], None),
+        ([Reply(404, b""), Reply(500, b"")], None),
+        ([Reply(404, b""), Reply(404, VLLMS)], None),
+        ([Reply(404, b""), Reply(501, VLLMS)], None),
+        ([Reply(404, b""), Reply(405, b"")], EngineUnusable),
+        ([Reply(404, b""), Reply(501, b"")], EngineUnusable),
+        ([Reply(404, b""), Reply(502, VLLMS)], EngineUnreachable),
+        ([Reply(404, b""), Reply(401, b"")], EngineUnusable),
+        ([Reply(404, b""), Lost("it broke")], EngineUnreachable),
+        ([Reply(200, b"")], EngineUnreachable),
+        ([Reply(500, b"")], EngineUnreachable),
+        ([Reply(403, b"")], EngineUnusable),
+    ],
+)
+async def test_whether_there_is_a_route_is_asked_without_doing_anything(answers, error):
+    """R9: of what stands between and answers otherwise nothing is concluded."""
+    driver, way = driver_of(SimulatedVllm(PLAIN), PATIENT)
+    way.instead[LOAD].extend(answers)
+    if error is None:
+        await driver.observe()
+    else:
+        with pytest.raises(error):
+            await driver.observe()
+    asked = [(method, body) for method, path, body in way.asked if path == LOAD]
+    assert asked == [("GET", {}), ("POST", {})][: len(answers)]
+
+
+async def test_errors_are_understood_in_the_form_of_earlier_releases(a):
+    """R6: before 0.10.1 they had no object around them."""
+    driver, _ = driver_of(SimulatedVllm(replace(PLAIN, version="0.10.0")))
+    await driver.observe()
+    assert await driver.unload("x", request_id="r") == NotThere()
+    assert await driver.load("x", a, request_id="r") == Done()
+    assert await driver.load("x", a, request_id="r") == AlreadyThere()
+    found = await driver.load("y", f"{a}/none", request_id="r")
+    assert isinstance(found, PathMissing)
+    assert found.message == "Loading lora y failed: No adapter found for <path>"
