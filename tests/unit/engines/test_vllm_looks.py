@@ -361,3 +361,20 @@ async def test_errors_are_understood_in_the_form_of_earlier_releases(a):
     found = await driver.load("y", f"{a}/none", request_id="r")
     assert isinstance(found, PathMissing)
     assert found.message == "Loading lora y failed: No adapter found for <path>"
+
+
+@pytest.mark.parametrize(
+    ("set_here", "found"),
+    [
+        (EngineLimits(), EngineLimits(5, 16, 8)),
+        (EngineLimits(max_lora_rank=4), EngineLimits(5, 16, 4)),
+        (EngineLimits(max_lora_rank=64), EngineLimits(5, 16, 8)),
+        (EngineLimits(2, 3, 8, ("q_proj",)), EngineLimits(2, 3, 8, ("q_proj",))),
+    ],
+    ids=str,
+)
+async def test_what_is_set_and_what_the_plugin_tells_of_its_limits_count_together(set_here, found):
+    """R8: of two ranks the lower one, so that nothing is loaded that either says is too high."""
+    engine = SimulatedVllm(replace(WITH_PLUGIN, max_loras=5, max_lora_rank=8))
+    driver, _ = driver_of(engine, limits=set_here)
+    assert (await driver.observe()).facts.limits == found

@@ -185,6 +185,28 @@ async def test_a_name_that_somebody_else_holds_is_busy(server, new, monkeypatch)
     assert server.paths() == {"x": "/old"}
 
 
+@pytest.mark.parametrize(("draining", "is_taken"), [(999, True), (1000, False)])
+async def test_a_thousand_versions_may_drain_at_once(server, new, draining, is_taken):
+    """R16 bounded: of as many adapters as an engine has, a version each."""
+    adapters = Adapters(server, sweep_seconds=NEVER)
+    for _ in range(draining):
+        adapters._drain.add(server.make("gone", "/gone", None))
+    if not is_taken:
+        with pytest.raises(Busy):
+            await adapters.swap("x", new, "/old")
+    else:
+        await adapters.swap("x", new, "/old")
+    assert server.paths() == {"x": new if is_taken else "/old"}
+
+
+async def test_a_name_that_nobody_has_is_told_at_once_and_gets_no_lock(server):
+    """R16 bounded: whatever names are sent."""
+    async with server.lock("x"):
+        with pytest.raises(NotLoaded):
+            await Adapters(server, sweep_seconds=NEVER).unload("y")
+    assert set(server.locks) == {"x"}
+
+
 @pytest.mark.parametrize(("seconds", "is_done"), [(4.9, True), (5.1, False)])
 def test_a_name_that_is_being_loaded_is_waited_for_five_seconds(new, seconds, is_done):
     """R17 heals: most loads end within them, and the sidecar hears of the others in time."""

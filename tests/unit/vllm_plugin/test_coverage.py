@@ -141,7 +141,7 @@ async def test_the_engine_is_asked_once_and_all_workers_count():
         return [one | {"applied": ["l.0.q"]}, one | {"applied": ["l.1.q"]}]
 
     assert not Adapters(server).tells_coverage
-    with pytest.raises(EngineRefused):
+    with pytest.raises(EngineRefused, match="cannot be asked"):
         await Adapters(server).coverage()
     server.ask_workers = ask
     adapters = Adapters(server)

@@ -33,6 +33,7 @@ from sidecar.vllm_plugin.protocol import (
     write_expected,
     write_question,
 )
+from sidecar.vllm_plugin.resolver import socket_problem
 
 
 def test_a_question_is_one_line_of_json():
@@ -101,12 +102,30 @@ def test_an_answer_names_a_path_or_says_that_there_is_none():
     assert read_answer(b'{"schema":1,"path":null,"reason":"not_lazy"}\n') is None
 
 
+def test_a_fault_of_our_own_is_no_damaged_line(monkeypatch):
+    """R12: it is told, and no question or answer is made of it."""
+
+    def fault(_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(json, "loads", fault)
+    for read, line in ((read_question, b"{}"), (read_answer, b"{}\n"), (read_expected, "{}")):
+        with pytest.raises(ZeroDivisionError):
+            read(line)  # type: ignore[operator]
+
+
 def test_the_longest_name_of_a_record_is_asked_for_and_the_longest_path_is_understood():
     """R16 bounded: at the bounds of both sides."""
     longest = "a" * MAX_RECORD_NAME
     assert is_askable(longest)
     assert is_askable("n" * 200)
     assert not is_askable("n" * 201)
+    assert socket_problem("/" + "p" * 106) is None
+    assert socket_problem("/" + "p" * 107) is not None
+    around = len(write_question("x", ""))
+    assert read_question(write_question("x", "b" * (4096 - around))) == "x"
+    assert read_question(write_question("x", "b" * (4097 - around))) is None
+    assert len(write_answer(Resolved("/" + "p" * 4095, prove=True, expect="e" * 8192))) < MAX_ANSWER_BYTES <= 16_384
     for length, is_taken in ((4096, True), (4097, False)):
         line = write_answer(Resolved("/" + "p" * (length - 1)))
         if is_taken:
