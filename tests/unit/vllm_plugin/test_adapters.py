@@ -250,6 +250,47 @@ async def test_state_tells_of_registered_draining_and_foreign_adapters(server, n
     assert (rows["/old"]["references"], rows[new]["references"]) == (2, 0)
 
 
+async def never(*_: object) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("call", "seconds"),
+    [
+        (lambda adapters, _: adapters.state(), 8.0),
+        (lambda adapters, _: adapters.coverage(), 4.0),
+        (lambda adapters, new: adapters.swap("x", new, "/old"), 55.0),
+    ],
+    ids=["state", "coverage", "swap"],
+)
+def test_an_engine_that_does_not_answer_is_told_before_the_sidecar_gives_up(new, call, seconds):
+    """R9, R19: it waits ten, five and sixty seconds for these, and would not know what came of its call."""
+
+    async def body() -> None:
+        server = PlayedServer()
+        server.load("x", "/old")
+        server.resident = server.add = never  # type: ignore[assignment, method-assign]
+        server.ask_workers = never  # type: ignore[assignment]
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(DeadlinePassed):
+            await call(Adapters(server, sweep_seconds=NEVER), new)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(seconds, abs=0.1)
+        assert server.paths() == {"x": "/old"}
+
+    played(body)
+
+
+async def test_a_fault_of_our_own_is_no_lateness_of_the_engine(server, monkeypatch):
+    """R12: it is told as what it is."""
+
+    async def fault() -> set[int]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(server, "resident", fault)
+    with pytest.raises(ZeroDivisionError):
+        await Adapters(server).state()
+
+
 async def test_an_engine_that_lists_nothing_in_time_is_no_answer(server, monkeypatch):
     async def stuck() -> set[int]:
         await asyncio.Event().wait()

@@ -153,6 +153,16 @@ async def test_a_vllm_that_knows_no_resolvers_is_told_so(registry, caplog):
         caplog.clear()
 
 
+async def test_switched_off_it_serves_nothing_and_says_nothing(registry, monkeypatch, caplog):
+    """Where vLLM would let it."""
+    prepare_process()
+    monkeypatch.setenv("LORAPLANE_PLUGIN", "0")
+    endpoints, served = await init(registry)
+    assert endpoints._plugin.adapters is None
+    assert type(served.lora_requests) is dict
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("is_wanted", [True, False])
 def test_the_routes_are_there_where_they_are_wanted(registry, monkeypatch, is_wanted):
     if not is_wanted:

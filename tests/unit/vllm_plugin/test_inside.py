@@ -314,7 +314,8 @@ def test_an_engine_that_cannot_be_asked_has_no_prober():
 
 
 @pytest.mark.parametrize(
-    ("most", "requests", "is_full"), [(4, 1, False), (4, 2, True), (1, 0, False), (None, 99, False)]
+    ("most", "requests", "is_full"),
+    [(4, 1, False), (4, 2, True), (1, 0, False), (1, 1, True), (None, 127, False), (None, 128, True)],
 )
 def test_an_engine_is_full_for_a_proof_when_half_of_its_places_are_taken(most, requests, is_full):
     """R19 not-held-up."""

@@ -122,7 +122,24 @@ async def test_an_adapter_that_was_never_trained_is_right_to_have_no_effect(tmp_
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\xff" * 16, (2).to_bytes(8, "little") + b"{]", (2).to_bytes(8, "little") + b"[]"]
+    "content",
+    [
+        b"",
+        b"\xff" * 16,
+        *(
+            len(header).to_bytes(8, "little") + header
+            for header in (
+                b"{]",
+                b"[]",
+                b'{"lora_B": {}}',
+                b'{"lora_B": 7}',
+                b'{"lora_B": {"data_offsets": 7}}',
+                b'{"lora_B": {"data_offsets": [0]}}',
+                b'{"lora_B": {"data_offsets": ["0", 4]}}',
+                b'{"lora_B": {"data_offsets": [-99, 4]}}',
+            )
+        ),
+    ],
 )
 async def test_weights_that_cannot_be_read_prove_nothing(tmp_path, content):
     """X2 unbreakable."""

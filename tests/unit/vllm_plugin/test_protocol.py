@@ -249,6 +249,8 @@ def test_anything_else_expects_nothing(told):
 def test_another_path_or_expectation_is_another_question():
     keys = {expected_key(path, expect) for path in ("/a", "/b", "/\udcff") for expect in ("", "x", "y")}
     assert len(keys) == 9
+    # What a plugin and a sidecar of two releases call it.
+    assert expected_key("/a", "x") == "abaf0a42bb0fa484521bccc61b17fe11"
 
 
 TWO = PromptedAnswer((1, 2), (7, 8), (-0.5, -1.0))
@@ -281,6 +283,7 @@ WITHOUT = PromptedAnswer((1, 2), (7, 8))
         ),
         (TWO, [(9, {7: -0.5}), (8, {8: -1.0})], "found 9, with 7 at -0.5000: a distance of inf"),
         (TWO, [(7, {7: -0.5}), (8, {8: -1.0}), (3, {3: -9.0})], ""),
+        (TWO, [(9, {9: math.nan, 7: -0.5}), (8, {8: -1.0})], "a distance of inf"),
         (TWO, [(7, {7: -0.5})], None),
         (TWO, [], None),
     ],
