@@ -12,6 +12,7 @@ import pytest
 
 from sidecar.engines import listeners
 from sidecar.engines.driver import Deadlines, EngineAbsent, EngineUnreachable, EngineUnusable, check_name
+from sidecar.engines.load_ledger import write_synced
 from sidecar.engines.observed import (
     AlreadyThere,
     Done,
@@ -535,3 +536,35 @@ async def test_a_kind_that_is_called_one_call_at_a_time_says_so(server, process)
     assert await dumb.is_busy() is False
     with pytest.raises(EngineUnreachable, match="does not say which requests"):
         await dumb.drain_evidence()
+
+
+async def test_what_one_slot_has_is_written_when_it_changes_and_counts_where_it_cannot_be(
+    server, process, tmp_path, monkeypatch
+):
+    """R12: a look writes nothing; what the engine has let go of is free, whatever the disk says."""
+    engine, path = axolotl(server, tmp_path), str(tmp_path)
+    written = list[int]()
+
+    def write(file: Path, content: bytes) -> None:
+        written.append(len(content))
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, "no space left")
+        write_synced(file, content)
+
+    monkeypatch.setattr("sidecar.engines.others.axolotl.write_synced", write)
+    assert await engine.load("x", path, request_id="r") == Done()
+    for _ in range(2):
+        assert dict((await engine.observe()).adapters) == {"x": path}
+    assert len(written) == 1
+    assert await engine.unload("x", request_id="r") == Done()
+    assert len(written) == 3
+    assert await engine.load("y", path, request_id="r") == Done()
+    for one in (engine, axolotl(server, tmp_path)):
+        assert dict((await one.observe()).adapters) == {"y": path}
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    assert await engine.swap("y", path, str(gone), request_id="r") == Done()
+    gone.rmdir()
+    assert dict((await engine.observe()).adapters) == {}, "its files are gone, so that it is told that it has nothing"
+    assert server.changes[-1][0] == "/set_lora_adapter/"
+    assert server.sent[-1] == (CLEAR,)

@@ -205,3 +205,23 @@ async def test_two_records_of_a_replica_are_two_files(tmp_path):
         await LoadLedger(tmp_path, file).seen("p1", {file: "/a"})
     for file in ("loaded.json", "past.json"):
         assert LoadLedger(tmp_path, file).of("p1") == {file: "/a"}
+
+
+async def test_a_fault_of_our_own_is_no_full_disk(tmp_path, monkeypatch):
+    """R12: it is told."""
+    ledger = LoadLedger(tmp_path)
+    await ledger.seen("p1", {"x": "/a"})
+
+    def fault(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async def load() -> Outcome:
+        monkeypatch.setattr(module, "write_synced", fault)
+        return Refused("?")
+
+    with pytest.raises(ZeroDivisionError):
+        await ledger.recording("p1", "y", "/y", load)
+    calls = [ledger.seen("p1", {"z": "/z"}), ledger.recording("p1", "z", "/z", load), ledger.forget("p1", "x")]
+    for call in calls:
+        with pytest.raises(ZeroDivisionError):
+            await call

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
-from sidecar.engines.driver import Deadlines, check_name
+from sidecar.engines.driver import Deadlines, EngineUnreachable, check_name
 from sidecar.engines.load_ledger import LoadLedger
 from sidecar.engines.observed import (
     AlreadyThere,
@@ -24,7 +26,7 @@ from sidecar.engines.observed import (
     Unknown,
 )
 from sidecar.engines.simulated.engine import SimulatedVllm
-from sidecar.engines.simulated.options import Hang, Options
+from sidecar.engines.simulated.options import Hang, Options, RouteName
 from sidecar.engines.transport import Lost, Reply
 from sidecar.engines.vllm.driver import ALONE, VllmEngine
 from tests.support.adapters import write_adapter
@@ -432,3 +434,44 @@ async def test_with_the_plugin_no_load_waits_for_a_moment(a):
     way.together.clear()
     assert await driver.load("x", a, request_id="r") == Done()
     assert way.together == [(LOAD,)]
+
+
+HANGS: list[tuple[RouteName, Callable[[VllmEngine], Awaitable[object]], float]] = [
+    ("models", lambda driver: driver.observe(), 15.0),
+    ("metrics", lambda driver: driver.incarnation(), 5.0),
+    ("load", lambda driver: driver.load("y", "/y", request_id="r"), 60.0),
+    ("unload", lambda driver: driver.unload("x", request_id="r"), 30.0),
+    ("completions", lambda driver: driver.turns(), 30.0),
+    ("completions", lambda driver: driver.pulse(), 15.0),
+    ("load", lambda driver: driver.swap("x", "/x", "/new", request_id="r"), 65.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("route", "call", "seconds"), HANGS, ids=[f"{route} {at}" for at, (route, *_) in enumerate(HANGS)]
+)
+def test_an_engine_that_hangs_is_waited_for_as_long_as_such_a_call_may_take(route, call, seconds):
+    """R16, R18: loads wait for others and for a step; a look, a probe and a pulse tell within half a minute.
+
+    A swap also waits for a moment without requests; here it comes at its very end.
+    """
+
+    async def body() -> None:
+        engine = SimulatedVllm(replace(PLAIN, max_loras=2))
+        driver, _ = driver_of(engine)
+        engine.cards["x"] = engine.card("x", "/x")
+        await driver.observe()
+        await driver.incarnation()
+        await asyncio.sleep(6.0)
+        loop = asyncio.get_running_loop()
+        assert check_name("/new") != check_name("/newer")
+        if seconds > 60.0:
+            begin(engine, "x")
+            loop.call_later(4.95, end, engine)
+        engine.faults.order(route, Hang(asyncio.Event()))
+        began = loop.time()
+        with suppress(EngineUnreachable):
+            await call(driver)
+        assert loop.time() - began == pytest.approx(seconds, abs=0.2)
+
+    played(body)

@@ -255,6 +255,7 @@ async def test_what_cannot_be_driven_is_named(options, reason):
     with pytest.raises(EngineUnusable) as told:
         await driver.observe()
     assert told.value.reason == reason
+    assert f"{told.value}" == told.value.message, "which is told in logs as it is in the status"
 
 
 @pytest.mark.parametrize(
