@@ -35,6 +35,15 @@ def test_a_body_of_more_parts_than_a_listing_has_is_not_read(body):
     assert fields_of(body) == {}
 
 
+def test_a_body_of_a_million_parts_is_read():
+    """As the listing of an engine with ten times as many adapters as any has; and not one part more."""
+    most = b"[" + b"0," * 999_999 + b"0]"
+    found = json_of(most)
+    assert isinstance(found, list)
+    assert len(found) == 1_000_000
+    assert json_of(most[:-1] + b",0]") is None
+
+
 LINES = MetricLines((b"a{", b"b "), newest=b"s{")
 
 

@@ -71,6 +71,43 @@ def test_something_else_is_no_sglang(about):
     assert caught.value.reason == "not_an_engine"
 
 
+SGLANG_CARDS = b'{"data": [{"id": "base", "root": "base", "parent": null}]}'
+
+
+@pytest.mark.parametrize(
+    ("told", "cpu", "rank"),
+    [
+        ({}, None, None),
+        ({"max_loaded_loras": None, "max_lora_rank": None}, None, None),
+        ({"max_loaded_loras": 1, "max_lora_rank": 64}, 1, 64),
+        ({"max_loaded_loras": 0, "max_lora_rank": -1}, None, None),
+        ({"max_loaded_loras": "8", "max_lora_rank": 8.5}, None, None),
+    ],
+    ids=str,
+)
+def test_sglang_tells_its_limits(told, cpu, rank):
+    """What is no number of adapters is no limit."""
+    about = json.dumps({"version": "0.5.9", "enable_lora": True} | told).encode()
+    seen = SGLANG.read([about, SGLANG_CARDS], {}, "http://e")
+    assert (seen.version, seen.limits.max_cpu_loras, seen.limits.max_lora_rank) == ("0.5.9", cpu, rank)
+
+
+@pytest.mark.parametrize(
+    ("enabled", "cards", "said"),
+    [
+        (False, SGLANG_CARDS, "--enable-lora"),
+        (None, SGLANG_CARDS, "--enable-lora"),
+        (1, SGLANG_CARDS, "--enable-lora"),
+        (True, b'{"data": [{"id": "base", "root": "base"}]}', "0.5.1"),
+    ],
+)
+def test_an_sglang_that_cannot_be_driven_is_named(enabled, cards, said):
+    """R9: one of a release that does not list its adapters would look empty."""
+    about = json.dumps({"version": "0.5.1", "enable_lora": enabled}).encode()
+    with pytest.raises(EngineUnusable, match=said):
+        SGLANG.read([about, cards], {}, "http://e")
+
+
 def test_a_listing_that_is_not_understood_is_no_listing():
     about = json.dumps({"version": "0.5.9", "enable_lora": True}).encode()
     with pytest.raises(EngineUnreachable):

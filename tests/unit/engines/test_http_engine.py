@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +12,11 @@ import pytest
 
 from sidecar.engines import listeners
 from sidecar.engines.driver import Deadlines, EngineAbsent, EngineUnreachable, EngineUnusable, check_name
+from sidecar.engines.load_ledger import write_synced
 from sidecar.engines.observed import (
     AlreadyThere,
     Done,
+    EngineActivity,
     EngineGone,
     EngineLimits,
     NotThere,
@@ -489,3 +492,79 @@ async def test_each_kind_of_call_has_a_deadline_of_its_own(server, process, tmp_
         await call
         seconds.append(server.seconds)
     assert seconds == [3, 1, 4, 8]
+
+
+class FaultOfOurs(Exception):
+    """What no engine can bring about."""
+
+
+@pytest.mark.parametrize("make", [sglang, axolotl, pegainfer])
+async def test_a_fault_of_our_own_is_never_taken_for_a_state_of_the_engine(server, process, tmp_path, make):
+    """R12: it ends the part in which it happens, and is told; nothing is concluded from it."""
+    engine = make(server, None) if make is axolotl else make(server)
+
+    def fault() -> None:
+        raise FaultOfOurs
+
+    server.on_call = fault
+    calls = [engine.observe, engine.incarnation, engine.turns]
+    calls += [engine.is_busy, engine.drain_evidence] if make is sglang else []
+    for call in calls:
+        with pytest.raises(FaultOfOurs):
+            await call()
+
+
+async def test_an_engine_that_does_not_complete_in_time_does_not_turn(process):
+    """R18 readiness-follows."""
+
+    class Silent(Server):
+        async def send(self, *args: object, **more: object) -> NotSent:  # type: ignore[override]
+            await asyncio.Event().wait()
+            return NotSent("never")
+
+    engine = sglang(Silent(), deadlines=Deadlines(turn_seconds=0.0))
+    assert await engine.turns() is False
+
+
+async def test_a_kind_that_is_called_one_call_at_a_time_says_so(server, process):
+    """R7: and tells nothing between two looks, so that it is looked at again and again."""
+    engine = sglang(server)
+    assert (engine.is_concurrent, engine.paused, engine.is_deciding, engine.swaps_alone) == (False, "", False, True)
+    assert (await engine.has_changed(), await engine.pulse()) == (False, None)
+    assert await engine.activity() == EngineActivity()
+    dumb = pegainfer(server)
+    assert await dumb.is_busy() is False
+    with pytest.raises(EngineUnreachable, match="does not say which requests"):
+        await dumb.drain_evidence()
+
+
+async def test_what_one_slot_has_is_written_when_it_changes_and_counts_where_it_cannot_be(
+    server, process, tmp_path, monkeypatch
+):
+    """R12: a look writes nothing; what the engine has let go of is free, whatever the disk says."""
+    engine, path = axolotl(server, tmp_path), str(tmp_path)
+    written = list[int]()
+
+    def write(file: Path, content: bytes) -> None:
+        written.append(len(content))
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, "no space left")
+        write_synced(file, content)
+
+    monkeypatch.setattr("sidecar.engines.others.axolotl.write_synced", write)
+    assert await engine.load("x", path, request_id="r") == Done()
+    for _ in range(2):
+        assert dict((await engine.observe()).adapters) == {"x": path}
+    assert len(written) == 1
+    assert await engine.unload("x", request_id="r") == Done()
+    assert len(written) == 3
+    assert await engine.load("y", path, request_id="r") == Done()
+    for one in (engine, axolotl(server, tmp_path)):
+        assert dict((await one.observe()).adapters) == {"y": path}
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    assert await engine.swap("y", path, str(gone), request_id="r") == Done()
+    gone.rmdir()
+    assert dict((await engine.observe()).adapters) == {}, "its files are gone, so that it is told that it has nothing"
+    assert server.changes[-1][0] == "/set_lora_adapter/"
+    assert server.sent[-1] == (CLEAR,)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.engines.listeners import listener_identity
+from sidecar.engines import listeners
+from sidecar.engines.driver import EngineUnreachable, EngineUnusable
+from sidecar.engines.listeners import ListenerProcess, listener_identity
 
 HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode"
 
@@ -56,3 +58,31 @@ def test_without_a_port_it_is_that_of_the_scheme(proc, scheme, identity):
     rows = [row("0100007F", port, "0A", inode) for port, inode in ((80, 1), (443, 2), (81, 3), (444, 4))]
     (proc / "net/tcp").write_text("\n".join([HEADER, *rows, ""]))
     assert listener_identity(f"{scheme}://127.0.0.1", proc) == identity
+
+
+def test_a_host_without_the_tables_of_its_kernel_shows_no_process(tmp_path):
+    """R12: as without IPv6, or elsewhere than on Linux."""
+    assert listener_identity("http://127.0.0.1:8000", tmp_path) == ""
+
+
+def test_a_look_is_of_one_process(monkeypatch):
+    """R9 status-truth: one that was replaced meanwhile was not seen; one that is not to be seen cannot be driven."""
+    seen: list[str] = []
+
+    def identity(url: str) -> str:
+        assert url == "http://127.0.0.1:8000"
+        return seen[-1]
+
+    monkeypatch.setattr(listeners, "listener_identity", identity)
+    process = ListenerProcess("http://127.0.0.1:8000")
+    seen.append("p1")
+    assert process.identity() == process.known("p1") == "p1"
+    with pytest.raises(EngineUnreachable, match="restarted"):
+        process.known("p0")
+    with pytest.raises(EngineUnreachable, match="restarted"):
+        process.known("")
+    seen.append("")
+    for before in ("", "p1"):
+        with pytest.raises(EngineUnusable, match="network namespace") as told:
+            process.known(before)
+        assert told.value.reason == "engine_unsupported"

@@ -1,15 +1,36 @@
-"""What is kept of loads, on disk."""
+"""What is kept of loads, on disk and in memory, for engines that list no paths."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import json
 import os
+from pathlib import Path
 
-from sidecar.engines.load_ledger import write_synced
+import pytest
+
+from sidecar.engines import load_ledger as module
+from sidecar.engines.driver import EngineUnreachable
+from sidecar.engines.load_ledger import LoadLedger, write_synced
+from sidecar.engines.observed import (
+    AlreadyThere,
+    Done,
+    EngineGone,
+    EnginePaused,
+    NotThere,
+    Outcome,
+    PathMissing,
+    Refused,
+    Transient,
+    Unknown,
+)
 
 
 def test_all_of_it_is_on_disk_before_it_gets_its_name(tmp_path, monkeypatch):
-    """R12 crash-only: after a power cut there is what was before, or all of what came."""
+    """R12 crash-only: after a power cut there is what was before, or all of what came; its name is on disk, too."""
     synced: list[tuple[int, bool]] = []
+    folders: list[tuple[Path, bool]] = []
     sync = os.fsync
 
     def noting(descriptor: int) -> None:
@@ -17,6 +38,190 @@ def test_all_of_it_is_on_disk_before_it_gets_its_name(tmp_path, monkeypatch):
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", noting)
+    monkeypatch.setattr(module, "sync_directory", lambda path: folders.append((path, (tmp_path / "file").exists())))
     write_synced(tmp_path / "file", b"x" * 1000)
     assert synced[0] == (1000, False)
     assert (tmp_path / "file").read_bytes() == b"x" * 1000
+    assert folders == [(tmp_path, True)]
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_nothing_that_stands_in_the_way_keeps_it_from_being_written(tmp_path):
+    """R12: it is set aside."""
+    for name in ("file.json", "file.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "more").write_text("?")
+    write_synced(tmp_path / "file.json", b"new")
+    assert (tmp_path / "file.json").read_bytes() == b"new"
+
+
+@pytest.fixture(params=["disk", "memory"])
+def folder(request, tmp_path) -> Path | None:
+    return tmp_path if request.param == "disk" else None
+
+
+def again(ledger: LoadLedger, folder: Path | None) -> LoadLedger:
+    """As the sidecar's next process reads it; what is in memory alone has none."""
+    return ledger if folder is None else LoadLedger(folder)
+
+
+async def test_what_is_listed_is_recorded_once_and_stays(folder):
+    """R4: a name that had other weights in this process does not get those that it is listed with now."""
+    ledger = LoadLedger(folder)
+    assert ledger.of("p1") == {}
+    assert await ledger.seen("p1", {"x": "/a"}) == {"x": "/a"}
+    assert await ledger.seen("p1", {"x": "/b", "y": "/c"}) == {"x": "/a", "y": "/c"}
+    assert await ledger.seen("p1", {}) == {"x": "/a", "y": "/c"}
+    for one in (ledger, again(ledger, folder)):
+        assert one.of("p1") == {"x": "/a", "y": "/c"}
+        assert one.of("p2") == {}
+    assert await ledger.seen("p2", {"z": "/d"}) == {"z": "/d"}
+    for one in (ledger, again(ledger, folder)):
+        assert (one.of("p1"), one.of("p2")) == ({}, {"z": "/d"})
+
+
+@pytest.mark.parametrize(
+    ("outcome", "is_kept"),
+    [
+        (Done(), True),
+        (Unknown("?"), True),
+        (AlreadyThere(), False),
+        (NotThere(), False),
+        (PathMissing("?"), False),
+        (Refused("?"), False),
+        (Transient("?"), False),
+        (EngineGone("?"), False),
+        (EnginePaused("?"), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_what_certainly_did_not_come_of_a_load_is_taken_back(folder, outcome, is_kept):
+    """R12: it is recorded before the engine is called; and what others recorded meanwhile stays."""
+    ledger = LoadLedger(folder)
+    await ledger.seen("p1", {"x": "/old", "z": "/z"})
+
+    async def load() -> Outcome:
+        assert again(ledger, folder).of("p1")[name] == "/new"
+        await ledger.seen("p1", {f"beside {name}": "/m"})
+        return outcome
+
+    for name in ("x", "y"):
+        assert await ledger.recording("p1", name, "/new", load) == outcome
+    expected = {"x": "/old", "z": "/z", "beside x": "/m", "beside y": "/m"}
+    expected |= {"x": "/new", "y": "/new"} if is_kept else {}
+    for one in (ledger, again(ledger, folder)):
+        assert one.of("p1") == expected
+
+
+async def test_what_is_forgotten_is_gone(folder):
+    ledger = LoadLedger(folder)
+    await ledger.seen("p1", {"x": "/a", "y": "/b"})
+    for name in ("x", "none"):
+        await ledger.forget("p1", name)
+        for one in (ledger, again(ledger, folder)):
+            assert one.of("p1") == {"y": "/b"}
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "no space left")
+
+
+async def test_on_a_full_disk_nothing_is_loaded_that_cannot_be_recorded(tmp_path, monkeypatch):
+    """R12, R4: what cannot be taken back counts as loaded, which only forbids."""
+    ledger, called = LoadLedger(tmp_path), list[str]()
+    await ledger.seen("p1", {"x": "/a", "y": "/b"})
+
+    async def refused() -> Outcome:
+        called.append("load")
+        monkeypatch.setattr(module, "write_synced", full)
+        return Refused("?")
+
+    assert await ledger.recording("p1", "x", "/new", refused) == Refused("?")
+    for one in (ledger, LoadLedger(tmp_path)):
+        assert one.of("p1") == {"x": "/new", "y": "/b"}
+    found = await ledger.recording("p1", "z", "/z", refused)
+    assert isinstance(found, Transient)
+    assert "no space left" in found.message
+    assert called == ["load"]
+    with pytest.raises(EngineUnreachable, match="no space left"):
+        await ledger.seen("p1", {"n": "/n"})
+    assert await ledger.seen("p1", {"x": "/new"}) == {"x": "/new", "y": "/b"}, "which asks for no writing"
+    await ledger.forget("p1", "y")
+    assert ledger.of("p1") == {"x": "/new"}
+    assert LoadLedger(tmp_path).of("p1") == {"x": "/new", "y": "/b"}
+
+
+async def test_looks_and_loads_change_it_one_after_another(tmp_path, monkeypatch):
+    """R4: none of two that are written at once is lost."""
+    ledger, real = LoadLedger(tmp_path), asyncio.to_thread
+
+    async def slow(*args: object) -> object:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return await real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(asyncio, "to_thread", slow)
+
+    async def load() -> Outcome:
+        return Refused("?")
+
+    names = [f"n{number}" for number in range(5)]
+    await asyncio.gather(
+        *(ledger.seen("p1", {name: f"/{name}"}) for name in names),
+        *(ledger.recording("p1", f"l{number}", "/l", load) for number in range(5)),
+        ledger.forget("p1", "none"),
+    )
+    for one in (ledger, LoadLedger(tmp_path)):
+        assert one.of("p1") == {name: f"/{name}" for name in names}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        json.dumps({"schema": 2, "incarnation": "p1", "paths": {"x": "/a"}}).encode(),
+        json.dumps({"schema": 1, "incarnation": 7, "paths": {"x": "/a"}}).encode(),
+        json.dumps({"schema": 1, "incarnation": "p1", "paths": ["x"]}).encode(),
+        json.dumps({"schema": 1, "incarnation": "p1", "paths": {"x": "/a", "y": 7}}).encode(),
+    ],
+)
+async def test_what_is_damaged_says_nothing_and_is_replaced(tmp_path, content):
+    """R12 crash-only."""
+    (tmp_path / "loaded.json").write_bytes(content)
+    ledger = LoadLedger(tmp_path)
+    assert ledger.of("p1") == {}
+    await ledger.seen("p1", {"z": "/z"})
+    assert json.loads((tmp_path / "loaded.json").read_bytes()) == {
+        "schema": 1,
+        "incarnation": "p1",
+        "paths": {"z": "/z"},
+    }
+
+
+async def test_two_records_of_a_replica_are_two_files(tmp_path):
+    for file in ("loaded.json", "past.json"):
+        await LoadLedger(tmp_path, file).seen("p1", {file: "/a"})
+    for file in ("loaded.json", "past.json"):
+        assert LoadLedger(tmp_path, file).of("p1") == {file: "/a"}
+
+
+async def test_a_fault_of_our_own_is_no_full_disk(tmp_path, monkeypatch):
+    """R12: it is told."""
+    ledger = LoadLedger(tmp_path)
+    await ledger.seen("p1", {"x": "/a"})
+
+    def fault(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async def load() -> Outcome:
+        monkeypatch.setattr(module, "write_synced", fault)
+        return Refused("?")
+
+    with pytest.raises(ZeroDivisionError):
+        await ledger.recording("p1", "y", "/y", load)
+    calls = [ledger.seen("p1", {"z": "/z"}), ledger.recording("p1", "z", "/z", load), ledger.forget("p1", "x")]
+    for call in calls:
+        with pytest.raises(ZeroDivisionError):
+            await call

@@ -278,3 +278,71 @@ def test_nothing_is_sent_to_a_plugin_that_is_not_expected():
 def test_a_plugin_says_that_it_can_prove(expects):
     able = {"schema": 1, "capabilities": ["swap", "unload", "state", "proof", *(["expect"] if expects else [])]}
     assert plugin.read_about(json.dumps(able).encode()) == About(proves=True, expects=expects)
+
+
+def coverage(
+    names: list[str], taken: list[str] | None = None, renames: dict[str, str] | None = None, architecture: str = "A"
+) -> EngineEvidence | None:
+    told = {"applied": names, "taken": taken or [], "renames": [renames or {}, {}, {}], "architecture": architecture}
+    return plugin.read_coverage(json.dumps({"schema": 1, **told}).encode(), "0.32.0")
+
+
+def test_coverage_is_believed_as_far_as_a_status_has_room_for_it():
+    """R16 bounded, X2: at each bound, and one beyond it."""
+    assert coverage(["n" * 512]) is not None
+    assert coverage(["n" * 513]) is None
+    assert coverage([], architecture="n" * 513) is None
+    assert coverage(["n"] * 4000, ["m"] * 95) is not None
+    assert coverage(["n"] * 4000, ["m"] * 96) is None
+    assert coverage(["n"], renames={f"{number}": "m" for number in range(64)}) is not None
+    assert coverage(["n"], renames={f"{number}": "m" for number in range(65)}) is None
+    assert coverage(["n" * 512] * 63 + ["n" * 511]) is not None
+    assert coverage(["n" * 512] * 64) is None
+    assert coverage([], renames={"k": "n" * 513}) is None
+
+
+def test_what_strangers_may_write_is_believed_up_to_its_bounds():
+    """R16 bounded, X2: no age of thirty years, no number that is none to others, no endless sentence."""
+
+    def used(age: object) -> dict[str, float]:
+        return plugin.read_last_used(json.dumps({"schema": 1, "last_used": {"a": age}}).encode())
+
+    assert (used(1e9), used(0), used(1_000_000_001)) == ({"a": 1e9}, {"a": 0.0}, {})
+
+    def requests(count: object) -> dict[str, int] | None:
+        return plugin.read_requests(json.dumps({"schema": 1, "requests": {"a": count}}).encode())
+
+    assert requests(9_007_199_254_740_991) == {"a": 9_007_199_254_740_991}
+    assert requests(9_007_199_254_740_992) is None
+    about = {"schema": 1, "capabilities": ["swap", "unload", "state"]}
+    for count in (16, 17):
+        found = plugin.read_about(json.dumps(about | {"kv_connectors": ["c" * 600] * count}).encode())
+        assert found is not None
+        assert found.kv_connectors == (("c" * 512,) * 16 if count == 16 else None)
+    body = json.dumps({"schema": 1, "proof": "no_effect", "message": "m" * 600}).encode()
+    assert plugin.proof_outcome(Reply(200, body)) == NoEffect("m" * 512)
+    unexpected = json.dumps({"schema": 1, "unexpected": {"k": "m" * 600}}).encode()
+    assert plugin.read_unexpected(unexpected) == {"k": "m" * 512}
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        plugin.read_about,
+        plugin.read_last_used,
+        plugin.read_requests,
+        plugin.read_no_effect,
+        plugin.read_as_expected,
+        plugin.read_unexpected,
+        plugin.read_changes,
+        lambda body: plugin.read_coverage(body, "1"),
+    ],
+)
+def test_a_page_of_a_later_schema_says_nothing(read):
+    """Of which nobody knows here what it means."""
+    page = {"capabilities": ["swap", "unload", "state"], "incarnation": "i", "changes": 1}
+    page |= {"last_used": {"a": 1.0}, "requests": {"a": 1}, "no_effect": ["/a"], "as_expected": ["k"]}
+    page |= {"unexpected": {"k": "m"}, "architecture": "A", "applied": [], "taken": [], "renames": [{}, {}, {}]}
+    assert read(json.dumps({"schema": 1} | page).encode())
+    for schema in (0, 2, "1", None):
+        assert not read(json.dumps({"schema": schema} | page).encode())

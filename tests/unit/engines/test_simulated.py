@@ -73,6 +73,8 @@ def test_it_takes_what_vllm_takes(tmp_path, changes):
         ({"use_dora": True}, "use_dora"),
         ({"r": "8"}, "not supported between"),
         ({"target_modules": None, "use_bdlora": {}, "use_qalora": True}, "use_qalora"),
+        ({"rank_pattern": "q"}, "no attribute"),
+        ({"rank_pattern": {"q_proj": -1}}, "must be a positive integer"),
     ],
     ids=str,
 )
@@ -130,6 +132,72 @@ async def test_it_plays_releases(tmp_path, version, is_flat, refused, remembers)
     first, second = [await engine.generate(engine.card("x", path), "prompt", 4) for path in paths]
     assert (first == second) is remembers
     assert await engine.generate(engine.card("y", paths[1]), "prompt", 4) != first
+
+
+DEEP = b"[" * 100_000
+ENTRY = b'{"a": {"data_offsets": [0, 4]}}'
+
+
+@pytest.mark.parametrize(
+    "config",
+    [b"", b"{", b"\xff", b"[]", b"7", b"null", b"{}", b'{"r": 4, "lora_alpha": 8}', DEEP],
+    ids=lambda value: f"{value[:20]}",
+)
+def test_a_configuration_that_is_none_is_refused(tmp_path, config):
+    """X2: as vLLM's own code stumbles over it."""
+    folder = write_files(tmp_path / "a", config, adapter_weights(rank=4)).directory
+    with pytest.raises(AdapterRefused):
+        read_weights(str(folder), 8)
+
+
+@pytest.mark.parametrize(
+    ("header", "size", "is_taken"),
+    [
+        (ENTRY, 4, True),
+        (ENTRY, 3, False),
+        (ENTRY, 5, False),
+        (b'{"a": {"data_offsets": [0, 4]}, "b": {"data_offsets": [4, 8]}, "__metadata__": {}}', 8, True),
+        (b'{"a": {"data_offsets": [0, 4]}, "b": {"data_offsets": [4, 8]}}', 4, False),
+        (b"{}", 0, False),
+        (b"[]", 0, False),
+        (b"null", 0, False),
+        (b'{"a": 7}', 0, False),
+        (b'{"a": {}}', 0, False),
+        (b'{"a": {"data_offsets": [0]}}', 0, False),
+        (b'{"a": {"data_offsets": [0, "4"]}}', 0, False),
+        (b'{"a": {"data_offsets": [0, 4]}, "b": {"data_offsets": [0, "4"]}}', 4, False),
+        (DEEP, 0, False),
+        (b"\xff", 0, False),
+    ],
+    ids=lambda value: f"{value}"[:60],
+)
+def test_weights_whose_header_does_not_say_where_they_end_are_refused(tmp_path, header, size, is_taken):
+    """X2: only the header is read, and that the file is as long as it says."""
+    content = len(header).to_bytes(8, "little") + header + bytes(size)
+    folder = str(write_files(tmp_path / "a", adapter_config(rank=4), content).directory)
+    if is_taken:
+        assert read_weights(folder, 8)
+        return
+    with pytest.raises(AdapterRefused, match="deserializing header"):
+        read_weights(folder, 8)
+
+
+@pytest.mark.parametrize("rank", [8, 9])
+def test_the_highest_rank_that_it_was_started_with_is_taken(tmp_path, rank):
+    folder = written(tmp_path / "a", r=rank)
+    if rank == 8:
+        assert read_weights(folder, 8)
+    else:
+        with pytest.raises(AdapterRefused):
+            read_weights(folder, 8)
+
+
+def test_what_is_no_directory_or_no_path_is_refused(tmp_path):
+    """R12: and never ends the engine."""
+    (tmp_path / "file").write_text("")
+    for path in (str(tmp_path / "file"), "/a\0b", "/\udcff"):
+        with pytest.raises(AdapterRefused):
+            read_weights(path, 8)
 
 
 async def test_a_name_that_is_not_loaded_is_asked_for_once_and_never_answered_by_the_base(tmp_path):

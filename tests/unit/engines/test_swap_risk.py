@@ -68,3 +68,27 @@ def test_what_an_engine_had_is_known_of_one_process_and_of_so_many_names():
     assert (there.seconds_since("a", 7.0), there.seconds_since("b", 7.0)) == (4, None)
     there.note("2", ["c"], 8.0)
     assert (there.seconds_since("a", 9.0), there.seconds_since("c", 9.0)) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("seen", "names", "is_clear"),
+    [
+        (evidence(), {"x"}, True),
+        (evidence(), None, True),
+        (evidence(waiting=1), {"x"}, False),
+        (evidence(waiting=1), None, False),
+        (evidence(adapters=None), {"x"}, True),
+        (evidence(running=1, adapters=None), {"x"}, False),
+        (evidence(running=1), {"x"}, True),
+        (evidence(running=1), None, True),
+        (evidence(running=1, adapters=frozenset({"y"})), {"x"}, True),
+        (evidence(running=1, adapters=frozenset({"x", "y"})), {"x"}, False),
+        (evidence(running=1, adapters=frozenset({"y"})), {"x", "y"}, False),
+        (evidence(running=1, adapters=frozenset({"y"})), set(), True),
+        (evidence(running=1, adapters=frozenset({"y"})), None, False),
+        (evidence(adapters=frozenset({"x"})), {"x"}, True),
+    ],
+)
+def test_when_no_request_of_an_adapter_is_left(seen, names, is_clear):
+    """R7 files-pinned: whatever is not known may be one."""
+    assert seen.is_clear_of(names) is is_clear

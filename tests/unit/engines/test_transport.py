@@ -9,7 +9,17 @@ from contextlib import asynccontextmanager
 import pytest
 
 from registry.tools.devstack.processes import free_ports
-from sidecar.engines.transport import DeleteRequest, GetRequest, Lost, NotSent, PostRequest, Reply, Transport
+from sidecar.engines.transport import (
+    CONNECT_SECONDS,
+    DeleteRequest,
+    GetRequest,
+    Lost,
+    NotSent,
+    PostRequest,
+    Reply,
+    Transport,
+)
+from tests.support.engine_in_memory import played
 from tests.support.tls import Authority
 from tests.support.web import Site, serving
 
@@ -39,6 +49,21 @@ async def test_without_a_port_it_is_that_of_the_scheme(monkeypatch, url, port):
     monkeypatch.setattr(asyncio, "open_connection", refused)
     assert isinstance(await answer_of(Transport(url)), NotSent)
     assert called == [("engine", port)]
+
+
+def test_a_connection_is_waited_for_two_seconds(monkeypatch):
+    """R18: an engine whose host does not answer is told as one that nobody reaches, soon enough."""
+
+    async def silent(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    async def body() -> None:
+        found = await answer_of(Transport("http://engine"))
+        assert found == NotSent("no connection to engine: no answer")
+
+    monkeypatch.setattr("sidecar.engines.transport.CONNECT_SECONDS", CONNECT_SECONDS)
+    monkeypatch.setattr(asyncio, "open_connection", silent)
+    assert played(body) == pytest.approx(2.0)
 
 
 async def test_authorities_are_read_again(tmp_path, monkeypatch):

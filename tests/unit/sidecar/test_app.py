@@ -8,10 +8,11 @@ import json
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -20,7 +21,7 @@ from registry.etcd3.client import Client
 from registry.runtime.http import CannotListen
 from registry.sources.credentials_file import read_credentials
 from sidecar import app as module
-from sidecar.app import Ports, StoreUnusable, make_engine, run
+from sidecar.app import Ports, Sidecar, StoreUnusable, make_engine, run
 from sidecar.artifacts.proof import read_keys
 from sidecar.artifacts.store import LocalStore
 from sidecar.engines.observed import EngineLimits
@@ -295,11 +296,48 @@ class Told:
 def test_a_round_is_told_to_all_parts_and_then_to_who_looks_on(made):
     """R9, R16: what is offered as the newest status has the handoffs and the room of the same round."""
     told, followed, last = Told(), list[object](), list[tuple[RoundReport, list[str]]]()
-    handoffs: Any = type("Handoffs", (), {"follow": lambda _, leaving: followed.append(leaving)})()
+    handoffs: Any = type("Handoffs", (), {"follow": lambda _, leaving: followed.append((leaving, [*told.heard]))})()
     parts = [told.part(name) for name in ("status", "share", "ring")]
     tell = module._telling(parts[0], parts[1], handoffs, parts[2], lambda one: last.append((one, [*told.heard])))
     report = RoundReport(situation(made), 1)
     tell(report)
     assert (sorted(told.heard), told.said) == (["ring", "share", "status"], report)
-    assert followed == [("one",) if made else ()]
+    [(leaving, heard_before)] = followed
+    assert leaving == (("one",) if made else ())
+    assert told.heard.index("share") < told.heard.index("status")
+    assert "status" not in heard_before
     assert [(one, sorted(heard)) for one, heard in last] == [(report, ["ring", "share", "status"])]
+
+
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_what_the_process_before_left_is_taken_up_before_anything_runs(is_readable):
+    """R12 crash-only, R13: a snapshot that ends its reader is done without."""
+    world = Mock()
+    sidecar = Sidecar(**{one.name: getattr(world, one.name) for one in fields(Sidecar)})
+
+    def survives(part: str, work: Callable[[], None]) -> bool:
+        assert part == "snapshot"
+        work()
+        return is_readable
+
+    world.supervisor.survives.side_effect = survives
+    sidecar.start(world.tasks)
+    did = [name for name, *_ in world.mock_calls]
+    wanted = [
+        "ports.store.take_over",
+        "supervisor.survives",
+        "watcher.restore",
+        *([] if is_readable else ["watcher.forget"]),
+    ]
+    assert did[: len(wanted)] == wanted
+    assert ("watcher.forget" in did) is not is_readable
+    names = {call.kwargs["name"] for call in world.tasks.create_task.call_args_list}
+    serving = {"engine watch", "engine pulse", "changes watch", "reconciler", "resolver", "lease collector", "scrub"}
+    assert names == {"watcher", "status writer", "handoff watch", "drain orders"} | serving
+    kept = {call.args[0] for call in world.supervisor.keep.call_args_list}
+    assert kept == names - {"watcher"}, "which keeps itself, and what it has read"
+    world.ports.answer = None
+    world.tasks.create_task.reset_mock()
+    sidecar.start_serving(world.tasks)
+    names = {call.kwargs["name"] for call in world.tasks.create_task.call_args_list}
+    assert names == serving - {"resolver"}

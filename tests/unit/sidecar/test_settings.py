@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from registry.runtime.flags import read_settings
+from sidecar.engines.observed import EngineLimits
 from sidecar.main import PROGRAM, SUMMARY
 from sidecar.settings import SidecarSettings
 
@@ -57,6 +58,91 @@ def test_a_wrong_one_is_one_line_that_names_it(capsys, changes, words):
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert all(word in line for word in words), line
+
+
+def test_what_is_not_said_is_as_the_page_of_flags_says():
+    """Kubernetes kills a pod 30 seconds after the signal: it has handed over by then."""
+    usual = read({"--http": "127.0.0.1:7602"})
+    assert (str(usual.http), usual.drain_timeout, usual.engine_kind) == ("127.0.0.1:7602", 20.0, "vllm")
+    assert usual.engine_limits() == EngineLimits()
+    flags = {"--engine-max-rank": "8", "--engine-max-cpu-loras": "9", "--engine-target-modules": "q_proj,v_proj"}
+    assert read(flags).engine_limits() == EngineLimits(None, 9, 8, ("q_proj", "v_proj"))
+
+
+def test_its_pages_have_a_port_of_their_own(tmp_path):
+    needed = {"etcd": "127.0.0.1:1", "pool": "p", "replica": "r1", "engine": "http://e:1/", "store": tmp_path}
+    settings = SidecarSettings(**needed, insecure=True)
+    assert (str(settings.http), settings.engine, settings.advertise_url) == ("127.0.0.1:7602", "http://e:1", None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"--engine": "https://e"},
+        {"--advertise-url": "http://10.0.0.1:8000"},
+        {"--resolver-socket": "/run/" + "s" * 102},
+        {"--engine-kind": "dynamo", "--engine-base-model": "base"},
+        {"--engine-kind": "axolotl", "--engine-max-rank": "8"},
+        {"--engine-kind": "sglang"},
+        {"--engine-max-rank": "1"},
+    ],
+    ids=str,
+)
+def test_what_is_right_is_taken(changes):
+    read(changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"--pool": ".."}, ["--pool", "not a name"]),
+        ({"--engine": "ftp://e"}, ["engine", "http://"]),
+        ({"--engine": "http://"}, ["engine", "http://"]),
+        ({"--engine-kind": "dynamo"}, ["dynamo does not tell its base model", "--engine-base-model"]),
+        ({"--engine-base-model": "base"}, ["vllm tells its base model itself"]),
+        ({"--engine-kind": "axolotl"}, ["axolotl does not tell its --max-lora-rank", "--engine-max-rank"]),
+    ],
+    ids=str,
+)
+def test_what_an_engine_of_a_kind_needs_is_said(capsys, changes, words):
+    test_a_wrong_one_is_one_line_that_names_it(capsys, changes, words)
+
+
+@pytest.mark.parametrize(
+    ("engine", "has_key", "is_unprotected"),
+    [
+        ("http://e:8000", True, True),
+        ("http://e:8000", False, False),
+        ("https://e:8000", True, False),
+        ("http://127.0.0.1:8000", True, False),
+        ("http://localhost:8000", True, False),
+    ],
+)
+def test_a_key_goes_encrypted_or_not_over_the_network(tmp_path, engine, has_key, is_unprotected):
+    """X1 secret-free."""
+    needed = {"etcd": "127.0.0.1:1", "pool": "p", "replica": "r1", "engine": engine, "store": tmp_path}
+    settings = SidecarSettings(**needed, insecure=True, engine_api_key_file=tmp_path / "key" if has_key else None)
+    found = [one for one in settings.unprotected() if one.startswith("--engine-api-key-file")]
+    assert bool(found) is is_unprotected
+    assert not found or "e:8000" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("http", "advertised", "reached_at"),
+    [
+        ("10.0.0.3:7602", "", "10.0.0.3:7602"),
+        ("10.0.0.3:7602", "http://10.0.0.9:8000", "10.0.0.3:7602"),
+        ("0.0.0.0:7602", "http://10.0.0.9:8000", "10.0.0.9:7602"),
+        ("[::]:7602", "http://engine:8000", "engine:7602"),
+        ("0.0.0.0:7602", "", ""),
+        ("10.0.0.3:0", "", ""),
+    ],
+)
+def test_under_which_address_others_reach_its_port(tmp_path, http, advertised, reached_at):
+    """Where it listens on all of them, it is that of the engine beside it."""
+    needed = {"etcd": "127.0.0.1:1", "pool": "p", "replica": "r1", "engine": "http://e:1", "store": tmp_path}
+    settings = SidecarSettings(**needed, insecure=True, http=http, advertise_url=advertised or None)
+    assert settings.reached_at() == reached_at
 
 
 def labels_of(folder, text: object) -> dict[str, str]:

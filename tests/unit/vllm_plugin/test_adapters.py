@@ -22,6 +22,7 @@ from sidecar.vllm_plugin.server import (
     NotLoaded,
 )
 from tests.support.cancelling import is_cancelled_at
+from tests.support.engine_in_memory import played
 from tests.support.waiting import eventually
 from tests.unit.vllm_plugin.played import PlayedServer
 
@@ -184,6 +185,45 @@ async def test_a_name_that_somebody_else_holds_is_busy(server, new, monkeypatch)
     assert server.paths() == {"x": "/old"}
 
 
+@pytest.mark.parametrize(("draining", "is_taken"), [(999, True), (1000, False)])
+async def test_a_thousand_versions_may_drain_at_once(server, new, draining, is_taken):
+    """R16 bounded: of as many adapters as an engine has, a version each."""
+    adapters = Adapters(server, sweep_seconds=NEVER)
+    for _ in range(draining):
+        adapters._drain.add(server.make("gone", "/gone", None))
+    if not is_taken:
+        with pytest.raises(Busy):
+            await adapters.swap("x", new, "/old")
+    else:
+        await adapters.swap("x", new, "/old")
+    assert server.paths() == {"x": new if is_taken else "/old"}
+
+
+async def test_a_name_that_nobody_has_is_told_at_once_and_gets_no_lock(server):
+    """R16 bounded: whatever names are sent."""
+    async with server.lock("x"):
+        with pytest.raises(NotLoaded):
+            await Adapters(server, sweep_seconds=NEVER).unload("y")
+    assert set(server.locks) == {"x"}
+
+
+@pytest.mark.parametrize(("seconds", "is_done"), [(4.9, True), (5.1, False)])
+def test_a_name_that_is_being_loaded_is_waited_for_five_seconds(new, seconds, is_done):
+    """R17 heals: most loads end within them, and the sidecar hears of the others in time."""
+
+    async def body() -> None:
+        server = PlayedServer()
+        server.load("x", "/old")
+        async with server.lock("x"):
+            unload = asyncio.create_task(Adapters(server, sweep_seconds=NEVER).unload("x"))
+            await asyncio.sleep(seconds)
+        await asyncio.wait([unload])
+        assert isinstance(unload.exception(), Busy) is not is_done
+        assert (server.paths() == {}) is is_done
+
+    played(body)
+
+
 async def test_too_much_that_drains_refuses_more(server, new, monkeypatch):
     """R16 bounded."""
     monkeypatch.setattr(module, "MAX_RETIRED", 1)
@@ -210,6 +250,47 @@ async def test_state_tells_of_registered_draining_and_foreign_adapters(server, n
     assert (rows["/old"]["references"], rows[new]["references"]) == (2, 0)
 
 
+async def never(*_: object) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("call", "seconds"),
+    [
+        (lambda adapters, _: adapters.state(), 8.0),
+        (lambda adapters, _: adapters.coverage(), 4.0),
+        (lambda adapters, new: adapters.swap("x", new, "/old"), 55.0),
+    ],
+    ids=["state", "coverage", "swap"],
+)
+def test_an_engine_that_does_not_answer_is_told_before_the_sidecar_gives_up(new, call, seconds):
+    """R9, R19: it waits ten, five and sixty seconds for these, and would not know what came of its call."""
+
+    async def body() -> None:
+        server = PlayedServer()
+        server.load("x", "/old")
+        server.resident = server.add = never  # type: ignore[assignment, method-assign]
+        server.ask_workers = never  # type: ignore[assignment]
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(DeadlinePassed):
+            await call(Adapters(server, sweep_seconds=NEVER), new)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(seconds, abs=0.1)
+        assert server.paths() == {"x": "/old"}
+
+    played(body)
+
+
+async def test_a_fault_of_our_own_is_no_lateness_of_the_engine(server, monkeypatch):
+    """R12: it is told as what it is."""
+
+    async def fault() -> set[int]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(server, "resident", fault)
+    with pytest.raises(ZeroDivisionError):
+        await Adapters(server).state()
+
+
 async def test_an_engine_that_lists_nothing_in_time_is_no_answer(server, monkeypatch):
     async def stuck() -> set[int]:
         await asyncio.Event().wait()
@@ -233,3 +314,5 @@ def test_who_asks_waits_longer_than_who_answers():
 def test_a_load_is_given_nearly_all_of_the_time_that_the_sidecar_waits_for_it():
     """R17 heals: one that is given up although there is time is begun anew, and given up again."""
     assert 0.8 * USUAL.load_seconds < module.LOAD_SECONDS
+    assert 0.8 * USUAL.list_seconds <= module.LIST_SECONDS
+    assert 0.8 * USUAL.probe_seconds <= module.COVERAGE_SECONDS

@@ -88,6 +88,16 @@ def test_a_module_whose_bare_layer_hangs_elsewhere_is_not_applied():
     assert (told["architecture"], told["renames"]) == ("MoeForCausalLM", [{}, {}, {}])
 
 
+def test_experts_that_are_packed_are_taken_by_their_parts_and_by_their_name():
+    """R22: as vLLM reads an adapter."""
+    one = moe(bypassed=False)
+    manager = one.model_runner.lora_manager._adapter_manager
+    manager.packed_modules_mapping["experts"] = ["experts.0.up", "experts.0.down"]
+    assert coverage(one)["taken"] == [
+        "embed_tokens", "experts", "experts.0.down", "experts.0.up", "q_proj", "shared_expert_gate", "v_proj",
+    ]  # fmt: skip
+
+
 def test_names_that_cannot_be_told_from_outside_are_not():
     one = moe(bypassed=False)
     model = one.model_runner.lora_manager._adapter_manager.model
@@ -131,7 +141,7 @@ async def test_the_engine_is_asked_once_and_all_workers_count():
         return [one | {"applied": ["l.0.q"]}, one | {"applied": ["l.1.q"]}]
 
     assert not Adapters(server).tells_coverage
-    with pytest.raises(EngineRefused):
+    with pytest.raises(EngineRefused, match="cannot be asked"):
         await Adapters(server).coverage()
     server.ask_workers = ask
     adapters = Adapters(server)

@@ -103,7 +103,8 @@ async def test_beside_other_api_servers_it_finds_nothing(registry, caplog):
     assert endpoints._plugin.adapters is None
     assert await registry.resolvers["loraplane"].resolve_lora("/base", "x") is None
     assert type(served.lora_requests) is dict
-    assert "--api-server-count 1" in caplog.text
+    [line] = caplog.messages
+    assert line.endswith("--api-server-count 1"), "one thing is to be changed, and is named alone"
 
 
 @pytest.mark.parametrize(
@@ -135,6 +136,48 @@ def test_a_registry_that_changed_ends_no_process(registry, monkeypatch, caplog, 
         monkeypatch.delattr(sys.modules["vllm.lora.resolver"], "LoRAResolverRegistry")
     prepare_process()
     assert "cannot resolve names" in caplog.text
+
+
+async def test_a_vllm_that_knows_no_resolvers_is_told_so(registry, caplog):
+    """As one before it had them."""
+    engine, served, endpoints = Engine(), models(), Endpoints()
+    engine.vllm_config = SimpleNamespace(  # type: ignore[attr-defined] # as vLLM's has it
+        parallel_config=SimpleNamespace(_api_process_count=1), lora_config=SimpleNamespace()
+    )
+    prepare_process()
+    for resolvers in (None, []):
+        served.lora_resolvers = resolvers
+        await endpoints.init_state(engine, SimpleNamespace(openai_serving_models=served), None)
+        assert "do not ask the resolver" in caplog.text
+        served.lora_requests, served.lora_resolver_lock = {}, models().lora_resolver_lock
+        caplog.clear()
+
+
+async def test_switched_off_it_serves_nothing_and_says_nothing(registry, monkeypatch, caplog):
+    """Where vLLM would let it."""
+    prepare_process()
+    monkeypatch.setenv("LORAPLANE_PLUGIN", "0")
+    endpoints, served = await init(registry)
+    assert endpoints._plugin.adapters is None
+    assert type(served.lora_requests) is dict
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_the_routes_are_there_where_they_are_wanted(registry, monkeypatch, is_wanted):
+    if not is_wanted:
+        monkeypatch.setenv("LORAPLANE_PLUGIN", "0")
+    routes: list[object] = []
+    Endpoints().attach_router(SimpleNamespace(router=SimpleNamespace(routes=routes)))
+    assert len(routes) == (8 if is_wanted else 0)
+
+
+def test_a_class_that_cannot_be_told_apart_is_said(registry, monkeypatch, caplog):
+    """The plugin declines then, and vLLM goes on."""
+    monkeypatch.setitem(sys.modules["vllm.lora.request"].__dict__, "LoRARequest", type("LoRARequest", (), {}))
+    prepare_process()
+    assert "versions of an adapter cannot be told apart" in caplog.text
+    assert "loraplane" in registry.resolvers
 
 
 async def test_without_a_socket_there_is_no_resolver_and_no_complaint(registry, monkeypatch, caplog):

@@ -203,3 +203,23 @@ async def test_who_leaves_within_a_request_is_no_error(server):
     await app(scope, receive, send)
     assert sent[0]["status"] == 499
     assert server.paths() == {"x": "/old/x"}
+
+
+@pytest.mark.parametrize(
+    ("host", "is_own"),
+    [
+        ("node.example.com", True),
+        ("NODE.example.com.:8000", True),
+        ("example.com", False),
+        ("x.localhost", True),
+        ("x.localhost.evil", False),
+        ("engine", True),
+        ("[fe80::1%25eth0]:8000", True),
+        ("[", False),
+        ("", False),
+    ],
+)
+def test_a_server_is_meant_by_its_own_name_only(monkeypatch, host, is_own):
+    """X2: a name with a dot is somebody's in public, unless it is this host's."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "Node.Example.com")
+    assert is_own_host(host) is is_own

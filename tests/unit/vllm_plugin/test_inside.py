@@ -51,6 +51,7 @@ class Engine:
         return self.takes
 
     async def remove_lora(self, lora_id):
+        self.removed = lora_id
         return True
 
     async def list_loras(self):
@@ -173,6 +174,7 @@ async def test_the_server_is_vllms_own_parts():
     assert await server.resident() == {1, 2}
     await server.add(made)
     await server.remove(1)
+    assert engine.removed == 1
     engine.takes = False
     with pytest.raises(RuntimeError, match="did not take"):
         await server.add(made)
@@ -226,6 +228,9 @@ async def test_it_declines_in_one_line(monkeypatch, caplog):
         assert why in line
 
 
+NAMED = {"kv_connector": "A"}
+
+
 @pytest.mark.parametrize(
     ("config", "names"),
     [
@@ -241,6 +246,21 @@ async def test_it_declines_in_one_line(monkeypatch, caplog):
             ["A", "B"],
         ),
         ({"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": "A"}}, ["MultiConnector"]),
+        ({"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": []}}, ["MultiConnector"]),
+        (
+            {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [NAMED, 7]}},
+            ["MultiConnector"],
+        ),
+        ({"kv_connector": "MultiConnector", "kv_connector_extra_config": None}, ["MultiConnector"]),
+        ({"kv_connector": "Own", "kv_connector_extra_config": {"connectors": [NAMED]}}, ["Own"]),
+        (
+            {
+                "kv_connector": "MultiConnector",
+                "kv_connector_module_path": "mine",
+                "kv_connector_extra_config": {"connectors": [NAMED]},
+            },
+            ["mine.MultiConnector"],
+        ),
         ({"kv_connector": "MultiConnector", "kv_connector_extra_config": {}}, ["MultiConnector"]),
     ],
 )
@@ -294,7 +314,8 @@ def test_an_engine_that_cannot_be_asked_has_no_prober():
 
 
 @pytest.mark.parametrize(
-    ("most", "requests", "is_full"), [(4, 1, False), (4, 2, True), (1, 0, False), (None, 99, False)]
+    ("most", "requests", "is_full"),
+    [(4, 1, False), (4, 2, True), (1, 0, False), (1, 1, True), (None, 127, False), (None, 128, True)],
 )
 def test_an_engine_is_full_for_a_proof_when_half_of_its_places_are_taken(most, requests, is_full):
     """R19 not-held-up."""

@@ -29,6 +29,7 @@ from sidecar.vllm_plugin.protocol import (
 )
 from sidecar.vllm_plugin.resolver import ResolverClient
 from sidecar.vllm_plugin.server import EngineAdapter, EngineRefused, FilesMissing
+from tests.support.engine_in_memory import played
 from tests.support.waiting import eventually
 from tests.unit.vllm_plugin.played import PlayedServer
 
@@ -106,6 +107,7 @@ async def test_an_adapter_is_proven_under_no_name_and_removed(tmp_path, adapted,
     assert adapters.without_effect() == ([path] if proof == "no_effect" else [])
     assert (await adapters.prove(path))["proof"] == proof
     assert len(server.calls) == 2
+    assert adapters.expectations() == {"as_expected": [], "unexpected": {}}, "of who expects nothing"
     assert adapters.proves
 
 
@@ -120,7 +122,24 @@ async def test_an_adapter_that_was_never_trained_is_right_to_have_no_effect(tmp_
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\xff" * 16, (2).to_bytes(8, "little") + b"{]", (2).to_bytes(8, "little") + b"[]"]
+    "content",
+    [
+        b"",
+        b"\xff" * 16,
+        *(
+            len(header).to_bytes(8, "little") + header
+            for header in (
+                b"{]",
+                b"[]",
+                b'{"lora_B": {}}',
+                b'{"lora_B": 7}',
+                b'{"lora_B": {"data_offsets": 7}}',
+                b'{"lora_B": {"data_offsets": [0]}}',
+                b'{"lora_B": {"data_offsets": ["0", 4]}}',
+                b'{"lora_B": {"data_offsets": [-99, 4]}}',
+            )
+        ),
+    ],
 )
 async def test_weights_that_cannot_be_read_prove_nothing(tmp_path, content):
     """X2 unbreakable."""
@@ -270,6 +289,79 @@ async def test_a_proof_that_takes_long_holds_no_load_up(tmp_path, monkeypatch):
     await eventually(lambda: prover.without_effect == [first])
     prover.look_later()
     await eventually(lambda: prover.without_effect == [second])  # R16: of so many that are remembered
+
+
+def test_a_load_waits_four_seconds_for_a_proof(tmp_path):
+    """R19: and no longer, for what the engine cannot answer by then."""
+
+    async def body() -> None:
+        gate, loop = asyncio.Event(), asyncio.get_running_loop()
+        prover = Prover(server_of((-1.0, -3.0), gate), module.PROOF_SECONDS)
+        assert await prover.prove(adapter(tmp_path / "a")) == "later"
+        assert loop.time() == pytest.approx(4.0, abs=0.1)
+        gate.set()
+        await asyncio.sleep(1.0)
+        assert await prover.prove(str(tmp_path / "a")) == "effect"
+        gate.clear()
+        loop.call_later(3.5, gate.set)
+        assert await prover.prove(adapter(tmp_path / "b")) == "effect"
+
+    played(body)
+
+
+@pytest.mark.parametrize(("seconds", "is_proven"), [(119.5, True), (120.5, False)])
+def test_what_is_registered_within_two_minutes_is_proven(tmp_path, seconds, is_proven):
+    """R22: what comes later was not that load, and what never comes is not remembered for ever."""
+
+    async def body() -> None:
+        server = server_of(BASE)
+        prover, path = Prover(server), adapter(tmp_path / "a")
+        server.is_full = True
+        prover.prove_later(path)
+        await asyncio.sleep(seconds)
+        prover.look_later()
+        server.is_full = False
+        prover.look_later()
+        server.load("a", path)
+        prover.look_later()
+        await asyncio.sleep(1.0)
+        assert prover.without_effect == ([path] if is_proven else [])
+
+    played(body)
+
+
+async def test_what_was_found_of_five_hundred_adapters_is_remembered(tmp_path):
+    """R22: no engine has more, and what is known is not asked again."""
+    prover = Prover(server_of(BASE))
+    for number in range(500):
+        prover._found[f"/{number}"] = "no_effect"
+    assert await prover.prove(adapter(tmp_path / "a")) == "no_effect"
+    assert len(prover.without_effect) == 501
+
+
+@pytest.mark.parametrize(
+    ("entries", "content", "is_trained"),
+    [
+        ({"q.lora_B.weight": (0, 4)}, bytes(4), False),
+        ({"q.lora_B.weight": (0, 4)}, b"\0\0\0\1", True),
+        ({"q.lora_A.weight": (0, 4), "q.lora_B.weight": (4, 8)}, b"\1" * 4 + bytes(4), False),
+        ({"q.lora_A.weight": (4, 8), "q.lora_B.weight": (0, 4)}, bytes(4) + b"\1" * 4, False),
+        ({"q.lora_B.weight": (0, 0)}, b"", False),
+        ({"q.lora_B.weight": (0, 3 << 20)}, bytes((3 << 20) - 1) + b"\1", True),
+        ({"q.lora_B.weight": (0, (1 << 20) + 7)}, bytes((1 << 20) + 6) + b"\1", True),
+        ({"q.lora_B.weight": (0, (1 << 20) + 7)}, bytes((1 << 20) + 7) + b"\1", False),
+        ({"a.lora_B.weight": (0, 4), "b.lora_B.weight": (4, 8)}, bytes(4) + b"\1" * 4, True),
+        ({"lora_embedding_B": (0, 4)}, b"\1" * 4, True),
+        ({"lora_embedding_A": (0, 4)}, b"\1" * 4, False),
+    ],
+    ids=lambda value: f"{value}"[:60],
+)
+def test_an_adapter_is_trained_if_any_product_is_not_zero(tmp_path, entries, content, is_trained):
+    """R8: read in pieces, to the last byte of each and to none beside it."""
+    header = json.dumps({name: {"data_offsets": span} for name, span in entries.items()}).encode()
+    file = tmp_path / "adapter_model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + content)
+    assert has_products(tmp_path) is is_trained
 
 
 async def test_a_proof_that_fails_later_is_no_reason(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from registry.model.names import MAX_NAME_LENGTH as MAX_RECORD_NAME
 from registry.model.records import AdapterSpec
 from sidecar.desired.placement import ref_of
 from sidecar.vllm_plugin.protocol import (
@@ -24,6 +25,7 @@ from sidecar.vllm_plugin.protocol import (
     Unresolved,
     deviation,
     expected_key,
+    is_askable,
     read_answer,
     read_expected,
     read_question,
@@ -31,6 +33,7 @@ from sidecar.vllm_plugin.protocol import (
     write_expected,
     write_question,
 )
+from sidecar.vllm_plugin.resolver import socket_problem
 
 
 def test_a_question_is_one_line_of_json():
@@ -97,6 +100,62 @@ def test_an_answer_names_a_path_or_says_that_there_is_none():
     """A sidecar of an earlier release says nothing of proofs."""
     assert read_answer(b'{"schema":1,"path":"/a/b"}\n') == Resolved("/a/b")
     assert read_answer(b'{"schema":1,"path":null,"reason":"not_lazy"}\n') is None
+
+
+def test_a_fault_of_our_own_is_no_damaged_line(monkeypatch):
+    """R12: it is told, and no question or answer is made of it."""
+
+    def fault(_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(json, "loads", fault)
+    for read, line in ((read_question, b"{}"), (read_answer, b"{}\n"), (read_expected, "{}")):
+        with pytest.raises(ZeroDivisionError):
+            read(line)  # type: ignore[operator]
+
+
+def test_the_longest_name_of_a_record_is_asked_for_and_the_longest_path_is_understood():
+    """R16 bounded: at the bounds of both sides."""
+    longest = "a" * MAX_RECORD_NAME
+    assert is_askable(longest)
+    assert is_askable("n" * 200)
+    assert not is_askable("n" * 201)
+    assert socket_problem("/" + "p" * 106) is None
+    assert socket_problem("/" + "p" * 107) is not None
+    around = len(write_question("x", ""))
+    assert read_question(write_question("x", "b" * (4096 - around))) == "x"
+    assert read_question(write_question("x", "b" * (4097 - around))) is None
+    assert len(write_answer(Resolved("/" + "p" * 4095, prove=True, expect="e" * 8192))) < MAX_ANSWER_BYTES <= 16_384
+    for length, is_taken in ((4096, True), (4097, False)):
+        line = write_answer(Resolved("/" + "p" * (length - 1)))
+        if is_taken:
+            assert read_answer(line) == Resolved("/" + "p" * (length - 1))
+        else:
+            with pytest.raises(BadAnswer):
+                read_answer(line)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_taken"),
+    [
+        ({"prompt": [1] * 64}, True),
+        ({"prompt": [0]}, True),
+        ({"tokens": [0] * 16, "logprobs": []}, True),
+        ({"tokens": [1, 2], "logprobs": [-1, -2.5]}, True),
+        ({"tokens": [1, 2], "logprobs": [-1]}, False),
+        ({"logprobs": [True]}, False),
+    ],
+    ids=str,
+)
+def test_what_may_be_expected_at_most(change, is_taken):
+    """R16 bounded: an engine is asked for no more."""
+    for tolerance, count in ((10, 4), (0.0001, 1)):
+        text = json.dumps({"answers": [ONE | change] * count, "tolerance": tolerance})
+        assert (read_expected(text) is not None) is is_taken
+    assert read_expected(json.dumps({"answers": [ONE, 7], "tolerance": 1})) is None
+    padded = json.dumps({"answers": [ONE], "tolerance": 1})
+    assert read_expected(padded + " " * (8192 - len(padded))) is not None
+    assert read_expected(padded + " " * (8193 - len(padded))) is None
 
 
 def test_what_is_expected_is_told_only_to_who_is_to_prove_it():
@@ -190,6 +249,8 @@ def test_anything_else_expects_nothing(told):
 def test_another_path_or_expectation_is_another_question():
     keys = {expected_key(path, expect) for path in ("/a", "/b", "/\udcff") for expect in ("", "x", "y")}
     assert len(keys) == 9
+    # What a plugin and a sidecar of two releases call it.
+    assert expected_key("/a", "x") == "abaf0a42bb0fa484521bccc61b17fe11"
 
 
 TWO = PromptedAnswer((1, 2), (7, 8), (-0.5, -1.0))
@@ -214,6 +275,15 @@ WITHOUT = PromptedAnswer((1, 2), (7, 8))
         (TWO, [(7, {7: math.nan}), (8, {8: -1.0})], "token 1"),
         (TWO, [(7, {}), (8, {8: -1.0})], "found 7: a distance of inf"),
         (WITHOUT, [(7, {7: -math.inf})], "a distance of inf"),
+        (TWO, [(9, {9: -0.39, 7: -0.5}), (8, {8: -1.0})], ""),
+        (
+            TWO,
+            [(9, {9: -0.5, 7: -0.7}), (8, {8: -1.0})],
+            "token 1 should be 7 (logprob -0.5000), found 9 (logprob -0.5000)",
+        ),
+        (TWO, [(9, {7: -0.5}), (8, {8: -1.0})], "found 9, with 7 at -0.5000: a distance of inf"),
+        (TWO, [(7, {7: -0.5}), (8, {8: -1.0}), (3, {3: -9.0})], ""),
+        (TWO, [(9, {9: math.nan, 7: -0.5}), (8, {8: -1.0})], "a distance of inf"),
         (TWO, [(7, {7: -0.5})], None),
         (TWO, [], None),
     ],
@@ -230,7 +300,9 @@ def test_where_an_answer_is_not_as_expected(expected, found, said):
 
 def test_a_long_prompt_is_shown_by_its_beginning():
     told = deviation(PromptedAnswer(tuple(range(20)), (7,)), [(9, {9: 0.0})], 0.1)
-    assert "[0, 1, 2, 3, 4, 5, 6, 7, …]" in (told or "")
+    assert "[0, 1, 2, 3, 4, 5, 6, 7, …] token 1 " in (told or "")
+    told = deviation(PromptedAnswer(tuple(range(8)), (7,)), [(9, {9: 0.0})], 0.1)
+    assert "[0, 1, 2, 3, 4, 5, 6, 7] token 1 " in (told or "")
 
 
 @given(ANSWERS.filter(lambda one: one.logprobs), st.data())

@@ -61,7 +61,10 @@ async def test_a_miss_is_remembered_for_a_second(sidecar, files):
         assert await resolver.find("x", "/base") is None
     assert len(sidecar.asked) == 1
     sidecar.answers["x"] = found(files)
-    clock.at += module.MISS_SECONDS
+    clock.at += 0.99
+    assert await resolver.find("x", "/base") is None
+    assert len(sidecar.asked) == 1
+    clock.at += 0.01
     assert await resolver.find("x", "/base") == Resolved(files)
 
 
@@ -123,7 +126,10 @@ async def test_the_same_complaint_is_logged_once_a_minute(sidecar, caplog):
     for number in range(5):
         await resolver.find(f"n{number}", "/base")
     assert len(caplog.records) == 1
-    clock.at += module.SILENCE_SECONDS
+    clock.at += 59.9
+    await resolver.find("not yet", "/base")
+    assert len(caplog.records) == 1
+    clock.at += 0.1
     await resolver.find("again", "/base")
     assert len(caplog.records) == 2
 
@@ -143,7 +149,17 @@ async def test_no_more_than_so_many_questions_are_open(sidecar, files, caplog):
     assert await resolver.find("over", "/base") == Resolved(files)
 
 
-@pytest.mark.parametrize(("path", "is_fine"), [("/run/x.sock", True), ("run/x.sock", False), ("/" + "p" * 107, False)])
+@pytest.mark.parametrize(
+    ("path", "is_fine"),
+    [
+        ("/run/x.sock", True),
+        ("run/x.sock", False),
+        ("/" + "p" * 106, True),
+        ("/" + "p" * 107, False),
+        ("/" + "ü" * 54, False),
+    ],
+    ids=lambda value: f"{value}"[:20],
+)
 def test_a_socket_must_have_a_path_that_the_kernel_takes(path, is_fine):
     assert (socket_problem(path) is None) == is_fine
 
@@ -177,6 +193,16 @@ async def test_one_that_is_not_registered_after_all_is_removed(sidecar, files):
     del resolved
     await eventually(lambda: ("remove", 77) in server.calls)
     await eventually(lambda: len(adapters._drain) == 0)
+
+
+async def test_what_the_sidecar_does_not_know_is_nothing(sidecar):
+    """R5: so that vLLM says itself that there is no such model."""
+    sidecar.answers["x"] = missing("unknown_adapter")
+    server = PlayedServer()
+    adapters = Adapters(server, ResolverClient(sidecar.path))
+    assert await adapters.resolve("x", "/base") is None
+    await asyncio.sleep(0)
+    assert len(adapters._drain) == 0
 
 
 async def test_too_much_that_drains_resolves_no_more(sidecar, files, monkeypatch):

@@ -1,0 +1,293 @@
+"""The pages of the simulated engine, as vLLM writes them, and the faults that a test orders for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sidecar.engines.simulated.app import make_app
+from sidecar.engines.simulated.engine import SimulatedVllm
+from sidecar.engines.simulated.options import Cut, Die, Hang, Options, OrderedAnswer
+from sidecar.engines.transport import Lost, Reply
+from tests.support.adapters import write_adapter
+from tests.support.engine_in_memory import InMemory, answer_of, played
+
+PLAIN = Options(served_model_name="base", model="/models/base")
+LOAD, UNLOAD, COMPLETIONS = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/completions"
+
+
+def served(options: Options = PLAIN) -> tuple[SimulatedVllm, InMemory]:
+    engine = SimulatedVllm(options)
+    return engine, InMemory(make_app(engine))
+
+
+def read(reply: Reply | Lost) -> tuple[int, Any]:
+    """Its status and its JSON."""
+    assert isinstance(reply, Reply)
+    return reply.status, json.loads(reply.body)
+
+
+@pytest.fixture
+def a(tmp_path) -> str:
+    return str(write_adapter(tmp_path / "a", seed=1).directory)
+
+
+async def test_what_is_not_there_is_answered_as_the_framework_does():
+    _, way = served()
+    assert read(await way.ask("GET", "/none")) == (404, {"detail": "Not Found"})
+    assert read(await way.ask("GET", LOAD)) == (405, {"detail": "Method Not Allowed"})
+    assert read(await way.ask("GET", UNLOAD)) == (405, {"detail": "Method Not Allowed"})
+    assert read(await way.ask("POST", "/pause"))[0] == 404
+    assert read(await way.ask("GET", "/v1/loraplane/plugin"))[0] == 404
+    _, way = served(replace(PLAIN, runtime_lora=False, plugin=True))
+    for method, path in (("POST", LOAD), ("POST", UNLOAD), ("GET", "/v1/loraplane/plugin")):
+        assert read(await way.ask(method, path, {}))[0] == 404
+
+
+async def test_its_pages_say_what_it_was_started_with(a):
+    engine, way = served()
+    assert await way.ask("GET", "/health") == Reply(200, b"")
+    assert read(await way.ask("GET", "/version")) == (200, {"version": "0.32.0"})
+    paths = read(await way.ask("GET", "/openapi.json"))[1]["paths"]
+    assert set(paths) == {"/v1/models", COMPLETIONS, LOAD, UNLOAD}
+    await engine.load("x", a)
+    cards = read(await way.ask("GET", "/v1/models"))[1]["data"]
+    told = [(card["id"], card["root"], card["parent"], card["max_model_len"]) for card in cards]
+    assert told == [("base", "/models/base", None, 512), ("x", a, "base", None)]
+    _, way = served(replace(PLAIN, runtime_lora=False, frontend="rust"))
+    assert read(await way.ask("GET", "/version"))[1] == {"version": "0.32.0", "rust_frontend_version": "0.32.0"}
+    assert set(read(await way.ask("GET", "/openapi.json"))[1]["paths"]) == {"/v1/models", COMPLETIONS}
+
+
+@pytest.mark.parametrize(
+    ("frontend", "connectors", "tells_process", "ends", "queries"),
+    [
+        ("python", (), True, False, "0.0"),
+        ("python", ("C",), True, False, "9.0"),
+        ("rust", (), False, True, "0.0"),
+        ("several", (), False, False, "0.0"),
+    ],
+)
+async def test_its_metrics_count_what_it_did(frontend, connectors, tells_process, ends, queries):
+    engine, way = served(replace(PLAIN, frontend=frontend, kv_connectors=connectors, max_loras=3))
+    engine.running += ["x", ""]
+    engine.waiting.append("y")
+    engine._sample()
+    engine.tokens, engine.prompt_tokens, engine.ended = 9, 8, 7
+    reply = await way.ask("GET", "/metrics")
+    assert isinstance(reply, Reply)
+    lines = reply.body.decode().splitlines()
+    values = {line.partition("{")[0]: line.rpartition(" ")[2] for line in lines if "{" in line}
+    assert values["vllm:num_requests_running"] == "2.0"
+    assert values["vllm:num_requests_waiting"] == "1.0"
+    assert values["vllm:generation_tokens_total"] == "9.0"
+    assert values["vllm:prompt_tokens_total"] == "8.0"
+    assert values["vllm:request_success_total"] == "7.0"
+    assert values["vllm:engine_sleep_state"] == "1.0"
+    assert values["vllm:external_prefix_cache_queries_total"] == queries
+    [sample] = [line for line in lines if line.startswith("vllm:lora_requests_info{")]
+    assert 'max_lora="3",running_lora_adapters="x",waiting_lora_adapters="y"' in sample
+    assert float(sample.rpartition(" ")[2]) >= engine.started_at
+    assert (f"process_start_time_seconds {engine.started_at!r}" in lines) is tells_process
+    assert (lines[-1] == "# EOF") is ends
+
+
+async def test_a_key_guards_what_is_below_v1_and_nothing_else():
+    _, way = served(replace(PLAIN, api_key="secret"))
+    refused = (401, {"error": "Unauthorized"})
+    for headers in ({}, {"Authorization": "Bearer other"}, {"Authorization": "secret"}):
+        assert read(await way.ask("GET", "/v1/models", **headers)) == refused
+        assert read(await way.ask("POST", LOAD, {}, **headers)) == refused
+        assert read(await way.ask("GET", "/version", **headers))[0] == 200
+    assert read(await way.ask("GET", "/v1/models", Authorization="Bearer secret"))[0] == 200
+    _, open_to_all = served()
+    assert read(await open_to_all.ask("GET", "/v1/models"))[0] == 200
+
+
+async def test_a_completion_is_of_the_model_that_it_names(a):
+    """R5: and never of the base, where there is no such model."""
+    engine, way = served()
+    await engine.load("x", a)
+    status, of_base = read(await way.ask("POST", COMPLETIONS, {"prompt": "p"}))
+    [choice] = of_base["choices"]
+    assert (status, of_base["model"], choice["index"], choice["logprobs"]) == (200, "base", 0, None)
+    assert len(choice["text"]) == 16 == of_base["usage"]["completion_tokens"]
+    body = {"model": "x", "prompt": "p", "max_tokens": 3, "logprobs": 1}
+    [of_adapter] = read(await way.ask("POST", COMPLETIONS, body))[1]["choices"]
+    assert of_adapter["text"] not in choice["text"]
+    logprobs = of_adapter["logprobs"]
+    assert logprobs["tokens"] == list(of_adapter["text"])
+    assert logprobs["text_offset"] == [0, 1, 2]
+    pairs = zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True)
+    assert logprobs["top_logprobs"] == [{letter: value} for letter, value in pairs]
+    as_ids = read(await way.ask("POST", COMPLETIONS, body | {"return_tokens_as_token_ids": True}))[1]["choices"][0]
+    assert as_ids["text"] == of_adapter["text"]
+    assert as_ids["logprobs"]["tokens"] == [f"token_id:{ord(letter)}" for letter in as_ids["text"]]
+    missing = read(await way.ask("POST", COMPLETIONS, {"model": "none", "prompt": "p"}))
+    assert (missing[0], missing[1]["error"]["param"]) == (404, "model")
+    assert engine.cards.counts() == {"x": 2}
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"prompt": "p", "max_tokens": 1}, 200),
+        ({"prompt": "", "max_tokens": 2}, 200),
+        ({"max_tokens": 1}, 400),
+        ({"prompt": "p", "max_tokens": 0}, 400),
+        ({"prompt": "p", "max_tokens": "1"}, 400),
+    ],
+    ids=str,
+)
+async def test_a_completion_that_is_not_well_formed_is_refused(body, status):
+    _, way = served()
+    told = read(await way.ask("POST", COMPLETIONS, body))
+    assert told[0] == status
+    assert status == 200 or told[1]["error"]["param"] == "body.prompt"
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "param"),
+    [
+        (b'{"lora_name": "x"', "application/json", "body.17"),
+        (b"\xff", "application/json", "body.0"),
+        (b"[]", "application/json", "body"),
+        (b"{}", "text/plain", None),
+        (b"{}", "application/json; charset=utf-8", "body.lora_name"),
+        (b'{"lora_name": 1}', "application/json", "body.lora_name"),
+        (b'{"lora_name": "x"}', "application/json", "body.lora_path"),
+        (b'{"lora_name": "x", "lora_path": null}', "application/json", "body.lora_path"),
+    ],
+    ids=str,
+)
+async def test_a_body_that_vllm_does_not_take_is_refused_by_its_place(content, kind, param):
+    engine, way = served()
+    status, told = read(await answer_of(way.app, "POST", LOAD, {"content-type": kind}, content))
+    assert (status, told["error"]["code"], told["error"]["type"]) == (400, 400, "Bad Request")
+    assert told["error"]["param"] == param
+    is_missing = b"lora_path" not in content
+    if param is not None and param.startswith("body.lora"):
+        assert ("Field required" in told["error"]["message"]) is (is_missing and b": 1" not in content)
+    assert list(engine.calls) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "kind"),
+    [
+        (LOAD, {"lora_name": "", "lora_path": "/a"}, 400, "InvalidUserInput"),
+        (LOAD, {"lora_name": "y", "lora_path": ""}, 400, "InvalidUserInput"),
+        (LOAD, {"lora_name": "base", "lora_path": "/a"}, 400, "InvalidUserInput"),
+        (LOAD, {"lora_name": "x", "lora_path": "/a"}, 400, "InvalidUserInput"),
+        (LOAD, {"lora_name": "y", "lora_path": "/none"}, 404, "NotFoundError"),
+        (UNLOAD, {"lora_name": ""}, 400, "InvalidUserInput"),
+        (UNLOAD, {"lora_name": "y"}, 404, "NotFoundError"),
+        (UNLOAD, {"lora_name": "x"}, 200, ""),
+    ],
+    ids=str,
+)
+async def test_what_cannot_be_done_is_refused_in_vllms_form_and_remembered(a, path, body, status, kind):
+    """A call is noted before it is carried out, whatever comes of it."""
+    engine, way = served()
+    await engine.load("x", a)
+    reply = await way.ask("POST", path, body, **{"X-Request-Id": "r1"})
+    assert isinstance(reply, Reply)
+    assert reply.status == status
+    assert not kind or json.loads(reply.body)["error"]["type"] == kind
+    assert ("x" in engine.cards) is (status != 200)
+    [call] = engine.calls
+    assert (call.name, call.path, call.request_id) == (body["lora_name"], body.get("lora_path", ""), "r1")
+    assert call.kind == ("load" if path == LOAD else "unload")
+
+
+ROUTES = {
+    "health": ("GET", "/health", None),
+    "version": ("GET", "/version", None),
+    "metrics": ("GET", "/metrics", None),
+    "models": ("GET", "/v1/models", None),
+    "completions": ("POST", COMPLETIONS, {"prompt": "p"}),
+    "load": ("POST", LOAD, {"lora_name": "y", "lora_path": "/none"}),
+    "unload": ("POST", UNLOAD, {"lora_name": "y"}),
+    "paused": ("GET", "/is_sleeping", None),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_fault_strikes_the_next_request_of_its_route(route):
+    """In its order; and once. What hangs goes on when it may, also where nobody waits for it any more."""
+
+    async def body() -> None:
+        engine, way = served(replace(PLAIN, development=True))
+
+        async def ask() -> int | None:
+            engine.cards.pop("y", None)
+            answer = await way.ask(*ROUTES[route])
+            return answer.status if isinstance(answer, Reply) else None
+
+        usual, release = await ask(), asyncio.Event()
+        engine.faults.order(route, OrderedAnswer(418, "tea"), Hang(release), Cut(is_done=False), spare=1)  # type: ignore[arg-type]
+        assert [await ask(), await ask()] == [usual, 418]
+        hanging = asyncio.create_task(ask())
+        await asyncio.sleep(1.0)
+        assert not hanging.done()
+        release.set()
+        assert [await hanging, await ask(), await ask()] == [usual, None, usual]
+        assert engine.faults.left == set()
+        engine.faults.order(route, Cut(is_done=True))  # type: ignore[arg-type]
+        assert await ask() is None
+        calls = [call for call in engine.calls if call.kind == route]
+        assert len(calls) == (5 if route in {"load", "unload"} else 0)
+        assert ("y" in engine.cards) is (route == "load")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sidecar.engines.simulated.engine.read_weights", lambda *_: "weights")
+        played(body)
+
+
+async def test_both_pages_of_a_pause_hang():
+    engine, way = served(replace(PLAIN, development=True))
+    release = asyncio.Event()
+    engine.faults.order("paused", Hang(release))
+    hanging = asyncio.create_task(way.ask("GET", "/is_paused"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not hanging.done()
+    release.set()
+    assert read(await hanging) == (200, {"is_paused": False})
+
+
+async def test_one_that_dies_fails_every_request_from_then_on():
+    engine, way = served()
+    engine.faults.order("load", Die())
+    status, told = read(await way.ask("POST", LOAD, {"lora_name": "x", "lora_path": "/a"}))
+    assert (status, told["error"]["type"]) == (500, "InternalServerError")
+    assert read(await way.ask("POST", COMPLETIONS, {"prompt": "p"}))[0] == 500
+    assert await way.ask("GET", "/health") == Reply(503, b"")
+
+
+@pytest.mark.parametrize(
+    ("told", "is_sleeping", "is_paused"),
+    [
+        ((), False, False),
+        (("/pause",), True, True),
+        (("/pause", "/resume"), False, False),
+        (("/sleep",), True, True),
+        (("/sleep", "/resume"), True, False),
+        (("/sleep", "/wake_up"), False, False),
+        (("/sleep", "/resume", "/pause", "/wake_up"), False, False),
+    ],
+    ids=str,
+)
+async def test_it_is_paused_and_sleeps_as_it_is_told(told, is_sleeping, is_paused):
+    """To wake one up lets it go on; one that sleeps and was resumed sleeps."""
+    engine, way = served(replace(PLAIN, development=True))
+    for path in told:
+        assert read(await way.ask("POST", path)) == (200, {})
+    assert read(await way.ask("GET", "/is_sleeping")) == (200, {"is_sleeping": is_sleeping})
+    assert read(await way.ask("GET", "/is_paused")) == (200, {"is_paused": is_paused})
+    metrics = await way.ask("GET", "/metrics")
+    assert isinstance(metrics, Reply)
+    assert (b'sleep_state="awake"} 0.0' in metrics.body) is engine.sleeps

@@ -1,0 +1,298 @@
+"""How the simulated engine generates, what it keeps in memory, how it ends, and how it is started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from sidecar.engines.simulated import __main__ as program
+from sidecar.engines.simulated import app as application
+from sidecar.engines.simulated.engine import EngineDead, Rejection, SimulatedVllm
+from sidecar.engines.simulated.options import DEFAULTS, Options
+from sidecar.vllm_plugin.guard import Guard
+from tests.support.adapters import write_adapter
+from tests.support.engine_in_memory import played
+
+PLAIN = Options(served_model_name="base", model="/models/base")
+
+
+@pytest.fixture
+def paths(tmp_path) -> dict[str, str]:
+    return {name: str(write_adapter(tmp_path / name, seed=seed).directory) for seed, name in enumerate("abc")}
+
+
+async def test_tokens_are_letters_with_a_likelihood_and_a_function_of_what_came_before():
+    engine = SimulatedVllm(PLAIN)
+    made = await engine.generate(None, "p", 500)
+    assert made == await SimulatedVllm(PLAIN).generate(None, "p", 500)
+    assert made[:3] == await engine.generate(None, "p", 3)
+    other = [
+        await SimulatedVllm(replace(PLAIN, model="/m")).generate(None, "p", 9),
+        await engine.generate(None, "q", 9),
+    ]
+    assert made[:9] not in other
+    numbers = {token.number for token in made}
+    assert {min(numbers), max(numbers)} == {32, 126}
+    likelihoods = [token.logprob for token in made]
+    assert -3.0 <= min(likelihoods) < -2.9
+    assert -0.1 < max(likelihoods) <= 0.0
+    assert len(set(likelihoods)) > 490
+    assert (engine.tokens, engine.prompt_tokens, engine.ended) == (512, 3, 3)
+
+
+def test_steps_and_loads_take_as_long_as_they_are_told_one_at_a_time(paths):
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        engine = SimulatedVllm(replace(PLAIN, token_seconds=1.0, load_seconds=10.0))
+        await engine.generate(None, "p", 3)
+        assert loop.time() == pytest.approx(3.0)
+        await engine.load("x", paths["a"])
+        assert loop.time() == pytest.approx(13.0, abs=0.1)
+        began = loop.time()
+        await asyncio.gather(engine.load("y", paths["b"]), engine.generate(engine.cards["x"], "p", 1))
+        assert loop.time() - began == pytest.approx(11.0, abs=0.1)
+
+    played(body)
+
+
+async def test_the_least_recently_used_weights_leave_memory_and_come_back_from_their_files(paths):
+    """R7: why files stay; a request of an adapter whose files are gone then ends the engine."""
+    engine = SimulatedVllm(replace(PLAIN, max_cpu_loras=2))
+    for name in ("a", "b"):
+        await engine.load(name, paths[name])
+    first = await engine.generate(engine.cards["a"], "p", 4)
+    await engine.load("c", paths["c"])
+    numbers = {name: engine.cards[name].number for name in "abc"}
+    assert await engine.resident() == {numbers["a"], numbers["c"]}
+    assert len(set(numbers.values())) == 3
+    await engine.generate(engine.cards["b"], "p", 1)
+    assert await engine.resident() == {numbers["c"], numbers["b"]}
+    assert await engine.generate(engine.cards["a"], "p", 4) == first
+    await engine.remove(numbers["a"])
+    assert await engine.resident() == {numbers["b"]}
+    shutil.rmtree(paths["a"])
+    with pytest.raises(EngineDead):
+        await engine.generate(engine.cards["a"], "p", 1)
+    assert engine.dead.is_set()
+    for work in (engine.generate(None, "p", 1), engine.load("z", paths["b"])):
+        with pytest.raises(EngineDead):
+            await work
+    assert (engine.running, engine.waiting, engine.bound) == ([], [], [])
+
+
+async def test_an_unloaded_name_answers_nothing_new_and_its_weights_stay(paths):
+    engine = SimulatedVllm(PLAIN)
+    await engine.load("x", paths["a"])
+    number = engine.cards["x"].number
+    for path in (paths["b"], paths["a"]):
+        with pytest.raises(Rejection, match="already been loaded"):
+            await engine.load("x", path)
+    await engine.unload("x")
+    with pytest.raises(Rejection):
+        await engine.card_of("x")
+    assert await engine.resident() == {number}
+    with pytest.raises(Rejection, match="cannot be found"):
+        await engine.unload("x")
+
+
+async def a_moment() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_one_that_is_paused_keeps_its_requests_and_goes_on_with_them():
+    engine = SimulatedVllm(PLAIN)
+    usual = await engine.generate(None, "p", 4)
+    engine.pause(is_paused=True)
+    work = asyncio.create_task(engine.generate(None, "p", 4))
+    await a_moment()
+    assert (work.done(), engine.running) == (False, [""])
+    engine.pause(is_paused=True)
+    await a_moment()
+    assert not work.done()
+    engine.pause(is_paused=False)
+    async with asyncio.timeout(60):
+        assert await work == usual
+    engine.pause(is_paused=True)
+    work = asyncio.create_task(engine.generate(None, "p", 4))
+    await a_moment()
+    engine.die()
+    engine.pause(is_paused=True)
+    async with asyncio.timeout(60):
+        with pytest.raises(EngineDead):
+            await work
+
+
+async def test_who_runs_and_who_waits_is_sampled_as_it_changes(paths):
+    """As vLLM writes one sample for each set that it ever saw, whose value is when it last saw it."""
+    engine = SimulatedVllm(replace(PLAIN, max_loras=1))
+    for name in "ab":
+        await engine.load(name, paths[name])
+    engine.pause(is_paused=True)
+    works = [asyncio.create_task(engine.generate(engine.cards[name], "p", 1)) for name in ("a", "b", "a")]
+    await a_moment()
+    assert (engine.running, engine.waiting, len(engine.bound)) == (["a", "a"], ["b"], 3)
+    assert ("a", "b") in engine.samples
+    engine.pause(is_paused=False)
+    async with asyncio.timeout(60):
+        await asyncio.gather(*works)
+    assert set(engine.samples) >= {("a", "b"), ("b", ""), ("", "")}
+    newest = max(engine.samples.values())
+    assert engine.samples["", ""] == newest
+    assert all("" not in names.split(",") or names == "" for pair in engine.samples for names in pair)
+
+
+@pytest.fixture
+def listener() -> Mock:
+    return Mock(spec=socket.socket)
+
+
+@pytest.mark.parametrize("ends_by", ["death", "server", "nobody"])
+def test_it_is_served_until_it_dies_or_its_server_ends(monkeypatch, listener, ends_by):
+    """Its port stays open for a moment after its death, as vLLM's, so that whoever asks hears of it."""
+
+    async def body() -> None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        closed: list[float] = []
+
+        @asynccontextmanager
+        async def played_server(_app: object, given: socket.socket) -> AsyncIterator[asyncio.Task[bool]]:
+            assert given is listener
+            yield asyncio.create_task(ended.wait())
+            closed.append(loop.time())
+
+        monkeypatch.setattr(application, "served", played_server)
+        engine = SimulatedVllm(PLAIN)
+        work = asyncio.create_task(application.serve(engine, listener))
+        await asyncio.sleep(5.0)
+        assert (work.done(), closed) == (False, [])
+        if ends_by == "nobody":
+            return
+        engine.die() if ends_by == "death" else ended.set()
+        async with asyncio.timeout(60):
+            await work
+        assert closed == [pytest.approx(5.3 if ends_by == "death" else 5.0)]
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.sleep(0)
+        assert len({task for task in others if not task.done()}) <= 1, "nobody waits for a death any more"
+
+    played(body)
+
+
+def started(monkeypatch, *flags: str, until: str) -> tuple[Options, tuple[object, ...], int]:
+    """What the program makes of its flags, where it listens, and its exit code once that happened."""
+    seen: list[tuple[Options, tuple[object, ...]]] = []
+
+    async def serve(engine: SimulatedVllm, address: tuple[object, ...]) -> None:
+        seen.append((engine.options, address))
+        if until == "death":
+            engine.die()
+            return
+        signal.raise_signal(getattr(signal, until))
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(program, "serve", serve)
+    monkeypatch.setattr(program, "listen", lambda *address: address)
+    monkeypatch.setattr(sys, "argv", ["simulated", "--port", "8123", *flags])
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+    [(options, address)] = seen
+    return options, address, int(str(ended.value.code))
+
+
+OURS = ("LORAPLANE_", "VLLM_")
+
+
+@pytest.fixture
+def no_variables(monkeypatch) -> None:
+    for name in [name for name in os.environ if name.startswith(OURS)]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("no_variables")
+@pytest.mark.parametrize(("until", "code"), [("SIGTERM", 0), ("SIGINT", 0), ("death", 1)])
+def test_without_flags_it_is_as_it_is_without_options_and_ends_as_it_is_told(monkeypatch, until, code):
+    options, address, found = started(monkeypatch, until=until)
+    assert options == replace(DEFAULTS, runtime_lora=False)
+    assert (address, found) == (("127.0.0.1", 8123), code)
+
+
+@pytest.mark.usefixtures("no_variables")
+def test_flags_and_variables_are_those_of_vllm(monkeypatch, tmp_path):
+    flags = "--host ::1 --served-model-name m --model /m --max-loras 2 --max-cpu-loras 3 --max-lora-rank 8 --api-key k "
+    flags += "--vllm-version 0.31.0 --load-seconds 1.5 --token-seconds 0.5"
+    token = tmp_path / "token"
+    for name, value in {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_PLUGINS": "other,loraplane",
+        "LORAPLANE_PLUGIN": "true",
+        "LORAPLANE_RESOLVER": "/run/r.sock",
+        "LORAPLANE_STORE": "/store",
+        "LORAPLANE_CONTROL_TOKEN_FILE": str(token),
+    }.items():
+        monkeypatch.setenv(name, value)
+    options, address, _ = started(monkeypatch, *flags.split(), until="SIGTERM")
+    assert address == ("::1", 8123)
+    assert options == Options(
+        served_model_name="m",
+        model="/m",
+        max_loras=2,
+        max_cpu_loras=3,
+        max_lora_rank=8,
+        runtime_lora=True,
+        plugin=True,
+        resolver="/run/r.sock",
+        guard=Guard("/store", Path(token)),
+        api_key="k",
+        version="0.31.0",
+        load_seconds=1.5,
+        token_seconds=0.5,
+    )
+
+
+@pytest.mark.usefixtures("no_variables")
+@pytest.mark.parametrize(
+    ("changed", "plugin"),
+    [
+        ({}, True),
+        ({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "0"}, False),
+        ({"VLLM_PLUGINS": "other"}, False),
+        ({"VLLM_PLUGINS": ""}, False),
+        ({"LORAPLANE_PLUGIN": "0"}, False),
+    ],
+    ids=str,
+)
+def test_the_plugin_is_there_as_in_vllm(monkeypatch, changed, plugin):
+    """Where vLLM is told to load it, lets adapters be loaded, and it is switched on."""
+    usual = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_PLUGINS": "loraplane", "LORAPLANE_PLUGIN": "1"}
+    for name, value in (usual | changed).items():
+        monkeypatch.setenv(name, value)
+    options, _, _ = started(monkeypatch, until="SIGTERM")
+    assert (options.plugin, options.resolver) == (plugin, None)
+
+
+@pytest.mark.usefixtures("no_variables")
+def test_it_begins_as_late_as_it_is_told_and_needs_a_port(monkeypatch, capsys):
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(program.asyncio, "sleep", sleep)
+    started(monkeypatch, "--start-seconds", "2.5", until="death")
+    assert slept[:1] == [2.5]
+    monkeypatch.setattr(sys, "argv", ["simulated"])
+    with pytest.raises(SystemExit):
+        program.main()
+    assert "--port" in capsys.readouterr().err

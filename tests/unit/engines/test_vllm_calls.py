@@ -1,0 +1,477 @@
+"""Loads, unloads and swaps by the driver of vLLM: what is sent, in which order, and what is made of each answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from sidecar.engines.driver import Deadlines, EngineUnreachable, check_name
+from sidecar.engines.load_ledger import LoadLedger
+from sidecar.engines.observed import (
+    AlreadyThere,
+    Done,
+    EngineGone,
+    NoEffect,
+    NotAsExpected,
+    NotThere,
+    Outcome,
+    PathMissing,
+    Refused,
+    Transient,
+    Unknown,
+)
+from sidecar.engines.simulated.engine import SimulatedVllm
+from sidecar.engines.simulated.options import Hang, Options, RouteName
+from sidecar.engines.transport import Lost, Reply
+from sidecar.engines.vllm.driver import ALONE, VllmEngine
+from tests.support.adapters import write_adapter
+from tests.support.engine_in_memory import InMemory, driver_of, played
+
+PLAIN = Options(served_model_name="base", model="/models/base")
+WITH_PLUGIN = replace(PLAIN, plugin=True)
+OWN_DEADLINES = Deadlines(1, 2, 4, 8, 16, 32)
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+YES, BAD, LATER, LOST = Reply(200, b""), Reply(500, b"no room"), Reply(429, b"later"), Lost("it broke")
+
+
+def error(status: int, **fields: object) -> Reply:
+    return Reply(
+        status, json.dumps({"error": {"message": "so", "param": None, "type": "T", "code": status, **fields}}).encode()
+    )
+
+
+THERE, AWAY = error(400), error(404)
+
+
+@pytest.fixture
+def a(tmp_path) -> str:
+    return str(write_adapter(tmp_path / "a", seed=1).directory)
+
+
+@pytest.fixture
+def b(tmp_path) -> str:
+    return str(write_adapter(tmp_path / "b", seed=2).directory)
+
+
+async def ready(
+    options: Options = PLAIN, deadlines: Deadlines = OWN_DEADLINES
+) -> tuple[SimulatedVllm, VllmEngine, InMemory]:
+    """An engine whose driver has looked at it once."""
+    engine = SimulatedVllm(options)
+    driver, way = driver_of(engine, deadlines)
+    await driver.observe()
+    way.asked.clear()
+    way.seconds.clear()
+    return engine, driver, way
+
+
+async def test_a_load_and_an_unload_are_one_request_each(a):
+    engine, driver, way = await ready()
+    assert await driver.load("x", a, request_id="r1") == Done()
+    assert (way.headers["X-Request-Id"], dict(way.asked[-1][2])) == ("r1", {"lora_name": "x", "lora_path": a})
+    assert await driver.load("x", a, request_id="r1") == AlreadyThere()
+    assert isinstance(await driver.load("y", f"{a}/none", request_id="r"), PathMissing)
+    assert await driver.unload("x", request_id="r2") == Done()
+    assert (way.headers["X-Request-Id"], dict(way.asked[-1][2])) == ("r2", {"lora_name": "x"})
+    assert await driver.unload("x", request_id="r2") == NotThere()
+    assert [path for _, path, _ in way.asked] == [LOAD] * 3 + [UNLOAD] * 2
+    assert way.seconds == [4, 4, 4, 8, 8]
+    way.is_there = False
+    for call in (driver.load("z", a, request_id="r"), driver.unload("x", request_id="r")):
+        assert await call == EngineGone("nobody is there")
+    assert list(engine.cards) == []
+
+
+async def test_what_is_called_before_the_first_look_goes_by_the_engines_own_routes(a, b):
+    """Nobody knows of a plugin yet."""
+    driver, way = driver_of(SimulatedVllm(WITH_PLUGIN))
+    assert await driver.load("x", a, request_id="r") == Done()
+    assert await driver.swap("x", a, b, request_id="r") == Done()
+    assert await driver.unload("x", request_id="r") == Done()
+    assert {path for method, path, _ in way.asked if method == "POST"} == {LOAD, UNLOAD}
+
+
+async def test_a_plugin_unloads_swaps_and_proves(a, b):
+    """R4: by one call each, which the plugin carries out between two steps."""
+    engine, driver, way = await ready(replace(WITH_PLUGIN, proves=True))
+    assert await driver.load("x", a, request_id="r") == Done()
+    assert await driver.swap("x", a, b, request_id="r1") == Done()
+    assert way.headers["X-Request-Id"] == "r1"
+    assert await driver.swap("y", a, b, request_id="r") == Transient("the engine knows no 'y' any more")
+    assert isinstance(await driver.swap("x", a, a, request_id="r"), Transient), "it has others by now"
+    assert engine.cards["x"].path == b
+    assert await driver.prove(b, request_id="r2") == Done()
+    assert way.headers["X-Request-Id"] == "r2"
+    assert await driver.unload("x", request_id="r") == Done()
+    assert await driver.unload("x", request_id="r") == NotThere()
+    swapped = {"lora_name": "x", "lora_path": b, "expected_path": a}
+    assert [(path.rpartition("/")[2], dict(body)) for _, path, body in way.asked] == [
+        ("load_lora_adapter", {"lora_name": "x", "lora_path": a}),
+        ("swap", swapped),
+        ("swap", swapped | {"lora_name": "y"}),
+        ("swap", swapped | {"lora_path": a}),
+        ("prove", {"lora_path": b}),
+        ("unload", {"lora_name": "x"}),
+        ("unload", {"lora_name": "x"}),
+    ]
+    assert way.seconds == [4, 4, 4, 4, 4, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [
+        ({"proof": "no_effect", "message": "m"}, NoEffect("m")),
+        ({"proof": "not_finite", "message": "m"}, NoEffect("m")),
+        ({"proof": "not_as_expected", "message": "m"}, NotAsExpected("m")),
+        ({"proof": "changes"}, Done()),
+        (None, Done()),
+    ],
+    ids=str,
+)
+async def test_what_a_proof_comes_to(said, outcome):
+    """R22: one that did not come about is no reason against a load."""
+    _, driver, way = await ready(WITH_PLUGIN)
+    body = b"?" if said is None else json.dumps({"schema": 1, **said}).encode()
+    way.instead["/v1/loraplane/prove"].append(Reply(200, body))
+    assert await driver.prove("/a", "expected", request_id="r") == outcome
+    assert dict(way.asked[-1][2]) == {"lora_path": "/a", "expect": "expected"}
+
+
+CHECK = check_name("/new")
+PROOF, GO, NEW, OLD = (LOAD, CHECK, "/new"), (UNLOAD, "x"), (LOAD, "x", "/new"), (LOAD, "x", "/old")
+CLEAN = (UNLOAD, CHECK)
+
+
+@pytest.mark.parametrize(
+    ("loads", "unloads", "outcome", "told"),
+    [
+        ([YES, YES], [YES, YES], Done, [PROOF, GO, NEW, CLEAN]),
+        ([THERE, YES], [YES, YES], Done, [PROOF, GO, NEW, CLEAN]),
+        ([YES, YES], [AWAY, YES], Done, [PROOF, GO, NEW, CLEAN]),
+        ([YES, YES], [BAD, YES], Done, [PROOF, GO, NEW, CLEAN]),
+        ([YES, YES], [YES, LOST], Done, [PROOF, GO, NEW, CLEAN]),
+        ([BAD], [], Refused, [PROOF]),
+        ([LATER], [], Transient, [PROOF]),
+        ([LOST], [], Unknown, [PROOF]),
+        ([AWAY], [], PathMissing, [PROOF]),
+        ([YES, LOST], [YES], Unknown, [PROOF, GO, NEW]),
+        ([YES, LOST], [BAD], Unknown, [PROOF, GO, NEW]),
+        ([YES, THERE], [LATER, YES], Transient, [PROOF, GO, NEW, CLEAN]),
+        ([YES, THERE], [BAD, YES], Refused, [PROOF, GO, NEW, CLEAN]),
+        ([YES, THERE], [LOST], Unknown, [PROOF, GO, NEW]),
+        ([YES, THERE], [YES, YES], AlreadyThere, [PROOF, GO, NEW, CLEAN]),
+        ([YES, THERE], [AWAY, YES], AlreadyThere, [PROOF, GO, NEW, CLEAN]),
+        ([YES, BAD, YES], [YES, YES], Refused, [PROOF, GO, NEW, OLD, CLEAN]),
+        ([YES, BAD, THERE], [AWAY, YES], Refused, [PROOF, GO, NEW, OLD, CLEAN]),
+        ([YES, AWAY, YES], [YES, YES], PathMissing, [PROOF, GO, NEW, OLD, CLEAN]),
+        ([YES, LATER, YES], [YES, YES], Transient, [PROOF, GO, NEW, OLD, CLEAN]),
+        ([YES, BAD, BAD], [YES], Unknown, [PROOF, GO, NEW, OLD]),
+        ([YES, BAD, LOST], [YES], Unknown, [PROOF, GO, NEW, OLD]),
+    ],
+)
+async def test_a_swap_proves_the_new_weights_first_and_puts_the_old_ones_back(loads, unloads, outcome, told):
+    """R4, R8: a name is away for no longer than it takes, and what came of it is never guessed."""
+    _, driver, way = await ready()
+    way.instead[LOAD].extend(loads)
+    way.instead[UNLOAD].extend(unloads)
+    found = await driver.swap("x", "/old", "/new", request_id="r")
+    assert isinstance(found, outcome), found
+    assert [(path, *body.values()) for method, path, body in way.asked if method == "POST"] == told
+    assert [*way.instead[LOAD], *way.instead[UNLOAD]] == []
+    assert (OLD in told and outcome is Unknown) is ("putting back" in str(found))
+    assert GO not in told or (UNLOAD, LOAD) in way.together, "sent in one piece"
+
+
+async def test_the_weights_that_a_name_ever_had_are_kept_where_the_engine_remembers_them(a, b, tmp_path):
+    """R4: it would answer other weights from its cache. What certainly did not come about is taken back."""
+    engine = SimulatedVllm(replace(PLAIN, version="0.30.0"))
+    driver, way = driver_of(engine, past=LoadLedger(tmp_path))
+    for call in (driver.observe(), driver.load("x", a, request_id="r")):
+        await call
+    assert driver.is_concurrent is False
+    assert isinstance(await driver.swap("x", a, b, request_id="r"), Refused)
+    assert await driver.unload("x", request_id="r") == Done()
+    assert dict((await driver.observe()).past) == {"x": a}
+    way.instead[LOAD].extend([BAD, LOST, BAD])
+    for name, outcome in (("refused", Refused), ("lost", Unknown), ("x", Refused)):
+        assert isinstance(await driver.load(name, b, request_id="r"), outcome)
+    again, _ = driver_of(engine, past=LoadLedger(tmp_path))
+    for one in (driver, again):
+        assert dict((await one.observe()).past) == {"x": a, "lost": b}
+    engine.started_at += 1
+    assert dict((await again.observe()).past) == {}, "of another process"
+
+
+async def crowded(max_loras: int, *listed: str, running: str = "x") -> tuple[SimulatedVllm, VllmEngine, InMemory]:
+    """An engine with so many slots and names that has a request for one of these, which does not end."""
+    engine, driver, way = await ready(replace(PLAIN, max_loras=max_loras), Deadlines(lull_seconds=5.0))
+    for name in listed:
+        engine.cards[name] = engine.card(name, f"/{name}")
+    if running:
+        begin(engine, running)
+    await driver.observe()
+    way.together.clear()
+    way.asked.clear()
+    return engine, driver, way
+
+
+def begin(engine: SimulatedVllm, name: str) -> None:
+    engine.running.append(name)
+    engine._sample()
+
+
+def end(engine: SimulatedVllm) -> None:
+    engine.running.clear()
+    engine._sample()
+
+
+def accept(way: InMemory) -> None:
+    """All that comes is taken, without files."""
+    for path in (LOAD, UNLOAD):
+        way.instead[path].extend([YES] * 9)
+
+
+@pytest.mark.parametrize(
+    ("slots", "running", "outcome"),
+    [(2, "x", Transient), (3, "x", Done), (2, "y", Done), (2, "", Done)],
+)
+def test_a_swap_that_might_end_the_engine_waits_for_a_moment_without_requests(slots, running, outcome):
+    """R7: as long as it may, and is tried again later. Where there is room, or nobody asks for it, it goes at once."""
+
+    async def body() -> None:
+        engine, driver, way = await crowded(slots, "x", running=running)
+        accept(way)
+        begin_at = asyncio.get_running_loop().time()
+        swap = asyncio.create_task(driver.swap("x", "/x", "/new", request_id="r"))
+        await asyncio.sleep(1.0)
+        assert driver.is_deciding is (outcome is Transient)
+        assert isinstance(await swap, outcome)
+        assert driver.is_deciding is False
+        took = asyncio.get_running_loop().time() - begin_at
+        assert (5.0 <= took < 5.2) if outcome is Transient else took == 1.0
+        assert (way.changes == []) is (outcome is Transient)
+        looks = way.together.count(("/metrics", "/v1/models"))
+        assert (5 < looks < 60) if outcome is Transient else looks == 1, "a few times a second, and not more"
+        assert len(engine.running) == bool(running)
+
+    played(body)
+
+
+def test_a_swap_goes_as_soon_as_no_request_is_left():
+    """R3: the moment is found while it lasts."""
+
+    async def body() -> None:
+        engine, driver, way = await crowded(2, "x")
+        accept(way)
+        loop = asyncio.get_running_loop()
+        swap = asyncio.create_task(driver.swap("x", "/x", "/new", request_id="r"))
+        loop.call_later(1.05, end, engine)
+        begin_at = loop.time()
+        assert await swap == Done()
+        assert 1.05 <= loop.time() - begin_at < 1.3
+        assert [what for what, *_ in way.changes] == ["load_lora_adapter", "unload_lora_adapter"] * 2
+
+    played(body)
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "outcome"),
+    [
+        ("/v1/models", LOST, EngineGone),
+        ("/metrics", Reply(503, b""), EngineGone),
+        ("/v1/models", Reply(404, b""), Transient),
+        ("/v1/models", Reply(200, b"{}"), EngineGone),
+    ],
+)
+def test_where_it_cannot_be_seen_whether_it_is_safe_nothing_is_sent(path, answer, outcome):
+    """R9, R7: unknown is not empty."""
+
+    async def body() -> None:
+        _, driver, way = await crowded(3, "x")
+        way.instead[path].append(answer)
+        assert isinstance(await driver.swap("x", "/x", "/new", request_id="r"), outcome)
+        assert (way.changes, driver.is_deciding) == ([], False)
+
+    assert played(body) < 1.0
+
+
+def test_of_an_engine_that_keeps_no_statistics_it_cannot_be_told_whether_it_is_safe():
+    """R7."""
+
+    async def body() -> None:
+        engine, driver, way = await crowded(3, "x", running="")
+        page = f"process_start_time_seconds {engine.started_at!r}\n".encode()
+        way.instead["/metrics"].extend([Reply(200, page)] * 100)
+        found = await driver.swap("x", "/x", "/new", request_id="r")
+        assert isinstance(found, Transient)
+        assert "cannot be told" in found.message
+        assert way.changes == []
+
+    assert 5.0 <= played(body) < 5.2
+
+
+async def _unload_and_load(driver: VllmEngine) -> Outcome:
+    assert await driver.unload("x", request_id="r") == Done()
+    return await driver.load("x", "/new", request_id="r")
+
+
+@pytest.mark.parametrize("gone_by", ["driver", "others"])
+def test_a_name_that_was_there_is_loaded_as_carefully_as_it_is_swapped(gone_by):
+    """R7: requests of what had the name before may still be in a batch with it; a new name goes at once."""
+
+    async def body() -> None:
+        engine, driver, way = await crowded(2, "x", "y")
+        accept(way)
+        assert await driver.load("z", "/z", request_id="r") == Done(), "there never was one"
+        engine.cards.pop("y")
+        if gone_by == "driver":
+            found = await _unload_and_load(driver)
+        else:
+            found = await driver.load("x", "/new", request_id="r")
+        assert isinstance(found, Transient)
+        assert [one for one in way.changes if one[0] == "load_lora_adapter"] == [("load_lora_adapter", "z", "/z")]
+        end(engine)
+        assert await driver.load("x", "/new", request_id="r") == Done()
+        engine.started_at += 1
+        begin(engine, "x")
+        engine.cards.pop("x", None)
+        way.instead.clear()
+        await driver.observe()
+        accept(way)
+        assert await driver.load("x", "/new", request_id="r") == Done(), "another process never had it"
+
+    played(body)
+
+
+def test_what_was_only_just_unloaded_counts_from_then_on():
+    """R7: a request that waits may be for it, for two minutes after it went."""
+
+    async def body() -> None:
+        engine, driver, way = await crowded(1, "x", running="")
+        accept(way)
+        engine.waiting.append("")
+        begin(engine, "")
+        end(engine)
+        await asyncio.sleep(200.0)
+        assert await driver.unload("x", request_id="r") == Done()
+        for seconds in (100.0, 10.0):
+            assert isinstance(await driver.load("x", "/new", request_id="r"), Transient)
+            await asyncio.sleep(seconds)
+        assert await driver.load("x", "/new", request_id="r") == Done()
+
+    played(body)
+
+
+def test_a_load_that_is_under_way_counts_as_listed():
+    """R7: and no more once it has ended."""
+
+    async def body() -> None:
+        engine, driver, way = await crowded(3, "x")
+        release = asyncio.Event()
+        engine.faults.order("load", Hang(release))
+        loading = asyncio.create_task(driver.load("y", "/none", request_id="r"))
+        await asyncio.sleep(1.0)
+        assert isinstance(await driver.swap("x", "/x", "/new", request_id="r"), Transient)
+        loading.cancel()
+        await asyncio.wait([loading])
+        accept(way)
+        assert await driver.swap("x", "/x", "/new", request_id="r") == Done()
+        assert await driver.load("y", "/y", request_id="r") == Done()
+        engine.cards.pop("x")
+        engine.cards["x"] = engine.card("x", "/new")
+        assert await driver.swap("x", "/new", "/x", request_id="r") == Done()
+        way.instead[LOAD].clear()
+
+    played(body)
+
+
+def test_two_loads_that_are_under_way_count_as_two():
+    async def body() -> None:
+        engine, driver, way = await crowded(4, "x")
+        release = asyncio.Event()
+        engine.faults.order("load", Hang(release))
+        accept(way)
+        for name, outcome in (("y", Done), ("z", Transient)):
+            way.instead[LOAD].appendleft(None)
+            loading = asyncio.create_task(driver.load(name, "/none", request_id="r"))
+            await asyncio.sleep(0.5)
+            assert isinstance(await driver.swap("x", "/x", "/new", request_id="r"), outcome), name
+            assert not loading.done()
+
+    played(body)
+
+
+def test_beside_a_decision_nothing_begins_that_brings_the_engine_an_adapter():
+    """R7: what it has must still be so when the swap is sent. Without danger nobody waits for another."""
+
+    async def body() -> None:
+        engine, driver, way = await crowded(2, "x")
+        accept(way)
+        swap = asyncio.create_task(driver.swap("x", "/x", "/new", request_id="r"))
+        await asyncio.sleep(0.5)
+        assert await driver.load("z", "/z", request_id="r") == Transient(ALONE)
+        assert await driver.swap("z", "/z", "/new", request_id="r") == Transient(ALONE)
+        assert way.changes == []
+        assert await driver.unload("z", request_id="r") == Done(), "which brings it nothing"
+        end(engine)
+        assert await swap == Done()
+        assert await driver.load("z", "/z", request_id="r") == Done()
+
+    played(body)
+
+
+async def test_with_the_plugin_no_load_waits_for_a_moment(a):
+    """It keeps two versions of a name apart itself."""
+    engine, driver, way = await ready(replace(WITH_PLUGIN, max_loras=1))
+    assert await driver.load("x", a, request_id="r") == Done()
+    assert await driver.unload("x", request_id="r") == Done()
+    begin(engine, "x")
+    way.together.clear()
+    assert await driver.load("x", a, request_id="r") == Done()
+    assert way.together == [(LOAD,)]
+
+
+HANGS: list[tuple[RouteName, Callable[[VllmEngine], Awaitable[object]], float]] = [
+    ("models", lambda driver: driver.observe(), 15.0),
+    ("metrics", lambda driver: driver.incarnation(), 5.0),
+    ("load", lambda driver: driver.load("y", "/y", request_id="r"), 60.0),
+    ("unload", lambda driver: driver.unload("x", request_id="r"), 30.0),
+    ("completions", lambda driver: driver.turns(), 30.0),
+    ("completions", lambda driver: driver.pulse(), 15.0),
+    ("load", lambda driver: driver.swap("x", "/x", "/new", request_id="r"), 65.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("route", "call", "seconds"), HANGS, ids=[f"{route} {at}" for at, (route, *_) in enumerate(HANGS)]
+)
+def test_an_engine_that_hangs_is_waited_for_as_long_as_such_a_call_may_take(route, call, seconds):
+    """R16, R18: loads wait for others and for a step; a look, a probe and a pulse tell within half a minute.
+
+    A swap also waits for a moment without requests; here it comes at its very end.
+    """
+
+    async def body() -> None:
+        engine = SimulatedVllm(replace(PLAIN, max_loras=2))
+        driver, _ = driver_of(engine)
+        engine.cards["x"] = engine.card("x", "/x")
+        await driver.observe()
+        await driver.incarnation()
+        await asyncio.sleep(6.0)
+        loop = asyncio.get_running_loop()
+        assert check_name("/new") != check_name("/newer")
+        if seconds > 60.0:
+            begin(engine, "x")
+            loop.call_later(4.95, end, engine)
+        engine.faults.order(route, Hang(asyncio.Event()))
+        began = loop.time()
+        with suppress(EngineUnreachable):
+            await call(driver)
+        assert loop.time() - began == pytest.approx(seconds, abs=0.2)
+
+    played(body)

@@ -1,0 +1,381 @@
+"""What the driver of vLLM makes of a look: which process it is, what that can do, and what it has."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from sidecar.engines.driver import Deadlines, EngineAbsent, EngineUnreachable, EngineUnusable
+from sidecar.engines.observed import AlreadyThere, Done, EngineLimits, EnginePaused, NotThere, PathMissing
+from sidecar.engines.simulated.engine import SimulatedVllm
+from sidecar.engines.simulated.options import Options
+from sidecar.engines.transport import Lost, Reply
+from sidecar.engines.vllm.responses import PAUSED
+from tests.support.adapters import write_adapter
+from tests.support.engine_in_memory import URL, driver_of
+
+PLAIN = Options(served_model_name="base", model="/models/base")
+WITH_PLUGIN = replace(PLAIN, plugin=True, proves=True)
+PAGES = ("/metrics", "/v1/models", "/metrics")
+PAGES_OF_PLUGIN = ("/metrics", "/v1/loraplane/uses", "/v1/models", "/metrics")
+PATIENT = Deadlines(1, 2, 4, 8, 16, 32)
+NO = Reply(500, b"no")
+
+
+@pytest.fixture
+def a(tmp_path) -> str:
+    return str(write_adapter(tmp_path / "a").directory)
+
+
+async def test_a_look_tells_the_process_and_what_it_has(a):
+    """R9: what stays the same of a process is asked once; of the next one again."""
+    engine = SimulatedVllm(replace(PLAIN, max_loras=7))
+    driver, way = driver_of(engine, PATIENT, limits=EngineLimits(2, 3, 4, ("q_proj",)))
+    await engine.load("x", a)
+    found = await driver.observe()
+    assert (found.base_models, dict(found.adapters)) == (("base",), {"x": a})
+    facts = found.facts
+    assert (facts.kind, facts.version, facts.url) == ("vllm", "0.32.0", URL)
+    assert (facts.incarnation, facts.limits) == (repr(engine.started_at), EngineLimits(2, 3, 4, ("q_proj",)))
+    assert (facts.swap, facts.resolves, facts.evidence, facts.hazards) == ("pipelined", False, None, ())
+    assert (facts.proves, facts.expects, found.paused, dict(found.past)) == (False, False, "", {})
+    assert way.together[0] == PAGES
+    assert [path for method, path, _ in way.asked[3:] if method == "GET"] == [
+        "/version",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/v1/loraplane/plugin",
+        "/is_sleeping",
+        "/is_paused",
+    ]
+    assert way.seconds == [3, 1, 1, 1, 1, 1, 1]
+    way.together.clear()
+    await engine.generate(engine.cards["x"], "p", 1)
+    assert (await driver.observe()).facts.limits.max_loras == 7, "told from the first request on"
+    assert await driver.incarnation() == facts.incarnation
+    assert way.together == [PAGES, ("/metrics",)]
+    engine.started_at += 1
+    again = (await driver.observe()).facts
+    assert again.incarnation == repr(engine.started_at)
+    assert ("/version",) in way.together
+
+
+async def test_a_plugin_tells_more(a):
+    """Limits, uses, proofs, and how its weights are replaced; a sidecar's own numbers go before those."""
+    engine = SimulatedVllm(replace(WITH_PLUGIN, max_loras=5, kv_connectors=("OffloadingConnector",)))
+    driver, way = driver_of(engine, limits=EngineLimits(max_cpu_loras=9))
+    assert (driver.swaps_alone, driver.is_concurrent) == (True, False), "nobody looked yet"
+    first = await driver.observe()
+    assert (driver.swaps_alone, driver.is_concurrent) == (False, True)
+    assert (first.facts.swap, first.facts.proves, first.facts.expects) == ("plugin", True, True)
+    assert first.facts.limits == EngineLimits(5, 9, 16)
+    await driver.load("x", a, request_id="r")
+    await engine.generate(await engine.card_of("x"), "p", 1)
+    way.together.clear()
+    found = await driver.observe()
+    assert way.together == [PAGES_OF_PLUGIN]
+    assert set(found.last_used) == {"x"}
+    way.instead["/v1/loraplane/uses"].append(
+        Reply(200, b'{"schema": 1, "no_effect": ["/n"], "as_expected": ["k"], "unexpected": {"u": "so"}}')
+    )
+    told = await driver.observe()
+    assert (told.no_effect, told.as_expected, dict(told.unexpected)) == ({"/n"}, {"k"}, {"u": "so"})
+    way.instead["/v1/loraplane/uses"].append(Reply(404, b""))
+    assert dict((await driver.observe()).last_used) == {}, "another process may have no such page"
+
+
+@pytest.mark.parametrize("capabilities", [["swap", "unload", "state"], ["swap", "unload", "state", "changes"]])
+async def test_an_earlier_plugin_is_asked_for_no_more_than_it_has(capabilities):
+    """Its sidecar may be newer than it."""
+    engine = SimulatedVllm(WITH_PLUGIN)
+    driver, way = driver_of(engine)
+    about = {"schema": 1, "capabilities": capabilities}
+    way.instead["/v1/loraplane/plugin"].append(Reply(200, json.dumps(about).encode()))
+    for _ in range(2):
+        facts = (await driver.observe()).facts
+    assert (facts.swap, facts.proves, facts.limits) == ("plugin", False, EngineLimits())
+    assert (await driver.has_changed(), (await driver.activity()).last_used) == (False, None)
+    asked = {path for _, path, _ in way.asked}
+    assert not asked & {"/v1/loraplane/uses", "/v1/loraplane/changes", "/v1/loraplane/coverage"}
+
+
+async def test_a_process_is_asked_what_it_applies_until_it_says_it_and_not_for_ever():
+    """R22: what it does not say in three looks, it does not say; that is no reason not to drive it."""
+    coverage = {"schema": 1, "architecture": "A", "applied": ["q_proj"], "taken": ["q_proj"], "renames": [{}, {}, {}]}
+    said = Reply(200, json.dumps(coverage).encode())
+    about = Reply(200, json.dumps({"schema": 1, "capabilities": ["swap", "unload", "state", "coverage"]}).encode())
+    for answers, asked in (([said], 1), ([NO, Lost("no"), said], 3), ([Reply(404, b"")] * 3, 3), ([NO] * 5, 3)):
+        driver, way = driver_of(SimulatedVllm(WITH_PLUGIN), PATIENT)
+        way.instead["/v1/loraplane/plugin"].append(about)
+        way.instead["/v1/loraplane/coverage"].extend(answers)
+        found = [(await driver.observe()).facts.evidence for _ in range(6)]
+        assert [path for _, path, _ in way.asked].count("/v1/loraplane/coverage") == asked
+        is_said = said in answers
+        assert [one is not None for one in found] == [is_said and number >= asked for number in range(1, 7)]
+        assert not is_said or (found[-1] is not None and found[-1].engine == "vllm 0.32.0")
+
+
+@pytest.mark.parametrize("options", [PLAIN, WITH_PLUGIN], ids=["plain", "plugin"])
+async def test_a_restart_within_a_look_is_noticed(options):
+    """R9 status-truth: a listing belongs to one process."""
+    engine = SimulatedVllm(options)
+    driver, way = driver_of(engine)
+    first = await driver.observe()
+
+    def restart() -> None:
+        engine.started_at += 1
+
+    way.before["/v1/models"] = restart
+    with pytest.raises(EngineUnreachable, match="restarted"):
+        await driver.observe()
+    way.before.clear()
+    assert (await driver.observe()).facts.incarnation != first.facts.incarnation
+
+
+async def test_whether_it_has_other_adapters_than_at_the_last_look(a):
+    """R6, R11: whoever did it; an engine that does not tell is not asked."""
+    engine = SimulatedVllm(WITH_PLUGIN)
+    driver, way = driver_of(engine, PATIENT)
+    assert await driver.has_changed() is False
+    assert way.asked == [], "nobody knows yet that it can be asked"
+    await driver.observe()
+    assert await driver.has_changed() is True, "that look did not know that it can tell"
+    await driver.observe()
+    assert await driver.has_changed() is False
+    await engine.load("x", a)
+    way.seconds.clear()
+    assert await driver.has_changed() is True
+    assert way.seconds == [1]
+    way.instead["/v1/loraplane/changes"].extend([Reply(404, b""), Reply(200, b"{}")])
+    assert [await driver.has_changed() for _ in range(3)] == [False, False, True]
+    await driver.observe()
+    assert await driver.has_changed() is False
+    plain, way = driver_of(SimulatedVllm(PLAIN))
+    await plain.observe()
+    way.asked.clear()
+    assert (await plain.has_changed(), way.asked) == (False, [])
+
+
+@pytest.mark.parametrize("options", [PLAIN, WITH_PLUGIN], ids=["plain", "plugin"])
+async def test_a_paused_engine_gets_no_call(options, a):
+    """R18, R8: nor is it asked for a token, for which it would wait; once it goes on, it gets every one."""
+    engine = SimulatedVllm(replace(options, development=True))
+    driver, way = driver_of(engine, PATIENT)
+    assert ((await driver.observe()).paused, driver.paused) == ("", "")
+    assert await driver.load("x", a, request_id="r") == Done()
+    await way.ask("POST", "/pause")
+    way.asked.clear()
+    paused = EnginePaused(PAUSED)
+    for _ in range(2):
+        assert await driver.load("y", a, request_id="r") == paused
+        assert await driver.swap("x", a, a, request_id="r") == paused
+        assert await driver.unload("x", request_id="r") == paused
+        assert await driver.prove(a, request_id="r") == paused
+        assert (await driver.turns(), await driver.pulse()) == (False, None)
+    assert {path for _, path, _ in way.asked} == {"/is_sleeping", "/is_paused"}
+    found = await driver.observe()
+    assert (found.paused, dict(found.adapters)) == (PAUSED, {"x": a})
+    await way.ask("POST", "/resume")
+    way.instead["/is_paused"].append(NO)
+    assert driver.paused
+    assert await driver.load("y", a, request_id="r") == paused, "what does not say it is what it was"
+    assert await driver.load("y", a, request_id="r") == Done()
+    assert ((await driver.observe()).paused, driver.paused) == ("", "")
+    assert await driver.unload("y", request_id="r") == Done()
+    await way.ask("POST", "/pause")
+    assert (await driver.observe()).paused
+    engine.started_at += 1
+    way.instead["/is_paused"].append(NO)
+    way.instead["/is_sleeping"].extend([None, NO])
+    assert (await driver.observe()).paused == "", "of another process nothing was said yet"
+
+
+@pytest.mark.parametrize("path", ["/sleep", "/pause"])
+@pytest.mark.parametrize("missing", ["/is_sleeping", "/is_paused"])
+async def test_either_page_tells_that_it_is_paused(path, missing):
+    """R18: a release has one of them, or both; a page that is slow to answer is there."""
+    engine = SimulatedVllm(replace(PLAIN, development=True))
+    driver, way = driver_of(engine, PATIENT)
+    way.instead[missing].append(Reply(404, b""))
+    way.instead[({"/is_sleeping", "/is_paused"} - {missing}).pop()].append(Lost("late"))
+    await driver.observe()
+    way.asked.clear()
+    await way.ask("POST", path)
+    found = await driver.observe()
+    assert found.paused
+    assert missing not in {asked for _, asked, _ in way.asked}
+
+
+async def test_one_of_two_pages_that_says_nothing_leaves_what_was():
+    """R19: unless the other one says that it is paused."""
+    engine = SimulatedVllm(replace(PLAIN, development=True))
+    driver, way = driver_of(engine)
+    says = [(b'{"is_paused": true}', True), (b"{}", True), (b'{"is_paused": false}', False), (b"?", False)]
+    await driver.observe()
+    for body, is_paused in says:
+        way.instead["/is_paused"].append(Reply(200, body))
+        assert bool((await driver.observe()).paused) is is_paused
+    way.instead["/is_sleeping"].append(Reply(200, b"{}"))
+    way.instead["/is_paused"].append(Reply(200, b'{"is_paused": true}'))
+    assert (await driver.observe()).paused
+
+
+async def test_that_it_sleeps_is_told_by_its_metrics_alone(a):
+    """R18: as where it was not started in its development mode; the probe of its identity tells it too."""
+    engine = SimulatedVllm(WITH_PLUGIN)
+    driver, way = driver_of(engine)
+    await driver.observe()
+    for look in (driver.incarnation, driver.observe):
+        engine.pause(is_paused=True, sleeps=True)
+        await look()
+        assert "sleeps" in driver.paused
+        assert isinstance(await driver.load("x", a, request_id="r"), EnginePaused)
+        assert await driver.turns() is False
+        engine.pause(is_paused=False, sleeps=False)
+        await look()
+        assert driver.paused == ""
+    assert way.changes == []
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (replace(PLAIN, runtime_lora=False), "runtime_lora_disabled"),
+        (replace(PLAIN, version="0.9.2"), "engine_unsupported"),
+        (replace(PLAIN, api_key="secret"), "engine_unauthorized"),
+        (replace(PLAIN, frontend="rust"), "rust_frontend"),
+        (replace(PLAIN, frontend="several"), "several_api_servers"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_what_cannot_be_driven_is_named(options, reason):
+    driver, _ = driver_of(SimulatedVllm(options))
+    with pytest.raises(EngineUnusable) as told:
+        await driver.observe()
+    assert told.value.reason == reason
+    assert f"{told.value}" == told.value.message, "which is told in logs as it is in the status"
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"), [("", "lora_disabled"), ("# TYPE vllm:lora_requests_info gauge\n", None), (None, None)]
+)
+async def test_whether_adapters_are_enabled_is_seen_in_the_metrics(more, reason):
+    """Where it keeps statistics: without any, nothing is known of it."""
+    driver, way = driver_of(SimulatedVllm(PLAIN))
+    page = "process_start_time_seconds 1.5\n"
+    page += "" if more is None else f"# TYPE vllm:num_requests_running gauge\n{more}"
+    way.instead["/metrics"].extend([Reply(200, page.encode())] * 2)
+    if reason is None:
+        assert (await driver.observe()).facts.incarnation == "1.5"
+        return
+    with pytest.raises(EngineUnusable) as told:
+        await driver.observe()
+    assert told.value.reason == reason
+
+
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+async def test_a_missing_route_is_said_by_its_name(path):
+    driver, way = driver_of(SimulatedVllm(PLAIN))
+    way.instead[path].extend([Reply(404, b"")] * 2)
+    with pytest.raises(EngineUnusable, match=path):
+        await driver.observe()
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/version", "/v1/models", "/v1/loraplane/plugin"])
+@pytest.mark.parametrize("answer", [NO, Lost("it broke")], ids=["status", "lost"])
+async def test_a_page_that_fails_makes_the_look_worthless(path, answer):
+    """R9: unknown is not empty."""
+    driver, way = driver_of(SimulatedVllm(PLAIN))
+    way.instead[path].append(answer)
+    with pytest.raises(EngineUnreachable):
+        await driver.observe()
+    assert (await driver.observe()).base_models == ("base",)
+    way.is_there = False
+    with pytest.raises(EngineAbsent):
+        await driver.observe()
+
+
+async def test_a_connector_that_shows_only_once_it_is_used_makes_names_keep_their_weights(a):
+    """R4: what a name had is recorded from then on; of a connector whose cache outlives the process, for ever."""
+    engine = SimulatedVllm(replace(PLAIN, kv_connectors=("Own",)))
+    driver, _ = driver_of(engine)
+    await driver.observe()
+    assert driver.is_concurrent is True
+    await engine.generate(None, "p", 1)
+    found = await driver.observe()
+    assert (found.facts.swap, [one.reason for one in found.facts.hazards]) == ("refused", ["kv_connector"])
+    assert driver.is_concurrent is False
+    assert await driver.load("x", a, request_id="r") == Done()
+    engine.started_at += 1
+    engine.tokens = 0
+    assert (await driver.observe()).facts.swap == "pipelined", "one that did not tell yet"
+    assert await driver.load("y", a, request_id="r") == Done()
+    await engine.generate(None, "p", 1)
+    assert dict((await driver.observe()).past) == {"x": a, "y": a}
+
+
+LOAD = "/v1/load_lora_adapter"
+VLLMS = json.dumps({"error": {"message": "so", "type": "T", "param": None, "code": 404}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("answers", "error"),
+    [
+        ([Reply(405, b"")], None),
+        ([Reply(404, b""), Reply(400, b"")], None),
+        ([Reply(404, b""), Reply(422, b"")], None),
+        ([Reply(404, b""), Reply(500, b"")], None),
+        ([Reply(404, b""), Reply(404, VLLMS)], None),
+        ([Reply(404, b""), Reply(501, VLLMS)], None),
+        ([Reply(404, b""), Reply(405, b"")], EngineUnusable),
+        ([Reply(404, b""), Reply(501, b"")], EngineUnusable),
+        ([Reply(404, b""), Reply(502, VLLMS)], EngineUnreachable),
+        ([Reply(404, b""), Reply(401, b"")], EngineUnusable),
+        ([Reply(404, b""), Lost("it broke")], EngineUnreachable),
+        ([Reply(200, b"")], EngineUnreachable),
+        ([Reply(500, b"")], EngineUnreachable),
+        ([Reply(403, b"")], EngineUnusable),
+    ],
+)
+async def test_whether_there_is_a_route_is_asked_without_doing_anything(answers, error):
+    """R9: of what stands between and answers otherwise nothing is concluded."""
+    driver, way = driver_of(SimulatedVllm(PLAIN), PATIENT)
+    way.instead[LOAD].extend(answers)
+    if error is None:
+        await driver.observe()
+    else:
+        with pytest.raises(error):
+            await driver.observe()
+    asked = [(method, body) for method, path, body in way.asked if path == LOAD]
+    assert asked == [("GET", {}), ("POST", {})][: len(answers)]
+
+
+async def test_errors_are_understood_in_the_form_of_earlier_releases(a):
+    """R6: before 0.10.1 they had no object around them."""
+    driver, _ = driver_of(SimulatedVllm(replace(PLAIN, version="0.10.0")))
+    await driver.observe()
+    assert await driver.unload("x", request_id="r") == NotThere()
+    assert await driver.load("x", a, request_id="r") == Done()
+    assert await driver.load("x", a, request_id="r") == AlreadyThere()
+    found = await driver.load("y", f"{a}/none", request_id="r")
+    assert isinstance(found, PathMissing)
+    assert found.message == "Loading lora y failed: No adapter found for <path>"
+
+
+@pytest.mark.parametrize(
+    ("set_here", "found"),
+    [
+        (EngineLimits(), EngineLimits(5, 16, 8)),
+        (EngineLimits(max_lora_rank=4), EngineLimits(5, 16, 4)),
+        (EngineLimits(max_lora_rank=64), EngineLimits(5, 16, 8)),
+        (EngineLimits(2, 3, 8, ("q_proj",)), EngineLimits(2, 3, 8, ("q_proj",))),
+    ],
+    ids=str,
+)
+async def test_what_is_set_and_what_the_plugin_tells_of_its_limits_count_together(set_here, found):
+    """R8: of two ranks the lower one, so that nothing is loaded that either says is too high."""
+    engine = SimulatedVllm(replace(WITH_PLUGIN, max_loras=5, max_lora_rank=8))
+    driver, _ = driver_of(engine, limits=set_here)
+    assert (await driver.observe()).facts.limits == found

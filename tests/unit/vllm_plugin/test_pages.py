@@ -1,0 +1,253 @@
+"""The plugin's routes one by one: what they answer, what they take, and how each error is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+
+from sidecar.engines.transport import Reply
+from sidecar.vllm_plugin import server as errors
+from sidecar.vllm_plugin.adapters import Adapters
+from sidecar.vllm_plugin.guard import CONTROL_HEADER
+from sidecar.vllm_plugin.protocol import Step
+from sidecar.vllm_plugin.resolver import ResolverClient
+from sidecar.vllm_plugin.routes import Plugin, routes
+from tests.support.engine_in_memory import answer_of
+from tests.unit.vllm_plugin.played import PlayedServer
+
+OURS = {CONTROL_HEADER: "sidecar"}
+
+
+@pytest.fixture
+def server() -> PlayedServer:
+    """It has x."""
+    server = PlayedServer(limits={"max_loras": 4}, kv_connectors=["C"])
+    server.load("x", "/old/x")
+    return server
+
+
+class Asking:
+    """Asks the routes of one plugin."""
+
+    def __init__(self, adapters: Adapters | None) -> None:
+        self.plugin = Plugin(adapters)
+        self._app = Starlette(routes=routes(self.plugin))
+
+    async def __call__(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, Any]:
+        content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        reply = await answer_of(self._app, method, f"/v1/loraplane/{path}", OURS | headers, content)
+        assert isinstance(reply, Reply)
+        return reply.status, json.loads(reply.body)
+
+
+@pytest.fixture
+def ask(server) -> Asking:
+    return Asking(Adapters(server))
+
+
+@pytest.fixture
+def files(tmp_path) -> str:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    return str(tmp_path)
+
+
+ALL = [
+    ("GET", "plugin"),
+    ("GET", "state"),
+    ("GET", "uses"),
+    ("GET", "coverage"),
+    ("GET", "changes"),
+    ("POST", "prove"),
+    ("POST", "swap"),
+    ("POST", "unload"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ALL)
+async def test_until_it_serves_there_is_no_plugin(method, path):
+    """As in a vLLM in which it declined: a sidecar then goes on without it."""
+    assert await Asking(None)(method, path, {}) == (404, {"detail": "Not Found"})
+
+
+async def answered(*_: object) -> tuple[Step, ...]:
+    return ((1, {1: -1.0}),)
+
+
+async def all_workers() -> list[dict[str, Any]]:
+    return [{"architecture": "A", "applied": ["l.0.q"], "taken": ["q"], "renames": [{}, {}, {}]}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "resolver", "more"),
+    [
+        ({}, None, []),
+        ({}, ResolverClient("/s"), ["resolve"]),
+        ({"ask_workers": all_workers}, None, ["coverage"]),
+        ({"prober": answered}, None, ["proof", "expect"]),
+        (
+            {"prober": answered, "ask_workers": all_workers},
+            ResolverClient("/s"),
+            ["resolve", "coverage", "proof", "expect"],
+        ),
+    ],
+)
+async def test_it_says_what_it_can_do_in_this_vllm(server, changes, resolver, more):
+    for name, value in changes.items():
+        setattr(server, name, value)
+    ask = Asking(Adapters(server, resolver))
+    status, told = await ask("GET", "plugin")
+    assert (status, told["schema"], told["incarnation"]) == (200, 1, ask.plugin.incarnation)
+    assert told["capabilities"] == ["swap", "unload", "state", "uses", "changes", *more]
+    assert (told["limits"], told["kv_connectors"]) == ({"max_loras": 4}, ["C"])
+    assert Plugin().incarnation != Plugin().incarnation
+
+
+async def test_what_changed_and_what_was_used_is_told_without_the_engine(ask, server):
+    """R6: each page is of one life of the plugin; a request counts for the name that it is bound to."""
+    about = {"schema": 1, "incarnation": ask.plugin.incarnation}
+    assert await ask("GET", "changes") == (200, {**about, "changes": 1})
+    server.load("y", "/old/y")
+    assert server.registered["x"]
+    server.registered.count("x")
+    status, told = await ask("GET", "uses")
+    ages = told.pop("last_used")
+    assert (status, list(ages)) == (200, ["x"])
+    none = {"no_effect": [], "as_expected": [], "unexpected": {}}
+    assert told == {**about, "changes": 2, "requests": {"x": 1}, **none}
+    assert server.calls == []
+
+
+async def test_the_state_and_what_is_applied_are_the_engines(ask, server):
+    status, told = await ask("GET", "state")
+    assert (status, told["schema"], told["incarnation"], told["resident"]) == (200, 1, ask.plugin.incarnation, [1])
+    assert [(row["name"], row["path"], row["registered"]) for row in told["adapters"]] == [("x", "/old/x", True)]
+    status, told = await ask("GET", "coverage")
+    assert (status, told["error"]["type"]) == (500, "refused")
+    server.ask_workers = all_workers
+    status, told = await ask("GET", "coverage")
+    assert (status, told["schema"], told["architecture"], told["applied"]) == (200, 1, "A", ["l.0.q"])
+
+
+async def test_a_proof_that_was_put_off_is_made_when_it_is_polled(ask, server, files):
+    """R22: nothing else would begin it."""
+
+    async def prober(adapter: object, _prompt: Sequence[int], _tokens: int) -> tuple[Step, ...]:
+        return ((1, {1: -1.0 if adapter else -2.0}),)
+
+    server.prober, server.is_full = prober, True
+    assert (await ask("POST", "prove", {"lora_path": files}))[1] == {"schema": 1, "proof": "later", "message": ""}
+    server.load("y", files)
+    server.is_full = False
+    await ask("GET", "changes")
+    async with asyncio.timeout(60):
+        while not server.calls:  # noqa: ASYNC110 - the proof's own task
+            await asyncio.sleep(0)
+
+
+async def test_a_swap_and_an_unload_say_what_they_did(ask, server, files):
+    server.load("x", f"{files}/../old")
+    body = {"lora_name": "x", "lora_path": files, "expected_path": f"{files}/../old"}
+    status, told = await ask("POST", "swap", body)
+    assert (status, told["error"]["type"], server.paths()) == (403, "forbidden", {"x": f"{files}/../old"})
+    server.load("x", files.rpartition("/")[0] + "/old")
+    status, told = await ask("POST", "swap", body | {"expected_path": server.paths()["x"]})
+    assert (status, told, server.paths()) == (200, {"lora_name": "x", "lora_path": files}, {"x": files})
+    assert await ask("POST", "unload", {"lora_name": "x"}) == (200, {"lora_name": "x"})
+    assert server.paths() == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "reason"),
+    [
+        (errors.PluginError, 500, "internal"),
+        (errors.InvalidRequest, 400, "invalid_argument"),
+        (errors.UnsupportedBody, 415, "invalid_argument"),
+        (errors.Forbidden, 403, "forbidden"),
+        (errors.NotLoaded, 404, "not_loaded"),
+        (errors.FilesMissing, 404, "path_missing"),
+        (errors.NameConflict, 409, "conflict"),
+        (errors.EngineRefused, 500, "refused"),
+        (errors.Busy, 503, "busy"),
+        (errors.DeadlinePassed, 504, "deadline"),
+    ],
+)
+async def test_each_error_has_its_status_and_its_reason(ask, monkeypatch, kind, status, reason):
+    """What a sidecar makes of an answer rests on these; they stay from release to release."""
+
+    async def fail(*_: object) -> None:
+        raise kind("m" * 3000, field="f")
+
+    monkeypatch.setattr(Adapters, "unload", fail)
+    error = {"message": "m" * 2000, "type": reason, "param": "f", "code": status}
+    assert await ask("POST", "unload", {"lora_name": "x"}) == (status, {"error": error})
+
+
+NAME, PATH, EXPECT = "n" * 256, "/" + "p" * 4095, "e" * 8192
+SWAP = {"lora_name": "x", "lora_path": "/old/y", "expected_path": "/old/x"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("unload", {"lora_name": NAME}, None),
+        ("unload", {"lora_name": NAME + "n"}, "lora_name"),
+        ("unload", {"lora_name": ""}, "lora_name"),
+        ("unload", {"lora_name": "a\0"}, "lora_name"),
+        ("unload", {"lora_name": 7}, "lora_name"),
+        ("unload", {}, "lora_name"),
+        ("unload", [], "body"),
+        ("unload", b"{", "body"),
+        ("unload", b"\xff", "body"),
+        ("unload", b"[" * 60_000, "body"),
+        ("unload", b"{}" + b" " * 65_535, "body"),
+        ("swap", SWAP | {"lora_path": PATH, "expected_path": PATH}, None),
+        ("swap", SWAP | {"lora_path": PATH + "p"}, "lora_path"),
+        ("swap", SWAP | {"lora_path": "old/y"}, "lora_path"),
+        ("swap", SWAP | {"lora_path": "/a\0"}, "lora_path"),
+        ("swap", SWAP | {"lora_path": ""}, "lora_path"),
+        ("swap", SWAP | {"expected_path": None}, "expected_path"),
+        ("swap", {name: SWAP[name] for name in ("lora_name", "lora_path")}, "expected_path"),
+        ("prove", {"lora_path": "/nowhere/a", "expect": EXPECT}, None),
+        ("prove", {"lora_path": "/nowhere/a", "expect": EXPECT + "e"}, "expect"),
+        ("prove", {"lora_path": "/nowhere/a", "expect": 7}, "expect"),
+        ("prove", {"lora_path": "/nowhere/a", "expect": ""}, None),
+        ("prove", {"expect": ""}, "lora_path"),
+        ("prove", {"lora_path": "/nowhere/../a"}, "lora_path"),
+    ],
+    ids=lambda value: f"{value}"[:40],
+)
+async def test_a_body_is_taken_as_far_as_it_is_well_formed(ask, server, path, body, field):
+    """R16, X2: by the length of each field; what is not is refused before anything is done."""
+    server.prober = answered
+    status, told = await ask("POST", path, body)
+    error = told.get("error", {})
+    if field is None:
+        assert error.get("type") != "invalid_argument"
+    else:
+        assert error["param"] == field
+        is_elsewhere = ".." in str(body)
+        assert (status, error["type"]) == ((403, "forbidden") if is_elsewhere else (400, "invalid_argument"))
+    assert (server.paths(), server.calls) == ({"x": "/old/x"}, [])
+
+
+async def test_who_leaves_before_the_end_of_a_body_is_answered_nothing(ask, server):
+    """X2: no error of ours in the log of vLLM."""
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    [route] = [one for one in routes(ask.plugin) if one.path.endswith("/unload")]
+    headers = [(CONTROL_HEADER.encode(), b"s"), (b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": route.path, "headers": headers, "query_string": b""}
+    await route.app(scope, receive, send)
+    assert [message.get("status", message.get("body")) for message in sent] == [499, b""]
+    assert server.paths() == {"x": "/old/x"}
