@@ -1,4 +1,4 @@
-"""Parts of a change set: how it is cut, their request ids, where a refusal stands; and the files that it is read from."""
+"""Parts of a change set: how it is cut, their ids, where a refusal stands, and the files that it is read from."""
 
 from __future__ import annotations
 

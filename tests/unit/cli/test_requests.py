@@ -107,8 +107,8 @@ DIGEST = "sha256:" + "1" * 64
 SIGNATURE = "A" * 86 + "=="
 SENT: dict[str, Message] = {
     "add sql --source s3://b/sql": added("0", spec()),
-    "add sql --source s3://b/sql --pool other --digest {DIGEST} --signature {SIGNATURE} --lazy --priority 4 --replicas 2 "
-    "--on gpu=a10 --on zone=b --label team=x --credential c --replace --dry-run": added(
+    "add sql --source s3://b/sql --pool other --digest {DIGEST} --signature {SIGNATURE} --lazy --priority 4 "
+    "--replicas 2 --on gpu=a10 --on zone=b --label team=x --credential c --replace --dry-run": added(
         "",
         spec(
             source=pb.Source(uri="s3://b/sql", digest=DIGEST, signature=SIGNATURE),
