@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -192,3 +193,11 @@ def test_a_folder_that_cannot_be_read_is_not_passed_over(folder, monkeypatch):
     monkeypatch.setattr("registry.cli.change_set.os.walk", walk)
     with pytest.raises(CliError, match="cannot read all/in: Permission denied"):
         upserts(["all"], recursive=True)
+
+
+@pytest.mark.parametrize("line", ["apply", "delete"])
+def test_bytes_that_are_no_text_are_no_fault_of_ours(cli, admin, monkeypatch, line):
+    """X2: where the locale is C, Python reads such bytes of standard input as halves of letters."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("a: \udcff"))
+    ran = cli(line, "-f", "-")
+    assert (ran.code, ran.err, admin.requests) == (2, "error: USAGE: cannot read -: it is not text in UTF-8\n", [])
