@@ -214,3 +214,9 @@ def test_the_word_to_stop_is_given_at_the_end_too():
         stop.check()
     with stopped_after(0.0) as stop, pytest.raises(ArtifactError):
         stop.check(wait_seconds=60.0)
+
+
+def test_a_hub_that_is_none_is_told(monkeypatch):
+    with pytest.raises(CliError) as raised:
+        SourceReader(None, "ftp://hub").digest("hf://a/b@" + "0" * 40, None, 60.0)
+    assert (raised.value.failure.exit, raised.value.failure.reason) == (Exit.REFUSED, "INVALID_FIELD")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import grpc
 import pytest
 
 from registry.cli.commands import events
+from registry.cli.failure import CliError
 from registry.v1 import registry_pb2 as pb
 from tests.unit.cli.fake_admin import FakeAdmin, Refusal
 
@@ -230,3 +232,47 @@ def test_what_is_no_ring_is_refused(cli, monkeypatch, body, code, says):
 def test_a_ring_without_events_is_empty(cli):
     with sidecar(b'{"events": 1}') as address:
         assert cli("-o", "json", "events", "--sidecar", address).json == {"items": []}
+
+
+def test_a_connection_that_the_other_side_ended_is_no_error():
+    """Its time may be up at the same moment."""
+    one, other = socket.socketpair()
+    other.close()
+    one.close()
+    events._cut(one)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("r1:1", ("r1", 1)), ("127.0.0.1:65535", ("127.0.0.1", 65535)), ("[::1]:7602", ("::1", 7602))],
+)
+def test_where_a_sidecar_is(text, address):
+    assert events.sidecar_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["r1", "r1:", ":1", "r1:0", "r1:65536", "a b:1", "::1:7602", "r1:123456"])
+def test_what_is_no_place_of_a_sidecar(text):
+    with pytest.raises(CliError, match="write HOST:PORT"):
+        events.sidecar_address(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [
+        ("90s", timedelta(seconds=90)),
+        ("30m", timedelta(minutes=30)),
+        ("2h", timedelta(hours=2)),
+        ("7d", timedelta(days=7)),
+        ("366d", timedelta(days=366)),
+        ("999999d", timedelta(days=366)),
+        ("0s", timedelta()),
+    ],
+)
+def test_spans(text, span):
+    assert events._span(text) == span
+
+
+@pytest.mark.parametrize("text", ["", "s", "1", "1w", "1.5h", "-1h", "1h ", "1234567s"])
+def test_what_is_no_span(text):
+    with pytest.raises(CliError, match="write a number and s, m, h or d"):
+        events._span(text)

@@ -181,3 +181,22 @@ def test_each_way_in_which_a_publication_fails_has_its_code(cli, store, monkeypa
     monkeypatch.setattr(f"{COMMANDS}.publish.destination", fail)
     ran = cli("-o", "json", "publish", "adapter", "there")
     assert (ran.code, ran.error["reason"], told in ran.error["message"]) == (code, reason, True)
+
+
+def test_nor_is_it_a_file_of_contexts_that_was_mistyped(cli, monkeypatch, tmp_path):
+    path = tmp_path / "contexts.json"
+    path.write_text('{"current": "", "contexts": {"a": {"admin": "a:1"}}}')
+    path.chmod(0o600)
+    monkeypatch.setenv("LORAPLANE_CONFIG", str(path))
+    assert cli("config", "get-contexts").code == 0
+    for place in ("registry.cli.contexts._context", "registry.cli.contexts.check_own_path"):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, broken)
+            with pytest.raises(Bug):
+                cli("config", "get-contexts")
+
+
+def test_what_a_source_sent_and_nobody_can_read_is_no_fault_of_the_source(monkeypatch, cli, store):
+    monkeypatch.setattr("registry.cli.source_reader.look", broken)
+    with pytest.raises(Bug):
+        cli("add", "sql", "--source", "adapter")

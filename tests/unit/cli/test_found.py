@@ -11,9 +11,9 @@ from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, Exit
 from registry.cli.views.columns import TENANTS
 from registry.cli.views.get import Kind, Query, cell_filter, find, kind_of, label_filter, labels_of, sorted_by
-from registry.cli.views.output import Printer
+from registry.cli.views.output import Format, Printer
 from registry.cli.views.residency_view import AdapterRow
-from registry.cli.watching import AdapterGone, AdapterUnreadable, LiveTable
+from registry.cli.watching import AdapterGone, AdapterUnreadable, LiveTable, RowFeed
 from registry.client.address import Tls
 from registry.v1 import registry_pb2 as pb
 from tests.unit.cli.fake_admin import Hold, Refusal
@@ -318,3 +318,24 @@ def test_counts_that_come_with_a_watch_are_shown(cli, admin):
     admin.answers["WatchAdapters"] = [[answer(5, put("a"), snapshot=True), Hold()]]
     admin.answers["WatchResidency"] = [[where("a", snapshot=True), ENOUGH]]
     assert "a  dev  Healthy  1/1" in cli("get", "adapters", "-w").out
+
+
+def test_what_was_listed_of_a_stream_that_broke_is_forgotten():
+    """R2: half a list says of nothing that it is there."""
+    feed = RowFeed(Query(Kind.ADAPTERS, "dev", None, pb.WatchResidencyRequest.COUNTS))
+    feed.begin()
+    assert (
+        len([*feed.take(answer(5, put("a"), put("b"), snapshot=True)), *feed.take(where("a", "b", snapshot=True))]) == 2
+    )
+    feed.begin()
+    assert list(feed.take(where("a", snapshot=True, more=True))) == []
+    feed.begin()
+    [told] = feed.take(where("b", snapshot=True))
+    assert (told.item.record.name, told.item.residency) == ("a", None)
+
+
+def test_a_watch_in_yaml_is_documents(capsys):
+    printer = Printer(Format.YAML)
+    printer.event({"a": 1})
+    printer.fate("x", "deleted")
+    assert capsys.readouterr().out == "---\na: 1\n---\nchange: deleted\nname: x\n"

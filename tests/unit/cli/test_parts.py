@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import grpc
 import pytest
 
 from registry.cli.change_set import (
@@ -22,6 +23,7 @@ from registry.cli.change_set import (
 )
 from registry.cli.failure import CliError, CommandFailure, Exit
 from registry.v1 import registry_pb2 as pb
+from tests.unit.cli.fake_admin import Refusal
 
 
 def change(name: str, pool: str = "dev") -> Change:
@@ -201,3 +203,11 @@ def test_bytes_that_are_no_text_are_no_fault_of_ours(cli, admin, monkeypatch, li
     monkeypatch.setattr("sys.stdin", io.StringIO("a: \udcff"))
     ran = cli(line, "-f", "-")
     assert (ran.code, ran.err, admin.requests) == (2, "error: USAGE: cannot read -: it is not text in UTF-8\n", [])
+
+
+def test_only_a_set_that_has_too_many_changes_is_cut(cli, admin, manifest):
+    """Whatever else the service says of how many it takes."""
+    refusal = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", "full", {"max_changes": "2"})
+    admin.answers["ApplyAdapters"] = [refusal]
+    assert cli("apply", "-f", manifest(*"abc"), "--no-atomic").code == 4
+    assert len(admin.asked("ApplyAdapters")) == 1

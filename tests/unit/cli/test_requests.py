@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from google.protobuf.message import Message
 
@@ -274,3 +276,75 @@ def test_what_is_waited_for_is_the_generation_that_was_made(cli, store, line):
     assert cli(*line.split(), "--wait").code == 0
     [asked] = store.asked("WatchRollout")
     assert asked == pb.WatchRolloutRequest(pool="dev", name="sql", generation=WAITED[line])
+
+
+HALF = pb.Rollout(
+    name="sql", generation=3, replicas=[pb.RolloutReplica(state=pb.RolloutReplica.SERVING), pb.RolloutReplica()]
+)
+FAILED = pb.Rollout(name="sql", generation=3, done=True, failure="replicas_failed")
+
+
+@pytest.mark.parametrize("line", [*WAITED, "rollout sql"])
+def test_all_replicas_are_waited_for_unless_fewer_suffice(cli, store, line):
+    """R9 status-truth: one that serves it is no reason to say that all do."""
+    wait = [] if line == "rollout sql" else ["--wait"]
+    store.answers["WatchRollout"] = [[HALF, FAILED]]
+    assert cli(*line.split(), *wait).code == 7
+    assert cli(*line.split(), *wait, "--min-ready", "1").code == 0
+
+
+def test_apply_waits_for_all_replicas_unless_fewer_suffice(cli, store, manifest):
+    store.answers["WatchRollout"] = [[HALF, FAILED]]
+    path = manifest("sql")
+    assert cli("apply", "-f", path, "--wait").code == 7
+    assert cli("apply", "-f", path, "--wait", "--min-ready", "1").code == 0
+
+
+@pytest.mark.parametrize(("count", "is_told"), [(20, True), (21, False)])
+def test_of_up_to_twenty_changes_fields_are_told(cli, store, manifest, count, is_told):
+    names = [f"a{number}" for number in range(count)]
+    before = pb.AdapterSpec(source=pb.Source(uri="s3://b/v0"))
+
+    def updated(request: pb.ApplyAdaptersRequest) -> pb.ApplyAdaptersResponse:
+        reply = applied(request)
+        for one in reply.results:
+            one.outcome, one.adapter.generation = pb.AdapterResult.UPDATED, 2
+        return reply
+
+    store.answers["ApplyAdapters"] = [updated]
+    store.answers["ListAdapterHistory"] = [
+        lambda asked: pb.ListAdapterHistoryResponse(
+            generations=[
+                pb.Adapter(name=asked.name, generation=2),
+                pb.Adapter(name=asked.name, generation=1, spec=before),
+            ]
+        )
+    ]
+    out = cli("apply", "-f", manifest(*names)).out
+    assert out.count("source.uri: s3://b/v0 → file:///adapters/") == (count if is_told else 0)
+
+
+def test_what_replaced_a_generation_that_is_not_known_any_more_is_told_without_its_fields(cli, store):
+    store.answers["ListAdapterHistory"] = [
+        pb.ListAdapterHistoryResponse(generations=[pb.Adapter(name="sql", generation=3)])
+    ]
+    ran = cli("rollback", "sql")
+    assert (ran.code, "→" in ran.out) == (0, False)
+
+
+def test_sources_are_looked_at_for_half_a_minute(cli, store, manifest, monkeypatch):
+    """Together, before anything is sent; --look-seconds 0 not at all."""
+    monkeypatch.delenv("LORAPLANE_LOOK_SECONDS")
+    given: list[float] = []
+
+    def look(seen: list[tuple[Any, Any]], _pools: Any, _reader: Any, seconds: float, *, force: bool) -> list[Any]:
+        given.append(seconds)
+        return [change for change, _ in seen]
+
+    monkeypatch.setattr("registry.cli.source_reader.look_at_all", look)
+    path = manifest("sql", source={"uri": "s3://b/sql"})
+    for line in ("add sql --source s3://b/a", "set sql --source s3://b/a", f"apply -f {path}", f"diff -f {path}"):
+        assert cli(*line.split()).code == 0
+        assert cli(*line.split(), "--look-seconds", "0").code == 0
+        assert cli(*line.split(), "--look-seconds", "7").code == 0
+    assert given == [30.0, 7.0] * 4
