@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
@@ -203,3 +204,29 @@ def test_an_address_that_is_none_leaves_no_thread_behind(monkeypatch):
     with pytest.raises(CliError) as raised:
         AdminClient("nonsense", Tls(), timeout_seconds=1.0)
     assert (raised.value.failure.exit, closed) == (Exit.USAGE, [True])
+
+
+@pytest.mark.parametrize("method", ["ListPools", "GetPool"])
+def test_a_question_is_given_up_as_well_once_etcd_is_known_to_be_away(address, admin, monkeypatch, method):
+    """Unless the user said how long it may take."""
+    Says(monkeypatch, "away")
+    held = threading.Event()
+    answer = pb.ListPoolsResponse() if method == "ListPools" else pb.Pool(name="dev")
+
+    def slow(_request: object) -> object:
+        held.wait(60)
+        return answer
+
+    def ask(client: AdminClient) -> None:
+        if method == "ListPools":
+            list(client.pool_pages())
+        else:
+            client.get_pool("dev")
+
+    admin.answers[method] = [slow]
+    with AdminClient(address, Tls(), timeout_seconds=60.0, waits=False) as client:
+        with pytest.raises(CliError, match="reaches no majority of etcd"):
+            ask(client)
+        held.set()
+    with AdminClient(address, Tls(), timeout_seconds=60.0) as client:
+        ask(client)

@@ -327,3 +327,21 @@ def test_the_longest_that_a_client_waits_is_the_sessions(monkeypatch):
     Session("a:1", Format.TABLE, TYPED, waits=True).client(7.0)
     [one] = made
     assert (one["address"], one["tls"], one["timeout_seconds"], one["waits"]) == ("a:1", TYPED, 7.0, True)
+
+
+def test_a_question_is_seen_before_its_answer_is_waited_for(monkeypatch):
+    """A terminal shows what does not end its line only once it is flushed."""
+    shown = ""
+
+    class Err(io.StringIO):
+        def flush(self) -> None:
+            nonlocal shown
+            shown = self.getvalue()
+
+    class Person(Terminal):
+        def readline(self, *_size: int) -> str:
+            return "y" if shown.endswith("delete 1? [y/N] ") else "n"
+
+    monkeypatch.setattr("sys.stderr", Err())
+    monkeypatch.setattr("sys.stdin", Person())
+    agree(PLAIN, ["dev/a"], yes=False)
