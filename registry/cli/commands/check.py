@@ -145,15 +145,13 @@ def compared_with(
 ) -> tuple[BaseModules | None, AdapterLimits]:
     """What an adapter must be right for: a pool (None: the only one), or a base model and a rank.
 
-    A flag goes before the other's variable.
+    A base model goes before the variable of a pool.
 
     Raises:
         CliError: both are given, none is and there are several pools, or it cannot be read.
     """
-    if is_typed(context, "base_model") and not is_typed(context, "pool"):
+    if base_model is not None and not is_typed(context, "pool"):
         pool = None
-    elif is_typed(context, "pool") and not is_typed(context, "base_model"):
-        base_model = None
     if pool is not None and base_model is not None:
         raise usage("say what to compare it with: --pool P, or --base-model DIR --max-rank N")
     if base_model is not None:

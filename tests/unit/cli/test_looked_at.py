@@ -15,7 +15,7 @@ from registry.cli.session import Session
 from registry.cli.views.output import Format
 from registry.client.address import Tls
 from registry.v1 import registry_pb2 as pb
-from tests.unit.cli.fake_admin import Refusal
+from tests.unit.cli.fake_admin import Refusal, applied
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -139,3 +139,16 @@ def test_a_pool_that_cannot_be_read_is_told_where_it_was_written(looks, folders,
     with pytest.raises(CliError) as raised:
         looks(change(f"file://{folders}/whole"))
     assert (raised.value.failure.reason, raised.value.failure.field) == (reason, field)
+
+
+@pytest.mark.parametrize("command", ["add", "set"])
+@pytest.mark.parametrize(("source", "code"), [("/none-such/deeper/a", 4), ("file:///none-such/deeper/a", 0)])
+def test_a_path_of_this_machine_that_is_not_there_was_mistyped(cli, admin, command, source, code):
+    """Who writes a URI may mean the disks of the replicas."""
+    admin.answers["ApplyAdapters"] = [applied]
+    admin.answers["GetAdapter"] = [
+        pb.Adapter(name="sql", pool="dev", spec=pb.AdapterSpec(source=pb.Source(uri="s3://b")))
+    ]
+    ran = cli(command, "sql", "--source", source)
+    assert (ran.code, len(admin.asked("ApplyAdapters"))) == (code, 0 if code else 1)
+    assert cli(command, "sql", "--source", source, "--force").code == 0
