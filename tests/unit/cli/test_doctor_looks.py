@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -26,8 +27,10 @@ from registry.cli.doctor.findings import (
     named,
 )
 from registry.cli.main import run
+from registry.cli.views.replica_view import ReplicaView
 from registry.v1 import registry_pb2 as pb
 from registry.v1.registry_pb2_grpc import add_AdapterRegistryServicer_to_server
+from tests.support.residency_world import engine_status, replica_status
 from tests.unit.cli.conftest import Cli, Ran
 from tests.unit.cli.fake_admin import Refusal
 from tests.unit.cli.test_diagnosis import NOW, adapter, far, member, near, pool, ranked, raw, replica, started_for
@@ -335,3 +338,89 @@ def test_a_tenant_is_over_its_quota_from_one_more_on(adapters, quota, is_told):
     """W5."""
     seen = replace(pool(replica()), tenants=[pb.Tenant(name="t", adapters=adapters, max_adapters=quota)])
     assert [one.reason for one in diagnose(seen, NOW)] == (["over_quota"] if is_told else [])
+
+
+def test_a_time_is_compared_by_its_zone():
+    assert diagnose(pool(replica(updated_at="2026-01-01T01:00:30+01:00")), NOW) == []
+    assert diagnose(pool(replica(updated_at="2025-12-31T23:30:00-01:00")), NOW) != []
+
+
+def test_what_to_do_where_replicas_do_not_live_depends_on_why_they_are_expected():
+    seen = PoolSeen("p", (), (), [replica()], [], lacking=1)
+    [finding] = diagnose(Survey([seen], (), (), ()), NOW)
+    assert finding.remedy == "start their sidecars; those that are not to come back: loraplane replica forget NAME"
+    [finding] = diagnose(Survey([replace(seen, expected=2)], (), (), ()), NOW)
+    assert finding.remedy == "start their sidecars, or loraplane pool update p --expect 1"
+    [finding] = diagnose(Survey([replace(seen, expected=1)], (), (), ()), NOW)
+    assert "forget" in finding.remedy
+
+
+def held(*texts: str) -> list[DoctorFinding]:
+    return diagnose(pool(*(replica(f"r{at}", held=text, stale=True) for at, text in enumerate(texts))), NOW)
+
+
+@pytest.mark.parametrize(
+    ("texts", "revision"),
+    [
+        (("no word of it",), "--revision R, as they say"),
+        (("--revision 7", "no word of it"), "--revision 7"),
+        (("--revision 7", "--revision 19", "--revision 8"), "--revision 19"),
+        (("--revision 12345678901234567890",), "--revision R, as they say"),
+    ],
+)
+def test_the_revision_to_confirm_is_the_highest_that_is_told(texts, revision):
+    """R15."""
+    [finding] = held(*texts)
+    assert finding.remedy.endswith(revision)
+
+
+@pytest.mark.parametrize(
+    ("swap", "kind", "names", "told"),
+    [
+        ("plugin", "vllm", "plain", None),
+        ("pipelined", "vllm", "plain", "plugin_absent"),
+        ("pipelined", "pegainfer", "plain", "swap_has_gap"),
+        ("pipelined", "dynamo", "plain", "swap_has_gap"),
+        ("pipelined", "axolotl", "plain", "plugin_absent"),
+        ("refused", "vllm", "plain", "engine_unsupported"),
+        ("refused", "vllm", "versioned", None),
+        ("pipelined", "vllm", "versioned", None),
+    ],
+)
+def test_how_an_engine_replaces_weights(swap, kind, names, told):
+    seen = pool(replica(engine=engine_status(url="http://r1", swap=swap, kind=kind, names=names)))
+    assert [one.reason for one in diagnose(seen, NOW)] == ([told] if told else [])
+
+
+def test_engines_are_shared_where_address_and_incarnation_are_the_same():
+    """Addresses of the loopback are equal on every host, and one that is not known is nobody's."""
+
+    def drives(name: str, url: str, incarnation: str) -> ReplicaView:
+        return replica(name, engine=engine_status(url=url, incarnation=incarnation, swap="plugin"))
+
+    def shared(*seen: ReplicaView) -> list[str]:
+        return [one.subject for one in diagnose(pool(*seen), NOW) if one.reason == "engine_shared"]
+
+    one = drives("r1", "http://a", "i")
+    assert shared(one, drives("r2", "http://a", "i"), drives("r3", "http://a", "i")) == ["p/r1"]
+    assert shared(one, drives("r2", "http://a", "j")) == []
+    assert shared(one, drives("r2", "http://b", "i")) == []
+    assert shared(drives("r1", "", "i"), drives("r2", "", "i")) == []
+
+
+@pytest.mark.parametrize(
+    ("lazy", "told"),
+    [
+        ({"count": 2, "servable": False, "reason": "no_room"}, True),
+        ({"count": 0, "servable": False, "reason": "no_room"}, False),
+        ({"count": 2, "servable": True, "reason": ""}, False),
+        ({"count": 2, "servable": False, "reason": "not_ready"}, False),
+        ({"count": 2, "servable": False, "reason": "never heard of"}, True),
+        ([], False),
+    ],
+)
+def test_lazy_adapters_that_cannot_be_served(lazy, told):
+    status = {**json.loads(replica_status("r1", 7, engine=engine_status(swap="plugin")).to_bytes()), "lazy": lazy}
+    found = [one for one in diagnose(pool(raw("r1", json.dumps(status))), NOW) if one.reason == "lazy_not_servable"]
+    assert len(found) == told
+    assert all(one.remedy for one in found)
