@@ -138,11 +138,10 @@ def tell(client: AdminClient, printer: Printer, outcomes: Sequence[Outcome], ord
 def warn_of_room(client: AdminClient, outcomes: Sequence[Outcome], note: Note) -> None:
     """Says where more adapters are to be held at once than an engine has room for, as far as replicas tell."""
     known: dict[str, tuple[int, list[ReplicaView]]] = {}
-    for one in outcomes:
-        created = sum(map(_takes_room, one.response.results)) if isinstance(one, Applied) else 0
-        if not created or not isinstance(one, Applied):
+    for one in (it for it in outcomes if isinstance(it, Applied)):
+        created, pool = sum(map(_takes_room, one.response.results)), one.batch.pool
+        if not created:
             continue
-        pool = one.batch.pool
         try:
             limit, replicas = known[pool] = known.get(pool) or _room_in(client, pool)
         except CliError:

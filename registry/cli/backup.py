@@ -169,7 +169,7 @@ def plan_restore(backup: StoredState, now: StoredState) -> RestorePlan:
         found = now.adapters.get((pool, key))
         if stored not in now.etags:
             creates.append(RestoredAdapter(pool, record.name, wanted, "0"))
-        elif found is None or _differs(found, record, wanted):
+        elif found is None or _differs(found, record):
             updates.append(RestoredAdapter(pool, found.name if found else record.name, wanted, now.etags[stored]))
     return RestorePlan(
         create_pools=[one for name, one in backup.pools.items() if f"pools/{name}" not in now.etags],
@@ -222,11 +222,9 @@ def _spec(record: AdapterRecord) -> AdapterSpec:
     return record.spec.model_copy(update={name: getattr(stable, name) for name in _STABLE})
 
 
-def _differs(found: AdapterRecord, record: AdapterRecord, wanted: AdapterSpec) -> bool:
+def _differs(found: AdapterRecord, record: AdapterRecord) -> bool:
     """False if that stands already, also where the same canaries are at it."""
-    if found.rollout is not None or record.rollout is not None:
-        return (found.spec, found.rollout) != (record.spec, record.rollout)
-    return found.spec != wanted
+    return (found.spec, found.rollout) != (record.spec, record.rollout)
 
 
 def _pool(one: PoolSpec | None) -> Stored | None:

@@ -283,12 +283,14 @@ def _unreadable(error: OSError) -> None:
 
 def _text(file: str) -> str:
     try:
-        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        text.encode()  # where the locale is C, Python takes bytes of standard input that are no UTF-8
     except OSError as error:
         remedy = "name a file or a folder that can be read, or - for standard input"
         raise usage(f"--file: cannot read {file}: {error.strerror}; {remedy}") from error
-    except UnicodeDecodeError as error:
+    except UnicodeError as error:
         raise usage(f"cannot read {file}: it is not text in UTF-8") from error
+    return text
 
 
 def source_uri(source: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from registry.cli.change_set import folder_of, is_here
+from registry.cli.change_set import is_here
 from registry.cli.failure import CliError, CommandFailure, Exit, not_found, refused, usage
 from registry.lora.base import BaseModules, compress, expand
 from registry.lora.base_directory import BaseUnreadable, read_base
@@ -28,15 +28,12 @@ class Looked:
     warnings: Sequence[AdapterWarning] = ()
 
 
-def readable_folder(source: str) -> Path:
-    """The folder that a path or URI names.
+def checked_folder(folder: Path) -> Path:
+    """The same folder, which is there.
 
     Raises:
-        CliError: it is not of this machine, or not there.
+        CliError: it is not.
     """
-    folder = folder_of(source)
-    if folder is None:
-        raise refused(Reason.UNSUPPORTED, f"{source} is not of this machine; fetch it, and name the folder")
     if not is_here(folder):
         raise not_found(Reason.ADAPTER_NOT_FOUND, f"there is no folder {folder}; name one with an adapter, or a URI")
     return folder

@@ -18,11 +18,11 @@ from registry.cli.local_adapters import (
     Looked,
     base_here,
     base_of_pool,
+    checked_folder,
     digest_here,
     explain,
     limits_of_pool,
     look,
-    readable_folder,
     unfit,
 )
 from registry.cli.session import READ_SECONDS, is_typed, pool_or_only, session_of
@@ -65,8 +65,8 @@ def digest_of_source(source: str, reader: SourceReader, credential: str | None, 
     Raises:
         CliError: it cannot be had.
     """
-    if folder_of(source) is not None:
-        return digest_here(readable_folder(source))
+    if (folder := folder_of(source)) is not None:
+        return digest_here(checked_folder(folder))
     return reader.digest(source, credential, timeout_seconds or FETCH_SECONDS)
 
 
@@ -78,8 +78,8 @@ def folder_at(
     Raises:
         CliError: it cannot be had.
     """
-    if folder_of(source) is not None:
-        return nullcontext(readable_folder(source))
+    if (folder := folder_of(source)) is not None:
+        return nullcontext(checked_folder(folder))
     return reader.fetched(source, credential, timeout or FETCH_SECONDS)
 
 
@@ -145,15 +145,13 @@ def compared_with(
 ) -> tuple[BaseModules | None, AdapterLimits]:
     """What an adapter must be right for: a pool (None: the only one), or a base model and a rank.
 
-    A flag goes before the other's variable.
+    A base model goes before the variable of a pool.
 
     Raises:
         CliError: both are given, none is and there are several pools, or it cannot be read.
     """
-    if is_typed(context, "base_model") and not is_typed(context, "pool"):
+    if base_model is not None and not is_typed(context, "pool"):
         pool = None
-    elif is_typed(context, "pool") and not is_typed(context, "base_model"):
-        base_model = None
     if pool is not None and base_model is not None:
         raise usage("say what to compare it with: --pool P, or --base-model DIR --max-rank N")
     if base_model is not None:

@@ -73,7 +73,7 @@ def _choices(schema: Schema, whole: Schema) -> Iterator[Schema]:
 
 
 def _plain(whole: Schema, found: Schema) -> Plain:
-    return dict(found) if "$defs" in found else {**found, "$defs": whole["$defs"]}
+    return {**found, "$defs": whole["$defs"]}
 
 
 def _tell(printer: Printer, path: str, schema: Schema, whole: Schema, *, recursive: bool) -> None:

@@ -101,7 +101,10 @@ def test_an_adapter_may_be_called_promote(cli, admin):
     assert admin.asked("AbortRollout")[0].name == "abort"
 
 
-@pytest.mark.parametrize("line", ["rollout halt sql", "rollout promote sql law", "rollout sql --etag 3", "rollout"])
+@pytest.mark.parametrize(
+    "line",
+    ["rollout halt sql", "rollout promote sql law", "rollout sql --etag 3", "rollout sql --generation 3", "rollout"],
+)
 def test_a_wrong_line_is_told(cli, admin, line):
     ran = cli(*line.split())
     assert (ran.code, ran.err.startswith("error: USAGE: ")) == (2, True)

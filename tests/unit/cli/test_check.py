@@ -140,3 +140,9 @@ def test_check_takes_the_only_pool(cli, admin, adapter):
     admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="dev"), pb.Pool(name="ops")])]
     ran = cli("check", str(adapter))
     assert (ran.code, "several pools (dev, ops)" in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize(("engine", "expected"), [("", "vllm"), ("sglang", "sglang")])
+def test_an_adapter_is_compared_as_the_engine_of_its_pool_takes_it(engine, expected):
+    read = base_of_pool(pb.Pool(engine=engine, base=pb.BaseShapes(architecture="", head_size=0)))
+    assert (read.engine, read.architecture, read.head_size, read.evidence) == (expected, None, None, None)

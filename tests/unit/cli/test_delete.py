@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import grpc
 import pytest
 
-from tests.unit.cli.fake_admin import applied
+from registry.v1 import registry_pb2 as pb
+from tests.unit.cli.fake_admin import Refusal, applied
 
 
 def test_delete_by_name_with_an_etag(cli, admin):
@@ -43,3 +45,19 @@ def test_the_pool_of_other_commands_does_not_hinder_a_deletion_by_file(cli, admi
     monkeypatch.setenv("LORAPLANE_POOL", "other")
     admin.answers["ApplyAdapters"] = [applied]
     assert cli("delete", "-f", manifest("a")).code == 0
+
+
+@pytest.mark.parametrize("where", ["", "changes[7].delete"])
+def test_what_is_not_there_and_is_none_of_those_that_were_named_is_told(cli, admin, where):
+    """X2: a service that says so of another adapter would be asked for ever."""
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[pb.Adapter(name="a"), pb.Adapter(name="b")])]
+    admin.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "none", where=where)]
+    ran = cli("delete", "a", "b", "--ignore-not-found")
+    assert (ran.code, len(admin.asked("ApplyAdapters"))) == (3, 1)
+
+
+def test_what_is_not_there_refuses_the_rest_unless_it_may_be_passed_over(cli, admin):
+    """W2 atomic-set."""
+    gone = Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "none", where="changes[0].delete")
+    admin.answers["ApplyAdapters"] = [gone, applied]
+    assert (cli("delete", "a", "b").code, len(admin.asked("ApplyAdapters"))) == (3, 1)

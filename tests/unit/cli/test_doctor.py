@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -247,3 +249,48 @@ def test_a_counter_is_repaired_until_nothing_is_left():
     assert {one.validate_only for one in client.asked} == {False}
     assert len({one.request_id for one in client.asked} - {""}) == 3
     assert look_at_counters(Counters(RIGHT), survey(4, 1), repair=True) == []
+
+
+@pytest.mark.parametrize(("tls", "is_looked_at"), [(Tls(), False), (Tls(ca="ca.pem"), True)])
+@pytest.mark.parametrize("repair", [False, True])
+def test_all_that_the_admin_service_shows_is_looked_at(monkeypatch, tls, is_looked_at, repair):
+    """Certificates only where there are any; and what is repaired is what was asked for."""
+    made = {name: error(CheckedPart.ADMIN, "a", name, "it is so", "change it") for name in ("admin", "ends", "counter")}
+    asked: list[object] = []
+
+    class Connected(Session):
+        def client(self, timeout_seconds: float) -> object:
+            asked.append(timeout_seconds)
+            return nullcontext("client")
+
+    seen = Survey((), (), (), ())
+    monkeypatch.setattr(command, "collect", lambda _client: seen)
+    monkeypatch.setattr(command, "look_at_admin", lambda _client: [made["admin"]])
+    monkeypatch.setattr(
+        command, "look_at_certificates", lambda address, of, _now: asked.append((address, of)) or [made["ends"]]
+    )
+    monkeypatch.setattr(
+        command,
+        "look_at_counters",
+        lambda _client, of, *, repair: asked.append((of is seen, repair)) or [made["counter"]],
+    )
+    found, looked, is_reached = command._through_admin(Connected("127.0.0.1:1", Format.TABLE, tls), 7.0, repair=repair)
+    expected = ["admin", "no_pools", *(["ends"] if is_looked_at else []), "counter"]
+    assert [one.reason for one in found] == expected
+    assert asked == [7.0, *([("127.0.0.1:1", tls)] if is_looked_at else []), (True, repair)]
+    assert (looked, is_reached) == (
+        "the admin service at 127.0.0.1:1, 0 pools, 0 replicas, 0 adapters, 0 tenants",
+        True,
+    )
+
+
+def test_a_watch_on_a_terminal_begins_each_look_at_its_top(watched, monkeypatch):
+    """And nowhere else: in a file each look follows the last."""
+    cleared: list[bool] = []
+    console = SimpleNamespace(clear=lambda: cleared.append(True))
+    monkeypatch.setattr(Printer, "console", console)
+    watched(Format.JSON, [BAD], [])
+    assert cleared == []
+    monkeypatch.setattr(Printer, "is_live", property(lambda _self: True))
+    watched(Format.TABLE, [BAD], [BAD])
+    assert len(cleared) == 2

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -14,6 +15,9 @@ import grpc
 import pytest
 
 from registry.cli.commands import events
+from registry.cli.failure import CliError
+from registry.cli.views.events import ShownEvent, change_event
+from registry.cli.views.output import Format, Printer
 from registry.v1 import registry_pb2 as pb
 from tests.unit.cli.fake_admin import FakeAdmin, Refusal
 
@@ -230,3 +234,128 @@ def test_what_is_no_ring_is_refused(cli, monkeypatch, body, code, says):
 def test_a_ring_without_events_is_empty(cli):
     with sidecar(b'{"events": 1}') as address:
         assert cli("-o", "json", "events", "--sidecar", address).json == {"items": []}
+
+
+def test_a_connection_that_the_other_side_ended_is_no_error():
+    """Its time may be up at the same moment."""
+    one, other = socket.socketpair()
+    other.close()
+    one.close()
+    events._cut(one)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("r1:1", ("r1", 1)), ("127.0.0.1:65535", ("127.0.0.1", 65535)), ("[::1]:7602", ("::1", 7602))],
+)
+def test_where_a_sidecar_is(text, address):
+    assert events.sidecar_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["r1", "r1:", ":1", "r1:0", "r1:65536", "a b:1", "::1:7602", "r1:123456"])
+def test_what_is_no_place_of_a_sidecar(text):
+    with pytest.raises(CliError, match="write HOST:PORT"):
+        events.sidecar_address(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [
+        ("90s", timedelta(seconds=90)),
+        ("30m", timedelta(minutes=30)),
+        ("2h", timedelta(hours=2)),
+        ("7d", timedelta(days=7)),
+        ("366d", timedelta(days=366)),
+        ("999999d", timedelta(days=366)),
+        ("0s", timedelta()),
+    ],
+)
+def test_spans(text, span):
+    assert events._span(text) == span
+
+
+@pytest.mark.parametrize("text", ["", "s", "1", "1w", "1.5h", "-1h", "1h ", "1234567s"])
+def test_what_is_no_span(text):
+    with pytest.raises(CliError, match="write a number and s, m, h or d"):
+        events._span(text)
+
+
+def looking(*looks: list[pb.RecordedChange]) -> Callable[[datetime], Iterator[ShownEvent]]:
+    """What each look of a watch finds."""
+    left = iter(looks)
+    return lambda _at: map(change_event, next(left))
+
+
+@pytest.mark.parametrize(("count", "is_noted"), [(3, False), (4, True)])
+def test_of_too_many_events_the_newest_are_shown(monkeypatch, capsys, count, is_noted):
+    monkeypatch.setattr(events, "MAX_SHOWN", 3)
+    found = [pb.RecordedChange(at=f"2026-01-01T00:00:0{at}Z", action=f"a{at}") for at in range(count)]
+    events._show(Printer(Format.JSON), looking(found), datetime.now(UTC), watch=False)
+    told = capsys.readouterr()
+    assert [one["event"] for one in json.loads(told.out)["items"]] == [f"a{at}" for at in range(count)][-3:]
+    assert ("more than the 3" in told.err) == is_noted
+
+
+def test_a_watch_looks_back_a_minute_behind_the_newest_change_and_never_further(monkeypatch, capsys):
+    """One change may be stored after a later one; what is told of a future is not waited for."""
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    asked: list[float] = []
+    looks = iter(
+        [
+            [ShownEvent("2026-01-01T00:00:30Z", "updated", "adapter", "a", by="kim")],
+            [ShownEvent("2026-01-01T00:05:00Z", "held", "replica", "r", current=True)],
+            [
+                ShownEvent("2026-01-01T00:10:00Z", "updated", "adapter", "a", by="kim"),
+                ShownEvent("", "odd", "adapter", "b", by="kim"),
+            ],
+            [ShownEvent("2026-01-01T00:10:00Z", "updated", "adapter", "a", by="kim")],
+        ]
+    )
+
+    def look(at: datetime) -> list[ShownEvent]:
+        asked.append((at - start).total_seconds())
+        return next(looks)
+
+    def pause(seconds: float) -> None:
+        assert 0.5 < seconds < 10
+        if len(asked) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(events.time, "sleep", pause)
+    with pytest.raises(KeyboardInterrupt):
+        events._show(Printer(Format.NAME), look, start, watch=True)
+    assert asked == [0.0, 0.0, 0.0, 540.0]
+    assert capsys.readouterr().out.split() == ["a", "r", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("at", "current", "is_shown"),
+    [
+        ("2026-01-01T00:00:00Z", False, True),
+        ("2025-12-31T23:59:59Z", False, False),
+        ("2025-12-31T23:59:59Z", True, True),
+        ("", False, True),
+        ("2025-01-01T00:00:00", False, True),
+    ],
+)
+def test_what_is_older_is_left_out_unless_it_still_is_so_or_nobody_knows(at, current, is_shown):
+    one = ShownEvent(at, "held", "replica", "r1", "r1", current=current)
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    chosen = events._Chosen(None, "r1")
+    assert list(chosen.of([one], start)) == ([one] if is_shown else [])
+    assert list(events._Chosen(None, "r2").of([one], start)) == []
+
+
+def test_what_waits_is_told_of_one_adapter_or_replica_alone(cli, world):
+    """Of all of them it would be much, and soon over."""
+    assert "pending" not in cli("-o", "json", "events").out
+    assert '"pending"' in cli("-o", "json", "events", "--replica", "r2").out
+
+
+@pytest.mark.parametrize(("size", "code"), [(150, 0), (151, 6)])
+def test_a_ring_is_read_up_to_a_bound(cli, monkeypatch, size, code):
+    """R16 bounded."""
+    monkeypatch.setattr(events, "_MAX_RING_BYTES", 150)
+    body = b'{"events": []}'
+    with sidecar(body + b" " * (size - len(body))) as address:
+        assert cli("events", "--sidecar", address).code == code

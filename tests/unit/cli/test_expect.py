@@ -114,3 +114,19 @@ def test_without_torch_the_remedy_is_named(capsys, adapter, monkeypatch):
     monkeypatch.setitem(sys.modules, MODULE, None)
     assert run(["expect", adapter, "--base-model", "/base"]) == 4
     assert "pip install 'loraplane[publish]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("numbers", "code"), [("999999999", 0), ("9999999999", 2), ("1, 2", 0), ("1,,2", 2)])
+def test_numbers_of_tokens_are_such_as_a_vocabulary_has(capsys, adapter, asked, numbers, code):
+    assert run(["expect", adapter, "--base-model", "/base", "--prompt-ids", numbers]) == code
+
+
+@pytest.mark.parametrize(("tolerance", "is_little"), [("0.4", False), ("0.5", True), ("0.6", True)])
+def test_answers_that_are_within_the_tolerance_prove_little(capsys, monkeypatch, adapter, tolerance, is_little):
+    """To the last bit of it."""
+    answers = [SimpleNamespace(prompt=[1], tokens=[7], logprobs=[-0.5], base_logprobs=[-1.0])]
+    monkeypatch.setitem(sys.modules, MODULE, SimpleNamespace(expected=lambda *_: answers))
+    assert run(["expect", adapter, "--base-model", "/base", "--prompt-ids", "1", "--tolerance", tolerance]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("# without the adapter the logprobs of these tokens are up to 0.5 away")
+    assert ("prove little" in first) == is_little

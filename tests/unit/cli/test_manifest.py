@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from registry.cli.manifest import check_unique, manifest_of, read_documents, read_manifests
+from registry.cli.manifest import (
+    _WRITTEN,
+    Manifest,
+    _as_written,
+    check_unique,
+    manifest_of,
+    read_documents,
+    read_manifests,
+)
 from registry.model.errors import InvalidArgument, Reason
 
 HEAD = "apiVersion: loraplane/v1\nkind: Adapter\n"
@@ -267,3 +277,51 @@ def test_any_text_is_read_or_refused_in_one_line(text):
 def test_any_document_is_read_or_refused_with_its_field(content):
     complaint = told(lambda: manifest_of(content, "a.yaml: document 1"))
     assert not complaint or complaint.startswith("a.yaml: document 1: ")
+
+
+@pytest.mark.parametrize("form", [_WRITTEN, _as_written(Manifest)], ids=["as it is", "made anew"])
+def test_a_manifest_is_as_strict_at_every_depth(form):
+    """Lists and what may be left out have a manifest's names too, and nothing else."""
+    answers = [{"prompt": [1], "tokens": [2], "logprobs": [-0.5]}]
+    whole = {
+        "apiVersion": "loraplane/v1",
+        "kind": "Adapter",
+        "metadata": {"name": "sql", "pool": "dev", "labels": {"team": "x"}},
+        "spec": {"source": {"uri": "s3://b/a"}, "expect": {"answers": answers}, "baseModel": "m", "strategy": None},
+    }
+    read = form.model_validate(whole)
+    assert read.message().spec.expect.answers[0].prompt == [1]
+    assert (read.spec.base_model, read.spec.strategy) == ("m", None)
+    for path in (
+        (),
+        ("metadata",),
+        ("spec",),
+        ("spec", "source"),
+        ("spec", "expect"),
+        ("spec", "expect", "answers", 0),
+    ):
+        wrong = copy.deepcopy(whole)
+        place = wrong
+        for step in path:
+            place = place[step]
+        place["odd"] = 1
+        with pytest.raises(ValidationError, match="odd"):
+            form.model_validate(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "a: @b\n",
+            "found character that cannot start any token; indent with spaces, and put text that begins with a ",
+        ),
+        ("a: [\n", "did not find expected node content"),
+        ("a: b\x00", "control characters are not allowed"),
+        ("a: 'b", "found unexpected end of stream"),
+    ],
+)
+def test_what_is_no_yaml_is_told_with_what_helps_and_nothing_else(text, message):
+    told = complaint(text).message
+    assert told.startswith(f"not a YAML manifest: {message}")
+    assert ("quotes" in told) == ("begins with" in message)

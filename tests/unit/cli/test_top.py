@@ -7,11 +7,16 @@ import json
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
+from registry.cli.commands import top
+from registry.cli.failure import CliError
+from registry.cli.views.replica_view import missing_view
+from registry.cli.views.top import adapter_rows, replica_row
 from registry.v1 import registry_pb2 as pb
 from tests.unit.cli.fake_admin import FakeAdmin, Refusal
 from tests.unit.cli.test_events import sidecar
@@ -297,3 +302,55 @@ def test_no_sidecar_is_waited_for_without_end(cli, admin, monkeypatch, flags, se
     monkeypatch.setattr("registry.cli.commands.top.ask_sidecar", ask)
     assert cli("top", "--sidecar", "127.0.0.1:1", *flags).code == 0
     assert waited == [seconds]
+
+
+def test_one_that_does_not_live_is_not_asked_whatever_it_said_last(monkeypatch):
+    """Another process may listen there now."""
+    gone = replace(missing_view("dev", pb.MissingReplica(name="r1")), status={"http": "127.0.0.1:1"})
+    monkeypatch.setattr(top, "ask_sidecar", lambda *_: pytest.fail("it was asked"))
+    with pytest.raises(CliError, match="it does not live"):
+        top.activity_of(gone, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "count"), [(0, 0), (3, 3), (-1, None), (2**63, None), (2**63 - 1, 2**63 - 1), (True, None), (1.5, None)]
+)
+def test_a_counter_is_what_a_counter_can_say(value, count):
+    """X2: whatever answers there."""
+    assert replica_row({"engine": {"requests": value}}).requests == count
+
+
+@pytest.mark.parametrize(
+    ("calls", "loads", "seconds"),
+    [
+        ({"count": 3, "seconds": 2}, 3, 0.667),
+        ({"count": 3, "seconds": 0}, 3, 0.0),
+        ({"count": 0, "seconds": 2}, 0, None),
+        ({"count": 3}, 3, None),
+        ({"seconds": 2}, 0, None),
+        ({"count": 3, "seconds": -1}, 3, None),
+        ("odd", 0, None),
+    ],
+)
+def test_what_a_call_takes_on_average(calls, loads, seconds):
+    row = replica_row({"replica": "r1", "calls": {"load": calls, "swap": {"count": 2, "seconds": 1.0}}})
+    assert (row.loads, row.load_seconds, row.swaps, row.swap_seconds) == (loads, seconds, 2, 0.5)
+
+
+def test_adapters_come_the_last_used_first_and_then_by_name():
+    """Those of which nobody says when are last."""
+
+    def says(replica: str, *found: tuple[str, float | None]) -> dict[str, Any]:
+        listed = [{"name": name, "last_used_seconds": seconds, "loaded": True} for name, seconds in found]
+        return {"replica": replica, "adapters": [*listed, "odd"]}
+
+    rows = adapter_rows([says("r1", ("z", None), ("b", 5), ("a", None), ("c", 9)), says("r2", ("c", 1), ("d", 5))])
+    assert [(one.name, one.replicas, one.last_used_seconds) for one in rows] == [
+        ("c", ["r1", "r2"], 1.0),
+        ("b", ["r1"], 5.0),
+        ("d", ["r2"], 5.0),
+        ("a", ["r1"], None),
+        ("z", ["r1"], None),
+    ]
+    assert (rows[0].requests, rows[0].loads, rows[0].evictions) == (None, 0, 0)
+    assert (adapter_rows([{"adapters": {}}]), replica_row({"adapters": 7}).loaded) == ([], 0)

@@ -1,0 +1,222 @@
+"""What a source of another host sends to this machine: whole or not at all, from nowhere but where it was named."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from registry.cli import source_reader
+from registry.cli.failure import CliError, Exit
+from registry.cli.source_reader import Arrival, SourceReader, known_credentials, stopped_after, unreadable
+from registry.lora.config import MAX_CONFIG_BYTES
+from registry.lora.digest import CONFIG_FILE, FileEntry, manifest_digest
+from registry.sources.allowed import DEFAULT_HUB, RemoteOptions
+from registry.sources.base import ArtifactError, Stop
+
+WEIGHTS = "adapter_model.safetensors"
+FILES = {CONFIG_FILE: [b"{", b"}"], WEIGHTS: [b"abc", b"", b"de"]}
+DIGEST = manifest_digest(
+    FileEntry(name, len(b"".join(chunks)), hashlib.sha256(b"".join(chunks)).hexdigest())
+    for name, chunks in FILES.items()
+)
+
+
+def test_what_arrives_is_hashed_and_written(tmp_path):
+    """R4 digest-true: the digest is that of the bytes that came."""
+    arrival = Arrival(Stop(), tmp_path)
+    for name, chunks in FILES.items():
+        arrival.take(name, 100, iter(chunks))
+    assert arrival.digest == DIGEST
+    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == {CONFIG_FILE: b"{}", WEIGHTS: b"abcde"}
+
+
+def test_of_what_is_hashed_alone_nothing_is_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arrival = Arrival(Stop(), None)
+    for name, chunks in FILES.items():
+        arrival.take(name, 100, iter(chunks))
+    assert (arrival.digest, list(tmp_path.iterdir())) == (DIGEST, [])
+
+
+def test_nothing_more_is_taken_once_it_is_stopped(tmp_path):
+    stop, taken = Stop(), list[int]()
+
+    def chunks() -> Iterator[bytes]:
+        for number in range(9):
+            taken.append(number)
+            if number == 2:
+                stop.set()
+            yield b"x"
+
+    with pytest.raises(ArtifactError) as raised:
+        Arrival(stop, tmp_path).take(WEIGHTS, 9, chunks())
+    assert (raised.value.reason, taken) == ("staging_stopped", [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "size_bytes", "reason", "permanent"),
+    [
+        (WEIGHTS, 0, "source_incomplete", False),
+        (CONFIG_FILE, 0, "source_incomplete", False),
+        (CONFIG_FILE, MAX_CONFIG_BYTES + 1, "too_large", True),
+        (WEIGHTS, (16 << 30) + 1, "too_large", True),
+    ],
+)
+def test_a_size_that_cannot_be_is_refused_before_anything_is_taken(tmp_path, name, size_bytes, reason, permanent):
+    """R16 bounded: a promise of too much is not waited for."""
+    with pytest.raises(ArtifactError) as raised:
+        Arrival(Stop(), tmp_path).take(name, size_bytes, iter([b"x"]))
+    assert (raised.value.reason, raised.value.permanent, list(tmp_path.iterdir())) == (reason, permanent, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "size_bytes"), [(WEIGHTS, 1), (CONFIG_FILE, MAX_CONFIG_BYTES), (WEIGHTS, MAX_CONFIG_BYTES + 1)]
+)
+def test_the_largest_and_the_smallest_are_taken(tmp_path, name, size_bytes):
+    Arrival(Stop(), tmp_path).take(name, size_bytes, iter([b"x"]))
+    assert (tmp_path / name).read_bytes() == b"x"
+
+
+class Allowed:
+    """Stands for the sources of prefixes: gives the files that are laid down, and remembers what it was asked."""
+
+    asked: list[tuple[Any, ...]]
+    error: Exception | None
+
+    def __init__(self, prefixes: list[str], remote: RemoteOptions) -> None:
+        self.asked.append(("allowed", *prefixes, remote.hub))
+
+    def source(self, uri: str, credential: str | None) -> Allowed:
+        self.asked.append((uri, credential))
+        return self
+
+    def fetch(self, receive: Any, _stop: Stop) -> None:
+        if self.error is not None:
+            raise self.error
+        for name, chunks in FILES.items():
+            receive(name, len(b"".join(chunks)), iter(chunks))
+
+    def close(self) -> None:
+        self.asked.append(("closed",))
+
+
+@pytest.fixture
+def allowed(monkeypatch) -> type[Allowed]:
+    Allowed.asked, Allowed.error = [], None
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    monkeypatch.setattr(source_reader, "AllowedSources", Allowed)
+    return Allowed
+
+
+def test_a_source_is_asked_with_its_credential_and_closed(allowed):
+    assert SourceReader(None).digest("s3://b/a", "mine", 60.0) == DIGEST
+    (_, prefix, _), asked, closed = allowed.asked
+    assert (prefix, asked, closed) == ("s3://b/a", ("s3://b/a", "mine"), ("closed",))
+
+
+def test_a_source_is_fetched_into_a_folder_that_goes_away(allowed):
+    with SourceReader(None).fetched("s3://b/a", None, 60.0) as folder:
+        assert (folder / WEIGHTS).read_bytes() == b"abcde"
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "hub"),
+    [
+        (None, None, DEFAULT_HUB),
+        (None, "http://env", "http://env"),
+        ("http://flag", "http://env", "http://flag"),
+        ("", "", DEFAULT_HUB),
+    ],
+)
+def test_the_hub_is_that_of_the_flag_or_of_the_environment(monkeypatch, given, environment, hub):
+    seen: list[str] = []
+    monkeypatch.setattr(source_reader, "RemoteOptions", lambda _credentials, hub, _limits: seen.append(hub))
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("HF_ENDPOINT", environment)
+    SourceReader(None, given)
+    assert seen == [hub]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason", "told"),
+    [
+        (ArtifactError("not_found", "no", permanent=True), Exit.REFUSED, "SOURCE_REFUSED", "not_found: no"),
+        (ArtifactError("away", "no", permanent=False), Exit.UNAVAILABLE, "SOURCE_UNREADABLE", "away: no"),
+        (
+            OSError(28, "No space left"),
+            Exit.USAGE,
+            "USAGE",
+            "cannot write what s3://b/a sends: No space left; see TMPDIR",
+        ),
+    ],
+)
+def test_what_a_source_did_is_told_as_a_command_does(allowed, error, code, reason, told):
+    allowed.error = error
+    with pytest.raises(CliError) as raised:
+        SourceReader(None).digest("s3://b/a", None, 60.0)
+    failure = raised.value.failure
+    assert (failure.exit, failure.reason, failure.message) == (code, reason, told)
+    assert allowed.asked[-1] == ("closed",)
+
+
+def test_a_source_that_cannot_be_read_keeps_its_secrets():
+    """X1 secret-free."""
+    failure = unreadable("https://kim:secret@h/a/?token=t", ArtifactError("away", "no", permanent=False)).failure
+    assert (failure.metadata, "secret" in failure.line()) == ({"finding": "away"}, False)
+
+
+@pytest.mark.parametrize("uri", ["https://169.254.169.254/a/", "http://[fe80::1]/a/"])
+def test_a_manifest_of_somebody_else_leads_to_no_service_of_this_machine(allowed, uri):
+    """X1: such as the one that gives a cloud's credentials to whoever asks from there."""
+    with pytest.raises(CliError, match="address_not_allowed") as raised:
+        SourceReader(None).digest(uri, None, 60.0)
+    assert (raised.value.failure.exit, allowed.asked) == (Exit.REFUSED, [])
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://10.0.0.1/a/",
+        "http://127.0.0.1:80/a/",
+        "http://localhost/a/",
+        "https://example.org/a/",
+        "s3://169.254.169.254/a",
+    ],
+)
+def test_the_network_of_the_user_and_buckets_are_asked(allowed, uri):
+    """A bucket is no host."""
+    assert SourceReader(None).digest(uri, None, 60.0) == DIGEST
+
+
+def test_what_names_no_source_is_refused_without_being_asked(allowed):
+    with pytest.raises(CliError, match="invalid_source: 'https://h/a' names no source"):
+        SourceReader(None).digest("https://h/a", None, 60.0)
+    assert allowed.asked == []
+
+
+def test_credentials_that_cannot_be_read_are_told(tmp_path):
+    (tmp_path / "c.yaml").write_text("{")
+    with pytest.raises(CliError) as raised:
+        known_credentials(tmp_path / "c.yaml")
+    assert (raised.value.failure.exit, raised.value.failure.reason) == (Exit.REFUSED, "INVALID_FIELD")
+    assert known_credentials(None) is not None
+
+
+def test_the_word_to_stop_is_given_at_the_end_too():
+    with stopped_after(3600.0) as stop:
+        stop.check()
+    with pytest.raises(ArtifactError):
+        stop.check()
+    with stopped_after(0.0) as stop, pytest.raises(ArtifactError):
+        stop.check(wait_seconds=60.0)
+
+
+def test_a_hub_that_is_none_is_told(monkeypatch):
+    with pytest.raises(CliError) as raised:
+        SourceReader(None, "ftp://hub").digest("hf://a/b@" + "0" * 40, None, 60.0)
+    assert (raised.value.failure.exit, raised.value.failure.reason) == (Exit.REFUSED, "INVALID_FIELD")

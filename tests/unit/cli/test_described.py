@@ -1,0 +1,495 @@
+"""Everything about one adapter, replica or pool, whole; and what happened, from whatever tells of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from registry.cli.views.columns import ADAPTERS, GENERATIONS, POOL_ROWS, REPLICAS, TENANTS
+from registry.cli.views.events import ShownEvent, change_event, replica_events, ring_events
+from registry.cli.views.output import OutputView
+from registry.cli.views.replica_view import missing_view, replica_view
+from registry.cli.views.residency_view import AdapterRow, PoolRow, PoolStatus
+from registry.v1 import registry_pb2 as pb
+from tests.unit.cli.fake_admin import FakeAdmin
+from tests.unit.cli.test_followed import LATE, SERVING, rollout
+
+DAY = "2026-01-01"
+STABLE = pb.AdapterSpec(source=pb.Source(uri="s3://b/old"))
+SQL = pb.Adapter(
+    name="sql",
+    pool="dev",
+    tenant="default",
+    generation=4,
+    etag="9",
+    updated_by="me",
+    request_id="q1",
+    spec=pb.AdapterSpec(
+        source=pb.Source(uri="s3://b/sql"),
+        load="lazy",
+        priority=3,
+        labels={"team": "x"},
+        placement=pb.Placement(replicas=2),
+    ),
+)
+STATUS: dict[str, Any] = {
+    "schema": 1,
+    "replica": "r1",
+    "pool": "dev",
+    "ready": True,
+    "note": "well",
+    "stale": False,
+    "observed_revision": 12,
+    "updated_at": "2026-01-01T00:00:00Z",
+    "served": {"count": 3, "hash": "x"},
+    "pending": [{"name": "p", "generation": 1, "reason": "staging"}],
+    "failed": [{"name": "law", "generation": 1, "reason": "bad", "message": "no", "attempts": 2, "retry_at": "soon"}],
+    "kept": [{"name": "law", "generation": 7}, {"name": "k", "generation": 8, "counted": True}],
+    "leaving": [{"name": "gone"}],
+    "found": [{"name": "sql", "generation": 4, "digest": "sha256:1"}],
+    "lazy": {"count": 2, "resident": [{"name": "z", "generation": 2, "last_used": "now"}]},
+    "engine": {"kind": "vllm", "version": "1", "url": "http://in", "empty": "", "none": None},
+}
+R1 = pb.Replica(
+    name="r1",
+    pool="dev",
+    incarnation="i1",
+    started_at="2026-01-01T00:00:05Z",
+    version="7",
+    engine_url="http://out",
+    labels={"zone": "a", "gpu": "h"},
+    status_json=json.dumps(STATUS),
+    leaving=True,
+)
+WHERE = pb.AdapterResidency(
+    name="sql",
+    generation=4,
+    note="2 of 2",
+    counts=[pb.ResidenceCount(replicas=1, state=SERVING), pb.ResidenceCount(replicas=1, state=1, reason="staging")],
+    replicas=[
+        pb.Residence(replica="r1", model="sql", generation=4, state=SERVING, loaded=True, last_used="now"),
+        pb.Residence(replica="r2", model="sql", generation=4, state=SERVING, loaded=True),
+        pb.Residence(replica="r1", model="sql-x", generation=3, state=SERVING),
+    ],
+)
+LAW = pb.AdapterResidency(
+    name="law", generation=1, replicas=[pb.Residence(replica="r1", model="law", generation=1, loaded=True)]
+)
+
+
+@pytest.fixture
+def store(admin) -> FakeAdmin:
+    """A service that knows one adapter, one replica and one pool."""
+    admin.answers |= {
+        "GetAdapter": [SQL],
+        "GetReplica": [R1],
+        "GetPool": [pb.Pool(name="dev", base_models=["tiny"], etag="4")],
+        "WatchRollout": [[rollout(SERVING, LATE)]],
+        "WatchResidency": [[pb.WatchResidencyResponse(snapshot=True, adapters=[WHERE, LAW])]],
+        "ListChanges": [
+            pb.ListChangesResponse(
+                changes=[
+                    pb.RecordedChange(
+                        at="2026-01-01T00:00:06Z",
+                        kind="adapter",
+                        name="sql",
+                        action="updated",
+                        generation=4,
+                        principal="me",
+                    ),
+                    pb.RecordedChange(
+                        at="2026-01-01T00:00:01Z", kind="replica", name="r1", action="drain", principal="me"
+                    ),
+                ]
+            )
+        ],
+    }
+    return admin
+
+
+def lines(out: str) -> list[str]:
+    """Lines with each run of spaces as one, since columns are as wide as their longest cell."""
+    return [" ".join(line.split()) for line in out.splitlines()]
+
+
+def test_an_adapter_whole(cli, store):
+    ran = cli("describe", "adapter", "sql")
+    assert (ran.code, lines(ran.out)) == (0, ADAPTER)
+
+
+def test_a_replica_whole(cli, store):
+    ran = cli("describe", "replica", "r1")
+    assert (ran.code, lines(ran.out)) == (0, REPLICA)
+    served = cli("-o", "json", "describe", "replica", "r1").json["serves"]
+    assert served == [
+        {"name": "law", "generation": 1, "model": "law", "last_used": None},
+        {"name": "sql", "generation": 4, "model": "sql", "last_used": "now"},
+    ]
+
+
+ADAPTER = """\
+Name: sql of pool dev, tenant default
+State: Progressing, 1/2 replicas serve it
+Generation: 4, - old, by me at -, request q1
+Etag: 9
+Load: lazy
+Spec source.uri: s3://b/sql
+Spec priority: 3
+Spec placement.replicas: 2
+Spec labels.team: x
+
+What is awaited:
+REPLICA STATE REASON MESSAGE
+r1 pending staging -
+
+Where it is (2 of 2):
+REPLICA MODEL GENERATION STATE REASON LOADED LAST USED ENGINE
+r1 sql 4 serving - yes now -
+r2 sql 4 serving - yes - -
+r1 sql-x 3 serving - no - -
+
+Where it is:
+REPLICA MODEL GENERATION STATE REASON LOADED LAST USED ENGINE
+r1 law 1 state_unspecified - yes - -
+
+Last events:
+TIME EVENT GENERATION BY WHY
+2026-01-01T00:00:06Z updated 4 me -
+""".splitlines()
+
+REPLICA = """\
+Name: r1 of pool dev
+Ready: yes, it drains
+Note: well
+Served: 4 (1 not as desired), pending 1, failed 1
+Leaving: gone
+Engine: vllm 1 at http://out
+Labels: gpu=h,zone=a
+Started: 2026-01-01T00:00:05Z, version 7
+Incarnation: i1
+
+Pending:
+NAME GENERATION REASON MESSAGE ATTEMPTS RETRY AT
+p 1 staging - - -
+
+Failed:
+NAME GENERATION REASON MESSAGE ATTEMPTS RETRY AT
+law 1 bad no 2 soon
+
+Answered all the same, with another generation:
+NAME GENERATION
+law 7
+k 8
+
+Serves 2:
+NAME GENERATION MODEL LAST USED
+law 1 law -
+sql 4 sql now
+
+Lazy, asked for and loaded:
+NAME GENERATION LAST USED
+z 2 now
+
+Found, where records have no digest:
+NAME GENERATION DIGEST
+sql 4 sha256:1
+
+Last events:
+TIME EVENT GENERATION BY WHY
+2026-01-01T00:00:01Z drain - me -
+2026-01-01T00:00:05Z started - - version 7
+
+Status stale: no
+Status observed_revision: 12
+Status updated_at: 2026-01-01T00:00:00Z
+Status served.count: 3
+Status served.hash: x
+Status lazy.count: 2
+Status engine.kind: vllm
+Status engine.version: 1
+Status engine.url: http://in
+""".splitlines()
+
+
+def halted(reason: str) -> pb.Adapter:
+    one = pb.Adapter()
+    one.CopyFrom(SQL)
+    one.rollout.stable_generation, one.rollout.halted = 3, reason
+    one.rollout.stable_spec.CopyFrom(STABLE)
+    return one
+
+
+@pytest.mark.parametrize(("reason", "told"), [("", "no"), ("2 of 2 refused", "2 of 2 refused")])
+def test_an_adapter_that_only_canaries_have(cli, store, reason, told):
+    store.answers["GetAdapter"] = [halted(reason)]
+    store.answers["WatchRollout"] = [[rollout(SERVING, LATE, canaries=1, waiting="5 min left")]]
+    found = lines(cli("describe", "adapter", "sql").out)
+    begun = found.index("Rollout: only canaries serve generation 4, all others 3")
+    assert found[begun : begun + 3] == [found[begun], f"Halted: {told}", "Others' source: s3://b/old"]
+    begun = found.index("What is awaited:")
+    assert found[begun : begun + 5] == [
+        "What is awaited:",
+        "5 min left",
+        "REPLICA CANARY GENERATION STATE REASON MESSAGE",
+        "r0 yes 0 serving - -",
+        "r1 no 0 pending staging -",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("of", "title"),
+    [
+        (rollout(SERVING, (3, "bad")), "What is wrong:"),
+        (rollout(SERVING, (4, "not_alive"), LATE), "What is wrong:"),
+        (rollout(LATE), "What is awaited:"),
+        (rollout(SERVING), "Nothing is wrong with it."),
+        (rollout(SERVING, note="one is gone"), "one is gone"),
+        (rollout(waiting="nobody lives"), "nobody lives"),
+        (rollout(SERVING, canaries=1), "Its canaries:"),
+    ],
+)
+def test_what_is_to_be_known_first_stands_first(cli, store, of, title):
+    store.answers["WatchRollout"] = [[of]]
+    found = lines(cli("describe", "adapter", "sql").out)
+    assert found[found.index("Spec labels.team: x") + 2] == title
+
+
+def test_a_rollout_that_cannot_be_seen_is_no_reason_to_say_nothing(cli, store, monkeypatch):
+    monkeypatch.setattr("registry.cli.views.describe.look", lambda _client, _target: None)
+    found = lines(cli("describe", "adapter", "sql").out)
+    assert "How the replicas stand to it could not be seen in time." in found
+    assert cli("-o", "json", "describe", "adapter", "sql").json["rollout"] is None
+
+
+def test_a_pool_whole(cli, store):
+    groups = [
+        pb.GroupPresence(expected=pb.ReplicaGroup(labels={"zone": zone}, replicas=2), live=live)
+        for zone, live in (("a", 1), ("b", 2))
+    ]
+    limits = pb.PoolLimits(max_rank=16, max_adapters=8, expected_replicas=3)
+    limits.expected_groups.extend(one.expected for one in groups)
+    store.answers["GetPool"] = [
+        pb.Pool(name="dev", base_models=["tiny", "t"], engine="vllm", engine_names="plain", etag="4", limits=limits)
+    ]
+    missing = [pb.MissingReplica(name="r2", last_seen="")]
+    store.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[R1], missing=missing, lacking=2, groups=groups)]
+    ran = cli("describe", "pool", "dev")
+    assert lines(ran.out) == [
+        "Name: dev",
+        "State: Degraded",
+        "Replicas: 0/2",
+        "Adapters: 0/2",
+        "Base models: tiny, t",
+        "Engines: vllm",
+        "Engine names: plain",
+        "Expected: 3, zone=a: 2, zone=b: 2",
+        "Max rank: 16",
+        "Max adapters: 8",
+        "Living: zone=a: 1 of 2, zone=b: 2 of 2",
+        "Etag: 4",
+        "",
+        "NAME POOL READY STALE SERVED PENDING FAILED REVISION ENGINE URL NOTE",
+        "r1 dev yes no 4 (1 not as desired) 1 1 12 vllm 1 http://out well",
+        "r2 dev NotReady - - - - - - - - just gone",
+    ]
+    value = cli("-o", "json", "describe", "pool", "dev").json
+    assert (value["adapters"], value["lacking"], value["disagreements"]) == (2, 2, [])
+    assert value["groups"] == [
+        {"labels": {"zone": "a"}, "replicas": 2, "live": 1},
+        {"labels": {"zone": "b"}, "replicas": 2, "live": 2},
+    ]
+    assert [one["name"] for one in value["replicas"]] == ["r1", "r2"]
+    assert cli("-o", "name", "describe", "pool", "dev").out == "dev\n"
+
+
+def cells(view: OutputView[Any], item: Any) -> dict[str, str]:
+    return {title: shown(item) for title, shown in view.all_columns.items()}
+
+
+def test_cells_of_an_adapter():
+    row = cells(ADAPTERS, AdapterRow(SQL, WHERE))
+    assert row == {
+        "NAME": "sql",
+        "POOL": "dev",
+        "STATE": "Progressing",
+        "SERVING": "1/2",
+        "GENERATION": "4",
+        "LOAD": "lazy",
+        "AGE": "-",
+        "REASONS": "1 × staging",
+        "REPLICAS": "r1 used now, r2, r1@3",
+        "NOTE": "2 of 2",
+        "PLACED": "2",
+        "SOURCE": "s3://b/sql",
+        "UPDATED": "",
+        "BY": "me",
+    }
+    bare = cells(ADAPTERS, AdapterRow(pb.Adapter(name="a", updated_at="2100-01-01T00:00:00Z")))
+    assert [bare[title] for title in ("STATE", "SERVING", "LOAD", "REASONS", "REPLICAS", "NOTE", "PLACED", "AGE")] == [
+        "-",
+        "-",
+        "eager",
+        "-",
+        "-",
+        "-",
+        "all",
+        "0s",
+    ]
+    assert cells(ADAPTERS, AdapterRow(halted("")))["GENERATION"] == "4 (canaries; others 3)"
+    assert cells(ADAPTERS, AdapterRow(halted("no")))["GENERATION"] == "4 (canaries, halted; others 3)"
+    assert ADAPTERS.plain(AdapterRow(SQL))["name"] == "sql"
+    assert "status" not in ADAPTERS.plain(AdapterRow(SQL))
+    assert ADAPTERS.order["AGE"](AdapterRow(SQL)) == "0"
+
+
+def test_cells_of_a_generation():
+    assert cells(GENERATIONS, SQL)["FOR"] == "all"
+    assert cells(GENERATIONS, halted(""))["FOR"] == "canaries"
+    assert cells(GENERATIONS, halted("x"))["FOR"] == "canaries, halted"
+    assert cells(GENERATIONS, SQL)["DIGEST"] == "-"
+    pinned = pb.Adapter(spec=pb.AdapterSpec(source=pb.Source(digest="sha256:1")))
+    assert cells(GENERATIONS, pinned)["DIGEST"] == "sha256:1"
+
+
+@pytest.mark.parametrize(
+    ("status", "note"),
+    [
+        ({"note": "well"}, "well"),
+        ({"note": "well", "degraded": "half"}, "half"),
+        ({"note": "well", "degraded": "half", "held": "13 would go"}, "13 would go"),
+        ({}, "-"),
+    ],
+)
+def test_what_an_operator_has_to_know_goes_before_other_notes(status, note):
+    seen = replica_view(pb.Replica(name="r", status_json=json.dumps(status)))
+    assert cells(REPLICAS, seen)["NOTE"] == note
+
+
+@pytest.mark.parametrize(
+    ("served", "kept", "told"),
+    [
+        (3, [], "3"),
+        (3, [{"counted": True}], "3"),
+        (3, [{}, {"counted": True}, {}], "5 (2 not as desired)"),
+        ("many", [{}], "many"),
+        (None, [{}], "-"),
+    ],
+)
+def test_what_is_served_with_other_weights_is_counted_apart(served, kept, told):
+    """R9 status-truth."""
+    seen = replica_view(pb.Replica(name="r", status_json=json.dumps({"served": {"count": served}, "kept": kept})))
+    assert cells(REPLICAS, seen)["SERVED"] == told
+
+
+def test_cells_of_pools_and_tenants():
+    row = PoolRow(pb.Pool(name="p"), PoolStatus("Degraded", 1, 3, 2, 5))
+    seen = cells(POOL_ROWS, row)
+    assert (seen["STATE"], seen["REPLICAS"], seen["ADAPTERS"]) == ("Degraded", "1/3", "2/5")
+    assert {title: shown(row) for title, shown in POOL_ROWS.order.items()} == {"REPLICAS": "333", "ADAPTERS": "400"}
+    empty = PoolRow(pb.Pool(name="p"), PoolStatus("Healthy", 0, 0, 0, 0))
+    bare = PoolRow(pb.Pool(name="p"))
+    for one in (empty, bare):
+        assert {shown(one) for shown in POOL_ROWS.order.values()} == {"0"}
+    assert (cells(POOL_ROWS, bare)["STATE"], "status" in POOL_ROWS.plain(bare)) == ("-", False)
+    assert POOL_ROWS.plain(row)["status"] == {
+        "state": "Degraded",
+        "ready": 1,
+        "replicas": 3,
+        "served": 2,
+        "adapters": 5,
+    }
+    expecting = pb.Pool(
+        name="p", limits=pb.PoolLimits(expected_groups=[pb.ReplicaGroup(labels={"z": "a"}, replicas=2)])
+    )
+    assert cells(POOL_ROWS, PoolRow(expecting))["EXPECTED"] == "z=a: 2"
+    assert cells(TENANTS, pb.Tenant(name="t", adapters=3)) == {"NAME": "t", "ADAPTERS": "3", "MAX ADAPTERS": "-"}
+
+
+NOW_SO = {"at": STATUS["updated_at"], "replica": "r1", "current": True}
+
+
+def test_events_of_a_replica_are_its_start_and_what_is_wrong_there():
+    status = {**STATUS, "ready": False, "held": "13 would go", "degraded": "half"}
+    seen = replica_view(pb.Replica(name="r1", started_at="t", status_json=json.dumps(status), leaving=True))
+    assert list(replica_events(seen, with_pending=True)) == [
+        ShownEvent("t", "started", "replica", "r1", "r1"),
+        ShownEvent(event="drains", kind="replica", name="r1", **NOW_SO),
+        ShownEvent(event="not_ready", kind="replica", name="r1", message="well", **NOW_SO),
+        ShownEvent(event="held", kind="replica", name="r1", message="13 would go", **NOW_SO),
+        ShownEvent(event="degraded", kind="replica", name="r1", message="half", **NOW_SO),
+        ShownEvent(event="failing", kind="adapter", name="law", generation=1, reason="bad", message="no", **NOW_SO),
+        ShownEvent(event="pending", kind="adapter", name="p", generation=1, reason="staging", **NOW_SO),
+    ]
+    few = replica_view(
+        pb.Replica(name="r1", version="7", status_json='{"ready": null, "failed": [{"generation": true}]}')
+    )
+    assert list(replica_events(few, with_pending=False)) == [
+        ShownEvent("", "failing", "adapter", "", replica="r1", current=True)
+    ]
+    versioned = replica_view(pb.Replica(name="r1", started_at="t", version="7"))
+    assert [one.message for one in replica_events(versioned, with_pending=False)] == ["version 7"]
+    gone = missing_view("dev", pb.MissingReplica(name="r2", last_seen="then"))
+    assert list(replica_events(gone, with_pending=True)) == [
+        ShownEvent("then", "missing", "replica", "r2", "r2", current=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "replica"),
+    [
+        (pb.RecordedChange(kind="adapter", name="sql", method="M", fields=["a", "b"]), "M: a, b", ""),
+        (pb.RecordedChange(kind="adapter", name="sql", method="M"), "M", ""),
+        (pb.RecordedChange(kind="adapter", name="sql", method="M", note="halted"), "halted", ""),
+        (pb.RecordedChange(kind="replica", name="r1", method="M"), "M", "r1"),
+    ],
+)
+def test_a_change_says_how_it_was_made(change, message, replica):
+    one = change_event(change)
+    assert (one.message, one.replica, one.name, one.kind) == (message, replica, change.name, change.kind)
+
+
+def test_events_of_a_ring_are_of_adapters_or_of_the_replica():
+    found = ring_events(
+        {
+            "replica": "r1",
+            "events": [
+                {"at": "t", "event": "loaded", "name": "sql", "generation": 3, "reason": "x", "message": "y"},
+                {"at": "t", "event": "started", "generation": "3"},
+                "odd",
+            ],
+        }
+    )
+    assert list(found) == [
+        ShownEvent("t", "loaded", "adapter", "sql", "r1", 3, "x", "y"),
+        ShownEvent("t", "started", "replica", "r1", "r1"),
+    ]
+    assert list(ring_events({"events": {}})) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "replica", "is_about"),
+    [
+        ("adapter", None, None, True),
+        ("adapter", "SQL", None, True),
+        ("history", "sql", None, True),
+        ("pool", "sql", None, False),
+        ("adapter", "law", None, False),
+        ("adapter", None, "r1", True),
+        ("adapter", "sql", "r1", True),
+        ("adapter", "sql", "r2", False),
+    ],
+)
+def test_of_what_an_event_is(kind, name, replica, is_about):
+    assert ShownEvent("t", "updated", kind, "Sql", "r1").is_about(name, replica) is is_about
+
+
+def test_what_still_is_so_is_one_event_whenever_it_is_told():
+    one = ShownEvent("t1", "held", "replica", "r1", message="13", current=True)
+    again = ShownEvent("t2", "held", "replica", "r1", message="14", current=True)
+    assert one.key == again.key
+    happened = [ShownEvent(at, "updated", "adapter", "a", message="M") for at in ("t1", "t2")]
+    assert happened[0].key != happened[1].key
+    assert (one.why(), ShownEvent("", "", "", "", reason="r", message="m").why()) == ("13", "r: m")
+    assert ShownEvent("", "", "", "").why() == "-"

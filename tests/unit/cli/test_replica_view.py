@@ -1,0 +1,261 @@
+"""What is read of a replica's status, of any release: numbers, times, room, and what replicas do not agree about."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from registry.cli.views.replica_view import (
+    ReplicaView,
+    cell,
+    disagreements,
+    groups_told,
+    missing_view,
+    replica_view,
+    replica_views,
+    short_span,
+    span,
+)
+from registry.v1 import registry_pb2 as pb
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def view(status: Any = None, **fields: Any) -> ReplicaView:
+    text = status if isinstance(status, str) else json.dumps(status) if status is not None else ""
+    return replica_view(pb.Replica(name="r1", pool="p", status_json=text, **fields))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0, "0 s"),
+        (119, "119 s"),
+        (120, "2 min"),
+        (179, "2 min"),
+        (7199, "119 min"),
+        (7200, "2 h"),
+        (10799, "2 h"),
+        (10800, "3 h"),
+        (864000, "240 h"),
+    ],
+)
+def test_a_span_is_told_in_the_largest_unit_of_which_there_are_two(seconds, told):
+    assert span(seconds) == told
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0, "0s"),
+        (59, "59s"),
+        (60, "1m"),
+        (61, "1m1s"),
+        (119, "1m59s"),
+        (599, "9m59s"),
+        (600, "10m"),
+        (601, "10m"),
+        (3599, "59m"),
+        (3600, "1h"),
+        (3659, "1h"),
+        (3660, "1h1m"),
+        (35999, "9h59m"),
+        (36000, "10h"),
+        (86399, "23h"),
+        (86400, "1d"),
+        (89999, "1d"),
+        (90000, "1d1h"),
+        (273600, "3d4h"),
+        (863999, "9d23h"),
+        (864000, "10d"),
+        (867600, "10d"),
+    ],
+)
+def test_an_age_has_a_second_unit_while_it_matters(seconds, told):
+    assert short_span(seconds) == told
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (None, "-"),
+        ("", "-"),
+        ([], "-"),
+        (True, "yes"),
+        (False, "no"),
+        (0, "0"),
+        ([1, "b"], "1, b"),
+        ("x", "x"),
+        (1.5, "1.5"),
+    ],
+)
+def test_a_value_as_people_read_it(value, told):
+    assert cell(value) == told
+
+
+@pytest.mark.parametrize(
+    ("max_cpu_loras", "pool_limit", "room"),
+    [
+        (16, 0, 16),
+        (16, 8, 8),
+        (8, 16, 8),
+        (0, 5, 5),
+        (None, 5, 5),
+        (None, 0, 0),
+        ("many", 3, 3),
+        (-4, 0, 0),
+        (999_999_999, 0, 999_999_999),
+        (1_000_000_000, 7, 7),
+        (9_999_999_999, 0, 0),
+        (1, 0, 1),
+    ],
+)
+def test_the_room_of_a_replica_is_the_smaller_of_what_engine_and_pool_allow(max_cpu_loras, pool_limit, room):
+    """X2: a number that nobody means is none."""
+    seen = view({"engine": {"limits": {"max_cpu_loras": max_cpu_loras}}})
+    assert seen.room(pool_limit) == room
+
+
+@pytest.mark.parametrize(
+    ("status", "wanted"),
+    [
+        ({"observed_revision": 9, "served": {"count": 3}, "pending": [{}], "failed": [{}, {}]}, 6),
+        ({"observed_revision": 8, "served": {"count": 3}, "pending": [{}], "failed": [{}, {}]}, 10),
+        ({"observed_revision": 10, "served": {"count": 3}, "pending_count": 40, "failed_count": 50}, 93),
+        ({"observed_revision": "9", "served": {"count": 3}}, 7),
+        ({"observed_revision": 9, "served": {"count": 1_000_000_000}}, 0),
+        ({"observed_revision": 9, "served": {"count": 999_999_999}}, 999_999_999),
+        ({}, 4),
+    ],
+)
+def test_what_a_replica_is_to_hold_counts_what_it_has_not_seen_yet(status, wanted):
+    """Once it has seen the change, what was created is among what it tells."""
+    assert view(status).wanted_since(9, 4) == wanted
+
+
+def test_of_a_change_without_a_revision_nobody_has_seen_anything():
+    """A dry run has none."""
+    assert view({"observed_revision": 9, "served": {"count": 3}}).wanted_since(0, 4) == 7
+
+
+def test_lists_of_a_status_are_read_as_far_as_they_are_such():
+    seen = view({"failed": [{"name": "a"}, 7, "x"], "pending": "none", "pending_count": 5, "failed_count": "two"})
+    assert (seen.items("failed"), seen.items("pending"), seen.items("kept")) == ([{"name": "a"}], [], [])
+    assert (seen.total("failed"), seen.total("pending"), seen.total("kept")) == ("1", "5", "0")
+    assert view().total("failed") == "-"
+    assert view({"lazy": {"resident": [{"name": "z"}, 7]}}).resident() == [{"name": "z"}]
+    for lazy in (None, [], "x", {"resident": 7}, {}):
+        assert view({"lazy": lazy}).resident() == []
+
+
+def test_the_address_for_routers_is_that_of_the_record_or_of_the_status():
+    told = {"engine": {"url": "http://in"}}
+    assert view(told).router_url == "http://in"
+    assert view(told, engine_url="http://out").router_url == "http://out"
+    assert view().router_url == "-"
+    assert view({"engine": 7}).text("engine", "url") == "-"
+
+
+def nested(levels: int) -> str:
+    return '{"a":' * levels + "1" + "}" * levels
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("", None),
+        ("{", "its status is not JSON"),
+        ("[" * 100_000, "its status is not JSON"),
+        ("[1]", "its status is not a JSON object"),
+        ("7", "its status is not a JSON object"),
+        (nested(31), None),
+        (nested(32), "its status is nested too deeply"),
+        ('{"a":' + "[" * 32 + "]" * 32 + "}", "its status is nested too deeply"),
+        ('{"a":' + "[" * 31 + "]" * 31 + "}", None),
+    ],
+)
+def test_a_status_that_cannot_be_shown_is_told_as_that(text, note):
+    """X2 unbreakable: whatever a sidecar of any release, or somebody else, writes there."""
+    assert view(text).status.get("note") == note
+
+
+def test_a_replica_as_programs_get_it():
+    live = view(
+        {"ready": True}, labels={"b": "2", "a": "1"}, incarnation="i", started_at="t", version="1", leaving=True
+    )
+    assert live.as_dict() == {
+        "name": "r1",
+        "pool": "p",
+        "labels": {"a": "1", "b": "2"},
+        "incarnation": "i",
+        "started_at": "t",
+        "version": "1",
+        "leaving": True,
+        "withheld_engine_url": None,
+        "status": {"ready": True},
+    }
+    assert list(live.labels) == ["a", "b"]
+    bare = view(withheld_engine_url="http://x").as_dict()
+    assert (bare["version"], bare["status"], bare["withheld_engine_url"]) == (None, None, "http://x")
+    gone = missing_view("p", pb.MissingReplica(name="r2", labels={"b": "2", "a": "1"}))
+    assert (gone.as_dict()["missing"], gone.as_dict()["last_seen"], list(gone.labels)) == (True, None, ["a", "b"])
+    seen = missing_view("p", pb.MissingReplica(name="r2", last_seen="2026-01-01T00:00:00Z")).as_dict()
+    assert (seen["name"], seen["pool"], seen["last_seen"]) == ("r2", "p", "2026-01-01T00:00:00Z")
+
+
+@pytest.mark.parametrize(
+    ("last_seen", "told"),
+    [
+        ("2025-12-31T23:59:59Z", "last seen 1 s ago"),
+        ("2026-01-01T00:00:00Z", "last seen 0 s ago"),
+        ("2026-01-01T00:00:40Z", "last seen 0 s ago"),
+        ("2025-12-31T20:00:00Z", "last seen 4 h ago"),
+        ("", "just gone"),
+        ("2025-12-31T20:00:00", "just gone"),
+    ],
+)
+def test_when_one_was_last_seen(last_seen, told):
+    """A clock that is ahead makes no negative time."""
+    assert missing_view("p", pb.MissingReplica(name="r", last_seen=last_seen)).seen_ago(NOW) == told
+
+
+def test_those_that_do_not_live_follow_those_that_do():
+    found = pb.ListReplicasResponse(
+        replicas=[pb.Replica(name="z", pool="p")], missing=[pb.MissingReplica(name="a")], lacking=1
+    )
+    assert [(one.name, one.pool, one.missing) for one in replica_views("p", found)] == [
+        ("z", "p", False),
+        ("a", "p", True),
+    ]
+
+
+def test_of_groups_all_are_told_or_those_that_lack_some():
+    groups = [
+        pb.GroupPresence(expected=pb.ReplicaGroup(labels={"zone": zone}, replicas=2), live=live)
+        for zone, live in (("a", 1), ("b", 2), ("c", 3))
+    ]
+    assert groups_told(groups, lacking=True) == "zone=a: 1 of 2"
+    assert groups_told(groups, lacking=False) == "zone=a: 1 of 2, zone=b: 2 of 2, zone=c: 3 of 2"
+
+
+def test_replicas_disagree_about_one_generation_of_one_name_alone():
+    """W6 one-digest: another generation is other files, and one digest is none to disagree about."""
+
+    def finds(name: str, *found: tuple[str, int, str]) -> ReplicaView:
+        listed = [{"name": what, "generation": generation, "digest": digest} for what, generation, digest in found]
+        return replica_view(pb.Replica(name=name, pool="p", status_json=json.dumps({"found": listed})))
+
+    replicas = [
+        finds("r1", ("b", 1, "x"), ("a", 1, "x"), ("c", 1, "x")),
+        finds("r2", ("b", 1, "y"), ("a", 2, "y"), ("c", 1, "x")),
+        finds("r3", ("b", 1, "x"), ("a", 2, "z")),
+    ]
+    first, second = disagreements(replicas)
+    assert first.as_dict() == {"name": "a", "generation": "2", "digests": {"y": ["r2"], "z": ["r3"]}}
+    assert second.as_dict() == {"name": "b", "generation": "1", "digests": {"x": ["r1", "r3"], "y": ["r2"]}}
+    assert second.line() == (
+        "error: digests_differ: b generation 1: x on r1, r3; y on r2; apply the digest that is meant"
+    )

@@ -1,0 +1,350 @@
+"""What each command sends, whole: with nothing but what it needs, and with everything that may be said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from registry.v1 import registry_pb2 as pb
+from tests.unit.cli.fake_admin import FakeAdmin, applied
+
+ADAPTER = pb.Adapter(
+    name="sql",
+    pool="dev",
+    tenant="default",
+    generation=3,
+    etag="7",
+    spec=pb.AdapterSpec(
+        source=pb.Source(uri="s3://b/sql", digest="sha256:" + "0" * 64, signature="c2ln"),
+        load="eager",
+        priority=2,
+        labels={"team": "x", "tier": "1"},
+        placement=pb.Placement(selector={"gpu": "a10"}),
+    ),
+)
+POOL = pb.Pool(
+    name="dev",
+    base_models=["tiny"],
+    etag="4",
+    limits=pb.PoolLimits(
+        max_rank=16,
+        target_modules=["q_proj"],
+        engine_hosts=["vllm-0"],
+        expected_groups=[pb.ReplicaGroup(labels={"zone": "a"}, replicas=2)],
+    ),
+)
+
+
+@pytest.fixture
+def store(admin) -> FakeAdmin:
+    """A service that carries everything out."""
+    done = pb.ApplyAdaptersResponse(
+        results=[pb.AdapterResult(outcome=pb.AdapterResult.UPDATED, adapter=ADAPTER)], revision=9
+    )
+    admin.answers |= {
+        "ApplyAdapters": [applied],
+        "RollbackAdapter": [done],
+        "PromoteRollout": [done],
+        "AbortRollout": [done],
+        "GetAdapter": [ADAPTER],
+        "ListAdapterHistory": [pb.ListAdapterHistoryResponse()],
+        "WatchRollout": [lambda request: [pb.Rollout(name=request.name, generation=4, done=True)]],
+        "GetPool": [POOL],
+        "CreatePool": [POOL],
+        "UpdatePool": [POOL],
+        "ConfirmRemovals": [POOL],
+        "DeletePool": [pb.DeletePoolResponse(revision=8)],
+        "SetTenant": [pb.Tenant(name="acme")],
+        "DrainReplica": [pb.DrainReplicaResponse(changed=True, revision=8)],
+        "ForgetReplica": [pb.ForgetReplicaResponse()],
+        "GetReplica": [pb.Replica(name="r1", pool="dev", status_json="{}")],
+        "ListReplicas": [pb.ListReplicasResponse(replicas=[pb.Replica(name="r1", pool="dev")])],
+    }
+    return admin
+
+
+def spec(**more: object) -> pb.AdapterSpec:
+    """The spec of a plain record."""
+    said: dict[str, object] = {"load": "eager", "source": pb.Source(uri="s3://b/sql"), "placement": pb.Placement()}
+    prepare = pb.Prepare(remap="auto", vision="reject", dora="reject")
+    return pb.AdapterSpec(**{**said, "prepare": prepare, **more})
+
+
+def added(etag: str, of: pb.AdapterSpec, *, dry: bool = False, pool: str = "dev") -> pb.ApplyAdaptersRequest:
+    upsert = pb.Adapter(name="sql", pool=pool, spec=of)
+    changes = [pb.AdapterChange(upsert=upsert, etag=etag)]
+    return pb.ApplyAdaptersRequest(pool=pool, changes=changes, request_id="q1", validate_only=dry)
+
+
+def again(replica: str) -> pb.ApplyAdaptersRequest:
+    changes = [pb.AdapterChange(upsert=ADAPTER, etag="7")]
+    return pb.ApplyAdaptersRequest(pool="dev", changes=changes, request_id="q1", retry=True, retry_replica=replica)
+
+
+def changed_spec(**more: object) -> pb.AdapterSpec:
+    found = pb.AdapterSpec()
+    found.CopyFrom(ADAPTER.spec)
+    for name, value in more.items():
+        found.ClearField(name)
+        found.MergeFrom(pb.AdapterSpec(**{name: value}))
+    return found
+
+
+def set_to(of: pb.AdapterSpec, *, dry: bool = False) -> pb.ApplyAdaptersRequest:
+    upsert = pb.Adapter()
+    upsert.CopyFrom(ADAPTER)
+    upsert.spec.CopyFrom(of)
+    changes = [pb.AdapterChange(upsert=upsert, etag="7")]
+    return pb.ApplyAdaptersRequest(pool="dev", changes=changes, request_id="q1", validate_only=dry)
+
+
+def deleted(*names: str, etag: str = "", dry: bool = False, pool: str = "dev") -> pb.ApplyAdaptersRequest:
+    changes = [pb.AdapterChange(delete=name, etag=etag) for name in names]
+    return pb.ApplyAdaptersRequest(pool=pool, changes=changes, request_id="q1", validate_only=dry)
+
+
+DIGEST = "sha256:" + "1" * 64
+SIGNATURE = "A" * 86 + "=="
+SENT: dict[str, Message] = {
+    "add sql --source s3://b/sql": added("0", spec()),
+    "add sql --source s3://b/sql --pool other --digest {DIGEST} --signature {SIGNATURE} --lazy --priority 4 "
+    "--replicas 2 --on gpu=a10 --on zone=b --label team=x --credential c --replace --dry-run": added(
+        "",
+        spec(
+            source=pb.Source(uri="s3://b/sql", digest=DIGEST, signature=SIGNATURE),
+            load="lazy",
+            priority=4,
+            placement=pb.Placement(replicas=2, selector={"gpu": "a10", "zone": "b"}),
+            labels={"team": "x"},
+            credentials="c",
+        ),
+        dry=True,
+        pool="other",
+    ),
+    "set sql --priority 0": set_to(changed_spec(priority=0)),
+    "set sql --lazy": set_to(changed_spec(load="lazy")),
+    "set sql --replicas 2 --dry-run": set_to(
+        changed_spec(placement=pb.Placement(replicas=2, selector={"gpu": "a10"})), dry=True
+    ),
+    "set sql --on gpu- --on zone=b": set_to(changed_spec(placement=pb.Placement(selector={"zone": "b"}))),
+    "set sql --label team- --label new=1": set_to(changed_spec(labels={"tier": "1", "new": "1"})),
+    "set sql --credential c": set_to(changed_spec(credentials="c")),
+    "set sql --digest {DIGEST}": set_to(
+        changed_spec(source=pb.Source(uri="s3://b/sql", digest=DIGEST, signature="c2ln"))
+    ),
+    "set sql --source s3://b/other": set_to(changed_spec(source=pb.Source(uri="s3://b/other"))),
+    "label sql team=y tier-": added("7", changed_spec(labels={"team": "y"})),
+    "label sql team=y --dry-run": added("7", changed_spec(labels={"team": "y", "tier": "1"}), dry=True),
+    "retry adapter sql": again(""),
+    "retry adapters sql --replica r1": again("r1"),
+    "delete a b": deleted("a", "b"),
+    "delete adapters a --etag 5 --pool other --dry-run": deleted("a", etag="5", dry=True, pool="other"),
+    "rollback sql": pb.RollbackAdapterRequest(pool="dev", name="sql", request_id="q1"),
+    "rollback sql --to 2 --etag 5 --dry-run --pool other": pb.RollbackAdapterRequest(
+        pool="other", name="sql", to_generation=2, etag="5", request_id="q1", validate_only=True
+    ),
+    "rollout promote sql": pb.PromoteRolloutRequest(pool="dev", name="sql", request_id="q1"),
+    "rollout promote sql --generation 4 --etag 5 --dry-run": pb.PromoteRolloutRequest(
+        pool="dev", name="sql", generation=4, etag="5", request_id="q1", validate_only=True
+    ),
+    "rollout abort sql": pb.AbortRolloutRequest(pool="dev", name="sql", request_id="q1"),
+    "rollout abort sql --generation 4 --etag 5 --dry-run": pb.AbortRolloutRequest(
+        pool="dev", name="sql", generation=4, etag="5", request_id="q1", validate_only=True
+    ),
+    "pool create p --base-model tiny": pb.CreatePoolRequest(
+        pool=pb.Pool(name="p", base_models=["tiny"], limits=pb.PoolLimits()), request_id="q1"
+    ),
+    "pool create p --base-model tiny --base-model small --max-rank 8 --max-adapters 9 --expect 2 "
+    "--expect-labels zone=b:3 --target-module q_proj --require-signature --require-digest --engine-host vllm-0 "
+    "--prove effect --engine-kind sglang --engine-names versioned --dry-run": pb.CreatePoolRequest(
+        pool=pb.Pool(
+            name="p",
+            base_models=["tiny", "small"],
+            engine="sglang",
+            engine_names="versioned",
+            limits=pb.PoolLimits(
+                max_rank=8,
+                max_adapters=9,
+                expected_replicas=2,
+                expected_groups=[pb.ReplicaGroup(labels={"zone": "b"}, replicas=3)],
+                target_modules=["q_proj"],
+                require_signature=True,
+                require_digest=True,
+                engine_hosts=["vllm-0"],
+                prove="effect",
+            ),
+        ),
+        request_id="q1",
+        validate_only=True,
+    ),
+    "pool confirm-removals dev --revision 7": pb.ConfirmRemovalsRequest(name="dev", revision=7, request_id="q1"),
+    "pool confirm-removals dev --revision 1 --etag 5 --dry-run": pb.ConfirmRemovalsRequest(
+        name="dev", revision=1, etag="5", request_id="q1", validate_only=True
+    ),
+    "pool delete dev": pb.DeletePoolRequest(name="dev", request_id="q1"),
+    "pool delete dev --etag 5 --dry-run": pb.DeletePoolRequest(
+        name="dev", etag="5", request_id="q1", validate_only=True
+    ),
+    "tenant set acme --max-adapters 0": pb.SetTenantRequest(tenant=pb.Tenant(name="acme"), request_id="q1"),
+    "tenant set acme --max-adapters 3 --dry-run": pb.SetTenantRequest(
+        tenant=pb.Tenant(name="acme", max_adapters=3), request_id="q1", validate_only=True
+    ),
+    "drain r1": pb.DrainReplicaRequest(pool="dev", name="r1", request_id="q1"),
+    "drain r1 --pool other --dry-run": pb.DrainReplicaRequest(
+        pool="other", name="r1", request_id="q1", validate_only=True
+    ),
+    "undrain r1": pb.DrainReplicaRequest(pool="dev", name="r1", undrain=True, request_id="q1"),
+    "undrain r1 --dry-run": pb.DrainReplicaRequest(
+        pool="dev", name="r1", undrain=True, request_id="q1", validate_only=True
+    ),
+}
+
+
+@pytest.mark.parametrize("line", SENT)
+def test_a_change_is_sent_as_it_was_said_and_nothing_else(cli, store, line):
+    """W7, W9: no flag is lost, and none that was not given is made up."""
+    ran = cli(*line.format(DIGEST=DIGEST, SIGNATURE=SIGNATURE).split(), "--request-id", "q1")
+    assert ran.code == 0, ran.err
+    changes = [one for name, one in store.requests if not name.startswith(("Get", "List", "Watch"))]
+    assert changes == [SENT[line]]
+    followed = store.asked("WatchRollout")
+    assert followed == [], "nothing is waited for without --wait"
+
+
+FORGOTTEN = {
+    "replica forget r1": pb.ForgetReplicaRequest(pool="dev", name="r1"),
+    "replica forget r1 --pool other --dry-run": pb.ForgetReplicaRequest(pool="other", name="r1", validate_only=True),
+}
+
+
+@pytest.mark.parametrize("line", FORGOTTEN)
+def test_a_replica_is_forgotten_where_it_was(cli, store, line):
+    assert cli(*line.split()).code == 0
+    assert store.asked("ForgetReplica") == [FORGOTTEN[line]]
+
+
+UPDATES = {
+    "--base-model small": (["base_models"], {"base_models": ["small"]}, {}),
+    "--engine-kind sglang": (["engine"], {"engine": "sglang"}, {}),
+    "--engine-names versioned": (["engine_names"], {"engine_names": "versioned"}, {}),
+    "--max-rank 0": (["limits.max_rank"], {}, {"max_rank": 0}),
+    "--max-adapters 3": (["limits.max_adapters"], {}, {"max_adapters": 3}),
+    "--target-module k_proj": (["limits.target_modules"], {}, {"target_modules": ["k_proj"]}),
+    "--engine-host vllm-1": (["limits.engine_hosts"], {}, {"engine_hosts": ["vllm-1"]}),
+    "--expect 3": (["limits.expected_replicas"], {}, {"expected_replicas": 3}),
+    "--require-signature": (["limits.require_signature"], {}, {"require_signature": True}),
+    "--require-digest": (["limits.require_digest"], {}, {"require_digest": True}),
+    "--max-rank 16": (["base_models"], {}, {}),
+    "--no-require-digest": (["base_models"], {}, {}),
+}
+
+
+@pytest.mark.parametrize("flags", UPDATES)
+def test_an_update_of_a_pool_touches_what_is_named_alone(cli, store, flags):
+    """W4 etag: at the etag that was read; whoever names what is so already changes nothing else either."""
+    mask, fields, limits = UPDATES[flags]
+    assert cli("pool", "update", "dev", *flags.split(), "--request-id", "q1").code == 0
+    [request] = store.asked("UpdatePool")
+    expected = pb.Pool()
+    expected.CopyFrom(POOL)
+    for whole, values in ((expected, fields), (expected.limits, limits)):
+        for name, value in values.items():
+            if isinstance(value, list):
+                getattr(whole, name)[:] = value
+            else:
+                setattr(whole, name, value)
+    assert (list(request.update_mask.paths), request.pool) == (mask, expected)
+    assert (request.request_id, request.validate_only) == ("q1", False)
+
+
+WAITED = {
+    "add sql --source s3://b/sql": 1,
+    "set sql --priority 9": 1,
+    "rollback sql": 3,
+    "rollout promote sql": 3,
+    "rollout abort sql": 3,
+}
+
+
+@pytest.mark.parametrize("line", WAITED)
+def test_what_is_waited_for_is_the_generation_that_was_made(cli, store, line):
+    """A change that is waited for has its own rollout followed; in a dry run there is none."""
+    assert cli(*line.split(), "--dry-run", "--wait").code == 0
+    assert store.asked("WatchRollout") == []
+    assert cli(*line.split(), "--wait").code == 0
+    [asked] = store.asked("WatchRollout")
+    assert asked == pb.WatchRolloutRequest(pool="dev", name="sql", generation=WAITED[line])
+
+
+HALF = pb.Rollout(
+    name="sql", generation=3, replicas=[pb.RolloutReplica(state=pb.RolloutReplica.SERVING), pb.RolloutReplica()]
+)
+FAILED = pb.Rollout(name="sql", generation=3, done=True, failure="replicas_failed")
+
+
+@pytest.mark.parametrize("line", [*WAITED, "rollout sql"])
+def test_all_replicas_are_waited_for_unless_fewer_suffice(cli, store, line):
+    """R9 status-truth: one that serves it is no reason to say that all do."""
+    wait = [] if line == "rollout sql" else ["--wait"]
+    store.answers["WatchRollout"] = [[HALF, FAILED]]
+    assert cli(*line.split(), *wait).code == 7
+    assert cli(*line.split(), *wait, "--min-ready", "1").code == 0
+
+
+def test_apply_waits_for_all_replicas_unless_fewer_suffice(cli, store, manifest):
+    store.answers["WatchRollout"] = [[HALF, FAILED]]
+    path = manifest("sql")
+    assert cli("apply", "-f", path, "--wait").code == 7
+    assert cli("apply", "-f", path, "--wait", "--min-ready", "1").code == 0
+
+
+@pytest.mark.parametrize(("count", "is_told"), [(20, True), (21, False)])
+def test_of_up_to_twenty_changes_fields_are_told(cli, store, manifest, count, is_told):
+    names = [f"a{number}" for number in range(count)]
+    before = pb.AdapterSpec(source=pb.Source(uri="s3://b/v0"))
+
+    def updated(request: pb.ApplyAdaptersRequest) -> pb.ApplyAdaptersResponse:
+        reply = applied(request)
+        for one in reply.results:
+            one.outcome, one.adapter.generation = pb.AdapterResult.UPDATED, 2
+        return reply
+
+    store.answers["ApplyAdapters"] = [updated]
+    store.answers["ListAdapterHistory"] = [
+        lambda asked: pb.ListAdapterHistoryResponse(
+            generations=[
+                pb.Adapter(name=asked.name, generation=2),
+                pb.Adapter(name=asked.name, generation=1, spec=before),
+            ]
+        )
+    ]
+    out = cli("apply", "-f", manifest(*names)).out
+    assert out.count("source.uri: s3://b/v0 → file:///adapters/") == (count if is_told else 0)
+
+
+def test_what_replaced_a_generation_that_is_not_known_any_more_is_told_without_its_fields(cli, store):
+    store.answers["ListAdapterHistory"] = [
+        pb.ListAdapterHistoryResponse(generations=[pb.Adapter(name="sql", generation=3)])
+    ]
+    ran = cli("rollback", "sql")
+    assert (ran.code, "→" in ran.out) == (0, False)
+
+
+def test_sources_are_looked_at_for_half_a_minute(cli, store, manifest, monkeypatch):
+    """Together, before anything is sent; --look-seconds 0 not at all."""
+    monkeypatch.delenv("LORAPLANE_LOOK_SECONDS")
+    given: list[float] = []
+
+    def look(seen: list[tuple[Any, Any]], _pools: Any, _reader: Any, seconds: float, *, force: bool) -> list[Any]:
+        given.append(seconds)
+        return [change for change, _ in seen]
+
+    monkeypatch.setattr("registry.cli.source_reader.look_at_all", look)
+    path = manifest("sql", source={"uri": "s3://b/sql"})
+    for line in ("add sql --source s3://b/a", "set sql --source s3://b/a", f"apply -f {path}", f"diff -f {path}"):
+        assert cli(*line.split()).code == 0
+        assert cli(*line.split(), "--look-seconds", "0").code == 0
+        assert cli(*line.split(), "--look-seconds", "7").code == 0
+    assert given == [30.0, 7.0] * 4

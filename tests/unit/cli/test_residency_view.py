@@ -1,0 +1,210 @@
+"""How an adapter and a pool are, from where replicas say that it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from registry.cli.views.residency_view import (
+    AdapterRow,
+    PoolStatus,
+    pool_status,
+    reasons,
+    reasons_cell,
+    residency_dict,
+    rows,
+    served_share,
+    serving,
+    serving_cell,
+    state,
+    status_dict,
+    where_cell,
+)
+from registry.v1 import registry_pb2 as pb
+
+SERVING, PENDING, FAILED, UNKNOWN = (
+    pb.RolloutReplica.SERVING,
+    pb.RolloutReplica.PENDING,
+    pb.RolloutReplica.FAILED,
+    pb.RolloutReplica.UNKNOWN,
+)
+
+
+def count(replicas: int, state: int, reason: str = "", **wanted: Any) -> pb.ResidenceCount:
+    return pb.ResidenceCount(replicas=replicas, state=state, reason=reason, **wanted)
+
+
+def counted(*counts: pb.ResidenceCount, **fields: Any) -> pb.AdapterResidency:
+    return pb.AdapterResidency(**{"name": "a", "generation": 3, "counts": counts, **fields})
+
+
+def row(residency: pb.AdapterResidency | None, generation: int = 3, halted: str = "") -> AdapterRow:
+    record = pb.Adapter(name="a", generation=generation)
+    if halted:
+        record.rollout.halted = halted
+    return AdapterRow(record, residency)
+
+
+STATES = {
+    "all serve it": ("Healthy", [count(2, SERVING)]),
+    "one is to come": ("Progressing", [count(2, SERVING), count(1, PENDING, "staging")]),
+    "one failed": ("Degraded", [count(2, SERVING), count(1, FAILED, "bad")]),
+    "one is out of reach": ("Degraded", [count(2, SERVING), count(1, UNKNOWN)]),
+    "one serves another and failed": ("Degraded", [count(1, SERVING, wanted_state=FAILED)]),
+    "one serves another and waits": ("Progressing", [count(1, SERVING, wanted_state=PENDING)]),
+    "who leaves does not count": ("Healthy", [count(1, SERVING), count(1, FAILED, "leaving")]),
+    "only who leaves serves it": ("Progressing", [count(1, SERVING, "leaving")]),
+    "nobody": ("Progressing", []),
+}
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_the_state_of_an_adapter(case):
+    """R9 status-truth, as it is told: nothing is healthy of which a replica says otherwise."""
+    expected, counts = STATES[case]
+    assert state(row(counted(*counts))) == expected
+
+
+def test_a_rollout_that_is_halted_goes_before_all_and_what_is_not_known_is_not_said():
+    well = counted(count(1, SERVING))
+    assert state(row(well, halted="refused")) == "Halted"
+    assert state(row(counted(count(1, SERVING), halted="refused"))) == "Halted"
+    assert state(row(None)) == ""
+    assert state(row(None, halted="refused")) == "Halted"
+    assert state(row(well, generation=4)) == "Progressing", "it was looked at just before a change"
+    assert state(row(counted(count(1, FAILED)), generation=4)) == "Degraded"
+
+
+def test_serving_counts_those_that_are_to_serve_it():
+    one = counted(count(2, SERVING), count(3, PENDING), count(4, SERVING, "leaving"), count(1, FAILED))
+    assert serving(one) == (2, 6)
+    assert serving_cell(row(one)) == "2/6"
+    assert serving_cell(row(None)) == "-"
+    assert served_share(row(one)) == "333"
+    assert served_share(row(counted(count(2, SERVING)))) == "1000"
+    assert (served_share(row(None)), served_share(row(counted()))) == ("0", "0")
+
+
+def test_a_service_that_does_not_count_is_counted_for():
+    parts = [
+        pb.Residence(replica="r1", state=SERVING),
+        pb.Residence(replica="r2", state=SERVING, wanted_state=FAILED, wanted_reason="bad"),
+        pb.Residence(replica="r3", state=PENDING, reason="staging"),
+    ]
+    one = pb.AdapterResidency(name="a", generation=3, replicas=parts)
+    assert (serving(one), reasons(one)) == ((2, 3), {"bad": 1, "staging": 1})
+
+
+def test_reasons_come_the_most_first_and_then_by_name():
+    one = counted(
+        count(1, PENDING, "staging"),
+        count(2, FAILED, "bad"),
+        count(1, SERVING, wanted_state=PENDING, wanted_reason="loading"),
+        count(3, UNKNOWN),
+        count(9, SERVING),
+        count(1, PENDING, "bad"),
+    )
+    assert list(reasons(one).items()) == [("bad", 3), ("unknown", 3), ("loading", 1), ("staging", 1)]
+    assert reasons_cell(row(one)) == "3 × bad, 3 × unknown, 1 × loading, 1 × staging"
+    assert reasons_cell(row(one, halted="2 of 2 refused")).startswith("2 of 2 refused, 3 × bad")
+    assert reasons_cell(row(None)) == "-"
+    assert reasons_cell(row(counted(note="no replica lives"))) == "no replica lives"
+    assert reasons_cell(row(counted(count(1, SERVING)))) == "-"
+    assert reasons_cell(row(counted(count(1, SERVING)), halted="refused")) == "refused"
+
+
+def test_how_an_adapter_is_for_programs():
+    one = counted(count(1, SERVING), count(1, PENDING, "staging"), note="soon")
+    expected = {"state": "Progressing", "serving": 1, "replicas": 2, "reasons": {"staging": 1}, "note": "soon"}
+    assert status_dict(row(one)) == expected
+    assert status_dict(row(None)) is None
+
+
+PARTS = {
+    "r1": pb.Residence(replica="r1", state=SERVING, generation=3),
+    "r1@2": pb.Residence(replica="r1", state=SERVING, generation=2),
+    "r1@?": pb.Residence(replica="r1", state=SERVING),
+    "r1 pending: staging": pb.Residence(replica="r1", state=PENDING, generation=3, reason="staging"),
+    "r1 leaving": pb.Residence(replica="r1", state=SERVING, generation=3, reason="leaving"),
+    "r1 used today": pb.Residence(replica="r1", state=SERVING, generation=3, last_used="today"),
+    "r1@2 (generation 3 failed: bad)": pb.Residence(
+        replica="r1", state=SERVING, generation=2, wanted_generation=3, wanted_state=FAILED, wanted_reason="bad"
+    ),
+}
+
+
+@pytest.mark.parametrize("told", PARTS)
+def test_only_what_is_not_as_it_should_be_is_spelled_out(told):
+    assert where_cell(row(pb.AdapterResidency(generation=3, replicas=[PARTS[told]]))) == told
+
+
+def test_where_nobody_is_or_knows_nothing_is_told():
+    assert (where_cell(row(None)), where_cell(row(counted()))) == ("-", "-")
+
+
+def test_rows_and_values_of_each_replica():
+    behind = pb.Residence(
+        replica="r1",
+        model="a",
+        state=SERVING,
+        wanted_generation=3,
+        wanted_state=PENDING,
+        wanted_reason="staging",
+        loaded=True,
+        engine_url="http://r1",
+        last_used="today",
+    )
+    plain = pb.Residence(
+        replica="r2", model="a@3", generation=3, state=FAILED, reason="bad", labels={"b": "2", "a": "1"}
+    )
+    one = pb.AdapterResidency(name="a", generation=3, load="lazy", note="n", replicas=[behind, plain])
+    assert rows(one) == [
+        ("r1", "a", "?", "serving", "generation 3 pending: staging", "yes", "today", "http://r1"),
+        ("r2", "a@3", "3", "failed", "bad", "no", "-", "-"),
+    ]
+    value = residency_dict(one)
+    first, second = value.pop("replicas")
+    assert value == {"name": "a", "generation": 3, "load": "lazy", "note": "n"}
+    assert first["wanted"] == {"generation": 3, "state": "pending", "reason": "staging"}
+    assert second == {
+        "replica": "r2",
+        "engine_url": "",
+        "labels": {"a": "1", "b": "2"},
+        "model": "a@3",
+        "generation": 3,
+        "state": "failed",
+        "reason": "bad",
+        "loaded": False,
+        "last_used": "",
+        "wanted": None,
+    }
+
+
+def listed(*replicas: tuple[bool | None, bool], lacking: int = 0) -> pb.ListReplicasResponse:
+    """Live replicas by whether they say that they are ready, and whether they drain."""
+    status = {True: '{"ready": true}', False: '{"ready": false}', None: ""}
+    live = [
+        pb.Replica(name=f"r{at}", status_json=status[ready], leaving=away) for at, (ready, away) in enumerate(replicas)
+    ]
+    return pb.ListReplicasResponse(replicas=live, lacking=lacking)
+
+
+WELL, LATE, BAD = counted(count(1, SERVING)), counted(count(1, PENDING)), counted(count(1, FAILED))
+POOLS = {
+    "empty": (listed(), [], PoolStatus("Healthy", 0, 0, 0, 0)),
+    "well": (listed((True, False), (True, False)), [WELL, WELL], PoolStatus("Healthy", 2, 2, 2, 2)),
+    "one is not ready": (listed((True, False), (False, False)), [WELL], PoolStatus("Progressing", 1, 2, 1, 1)),
+    "one has not reported": (listed((True, False), (None, False)), [WELL], PoolStatus("Progressing", 1, 2, 1, 1)),
+    "one drains": (listed((True, False), (False, True)), [WELL], PoolStatus("Healthy", 1, 1, 1, 1)),
+    "an adapter is late": (listed((True, False)), [WELL, LATE], PoolStatus("Progressing", 1, 1, 1, 2)),
+    "an adapter is bad": (listed((True, False)), [WELL, BAD, LATE], PoolStatus("Degraded", 1, 1, 1, 3)),
+    "one is halted": (listed((True, False)), [counted(halted="no")], PoolStatus("Degraded", 1, 1, 0, 1)),
+    "one is missing": (listed((True, False), lacking=2), [WELL], PoolStatus("Degraded", 1, 3, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("case", POOLS)
+def test_how_a_pool_is(case):
+    found, adapters, expected = POOLS[case]
+    assert pool_status(found, adapters) == expected
