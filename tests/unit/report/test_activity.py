@@ -14,7 +14,7 @@ from sidecar.engines.observed import EngineActivity
 from sidecar.metrics import ENGINE_CALL_SECONDS, done_calls
 from sidecar.plan.handoff import Need
 from sidecar.plan.types import LazySituation, RoundReport, StatusInputs
-from sidecar.report.activity import FRESH_SECONDS, ReplicaActivity
+from sidecar.report.activity import ReplicaActivity
 from sidecar.report.cache import StatusCache
 from sidecar.report.events import EventRing
 from sidecar.report.http import make_app
@@ -110,9 +110,22 @@ async def test_an_engine_out_of_reach_is_told_and_no_engine_is_pressed():
     for _ in range(9):
         assert await scene.activity.read() == told
     assert scene.engine.times == 1
-    scene.clock.seconds[0] += FRESH_SECONDS
+    scene.clock.seconds[0] += 0.999
+    await scene.activity.read()
+    assert scene.engine.times == 1, "at most once a second, as docs/deployment.md says"
+    scene.clock.seconds[0] += 0.002
     await scene.activity.read()
     assert scene.engine.times == 2
+
+
+async def test_before_an_engine_was_looked_at_none_of_its_adapters_is_loaded():
+    """R9: one that it used since is told all the same."""
+    scene = Scene()
+    unseen = replace(scene.cache.report.situation, observed=None)
+    scene.cache.take(RoundReport(unseen, 2))
+    told = await scene.activity.read()
+    adapters = [(one["name"], one["loaded"], one["requests"]) for one in told["adapters"]]  # type: ignore[attr-defined]
+    assert adapters == [("a", False, None), ("gone", False, None)]
 
 
 async def test_a_drain_is_told_with_what_is_needed():

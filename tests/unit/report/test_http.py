@@ -76,7 +76,9 @@ async def test_before_the_first_round_a_sidecar_lives_and_is_not_ready():
     status = ReplicaStatus.parse((await scene.get("/status")).content)
     assert (status.ready, status.served.count, status.engine.incarnation) == (False, 0, "")
     assert (status.lazy.count, status.lazy.servable, status.lazy.reason) == (0, False, "")
-    assert (await scene.figures())["ready"] == 0.0
+    figures = await scene.figures()
+    names = ("ready", "stale", "desired_adapters", "served_adapters", "lazy_resident")
+    assert [figures[name] for name in names] == [0, 1, 0, 0, 0]
 
 
 async def test_each_page_tells_of_the_newest_round():
@@ -140,7 +142,8 @@ async def test_a_status_is_old_once_a_part_that_it_comes_from_has_failed_for_a_w
         assert [one.reason for one in scene.cache.status.warnings] == ["internal_error"] * len(since)
         return body["stale"], body["failing"]
 
-    assert await told(NOW + 4.0, reconciler=NOW) == (False, ["reconciler"])
+    assert await told(NOW + 9.9, reconciler=NOW) == (False, ["reconciler"])
+    assert await told(NOW + 10.0, reconciler=NOW) == (True, ["reconciler"])
     for part in ("reconciler", "pool", "adapters"):
         assert await told(NOW + 30.0, **{part: NOW}) == (True, [part])
     assert await told(NOW + 30.0, reconciler=NOW + 29.0, pool=NOW) == (True, ["pool", "reconciler"])

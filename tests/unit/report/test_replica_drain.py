@@ -246,6 +246,8 @@ async def test_it_is_needed_until_others_serve_what_it_serves(scene):
     assert await needed(scene) is Need.NOTHING
     scene.around = []
     assert await needed(scene) is Need.NOBODY, "lazy adapters need somebody too"
+    scene.plan(replace(PLAN, chosen=Selection()))
+    assert await needed(scene) is Need.NOTHING, "it serves none"
 
 
 async def test_what_it_is_needed_for_is_told_while_it_drains_and_not_before(scene):
@@ -280,6 +282,9 @@ async def test_it_is_needed_until_it_knows_that_what_is_placed_was_taken_over(sc
     assert await needed(scene) is Need.TAKEOVER, "it is still one of them"
     scene.plan(OUT)
     assert await needed(scene) is Need.TAKEOVER
+    scene.around = []
+    assert await needed(scene) is Need.TAKEOVER, "somebody is about to take it, whoever else there is"
+    scene.around = [READY]
     scene.verdict = Stuck("it cannot")
     assert await needed(scene) is Need.NOBODY
     waiting = asyncio.create_task(scene.drain.wait(60))
@@ -328,7 +333,20 @@ async def test_after_a_signal_it_waits_neither_for_ever_nor_for_what_cannot_come
             scene.mailbox.post(replace(scene.mailbox.snapshot, connected=False))
         case "nobody":
             scene.verdict = Stuck("no live replica has the labels that its placement selects")
-    await eventually(ending.done)
+    await asyncio.wait_for(ending, 60)
+    assert scene.ends == 1, "nobody is to wait for it, whoever serves its adapters"
+
+
+async def test_a_fault_of_our_own_is_no_end_of_the_wait_after_a_signal(scene, monkeypatch):
+    """R12: it is told by whoever supervises, and not taken for a time that is up."""
+
+    def fail() -> None:
+        raise ValueError("ours")
+
+    scene.plan(OUT)
+    monkeypatch.setattr(scene, "verdicts", fail)
+    with pytest.raises(ValueError, match="ours"):
+        await scene.drain.wait_at_end(60)
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "::2", "testclient", ""])
@@ -338,6 +356,19 @@ async def test_only_the_own_host_may_drain_it(scene, host):
     code, said = await scene.get("/drain", host)
     assert (code, scene.drain.why) == (403, "")
     assert "loraplane drain" in said["error"]
+
+
+async def test_who_comes_past_every_address_may_not_drain_it(scene):
+    """R20, X2: a server without an address of its own tells nothing of where somebody is."""
+    inner = make_app(scene.cache, [], scene.drain, EventRing(Clock(), bool), None)  # type: ignore[arg-type]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await inner({**scope, "server": None}, receive, send)
+
+    transport = httpx.ASGITransport(app, client=("10.0.0.1", 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://sidecar") as client:
+        assert (await client.post("/drain")).status_code == 403
+    assert scene.drain.why == ""
 
 
 @pytest.mark.parametrize("wait", ["long", "-1", "nan", "inf", "3601", ""])
