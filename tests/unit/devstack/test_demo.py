@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import pytest
@@ -63,11 +63,14 @@ class PlayedWorld(World):
         self.did: list[str] = []
         super().__init__(PlayedStack(root, self.did), REFERENCE, self._told)
         self.lies: set[str] = set()
+        self.told = ""
         self.revision = 7
 
     def _told(self, line: str) -> None:
         if "were back" in line:
             self.did.append("tell how long it took")
+        elif line.startswith("     "):
+            self.did.append(f"tell {line.strip()}")
 
     def run(self, *arguments: str) -> str:
         self.did.append(f"$ {' '.join(arguments[:2])}")
@@ -80,7 +83,9 @@ class PlayedWorld(World):
     def running(self, *arguments: str) -> Iterator[Any]:
         self.did.append(f"$ {' '.join(arguments[:2])} &")
         yield SimpleNamespace(
-            poll=lambda: 0 if "ended" in self.lies else None, communicate=lambda timeout: ("", ""), returncode=0
+            poll=lambda: 0 if "ended" in self.lies else None,
+            communicate=lambda timeout: (self.told, "no such pool"),
+            returncode=4 if "refused" in self.lies else 0,
         )
 
     def lists_all(self, replica: str) -> bool:
@@ -251,6 +256,22 @@ def test_a_change_that_waited_arrives(world):
     ]
 
 
+def test_what_a_change_that_waited_says_is_shown(world):
+    world.stack.running.discard("etcd")
+    world.told = "added sql-old\nserved by r1, r2\n"
+    did = play(world, "etcd_back", LEFT)
+    begun = did.index("start etcd")
+    assert did[begun + 1 : begun + 3] == ["tell added sql-old", "tell served by r1, r2"]
+    assert world.served == {"sql": "sql-v2", "support": "support", "sql-old": "sql"}
+
+
+def test_a_change_that_is_refused_in_the_end_fails(world):
+    world.stack.running.discard("etcd")
+    world.lies.add("refused")
+    with pytest.raises(StepFailed, match="the change ended with 4: no such pool"):
+        play(world, "etcd_back", LEFT)
+
+
 def test_a_change_that_did_not_wait_fails(world):
     world.stack.running.discard("etcd")
     world.lies.add("ended")
@@ -379,3 +400,197 @@ def test_a_reference_engine_is_asked_only_while_it_runs(tmp_path, monkeypatch, r
         with pytest.raises(StackError, match="the reference engine did not start; its log"):
             demo_world.find_reference(stack, {}, 81)
     assert killed == [True]
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_the_right_answers_are_found_out_beside_the_start_of_the_stack(tmp_path, monkeypatch, capsys, alike):
+    """And where two adapters answer alike, the demonstration would prove nothing."""
+    stack, did = PlayedStack(tmp_path, []), list[str]()
+    reference = {**REFERENCE, "legal": REFERENCE["sql"]} if alike else REFERENCE
+
+    def find(of: Stack, adapters: dict[str, Path], port: int) -> Any:
+        assert (of, port) == (stack, 81)
+        assert adapters == {name: stack.folder.adapters / name for name in ADAPTERS}
+        did.append("find")
+        return reference
+
+    def begin(of: Stack, tell: Callable[[str], None]) -> None:
+        did.append("start")
+        tell("etcd is ready")
+
+    monkeypatch.setattr(demo, "find_reference", find)
+    monkeypatch.setattr(demo, "start", begin)
+    monkeypatch.setattr(demo, "free_ports", lambda count: [81, 82][:count])
+    if alike:
+        with pytest.raises(StepFailed, match=r"these answer alike.*'legal', 'sql'"):
+            demo._prepare(stack)
+        return
+    world = demo._prepare(stack)
+    assert (world.stack, world.reference, world.served, sorted(did)) == (stack, REFERENCE, {}, ["find", "start"])
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "0. A real etcd, the admin service, 2 sim engines with sidecars"
+    assert told[1] == "   etcd is ready"
+    assert told[2].startswith("   ready after ")
+    world.say("what a step says")
+    assert capsys.readouterr().out == "what a step says\n"
+
+
+@pytest.mark.parametrize("error", [StepFailed("x"), StackError("x")], ids=str)
+def test_what_an_engine_cannot_answer_ends_the_preparation(tmp_path, monkeypatch, error):
+    def find(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(demo, "find_reference", find)
+    monkeypatch.setattr(demo, "start", lambda *_: None)
+    monkeypatch.setattr(demo, "free_ports", lambda count: [81] * count)
+    with pytest.raises(type(error)):
+        demo._prepare(PlayedStack(tmp_path, []))
+
+
+def test_a_scratch_engine_is_told_each_adapter_and_asked_each_prompt_by_each_name(tmp_path, monkeypatch):
+    """The base is asked by its own name; what it says is kept under the empty one."""
+    stack, loaded = Stack(Folder(tmp_path), LAYOUT), list[dict[str, str]]()
+    port, refuses = 4321, set[str]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert (request.url.host, request.url.port) == ("127.0.0.1", port)
+        body = json.loads(request.content)
+        if request.url.path == "/v1/load_lora_adapter":
+            loaded.append(body)
+            return httpx.Response(400 if body["lora_name"] in refuses else 200)
+        if body["model"] in refuses:
+            return httpx.Response(404, text="no such model")
+        of = REFERENCE[BASE if body["model"] == BASE_MODEL else body["model"]]
+        return httpx.Response(200, json=completion(of[body["prompt"]]))
+
+    killed: list[bool] = []
+    process = SimpleNamespace(is_running=lambda: True, kill=lambda: killed.append(True))
+    client = httpx.Client
+    monkeypatch.setattr(demo_world, "spawn", lambda *_: process)
+    monkeypatch.setattr(demo_world, "is_ready", lambda _: True)
+    monkeypatch.setattr(
+        httpx, "Client", lambda **more: client(transport=httpx.MockTransport(answer), trust_env=more["trust_env"])
+    )
+    adapters = {"sql": tmp_path / "a", "legal": tmp_path / "b"}
+    found = demo_world.find_reference(stack, adapters, port)
+    assert found == {name: REFERENCE[name] for name in (BASE, "sql", "legal")}
+    assert loaded == [{"lora_name": name, "lora_path": str(path)} for name, path in adapters.items()]
+    refuses.add(BASE_MODEL)
+    with pytest.raises(StackError, match="the reference engine answered 404: no such model"):
+        demo_world.find_reference(stack, adapters, port)
+    refuses.add("legal")
+    with pytest.raises(httpx.HTTPStatusError):
+        demo_world.find_reference(stack, adapters, port)
+    assert killed == [True] * 3
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_of_vllm_transformers_and_peft_tell_the_right_answers(tmp_path, monkeypatch, code):
+    layout = StackLayout(EngineKind.VLLM, REPLICAS, LAYOUT.ports)
+    stack, asked = Stack(Folder(tmp_path), layout), list[list[str]]()
+    printed = {"": {"Hello": [{"token": 72, "logprob": -0.5}]}}
+
+    def run(command: list[str], **how: Any) -> SimpleNamespace:
+        asked.append(command)
+        assert (how["text"], how["capture_output"], how["check"]) == (True, True, False)
+        assert how["env"]["VLLM_TARGET_DEVICE"] == "cpu"
+        return SimpleNamespace(returncode=code, stdout=json.dumps(printed), stderr="x" * 999 + "no torch\n")
+
+    monkeypatch.setattr(demo_world.subprocess, "run", run)
+    monkeypatch.setattr(demo_world, "find_engine_python", lambda: Path("/python"))
+    adapters = {"sql": tmp_path / "sql"}
+    if code:
+        with pytest.raises(StackError, match=r"^the reference could not be computed: x{492}no torch$"):
+            demo_world.find_reference(stack, adapters, 81)
+    else:
+        assert demo_world.find_reference(stack, adapters, 81) == {"": {"Hello": EngineAnswer((72,), (-0.5,))}}
+    ((program, *_, model),) = [command[:5] for command in asked]
+    assert (program, model) == ("/python", str(stack.folder.model))
+    assert asked[0][5:7] == ["--adapter", f"sql={tmp_path / 'sql'}"]
+    assert [part for part in asked[0] if part in PROMPTS] == [*PROMPTS]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_command_that_runs_beside_is_ended_with_the_body(tmp_path, monkeypatch, fails):
+    """A body that fails leaves no process behind; the program is asked of the stack's own admin service."""
+    said, did = list[str](), list[str]()
+
+    class Child:
+        def __init__(self, command: list[str], **how: Any) -> None:
+            assert command[1:] == ["-m", "registry.cli.main", "--admin", LAYOUT.address("admin"), "get", "pools"]
+            assert (how["stdout"], how["stderr"], how["text"]) == (-1, -1, True)
+            assert "LORAPLANE_ADMIN" not in how["env"]
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            did.append("waited for")
+
+        def kill(self) -> None:
+            did.append("killed")
+
+    monkeypatch.setenv("LORAPLANE_ADMIN", "elsewhere:1")
+    monkeypatch.setattr(demo_world.subprocess, "Popen", Child)
+    world = World(Stack(Folder(tmp_path), LAYOUT), REFERENCE, said.append)
+    if fails:
+        with pytest.raises(StepFailed, match="no"), world.running("get", "pools"):
+            raise StepFailed("no")
+    else:
+        with world.running("get", "pools") as process:
+            assert isinstance(process, Child)
+    assert did == ["killed", "waited for"]
+    assert said[0].startswith("   $ loraplane get pools")
+
+
+def test_what_does_not_come_in_time_ends_a_step(monkeypatch):
+    waited: list[float] = []
+
+    def wait(check: Callable[[], bool], seconds: float) -> bool:
+        waited.append(seconds)
+        return check()
+
+    monkeypatch.setattr(demo_world, "wait_until", wait)
+    demo_world.await_(lambda: True, "it comes", 5.0)
+    with pytest.raises(StepFailed, match="not within 120 s: it comes"):
+        demo_world.await_(lambda: False, "it comes")
+    assert waited == [5.0, 120.0]
+
+
+def test_an_end_that_somebody_asks_for_cleans_up_as_an_interrupt_does(tmp_path, monkeypatch, capsys):
+    """SIGTERM, as whoever runs it in the background sends it."""
+    root, handlers = tmp_path / "demo", dict[int, Callable[[int, object], None]]()
+
+    def play(*_: object) -> None:
+        handlers[demo.signal.SIGTERM](15, None)
+
+    monkeypatch.setattr(demo.signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(demo.tempfile, "mkdtemp", lambda prefix: (root.mkdir(), str(root))[1])
+    monkeypatch.setattr(demo, "_play", play)
+    with pytest.raises(KeyboardInterrupt):
+        demo.demo(engine=EngineKind.SIM)
+    assert not root.exists()
+    assert "held" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [((), ("vllm", 2)), (("--engine", "sim", "--replicas", "3"), ("sim", 3))]
+)
+def test_the_demonstration_is_called_as_its_page_says(monkeypatch, tmp_path, given, expected):
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(demo, "_play", lambda _, engine, replicas: asked.append((engine, replicas)))
+    monkeypatch.setattr(demo.tempfile, "mkdtemp", lambda prefix: ((tmp_path / "d").mkdir(), str(tmp_path / "d"))[1])
+    monkeypatch.setattr(demo.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["demo", *given])
+    with pytest.raises(SystemExit) as ended:
+        demo.main()
+    assert (ended.value.code, asked) == (0, [expected])
+
+
+@pytest.mark.parametrize("replicas", ["1", "9"])
+def test_one_replica_would_show_nothing_and_nine_would_be_too_many(monkeypatch, replicas):
+    monkeypatch.setattr(demo, "_play", lambda *_: pytest.fail("it begins"))
+    monkeypatch.setattr("sys.argv", ["demo", "--replicas", replicas])
+    with pytest.raises(SystemExit) as ended:
+        demo.main()
+    assert ended.value.code == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import tempfile
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -271,3 +273,48 @@ def test_a_down_stack_is_ended_from_its_edge_inward(tmp_path, monkeypatch):
     verbs.down(tmp_path / "s", told.append)
     assert told[-1] == f"no stack in {tmp_path / 's'}"
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("line", ["", "etcd 3.5.1 may lose data"])
+def test_a_stack_is_brought_up_by_one_at_a_time_and_says_first_what_it_will_be(tmp_path, monkeypatch, line):
+    """What it needs is said before anything starts; two at once would start each part twice."""
+    root, did = tmp_path / "s", list[str]()
+
+    def begin(stack: Stack, tell: verbs.Tell) -> None:
+        with (root / "lock").open("w") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        tell("started")
+
+    made = stack_in(root.absolute(), 2)
+    monkeypatch.setattr(verbs, "set_up", lambda *asked: (did.append(f"set up {asked[1:]}"), made)[1])
+    monkeypatch.setattr(verbs, "start", begin)
+    monkeypatch.setattr(verbs, "memory_line", lambda engine, replicas: f"memory for {replicas} {engine}")
+    monkeypatch.setattr(verbs, "etcd_line", lambda: line)
+    assert verbs.up(root, 2, EngineKind.SIM, did.append) is made
+    said = [f"stack in {root}: sim engines r1, r2", "memory for 2 sim", *([line] if line else []), "started"]
+    assert did == ["set up (2, <EngineKind.SIM: 'sim'>)", *said]
+    with (root / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert root.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_command_line_is_run_against_the_stack_whatever_is_set_around_it(tmp_path, monkeypatch):
+    """A variable of ours would name another admin service."""
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        assert (how["capture_output"], how["text"], how["check"]) == (True, True, False)
+        assert not [name for name in how["env"] if name.startswith("LORAPLANE_")]
+        assert 60 < how["timeout"] < 1000, "longer than the pool may take"
+        return subprocess.CompletedProcess(command, 3, stdout="", stderr="")
+
+    monkeypatch.setenv("LORAPLANE_ADMIN", "elsewhere:1")
+    monkeypatch.setattr(verbs.subprocess, "run", run)
+    stack = stack_in(tmp_path)
+    assert verbs.cli(stack, "get", "pools").returncode == 3
+    assert asked[0][1:] == ["-m", "registry.cli.main", "--admin", stack.layout.address("admin"), "get", "pools"]
+    with pytest.raises(StackError, match="the pool dev could not be made"):
+        make_pool(stack)
+    told = " ".join(asked[1])
+    assert f"-o json pool create dev --base-model tiny --from {stack.folder.model} --max-rank 16" in told

@@ -235,6 +235,7 @@ def test_others_are_asked_at_once_and_then_once_a_second_and_what_they_took_over
         scene.handoff_watch.follow([])
         await asyncio.sleep(5.0)
         assert scene.client.asked == 10 * each, "nothing is handed over any more"
+        assert not running.done()
         running.cancel()
 
     with closing(VirtualLoop()) as loop:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import pytest
+
 from registry.lora.coverage.findings import EngineEvidence
 from registry.model.status import MAX_FOUND, MAX_LEAVING, MAX_SERVES, ReplicaStatus, ReportedEvidence, ReportedStore
 from registry.model.stored import MAX_STATUS_BYTES
@@ -329,3 +331,30 @@ def test_the_reason_of_what_is_left_out_is_told_if_there_is_one():
     assert reason(300, undecided=300) == ""
     assert reason(300, failures=3000) == ""
     assert reason(300, pending="staging") == ""
+
+
+@pytest.mark.parametrize("kind", ["pending", "failed", "resident", "leaving", "kept"])
+def test_no_more_than_half_is_left_out_where_the_other_half_fits(kind):
+    """R16 bounded: of what is left out only the number is known."""
+    names = [f"n{i:03}" for i in range(100)]
+    served = tuple(ServedAdapter(name, 2, "d") for name in names)
+    made = {
+        "pending": plan(pending=tuple(PendingAdapter(name, 1, "staging", "r") for name in names)),
+        "failed": plan(failed=tuple(FailedAdapter(name, 1, "r", "m", 1, None, "r", is_settled=True) for name in names)),
+        "resident": plan(residents=served),
+        "leaving": plan(still_served=served),
+        "kept": plan(kept=tuple(KeptAdapter(name, 3) for name in names)),
+    }[kind]
+    lazy = LazySituation(count=999, room=4, used_at=dict.fromkeys(names, 1.0))
+
+    def told(size: int) -> ReplicaStatus:
+        return derive_status(REPLICA, situation(made, lazy=lazy, note="n" * size), MOMENT)
+
+    def listed(status: ReplicaStatus) -> list[str]:
+        return [one.name for one in (status.lazy.resident if kind == "resident" else getattr(status, kind))]
+
+    room = MAX_STATUS_BYTES - len(told(0).to_bytes())
+    assert listed(told(room)) == names
+    less = told(room + 100)
+    assert listed(less) == names[:50]
+    assert less.omitted == (50 if kind in {"pending", "failed"} else 0)
