@@ -14,17 +14,17 @@ from registry.tools import devstack
 from registry.tools.devstack import tiny_adapters, tiny_model
 from registry.tools.devstack.tiny_adapters import write_adapter
 
-ROOM = Path(devstack.__file__).parent
-
 
 @pytest.mark.parametrize("name", ["demo", "engine_install", "reference", "tiny_adapters", "tiny_model"])
 def test_each_program_says_how_it_is_called(monkeypatch, capsys, name):
     """Also the one that runs where torch is, which here is a stand-in."""
     for module in ("torch", "peft", "transformers"):
         monkeypatch.setitem(sys.modules, module, MagicMock())
+    program = f"{devstack.__name__}.{name}"
+    monkeypatch.delitem(sys.modules, program, raising=False)
     monkeypatch.setattr("sys.argv", [name, "--help"])
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOM / f"{name}.py"), run_name="__main__")
+        runpy.run_module(program, run_name="__main__")
     assert ended.value.code == 0
     assert "usage: " in capsys.readouterr().out.lower()
 
