@@ -133,6 +133,16 @@ def test_readiness_and_held_lists_are_told_with_why():
     assert told.round(None, held="13 of 13 would go") == ["held 13 of 13 would go"]
 
 
+def test_a_thousand_events_are_kept():
+    ring = EventRing(CLOCK, bool)
+    lazy = LazySituation()
+    for number in range(1, 1002):
+        said = {"note": "", "held": f"{number}", "last_request_id": ""}
+        ring.take(RoundReport(StatusInputs(1, None, None, ready=False, stale=False, lazy=lazy, **said), 0))
+    told = ring.as_dict()
+    assert (len(told["events"]), told["forgotten"]) == (1000, 2)  # type: ignore[arg-type]
+
+
 async def test_the_ring_is_bounded_and_served():
     """X2: however much happens, memory is bounded; half a character that somebody wrote breaks no reply."""
     told = Told(size=3)

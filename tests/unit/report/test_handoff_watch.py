@@ -35,9 +35,11 @@ class Client:
         self.gate = asyncio.Event()
         self.gate.set()
         self.asked = self.largest = self.read_whole = 0
-        self.error: EtcdError | None = None
+        self.error: Exception | None = None
+        self.listed = 0
 
     async def list_prefix(self, prefix: bytes) -> RangeResult:
+        self.listed += 1
         result = self._store.txn(Txn((), (Range(prefix, prefix_end(prefix)),)))
         (found,) = result.responses
         assert isinstance(found, RangeResult)
@@ -127,6 +129,23 @@ async def test_whoever_plans_is_woken_by_a_verdict_that_is_news(scene, monkeypat
     asked = scene.client.asked
     await eventually(lambda: scene.client.asked > asked + 6)
     assert woken == [True], "the same again wakes nobody"
+
+
+async def test_what_is_handed_over_before_it_runs_is_asked_for():
+    """R20: a signal may come at any moment of a start."""
+    scene = Scene()
+    scene.handoff_watch.follow([scene.leaving])
+    running = asyncio.create_task(scene.handoff_watch.run())
+    await eventually(lambda: scene.is_taken)
+    running.cancel()
+
+
+async def test_a_fault_of_our_own_is_no_fault_of_etcd(scene):
+    """R12: the supervisor tells it."""
+    scene.client.error = ValueError("ours")
+    scene.handoff_watch.follow([scene.leaving])
+    with pytest.raises(ValueError, match="ours"):
+        await scene.handoff_watch.run()
 
 
 async def test_who_takes_over_what_labels_place_is_whoever_has_them_now(scene):
@@ -232,6 +251,7 @@ def test_others_are_asked_at_once_and_then_once_a_second_and_what_they_took_over
         assert scene.client.asked == 10 * each
         assert scene.handoff_watch.verdicts() == {scene.leaving: Taken()}
         assert news == [pytest.approx(0.0, abs=0.01), pytest.approx(2.0, abs=0.01)]
+        assert scene.client.listed == 0, "it is known who takes over; nobody's labels are read"
         scene.handoff_watch.follow([])
         await asyncio.sleep(5.0)
         assert scene.client.asked == 10 * each, "nothing is handed over any more"

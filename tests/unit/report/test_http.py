@@ -75,6 +75,7 @@ async def test_before_the_first_round_a_sidecar_lives_and_is_not_ready():
     assert (told.status_code, told.json()["stale"], told.json()["note"]) == (503, True, "starting")
     status = ReplicaStatus.parse((await scene.get("/status")).content)
     assert (status.ready, status.served.count, status.engine.incarnation) == (False, 0, "")
+    assert (status.observed_revision, status.last_request_id, status.engine.base_models) == (0, "", [])
     assert (status.lazy.count, status.lazy.servable, status.lazy.reason) == (0, False, "")
     figures = await scene.figures()
     names = ("ready", "stale", "desired_adapters", "served_adapters", "lazy_resident")
@@ -139,7 +140,8 @@ async def test_a_status_is_old_once_a_part_that_it_comes_from_has_failed_for_a_w
         scene.now, scene.troubles = now, {part: Trouble("E", at) for part, at in since.items()}
         scene.cache.look_again()
         body = (await scene.get("/readyz")).json()
-        assert [one.reason for one in scene.cache.status.warnings] == ["internal_error"] * len(since)
+        warnings = [(one.reason, one.name, one.generation) for one in scene.cache.status.warnings]
+        assert warnings == [("internal_error", "", 0)] * len(since), "it is of no one adapter"
         return body["stale"], body["failing"]
 
     assert await told(NOW + 9.9, reconciler=NOW) == (False, ["reconciler"])

@@ -13,6 +13,7 @@ from registry.model.status import MAX_FOUND, MAX_LEAVING, MAX_SERVES, ReplicaSta
 from registry.model.stored import MAX_STATUS_BYTES
 from registry.runtime.clock import Clock, Moment
 from sidecar.desired.placement import MembershipDigest
+from sidecar.engines.observed import EngineFacts, EngineLimits
 from sidecar.plan.conditions import MAX_OVER_CAPACITY_LISTED
 from sidecar.plan.types import (
     FailedAdapter,
@@ -58,6 +59,20 @@ def test_an_engine_out_of_reach_has_no_incarnation_and_serves_nothing():
     assert (status.engine.incarnation, status.engine.url, status.served.count) == ("", "http://e", 0)
     assert (status.ready, status.note, status.observed_revision) == (False, "gone", 7)
     assert (status.omitted, status.pending_count, status.failed_count, status.found_omitted) == (0, 0, 0, 0)
+
+
+def test_an_engine_is_told_as_it_was_seen():
+    """R9: its kind, what it can hold, how it swaps, and what it can apply; what it does not say is not known."""
+    facts = EngineFacts("sglang", "0.9", "http://there", "e7", EngineLimits(4, 16, 64, ("q_proj",)), "refused")
+    engine = derive_status(REPLICA, situation(observed=replace(observed(), facts=facts)), MOMENT).engine
+    assert (engine.kind, engine.version, engine.url, engine.incarnation) == ("sglang", "0.9", "http://there", "e7")
+    assert (engine.base_models, engine.swap, engine.evidence) == (["base"], "refused", None)
+    limits = {"max_loras": 4, "max_cpu_loras": 16, "max_lora_rank": 64, "target_modules": ["q_proj"]}
+    assert engine.limits.model_dump() == limits
+    unlimited = derive_status(REPLICA, situation(), MOMENT).engine
+    assert set(unlimited.limits.model_dump().values()) == {None}
+    away = derive_status(REPLICA, situation(observed=None), MOMENT).engine
+    assert (away.kind, away.version, away.base_models, away.swap) == ("vllm", "", [], "")
 
 
 def test_what_is_borne_unprotected_is_told():

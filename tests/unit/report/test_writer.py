@@ -36,7 +36,7 @@ class Client:
 
     def __init__(self) -> None:
         self.store = MemoryEtcd()
-        self.answered = 0
+        self.answered = self.looks = 0
         self.after: Callable[[Txn], object] | None = None
         self.is_away = False
         self.leases: dict[int, int] = {}
@@ -62,6 +62,8 @@ class Client:
             self.store.txn(Txn((), (Delete(key),)))
 
     async def range(self, read: Range) -> RangeResult:
+        assert read.keys_only, "what stands there is not asked for"
+        self.looks += 1
         (found,) = self.store.txn(Txn((), (read,))).responses
         assert isinstance(found, RangeResult)
         return found
@@ -90,6 +92,10 @@ def writer(client: Client, host: str) -> StatusWriter:
 
 def presence(client: Client) -> Presence:
     return Presence.parse(client.store.kvs[PRESENCE].value)
+
+
+def read(client: Client) -> ReplicaStatus:
+    return ReplicaStatus.parse(client.store.kvs[STATUS].value)
 
 
 def holder(client: Client) -> str:
@@ -164,7 +170,11 @@ def test_what_a_store_that_was_set_back_says_of_the_replica_is_said_anew():
             client.store.kvs = before
             with capture_logs() as logs:
                 await eventually(lambda: presence(client).leaving)
-            assert "presence_overwritten" not in {log["event"] for log in logs}, "nobody else wrote it"
+                assert "presence_overwritten" not in {log["event"] for log in logs}, "nobody else wrote it"
+            client.store.kvs = before
+            one.offer(lambda: status(2))
+            await asyncio.sleep(2.0)
+            assert (presence(client).leaving, read(client).observed_revision) == (True, 2), "with the next status"
 
     play(body)
 
@@ -209,7 +219,7 @@ def test_an_engine_that_is_away_for_long_has_no_room_until_it_is_back():
     assert held.said == []
     for clock.now in (60.0, 75.0):
         guard.take(report(is_away=True))
-    assert held.said == [0]
+        assert held.said == [0]
     guard.take(report(is_away=False))
     assert held.said == [0, 7]
     clock.now = 130.0
@@ -529,7 +539,7 @@ def test_presence_and_status_go_with_a_lease_and_come_with_the_next():
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert client.store.kvs == {}
-        assert all(4 <= ttl <= 30 for ttl in client.leases.values()), "a pause of seconds costs nothing"
+        assert set(client.leases.values()) == {10}, "a pause of seconds costs nothing"
 
     play(body)
 
@@ -544,8 +554,10 @@ async def test_until_its_engine_was_looked_at_a_sidecar_says_what_the_process_be
     if looked:
         one.hold(None)
     one.offer(status)
-    async with publishing(one, 2):
-        await eventually(lambda: STATUS in client.store.kvs)
+    with capture_logs() as logs:
+        async with publishing(one, 2):
+            await eventually(lambda: STATUS in client.store.kvs)
+    assert "presence_overwritten" not in {log["event"] for log in logs}, "it was of this host's replica, and ended"
     assert (presence(client).incarnation, presence(client).capacity) == ("a", None if looked else 40)
 
 
@@ -569,9 +581,10 @@ def test_what_is_said_again_costs_nothing():
                 one.hold(5)
                 one.leave(leaving=False)
                 await asyncio.sleep(0.5)
-            assert (len(derived), client.answered) == (1, 2)
+            assert (len(derived), client.answered, one.is_leave_known) == (1, 2, False)
             one.offer(newest)
             await asyncio.sleep(10.0)
+            assert 1 <= client.looks <= 4, "that the presence still stands"
             assert (len(derived), client.store.kvs[STATUS].version) == (2, 1), "once for each time that it was offered"
 
     play(body)
