@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,9 +65,11 @@ class PlayedWorld(World):
         super().__init__(PlayedStack(root, self.did), REFERENCE, self._told)
         self.lies: set[str] = set()
         self.told = ""
+        self.said: list[str] = []
         self.revision = 7
 
     def _told(self, line: str) -> None:
+        self.said.append(line.strip())
         if "were back" in line:
             self.did.append("tell how long it took")
         elif line.startswith("     "):
@@ -310,6 +313,67 @@ def test_each_step_is_told_and_what_fails_ends_it(tmp_path, monkeypatch, capsys,
     assert root.exists() is (error is not None)
 
 
+RIGHT = "".join(chr(65 + number) for number in range(len(NAMES)))  # each answers with one letter
+
+
+TOLD = {
+    "apply_three": [
+        f'{name} continues "{PROMPTS[0]}" with "{RIGHT[NAMES.index(like)]}"'
+        for name, like in ((BASE_MODEL, BASE), ("sql", "sql"), ("legal", "legal"), ("support", "support"))
+    ],
+    "delete_one": ["r1, r2 answer 404 for legal"],
+    "kill_engine": [
+        "kill -9 to the engine of r1",
+        "its sidecar answers /readyz with 503: no note",
+        "engine of r1 started, healthy after # s; all 3 adapters were back # s later",
+    ],
+    "kill_sidecar": [
+        "kill -9 to the sidecar of r2; its engine goes on:",
+        "sidecar started again; what was added meanwhile is served everywhere",
+    ],
+    "outage": [
+        "etcd stopped",
+        "kill -9 to the engine and the sidecar of r1",
+        "engine of r1 started, healthy after # s; all 3 adapters were back # s later",
+        "r1 came back from its snapshot at revision 7, and says that it is stale",
+    ],
+    "etcd_back": ["etcd started again"],
+}
+
+
+@pytest.mark.parametrize("step", TOLD)
+def test_each_step_tells_what_it_did_and_saw(world, monkeypatch, step):
+    """Whoever looks on sees nothing else of it."""
+    monkeypatch.setattr(demo, "ask", lambda *_: AnswerRefused(404, ""))
+    if step == "etcd_back":
+        world.stack.running.discard("etcd")
+    play(world, step)
+    assert [re.sub(r"-?\d+\.\d", "#", line) for line in world.said] == TOLD[step]
+
+
+def test_a_swap_tells_what_each_replica_answered(world, monkeypatch):
+    streams(monkeypatch, SWAPPED, "oooooof" + "nnnnn", strange=["AnswerRefused(status=404)"])
+    play(world, "swap", THREE)
+    assert world.said == [
+        "r1 during the swap: 5 old, 5 new, 0 neither, 0 failed",
+        "r2 during the swap: 6 old, 5 new, 0 neither, 1 failed (AnswerRefused(status=404))",
+    ]
+
+
+def test_times_that_are_told_are_those_that_passed(world, monkeypatch):
+    now = iter([100.0, 103.5, 105.25])
+    monkeypatch.setattr(demo, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    play(world, "kill_engine")
+    assert "healthy after 3.5 s; all 3 adapters were back 1.8 s later" in world.said[-1]
+
+
+def test_a_fleet_of_one_replica_has_no_others_to_ask(world, monkeypatch):
+    """While its engine is away nothing answers."""
+    monkeypatch.setattr(PlayedWorld, "replicas", ("r1",))
+    assert f"answers r2: {LEFT}" not in play(world, "kill_engine", LEFT)
+    assert world.did[-1] == f"answers r1: {LEFT}"
+
+
 # What a world asks its parts.
 
 
@@ -340,6 +404,8 @@ def asked(tmp_path) -> Iterator[tuple[World, dict[str, Any], list[str]]]:
         found = answers.get(key)
         if found is None:
             raise httpx.ConnectError("away")
+        if isinstance(found, Exception):
+            raise found
         return found if isinstance(found, httpx.Response) else httpx.Response(200, json=found)
 
     http = httpx.Client(transport=httpx.MockTransport(answer))
@@ -380,6 +446,10 @@ def test_what_an_engine_lists_is_exactly_what_should_be_served(asked):
         answers["/v1/models"] = {"data": [base, *cards]}
         assert world.listing("r1") == {name: f"/{name}" for name in names}
         assert world.lists_all("r1") is is_all
+    for question in (world.listing, world.readiness):
+        answers |= {"/v1/models": ValueError("ours"), "/readyz": ValueError("ours")}
+        with pytest.raises(ValueError, match="ours"):
+            question("r1")
     answers |= {"/readyz": httpx.Response(503), "/status": {"stale": True}}
     assert (world.readiness("r1"), world.status("r1")) == (503, {"stale": True})
 
