@@ -169,6 +169,9 @@ def outcome(error: float, enough: int | None = None) -> ModuleOutcome:
 
 def test_errors_are_bounded_and_the_remedy_is_named():
     check_errors([], 0.1)
+    check_errors([outcome(0.05)], ConversionOptions().max_error)
+    with pytest.raises(CannotPublish, match=r"0\.0501 .*expected at most 0\.05"):
+        check_errors([outcome(0.0501)], ConversionOptions().max_error)
     check_errors([outcome(0.1), outcome(0.0)], 0.1)
     with pytest.raises(CannotPublish, match=r"0\.2 \(2 of 3 modules.*rank 12 would do"):
         check_errors([outcome(0.2, 7), outcome(0.0, 1), outcome(0.15, 12)], 0.1)

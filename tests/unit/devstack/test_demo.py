@@ -127,7 +127,10 @@ THREE = "legal sql support"
 
 def play(world: PlayedWorld, step: str, served: str = THREE) -> list[str]:
     """What a step does after `served` are."""
-    world.served = {name: "sql-v2" if name == "sql" else name.removesuffix("-2") for name in served.split()}
+    is_swapped = step != "swap"  # which itself does it
+    world.served = {
+        name: "sql-v2" if name == "sql" and is_swapped else name.removesuffix("-2") for name in served.split()
+    }
     STEPS[step](world)
     return world.did
 

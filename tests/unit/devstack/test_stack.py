@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from registry.tools.devstack import stack as stacks
+from registry.tools.devstack import stack_parts
 from registry.tools.devstack import stack_verbs as verbs
+from registry.tools.devstack.engine_environment import vllm_command
 from registry.tools.devstack.processes import Process, find_marked, remember
 from registry.tools.devstack.stack import Stack, is_ready, last_words
 from registry.tools.devstack.stack_file import EngineKind, StackError, load, make_layout, pid_file, save
@@ -318,3 +320,106 @@ def test_the_command_line_is_run_against_the_stack_whatever_is_set_around_it(tmp
         make_pool(stack)
     told = " ".join(asked[1])
     assert f"-o json pool create dev --base-model tiny --from {stack.folder.model} --max-rank 16" in told
+
+
+def test_how_each_part_is_tells_whether_it_runs_and_whether_it_is_ready(tmp_path, monkeypatch):
+    """What answers at the port of a part that does not run is somebody else."""
+    stack, process = stack_in(tmp_path), spawned_by_us()
+    monkeypatch.setattr(stack, "process", lambda name: process if name != "admin" else None)
+    monkeypatch.setattr(stacks, "is_ready", lambda part: part.role is not Role.ENGINE)
+    found = {one.part.name: (one.pid, one.ready, one.log) for one in stack.status()}
+    assert found == {
+        "etcd": (process.pid, True, tmp_path / "logs" / "etcd.log"),
+        "admin": (None, False, tmp_path / "logs" / "admin.log"),
+        "engine-r1": (process.pid, False, tmp_path / "logs" / "engine-r1.log"),
+        "sidecar-r1": (process.pid, True, tmp_path / "logs" / "sidecar-r1.log"),
+    }
+
+
+def test_a_control_token_is_made_once_and_is_read_by_us_alone(tmp_path, program):
+    """X2: whoever knows it may have the engine load what he likes."""
+    stack, mask = stack_in(tmp_path / "s"), os.umask(0)
+    try:
+        engine = stack.command("engine-r1")
+    finally:
+        os.umask(mask)
+    token = tmp_path / "s" / "control-token"
+    assert (engine.environment["LORAPLANE_CONTROL_TOKEN_FILE"], token.stat().st_mode & 0o777) == (str(token), 0o600)
+    secret = token.read_text()
+    assert len(secret) > 32
+    sidecar = stack.command("sidecar-r1").arguments
+    assert sidecar[sidecar.index("--control-token-file") + 1] == str(token)
+    assert token.read_text() == secret
+    assert stack_in(tmp_path / "t").command("engine-r1").arguments[1:] != []
+    assert (tmp_path / "t" / "control-token").read_text() != secret
+
+
+def test_each_part_is_started_where_the_others_look_for_it(tmp_path, program, monkeypatch):
+    """And nothing of what is set around it reaches a part as a flag."""
+    monkeypatch.setenv("LORAPLANE_ADMIN", "elsewhere:1")
+    monkeypatch.setenv("ETCD_NAME", "elsewhere")
+    root = tmp_path / "s"
+    stack = stack_in(root)
+    url, at = stack.layout.url, stack.layout.address
+    commands = {part.name: stack.command(part.name) for part in stack.parts}
+    peer = url("etcd-peer")
+    assert commands["etcd"].arguments == [
+        str(program),
+        "--name=dev",
+        f"--data-dir={root / 'etcd'}",
+        f"--listen-client-urls={url('etcd')}",
+        f"--advertise-client-urls={url('etcd')}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=dev={peer}",
+        "--max-txn-ops=1024",
+        "--log-level=warn",
+    ]
+    assert commands["admin"].arguments[1:] == [
+        *("-m", "registry.admin.main", "--etcd", at("etcd"), "--max-txn-ops", "1024"),
+        *("--listen", at("admin"), "--http", at("admin-http")),
+    ]
+    assert commands["engine-r1"].arguments[1:] == [
+        *("-m", "sidecar.engines.simulated", "--host", "127.0.0.1"),
+        *("--port", str(stack.layout.ports["engine-r1"]), "--served-model-name", "tiny"),
+    ]
+    socket = root / "sockets" / "r1"
+    engine = commands["engine-r1"].environment
+    assert {name: engine[name] for name in ("LORAPLANE_RESOLVER", "LORAPLANE_STORE", "LORAPLANE_PLUGIN")} == {
+        "LORAPLANE_RESOLVER": str(socket),
+        "LORAPLANE_STORE": str(root / "store"),
+        "LORAPLANE_PLUGIN": "1",
+    }
+    assert engine["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    sidecar = [
+        *("-m", "sidecar.main", "--etcd", at("etcd"), "--pool", "dev", "--replica", "r1"),
+        *("--engine", url("engine-r1"), "--store", str(root / "store"), "--http", at("sidecar-r1")),
+        *("--allow-source", f"{(root / 'adapters').as_uri()}/", "--resolver-socket", str(socket)),
+        *("--control-token-file", str(root / "control-token")),
+    ]
+    assert commands["sidecar-r1"].arguments[1:] == sidecar
+    assert socket.parent.is_dir(), "it binds a socket there"
+    assert not [name for name, one in commands.items() if "LORAPLANE_ADMIN" in one.environment and name != "etcd"]
+    assert "ETCD_NAME" not in commands["etcd"].environment
+    ready = {part.name: part.ready_url for part in stack.parts}
+    assert ready == {
+        "etcd": f"{url('etcd')}/health",
+        "admin": f"{url('admin-http')}/readyz",
+        "engine-r1": f"{url('engine-r1')}/health",
+        "sidecar-r1": f"{url('sidecar-r1')}/readyz",
+    }
+
+
+def test_with_vllm_an_engine_gets_the_plugin_and_its_sidecar_the_base(tmp_path, program, monkeypatch):
+    """R14: a sidecar that knows the base refuses what does not fit it."""
+    layout = make_layout(EngineKind.VLLM, 1, {})
+    stack = Stack(Folder(tmp_path / "s"), layout)
+    monkeypatch.setattr(stack_parts, "find_engine_python", lambda: Path("/py"))
+    monkeypatch.setattr(stack_parts, "plugin_folder", lambda folder: folder)
+    engine, sidecar = stack.command("engine-r1"), stack.command("sidecar-r1")
+    assert engine.arguments == vllm_command(
+        Path("/py"), stack.folder.model, port=layout.ports["engine-r1"], served_model_name="tiny"
+    )
+    assert engine.environment["PYTHONPATH"] == str(tmp_path / "s" / "plugin")
+    assert engine.environment["LORAPLANE_RESOLVER"] == str(stack.folder.socket("r1"))
+    assert list(sidecar.arguments[-2:]) == ["--base-model", str(stack.folder.model)]
