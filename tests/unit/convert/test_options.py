@@ -196,3 +196,10 @@ def test_another_bases_weights_are_told_by_its_name(tmp_path, says, names, is_sa
         adapter = opened(tmp_path / f"{is_converted}", draft)
         found = base_doubts(task_of(adapter, None, ConversionOptions()), adapter, names)
         assert [one.reason for one in found] == (["base_name_differs"] if is_said and is_converted else [])
+
+
+def test_one_tensor_of_another_type_is_work(tmp_path):
+    draft = LLAMA.draft()
+    name, values = next(iter(draft.tensors.items()))
+    draft.tensors[name] = Values("F16", values.shape, bytes(len(values.data) // 2))
+    assert bool(task(tmp_path, draft, dtype="F32")) is True

@@ -66,16 +66,20 @@ class PlayedWorld(World):
         self.lies: set[str] = set()
         self.told = ""
         self.said: list[str] = []
+        self.after: list[str] = []  # what was done just before each was said
         self.revision = 7
 
     def _told(self, line: str) -> None:
         self.said.append(line.strip())
+        self.after.append(self.did[-1] if self.did else "")
         if "were back" in line:
             self.did.append("tell how long it took")
         elif line.startswith("     "):
             self.did.append(f"tell {line.strip()}")
 
     def run(self, *arguments: str) -> str:
+        if arguments[0] == "apply":
+            require(Path(arguments[2]).exists(), "there is nothing to apply")
         self.did.append(f"$ {' '.join(arguments[:2])}")
         return ""
 
@@ -344,6 +348,21 @@ TOLD = {
 }
 
 
+AFTER = {
+    "apply_three": [f"answers r1 r2: {THREE}"],
+    "delete_one": ["await answers 404 for legal"],
+    "kill_engine": ["kill engine-r1", _sidecar("not ready"), "await lists ['legal', 'sql', 'support']"],
+    "kill_sidecar": ["kill sidecar-r2", "await lists ['legal', 'legal-2', 'sql', 'support']"],
+    "outage": [
+        "stop etcd",
+        "kill sidecar-r1",
+        "await lists ['legal', 'sql', 'support']",
+        _sidecar("ready"),
+    ],
+    "etcd_back": ["start etcd"],
+}
+
+
 @pytest.mark.parametrize("step", TOLD)
 def test_each_step_tells_what_it_did_and_saw(world, monkeypatch, step):
     """Whoever looks on sees nothing else of it."""
@@ -352,6 +371,7 @@ def test_each_step_tells_what_it_did_and_saw(world, monkeypatch, step):
         world.stack.running.discard("etcd")
     play(world, step)
     assert [re.sub(r"-?\d+\.\d", "#", line) for line in world.said] == TOLD[step]
+    assert [*dict.fromkeys(world.after)] == AFTER[step], "when it is so, and not before"
 
 
 def test_a_swap_tells_what_each_replica_answered(world, monkeypatch):

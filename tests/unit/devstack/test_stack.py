@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import tempfile
 import threading
@@ -163,7 +164,7 @@ def test_an_etcd_that_cannot_be_asked_is_told_when_it_is_started(program, conten
     assert etcd_line() == ""
 
 
-def test_a_part_is_found_by_what_was_written_down_or_by_its_mark(tmp_path):
+def test_a_part_is_found_by_what_was_written_down_or_by_its_mark(tmp_path, monkeypatch):
     """Whoever started it may have been ended before he could write."""
     stack = stack_in(tmp_path / "s")
     assert stack.process("etcd") is None
@@ -171,6 +172,10 @@ def test_a_part_is_found_by_what_was_written_down_or_by_its_mark(tmp_path):
     assert stack.process("etcd") == spawned_by_us()
     remember(pid_file(tmp_path / "s", "etcd"), Process(os.getpid(), 1))
     assert stack.process("etcd") is None
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(stacks, "find_marked", lambda *mark: (asked.append(mark), spawned_by_us())[1])
+    assert stack.process("etcd") == spawned_by_us()
+    assert asked == [("LORAPLANE_DEV_PART", f"{tmp_path / 's'}:etcd")]
 
 
 @pytest.fixture
@@ -423,3 +428,24 @@ def test_with_vllm_an_engine_gets_the_plugin_and_its_sidecar_the_base(tmp_path, 
     assert engine.environment["PYTHONPATH"] == str(tmp_path / "s" / "plugin")
     assert engine.environment["LORAPLANE_RESOLVER"] == str(stack.folder.socket("r1"))
     assert list(sidecar.arguments[-2:]) == ["--base-model", str(stack.folder.model)]
+
+
+def test_parts_are_asked_to_end_all_at_once_and_then_waited_for(tmp_path, monkeypatch):
+    """Else each would take its time after the other; what cannot be found has nothing to end."""
+    stack, did = stack_in(tmp_path, 2), list[str]()
+
+    class Played:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def signal(self, number: signal.Signals) -> None:
+            did.append(f"{number.name} {self.name}")
+
+        def stop(self, seconds: float) -> None:
+            did.append(f"stop {self.name} {seconds:g}")
+
+    monkeypatch.setattr(stack, "_last", lambda name: Played(name) if name != "admin" else None)
+    remember(pid_file(tmp_path, "etcd"), spawned_by_us())
+    stack.stop(["etcd", "admin", "engine-r1"])
+    assert did == ["SIGTERM etcd", "SIGTERM engine-r1", "stop etcd 20", "stop engine-r1 20"]
+    assert not pid_file(tmp_path, "etcd").exists()
