@@ -318,6 +318,7 @@ def test_each_step_is_told_and_what_fails_ends_it(tmp_path, monkeypatch, capsys,
     assert did == ["first", "second", *(["third"] if error is None else [])]
     assert (f"FAILED: {error}" in told, "All 3 steps held" in told) == (error is not None, error is None)
     assert root.exists() is (error is not None)
+    assert (f"the logs are in {root / 'logs'}" in told) is (error is not None)
 
 
 RIGHT = "".join(chr(65 + number) for number in range(len(NAMES)))  # each answers with one letter

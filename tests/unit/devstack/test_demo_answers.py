@@ -61,6 +61,8 @@ def test_the_references_form():
     answer = reference_of(printed)["a"]["Hello"]
     assert answer == EngineAnswer((72, 7), (-0.5, -1.0))
     assert text_of(answer) == "H·"
+    edges = EngineAnswer((31, 32, 126, 127), (0.0,) * 4)
+    assert text_of(edges) == "· ~·", "what cannot be printed is a dot"
 
 
 @pytest.mark.parametrize(

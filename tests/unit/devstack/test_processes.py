@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from tests.support.processes import child
 
 FOREVER = [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
 IGNORE = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)"
+PIDS = ('"x"', "null", "Infinity", "NaN", "{}")
 DEAF = [sys.executable, "-c", f"{IGNORE}; [signal.pause() for _ in iter(int, 1)]"]
 
 
@@ -127,12 +129,21 @@ def test_it_outlives_the_session_of_who_started_it(started):
     assert written[0].stat().st_mode & 0o777 == 0o644 & ~_mask()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": "x", "started": 1}', '{"pid": null, "started": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", "[" * 30_000, *(f'{{"boot": BOOT, "pid": {pid}, "started": 1}}' for pid in PIDS)],
+    ids=["empty", "half", "list", "nothing", "deep", *PIDS],
+)
 def test_a_pid_file_that_cannot_be_read_is_no_process(tmp_path, text):
+    """However it came to be so; no process is ended by it."""
     file = tmp_path / "one.json"
     assert recall(file) is None
-    file.write_text(text)
+    remember(file, Process(os.getpid(), 1))
+    boot = json.dumps(json.loads(file.read_text())["boot"])
+    file.write_text(text.replace("BOOT", boot))
     assert recall(file) is None
+    file.write_text(f'{{"boot": {boot}, "pid": 7, "started": 1}}')
+    assert recall(file) == Process(7, 1)
 
 
 def test_waiting_ends_when_the_time_is_up():

@@ -176,6 +176,9 @@ def test_a_part_is_found_by_what_was_written_down_or_by_its_mark(tmp_path, monke
     monkeypatch.setattr(stacks, "find_marked", lambda *mark: (asked.append(mark), spawned_by_us())[1])
     assert stack.process("etcd") == spawned_by_us()
     assert asked == [("LORAPLANE_DEV_PART", f"{tmp_path / 's'}:etcd")]
+    remember(pid_file(tmp_path / "s", "etcd"), spawned_by_us())
+    monkeypatch.setattr(stacks, "find_marked", lambda *_: Process(os.getppid(), 1))
+    assert stack.process("etcd") == spawned_by_us(), "what was written down goes before, as long as it runs"
 
 
 @pytest.fixture
