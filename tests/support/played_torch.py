@@ -203,6 +203,7 @@ class _Linear:
     def __init__(self, inputs: int, outputs: int, *, bias: bool) -> None:
         self.weight = Tensor(np.zeros((outputs, inputs)), FLOAT32)
         self.bias = Tensor(np.zeros(outputs), FLOAT32) if bias else None
+        self.shape = (outputs, inputs)
         self.lora_A: dict[str, SimpleNamespace] = {}
         self.lora_B: dict[str, SimpleNamespace] = {}
 
@@ -234,6 +235,7 @@ def _inject(config: _LoraConfig, model: Any) -> None:
     (target,) = config.target_modules
     linear = getattr(model, target)
     assert linear.bias is None, "PEFT takes the bias for weights"
+    assert linear.weight.shape == linear.shape, "PEFT makes the pair for the module's own sizes"
     scale = config.lora_alpha / config.r
     up, down = first_halves(linear.weight.array, config.r, scale)
     linear.lora_B["default"] = SimpleNamespace(weight=Tensor(up, FLOAT32))

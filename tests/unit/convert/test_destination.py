@@ -90,6 +90,8 @@ def test_what_has_its_name_is_on_the_disk(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "rename", renamed)
     put(folder, destination(str(tmp_path / "out")), None)
+    still_open = [one.readlink() for one in Path("/proc/self/fd").iterdir() if one.exists()]
+    assert not [one for one in still_open if one.is_relative_to(tmp_path)]
     arriving = f"{tmp_path}/.out.*"
     assert did == [*(f"{arriving}/{name}" for name in FILES), arriving, "renamed", str(tmp_path)]
 

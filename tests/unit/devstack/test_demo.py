@@ -486,7 +486,10 @@ def test_a_reference_engine_is_asked_only_while_it_runs(tmp_path, monkeypatch, r
     process = SimpleNamespace(is_running=lambda: runs, kill=lambda: killed.append(True))
     monkeypatch.setattr(demo_world, "spawn", lambda *_: process)
     monkeypatch.setattr(demo_world, "is_ready", lambda _: ready)
-    monkeypatch.setattr(demo_world, "wait_until", lambda check, _: check())
+    waited: list[tuple[bool, float]] = []
+    monkeypatch.setattr(
+        demo_world, "wait_until", lambda check, seconds: (waited.append((check(), seconds)), waited[-1][0])[1]
+    )
     monkeypatch.setattr(demo_world, "_asked", lambda part, _: {"asked": part.address})
     if ready and runs:
         assert demo_world.find_reference(stack, {}, 81) == {"asked": "127.0.0.1:81"}
@@ -494,6 +497,7 @@ def test_a_reference_engine_is_asked_only_while_it_runs(tmp_path, monkeypatch, r
         with pytest.raises(StackError, match="the reference engine did not start; its log"):
             demo_world.find_reference(stack, {}, 81)
     assert killed == [True]
+    assert waited == [(ready or not runs, 60)], "what has ended is not waited for"
 
 
 @pytest.mark.parametrize("alike", [False, True])

@@ -142,3 +142,20 @@ def test_traffic_tells_old_new_neither_and_failed_apart():
         assert wait_until(lambda: stream.count(Version.NEW) > 1, 60)
     assert stream.seen[:4] == [Version.OLD, Version.NEITHER, Version.FAILED, Version.NEW]
     assert "status=404" in stream.strange[1]
+
+
+def test_an_answer_without_all_of_its_logprobs_is_no_answer():
+    with pytest.raises(ValueError, match="shorter"):
+        ONE.is_like(EngineAnswer((1, 2), (-0.5,)))
+
+
+def test_of_a_refusal_only_its_beginning_is_told():
+    transport = httpx.MockTransport(lambda _: httpx.Response(400, text="x" * 999))
+    with httpx.Client(transport=transport) as client:
+        assert ask(client, "http://e", "a", "Hello") == AnswerRefused(400, "x" * 200)
+
+
+def test_a_difference_at_the_bound_is_none():
+    zero = EngineAnswer((1,), (0.0,))
+    assert zero.is_like(EngineAnswer((1,), (0.001,)))
+    assert not zero.is_like(EngineAnswer((1,), (0.0011,)))

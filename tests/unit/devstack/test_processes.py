@@ -252,3 +252,18 @@ def test_waiting_asks_until_it_is_so_and_no_longer(monkeypatch):
     assert len(slept) == 3
     assert not wait_until(lambda: False, 2.0)
     assert now[0] == 106.0
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_it"),
+    [(("S", True), True), (("R", True), True), (("Z", True), False), (("S", False), False), (None, False)],
+    ids=["sleeps", "runs", "zombie", "not its leader", "ended since"],
+)
+def test_what_is_found_by_its_mark_is_the_leader_and_lives(monkeypatch, seen, is_it):
+    """What it started has the same mark."""
+    ours = os.getpid()
+    found = processes._Seen(seen[0], ours if seen[1] else 1, 40) if seen else None
+    monkeypatch.setattr(processes, "_environment", lambda entry: [b"A=b"] if entry.name == str(ours) else [])
+    monkeypatch.setattr(processes, "_look", {ours: found}.get)
+    assert find_marked("A", "b") == (Process(ours, 40) if is_it else None)
+    assert find_marked("A", "c") is None

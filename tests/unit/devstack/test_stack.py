@@ -452,3 +452,20 @@ def test_parts_are_asked_to_end_all_at_once_and_then_waited_for(tmp_path, monkey
     stack.stop(["etcd", "admin", "engine-r1"])
     assert did == ["SIGTERM etcd", "SIGTERM engine-r1", "stop etcd 20", "stop engine-r1 20"]
     assert not pid_file(tmp_path, "etcd").exists()
+
+
+def test_a_stack_whose_files_cannot_be_made_is_known_all_the_same(tmp_path, program, monkeypatch):
+    """So that `loraplane dev down --purge` removes what there is of it."""
+
+    def full(_: Path) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(verbs, "write_model", full)
+    with pytest.raises(OSError, match="No space left"):
+        set_up(tmp_path / "s", 1, EngineKind.SIM)
+    assert load(tmp_path / "s") is not None
+
+
+def test_a_sidecar_may_be_started_again_and_before_anything_else(tmp_path):
+    stack = stack_in(tmp_path / "deep" / "s")
+    assert stack.command("sidecar-r1") == stack.command("sidecar-r1")
