@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ import pytest
 import registry.tools.convert
 
 Array = np.ndarray[Any, Any]
+Number: TypeAlias = float  # which in a tensor is a method
 _ROOM = "registry.tools.convert"
 _NEED_TORCH = ("stored", "arithmetic", "converter")
 
@@ -57,7 +58,8 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.array.shape
+        found: tuple[int, ...] = self.array.shape
+        return found
 
     @property
     def T(self) -> Tensor:  # noqa: N802 - torch's name
@@ -145,7 +147,7 @@ class Tensor:
     def __truediv__(self, other: Any) -> Tensor:
         return self._with(other, self.array / _plain(other))
 
-    def __pow__(self, power: float) -> Tensor:
+    def __pow__(self, power: Number) -> Tensor:
         return self._like(self.array**power)
 
     def __add__(self, other: Any) -> Tensor:
@@ -172,7 +174,7 @@ class Tensor:
     def __getitem__(self, key: Any) -> Tensor:
         return self._like(self.array[key])
 
-    def __float__(self) -> float:
+    def __float__(self) -> Number:
         return float(self.array)
 
     def __int__(self) -> int:
