@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import BadStatusLine
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 from registry.tools.devstack import stack as stacks
 from registry.tools.devstack import stack_parts
 from registry.tools.devstack import stack_verbs as verbs
-from registry.tools.devstack.engine_environment import vllm_command
+from registry.tools.devstack.engine_environment import EngineNotFound, vllm_command
 from registry.tools.devstack.processes import Process, find_marked, remember
 from registry.tools.devstack.stack import Stack, is_ready, last_words
 from registry.tools.devstack.stack_file import EngineKind, StackError, load, make_layout, pid_file, save
@@ -75,7 +76,7 @@ def test_a_stack_is_set_up_as_it_was_unless_somebody_says_otherwise(tmp_path, fi
     assert (again.layout, load(tmp_path / "s")) == (first.layout, first.layout)
     assert files == ["model", *verbs.ADAPTERS], "what is there already is kept"
     assert set_up(tmp_path / "s", 2, None).layout.replicas == ("r1", "r2")
-    assert len(set_up(tmp_path / "t", None, EngineKind.SIM).layout.replicas) == verbs.DEFAULT_REPLICAS
+    assert set_up(tmp_path / "t", None, EngineKind.SIM).layout.replicas == ("r1", "r2")
 
 
 @pytest.mark.parametrize(
@@ -469,3 +470,44 @@ def test_a_stack_whose_files_cannot_be_made_is_known_all_the_same(tmp_path, prog
 def test_a_sidecar_may_be_started_again_and_before_anything_else(tmp_path):
     stack = stack_in(tmp_path / "deep" / "s")
     assert stack.command("sidecar-r1") == stack.command("sidecar-r1")
+
+
+def test_an_engine_that_is_not_on_this_machine_is_told(tmp_path, program, monkeypatch):
+    def absent() -> Path:
+        raise EngineNotFound("make it with: make engine")
+
+    monkeypatch.setattr(stack_parts, "find_engine_python", absent)
+    stack = Stack(Folder(tmp_path / "s"), make_layout(EngineKind.VLLM, 1, {}))
+    with pytest.raises(StackError, match="make it with: make engine"):
+        stack.command("engine-r1")
+
+
+@pytest.mark.parametrize("error", [BadStatusLine("what?"), ConnectionRefusedError(), TimeoutError()], ids=repr)
+def test_what_answers_otherwise_than_by_http_is_not_ready(monkeypatch, error):
+    """Another program may have the port."""
+
+    class Connection:
+        def __init__(self, address: str, *, timeout: float) -> None:
+            assert (address, timeout < 60) == ("127.0.0.1:1", True)
+
+        def request(self, _method: str, path: str) -> None:
+            assert path == "/ready"
+            raise error
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    monkeypatch.setattr(stacks, "HTTPConnection", Connection)
+    assert is_ready(StackPart("a", Role.ADMIN, "127.0.0.1:1", "http://127.0.0.1:1/ready")) is False
+
+
+def test_several_real_engines_have_minutes_to_start(tmp_path, monkeypatch):
+    """One takes 13 s alone on a quiet machine. Each part is asked for, and those before it are ready."""
+    stack, waited = stack_in(tmp_path, 2), list[float]()
+    asked: list[str] = []
+    monkeypatch.setattr(stack, "process", lambda name: (asked.append(name), spawned_by_us())[1])
+    monkeypatch.setattr(stacks, "is_ready", lambda part: part.name != "engine-r2")
+    monkeypatch.setattr(stacks, "wait_until", lambda check, seconds: (waited.append(seconds), check())[1])
+    with pytest.raises(StackError, match="engine-r2 is not ready in time"):
+        stack.wait_ready(["engine-r1", "engine-r2", "etcd"])
+    assert (waited, asked) == ([300.0, 300.0], ["engine-r1", "engine-r2"])
