@@ -184,6 +184,19 @@ def test_two_objects_are_written_once(folder, store):
     assert objects(store) == OURS
 
 
+def test_an_object_is_created_in_one_request(folder, store, monkeypatch):
+    """W6: one in parts cannot be made to fail where somebody else's is there."""
+    asked, real = list[dict[str, object]](), obstore.put
+
+    def spied(*where: object, **how: object) -> object:
+        asked.append(how)
+        return real(*where, **how)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(obstore, "put", spied)
+    assert put(folder, destination(URI), None) is True
+    assert asked == [{"mode": "create", "use_multipart": False}] * 2
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_half_is_completed_where_it_is_ours_alone(folder, store, name):
     """R4."""

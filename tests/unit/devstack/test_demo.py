@@ -404,6 +404,7 @@ def test_a_fleet_of_one_replica_has_no_others_to_ask(world, monkeypatch):
 def test_a_command_that_fails_ends_a_step(tmp_path, monkeypatch):
     said: list[str] = []
     world = World(Stack(Folder(tmp_path), LAYOUT), REFERENCE, said.append)
+    assert not world.http.trust_env, "no proxy is asked for what runs on this machine"
     codes = {"good": 0, "bad": 4}
     monkeypatch.setattr(
         demo_world,
@@ -566,9 +567,12 @@ def test_a_scratch_engine_is_told_each_adapter_and_asked_each_prompt_by_each_nam
     client = httpx.Client
     monkeypatch.setattr(demo_world, "spawn", lambda *_: process)
     monkeypatch.setattr(demo_world, "is_ready", lambda _: True)
-    monkeypatch.setattr(
-        httpx, "Client", lambda **more: client(transport=httpx.MockTransport(answer), trust_env=more["trust_env"])
-    )
+
+    def direct(*, trust_env: bool, **_: object) -> httpx.Client:
+        assert not trust_env, "a proxy would not reach the loopback of this machine"
+        return client(transport=httpx.MockTransport(answer))
+
+    monkeypatch.setattr(httpx, "Client", direct)
     adapters = {"sql": tmp_path / "a", "legal": tmp_path / "b"}
     found = demo_world.find_reference(stack, adapters, port)
     assert found == {name: REFERENCE[name] for name in (BASE, "sql", "legal")}

@@ -136,7 +136,10 @@ def test_the_likeliest_tokens_are_asked_for():
     assert asked == [{"model": name, "max_tokens": 8, **expected} for name in ("a", "b")]
 
 
-def test_traffic_tells_old_new_neither_and_failed_apart():
+def test_traffic_tells_old_new_neither_and_failed_apart(monkeypatch):
+    """Whatever proxy is set around it."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("NO_PROXY", "")
     old, new, other = ONE, EngineAnswer((5, 6), (-0.1, -0.1)), EngineAnswer((1, 2), (-0.7, -1.0))
     with engine(old, other, 404, new) as url, traffic([url], "a", "Hello", old, new) as [stream]:
         assert wait_until(lambda: stream.count(Version.NEW) > 1, 60)

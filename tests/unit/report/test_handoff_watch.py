@@ -153,9 +153,12 @@ async def test_who_takes_over_what_labels_place_is_whoever_has_them_now(scene):
     terms = PlacementSpec(Placement(selector={"gpu": "a10"}), frozenset({("gpu", "a10")}))
     told = presence("r2", labels={"gpu": "a10"}).to_bytes()
     scene.store.txn(Txn((), (Put(KEYS.replica(POOL, "r2"), told, LEASE),)))
+    known = scene.leaving
     scene.leaving = replace(scene.leaving, terms=terms, owners=None)
-    scene.handoff_watch.follow([scene.leaving])
-    await eventually(lambda: scene.is_taken)
+    for others in ([], [known]):
+        scene.handoff_watch.follow([scene.leaving, *others])
+        await eventually(lambda: scene.is_taken)
+        scene.handoff_watch.follow([])
 
 
 async def test_an_answer_that_comes_too_late_is_forgotten(scene):
