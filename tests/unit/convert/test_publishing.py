@@ -17,6 +17,7 @@ from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
 from registry.lora.directory import digest_of
 from registry.lora.findings import Finding, UnfitAdapter
 from registry.lora.policy import AdapterLimits, Policy
+from registry.tools.convert import publishing
 from registry.tools.convert.destination import destination
 from registry.tools.convert.options import CannotPublish, ConversionOptions, ModuleOutcome
 from registry.tools.convert.publishing import Compared, PublishedFiles, publish
@@ -82,8 +83,13 @@ def test_what_is_right_as_it_is_is_copied(tmp_path, base, arithmetic):
     assert arithmetic.asked == []
 
 
-def test_of_what_is_only_shortened_the_base_is_not_read(tmp_path, base, arithmetic):
+def test_of_what_is_only_shortened_the_base_is_not_read(tmp_path, base, arithmetic, monkeypatch):
     """Whoever has none at hand, or one that is packed, can publish it all the same."""
+
+    def unreadable(_: Path) -> object:
+        raise ValueError("its config.json is none")
+
+    monkeypatch.setattr(publishing, "names_of", unreadable)
     found = published(tmp_path, LLAMA.draft(), base, rank=2)
     assert arithmetic.asked == [{"source": tmp_path / "trained", "base": None}]
     assert (found.outcomes, found.digest) == ([OUTCOME], digest_of(tmp_path / "out"))

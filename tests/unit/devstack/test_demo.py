@@ -696,3 +696,13 @@ def test_one_replica_would_show_nothing_and_nine_would_be_too_many(monkeypatch, 
     with pytest.raises(SystemExit) as ended:
         demo.main()
     assert ended.value.code == 2
+
+
+def test_each_line_is_seen_when_it_is_said(monkeypatch):
+    """Also through a pipe, where a step may take minutes."""
+    seen: list[str] = []
+    out = SimpleNamespace(write=seen.append, flush=lambda: seen.append("flushed"))
+    monkeypatch.setattr("sys.stdout", out)
+    demo._say("a step")
+    monkeypatch.undo()
+    assert seen == ["a step\n", "flushed"]
