@@ -103,7 +103,7 @@ class ReplicaDrain:
                     case Disconnected(message):
                         _log.warning("drain_not_followed", replica=self._replica, error=message)
                     case Progressed() | Connected():
-                        continue
+                        pass
 
     async def _standing(self) -> Sequence[KeyValue]:
         """The order that stands now.

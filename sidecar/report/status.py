@@ -148,15 +148,14 @@ def _fit(status: ReplicaStatus, serves: list[tuple[str, int]] | None) -> Replica
     Once any is left out, a name's absence proves nothing: `serves` is told then, as long as there is room.
     """
     while True:
-        if status.omitted and status.serves is None and serves is not None:
-            status = status.model_copy(update={"serves": serves})
+        if status.omitted and serves is not None:
+            # Once: if there is no room for it, it is left out again.
+            status, serves = status.model_copy(update={"serves": serves}), None
         if len(status.to_bytes()) <= MAX_STATUS_BYTES:
             return status
         less = _halved(status)
         if less is None:
             return status
-        if status.serves is not None and less.serves is None:
-            serves = None  # there is no room for it
         status = less
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import obstore
@@ -90,6 +91,11 @@ def test_what_has_its_name_is_on_the_disk(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "rename", renamed)
     put(folder, destination(str(tmp_path / "out")), None)
+    still_open = list[Path]()
+    for one in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # it was closed since it was listed
+            still_open.append(one.readlink())
+    assert not [one for one in still_open if one.is_relative_to(tmp_path)]
     arriving = f"{tmp_path}/.out.*"
     assert did == [*(f"{arriving}/{name}" for name in FILES), arriving, "renamed", str(tmp_path)]
 
@@ -176,6 +182,19 @@ def test_two_objects_are_written_once(folder, store):
     assert objects(store) == OURS
     assert put(folder, destination(URI), None) is False
     assert objects(store) == OURS
+
+
+def test_an_object_is_created_in_one_request(folder, store, monkeypatch):
+    """W6: one in parts cannot be made to fail where somebody else's is there."""
+    asked, real = list[dict[str, object]](), obstore.put
+
+    def spied(*where: object, **how: object) -> object:
+        asked.append(how)
+        return real(*where, **how)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(obstore, "put", spied)
+    assert put(folder, destination(URI), None) is True
+    assert asked == [{"mode": "create", "use_multipart": False}] * 2
 
 
 @pytest.mark.parametrize("name", FILES)

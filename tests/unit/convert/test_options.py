@@ -169,6 +169,9 @@ def outcome(error: float, enough: int | None = None) -> ModuleOutcome:
 
 def test_errors_are_bounded_and_the_remedy_is_named():
     check_errors([], 0.1)
+    check_errors([outcome(0.05)], ConversionOptions().max_error)
+    with pytest.raises(CannotPublish, match=r"0\.0501 .*expected at most 0\.05"):
+        check_errors([outcome(0.0501)], ConversionOptions().max_error)
     check_errors([outcome(0.1), outcome(0.0)], 0.1)
     with pytest.raises(CannotPublish, match=r"0\.2 \(2 of 3 modules.*rank 12 would do"):
         check_errors([outcome(0.2, 7), outcome(0.0, 1), outcome(0.15, 12)], 0.1)
@@ -193,3 +196,24 @@ def test_another_bases_weights_are_told_by_its_name(tmp_path, says, names, is_sa
         adapter = opened(tmp_path / f"{is_converted}", draft)
         found = base_doubts(task_of(adapter, None, ConversionOptions()), adapter, names)
         assert [one.reason for one in found] == (["base_name_differs"] if is_said and is_converted else [])
+
+
+def test_one_tensor_of_another_type_is_work(tmp_path):
+    draft = LLAMA.draft()
+    name, values = next(iter(draft.tensors.items()))
+    draft.tensors[name] = Values("F16", values.shape, bytes(len(values.data) // 2))
+    assert bool(task(tmp_path, draft, dtype="F32")) is True
+
+
+def test_the_first_adapter_is_not_at_hand_unless_somebody_says_so(tmp_path):
+    draft = LLAMA.draft()
+    draft.config["init_lora_weights"] = "lora_ga"
+    assert [one.reason for one in task(tmp_path, draft).verdict.findings] == ["unsupported_init"]
+
+
+@pytest.mark.parametrize("init", [None, False])
+def test_a_training_that_began_as_usual_or_at_random_is_plain_lora(tmp_path, init):
+    draft = LLAMA.draft()
+    draft.config["init_lora_weights"] = init
+    found = task(tmp_path, draft)
+    assert (found.verdict.findings, found.init, bool(found)) == ((), None, False)

@@ -15,8 +15,9 @@ import registry.tools.convert
 from registry.lora.base_directory import read_base
 from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
 from registry.lora.directory import digest_of
-from registry.lora.findings import UnfitAdapter
+from registry.lora.findings import Finding, UnfitAdapter
 from registry.lora.policy import AdapterLimits, Policy
+from registry.tools.convert import publishing
 from registry.tools.convert.destination import destination
 from registry.tools.convert.options import CannotPublish, ConversionOptions, ModuleOutcome
 from registry.tools.convert.publishing import Compared, PublishedFiles, publish
@@ -82,8 +83,13 @@ def test_what_is_right_as_it_is_is_copied(tmp_path, base, arithmetic):
     assert arithmetic.asked == []
 
 
-def test_of_what_is_only_shortened_the_base_is_not_read(tmp_path, base, arithmetic):
+def test_of_what_is_only_shortened_the_base_is_not_read(tmp_path, base, arithmetic, monkeypatch):
     """Whoever has none at hand, or one that is packed, can publish it all the same."""
+
+    def unreadable(_: Path) -> object:
+        raise ValueError("its config.json is none")
+
+    monkeypatch.setattr(publishing, "names_of", unreadable)
     found = published(tmp_path, LLAMA.draft(), base, rank=2)
     assert arithmetic.asked == [{"source": tmp_path / "trained", "base": None}]
     assert (found.outcomes, found.digest) == ([OUTCOME], digest_of(tmp_path / "out"))
@@ -120,12 +126,21 @@ def test_without_the_base_what_needs_it_is_refused(tmp_path, arithmetic):
     assert (arithmetic.asked, (tmp_path / "out").exists()) == ([], False)
 
 
-def test_a_base_whose_weights_cannot_be_read_is_told(tmp_path, base, arithmetic, monkeypatch):
+NO_HEADER = Finding("not_an_adapter", "model.safetensors", "no header", "its index", "take another")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_told"),
+    [(ValueError("its index"), True), (UnfitAdapter([NO_HEADER]), True), (RuntimeError("its index is ours"), False)],
+    ids=["index", "header", "a fault of our own"],
+)
+def test_a_base_whose_weights_cannot_be_read_is_told(tmp_path, base, arithmetic, monkeypatch, error, is_told):
     def unreadable(_: Path) -> object:
-        raise ValueError("its index names other files")
+        raise error
 
     monkeypatch.setattr(registry.tools.convert.stored, "places_of_base", unreadable)  # type: ignore[attr-defined]
-    with pytest.raises(CannotPublish, match=f"{base} cannot be read as a base model: its index.*in safetensors"):
+    told = f"{base} cannot be read as a base model: .*its index.*in safetensors" if is_told else "ours"
+    with pytest.raises(CannotPublish if is_told else RuntimeError, match=told):
         published(tmp_path, with_magnitude(), base)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import pytest
@@ -63,13 +64,22 @@ class PlayedWorld(World):
         self.did: list[str] = []
         super().__init__(PlayedStack(root, self.did), REFERENCE, self._told)
         self.lies: set[str] = set()
+        self.told = ""
+        self.said: list[str] = []
+        self.after: list[str] = []  # what was done just before each was said
         self.revision = 7
 
     def _told(self, line: str) -> None:
+        self.said.append(line.strip())
+        self.after.append(self.did[-1] if self.did else "")
         if "were back" in line:
             self.did.append("tell how long it took")
+        elif line.startswith("     "):
+            self.did.append(f"tell {line.strip()}")
 
     def run(self, *arguments: str) -> str:
+        if arguments[0] == "apply":
+            require(Path(arguments[2]).exists(), "there is nothing to apply")
         self.did.append(f"$ {' '.join(arguments[:2])}")
         return ""
 
@@ -80,7 +90,9 @@ class PlayedWorld(World):
     def running(self, *arguments: str) -> Iterator[Any]:
         self.did.append(f"$ {' '.join(arguments[:2])} &")
         yield SimpleNamespace(
-            poll=lambda: 0 if "ended" in self.lies else None, communicate=lambda timeout: ("", ""), returncode=0
+            poll=lambda: 0 if "ended" in self.lies else None,
+            communicate=lambda timeout: (self.told, "no such pool"),
+            returncode=4 if "refused" in self.lies else 0,
         )
 
     def lists_all(self, replica: str) -> bool:
@@ -119,7 +131,10 @@ THREE = "legal sql support"
 
 def play(world: PlayedWorld, step: str, served: str = THREE) -> list[str]:
     """What a step does after `served` are."""
-    world.served = {name: "sql-v2" if name == "sql" else name.removesuffix("-2") for name in served.split()}
+    is_swapped = step != "swap"  # which itself does it
+    world.served = {
+        name: "sql-v2" if name == "sql" and is_swapped else name.removesuffix("-2") for name in served.split()
+    }
     STEPS[step](world)
     return world.did
 
@@ -251,6 +266,22 @@ def test_a_change_that_waited_arrives(world):
     ]
 
 
+def test_what_a_change_that_waited_says_is_shown(world):
+    world.stack.running.discard("etcd")
+    world.told = "added sql-old\nserved by r1, r2\n"
+    did = play(world, "etcd_back", LEFT)
+    begun = did.index("start etcd")
+    assert did[begun + 1 : begun + 3] == ["tell added sql-old", "tell served by r1, r2"]
+    assert world.served == {"sql": "sql-v2", "support": "support", "sql-old": "sql"}
+
+
+def test_a_change_that_is_refused_in_the_end_fails(world):
+    world.stack.running.discard("etcd")
+    world.lies.add("refused")
+    with pytest.raises(StepFailed, match="the change ended with 4: no such pool"):
+        play(world, "etcd_back", LEFT)
+
+
 def test_a_change_that_did_not_wait_fails(world):
     world.stack.running.discard("etcd")
     world.lies.add("ended")
@@ -287,6 +318,84 @@ def test_each_step_is_told_and_what_fails_ends_it(tmp_path, monkeypatch, capsys,
     assert did == ["first", "second", *(["third"] if error is None else [])]
     assert (f"FAILED: {error}" in told, "All 3 steps held" in told) == (error is not None, error is None)
     assert root.exists() is (error is not None)
+    assert (f"the logs are in {root / 'logs'}" in told) is (error is not None)
+
+
+RIGHT = "".join(chr(65 + number) for number in range(len(NAMES)))  # each answers with one letter
+
+
+TOLD = {
+    "apply_three": [
+        f'{name} continues "{PROMPTS[0]}" with "{RIGHT[NAMES.index(like)]}"'
+        for name, like in ((BASE_MODEL, BASE), ("sql", "sql"), ("legal", "legal"), ("support", "support"))
+    ],
+    "delete_one": ["r1, r2 answer 404 for legal"],
+    "kill_engine": [
+        "kill -9 to the engine of r1",
+        "its sidecar answers /readyz with 503: no note",
+        "engine of r1 started, healthy after # s; all 3 adapters were back # s later",
+    ],
+    "kill_sidecar": [
+        "kill -9 to the sidecar of r2; its engine goes on:",
+        "sidecar started again; what was added meanwhile is served everywhere",
+    ],
+    "outage": [
+        "etcd stopped",
+        "kill -9 to the engine and the sidecar of r1",
+        "engine of r1 started, healthy after # s; all 3 adapters were back # s later",
+        "r1 came back from its snapshot at revision 7, and says that it is stale",
+    ],
+    "etcd_back": ["etcd started again"],
+}
+
+
+AFTER = {
+    "apply_three": [f"answers r1 r2: {THREE}"],
+    "delete_one": ["await answers 404 for legal"],
+    "kill_engine": ["kill engine-r1", _sidecar("not ready"), "await lists ['legal', 'sql', 'support']"],
+    "kill_sidecar": ["kill sidecar-r2", "await lists ['legal', 'legal-2', 'sql', 'support']"],
+    "outage": [
+        "stop etcd",
+        "kill sidecar-r1",
+        "await lists ['legal', 'sql', 'support']",
+        _sidecar("ready"),
+    ],
+    "etcd_back": ["start etcd"],
+}
+
+
+@pytest.mark.parametrize("step", TOLD)
+def test_each_step_tells_what_it_did_and_saw(world, monkeypatch, step):
+    """Whoever looks on sees nothing else of it."""
+    monkeypatch.setattr(demo, "ask", lambda *_: AnswerRefused(404, ""))
+    if step == "etcd_back":
+        world.stack.running.discard("etcd")
+    play(world, step)
+    assert [re.sub(r"-?\d+\.\d", "#", line) for line in world.said] == TOLD[step]
+    assert [*dict.fromkeys(world.after)] == AFTER[step], "when it is so, and not before"
+
+
+def test_a_swap_tells_what_each_replica_answered(world, monkeypatch):
+    streams(monkeypatch, SWAPPED, "oooooof" + "nnnnn", strange=["AnswerRefused(status=404)"])
+    play(world, "swap", THREE)
+    assert world.said == [
+        "r1 during the swap: 5 old, 5 new, 0 neither, 0 failed",
+        "r2 during the swap: 6 old, 5 new, 0 neither, 1 failed (AnswerRefused(status=404))",
+    ]
+
+
+def test_times_that_are_told_are_those_that_passed(world, monkeypatch):
+    now = iter([100.0, 103.5, 105.25])
+    monkeypatch.setattr(demo, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    play(world, "kill_engine")
+    assert "healthy after 3.5 s; all 3 adapters were back 1.8 s later" in world.said[-1]
+
+
+def test_a_fleet_of_one_replica_has_no_others_to_ask(world, monkeypatch):
+    """While its engine is away nothing answers."""
+    monkeypatch.setattr(PlayedWorld, "replicas", ("r1",))
+    assert f"answers r2: {LEFT}" not in play(world, "kill_engine", LEFT)
+    assert world.did[-1] == f"answers r1: {LEFT}"
 
 
 # What a world asks its parts.
@@ -295,6 +404,7 @@ def test_each_step_is_told_and_what_fails_ends_it(tmp_path, monkeypatch, capsys,
 def test_a_command_that_fails_ends_a_step(tmp_path, monkeypatch):
     said: list[str] = []
     world = World(Stack(Folder(tmp_path), LAYOUT), REFERENCE, said.append)
+    assert not world.http.trust_env, "no proxy is asked for what runs on this machine"
     codes = {"good": 0, "bad": 4}
     monkeypatch.setattr(
         demo_world,
@@ -319,6 +429,8 @@ def asked(tmp_path) -> Iterator[tuple[World, dict[str, Any], list[str]]]:
         found = answers.get(key)
         if found is None:
             raise httpx.ConnectError("away")
+        if isinstance(found, Exception):
+            raise found
         return found if isinstance(found, httpx.Response) else httpx.Response(200, json=found)
 
     http = httpx.Client(transport=httpx.MockTransport(answer))
@@ -359,6 +471,10 @@ def test_what_an_engine_lists_is_exactly_what_should_be_served(asked):
         answers["/v1/models"] = {"data": [base, *cards]}
         assert world.listing("r1") == {name: f"/{name}" for name in names}
         assert world.lists_all("r1") is is_all
+    for question in (world.listing, world.readiness):
+        answers |= {"/v1/models": ValueError("ours"), "/readyz": ValueError("ours")}
+        with pytest.raises(ValueError, match="ours"):
+            question("r1")
     answers |= {"/readyz": httpx.Response(503), "/status": {"stale": True}}
     assert (world.readiness("r1"), world.status("r1")) == (503, {"stale": True})
 
@@ -371,7 +487,10 @@ def test_a_reference_engine_is_asked_only_while_it_runs(tmp_path, monkeypatch, r
     process = SimpleNamespace(is_running=lambda: runs, kill=lambda: killed.append(True))
     monkeypatch.setattr(demo_world, "spawn", lambda *_: process)
     monkeypatch.setattr(demo_world, "is_ready", lambda _: ready)
-    monkeypatch.setattr(demo_world, "wait_until", lambda check, _: check())
+    waited: list[tuple[bool, float]] = []
+    monkeypatch.setattr(
+        demo_world, "wait_until", lambda check, seconds: (waited.append((check(), seconds)), waited[-1][0])[1]
+    )
     monkeypatch.setattr(demo_world, "_asked", lambda part, _: {"asked": part.address})
     if ready and runs:
         assert demo_world.find_reference(stack, {}, 81) == {"asked": "127.0.0.1:81"}
@@ -379,3 +498,211 @@ def test_a_reference_engine_is_asked_only_while_it_runs(tmp_path, monkeypatch, r
         with pytest.raises(StackError, match="the reference engine did not start; its log"):
             demo_world.find_reference(stack, {}, 81)
     assert killed == [True]
+    assert waited == [(ready or not runs, 60)], "what has ended is not waited for"
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_the_right_answers_are_found_out_beside_the_start_of_the_stack(tmp_path, monkeypatch, capsys, alike):
+    """And where two adapters answer alike, the demonstration would prove nothing."""
+    stack, did = PlayedStack(tmp_path, []), list[str]()
+    reference = {**REFERENCE, "legal": REFERENCE["sql"]} if alike else REFERENCE
+
+    def find(of: Stack, adapters: dict[str, Path], port: int) -> Any:
+        assert (of, port) == (stack, 81)
+        assert adapters == {name: stack.folder.adapters / name for name in ADAPTERS}
+        did.append("find")
+        return reference
+
+    def begin(of: Stack, tell: Callable[[str], None]) -> None:
+        did.append("start")
+        tell("etcd is ready")
+
+    monkeypatch.setattr(demo, "find_reference", find)
+    monkeypatch.setattr(demo, "start", begin)
+    monkeypatch.setattr(demo, "free_ports", lambda count: [81, 82][:count])
+    if alike:
+        with pytest.raises(StepFailed, match=r"these answer alike.*'legal', 'sql'"):
+            demo._prepare(stack)
+        return
+    world = demo._prepare(stack)
+    assert (world.stack, world.reference, world.served, sorted(did)) == (stack, REFERENCE, {}, ["find", "start"])
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "0. A real etcd, the admin service, 2 sim engines with sidecars"
+    assert told[1] == "   etcd is ready"
+    assert told[2].startswith("   ready after ")
+    world.say("what a step says")
+    assert capsys.readouterr().out == "what a step says\n"
+
+
+@pytest.mark.parametrize("error", [StepFailed("x"), StackError("x")], ids=str)
+def test_what_an_engine_cannot_answer_ends_the_preparation(tmp_path, monkeypatch, error):
+    def find(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(demo, "find_reference", find)
+    monkeypatch.setattr(demo, "start", lambda *_: None)
+    monkeypatch.setattr(demo, "free_ports", lambda count: [81] * count)
+    with pytest.raises(type(error)):
+        demo._prepare(PlayedStack(tmp_path, []))
+
+
+def test_a_scratch_engine_is_told_each_adapter_and_asked_each_prompt_by_each_name(tmp_path, monkeypatch):
+    """The base is asked by its own name; what it says is kept under the empty one."""
+    stack, loaded = Stack(Folder(tmp_path), LAYOUT), list[dict[str, str]]()
+    port, refuses = 4321, set[str]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert (request.url.host, request.url.port) == ("127.0.0.1", port)
+        body = json.loads(request.content)
+        if request.url.path == "/v1/load_lora_adapter":
+            loaded.append(body)
+            return httpx.Response(400 if body["lora_name"] in refuses else 200)
+        if body["model"] in refuses:
+            return httpx.Response(404, text="no such model")
+        of = REFERENCE[BASE if body["model"] == BASE_MODEL else body["model"]]
+        return httpx.Response(200, json=completion(of[body["prompt"]]))
+
+    killed: list[bool] = []
+    process = SimpleNamespace(is_running=lambda: True, kill=lambda: killed.append(True))
+    client = httpx.Client
+    monkeypatch.setattr(demo_world, "spawn", lambda *_: process)
+    monkeypatch.setattr(demo_world, "is_ready", lambda _: True)
+
+    def direct(*, trust_env: bool, **_: object) -> httpx.Client:
+        assert not trust_env, "a proxy would not reach the loopback of this machine"
+        return client(transport=httpx.MockTransport(answer))
+
+    monkeypatch.setattr(httpx, "Client", direct)
+    adapters = {"sql": tmp_path / "a", "legal": tmp_path / "b"}
+    found = demo_world.find_reference(stack, adapters, port)
+    assert found == {name: REFERENCE[name] for name in (BASE, "sql", "legal")}
+    assert loaded == [{"lora_name": name, "lora_path": str(path)} for name, path in adapters.items()]
+    refuses.add(BASE_MODEL)
+    with pytest.raises(StackError, match="the reference engine answered 404: no such model"):
+        demo_world.find_reference(stack, adapters, port)
+    refuses.add("legal")
+    with pytest.raises(httpx.HTTPStatusError):
+        demo_world.find_reference(stack, adapters, port)
+    assert killed == [True] * 3
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_of_vllm_transformers_and_peft_tell_the_right_answers(tmp_path, monkeypatch, code):
+    layout = StackLayout(EngineKind.VLLM, REPLICAS, LAYOUT.ports)
+    stack, asked = Stack(Folder(tmp_path), layout), list[list[str]]()
+    printed = {"": {"Hello": [{"token": 72, "logprob": -0.5}]}}
+
+    def run(command: list[str], **how: Any) -> SimpleNamespace:
+        asked.append(command)
+        assert (how["text"], how["capture_output"], how["check"]) == (True, True, False)
+        assert how["env"]["VLLM_TARGET_DEVICE"] == "cpu"
+        return SimpleNamespace(returncode=code, stdout=json.dumps(printed), stderr="x" * 999 + "no torch\n")
+
+    monkeypatch.setattr(demo_world.subprocess, "run", run)
+    monkeypatch.setattr(demo_world, "find_engine_python", lambda: Path("/python"))
+    adapters = {"sql": tmp_path / "sql"}
+    if code:
+        with pytest.raises(StackError, match=r"^the reference could not be computed: x{492}no torch$"):
+            demo_world.find_reference(stack, adapters, 81)
+    else:
+        assert demo_world.find_reference(stack, adapters, 81) == {"": {"Hello": EngineAnswer((72,), (-0.5,))}}
+    ((program, *_, model),) = [command[:5] for command in asked]
+    assert (program, model) == ("/python", str(stack.folder.model))
+    assert asked[0][5:7] == ["--adapter", f"sql={tmp_path / 'sql'}"]
+    assert [part for part in asked[0] if part in PROMPTS] == [*PROMPTS]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_command_that_runs_beside_is_ended_with_the_body(tmp_path, monkeypatch, fails):
+    """A body that fails leaves no process behind; the program is asked of the stack's own admin service."""
+    said, did = list[str](), list[str]()
+
+    class Child:
+        def __init__(self, command: list[str], **how: Any) -> None:
+            assert command[1:] == ["-m", "registry.cli.main", "--admin", LAYOUT.address("admin"), "get", "pools"]
+            assert (how["stdout"], how["stderr"], how["text"]) == (-1, -1, True)
+            assert "LORAPLANE_ADMIN" not in how["env"]
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            did.append("waited for")
+
+        def kill(self) -> None:
+            did.append("killed")
+
+    monkeypatch.setenv("LORAPLANE_ADMIN", "elsewhere:1")
+    monkeypatch.setattr(demo_world.subprocess, "Popen", Child)
+    world = World(Stack(Folder(tmp_path), LAYOUT), REFERENCE, said.append)
+    if fails:
+        with pytest.raises(StepFailed, match="no"), world.running("get", "pools"):
+            raise StepFailed("no")
+    else:
+        with world.running("get", "pools") as process:
+            assert isinstance(process, Child)
+    assert did == ["killed", "waited for"]
+    assert said[0].startswith("   $ loraplane get pools")
+
+
+def test_what_does_not_come_in_time_ends_a_step(monkeypatch):
+    waited: list[float] = []
+
+    def wait(check: Callable[[], bool], seconds: float) -> bool:
+        waited.append(seconds)
+        return check()
+
+    monkeypatch.setattr(demo_world, "wait_until", wait)
+    demo_world.await_(lambda: True, "it comes", 5.0)
+    with pytest.raises(StepFailed, match="not within 120 s: it comes"):
+        demo_world.await_(lambda: False, "it comes")
+    assert waited == [5.0, 120.0]
+
+
+def test_an_end_that_somebody_asks_for_cleans_up_as_an_interrupt_does(tmp_path, monkeypatch, capsys):
+    """SIGTERM, as whoever runs it in the background sends it."""
+    root, handlers = tmp_path / "demo", dict[int, Callable[[int, object], None]]()
+
+    def play(*_: object) -> None:
+        handlers[demo.signal.SIGTERM](15, None)
+
+    monkeypatch.setattr(demo.signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(demo.tempfile, "mkdtemp", lambda prefix: (root.mkdir(), str(root))[1])
+    monkeypatch.setattr(demo, "_play", play)
+    with pytest.raises(KeyboardInterrupt):
+        demo.demo(engine=EngineKind.SIM)
+    assert not root.exists()
+    assert "held" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [((), ("vllm", 2)), (("--engine", "sim", "--replicas", "3"), ("sim", 3))]
+)
+def test_the_demonstration_is_called_as_its_page_says(monkeypatch, tmp_path, given, expected):
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(demo, "_play", lambda _, engine, replicas: asked.append((engine, replicas)))
+    monkeypatch.setattr(demo.tempfile, "mkdtemp", lambda prefix: ((tmp_path / "d").mkdir(), str(tmp_path / "d"))[1])
+    monkeypatch.setattr(demo.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["demo", *given])
+    with pytest.raises(SystemExit) as ended:
+        demo.main()
+    assert (ended.value.code, asked) == (0, [expected])
+
+
+@pytest.mark.parametrize("replicas", ["1", "9"])
+def test_one_replica_would_show_nothing_and_nine_would_be_too_many(monkeypatch, replicas):
+    monkeypatch.setattr(demo, "_play", lambda *_: pytest.fail("it begins"))
+    monkeypatch.setattr("sys.argv", ["demo", "--replicas", replicas])
+    with pytest.raises(SystemExit) as ended:
+        demo.main()
+    assert ended.value.code == 2
+
+
+def test_each_line_is_seen_when_it_is_said(monkeypatch):
+    """Also through a pipe, where a step may take minutes."""
+    seen: list[str] = []
+    out = SimpleNamespace(write=seen.append, flush=lambda: seen.append("flushed"))
+    monkeypatch.setattr("sys.stdout", out)
+    demo._say("a step")
+    monkeypatch.undo()
+    assert seen == ["a step\n", "flushed"]

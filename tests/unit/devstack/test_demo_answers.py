@@ -13,7 +13,6 @@ import pytest
 
 from registry.tools.devstack.demo_answers import (
     PROMPTS,
-    TOKENS,
     TOLERANCE,
     AnswerRefused,
     EngineAnswer,
@@ -62,6 +61,8 @@ def test_the_references_form():
     answer = reference_of(printed)["a"]["Hello"]
     assert answer == EngineAnswer((72, 7), (-0.5, -1.0))
     assert text_of(answer) == "H·"
+    edges = EngineAnswer((31, 32, 126, 127), (0.0,) * 4)
+    assert text_of(edges) == "· ~·", "what cannot be printed is a dot"
 
 
 @pytest.mark.parametrize(
@@ -132,12 +133,32 @@ def test_the_likeliest_tokens_are_asked_for():
         refused = ask(client, url, "b", "Hello")
     assert refused == AnswerRefused(500, '{"error": "no"}')
     expected = {"prompt": "Hello", "temperature": 0, "logprobs": 1, "return_tokens_as_token_ids": True}
-    assert asked == [{"model": name, "max_tokens": TOKENS, **expected} for name in ("a", "b")]
+    assert asked == [{"model": name, "max_tokens": 8, **expected} for name in ("a", "b")]
 
 
-def test_traffic_tells_old_new_neither_and_failed_apart():
+def test_traffic_tells_old_new_neither_and_failed_apart(monkeypatch):
+    """Whatever proxy is set around it."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("NO_PROXY", "")
     old, new, other = ONE, EngineAnswer((5, 6), (-0.1, -0.1)), EngineAnswer((1, 2), (-0.7, -1.0))
     with engine(old, other, 404, new) as url, traffic([url], "a", "Hello", old, new) as [stream]:
         assert wait_until(lambda: stream.count(Version.NEW) > 1, 60)
     assert stream.seen[:4] == [Version.OLD, Version.NEITHER, Version.FAILED, Version.NEW]
     assert "status=404" in stream.strange[1]
+
+
+def test_an_answer_without_all_of_its_logprobs_is_no_answer():
+    with pytest.raises(ValueError, match="shorter"):
+        ONE.is_like(EngineAnswer((1, 2), (-0.5,)))
+
+
+def test_of_a_refusal_only_its_beginning_is_told():
+    transport = httpx.MockTransport(lambda _: httpx.Response(400, text="x" * 999))
+    with httpx.Client(transport=transport) as client:
+        assert ask(client, "http://e", "a", "Hello") == AnswerRefused(400, "x" * 200)
+
+
+def test_a_difference_at_the_bound_is_none():
+    zero = EngineAnswer((1,), (0.0,))
+    assert zero.is_like(EngineAnswer((1,), (0.001,)))
+    assert not zero.is_like(EngineAnswer((1,), (0.0011,)))

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from registry.tools.devstack import processes
 from registry.tools.devstack.processes import Process, find_marked, recall, remember, spawn, wait_until
 from tests.support.processes import child
 
 FOREVER = [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
 IGNORE = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)"
+PIDS = ('"x"', "null", "Infinity", "NaN", "{}")
 DEAF = [sys.executable, "-c", f"{IGNORE}; [signal.pause() for _ in iter(int, 1)]"]
 
 
 @pytest.fixture
 def started(tmp_path):
     """Starts a process and waits until it has written something."""
-    processes = []
+    begun = []
 
     def start(command: list[str]) -> Process:
-        log = tmp_path / "logs" / f"{len(processes)}.log"
-        processes.append(spawn(command, dict(os.environ), log))
+        log = tmp_path / "logs" / f"{len(begun)}.log"
+        begun.append(spawn(command, dict(os.environ), log))
         assert wait_until(lambda: "up" in log.read_text(), 60)
-        return processes[-1]
+        return begun[-1]
 
     yield start
-    for process in processes:
+    for process in begun:
         process.kill()
 
 
@@ -114,16 +118,32 @@ def test_a_process_of_before_the_machine_started_anew_is_none(tmp_path):
 
 
 def test_it_outlives_the_session_of_who_started_it(started):
+    """And keeps nothing of it: what it reads is nothing, what it says goes into its log."""
     process = started(FOREVER)
     assert os.getsid(process.pid) == process.pid != os.getsid(0)
+    read, *written = (Path(f"/proc/{process.pid}/fd/{number}").readlink() for number in range(3))
+    assert str(read) == os.devnull
+    assert {one.parent.name for one in written} == {"logs"}
+    opened = Path(f"/proc/{process.pid}/fdinfo/1").read_text().split("flags:")[1].split()[0]
+    assert int(opened, 8) & os.O_APPEND, "a log goes on where it was"
+    assert written[0].stat().st_mode & 0o777 == 0o644 & ~_mask()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": "x", "started": 1}', '{"pid": null, "started": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", "[" * 30_000, *(f'{{"boot": BOOT, "pid": {pid}, "started": 1}}' for pid in PIDS)],
+    ids=["empty", "half", "list", "nothing", "deep", *PIDS],
+)
 def test_a_pid_file_that_cannot_be_read_is_no_process(tmp_path, text):
+    """However it came to be so; no process is ended by it."""
     file = tmp_path / "one.json"
     assert recall(file) is None
-    file.write_text(text)
+    remember(file, Process(os.getpid(), 1))
+    boot = json.dumps(json.loads(file.read_text())["boot"])
+    file.write_text(text.replace("BOOT", boot))
     assert recall(file) is None
+    file.write_text(f'{{"boot": {boot}, "pid": 7, "started": 1}}')
+    assert recall(file) == Process(7, 1)
 
 
 def test_waiting_ends_when_the_time_is_up():
@@ -141,3 +161,109 @@ def test_a_process_that_nobody_wrote_down_is_found_by_its_mark(tmp_path):
     finally:
         process.kill()
     assert find_marked("MARK_OF_TEST", str(tmp_path)) is None
+
+
+def _mask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+DEAD = 9_999_999  # more than Linux gives
+
+
+@pytest.mark.parametrize(
+    ("leader", "other", "is_ended"),
+    [
+        (None, ("S", DEAD, 50), True),
+        (("Z", DEAD, 40), ("S", DEAD, 50), True),
+        (("Z", DEAD, 40), ("S", DEAD, 40), True),
+        (("S", DEAD, 41), ("S", DEAD, 50), False),
+        (None, ("S", 8, 50), False),
+        (None, ("S", DEAD, 39), False),
+        (None, None, False),
+    ],
+    ids=["gone", "zombie", "the same tick", "another's pid", "another session", "older than it", "ended"],
+)
+def test_only_what_a_dead_leader_left_behind_is_ended(monkeypatch, leader, other, is_ended):
+    """Its pid, and so its session's number, may be another's by now, and what is older was none of its."""
+    ours, ended = os.getpid(), list[tuple[int, int]]()
+    table = {DEAD: leader and processes._Seen(*leader), ours: other and processes._Seen(*other)}
+    monkeypatch.setattr(processes, "_look", table.get)
+    monkeypatch.setattr(os, "kill", lambda pid, number: ended.append((pid, number)))
+    Process(DEAD, 40).kill()
+    assert ended == ([(ours, signal.SIGKILL)] if is_ended else [])
+
+
+def test_what_ends_just_before_it_is_ended_is_no_error(monkeypatch):
+    """Of the process itself, and of what it left behind."""
+    ours = os.getpid()
+    looks = iter([processes._Seen("S", DEAD, 40)])
+    table = {ours: processes._Seen("S", DEAD, 50)}
+    monkeypatch.setattr(processes, "_look", lambda pid: next(looks, None) if pid == DEAD else table.get(pid))
+
+    def gone(*_: object) -> None:
+        raise ProcessLookupError
+
+    monkeypatch.setattr(os, "kill", gone)
+    Process(DEAD, 40).kill()
+    assert next(looks, None) is None
+
+
+def test_what_may_not_be_ended_is_told(monkeypatch):
+    def denied(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(processes, "_look", lambda pid: processes._Seen("S", DEAD, 40) if pid == DEAD else None)
+    monkeypatch.setattr(os, "kill", denied)
+    with pytest.raises(PermissionError):
+        Process(DEAD, 40).signal(signal.SIGTERM)
+
+
+def test_a_stop_is_polite_first_and_waits_as_long_as_it_is_told(monkeypatch):
+    """One that ends in time is not killed."""
+    did: list[str] = []
+    states = {"runs": True}
+
+    def wait(check: object, seconds: float) -> bool:
+        did.append(f"wait {seconds:g}")
+        states["runs"] = "SIGKILL" not in did[-2] and states["runs"]
+        return not states["runs"]
+
+    monkeypatch.setattr(processes, "_look", lambda pid: processes._Seen("S", DEAD, 40) if states["runs"] else None)
+    monkeypatch.setattr(processes, "wait_until", wait)
+    monkeypatch.setattr(os, "kill", lambda _, number: did.append(signal.Signals(number).name))
+    Process(DEAD, 40).stop(5.0)
+    assert did == ["SIGTERM", "wait 5", "SIGKILL", "wait 30"]
+
+
+def test_waiting_asks_until_it_is_so_and_no_longer(monkeypatch):
+    """Also once more when the time is up just then."""
+    now, slept = [100.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += 1.0
+
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    assert wait_until(lambda: True, 0.0)
+    assert slept == []
+    assert wait_until(lambda: now[0] >= 103.0, 3.0)
+    assert len(slept) == 3
+    assert not wait_until(lambda: False, 2.0)
+    assert now[0] == 106.0
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_it"),
+    [(("S", True), True), (("R", True), True), (("Z", True), False), (("S", False), False), (None, False)],
+    ids=["sleeps", "runs", "zombie", "not its leader", "ended since"],
+)
+def test_what_is_found_by_its_mark_is_the_leader_and_lives(monkeypatch, seen, is_it):
+    """What it started has the same mark."""
+    ours = os.getpid()
+    found = processes._Seen(seen[0], ours if seen[1] else 1, 40) if seen else None
+    monkeypatch.setattr(processes, "_environment", lambda entry: [b"A=b"] if entry.name == str(ours) else [])
+    monkeypatch.setattr(processes, "_look", {ours: found}.get)
+    assert find_marked("A", "b") == (Process(ours, 40) if is_it else None)
+    assert find_marked("A", "c") is None

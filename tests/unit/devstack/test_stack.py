@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
 import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import BadStatusLine
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from registry.tools.devstack import stack as stacks
+from registry.tools.devstack import stack_parts
 from registry.tools.devstack import stack_verbs as verbs
+from registry.tools.devstack.engine_environment import EngineNotFound, vllm_command
 from registry.tools.devstack.processes import Process, find_marked, remember
 from registry.tools.devstack.stack import Stack, is_ready, last_words
 from registry.tools.devstack.stack_file import EngineKind, StackError, load, make_layout, pid_file, save
@@ -70,7 +76,7 @@ def test_a_stack_is_set_up_as_it_was_unless_somebody_says_otherwise(tmp_path, fi
     assert (again.layout, load(tmp_path / "s")) == (first.layout, first.layout)
     assert files == ["model", *verbs.ADAPTERS], "what is there already is kept"
     assert set_up(tmp_path / "s", 2, None).layout.replicas == ("r1", "r2")
-    assert len(set_up(tmp_path / "t", None, EngineKind.SIM).layout.replicas) == verbs.DEFAULT_REPLICAS
+    assert set_up(tmp_path / "t", None, EngineKind.SIM).layout.replicas == ("r1", "r2")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +165,7 @@ def test_an_etcd_that_cannot_be_asked_is_told_when_it_is_started(program, conten
     assert etcd_line() == ""
 
 
-def test_a_part_is_found_by_what_was_written_down_or_by_its_mark(tmp_path):
+def test_a_part_is_found_by_what_was_written_down_or_by_its_mark(tmp_path, monkeypatch):
     """Whoever started it may have been ended before he could write."""
     stack = stack_in(tmp_path / "s")
     assert stack.process("etcd") is None
@@ -167,6 +173,13 @@ def test_a_part_is_found_by_what_was_written_down_or_by_its_mark(tmp_path):
     assert stack.process("etcd") == spawned_by_us()
     remember(pid_file(tmp_path / "s", "etcd"), Process(os.getpid(), 1))
     assert stack.process("etcd") is None
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(stacks, "find_marked", lambda *mark: (asked.append(mark), spawned_by_us())[1])
+    assert stack.process("etcd") == spawned_by_us()
+    assert asked == [("LORAPLANE_DEV_PART", f"{tmp_path / 's'}:etcd")]
+    remember(pid_file(tmp_path / "s", "etcd"), spawned_by_us())
+    monkeypatch.setattr(stacks, "find_marked", lambda *_: Process(os.getppid(), 1))
+    assert stack.process("etcd") == spawned_by_us(), "what was written down goes before, as long as it runs"
 
 
 @pytest.fixture
@@ -271,3 +284,230 @@ def test_a_down_stack_is_ended_from_its_edge_inward(tmp_path, monkeypatch):
     verbs.down(tmp_path / "s", told.append)
     assert told[-1] == f"no stack in {tmp_path / 's'}"
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("line", ["", "etcd 3.5.1 may lose data"])
+def test_a_stack_is_brought_up_by_one_at_a_time_and_says_first_what_it_will_be(tmp_path, monkeypatch, line):
+    """What it needs is said before anything starts; two at once would start each part twice."""
+    root, did = tmp_path / "s", list[str]()
+
+    def begin(stack: Stack, tell: verbs.Tell) -> None:
+        with (root / "lock").open("w") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        tell("started")
+
+    made = stack_in(root.absolute(), 2)
+    monkeypatch.setattr(verbs, "set_up", lambda *asked: (did.append(f"set up {asked[1:]}"), made)[1])
+    monkeypatch.setattr(verbs, "start", begin)
+    monkeypatch.setattr(verbs, "memory_line", lambda engine, replicas: f"memory for {replicas} {engine}")
+    monkeypatch.setattr(verbs, "etcd_line", lambda: line)
+    assert verbs.up(root, 2, EngineKind.SIM, did.append) is made
+    said = [f"stack in {root}: sim engines r1, r2", "memory for 2 sim", *([line] if line else []), "started"]
+    assert did == ["set up (2, <EngineKind.SIM: 'sim'>)", *said]
+    with (root / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert root.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_command_line_is_run_against_the_stack_whatever_is_set_around_it(tmp_path, monkeypatch):
+    """A variable of ours would name another admin service."""
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        assert (how["capture_output"], how["text"], how["check"]) == (True, True, False)
+        assert not [name for name in how["env"] if name.startswith("LORAPLANE_")]
+        assert 60 < how["timeout"] < 1000, "longer than the pool may take"
+        return subprocess.CompletedProcess(command, 3, stdout="", stderr="")
+
+    monkeypatch.setenv("LORAPLANE_ADMIN", "elsewhere:1")
+    monkeypatch.setattr(verbs.subprocess, "run", run)
+    stack = stack_in(tmp_path)
+    assert verbs.cli(stack, "get", "pools").returncode == 3
+    assert asked[0][1:] == ["-m", "registry.cli.main", "--admin", stack.layout.address("admin"), "get", "pools"]
+    with pytest.raises(StackError, match="the pool dev could not be made"):
+        make_pool(stack)
+    told = " ".join(asked[1])
+    assert f"-o json pool create dev --base-model tiny --from {stack.folder.model} --max-rank 16" in told
+
+
+def test_how_each_part_is_tells_whether_it_runs_and_whether_it_is_ready(tmp_path, monkeypatch):
+    """What answers at the port of a part that does not run is somebody else."""
+    stack, process = stack_in(tmp_path), spawned_by_us()
+    monkeypatch.setattr(stack, "process", lambda name: process if name != "admin" else None)
+    monkeypatch.setattr(stacks, "is_ready", lambda part: part.role is not Role.ENGINE)
+    found = {one.part.name: (one.pid, one.ready, one.log) for one in stack.status()}
+    assert found == {
+        "etcd": (process.pid, True, tmp_path / "logs" / "etcd.log"),
+        "admin": (None, False, tmp_path / "logs" / "admin.log"),
+        "engine-r1": (process.pid, False, tmp_path / "logs" / "engine-r1.log"),
+        "sidecar-r1": (process.pid, True, tmp_path / "logs" / "sidecar-r1.log"),
+    }
+
+
+def test_a_control_token_is_made_once_and_is_read_by_us_alone(tmp_path, program):
+    """X2: whoever knows it may have the engine load what he likes."""
+    stack, mask = stack_in(tmp_path / "s"), os.umask(0)
+    try:
+        engine = stack.command("engine-r1")
+    finally:
+        os.umask(mask)
+    token = tmp_path / "s" / "control-token"
+    assert (engine.environment["LORAPLANE_CONTROL_TOKEN_FILE"], token.stat().st_mode & 0o777) == (str(token), 0o600)
+    secret = token.read_text()
+    assert len(secret) > 32
+    sidecar = stack.command("sidecar-r1").arguments
+    assert sidecar[sidecar.index("--control-token-file") + 1] == str(token)
+    assert token.read_text() == secret
+    assert stack_in(tmp_path / "t").command("engine-r1").arguments[1:] != []
+    assert (tmp_path / "t" / "control-token").read_text() != secret
+
+
+def test_each_part_is_started_where_the_others_look_for_it(tmp_path, program, monkeypatch):
+    """And nothing of what is set around it reaches a part as a flag."""
+    monkeypatch.setenv("LORAPLANE_ADMIN", "elsewhere:1")
+    monkeypatch.setenv("ETCD_NAME", "elsewhere")
+    root = tmp_path / "s"
+    stack = stack_in(root)
+    url, at = stack.layout.url, stack.layout.address
+    commands = {part.name: stack.command(part.name) for part in stack.parts}
+    peer = url("etcd-peer")
+    assert commands["etcd"].arguments == [
+        str(program),
+        "--name=dev",
+        f"--data-dir={root / 'etcd'}",
+        f"--listen-client-urls={url('etcd')}",
+        f"--advertise-client-urls={url('etcd')}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=dev={peer}",
+        "--max-txn-ops=1024",
+        "--log-level=warn",
+    ]
+    assert commands["admin"].arguments[1:] == [
+        *("-m", "registry.admin.main", "--etcd", at("etcd"), "--max-txn-ops", "1024"),
+        *("--listen", at("admin"), "--http", at("admin-http")),
+    ]
+    assert commands["engine-r1"].arguments[1:] == [
+        *("-m", "sidecar.engines.simulated", "--host", "127.0.0.1"),
+        *("--port", str(stack.layout.ports["engine-r1"]), "--served-model-name", "tiny"),
+    ]
+    socket = root / "sockets" / "r1"
+    engine = commands["engine-r1"].environment
+    assert {name: engine[name] for name in ("LORAPLANE_RESOLVER", "LORAPLANE_STORE", "LORAPLANE_PLUGIN")} == {
+        "LORAPLANE_RESOLVER": str(socket),
+        "LORAPLANE_STORE": str(root / "store"),
+        "LORAPLANE_PLUGIN": "1",
+    }
+    assert engine["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    sidecar = [
+        *("-m", "sidecar.main", "--etcd", at("etcd"), "--pool", "dev", "--replica", "r1"),
+        *("--engine", url("engine-r1"), "--store", str(root / "store"), "--http", at("sidecar-r1")),
+        *("--allow-source", f"{(root / 'adapters').as_uri()}/", "--resolver-socket", str(socket)),
+        *("--control-token-file", str(root / "control-token")),
+    ]
+    assert commands["sidecar-r1"].arguments[1:] == sidecar
+    assert socket.parent.is_dir(), "it binds a socket there"
+    assert not [name for name, one in commands.items() if "LORAPLANE_ADMIN" in one.environment and name != "etcd"]
+    assert "ETCD_NAME" not in commands["etcd"].environment
+    ready = {part.name: part.ready_url for part in stack.parts}
+    assert ready == {
+        "etcd": f"{url('etcd')}/health",
+        "admin": f"{url('admin-http')}/readyz",
+        "engine-r1": f"{url('engine-r1')}/health",
+        "sidecar-r1": f"{url('sidecar-r1')}/readyz",
+    }
+
+
+def test_with_vllm_an_engine_gets_the_plugin_and_its_sidecar_the_base(tmp_path, program, monkeypatch):
+    """R14: a sidecar that knows the base refuses what does not fit it."""
+    layout = make_layout(EngineKind.VLLM, 1, {})
+    stack = Stack(Folder(tmp_path / "s"), layout)
+    monkeypatch.setattr(stack_parts, "find_engine_python", lambda: Path("/py"))
+    monkeypatch.setattr(stack_parts, "plugin_folder", lambda folder: folder)
+    engine, sidecar = stack.command("engine-r1"), stack.command("sidecar-r1")
+    assert engine.arguments == vllm_command(
+        Path("/py"), stack.folder.model, port=layout.ports["engine-r1"], served_model_name="tiny"
+    )
+    assert engine.environment["PYTHONPATH"] == str(tmp_path / "s" / "plugin")
+    assert engine.environment["LORAPLANE_RESOLVER"] == str(stack.folder.socket("r1"))
+    assert list(sidecar.arguments[-2:]) == ["--base-model", str(stack.folder.model)]
+
+
+def test_parts_are_asked_to_end_all_at_once_and_then_waited_for(tmp_path, monkeypatch):
+    """Else each would take its time after the other; what cannot be found has nothing to end."""
+    stack, did = stack_in(tmp_path, 2), list[str]()
+
+    class Played:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def signal(self, number: signal.Signals) -> None:
+            did.append(f"{number.name} {self.name}")
+
+        def stop(self, seconds: float) -> None:
+            did.append(f"stop {self.name} {seconds:g}")
+
+    monkeypatch.setattr(stack, "_last", lambda name: Played(name) if name != "admin" else None)
+    remember(pid_file(tmp_path, "etcd"), spawned_by_us())
+    stack.stop(["etcd", "admin", "engine-r1"])
+    assert did == ["SIGTERM etcd", "SIGTERM engine-r1", "stop etcd 20", "stop engine-r1 20"]
+    assert not pid_file(tmp_path, "etcd").exists()
+
+
+def test_a_stack_whose_files_cannot_be_made_is_known_all_the_same(tmp_path, program, monkeypatch):
+    """So that `loraplane dev down --purge` removes what there is of it."""
+
+    def full(_: Path) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(verbs, "write_model", full)
+    with pytest.raises(OSError, match="No space left"):
+        set_up(tmp_path / "s", 1, EngineKind.SIM)
+    assert load(tmp_path / "s") is not None
+
+
+def test_a_sidecar_may_be_started_again_and_before_anything_else(tmp_path):
+    stack = stack_in(tmp_path / "deep" / "s")
+    assert stack.command("sidecar-r1") == stack.command("sidecar-r1")
+
+
+def test_an_engine_that_is_not_on_this_machine_is_told(tmp_path, program, monkeypatch):
+    def absent() -> Path:
+        raise EngineNotFound("make it with: make engine")
+
+    monkeypatch.setattr(stack_parts, "find_engine_python", absent)
+    stack = Stack(Folder(tmp_path / "s"), make_layout(EngineKind.VLLM, 1, {}))
+    with pytest.raises(StackError, match="make it with: make engine"):
+        stack.command("engine-r1")
+
+
+@pytest.mark.parametrize("error", [BadStatusLine("what?"), ConnectionRefusedError(), TimeoutError()], ids=repr)
+def test_what_answers_otherwise_than_by_http_is_not_ready(monkeypatch, error):
+    """Another program may have the port."""
+
+    class Connection:
+        def __init__(self, address: str, *, timeout: float) -> None:
+            assert (address, timeout < 60) == ("127.0.0.1:1", True)
+
+        def request(self, _method: str, path: str) -> None:
+            assert path == "/ready"
+            raise error
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    monkeypatch.setattr(stacks, "HTTPConnection", Connection)
+    assert is_ready(StackPart("a", Role.ADMIN, "127.0.0.1:1", "http://127.0.0.1:1/ready")) is False
+
+
+def test_several_real_engines_have_minutes_to_start(tmp_path, monkeypatch):
+    """One takes 13 s alone on a quiet machine. Each part is asked for, and those before it are ready."""
+    stack, waited = stack_in(tmp_path, 2), list[float]()
+    asked: list[str] = []
+    monkeypatch.setattr(stack, "process", lambda name: (asked.append(name), spawned_by_us())[1])
+    monkeypatch.setattr(stacks, "is_ready", lambda part: part.name != "engine-r2")
+    monkeypatch.setattr(stacks, "wait_until", lambda check, seconds: (waited.append(seconds), check())[1])
+    with pytest.raises(StackError, match="engine-r2 is not ready in time"):
+        stack.wait_ready(["engine-r1", "engine-r2", "etcd"])
+    assert (waited, asked) == ([300.0, 300.0], ["engine-r1", "engine-r2"])

@@ -73,10 +73,24 @@ def test_a_layout_that_cannot_be_read_is_of_a_stack_that_is_down(tmp_path):
     (tmp_path / FILE).write_text("{")
     with pytest.raises(StackError, match="loraplane dev up"):
         admin_of_stack(tmp_path)
+    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    remember(pid_file(tmp_path, "admin"), Process(os.getpid(), started))
+    with pytest.raises(StackError, match="loraplane dev up"):
+        admin_of_stack(tmp_path)
+    layout = make_layout(EngineKind.SIM, 1, {})
+    save(tmp_path, layout)
+    assert admin_of_stack(tmp_path) == layout.address("admin")
 
 
-def test_nobody_else_may_write_what_says_where_the_stack_is(tmp_path):
-    """X2: whatever the umask."""
+def test_nobody_else_may_write_what_says_where_the_stack_is(tmp_path, monkeypatch):
+    """X2: whatever the umask, and at no moment."""
+    modes, replace = list[int](), Path.replace
+
+    def seen(self: Path, target: Path) -> Path:
+        modes.append(self.stat().st_mode & 0o777)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", seen)
     before = os.umask(0)
     try:
         save(tmp_path / "stack", make_layout(EngineKind.SIM, 1, {}))
@@ -84,6 +98,9 @@ def test_nobody_else_may_write_what_says_where_the_stack_is(tmp_path):
         os.umask(before)
     check_own(tmp_path / "stack")
     assert (tmp_path / "stack").stat().st_mode & 0o777 == 0o700
+    assert modes == [0o600]
+    save(tmp_path / "stack", make_layout(EngineKind.SIM, 2, {}))
+    assert [path.name for path in (tmp_path / "stack").iterdir()] == [FILE]
 
 
 @pytest.mark.parametrize("name", ["", FILE])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -40,16 +41,26 @@ def test_vllm_gets_its_variables_and_none_of_ours(monkeypatch):
     assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     assert environment["OMP_NUM_THREADS"] == "1"
     assert "VLLM_CPU_KVCACHE_SPACE" not in environment
-    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in vllm_environment(runtime_lora=False)
+    assert "PYTHONPATH" not in {*environment} - {*os.environ}
+    lent = vllm_environment(plugin=Path("/plugin"))
+    assert (lent["PYTHONPATH"], lent["VLLM_PLUGINS"], lent["LORAPLANE_PLUGIN"]) == ("/plugin", "loraplane", "1")
+    without = vllm_environment(runtime_lora=False)
+    assert {*environment} - {*without} == {"VLLM_ALLOW_RUNTIME_LORA_UPDATING"}
 
 
 def test_commands_name_what_they_are_given():
-    command = vllm_command(Path("/py"), Path("/model"), port=81, served_model_name="base", api_key="k")
-    assert command[:3] == ["/py", "-m", "vllm.entrypoints.openai.api_server"]
-    pairs = set(pairwise(command))
-    expected = {("--model", "/model"), ("--served-model-name", "base"), ("--port", "81"), ("--api-key", "k")}
-    assert expected | {("--host", "127.0.0.1"), ("--max-lora-rank", "16")} <= pairs
-    assert "--api-key" not in vllm_command(Path("/py"), Path("/model"), port=81)
+    """And what makes an engine of the tiny model small and quick to start."""
+    plain = [
+        *("/py", "-m", "vllm.entrypoints.openai.api_server", "--model", "/model", "--served-model-name", "tiny"),
+        *("--host", "127.0.0.1", "--port", "81", "--enable-lora", "--max-lora-rank", "16"),
+        *("--max-loras", "4", "--max-cpu-loras", "16", "--dtype", "float32", "--enforce-eager"),
+        *("--max-model-len", "512", "--kv-cache-memory-bytes", "67108864", "--distributed-executor-backend", "uni"),
+    ]
+    assert vllm_command(Path("/py"), Path("/model"), port=81) == plain
+    more = {"served_model_name": "base", "max_loras": 2, "max_cpu_loras": 3, "api_key": "k"}
+    command = vllm_command(Path("/py"), Path("/model"), port=81, **more)
+    expected = {("--served-model-name", "base"), ("--max-loras", "2"), ("--max-cpu-loras", "3"), ("--api-key", "k")}
+    assert expected <= {*pairwise(command)}
     reference = reference_command(Path("/py"), Path("/model"), {"a": Path("/a")}, ["one", "two"])
     assert reference[-6:] == ["--adapter", "a=/a", "--prompt", "one", "--prompt", "two"]
 

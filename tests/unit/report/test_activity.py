@@ -14,7 +14,7 @@ from sidecar.engines.observed import EngineActivity
 from sidecar.metrics import ENGINE_CALL_SECONDS, done_calls
 from sidecar.plan.handoff import Need
 from sidecar.plan.types import LazySituation, RoundReport, StatusInputs
-from sidecar.report.activity import FRESH_SECONDS, ReplicaActivity
+from sidecar.report.activity import ReplicaActivity
 from sidecar.report.cache import StatusCache
 from sidecar.report.events import EventRing
 from sidecar.report.http import make_app
@@ -82,7 +82,7 @@ async def test_engine_calls_and_adapters_together():
     ENGINE_CALL_SECONDS.labels("load", "done").observe(0.25)
     ENGINE_CALL_SECONDS.labels("load", "refused").observe(9.0)
     told = (await scene.get()).json()
-    assert (told["replica"], told["pool"], told["incarnation"]) == ("r1", "p", "x")
+    assert (told["schema"], told["replica"], told["pool"], told["incarnation"]) == (1, "r1", "p", "x")
     assert told["engine"] == {"running": 1, "waiting": 2, "requests": 3, "prompt_tokens": 4, "generation_tokens": 5}
     assert told["drain"] is None
     assert told["calls"]["load"] == {"count": loads + 1, "seconds": pytest.approx(seconds + 0.25)}
@@ -110,9 +110,36 @@ async def test_an_engine_out_of_reach_is_told_and_no_engine_is_pressed():
     for _ in range(9):
         assert await scene.activity.read() == told
     assert scene.engine.times == 1
-    scene.clock.seconds[0] += FRESH_SECONDS
+    scene.clock.seconds[0] += 0.999
+    await scene.activity.read()
+    assert scene.engine.times == 1, "at most once a second, as docs/deployment.md says"
+    scene.clock.seconds[0] += 0.002
     await scene.activity.read()
     assert scene.engine.times == 2
+
+
+async def test_before_an_engine_was_looked_at_none_of_its_adapters_is_loaded():
+    """R9: one that it used since is told all the same."""
+    scene = Scene()
+    unseen = replace(scene.cache.report.situation, observed=None)
+    scene.cache.take(RoundReport(unseen, 2))
+    told = await scene.activity.read()
+    adapters = [(one["name"], one["loaded"], one["requests"]) for one in told["adapters"]]  # type: ignore[attr-defined]
+    assert adapters == [("a", False, None), ("gone", False, None)]
+
+
+async def test_a_fault_of_our_own_is_no_engine_out_of_reach(monkeypatch):
+    """R12: it is told as such, and the next who asks is answered."""
+    scene = Scene()
+
+    async def fail() -> None:
+        raise ValueError("ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.engine, "activity", fail)
+        with pytest.raises(ValueError, match="ours"):
+            await scene.activity.read()
+    assert (await scene.activity.read())["engine"] is not None
 
 
 async def test_a_drain_is_told_with_what_is_needed():

@@ -123,10 +123,24 @@ def test_a_refusal_is_told_once_until_it_is_another():
 def test_readiness_and_held_lists_are_told_with_why():
     """R15, R18."""
     told = Told()
-    assert told.round(None, ready=True) == ["ready"]
+    assert told.round(None, ready=True, note="it warms up") == ["ready"], "a note is why it is not"
+    assert told.round(None, ready=True, note="it warms up") == []
     assert told.round(None, note="the engine is away") == ["not_ready the engine is away"]
     assert told.round(None, held="12 of 13 would go") == ["held 12 of 13 would go"]
+    assert told.round(None, held="12 of 13 would go") == []
+    assert told.round(None, held="13 of 13 would go") == ["held 13 of 13 would go"]
     assert told.round(None) == []
+    assert told.round(None, held="13 of 13 would go") == ["held 13 of 13 would go"]
+
+
+def test_a_thousand_events_are_kept():
+    ring = EventRing(CLOCK, bool)
+    lazy = LazySituation()
+    for number in range(1, 1002):
+        said = {"note": "", "held": f"{number}", "last_request_id": ""}
+        ring.take(RoundReport(StatusInputs(1, None, None, ready=False, stale=False, lazy=lazy, **said), 0))
+    told = ring.as_dict()
+    assert (len(told["events"]), told["forgotten"]) == (1000, 2)  # type: ignore[arg-type]
 
 
 async def test_the_ring_is_bounded_and_served():

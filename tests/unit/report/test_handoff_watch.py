@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from registry.etcd3.errors import EtcdError
 from registry.etcd3.ops import Put, Range, RangeResult, Txn, TxnResult, prefix_end
@@ -15,6 +17,7 @@ from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.desired.placement import MembershipDigest, PlacementSpec
 from sidecar.plan.handoff import Handoff, Taken
 from sidecar.report.handoff_watch import HandoffWatch
+from tests.simulation.loop import VirtualLoop
 from tests.support.memory_etcd import MemoryEtcd
 from tests.support.records import KEYS, POOL, record
 from tests.support.residency_world import LEASE, presence
@@ -31,10 +34,12 @@ class Client:
         self._store = store
         self.gate = asyncio.Event()
         self.gate.set()
-        self.asked = 0
-        self.error: EtcdError | None = None
+        self.asked = self.largest = self.read_whole = 0
+        self.error: Exception | None = None
+        self.listed = 0
 
     async def list_prefix(self, prefix: bytes) -> RangeResult:
+        self.listed += 1
         result = self._store.txn(Txn((), (Range(prefix, prefix_end(prefix)),)))
         (found,) = result.responses
         assert isinstance(found, RangeResult)
@@ -42,6 +47,10 @@ class Client:
 
     async def txn(self, txn: Txn) -> TxnResult:
         self.asked += 1
+        assert self.asked < 10_000, "it asks without a pause"
+        self.largest = max(self.largest, len(txn.success))
+        of_records = [op for op in txn.success if isinstance(op, Range) and op.key.startswith(KEYS.adapters(POOL))]
+        self.read_whole += sum(not op.keys_only for op in of_records)
         await self.gate.wait()
         if self.error is not None:
             raise self.error
@@ -122,14 +131,34 @@ async def test_whoever_plans_is_woken_by_a_verdict_that_is_news(scene, monkeypat
     assert woken == [True], "the same again wakes nobody"
 
 
+async def test_what_is_handed_over_before_it_runs_is_asked_for():
+    """R20: a signal may come at any moment of a start."""
+    scene = Scene()
+    scene.handoff_watch.follow([scene.leaving])
+    running = asyncio.create_task(scene.handoff_watch.run())
+    await eventually(lambda: scene.is_taken)
+    running.cancel()
+
+
+async def test_a_fault_of_our_own_is_no_fault_of_etcd(scene):
+    """R12: the supervisor tells it."""
+    scene.client.error = ValueError("ours")
+    scene.handoff_watch.follow([scene.leaving])
+    with pytest.raises(ValueError, match="ours"):
+        await scene.handoff_watch.run()
+
+
 async def test_who_takes_over_what_labels_place_is_whoever_has_them_now(scene):
     """R20 drain, R3: who that is nobody can say beforehand."""
     terms = PlacementSpec(Placement(selector={"gpu": "a10"}), frozenset({("gpu", "a10")}))
     told = presence("r2", labels={"gpu": "a10"}).to_bytes()
     scene.store.txn(Txn((), (Put(KEYS.replica(POOL, "r2"), told, LEASE),)))
+    known = scene.leaving
     scene.leaving = replace(scene.leaving, terms=terms, owners=None)
-    scene.handoff_watch.follow([scene.leaving])
-    await eventually(lambda: scene.is_taken)
+    for others in ([], [known]):
+        scene.handoff_watch.follow([scene.leaving, *others])
+        await eventually(lambda: scene.is_taken)
+        scene.handoff_watch.follow([])
 
 
 async def test_an_answer_that_comes_too_late_is_forgotten(scene):
@@ -153,6 +182,16 @@ async def test_only_a_status_under_the_lease_of_its_presence_counts(scene, lease
     assert not scene.is_taken
     scene.say(serving(scene.leaving.revision), LEASE)
     await eventually(lambda: scene.is_taken)
+
+
+async def test_a_status_that_cannot_be_read_proves_nothing_and_is_told(scene):
+    """R9: of a later release, or of somebody who is none of us."""
+    with capture_logs() as logs:
+        scene.store.txn(Txn((), (Put(KEYS.status(POOL, "r2"), b"?", LEASE),)))
+        scene.handoff_watch.follow([scene.leaving])
+        await eventually(scene.handoff_watch.verdicts)
+    assert not scene.is_taken
+    assert {log["replica"] for log in logs if log["event"] == "status_unreadable"} == {"r2"}
 
 
 @pytest.mark.parametrize("trouble", ["error", "disconnected", "held"])
@@ -194,3 +233,52 @@ async def test_others_are_those_who_live_and_do_not_leave(scene):
         scene.store.txn(Txn((), puts))
     found = {one.labels["name"]: one.ready for one in await scene.handoff_watch.others()}
     assert found == {"ready": True, "starting": False, "stale": False, "earlier": False}
+
+
+def test_others_are_asked_at_once_and_then_once_a_second_and_what_they_took_over_stays_for_two_seconds():
+    """R20, R16 bounded: routers hear of it within that time; and etcd is not pressed."""
+
+    async def body() -> None:
+        scene, now = Scene(), asyncio.get_running_loop().time
+        running = asyncio.create_task(scene.handoff_watch.run())
+        await asyncio.sleep(5.0)
+        assert scene.client.asked == 0, "nothing is handed over"
+        began = now()
+        scene.handoff_watch.follow([scene.leaving])
+        news: list[float] = []
+        scene.mailbox.wake = lambda: news.append(now() - began)  # type: ignore[method-assign]
+        await asyncio.sleep(0.5)
+        assert scene.handoff_watch.verdicts() == {scene.leaving: Taken(routers_know=False)}
+        each = scene.client.asked
+        await asyncio.sleep(9.0)
+        assert scene.client.asked == 10 * each
+        assert scene.handoff_watch.verdicts() == {scene.leaving: Taken()}
+        assert news == [pytest.approx(0.0, abs=0.01), pytest.approx(2.0, abs=0.01)]
+        assert scene.client.listed == 0, "it is known who takes over; nobody's labels are read"
+        scene.handoff_watch.follow([])
+        await asyncio.sleep(5.0)
+        assert scene.client.asked == 10 * each, "nothing is handed over any more"
+        assert not running.done()
+        running.cancel()
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(body())
+
+
+async def test_many_are_asked_for_in_transactions_that_etcd_takes(scene):
+    """R16 bounded: it takes 128 operations unless it is told otherwise; and none of them is forgotten."""
+    names = [f"n{number:03}" for number in range(250)]
+    many = []
+    for name in names:
+        revision = scene.store.put(KEYS.adapter(POOL, name), record(name).to_bytes())
+        many.append(replace(scene.leaving, key=name, name=name, revision=revision))
+    scene.say(serving(revision), LEASE)
+    scene.handoff_watch.follow(many)
+    await eventually(lambda: len(scene.handoff_watch.verdicts()) == len(many))
+    assert {type(one) for one in scene.handoff_watch.verdicts().values()} == {Taken}
+    assert 64 < scene.client.largest <= 128, "nor one by one"
+    assert scene.client.read_whole == 0, "of a record only its revision is asked for"
+    scene.store.delete(KEYS.adapter(POOL, "n007"))
+    gone, stays = many[7], many[8]
+    await eventually(lambda: not isinstance(scene.handoff_watch.verdicts()[gone], Taken))
+    await eventually(lambda: isinstance(scene.handoff_watch.verdicts()[stays], Taken))

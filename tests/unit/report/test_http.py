@@ -75,8 +75,11 @@ async def test_before_the_first_round_a_sidecar_lives_and_is_not_ready():
     assert (told.status_code, told.json()["stale"], told.json()["note"]) == (503, True, "starting")
     status = ReplicaStatus.parse((await scene.get("/status")).content)
     assert (status.ready, status.served.count, status.engine.incarnation) == (False, 0, "")
+    assert (status.observed_revision, status.last_request_id, status.engine.base_models) == (0, "", [])
     assert (status.lazy.count, status.lazy.servable, status.lazy.reason) == (0, False, "")
-    assert (await scene.figures())["ready"] == 0.0
+    figures = await scene.figures()
+    names = ("ready", "stale", "desired_adapters", "served_adapters", "lazy_resident")
+    assert [figures[name] for name in names] == [0, 1, 0, 0, 0]
 
 
 async def test_each_page_tells_of_the_newest_round():
@@ -137,10 +140,12 @@ async def test_a_status_is_old_once_a_part_that_it_comes_from_has_failed_for_a_w
         scene.now, scene.troubles = now, {part: Trouble("E", at) for part, at in since.items()}
         scene.cache.look_again()
         body = (await scene.get("/readyz")).json()
-        assert [one.reason for one in scene.cache.status.warnings] == ["internal_error"] * len(since)
+        warnings = [(one.reason, one.name, one.generation) for one in scene.cache.status.warnings]
+        assert warnings == [("internal_error", "", 0)] * len(since), "it is of no one adapter"
         return body["stale"], body["failing"]
 
-    assert await told(NOW + 4.0, reconciler=NOW) == (False, ["reconciler"])
+    assert await told(NOW + 9.9, reconciler=NOW) == (False, ["reconciler"])
+    assert await told(NOW + 10.0, reconciler=NOW) == (True, ["reconciler"])
     for part in ("reconciler", "pool", "adapters"):
         assert await told(NOW + 30.0, **{part: NOW}) == (True, [part])
     assert await told(NOW + 30.0, reconciler=NOW + 29.0, pool=NOW) == (True, ["pool", "reconciler"])

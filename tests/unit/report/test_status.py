@@ -6,10 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import pytest
+
 from registry.lora.coverage.findings import EngineEvidence
 from registry.model.status import MAX_FOUND, MAX_LEAVING, MAX_SERVES, ReplicaStatus, ReportedEvidence, ReportedStore
 from registry.model.stored import MAX_STATUS_BYTES
 from registry.runtime.clock import Clock, Moment
+from sidecar.desired.placement import MembershipDigest
+from sidecar.engines.observed import EngineFacts, EngineLimits
 from sidecar.plan.conditions import MAX_OVER_CAPACITY_LISTED
 from sidecar.plan.types import (
     FailedAdapter,
@@ -20,6 +24,7 @@ from sidecar.plan.types import (
     Selection,
     ServedAdapter,
     StatusInputs,
+    WarnedAdapter,
 )
 from sidecar.report.cache import StatusCache
 from sidecar.report.status import MAX_RESIDENT, ReplicaIdentity, derive_status, says_the_same, served_hash
@@ -53,6 +58,21 @@ def test_an_engine_out_of_reach_has_no_incarnation_and_serves_nothing():
     status = derive_status(REPLICA, situation(observed=None, ready=False, note="gone"), MOMENT)
     assert (status.engine.incarnation, status.engine.url, status.served.count) == ("", "http://e", 0)
     assert (status.ready, status.note, status.observed_revision) == (False, "gone", 7)
+    assert (status.omitted, status.pending_count, status.failed_count, status.found_omitted) == (0, 0, 0, 0)
+
+
+def test_an_engine_is_told_as_it_was_seen():
+    """R9: its kind, what it can hold, how it swaps, and what it can apply; what it does not say is not known."""
+    facts = EngineFacts("sglang", "0.9", "http://there", "e7", EngineLimits(4, 16, 64, ("q_proj",)), "refused")
+    engine = derive_status(REPLICA, situation(observed=replace(observed(), facts=facts)), MOMENT).engine
+    assert (engine.kind, engine.version, engine.url, engine.incarnation) == ("sglang", "0.9", "http://there", "e7")
+    assert (engine.base_models, engine.swap, engine.evidence) == (["base"], "refused", None)
+    limits = {"max_loras": 4, "max_cpu_loras": 16, "max_lora_rank": 64, "target_modules": ["q_proj"]}
+    assert engine.limits.model_dump() == limits
+    unlimited = derive_status(REPLICA, situation(), MOMENT).engine
+    assert set(unlimited.limits.model_dump().values()) == {None}
+    away = derive_status(REPLICA, situation(observed=None), MOMENT).engine
+    assert (away.kind, away.version, away.base_models, away.swap) == ("vllm", "", [], "")
 
 
 def test_what_is_borne_unprotected_is_told():
@@ -66,7 +86,7 @@ def test_what_is_borne_unprotected_is_told():
 
 def test_lists_say_who_when_and_why():
     failed = FailedAdapter("b", 2, "engine_refused", "m" * 900, 3, 1030.5, "rb", is_settled=False)
-    lost = FailedAdapter("c", 2, "rank_too_high", "m", 1, None, "rc", is_settled=True)
+    lost = FailedAdapter("c", 2, "rank_too_high", "m", 1, None, "rc", is_settled=True, final_at=9e9)
     status = derive_status(
         REPLICA,
         situation(
@@ -78,8 +98,27 @@ def test_lists_say_who_when_and_why():
     assert status.failed[0].retry_at == "2026-01-02T03:04:35.500Z"
     assert len(status.failed[0].message) == 500
     assert status.failed[1].retry_at is None
+    assert [one.settled for one in status.failed] == [False, True], "what is not tried again lasts"
     assert (status.lazy.count, status.lazy.servable, status.lazy.reason) == (4, False, "needs_plugin")
     assert status.updated_at == "2026-01-02T03:04:05.000Z"
+
+
+def test_what_a_plan_was_made_from_and_what_is_borne_is_told_as_it_is():
+    """R9: others compare whom a share was found among, and read why a list is held; each text is bounded."""
+    made = plan(
+        among=MembershipDigest("m", "w"),
+        kept=(KeptAdapter("k", 3, is_counted=True), KeptAdapter("l", 4, is_counted=False)),
+        warnings=(WarnedAdapter("a", 2, "no_digest", "m" * 900),),
+    )
+    bears = replace(REPLICA, http="10.0.0.1:7602")
+    status = derive_status(bears, situation(made, held="12 would go", degraded="d" * 900), MOMENT)
+    assert (status.members, status.weights, status.http) == ("m", "w", "10.0.0.1:7602")
+    assert (status.held, status.degraded, status.last_request_id) == ("12 would go", "d" * 500, "q")
+    assert [(one.name, one.generation, one.counted) for one in status.kept] == [("k", 3, True), ("l", 4, False)]
+    warned = [(one.name, one.generation, one.reason, one.message) for one in status.warnings]
+    assert warned == [("a", 2, "no_digest", "m" * 500)]
+    nothing = derive_status(REPLICA, situation(), MOMENT)
+    assert (nothing.members, nothing.weights, nothing.http, nothing.kept, nothing.warnings) == ("", "", "", [], [])
 
 
 def test_the_served_hash_depends_on_the_set_alone():
@@ -98,6 +137,21 @@ def test_a_status_that_is_too_large_counts_what_it_leaves_out():
     assert not status.pending
     assert len(status.failed) > 0
     assert len(status.failed) + status.omitted == 6005
+    long = tuple(replace(one, request_id="r" * 100) for one in pending)
+    few = derive_status(REPLICA, situation(plan(pending=long, failed=failed[:3])), MOMENT)
+    assert 0 < len(few.pending) < 3000
+    assert (len(few.pending) + few.omitted, len(few.failed), few.pending_count) == (3000, 3, 3000)
+
+
+def test_a_status_that_just_fits_is_whole():
+    """R16 bounded: one byte more, and a name is left out."""
+    pending = (PendingAdapter("n", 1, "staging", "r"),)
+    empty = derive_status(REPLICA, situation(plan(pending=pending)), MOMENT)
+    note = "n" * (MAX_STATUS_BYTES - len(empty.to_bytes()))
+    status = derive_status(REPLICA, situation(plan(pending=pending), note=note), MOMENT)
+    assert (len(status.to_bytes()), len(status.pending)) == (MAX_STATUS_BYTES, 1)
+    status = derive_status(REPLICA, situation(plan(pending=pending), note=f"{note}n"), MOMENT)
+    assert (status.pending, status.omitted) == ([], 1)
 
 
 async def test_how_full_a_store_is_makes_no_write_of_its_own():
@@ -250,11 +304,21 @@ def test_what_is_served_is_told_as_long_as_there_is_room():
     """R16 bounded."""
     many = tuple(ServedAdapter(f"s{i}", 2, "d") for i in range(MAX_SERVES + 1))
     assert derive_status(REPLICA, situation(plan(served=many, omitted=1)), MOMENT).serves is None
+    lazy = LazySituation(used_at={"lazy": 1.0})
+    for named, residents in ((many[:-1], ()), (many[:-2], (ServedAdapter("lazy", 3, "d"),))):
+        made = plan(served=named, residents=residents, omitted=1)
+        told = derive_status(REPLICA, situation(made, lazy=lazy), MOMENT).serves
+        assert told == sorted((one.name, one.generation) for one in (*named, *residents))
+    made = plan(served=many[:-1], residents=(ServedAdapter("lazy", 3, "d"),), omitted=1)
+    assert derive_status(REPLICA, situation(made, lazy=lazy), MOMENT).serves is None
     kept = tuple(KeptAdapter(f"k{i:04}", 3) for i in range(100))
     full = situation(plan(served=many[:-1], kept=kept, omitted=1), note="n" * (MAX_STATUS_BYTES - 4_000))
     status = derive_status(REPLICA, full, MOMENT)
     assert len(status.to_bytes()) <= MAX_STATUS_BYTES
     assert status.serves is None
+    alone = situation(plan(served=many[:-1], omitted=1), note="n" * (MAX_STATUS_BYTES - 4_000))
+    status = derive_status(REPLICA, alone, MOMENT)
+    assert (len(status.to_bytes()) <= MAX_STATUS_BYTES, status.serves) == (True, None)
     few = derive_status(REPLICA, situation(plan(kept=kept[:1])), MOMENT)
     assert [(one.name, one.generation) for one in few.kept] == [("k0000", 3)]
 
@@ -282,3 +346,30 @@ def test_the_reason_of_what_is_left_out_is_told_if_there_is_one():
     assert reason(300, undecided=300) == ""
     assert reason(300, failures=3000) == ""
     assert reason(300, pending="staging") == ""
+
+
+@pytest.mark.parametrize("kind", ["pending", "failed", "resident", "leaving", "kept"])
+def test_no_more_than_half_is_left_out_where_the_other_half_fits(kind):
+    """R16 bounded: of what is left out only the number is known."""
+    names = [f"n{i:03}" for i in range(100)]
+    served = tuple(ServedAdapter(name, 2, "d") for name in names)
+    made = {
+        "pending": plan(pending=tuple(PendingAdapter(name, 1, "staging", "r") for name in names)),
+        "failed": plan(failed=tuple(FailedAdapter(name, 1, "r", "m", 1, None, "r", is_settled=True) for name in names)),
+        "resident": plan(residents=served),
+        "leaving": plan(still_served=served),
+        "kept": plan(kept=tuple(KeptAdapter(name, 3) for name in names)),
+    }[kind]
+    lazy = LazySituation(count=999, room=4, used_at=dict.fromkeys(names, 1.0))
+
+    def told(size: int) -> ReplicaStatus:
+        return derive_status(REPLICA, situation(made, lazy=lazy, note="n" * size), MOMENT)
+
+    def listed(status: ReplicaStatus) -> list[str]:
+        return [one.name for one in (status.lazy.resident if kind == "resident" else getattr(status, kind))]
+
+    room = MAX_STATUS_BYTES - len(told(0).to_bytes())
+    assert listed(told(room)) == names
+    less = told(room + 100)
+    assert listed(less) == names[:50]
+    assert less.omitted == (50 if kind in {"pending", "failed"} else 0)

@@ -1,0 +1,189 @@
+"""What a reference answer is: the likeliest token, one by one, with its logprob, and what the base says of the same."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+MODULE = "registry.tools.devstack.reference"
+VOCABULARY = 11
+CERTAIN = 3.0
+LIKELIEST = CERTAIN - math.log(math.exp(CERTAIN) + VOCABULARY - 1)
+OTHERS = LIKELIEST - CERTAIN
+STEPS = {"/base": 1, "/a": 2, "/b": 3}
+
+
+class Numbers(np.ndarray[Any, Any]):
+    """An array with what torch calls otherwise."""
+
+    def float(self) -> Numbers:
+        return self
+
+
+class Model:
+    """After a token it says the one that is `step` further on; `seen` is what it was given."""
+
+    def __init__(self, folder: str, dtype: str) -> None:
+        self.step, self.dtype = STEPS[folder], dtype
+        self.is_trained, self.seen = True, list[list[int]]()
+
+    def get_input_embeddings(self) -> SimpleNamespace:
+        return SimpleNamespace(num_embeddings=VOCABULARY)
+
+    def eval(self) -> Model:
+        self.is_trained = False
+        return self
+
+    @contextmanager
+    def disable_adapter(self) -> Iterator[None]:
+        step, self.step = self.step, STEPS["/base"]
+        yield
+        self.step = step
+
+    def __call__(self, batch: Any) -> SimpleNamespace:
+        assert not self.is_trained, "dropout would make each answer another"
+        assert played.is_inference, "gradients would be kept of each token"
+        (sequence,) = batch.tolist()
+        self.seen.append(sequence)
+        logits = np.zeros((1, len(sequence), VOCABULARY))
+        for place, token in enumerate(sequence):
+            logits[0, place, (token + self.step) % VOCABULARY] = CERTAIN
+        return SimpleNamespace(logits=logits.view(Numbers))
+
+
+class Played:
+    """Whether torch keeps gradients, and the models that were loaded."""
+
+    is_inference = False
+
+    def __init__(self) -> None:
+        self.models: list[Model] = []
+
+    def load(self, folder: str, *, dtype: str) -> Model:
+        self.models.append(Model(folder, dtype))
+        return self.models[-1]
+
+    def adapt(self, base: Model, folder: str) -> Model:
+        base.step = STEPS[folder]
+        return base
+
+    @contextmanager
+    def inference(self) -> Iterator[None]:
+        self.is_inference = True
+        yield
+        self.is_inference = False
+
+
+played = Played()
+
+
+def log_softmax(logits: Any, dim: int) -> Any:
+    assert dim == -1
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+@pytest.fixture
+def script(monkeypatch) -> Any:
+    """The script, with torch, PEFT and transformers that a test plays."""
+    monkeypatch.setattr(sys.modules[__name__], "played", Played())
+    torch, peft, transformers = (ModuleType(name) for name in ("torch", "peft", "transformers"))
+    torch.__dict__.update(
+        nn=SimpleNamespace(Module=Model),
+        float32="float32",
+        bfloat16="bfloat16",
+        tensor=np.array,
+        log_softmax=log_softmax,
+        inference_mode=played.inference,
+    )
+    peft.__dict__["PeftModel"] = SimpleNamespace(from_pretrained=played.adapt)
+    tokenizer = SimpleNamespace(
+        from_pretrained=lambda _: lambda text: {"input_ids": [ord(letter) - ord("a") for letter in text]}
+    )
+    transformers.__dict__.update(
+        AutoModelForCausalLM=SimpleNamespace(from_pretrained=played.load), AutoTokenizer=tokenizer
+    )
+    for module in (torch, peft, transformers):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    made = importlib.import_module(MODULE)
+    monkeypatch.delitem(sys.modules, MODULE)
+    return made
+
+
+def tokens(answer: Sequence[dict[str, float]]) -> list[float]:
+    assert [one["logprob"] for one in answer] == pytest.approx([LIKELIEST] * len(answer))
+    return [one["token"] for one in answer]
+
+
+def test_each_adapter_answers_each_prompt_on_a_base_of_its_own(script):
+    """What an adapter changes in its base must not reach the answers of another, nor those of the base."""
+    found = script.reference("/base", {"one": "/a", "two": "/b"}, ["ab", "c"], 3)
+    assert {name: {prompt: tokens(one) for prompt, one in answers.items()} for name, answers in found.items()} == {
+        "": {"ab": [2, 3, 4], "c": [3, 4, 5]},
+        "one": {"ab": [3, 5, 7], "c": [4, 6, 8]},
+        "two": {"ab": [4, 7, 10], "c": [5, 8, 0]},
+    }
+    assert [model.dtype for model in played.models] == ["float32"] * 3
+    assert played.models[0].seen[:3] == [[0, 1], [0, 1, 2], [0, 1, 2, 3]], "each token is asked for after those before"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_expected_is_told_with_what_the_base_says_of_the_same_tokens(script, dtype):
+    """Texts are read by the model's own tokenizer; numbers are taken as they are."""
+    one, two = script.expected("/base", "/a", ["ab", [4]], 3, dtype)
+    assert (one.prompt, one.tokens, two.prompt, two.tokens) == ([0, 1], [3, 5, 7], [4], [6, 8, 10])
+    for answer in (one, two):
+        assert answer.logprobs == pytest.approx([LIKELIEST] * 3)
+        assert answer.base_logprobs == pytest.approx([OTHERS] * 3), "it would have gone on otherwise"
+    assert [model.dtype for model in played.models] == [dtype]
+    assert script.expected("/base", "/a", [[4]], 1)[0].tokens == [6]
+
+
+def test_the_bases_logprobs_are_those_after_the_same_tokens(script, monkeypatch):
+    """Place by place: the first is of the first token after the prompt."""
+    monkeypatch.setitem(STEPS, "/base", STEPS["/a"])
+    (answer,) = script.expected("/base", "/a", [[4, 0]], 3)
+    assert answer.tokens == [2, 4, 6]
+    assert answer.base_logprobs == pytest.approx([LIKELIEST] * 3)
+
+
+@pytest.mark.parametrize(("token", "is_known"), [(VOCABULARY - 1, True), (VOCABULARY, False)])
+def test_a_token_that_the_model_does_not_know_is_refused(script, token, is_known):
+    """It would read past the end of the embeddings."""
+    if is_known:
+        assert script.expected("/base", "/a", [[1], [0, token, 2]], 1)
+    else:
+        with pytest.raises(ValueError, match=f"a prompt has the token {token}, and the model knows {VOCABULARY}"):
+            script.expected("/base", "/a", [[1], [0, token, 2]], 1)
+
+
+def test_answers_are_printed_for_programs(script, monkeypatch, capsys):
+    """A folder may have an equals sign in its name; the base alone is answered for, too."""
+    arguments = ["--model", "/base", "--prompt", "ab", "--adapter", "one=/x=y", "--tokens", "2"]
+    monkeypatch.setitem(STEPS, "/x=y", 2)
+    monkeypatch.setattr("sys.argv", ["reference", *arguments])
+    script.main()
+    found = json.loads(capsys.readouterr().out)
+    assert {name: tokens(one["ab"]) for name, one in found.items()} == {"": [2, 3], "one": [3, 5]}
+    monkeypatch.setattr("sys.argv", ["reference", *arguments[:4]])
+    script.main()
+    assert {name: len(one["ab"]) for name, one in json.loads(capsys.readouterr().out).items()} == {"": 8}
+
+
+@pytest.mark.parametrize("missing", ["--model", "--prompt"])
+def test_without_a_model_or_a_prompt_nothing_is_answered(script, monkeypatch, capsys, missing):
+    given = {"--model": "/base", "--prompt": "ab"}
+    del given[missing]
+    monkeypatch.setattr("sys.argv", ["reference", *(part for pair in given.items() for part in pair)])
+    with pytest.raises(SystemExit):
+        script.main()
+    assert missing in capsys.readouterr().err
