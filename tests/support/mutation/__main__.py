@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from py_compile import PycInvalidationMode
+from threading import Event
 from time import monotonic
 from typing import NoReturn
 
@@ -25,6 +26,7 @@ from tests.support.mutation.trial import Copy, Trial, end_all, from_json, try_ou
 
 CACHE = ROOT / ".mutation"
 TESTS = ("tests/unit", "tests/properties", "tests/simulation", "tests/contract", "tests/integration")
+_ended = Event()  # somebody wants no more of it
 
 
 def _asked() -> argparse.Namespace:
@@ -123,8 +125,10 @@ def try_all(
     left = iter([one for one in chosen if one.id not in results.trials])
 
     def work(copy: Copy) -> None:
-        while monotonic() < until and (mutation := next(left, None)):
+        while monotonic() < until and not _ended.is_set() and (mutation := next(left, None)):
             trial = try_out(mutation, copy, measured)
+            if _ended.is_set():
+                break  # what was ended says nothing
             results.add(trial)
             found = trial.mutation
             what = f"{found.kind}: {found.was!r:.60} -> {found.becomes!r:.60}"
@@ -187,6 +191,7 @@ def main() -> None:
 
 
 def _interrupted(_number: int, _frame: object) -> NoReturn:
+    _ended.set()
     end_all()
     raise KeyboardInterrupt
 
