@@ -20,6 +20,7 @@ from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.engines.observed import AlreadyThere, Done, NotThere, Observed, Outcome, Refused, Transient, Unknown
 from sidecar.loop.observer import EngineProbes
 from sidecar.loop.reconciler import RateLimiter
+from sidecar.loop.retries import RetryTracker
 from sidecar.plan.backoff import Failure
 from sidecar.plan.handoff import Handoff, HandoffVerdict, Stuck, Taken, Waiting
 from sidecar.plan.readiness import ReadyRule
@@ -445,3 +446,42 @@ def test_a_burst_is_taken_in_at_once_and_a_flood_by_some_dozens_of_rounds_a_seco
         now += 0.001 + rounds.rest_seconds(now)
         made += 1
     assert 200 <= made <= 700
+
+
+def test_a_failure_of_what_nobody_wants_any_more_is_forgotten(monkeypatch):
+    """R16 bounded, R8: and is none of what comes to be wanted under its name."""
+    made: list[RetryTracker] = []
+
+    class Noted(RetryTracker):
+        def __init__(self, clock: Clock, replica: str = "") -> None:
+            super().__init__(clock, replica)
+            made.append(self)
+
+    monkeypatch.setattr("sidecar.loop.reconciler.RetryTracker", Noted)
+
+    async def body() -> None:
+        mailbox = wanting(1, "missing-a", "missing-b")
+        async with running(Odd(), mailbox):
+            await asyncio.sleep(5.0)
+            assert set(made[0].failures) == {"missing-a", "missing-b"}
+            mailbox.post(replace(mailbox.snapshot, desired=desired(2, "missing-b", load="eager")))
+            await asyncio.sleep(5.0)
+            assert set(made[0].failures) == {"missing-b"}
+
+    play(body)
+
+
+@pytest.mark.parametrize("was_serving", [True, False])
+def test_a_sidecar_that_finds_its_engine_serving_takes_it_for_ready_though_it_refuses_much(was_serving):
+    """R18, R13: it was ready before this sidecar began, and what it serves is not to be lost by a restart."""
+
+    async def body() -> None:
+        engine = Odd(Refused("no memory"), takes=False)
+        if was_serving:
+            engine.adapters["good-a"] = A
+        async with running(engine, wanting(1, *(f"good-{letter}" for letter in "abcdef"))) as reports:
+            await asyncio.sleep(60.0)
+            assert reports[-1].situation.ready == was_serving
+            assert reports[-1].situation.degraded
+
+    play(body)

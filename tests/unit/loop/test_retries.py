@@ -302,7 +302,35 @@ def test_for_each_that_recovers_a_few_are_tried():
 
 def test_a_lost_load_is_given_the_time_that_a_load_may_take_and_not_much_more():
     """R17: where the engine cannot tell."""
-    assert USUAL.load_seconds <= UNTOLD_SECONDS <= 2 * USUAL.load_seconds
+    held = Held()
+    held.now = 1000.0
+    tracker = RetryTracker(Time(held))
+    tracker.take_up([attempt("a", Unknown("lost"))], "e1")
+    settled = []
+    for seconds in (0.0, USUAL.load_seconds - 0.1, 2 * USUAL.load_seconds):
+        held.now = 1000.0 + seconds
+        tracker.settle(observed(), turns=None)
+        settled.append(not tracker.unsettled)
+    assert settled == [False, False, True]
+
+
+@pytest.mark.parametrize("turns", [True, False, None])
+def test_what_was_said_to_be_done_and_is_not_listed_has_failed_whether_or_not_the_engine_generates(turns):
+    """R9 status-truth: it has ended, so nothing is waited for."""
+    tracker = RetryTracker(Time(Held()))
+    tracker.take_up([attempt("a", Done())], "e1")
+    tracker.settle(observed(), turns=turns)
+    assert (tracker.failures["a"].reason, tracker.loads()) == ("not_listed", set())
+
+
+def test_a_look_that_shows_nothing_new_ends_no_queue():
+    """R8 paced: whoever comes last is tried last."""
+    tracker = RetryTracker(Time(Held()))
+    refuse(tracker, [f"a{number}" for number in range(MANY)], TRIES_UNPACED)
+    tracker.settle(observed(), turns=True)
+    load(tracker, "new")
+    refuse(tracker, ["late"], TRIES_UNPACED)
+    assert tracker.failures["late"].retry_at > MANY * REFUSED_PACE_SECONDS
 
 
 def test_files_that_come_mend_nothing_that_the_engine_said():

@@ -698,3 +698,17 @@ def test_the_pool_names_one_of_the_engines_base_models():
     blocked = plan(state, seen, known(state, "v1"), pool("third"))
     assert blocked.blocked == "the engine serves other, base, the pool is for third: check --engine and --pool"
     assert blocked.warnings == (WarnedAdapter("", 0, "blocked", blocked.blocked),)
+
+
+def test_what_failed_otherwise_before_is_no_failure_of_the_load_that_is_tried_now():
+    """R9: files that have come since, or another process of the engine, are another matter."""
+    state = wants({"a": "v1"})
+    of_files = Failure(ref_of(state, "a"), None, "source_io", "m", 3, 900.0)
+    made = plan(state, observed(), known(state, "v1", failures={"a": of_files}))
+    assert (len(made.calls), reasons(made.pending), made.failed) == (1, {"a": "loading"}, ())
+    of_another = Failure(ref_of(state, "a"), "e1", "engine_refused", "m", 3, 900.0)
+    made = plan(state, observed(incarnation="e2"), known(state, "v1", failures={"a": of_another}))
+    assert (len(made.calls), reasons(made.pending), made.failed) == (1, {"a": "loading"}, ())
+    old = Failure(wants({"a": "v9"}).adapters["a"].ref, "e1", "engine_refused", "m", 3, 900.0)
+    made = plan(state, observed({"a": "v0"}), known(state, "v1", failures={"a": old}))
+    assert (len(made.calls), reasons(made.pending), made.failed) == (1, {"a": "swapping"}, ())
