@@ -49,6 +49,7 @@ async def test_tokens_are_letters_with_a_likelihood_and_a_function_of_what_came_
     assert -0.1 < max(likelihoods) <= 0.0
     assert len(set(likelihoods)) > 490
     assert (engine.tokens, engine.prompt_tokens, engine.ended) == (512, 3, 3)
+    assert await SimulatedVllm(replace(PLAIN, version="0.30.0")).generate(None, "p", 3) == made[:3]
 
 
 def test_steps_and_loads_take_as_long_as_they_are_told_one_at_a_time(paths):
