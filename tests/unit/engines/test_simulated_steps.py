@@ -67,6 +67,17 @@ def test_steps_and_loads_take_as_long_as_they_are_told_one_at_a_time(paths):
     played(body)
 
 
+def test_unless_it_is_told_to_it_takes_no_time(paths):
+    """So that tests with it are as quick as they can be."""
+
+    async def body() -> None:
+        engine = SimulatedVllm(Options())
+        await engine.load("x", paths["a"])
+        await engine.generate(engine.cards["x"], "p", 20)
+
+    assert played(body) < 0.1
+
+
 async def test_the_least_recently_used_weights_leave_memory_and_come_back_from_their_files(paths):
     """R7: why files stay; a request of an adapter whose files are gone then ends the engine."""
     engine = SimulatedVllm(replace(PLAIN, max_cpu_loras=2))

@@ -409,3 +409,11 @@ async def test_a_proof_leaves_nothing_in_memory(a):
     assert await driver.prove(a, request_id="r") == Done()
     assert engine.tokens > 0
     assert await engine.resident() == set()
+
+
+@pytest.mark.parametrize("status", [404, 405])
+async def test_a_server_that_has_no_such_page_has_no_plugin(status):
+    """As what stands between may answer it."""
+    driver, way = driver_of(SimulatedVllm(WITH_PLUGIN))
+    way.instead["/v1/loraplane/plugin"].append(Reply(status, b""))
+    assert (await driver.observe()).facts.swap == "pipelined"
