@@ -49,6 +49,7 @@ def written(folder: Path, **changes: object) -> str:
         {"rank_pattern": {"q_proj": 8}, "alpha_pattern": {"q_proj": 2.5, "v_proj": None}},
         {"rank_pattern": None, "alpha_pattern": None, "modules_to_save": None},
         {"modules_to_save": ["score"], "use_dora": False, "bias": "none"},
+        {"modules_to_save": ["score", "classifier"]},
     ],
     ids=str,
 )

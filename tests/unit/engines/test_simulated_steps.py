@@ -49,6 +49,7 @@ async def test_tokens_are_letters_with_a_likelihood_and_a_function_of_what_came_
     assert -0.1 < max(likelihoods) <= 0.0
     assert len(set(likelihoods)) > 490
     assert (engine.tokens, engine.prompt_tokens, engine.ended) == (512, 3, 3)
+    assert await SimulatedVllm(replace(PLAIN, version="0.30.0")).generate(None, "p", 3) == made[:3]
 
 
 def test_steps_and_loads_take_as_long_as_they_are_told_one_at_a_time(paths):
@@ -64,6 +65,17 @@ def test_steps_and_loads_take_as_long_as_they_are_told_one_at_a_time(paths):
         assert loop.time() - began == pytest.approx(11.0, abs=0.1)
 
     played(body)
+
+
+def test_unless_it_is_told_to_it_takes_no_time(paths):
+    """So that tests with it are as quick as they can be."""
+
+    async def body() -> None:
+        engine = SimulatedVllm(Options())
+        await engine.load("x", paths["a"])
+        await engine.generate(engine.cards["x"], "p", 20)
+
+    assert played(body) < 0.1
 
 
 async def test_the_least_recently_used_weights_leave_memory_and_come_back_from_their_files(paths):

@@ -36,6 +36,9 @@ def test_numbers_rise_with_the_clock_and_without_it():
         slot = slot.with_content(active).with_content(Clearing("x")).with_content(Nothing())
     assert numbers == [1000, 1001, 1002, 1100]
     assert UNTOUCHED.next_active("x", "/a", 0.0).number == 1
+    # Of any release, and for decades within the 31 bits that some of vLLM's have.
+    assert UNTOUCHED.next_active("x", "/a", 1_800_000_000.9).number == 222_163_200
+    assert UNTOUCHED.next_active("x", "/a", 3_700_000_000.0).number < 2**31
 
 
 def test_a_name_in_the_engine_is_of_one_load():

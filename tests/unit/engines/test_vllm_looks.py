@@ -13,6 +13,8 @@ from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.transport import Lost, Reply
 from sidecar.engines.vllm.responses import PAUSED
+from sidecar.vllm_plugin.protocol import Resolved
+from sidecar.vllm_plugin.resolver import ResolverClient
 from tests.support.adapters import write_adapter
 from tests.support.engine_in_memory import URL, driver_of
 
@@ -379,3 +381,39 @@ async def test_what_is_set_and_what_the_plugin_tells_of_its_limits_count_togethe
     engine = SimulatedVllm(replace(WITH_PLUGIN, max_loras=5, max_lora_rank=8))
     driver, _ = driver_of(engine, limits=set_here)
     assert (await driver.observe()).facts.limits == found
+
+
+async def test_a_plugin_with_a_resolver_serves_names_that_are_not_loaded(a, monkeypatch):
+    """R5: what the sidecar does not know is an error, and never the base's answer."""
+    engine = SimulatedVllm(replace(WITH_PLUGIN, resolver="/nowhere/socket"))
+    driver, way = driver_of(engine)
+    assert (await driver.observe()).facts.resolves is True
+
+    async def find(_: ResolverClient, name: str, base_model: str) -> Resolved | None:
+        assert base_model == "/models/base"
+        return Resolved(a) if name == "x" else None
+
+    monkeypatch.setattr(ResolverClient, "find", find)
+    for name, status in (("x", 200), ("y", 404)):
+        reply = await way.ask("POST", "/v1/completions", {"model": name, "prompt": "p"})
+        assert isinstance(reply, Reply)
+        assert reply.status == status
+    assert dict((await driver.observe()).adapters) == {"x": a}
+
+
+async def test_a_proof_leaves_nothing_in_memory(a):
+    """R16: it is bound to no name, and nobody would ever ask for it."""
+    engine = SimulatedVllm(WITH_PLUGIN)
+    driver, _ = driver_of(engine)
+    await driver.observe()
+    assert await driver.prove(a, request_id="r") == Done()
+    assert engine.tokens > 0
+    assert await engine.resident() == set()
+
+
+@pytest.mark.parametrize("status", [404, 405])
+async def test_a_server_that_has_no_such_page_has_no_plugin(status):
+    """As what stands between may answer it."""
+    driver, way = driver_of(SimulatedVllm(WITH_PLUGIN))
+    way.instead["/v1/loraplane/plugin"].append(Reply(status, b""))
+    assert (await driver.observe()).facts.swap == "pipelined"
