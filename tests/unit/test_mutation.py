@@ -13,7 +13,7 @@ import pytest
 from tests.support.mutants.copies import ROOT
 from tests.support.mutation import trial
 from tests.support.mutation.__main__ import Results, all_of, drawn, kept, unit_tests
-from tests.support.mutation.executed import Executed, product_files
+from tests.support.mutation.executed import Executed, importers, product_files
 from tests.support.mutation.forks import replaced
 from tests.support.mutation.kinds import Mutation, mutations
 from tests.support.mutation.page import REASONS, kept_reasons, page, score
@@ -94,6 +94,7 @@ def test_the_same_are_drawn_again():
     assert drawn(ROOT, ["sidecar/plan"], "", 20, 8) != first
     assert {one.path.rpartition("/")[0] for one in first} == {"sidecar/plan"}
     assert {one.id for one in first} <= {one.id for one in all_of(ROOT, ["sidecar/plan"])}
+    assert {one.path for one in all_of(ROOT, ["sidecar/app.py"])} == {"sidecar/app.py"}
     assert not [path for path in product_files(ROOT) if "pb2" in path]
 
 
@@ -206,6 +207,23 @@ def test_the_quickest_tests_are_asked_as_far_as_the_time_reaches(tree):
     assert chosen_tests(found_in(tree, "70"), EXECUTED) == ([TEST], True), (
         "a constant of the module: what executes any of it"
     )
+
+
+def test_a_constant_is_asked_of_those_too_who_import_it(tree):
+    change = found_in(tree, "70")
+    lines = {
+        "product.py": {1: frozenset({""})},
+        "user.py": {3: frozenset({TEST})},
+        "other.py": {1: frozenset({"other"})},
+    }
+    assert chosen_tests(change, Executed(lines, {TEST: 0.1}, {"product.py": ["user.py"]})) == ([TEST], True)
+    assert chosen_tests(change, Executed(lines, {TEST: 0.1})) == ([], False)
+
+
+def test_who_imports_a_file():
+    found = importers(ROOT)
+    assert {"sidecar/loop/retries.py", "sidecar/plan/planner.py"} <= {*found["sidecar/plan/backoff.py"]}
+    assert "sidecar/plan/backoff.py" not in found["sidecar/plan/backoff.py"]
 
 
 def test_what_only_runs_in_another_process_is_asked_of_the_tests_that_start_it(tree, collected):

@@ -31,7 +31,9 @@ _ended = Event()  # somebody wants no more of it
 
 def _asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make mutate")
-    parser.add_argument("--room", default="", help="folders, with commas between them, such as sidecar/plan")
+    parser.add_argument(
+        "--room", default="", help="folders or files, with commas between them, such as sidecar/plan,sidecar/app.py"
+    )
     parser.add_argument("--since", default="", help="a commit: only lines that were changed since")
     parser.add_argument("--only", default="", help="ids, with commas between them: these instead of a drawing")
     parser.add_argument("--count", type=int, default=3000, help="how many are drawn")
@@ -64,7 +66,11 @@ def changed_lines(root: Path, since: str) -> dict[str, set[int]]:
 
 def all_of(root: Path, rooms: Sequence[str] = ()) -> list[Mutation]:
     """Every change of these rooms; none: of all."""
-    files = [path for path in product_files(root) if not rooms or path.startswith(tuple(f"{one}/" for one in rooms))]
+    files = [
+        path
+        for path in product_files(root)
+        if not rooms or path.startswith(tuple(one if one.endswith(".py") else f"{one}/" for one in rooms))
+    ]
     return [one for path in files for one in mutations(path, (root / path).read_bytes())]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
@@ -9,7 +10,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from coverage import CoverageData
@@ -43,17 +44,23 @@ class Executed:
     Attributes:
         lines: of each file, the tests that executed each line.
         seconds: how long each test took under coverage.
+        importers: of each file, those that import it or something of it.
     """
 
     lines: dict[str, dict[int, frozenset[str]]]
     seconds: dict[str, float]
+    importers: dict[str, list[str]] = field(default_factory=dict)
 
     def tests(self, path: str, lines: Iterable[int]) -> list[str]:
-        """The tests to be asked, the quickest first. Of what runs at the import: all that execute anything of it."""
+        """The tests to be asked, the quickest first.
+
+        Of what runs at the import: all that execute anything of the file, or of one that imports it.
+        """
         of_file = self.lines.get(path, {})
         found = frozenset[str]().union(*(of_file.get(line, frozenset()) for line in lines))
         if _IMPORT in found:
-            found = frozenset[str]().union(*of_file.values())
+            files = (of_file, *(self.lines.get(one, {}) for one in self.importers.get(path, ())))
+            found = frozenset[str]().union(*(tests for of_one in files for tests in of_one.values()))
         return sorted(found - {_IMPORT}, key=lambda test: (self.seconds.get(test, 0.0), test))
 
     def tests_beside(self, path: str) -> list[str]:
@@ -117,7 +124,21 @@ def _measure(root: Path, tests: Sequence[str], cache: Path, workers: int) -> dic
     ids = dict[str, int]()
     lines = {path: _of_file(found, str(root / path), ids) for path in product_files(root)}
     data.unlink()
-    return {"tests": list(ids), "lines": lines, "seconds": _durations(log.read_text())}
+    seconds = _durations(log.read_text())
+    return {"tests": list(ids), "lines": lines, "seconds": seconds, "importers": importers(root)}
+
+
+def importers(root: Path) -> dict[str, list[str]]:
+    """Of each file of the product, those that import it or something of it."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for path in product_files(root):
+        for node in ast.walk(ast.parse((root / path).read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [str(node.module), *(f"{node.module}.{name}" for name in names)]
+            for name in names:
+                found[f"{name.replace('.', '/')}.py"].append(path)
+    return {path: sorted(set(found[path])) for path in product_files(root) if path in found}
 
 
 def _of_file(data: CoverageData, file: str, ids: dict[str, int]) -> dict[str, list[int]]:
@@ -148,4 +169,5 @@ def _read(kept: dict[str, object]) -> Executed:
             for path, of_file in lines.items()
         },
         kept["seconds"],  # type: ignore[arg-type]
+        kept["importers"],  # type: ignore[arg-type]
     )
