@@ -130,6 +130,8 @@ def test_what_was_said_of_serving_is_compared_name_by_name(world):
     assert world.look() == {"a"}
     says(world, omitted=2, serves=[("b", 2)])
     assert world.look() == set(), "that there are some is what counts"
+    says(world, omitted=2, serves=[("a", 1), ("b", 2)])
+    assert world.look() == {"a"}
 
 
 def test_a_view_keeps_what_did_not_change(world):
