@@ -290,3 +290,11 @@ async def test_an_update_has_all_that_changed_since_the_last_one():
         assert late.snapshot or len(late.keys) == count
         snapshots.add(late.snapshot)
     assert snapshots == {False, True}
+
+
+def test_what_comes_or_goes_while_others_are_missed_is_told(world):
+    """R9: both in one look."""
+    world.remember("r9")
+    world.drop("a")
+    world.put("c")
+    assert {"a", "b", "c"} <= world.look()
