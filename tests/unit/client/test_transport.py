@@ -470,6 +470,6 @@ async def test_a_stream_that_is_left_is_ended_for_the_service_too(calls, monkeyp
 
 async def test_what_a_caller_can_do_is_told_with_its_failures():
     calls = AdminCalls("h:1", None, 30.0, {Reason.ADMIN_UNAVAILABLE: "start it"})
-    with pytest.raises(Unavailable, match="; start it$"), calls.errors.translated():
+    with pytest.raises(Unavailable, match=r"; start it$"), calls.errors.translated():
         raise Failed(grpc.StatusCode.UNAVAILABLE)
     await calls.aclose()

@@ -130,6 +130,8 @@ def test_what_was_said_of_serving_is_compared_name_by_name(world):
     assert world.look() == {"a"}
     says(world, omitted=2, serves=[("b", 2)])
     assert world.look() == set(), "that there are some is what counts"
+    says(world, omitted=2, serves=[("a", 1), ("b", 2)])
+    assert world.look() == {"a"}
 
 
 def test_a_view_keeps_what_did_not_change(world):
@@ -288,3 +290,11 @@ async def test_an_update_has_all_that_changed_since_the_last_one():
         assert late.snapshot or len(late.keys) == count
         snapshots.add(late.snapshot)
     assert snapshots == {False, True}
+
+
+def test_what_comes_or_goes_while_others_are_missed_is_told(world):
+    """R9: both in one look."""
+    world.remember("r9")
+    world.drop("a")
+    world.put("c")
+    assert {"a", "b", "c"} <= world.look()

@@ -348,6 +348,9 @@ def test_a_status_that_is_ahead_waits_where_it_should():
     assert observed(PoolSnapshot(POOL), live("r1"), holds_back=True) is None
     again = KeyValue(KEYS.replica(POOL, "r1"), presence("r1").to_bytes(), 1, 9, 1, LEASE + 1)
     assert observed(known, again, holds_back=True) is None
+    theirs = by_key(says("r1", 6, LEASE + 1))
+    both = renew(known, PoolValues(by_key(again), theirs, {}, revision=5, holds_back=True)).replicas["r1"]
+    assert (both.status, both.reading) == (None, None), "what the process before it said is over"
     stale = by_key(says("r1", 6, stale=True))
     values = PoolValues(by_key(live("r1")), stale, {}, revision=5, holds_back=True)
     assert renew(known, values).replicas["r1"].status == stale[KEYS.status(POOL, "r1")]
