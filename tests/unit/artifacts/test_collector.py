@@ -388,8 +388,8 @@ def test_what_another_sidecar_marked_is_heard_once(scrubbed):
 def test_a_round_writes_leases_sweeps_makes_room_and_says_what_is_there(scrubbed, is_readable):
     """R16, R9: in this order; where a lease cannot be read, all that is there counts as in use."""
     layout, order = scrubbed.layout, list[str]()
-    for artifact in (A, B, C):
-        scrubbed.put(artifact)
+    for artifact, used_ago in ((A, 9999.0), (B, 20_000.0), (C, 9999.0)):
+        scrubbed.put(artifact, used_ago=used_ago)
     leases = ArtifactLeases(layout.leases / "r1", layout.staged_ids)
     for artifact in (A, B):
         leases.add(artifact)

@@ -280,6 +280,16 @@ def test_a_credential_is_sent_where_it_is_bound_and_nowhere_else(site, other, we
     assert sent(other) == [None]
 
 
+def test_a_credential_that_is_bound_to_two_places_is_not_sent_on_from_one_to_the_other(site, other, web, credentials):
+    """X1 secret-free: whoever redirects there may be somebody else than the record names."""
+    uri = f"{site.url}/team/a/"
+    other.files["/team/w"] = WEIGHTS
+    site.answers[NAMES[1]] = redirecting(f"{other.url}/team/w")
+    held = credentials(f"{site.url}/team/', '{other.url}/team/", uri)
+    assert whole(fetch(web, uri, f"{site.url}/", f"{other.url}/", held=held))
+    assert (sent(site), sent(other)) == (["Bearer one"] * 2, [None])
+
+
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_credential_that_is_refused_is_had_anew_once(site, web, credentials, monkeypatch, status):
     """It may have been rotated, or have come to its end, since it was fetched."""

@@ -61,6 +61,15 @@ def test_a_file_is_read_each_time_up_to_64_kib(tmp_path):
     assert why_not(entry) == "the file is empty or not there"
 
 
+def test_a_fault_of_ours_is_no_file_that_cannot_be_read(tmp_path, monkeypatch):
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Path, "open", broken)
+    with pytest.raises(ZeroDivisionError):
+        fetch_secret(FileSecret(kind="file", prefixes=BOUND, path=tmp_path / "secret"))
+
+
 def test_where_nothing_is_sent_nothing_is_fetched_and_nothing_is_had_anew():
     held = HeldCredential("open", NoSecret(kind="none", prefixes=BOUND))
     assert (held.secret(), held.authorization(), held.renew()) == (None, None, False)
