@@ -167,11 +167,11 @@ def test_what_a_store_that_was_set_back_says_of_the_replica_is_said_anew():
             before = dict(client.store.kvs)
             one.leave(leaving=True)
             await eventually(lambda: presence(client).leaving)
-            client.store.kvs = before
+            client.store.kvs = dict(before)
             with capture_logs() as logs:
                 await eventually(lambda: presence(client).leaving)
                 assert "presence_overwritten" not in {log["event"] for log in logs}, "nobody else wrote it"
-            client.store.kvs = before
+            client.store.kvs = dict(before)
             one.offer(lambda: status(2))
             await asyncio.sleep(2.0)
             assert (presence(client).leaving, read(client).observed_revision) == (True, 2), "with the next status"
