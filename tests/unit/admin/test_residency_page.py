@@ -8,13 +8,13 @@ import pytest
 from starlette.requests import Request
 
 from registry.admin.rpc.streams import Residency
-from registry.model.errors import Internal, NotFound, Reason, RegistryError, Unavailable
+from registry.model.errors import Internal, NotFound, Reason, Unavailable
 
 
 class Reader:
     """Finds no pool, for a reason of its own."""
 
-    def __init__(self, error: RegistryError) -> None:
+    def __init__(self, error: Exception) -> None:
         self._error = error
 
     async def pool(self, *_: object) -> None:
@@ -40,3 +40,10 @@ async def test_a_refusal_has_the_status_of_its_kind_and_says_why(query, error, s
     assert told["message"]
     if error is not None:
         assert told == {"reason": error.reason.value, "message": error.message, "field": error.field}
+
+
+async def test_a_fault_of_ours_is_no_refusal():
+    """R12: it is told as it is, to whoever serves the page."""
+    page = Residency(None, Reader(KeyError("of ours")))  # type: ignore[arg-type]
+    with pytest.raises(KeyError):
+        await page.page(Request({"type": "http", "query_string": b"pool=p", "headers": []}))

@@ -375,3 +375,16 @@ def test_a_fault_of_ours_in_a_call_is_not_repeated_and_no_reason_to_log_in(token
         assert member.heard == [token]
 
     play(scene)
+
+
+async def test_a_fault_of_ours_is_no_member_that_is_down(monkeypatch):
+    """R12: what a member says of itself could not be asked."""
+    client = Client(ClientOptions(("a:1", "b:2")))
+
+    async def breaks(*_: object) -> None:
+        raise Defect
+
+    monkeypatch.setattr(client._calls, "ask", breaks)
+    with pytest.raises(Defect):
+        await client.status()
+    await client.aclose()
