@@ -237,6 +237,8 @@ class StatusWriter:
             except TimeoutError:
                 if not await self._is_held(lease):
                     return None
+        if written is not None:
+            _log.debug("status_confirmed")
         return await self._news_since(None)
 
     def _held_by(self, lease: int) -> Compare:
