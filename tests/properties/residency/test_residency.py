@@ -209,7 +209,7 @@ def test_serving_is_proven() -> None:
     """R9 status-truth, by a check of its own: no replica is said to serve what by its own word it does not."""
     proven: list[str] = []
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=200, deadline=None)
     @given(st.lists(pool_values(), min_size=1, max_size=3))
     def is_proven(history: list[PoolValues]) -> None:
         proven.extend(_all_proven(history))

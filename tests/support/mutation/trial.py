@@ -169,7 +169,8 @@ def _all_seconds(tests: Sequence[str], executed: Executed) -> float:
 
 
 def _environment(tree: Path) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": f"{tree}{os.pathsep}{ROOT}"}
+    """Our own; but a change may write anything into the home of whoever has it."""
+    return os.environ | {"PYTHONPATH": f"{tree}{os.pathsep}{ROOT}", "HOME": f"{tree}/.home"}
 
 
 def _start(tests: Sequence[str], tree: Path, executed: Executed) -> Outcome:
