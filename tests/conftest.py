@@ -36,8 +36,6 @@ _FOLLOWED = {*_PROXIES, "COLUMNS", "FORCE_COLOR", "HF_ENDPOINT", "NO_COLOR"}
 for _name in [*os.environ]:
     if _name.upper() in _FOLLOWED or (_name.startswith("LORAPLANE_") and _name not in _KEPT):
         del os.environ[_name]
-# The contexts of whoever runs the tests are none of theirs: here is no file, and none can be written.
-os.environ["LORAPLANE_CONFIG"] = f"{os.devnull}/contexts.json"
 
 # A run in the background of a shell may start with interrupts ignored, and programs under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

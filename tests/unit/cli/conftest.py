@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,12 @@ class Clock:
             return answer
 
         return give
+
+
+@pytest.fixture(autouse=True)
+def no_contexts(monkeypatch) -> None:
+    """Those of whoever runs the tests are none of theirs: here is no file, and none can be written."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", os.devnull)
 
 
 @pytest.fixture(autouse=True)
