@@ -1,7 +1,7 @@
 """As much of torch and PEFT as `registry.tools.convert` uses, on numpy: quick, and where neither is installed.
 
-It is as strict as torch where that matters: matrices of different types have no product. What torch itself computes is
-tested with the engine's interpreter, in tests/integration/convert.
+It is as strict as torch where that matters: matrices of different types have no product. What it computes is compared
+with torch itself in tests/contract/test_played_torch.py; whole conversions are, in tests/integration/convert.
 """
 
 from __future__ import annotations
@@ -245,7 +245,8 @@ def _inject(config: _LoraConfig, model: Any) -> None:
     linear.weight.array -= scale * (up @ down)
 
 
-def _modules() -> dict[str, ModuleType]:
+def played_modules() -> dict[str, ModuleType]:
+    """What stands for ``torch`` and ``peft``; tests/contract/test_played_torch.py compares them with these."""
     torch, peft = ModuleType("torch"), ModuleType("peft")
     torch.__dict__.update(
         Tensor=Tensor,
@@ -276,7 +277,7 @@ def convert_on_numpy() -> SimpleNamespace:
         for name in ours:
             patch.delitem(sys.modules, name, raising=False)
             patch.delattr(registry.tools.convert, name.rpartition(".")[2], raising=False)
-        for name, module in _modules().items():
+        for name, module in played_modules().items():
             patch.setitem(sys.modules, name, module)
         made = {name: importlib.import_module(f"{_ROOM}.{name}") for name in _NEED_TORCH}
         for name in ours:
