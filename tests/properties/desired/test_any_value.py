@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -53,7 +54,7 @@ def test_the_pool_and_its_members() -> None:
     """R14, X2: the last good record stays in force; a presence that cannot be read is of no member."""
     mailbox = Mailbox()
     with TemporaryDirectory() as folder:
-        watcher = PoolWatcher(None, KEYS, POOL, mailbox, Journal(Path(folder)), Clock())  # type: ignore[arg-type]
+        watcher = PoolWatcher(None, KEYS, POOL, mailbox, Journal(Path(folder)), Clock(random.Random(0)))  # type: ignore[arg-type]
         watcher.take(PoolSpec(name=POOL, base_models=["base"]).to_bytes())
         for revision, value in enumerate(POOLS, 2):
             watcher._note(KeyValue(KEYS.pool(POOL), value, 1, revision, 1), is_doubtful=False)

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+import random
 import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -61,7 +62,7 @@ def boots(files: dict[str, bytes]) -> Watcher:
 
 
 def _watcher(folder: Path) -> Watcher:
-    return Watcher(None, KEYS, POOL, "r1", Mailbox(), Journal(folder), Clock())  # type: ignore[arg-type]
+    return Watcher(None, KEYS, POOL, "r1", Mailbox(), Journal(folder), Clock(random.Random(0)))  # type: ignore[arg-type]
 
 
 @given(st.binary(max_size=200), st.binary(max_size=200))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -224,7 +226,19 @@ LOOKS = {
 @pytest.mark.parametrize("line", LOOKS)
 def test_a_watch_asks_for_no_more_than_it_shows(cli, admin, line):
     """With their replicas, those of all adapters are very many; and one that does not exist yet has counts."""
-    admin.answers["WatchAdapters"] = [[answer(5, put("sql"), snapshot=True), ENOUGH]]
+    is_asked = threading.Event()
+
+    def residency(_request: object) -> list[object]:
+        is_asked.set()
+        return [pb.WatchResidencyResponse(snapshot=True), Hold()]
+
+    def adapters(_request: object) -> Iterator[object]:
+        """Ends when all are asked that will be, however slow the machine is."""
+        yield answer(5, put("sql"), snapshot=True)
+        assert not LOOKS[line] or is_asked.wait(60)
+        yield ENOUGH
+
+    admin.answers |= {"WatchResidency": [residency], "WatchAdapters": [adapters]}
     ran = cli(*line.split())
     assert ran.code == 4
     assert [(one.name, one.detail) for one in admin.asked("WatchResidency")] == LOOKS[line]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +49,7 @@ class Told:
     def __init__(self, folder: Path) -> None:
         self.mailbox, self.folder, self.changes = Kept(), folder, 0
         self.journal = Journal(folder)
-        self.watcher = PoolWatcher(None, KEYS, POOL, self.mailbox, self.journal, Clock())  # type: ignore[arg-type]
+        self.watcher = PoolWatcher(None, KEYS, POOL, self.mailbox, self.journal, Clock(random.Random(0)))  # type: ignore[arg-type]
         self.says: asyncio.Queue[Reflection] = asyncio.Queue()
 
     async def stream(self) -> AsyncGenerator[Reflection, None]:

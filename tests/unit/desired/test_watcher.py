@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
@@ -58,7 +59,7 @@ class Scene:
 
     def __init__(self, folder: Path) -> None:
         self.client, self.mailbox, self.journal = Client(), Kept(), Journal(folder)
-        self.watcher = Watcher(self.client, KEYS, POOL, "r1", self.mailbox, self.journal, Clock())  # type: ignore[arg-type]
+        self.watcher = Watcher(self.client, KEYS, POOL, "r1", self.mailbox, self.journal, Clock(random.Random(0)))  # type: ignore[arg-type]
 
     async def listed(self, revision: int, *kvs: KeyValue, cluster_id: int = 7) -> None:
         await self.watcher._take(Listed(revision, kvs, cluster_id, ListCause.FIRST, 1))

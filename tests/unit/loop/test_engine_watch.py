@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing
 from typing import Any
@@ -57,7 +58,7 @@ def test_a_restart_is_told_at_once_and_so_is_silence(monkeypatch, identities, ch
     engine = Probed(identities)
 
     async def watched() -> None:
-        watching = asyncio.create_task(EngineProbes(engine, Clock()).watch(lambda: told.append(None)))
+        watching = asyncio.create_task(EngineProbes(engine, Clock(random.Random(0))).watch(lambda: told.append(None)))
         try:
             async with asyncio.timeout(30):
                 await engine.over.wait()
@@ -170,7 +171,7 @@ def probed(body: Callable[[Played, EngineProbes], Coroutine[Any, Any, None]]) ->
 
     async def both() -> None:
         engine = Played()
-        probes = EngineProbes(engine, Clock())  # type: ignore[arg-type] - of an engine only what is probed
+        probes = EngineProbes(engine, Clock(random.Random(0)))  # type: ignore[arg-type] - of an engine only what is probed
         tasks = [asyncio.create_task(watch(lambda: None)) for watch in (probes.watch, probes.feel_pulse)]
         await asyncio.sleep(1.5)
         await body(engine, probes)
@@ -266,7 +267,7 @@ def counted(body: Callable[[Played, EngineProbes, Changes], Coroutine[Any, Any, 
 
     async def both() -> None:
         engine, changes = Played(), Changes()
-        probes = EngineProbes(engine, Clock())  # type: ignore[arg-type] - of an engine only what is probed
+        probes = EngineProbes(engine, Clock(random.Random(0)))  # type: ignore[arg-type] - of an engine only what is probed
         assert (probes.incarnation, probes.problem) == ("", "")
         tasks = [asyncio.create_task(watch(changes.note)) for watch in (probes.watch, probes.feel_pulse)]
         await asyncio.sleep(1.5)
@@ -321,7 +322,7 @@ def test_why_an_engine_is_away_is_told_as_it_began_and_is_forgotten_when_it_is_b
 
     async def body() -> None:
         engine = Failing()
-        probes = EngineProbes(engine, Clock())  # type: ignore[arg-type] - of an engine only what is probed
+        probes = EngineProbes(engine, Clock(random.Random(0)))  # type: ignore[arg-type] - of an engine only what is probed
         changes = Changes()
         watching = asyncio.create_task(probes.watch(changes.note))
         await asyncio.sleep(1.5)
@@ -354,7 +355,7 @@ def test_each_restart_of_an_engine_is_counted(monkeypatch, identities, restarts)
     engine = Probed(identities)
 
     async def watched() -> None:
-        watching = asyncio.create_task(EngineProbes(engine, Clock()).watch(lambda: None))
+        watching = asyncio.create_task(EngineProbes(engine, Clock(random.Random(0))).watch(lambda: None))
         async with asyncio.timeout(30):
             await engine.over.wait()
         watching.cancel()
@@ -382,7 +383,7 @@ def test_whoever_hears_of_a_change_finds_it():
 
     async def body() -> None:
         engine, heard = Played(), list[tuple[str, str]]()
-        probes = EngineProbes(engine, Clock())  # type: ignore[arg-type] - of an engine only what is probed
+        probes = EngineProbes(engine, Clock(random.Random(0)))  # type: ignore[arg-type] - of an engine only what is probed
         tasks = [
             asyncio.create_task(watch(lambda: heard.append((probes.incarnation, probes.problem))))
             for watch in (probes.watch, probes.feel_pulse)

@@ -120,12 +120,12 @@ async def running(
         SimStore("r1", random.Random(0), lease_file or Path(own.name) / "leases"),
         mailbox,
         ownership or Free(),
-        Clock(),
+        Clock(random.Random(0)),
         reports.append,
         notice,
         sharing=sharing or Assigner(POOL, "r1", labels),
         demand=demand or ResidentSet(Catalogue(POOL, lambda _key: None)),
-        probes=probes or EngineProbes(engine, Clock()),
+        probes=probes or EngineProbes(engine, Clock(random.Random(0))),
         **more,
     )
     if probes is not None:
@@ -207,7 +207,7 @@ async def test_a_pool_whose_record_cannot_be_read_is_told_as_that(tmp_path):
     """R14 nack: etcd was reached, and says something that nobody here understands."""
     mailbox = Mailbox()
     mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "a")))
-    feed = PoolWatcher(None, KEYS, POOL, mailbox, Journal(tmp_path), Clock())  # type: ignore[arg-type]
+    feed = PoolWatcher(None, KEYS, POOL, mailbox, Journal(tmp_path), Clock(random.Random(0)))  # type: ignore[arg-type]
     async with running(Engine(lambda: None), mailbox) as reports:
         mailbox.post(replace(mailbox.snapshot, pool_read=False))
         feed.take(b'{"schema": 99}')
@@ -359,7 +359,7 @@ class Frozen(Loading):
 
 async def freezes_in_a_load() -> None:
     engine, mailbox = Frozen(), Mailbox()
-    probes = EngineProbes(engine, Clock())
+    probes = EngineProbes(engine, Clock(random.Random(0)))
     mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1)))
     async with running(engine, mailbox, probes=probes) as reports:
         watching = asyncio.create_task(probes.watch(engine.on_probed))

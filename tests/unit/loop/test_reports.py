@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -64,7 +65,7 @@ def test_a_name_of_ours_that_somebody_gave_other_files_gets_ours_again():
 
     async def body() -> None:
         engine, mailbox = Odd(), wanting(1, "good-a")
-        async with running(engine, mailbox, probes=EngineProbes(engine, Clock())) as reports:
+        async with running(engine, mailbox, probes=EngineProbes(engine, Clock(random.Random(0)))) as reports:
             await asyncio.sleep(2.0)
             engine.adapters["good-a"] = "/elsewhere"
             engine.on_probed()
@@ -206,7 +207,7 @@ def test_what_failed_is_tried_again_when_its_pause_ends(outcome):
         async with running(engine, wanting(1, "good-a")) as reports:
             await asyncio.sleep(0.6)
             engine.outcome, engine.takes = Done(), True
-            await asyncio.sleep(2.5)
+            await asyncio.sleep(10.0)
             assert ready(reports) == (True, "")
             assert len(engine.called) <= 4
 
@@ -416,7 +417,7 @@ def test_what_others_are_to_serve_is_kept_and_loaded_again_until_they_do(verdict
             plan = reports[-1].situation.plan if reports else None
             return {} if verdict is None or plan is None else dict.fromkeys(plan.leaving, verdict)
 
-        probes = EngineProbes(engine, Clock())
+        probes = EngineProbes(engine, Clock(random.Random(0)))
         async with running(engine, mailbox, probes=probes, verdicts=verdicts) as told:
             reports = told
             await asyncio.sleep(5.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
@@ -99,7 +100,7 @@ def test_an_engine_that_is_doubted_is_looked_at_at_once():
 
     async def body() -> None:
         engine, mailbox = Odd(), wanting(1, "good-a")
-        async with running(engine, mailbox, probes=EngineProbes(engine, Clock())):
+        async with running(engine, mailbox, probes=EngineProbes(engine, Clock(random.Random(0)))):
             await asyncio.sleep(2.0)
             looks = engine.looks
             engine.on_probed()
@@ -117,7 +118,7 @@ def test_an_engine_that_is_found_away_is_told_once_and_not_before_there_is_anyth
 
     async def body() -> None:
         engine = Odd()
-        probes = Probes(engine, Clock())
+        probes = Probes(engine, Clock(random.Random(0)))
         async with running(engine, wanting(1, "good-a"), probes=probes) as reports:
             probes.problem = "it is away"
             engine.on_probed()
@@ -139,7 +140,7 @@ def test_before_anything_is_taken_away_the_engine_is_looked_at_anew():
 
     async def body() -> None:
         engine, mailbox = Odd(), wanting(1, "good-a")
-        async with running(engine, mailbox, probes=EngineProbes(engine, Clock())) as reports:
+        async with running(engine, mailbox, probes=EngineProbes(engine, Clock(random.Random(0)))) as reports:
             await asyncio.sleep(2.0)
             assert reports[-1].situation.ready
             engine.on_probed()
@@ -166,7 +167,7 @@ def test_what_a_slow_call_put_off_is_done_as_soon_as_it_is_known_to_be_slow():
 
     async def body() -> None:
         engine, mailbox = Stuck(), wanting(1, "good-a", "good-b")
-        async with running(engine, mailbox, probes=EngineProbes(engine, Clock())):
+        async with running(engine, mailbox, probes=EngineProbes(engine, Clock(random.Random(0)))):
             await asyncio.sleep(2.0)
             engine.adapters.clear()
             engine.hangs = True
@@ -184,7 +185,7 @@ def test_one_look_that_fails_is_not_told_to_anybody():
 
     async def body() -> None:
         engine, mailbox = Odd(), wanting(1, "good-a")
-        async with running(engine, mailbox, probes=EngineProbes(engine, Clock())) as reports:
+        async with running(engine, mailbox, probes=EngineProbes(engine, Clock(random.Random(0)))) as reports:
             await asyncio.sleep(2.0)
             told = len(reports)
             engine.failing = 1
@@ -333,7 +334,7 @@ class SetProbes(EngineProbes):
 async def serving() -> AsyncIterator[tuple[Moody, SetProbes, Mailbox, list[RoundReport]]]:
     """A replica that serves one adapter and is ready."""
     engine, mailbox = Moody(), wanting(1, "good-a")
-    probes = SetProbes(engine, Clock())
+    probes = SetProbes(engine, Clock(random.Random(0)))
     async with running(engine, mailbox, probes=probes) as reports:
         await asyncio.sleep(2.0)
         assert ready(reports) == (True, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -52,9 +53,9 @@ class Scene:
         self.verdict: HandoffVerdict = Waiting()
         self.around: list[OtherReplica] | EtcdError = [READY]
         identity = ReplicaIdentity("r1", POOL, "vllm", "http://e")
-        self.cache = StatusCache(identity, Clock(), lambda _: None, leave=lambda: self.drain.why)
+        self.cache = StatusCache(identity, Clock(random.Random(0)), lambda _: None, leave=lambda: self.drain.why)
         presence = Presence(pool=POOL, replica="r1", incarnation="i", owner="o", started_at="")
-        parts: Any = (None, KEYS, presence, self.mailbox, self, self, self.cache, Clock())
+        parts: Any = (None, KEYS, presence, self.mailbox, self, self, self.cache, Clock(random.Random(0)))
         self.drain = ReplicaDrain(*parts)
 
     def leave(self, *, leaving: bool) -> None:
@@ -83,7 +84,10 @@ class Scene:
 
     async def get(self, path: str, host: str = "127.0.0.1") -> tuple[int, dict[str, Any]]:
         """From nobody knows where if `host` is empty."""
-        app, client = make_app(self.cache, [], self.drain, EventRing(Clock(), bool), None), (host, 1) if host else None
+        app, client = (
+            make_app(self.cache, [], self.drain, EventRing(Clock(random.Random(0)), bool), None),
+            (host, 1) if host else None,
+        )
         transport = httpx.ASGITransport(app, client=client)  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=transport, base_url="http://sidecar") as client:
             reply = await client.get(path)
@@ -379,7 +383,7 @@ async def test_only_the_own_host_may_drain_it(scene, host):
 
 async def test_who_comes_past_every_address_may_not_drain_it(scene):
     """R20, X2: a server without an address of its own tells nothing of where somebody is."""
-    inner = make_app(scene.cache, [], scene.drain, EventRing(Clock(), bool), None)  # type: ignore[arg-type]
+    inner = make_app(scene.cache, [], scene.drain, EventRing(Clock(random.Random(0)), bool), None)  # type: ignore[arg-type]
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await inner({**scope, "server": None}, receive, send)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -158,7 +159,7 @@ async def test_how_full_a_store_is_makes_no_write_of_its_own():
     """It is told with the next write of something else, or when a status is confirmed."""
     room = ReportedStore(room_bytes=5, in_use_bytes=3, largest_bytes=2, bound="disk")
     said: list[Callable[[], ReplicaStatus]] = []
-    cache = StatusCache(REPLICA, Clock(), said.append)
+    cache = StatusCache(REPLICA, Clock(random.Random(0)), said.append)
     before = cache.status
     cache.note_room(room)
     assert (said, before.store, cache.status.store) == ([], None, room)

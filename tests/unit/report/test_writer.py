@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -87,7 +88,7 @@ def presence_of(host: str) -> Presence:
 
 
 def writer(client: Client, host: str) -> StatusWriter:
-    return StatusWriter(client, KEYS, presence_of(host), Clock(), lambda: None)  # type: ignore[arg-type]
+    return StatusWriter(client, KEYS, presence_of(host), Clock(random.Random(0)), lambda: None)  # type: ignore[arg-type]
 
 
 def presence(client: Client) -> Presence:
@@ -114,7 +115,9 @@ def status(revision: int = 1) -> ReplicaStatus:
         held="",
         last_request_id="",
     )
-    return derive_status(ReplicaIdentity("r", POOL, "vllm", "http://engine"), situation, Clock().moment())
+    return derive_status(
+        ReplicaIdentity("r", POOL, "vllm", "http://engine"), situation, Clock(random.Random(0)).moment()
+    )
 
 
 @contextlib.asynccontextmanager
@@ -410,7 +413,7 @@ def test_who_loses_the_replica_id_twice_ends():
 
     async def body() -> None:
         client, changes = Client(), []
-        one = StatusWriter(client, KEYS, presence_of("a"), Clock(), lambda: changes.append(one.refusal))  # type: ignore[arg-type]
+        one = StatusWriter(client, KEYS, presence_of("a"), Clock(random.Random(0)), lambda: changes.append(one.refusal))  # type: ignore[arg-type]
         one.offer(status)
 
         def twin() -> None:
