@@ -328,10 +328,23 @@ def test_a_live_table_names_all_that_cannot_be_read():
     assert paper.sheets == [([], "cannot be read: a, b")]
 
 
-def test_counts_that_come_with_a_watch_are_shown(cli, admin):
+def test_counts_that_come_with_a_watch_are_shown(cli, admin, capsys):
+    shown: list[str] = []
+
+    def residency(_request: object) -> Iterator[object]:
+        """Ends when they are shown, or never will be."""
+        yield where("a", snapshot=True)
+        for _ in range(6000):
+            shown.append(capsys.readouterr().out)
+            if "1/1" in "".join(shown):
+                break
+            threading.Event().wait(0.01)
+        yield ENOUGH
+
     admin.answers["WatchAdapters"] = [[answer(5, put("a"), snapshot=True), Hold()]]
-    admin.answers["WatchResidency"] = [[where("a", snapshot=True), ENOUGH]]
-    assert "a  dev  Healthy  1/1" in cli("get", "adapters", "-w").out
+    admin.answers["WatchResidency"] = [residency]
+    assert cli("get", "adapters", "-w").code == 4
+    assert "a  dev  Healthy  1/1" in "".join(shown)
 
 
 def test_what_was_listed_of_a_stream_that_broke_is_forgotten():
