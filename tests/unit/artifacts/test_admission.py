@@ -175,6 +175,10 @@ def test_the_room_counts_what_is_on_its_way_against_the_budget(monkeypatch):
     room = host.quota.room({"a": 100, "b": 200}, {"b"})
     assert (room.room_bytes, room.bound) == (0, "disk")
     host.free = (64 * MIB + 4096) // 4096 * 4096
+    near = Host(monkeypatch, budget=1000)
+    near.free = 64 * MIB + 4096
+    room = near.quota.room({"a": 4000}, {"a"})
+    assert (room.room_bytes, room.bound) == (0, "budget"), "what is used counts against the budget"
     equal = Host(monkeypatch, budget=4096 + 300)
     equal.free = 64 * MIB + 4096
     assert equal.quota.room({"a": 300}, set()).bound == "disk"

@@ -30,6 +30,11 @@ def test_the_required_ones_are_enough():
     assert read({}).pool == "p"
 
 
+def test_files_are_kept_for_ten_minutes_after_an_unload_unless_something_else_is_said():
+    """R7 files-pinned, docs/operations.md."""
+    assert (read({}).unload_grace, read({"--unload-grace": "5"}).unload_grace) == (600.0, 5.0)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
