@@ -46,8 +46,9 @@ def page(trials: Sequence[Trial], reasons: dict[str, str], drawn: str) -> str:
     return f"""# Mutation: which changes of the code no test notices
 
 Made by `make mutate`, which puts small changes into copies of the code, one at a time, and runs the tests that execute
-the changed lines. [Decision 33](decisions/0033-mutation.md) says how, and why by a program of our own. It is a
-measure of the tests, not of the code: a survivor is a line that may be broken without anybody noticing.
+the changed lines. [Decision 33](decisions/0033-mutation.md) says why by a program of our own, and
+[decision 44](decisions/0044-mutation-forks.md) how a change is tried. It is a measure of the tests, not of
+the code: a survivor is a line that may be broken without anybody noticing.
 
 {drawn}. {noticed} of {of} were noticed ({_percent(noticed, of)}); what nobody can tell from the code does not count.
 
