@@ -259,7 +259,7 @@ def test_a_part_that_does_not_answer_is_not_ready():
 
 def test_a_socket_is_beside_the_stack_where_the_kernel_takes_its_path():
     """Else it is elsewhere, and is that stack's and that replica's alone."""
-    near, far = Path("/work/s"), Path("/" + "d" * 120)
+    near, far = Path("/srv/s"), Path("/" + "d" * 120)
     assert Folder(near).socket("r1") == near / "sockets" / "r1"
     fits = Path("/" + "d" * (MAX_SOCKET_PATH_BYTES - len("//sockets/r1")))
     assert Folder(fits).socket("r1") == fits / "sockets" / "r1"
