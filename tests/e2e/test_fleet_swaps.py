@@ -1,4 +1,4 @@
-"""Versions behind names replaced through the registry, on two real vLLM replicas under one load.
+"""Versions behind names replaced through the registry, on two real vLLM replicas under one load; then one is stopped.
 
 SWAPS and RATE say how many and how many requests a second; the full numbers are 100 and 50.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +16,16 @@ import pytest
 
 from loraplane import AsyncRegistry
 from registry.client.adapters import published_of
+from registry.model.keys import Keys
 from registry.v1 import registry_pb2 as pb
 from sidecar.engines.observed import Done, Outcome
+from tests.conftest import EtcdForTest
 from tests.support.admin import Admin, admin_inside, make_pool, wait_ready
-from tests.support.engines import BASE_MODEL, RealVllm, VllmFlags
+from tests.support.engines import BASE_MODEL, Asker, RealVllm, VllmFlags
 from tests.support.fleet import POOL, Sidecar
+from tests.support.stopped_engine import is_told_and_served, replica, serves, write
 from tests.support.swap_load import SwapLoad, versions_of
-from tests.support.tiny import Tiny, make_tiny
+from tests.support.tiny import Tiny
 from tests.support.waiting import eventually
 
 # How many adapters of a batch each has room for: fewer than there are versions, and more.
@@ -67,36 +70,49 @@ class ByRegistry:
         return len((await self.admin.stub.ListAdapterHistory(request)).generations) > 1
 
 
+@pytest.fixture(scope="module")
+def engines(tiny, tmp_path_factory) -> Iterator[dict[str, RealVllm]]:
+    """One for each replica, not yet started."""
+    engines = {name: RealVllm(tiny.model, tmp_path_factory.mktemp(name)) for name in SLOTS}
+    yield engines
+    for vllm in engines.values():
+        vllm.stop()
+
+
+async def started(engines: Mapping[str, RealVllm], name: str) -> RealVllm:
+    """With the plugin."""
+    await engines[name].ensure(VllmFlags(plugin=True, max_loras=SLOTS[name]))
+    return engines[name]
+
+
 @asynccontextmanager
-async def fleet(folder: Path, tiny: Tiny, etcd: tuple[str, ...], prefix: str) -> AsyncIterator[list[RealVllm]]:
-    """Two replicas with the plugin, each with its sidecar; both are ready."""
+async def fleet(engines: Mapping[str, RealVllm], folder: Path, tiny: Tiny, etcd: EtcdForTest) -> AsyncIterator[None]:
+    """Two replicas, each with its sidecar; both are ready."""
     async with AsyncExitStack() as stack:
-        engines = [RealVllm(tiny.model, folder / name / "vllm") for name in SLOTS]
-        for name, vllm in zip(SLOTS, engines, strict=True):
-            stack.callback(vllm.stop)
-            await vllm.ensure(VllmFlags(plugin=True, max_loras=SLOTS[name]))
-            sidecar = Sidecar(folder / name, etcd, prefix, vllm.url, replica=name, sources=tiny.folder / "adapters")
+        sources = tiny.folder / "adapters"
+        for name in SLOTS:
+            vllm = await started(engines, name)
+            sidecar = Sidecar(folder / name, etcd.endpoints, etcd.prefix, vllm.url, replica=name, sources=sources)
             stack.callback(sidecar.program.kill)
             sidecar.program.start()
             await eventually(sidecar.is_ready, timeout_seconds=120)
-        yield engines
+        yield
 
 
 @pytest.mark.engine
 @pytest.mark.timeout(900)
-async def test_no_request_to_either_replica_fails_or_mixes_versions(etcd, tmp_path):
+async def test_no_request_to_either_replica_fails_or_mixes_versions(engines, tiny, etcd, tmp_path):
     """R5, R7, R3, R4, fault 23: also for streams in flight and after each rollback, with few slots and with many.
 
     `publish` returns when both replicas serve it.
     """
-    tiny = make_tiny(tmp_path)
     async with AsyncExitStack() as stack:
         admin = await stack.enter_async_context(admin_inside(etcd.endpoints, etcd.prefix))
         await wait_ready(admin)
         await make_pool(admin, POOL, BASE_MODEL)
         registry = await stack.enter_async_context(AsyncRegistry(admin.address))
-        engines = await stack.enter_async_context(fleet(tmp_path, tiny, etcd.endpoints, etcd.prefix))
-        load = SwapLoad([vllm.url for vllm in engines], versions_of(tiny), aimed=3)
+        await stack.enter_async_context(fleet(engines, tmp_path, tiny, etcd))
+        load = SwapLoad([vllm.url for vllm in engines.values()], versions_of(tiny), aimed=3)
         swapper = ByRegistry(admin, registry)
         verdict = await load.run(swapper, swaps=SWAPS, requests_per_second=RATE, swaps_per_second=SWAPS_PER_SECOND)
     p50 = statistics.median(load.swap_seconds)
@@ -108,3 +124,17 @@ async def test_no_request_to_either_replica_fails_or_mixes_versions(etcd, tmp_pa
     assert swapper.rollbacks >= SWAPS // ROLLBACK_EACH - len(load.versions)
     assert verdict.spanning >= 3
     assert verdict.streams >= 3
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+async def test_a_stopped_engine_is_told_of_and_served_again_when_it_goes_on(engines, tiny, etcd, etcd_client, tmp_path):
+    """R18 readiness-follows, R3, with the plugin; without it: test_plain_engine.py."""
+    keys, vllm = Keys(etcd.prefix), await started(engines, "r1")
+    asker = Asker(vllm.url)
+    await asker.clear()
+    await asker.client.aclose()
+    await write(etcd_client, keys, tiny, "a")
+    async with replica(tmp_path, etcd.endpoints, keys, vllm, tiny) as sidecar:
+        await eventually(lambda: serves(sidecar, 1), timeout_seconds=180)
+        await is_told_and_served(etcd_client, keys, tiny, vllm, sidecar)

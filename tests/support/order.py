@@ -11,6 +11,7 @@ from xdist.scheduler import LoadFileScheduling
 # tests of it: the plugin with all its settings, the plugin that asks a sidecar, and vLLM by itself up to the end.
 _ON_ONE_ENGINE = (
     "tests/contract/engine/test_plugin.py",
+    "tests/contract/engine/test_proof.py",
     "tests/contract/engine/test_resolver.py",
     "tests/contract/engine/test_beside_a_load.py",
     "tests/contract/engine/test_drain.py",

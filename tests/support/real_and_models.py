@@ -61,7 +61,9 @@ class RealAndModels:
 
     @property
     def _options(self) -> Options:
-        return Options(BASE_MODEL, str(self.model), max_loras=MAX_LORAS, plugin=self.flags.plugin)
+        return Options(
+            BASE_MODEL, str(self.model), max_loras=MAX_LORAS, plugin=self.flags.plugin, proves=self.flags.proves
+        )
 
     @asynccontextmanager
     async def _real(self) -> AsyncIterator[Subject]:

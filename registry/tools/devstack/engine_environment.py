@@ -101,6 +101,8 @@ MAX_LORA_RANK = 16
 MAX_MODEL_LENGTH = 512
 KV_CACHE_BYTES = 64 * 1024 * 1024
 
+# Not by `-m`: the engine's core is spawned, and would import the whole server once more as its `__main__`.
+_SERVE = 'import runpy; runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")'
 # The routes that load and unload adapters do not exist without it.
 RUNTIME_LORA_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 _ENVIRONMENT = {
@@ -137,7 +139,7 @@ def vllm_command(
     """
     key = ["--api-key", api_key] if api_key else []
     return [
-        *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
+        *(str(python), "-c", _SERVE),
         *("--model", str(model), "--served-model-name", served_model_name),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--enable-lora", "--max-lora-rank", str(MAX_LORA_RANK)),

@@ -35,8 +35,8 @@ def socket() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def asking_flags(socket) -> VllmFlags:
-    """With the plugin, which asks on `socket`: of one process for all who need no more of it."""
-    return VllmFlags(plugin=True, resolver=socket)
+    """With the plugin, which asks on `socket`, and may ask short prompts, also on a CPU: of one process for all."""
+    return VllmFlags(plugin=True, resolver=socket, proves=True)
 
 
 @pytest.fixture(scope="session")

@@ -237,7 +237,7 @@ def test_real_vllm_and_what_stands_for_it_say_the_same(real_vllm, tiny, sources,
 
     One step comes after another, so two things are never drawn: files that go while an engine may read them, and
     weights that change beside requests for their name (decision 15). Either may end the real engine, and so every
-    test after this one; they are played by themselves, in test_files_pinned.py and e2e/test_swaps.py. Nor is a load in
-    place, which the driver never asks for.
+    test after this one; they are played by themselves, in test_files_pinned.py and
+    e2e/test_plain_engine.py. Nor is a load in place, which the driver never asks for.
     """
     RealAndModels(real_vllm, tiny.model, sources, tmp_path / "leases", VllmFlags()).play_many()

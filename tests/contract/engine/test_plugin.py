@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import time
 from collections.abc import AsyncIterator
@@ -16,21 +15,16 @@ import pytest
 
 from registry.lora.base_directory import read_base
 from registry.lora.coverage.findings import evidence_finding
-from registry.model.records import AdapterSpec, Expect
-from sidecar.desired.placement import ref_of
 from sidecar.engines.driver import EngineUnusable
-from sidecar.engines.observed import Done, NoEffect, NotAsExpected, NotThere, PathMissing, Refused, Transient
+from sidecar.engines.observed import Done, NotThere, PathMissing, Refused, Transient
 from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.vllm.driver import VllmEngine
 from sidecar.engines.vllm.http import VllmHttp
 from sidecar.vllm_plugin.guard import CONTROL_HEADER, Guard
-from sidecar.vllm_plugin.protocol import ExpectedAnswers, PromptedAnswer, expected_key, write_expected
 from sidecar.vllm_plugin.routes import Plugin
-from tests.support.adapters import permuted, without
 from tests.support.engines import BASE_MODEL, PATIENT, Asker, VllmFlags, while_it_runs
-from tests.support.publishing import loraplane_with_torch
 from tests.support.rig import Rig, running
 from tests.support.waiting import eventually
 
@@ -68,12 +62,6 @@ async def asker(url) -> AsyncIterator[Asker]:
 def guarded_flags(tiny, token) -> VllmFlags:
     """With the plugin, told whom to obey and which files may be named."""
     return VllmFlags(plugin=True, store=str(tiny.folder), control_token_file=str(token))
-
-
-@pytest.fixture(scope="module")
-def proving_flags() -> VllmFlags:
-    """With the plugin, which may ask short prompts, also on a CPU."""
-    return VllmFlags(plugin=True, proves=True)
 
 
 @pytest.fixture(params=["simulated", pytest.param("vllm", marks=pytest.mark.engine)])
@@ -482,137 +470,3 @@ async def test_malformed_swaps_are_400_and_name_the_field(asker, body, field):
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert (error["type"], error["param"], error["code"]) == ("invalid_argument", field, 400)
-
-
-@pytest.mark.engine
-async def test_real_vllm_refuses_what_has_no_effect_before_a_name_is_bound(real_vllm, proving_flags, tiny, tmp_path):
-    """R22 applied-whole, R5: one that changes nothing, though its lora_B are not 0; an untrained one may do so."""
-    await real_vllm.ensure(proving_flags)
-    asker, engine = guarded(real_vllm.url), VllmEngine(real_vllm.url, deadlines=PATIENT)
-    assert (await engine.observe()).facts.proves
-    paths = {half: without(half, Path(tiny.adapter("a")), tmp_path / half) for half in ("lora_A", "lora_B")}
-    listed = await asker.adapters()
-    assert await proof(asker, tiny.adapter("a")) == "effect"
-    assert await proof(asker, paths["lora_B"]) == "effect"
-    assert await proof(asker, paths["lora_A"]) == "no_effect"
-    assert await engine.prove(tiny.adapter("a"), request_id="r") == Done()
-    assert isinstance(await engine.prove(paths["lora_A"], request_id="r"), NoEffect)
-    assert await engine.prove(str(tmp_path / "nowhere"), request_id="r") == Done()
-    assert await asker.adapters() == listed
-    assert (await engine.observe()).no_effect == {paths["lora_A"]}
-    await engine.aclose()
-    await asker.client.aclose()
-
-
-EXPECTED_PROMPTS = ([17, 101, 64], [20, 31, 7, 99, 105, 42, 8])
-
-
-@pytest.fixture(params=["simulated", pytest.param("vllm", marks=pytest.mark.engine)])
-async def proving(request, tiny, proving_flags) -> AsyncIterator[str]:
-    """The URL of an engine whose plugin may ask it short prompts, each kind in turn."""
-    if request.param == "simulated":
-        options = Options(served_model_name=BASE_MODEL, model=str(tiny.model), plugin=True, proves=True)
-        async with serving(SimulatedVllm(options)) as url:
-            yield url
-        return
-    real = request.getfixturevalue("real_vllm")
-    await real.ensure(proving_flags)
-    yield real.url
-
-
-async def answered(asker: Asker, path: str, tolerance: float = 0.1) -> str:
-    """What the engine itself answers with an adapter, as what is expected of it."""
-    await asker.load("asked", path)
-    found = []
-    for prompt in EXPECTED_PROMPTS:
-        body = {"model": "asked", "prompt": prompt, "max_tokens": 4, "temperature": 0, "logprobs": 1}
-        reply = await asker.client.post("/v1/completions", json=body | {"return_tokens_as_token_ids": True})
-        assert reply.status_code == 200, reply.text
-        logprobs = reply.json()["choices"][0]["logprobs"]
-        tokens = tuple(int(token.removeprefix("token_id:")) for token in logprobs["tokens"])
-        found.append(PromptedAnswer(tuple(prompt), tokens, tuple(min(one, 0.0) for one in logprobs["token_logprobs"])))
-    await asker.unload("asked")
-    return write_expected(ExpectedAnswers(tuple(found), tolerance))
-
-
-async def test_what_answers_otherwise_than_expected_is_refused_before_a_name_is_bound(proving, tiny, tmp_path):
-    """R22 applied-whole, R5: as the engine answers is right; with the rows of one lora_B in another order it is not."""
-    asker, engine = guarded(proving), VllmEngine(proving, deadlines=PATIENT)
-    await asker.clear()
-    facts = (await engine.observe()).facts
-    assert (facts.proves, facts.expects) == (True, True)
-    right, wrong = tiny.adapter("a"), permuted("q_proj.lora_B", Path(tiny.adapter("a")), tmp_path / "permuted")
-    expect = await answered(asker, right)
-    assert await proof(asker, right, expect) == "effect"
-    assert await proof(asker, wrong, expect) == "not_as_expected"
-    assert await proof(asker, wrong) == "effect", "it has an effect, and nothing else is asked of it here"
-    assert await engine.prove(right, expect, request_id="r") == Done()
-    refused = await engine.prove(wrong, expect, request_id="r")
-    assert isinstance(refused, NotAsExpected)
-    assert "above the tolerance of 0.1" in refused.message
-    seen = await engine.observe()
-    assert seen.adapters == {}
-    assert seen.no_effect.isdisjoint({right, wrong})
-    keys = {path: expected_key(path, expect) for path in (right, wrong)}
-    assert {path for path, key in keys.items() if key in seen.as_expected} == {right}
-    assert {path: seen.unexpected.get(key) for path, key in keys.items()} == {right: None, wrong: refused.message}
-    await engine.aclose()
-    await asker.client.aclose()
-
-
-@pytest.mark.engine
-async def test_real_vllm_answers_as_loraplane_expect_says(real_vllm, proving_flags, tiny, tmp_path):
-    """R22 applied-whole: PEFT's own answers, within a thousandth; other adapters answer otherwise."""
-    await real_vllm.ensure(proving_flags)
-    with loraplane_with_torch() as cli:
-        arguments = [tiny.adapter("a"), "--base-model", str(tiny.model), "--tolerance", "0.001", "--tokens", "16"]
-        told = cli.run("-o", "json", "expect", *arguments).json
-    assert (len(told["expect"]["answers"]), told["warnings"]) == (4, [])
-    spec = AdapterSpec.model_validate({"source": {"uri": "file:///a"}, "expect": told["expect"]})
-    expect = ref_of("p", "a", 1, spec).expect
-    asker = guarded(real_vllm.url)
-    began = time.monotonic()
-    assert await proof(asker, tiny.adapter("a"), expect) == "effect"
-    print(f"4 prompts of 16 tokens are proven in {time.monotonic() - began:.2f} s")
-    assert await proof(asker, tiny.adapter("b"), expect) == "not_as_expected"
-    await asker.client.aclose()
-
-
-async def test_a_sidecar_keeps_what_answers_otherwise_than_expected_from_its_name(proving, tiny, tmp_path):
-    """R22 applied-whole, R8: the old version answers on; what is served as expected is not warned of."""
-    asker, rig = guarded(proving), Rig(tmp_path, SimulatedVllm(), proving)
-    await asker.clear()
-    rig.sources.mkdir()
-    shutil.copytree(tiny.adapter("a"), rig.sources / "right")
-    permuted("q_proj.lora_B", rig.sources / "right", rig.sources / "wrong")
-    expect = Expect.model_validate(json.loads(await answered(asker, str(rig.sources / "right"))))
-    async with running(rig):
-        rig.desire(1, expect=expect, x="right")
-        await eventually(lambda: bool(rig.statuses) and rig.status.served.count == 1, timeout_seconds=120)
-        served, before = await asker.adapters(), await asker.text("x", PROMPT)
-        await eventually(lambda: "expect_unproven" not in {one.reason for one in rig.status.warnings})
-        rig.desire(2, expect=expect, x="wrong", y="wrong")
-        wanted = {"x": "not_as_expected", "y": "not_as_expected"}
-        await eventually(lambda: rig.reasons() == wanted, timeout_seconds=120)
-        assert (await asker.adapters(), await asker.text("x", PROMPT)) == (served, before)
-        rig.desire(3, x="right", y="wrong")
-        await eventually(lambda: rig.status.served.count == 2, timeout_seconds=120)
-    await asker.clear()
-    await asker.client.aclose()
-
-
-async def proof(asker: Asker, path: str, expect: str = "") -> str:
-    """What the plugin says of an adapter once the engine, whose first answer takes long, has answered."""
-    found = ""
-    body = {"lora_path": path, **({"expect": expect} if expect else {})}
-
-    async def has_come() -> bool:
-        nonlocal found
-        reply = await asker.client.post("/v1/loraplane/prove", json=body)
-        # 504: the engine, in the same process, held the server up for so long that the plugin's own deadline passed.
-        assert reply.status_code in {200, 504}, reply.text
-        found = reply.json().get("proof", "later")
-        return found != "later"
-
-    await eventually(has_come, timeout_seconds=120)
-    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from itertools import count
-from pathlib import Path
 
 import pytest
 
@@ -14,8 +13,7 @@ from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.vllm.driver import VllmEngine
-from tests.support.adapters import without
-from tests.support.engines import BASE_MODEL, PATIENT, Asker, VllmFlags, while_it_runs
+from tests.support.engines import BASE_MODEL, PATIENT, Asker, while_it_runs
 from tests.support.real_and_models import RealAndModels
 from tests.support.resolving import PlayedSidecar, found, missing
 from tests.support.waiting import eventually
@@ -69,29 +67,6 @@ async def not_found(asker: Asker, name: str) -> bool:
 async def last_used(asker: Asker) -> dict[str, float]:
     ages: dict[str, float] = (await asker.client.get("/v1/loraplane/uses")).json()["last_used"]
     return ages
-
-
-@pytest.mark.engine
-async def test_real_vllm_proves_what_it_asked_for_after_the_first_request(
-    real_vllm, tiny, socket, sidecar, name, tmp_path
-):
-    """R22 applied-whole, R5: the request is answered at once, and what has no effect is told to who polls."""
-    # A fresh engine: on CPUs the base of a proof is answered with what the last slot has (decision 35).
-    await real_vllm.ensure(VllmFlags(plugin=True, resolver=socket, proves=True))
-    asker, engine = Asker(real_vllm.url), VllmEngine(real_vllm.url, deadlines=PATIENT)
-    paths = {f"{name}-good": tiny.adapter("a"), name: without("lora_A", Path(tiny.adapter("a")), tmp_path / "a")}
-    for one, path in paths.items():
-        sidecar.answers[one] = found(path, prove=True)
-        assert not await not_found(asker, one)
-
-    async def is_told() -> bool:
-        return (await engine.observe()).no_effect == {paths[name]}
-
-    await eventually(is_told, timeout_seconds=120)
-    assert (await engine.observe()).adapters == paths
-    await asker.clear()
-    await asker.client.aclose()
-    await engine.aclose()
 
 
 async def test_the_engine_says_that_it_resolves_and_what_it_can_hold(url):

@@ -50,8 +50,9 @@ def test_vllm_gets_its_variables_and_none_of_ours(monkeypatch):
 
 def test_commands_name_what_they_are_given():
     """And what makes an engine of the tiny model small and quick to start."""
+    serve = 'import runpy; runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")'
     plain = [
-        *("/py", "-m", "vllm.entrypoints.openai.api_server", "--model", "/model", "--served-model-name", "tiny"),
+        *("/py", "-c", serve, "--model", "/model", "--served-model-name", "tiny"),
         *("--host", "127.0.0.1", "--port", "81", "--enable-lora", "--max-lora-rank", "16"),
         *("--max-loras", "4", "--max-cpu-loras", "16", "--dtype", "float32", "--enforce-eager"),
         *("--max-model-len", "512", "--kv-cache-memory-bytes", "67108864", "--distributed-executor-backend", "uni"),
