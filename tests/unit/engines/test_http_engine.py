@@ -234,7 +234,17 @@ async def test_a_look_tells_the_process_the_adapters_and_what_it_was_started_wit
         "pipelined",
     )
     assert (facts.limits.max_cpu_loras, facts.limits.max_lora_rank, facts.limits.target_modules) == (3, 64, ("q_proj",))
+    assert (facts.resolves, facts.evidence, facts.hazards, facts.proves, facts.expects) == (
+        False,
+        None,
+        (),
+        False,
+        False,
+    )
     assert (found.base_models, dict(found.adapters), dict(found.past)) == (("base",), {"x": "/a"}, {})
+    server.pages["/get_server_info"] = page(version="0.5", enable_lora=True, max_loaded_loras=5, max_lora_rank=None)
+    limits = (await engine.observe()).facts.limits
+    assert (limits.max_cpu_loras, limits.max_lora_rank) == (5, 8)
     assert await engine.incarnation() == "p1"
     server.on_call = lambda: process.append("p2")
     for look in (engine.observe, engine.incarnation):
