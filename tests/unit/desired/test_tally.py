@@ -19,8 +19,9 @@ def test_who_comes_is_counted_and_who_goes_leaves_nothing():
 
 
 def test_one_for_another_changes_nothing():
-    one = NO_TALLY.after([], [None])
-    assert one.after([None], [None]).everywhere is one.everywhere
+    for one in (NO_TALLY, NO_TALLY.after([], [None])):
+        for many in ([None], [None, None]):
+            assert one.after(many, many).everywhere is one.everywhere
 
 
 X = frozenset({("zone", "x")})
