@@ -215,6 +215,7 @@ class Pieces:
 
     def __init__(self, descriptor: int, at_once: int) -> None:
         self._file, self._at_once = os.fdopen(descriptor, "rb", buffering=0), at_once
+        self.wanted: list[int] = []
         self.fileno, self.close = self._file.fileno, self._file.close
 
     @property
@@ -222,6 +223,7 @@ class Pieces:
         return self._file.closed
 
     def read(self, size_bytes: int) -> bytes | None:
+        self.wanted.append(size_bytes)
         return self._file.read(min(size_bytes, self._at_once))
 
 
@@ -427,6 +429,15 @@ def test_a_child_that_ends_at_a_limit_is_not_asked_for_again_and_another_is_once
     assert (refused.value.reason, refused.value.permanent) == ("examination_failed", True)
     assert len(played.starts) == starts
     assert all(one.stdin.closed and one.stdout.closed for one in played.made[:starts])
+
+
+@pytest.mark.parametrize(("size_bytes", "is_read"), [(128 * MIB, True), (128 * MIB + 1, False)])
+def test_an_answer_has_128_mib_at_most(played, adapter, size_bytes, is_read):
+    """R16, X2: what follows of a larger one is never asked for."""
+    process = played.add(struct.pack(">I", size_bytes))
+    played.add(OK)
+    assert Examiner(LIMITS).examine(adapter, None, Policy(), Stop()) == FOUND
+    assert process.stdout.wanted == [4, size_bytes][: 1 + is_read]
 
 
 @pytest.mark.parametrize(("size_bytes", "starts"), [(128 * MIB + 1, 2), (100, 1)])

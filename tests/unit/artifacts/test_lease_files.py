@@ -270,6 +270,15 @@ def test_the_oldest_of_what_was_seen_goes_first(monkeypatch):
     assert [seen.get(key(name)) is not None for name in ("one", "two", "three")] == [False, True, True]
 
 
+def test_more_is_remembered_than_an_engine_holds():
+    """R16 bounded: 65,536 of them, whatever they were asked for by."""
+    seen, one = Remembered(), staged(A)
+    for number in range(65_537):
+        seen.put((number, None), one)  # type: ignore[arg-type]
+    assert len(seen) == 65_536
+    assert seen.get((0, None)) is None  # type: ignore[arg-type]
+
+
 def test_the_lock_of_whoever_writes_is_the_file_s(file):
     """R12: of each replica another; it can name a file itself."""
     names = {opened(file.parent / name).key for name in ("r1", "r2", "r1@x")}

@@ -183,13 +183,21 @@ def test_what_nothing_proves_is_compared_with_its_source(played):
 
 
 @pytest.mark.parametrize("found", [ProofOutcome.UNKNOWN, ProofOutcome.DAMAGED, ProofOutcome.CHANGED])
-def test_what_is_not_what_it_has_to_be_is_marked_and_fetched_as_a_copy(played, found):
+def test_what_is_not_what_it_has_to_be_is_marked_and_fetched_as_a_copy(played, monkeypatch, found):
     """R4, R7, R21: all sidecars of the store know; the lease of what our engine does not read is given up."""
     played.vouches = False
+    forget, marked = played.store._seen.forget, list[bool]()
+
+    def forgetting(artifacts: Any) -> None:
+        marked.append(played.store._damage.is_marked(played.id))
+        forget(artifacts)
+
+    monkeypatch.setattr(played.store._seen, "forget", forgetting)
     copy = copy_after(played.id)
     played.found = [found, played.staged(copy)]
     assert stage(played) == played.staged(copy)
     assert played.store._damage.ids == {played.id}
+    assert marked[0], "before it is forgotten, so that nobody recalls it in between"
     assert ("forgotten", played.id) in played.did
     assert played.store.leased() == {copy}
     assert (("receive", "source", "arriving", DIGEST) in played.did) is (found is ProofOutcome.UNKNOWN)
@@ -532,11 +540,11 @@ def test_the_end_closes_what_is_kept_and_lets_no_more_begin(played, monkeypatch)
     assert played.store._workers._max_workers == 16, "four quick and four long, for eager and for lazy ones"
     monkeypatch.setattr(played.store, "_workers", ThreadPoolExecutor(1))
     is_dropped = Event()
-    working = played.store._workers.submit(is_dropped.wait, 10)
+    working = played.store._workers.submit(lambda: is_dropped.wait(10) and not played.did)
     waiting = played.store._workers.submit(played.did.append, "begun")
     waiting.add_done_callback(lambda _: is_dropped.set())
     played.store.close()
-    assert (working.result(), waiting.cancelled()) == (True, True)
+    assert (working.result(), waiting.cancelled()) == (True, True), "and sources are closed after both"
     assert played.did == ["closed"]
     with pytest.raises(RuntimeError):
         played.store._workers.submit(int)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 from dataclasses import replace
@@ -535,6 +536,16 @@ def test_a_pin_that_says_no_digest_says_nothing(layout, content):
     assert pins.digest(replace(ref, digest="sha256:" + "2" * 64)) == "sha256:" + "2" * 64
     assert pins.digest(replace(ref, uri="file:///b")) is None
     assert pins.digest(replace(ref, pin_key="p/a@2")) is None
+
+
+def test_a_pin_stands_as_later_releases_read_it(layout):
+    """R4, R12: in a file of its reference's name, and nothing beside it."""
+    ref, digest = ArtifactRef("file:///a", None, pin_key="p/a@1"), "sha256:" + "1" * 64
+    Pins(layout).put(ref, digest)
+    [file] = (layout.root / "pins").iterdir()
+    assert json.loads(file.read_bytes()) == {"schema": 1, "pin_key": "p/a@1", "digest": digest}
+    assert (file.name, Pins(layout).digest(ref)) == (f"{pin_name(ref)}.json", digest)
+    assert not list((layout.root / "tmp").iterdir())
 
 
 def test_a_pin_that_cannot_be_read_is_told(layout, monkeypatch):
