@@ -540,7 +540,7 @@ def test_the_end_closes_what_is_kept_and_lets_no_more_begin(played, monkeypatch)
     assert played.store._workers._max_workers == 16, "four quick and four long, for eager and for lazy ones"
     monkeypatch.setattr(played.store, "_workers", ThreadPoolExecutor(1))
     is_dropped = Event()
-    working = played.store._workers.submit(lambda: is_dropped.wait(10) and not played.did)
+    working = played.store._workers.submit(lambda: is_dropped.wait(60) and not played.did)
     waiting = played.store._workers.submit(played.did.append, "begun")
     waiting.add_done_callback(lambda _: is_dropped.set())
     played.store.close()
