@@ -218,6 +218,7 @@ def test_what_another_sidecar_marked_in_the_meantime_is_not_looked_at(played):
     played.found = [played.staged(copy_after(played.id))]
     assert played.store._stage(order, Stop()).id == copy_after(played.id)
     assert played.did == ["allowed", ("find", True), "signature"]
+    assert played.store.leased() == {copy_after(played.id)}, "only the copy is"
 
 
 def test_where_every_copy_is_damaged_that_is_told(played, monkeypatch):
