@@ -128,7 +128,7 @@ class _Child:
     def _send(self, content: bytes) -> None:
         view = memoryview(LENGTH.pack(len(content)) + content)
         while view:
-            view = view[self._requests.write(view) or 0 :]
+            view = view[os.write(self._requests.fileno(), view) :]
 
     def _read(self, size_bytes: int, stop: Stop) -> bytes:
         poll, content = select.poll(), bytearray()

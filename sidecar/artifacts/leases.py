@@ -172,7 +172,7 @@ class ArtifactLeases:
                 self._is_written = True
             try:
                 write_atomic(self._file, "".join(lines).encode(), temporary=temporary)
-            except OSError:
+            except BaseException:  # whatever it was: what did not come to the file is still to be written
                 with self._mutex:
                     self._is_written = False
                 raise

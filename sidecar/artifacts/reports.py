@@ -61,7 +61,7 @@ class ArtifactReport(BaseModel):
         mac: HMAC-SHA256 of all the rest with the store's key, in hexadecimal.
     """
 
-    model_config = ConfigDict(frozen=True, populate_by_name=True)
+    model_config = ConfigDict(frozen=True)
 
     schema_version: Annotated[int, Field(alias="schema")] = _SCHEMA
     id: str

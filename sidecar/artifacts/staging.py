@@ -164,9 +164,7 @@ def _is_other(turn: Turn, late: Iterable[Turn]) -> bool:
 
 
 def _may_take(turn: Turn, slot_of: Turn, now: float) -> bool:
-    """A fresh one may take any slot whose turn is over; a slow one that of somebody else who has had more time."""
-    if not turn.is_long:
-        return True
+    """It may take the slot of somebody else who has had more time; a fresh one has had none."""
     is_behind = turn.had_seconds < slot_of.had_seconds + slot_of.worked(now)
     return is_behind and (turn.origin, turn.tenant) != (slot_of.origin, slot_of.tenant)
 

@@ -218,11 +218,12 @@ class LocalStore:
     def is_intact(self, path: str) -> bool:
         """See `ArtifactStore.is_intact`."""
         artifact = self.owns(path)
-        if artifact is not None and self._proofs.is_intact(artifact) and not self._damage.is_marked(artifact):
+        if artifact is None:
+            return False
+        if self._proofs.is_intact(artifact) and not self._damage.is_marked(artifact):
             return True
-        if artifact is not None:
-            _log.warning("artifact_touched", artifact=artifact)
-            self._distrust({artifact})
+        _log.warning("artifact_touched", artifact=artifact)
+        self._distrust({artifact})
         return False
 
     def _distrust(self, artifacts: Collection[str]) -> None:

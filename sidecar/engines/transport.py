@@ -192,7 +192,7 @@ class Transport:
             async with asyncio.timeout(CONNECT_SECONDS):
                 tls = self._tls.newest() if self._tls is not None else None
                 reader, writer = await asyncio.open_connection(self._host, self._port, ssl=tls)
-        except (OSError, TimeoutError) as error:
+        except OSError as error:  # as is that it took too long
             return NotSent(f"no connection to {self._authority}: {str(error) or 'no answer'}")
         try:
             return await self._converse(reader, writer, requests, headers, timeout_seconds, max_reply_bytes, on_sent)

@@ -18,21 +18,27 @@ from sidecar.vllm_plugin.guard import guard_of_environment
 PLUGIN = "loraplane"
 
 
+# Of each flag what it is without being given, whose type it has, and what it means.
+_FLAGS = {
+    "--host": ("127.0.0.1", "address to listen on"),
+    "--served-model-name": (DEFAULTS.served_model_name, "name of the base model"),
+    "--model": (DEFAULTS.model, "directory that the listing shows for the base model"),
+    "--max-loras": (DEFAULTS.max_loras, "adapters that one batch may mix"),
+    "--max-cpu-loras": (DEFAULTS.max_cpu_loras, "adapters kept in memory"),
+    "--max-lora-rank": (DEFAULTS.max_lora_rank, "highest rank taken"),
+    "--api-key": (None, "guards /v1"),
+    "--vllm-version": (DEFAULTS.version, "release that it plays"),
+    "--start-seconds": (0.0, "refuse connections for so long at first"),
+    "--load-seconds": (DEFAULTS.load_seconds, "how long a load takes"),
+    "--token-seconds": (DEFAULTS.token_seconds, "how long a token takes"),
+}
+
+
 def _arguments() -> argparse.Namespace:
-    default = DEFAULTS
     parser = argparse.ArgumentParser(prog="python -m sidecar.engines.simulated", description="A vLLM without a model.")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, required=True, help="TCP port")
-    parser.add_argument("--served-model-name", default=default.served_model_name, help="name of the base model")
-    parser.add_argument("--model", default=default.model, help="directory that the listing shows for the base model")
-    parser.add_argument("--max-loras", type=int, default=default.max_loras, help="adapters that one batch may mix")
-    parser.add_argument("--max-cpu-loras", type=int, default=default.max_cpu_loras, help="adapters kept in memory")
-    parser.add_argument("--max-lora-rank", type=int, default=default.max_lora_rank, help="highest rank taken")
-    parser.add_argument("--api-key", default=None, help="guards /v1")
-    parser.add_argument("--vllm-version", default=default.version, help="release that it plays")
-    parser.add_argument("--start-seconds", type=float, default=0.0, help="refuse connections for so long at first")
-    parser.add_argument("--load-seconds", type=float, default=default.load_seconds, help="how long a load takes")
-    parser.add_argument("--token-seconds", type=float, default=default.token_seconds, help="how long a token takes")
+    for flag, (default, about) in _FLAGS.items():
+        parser.add_argument(flag, default=default, type=str if default is None else type(default), help=about)
     return parser.parse_args()
 
 

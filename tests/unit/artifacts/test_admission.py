@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.sources.base import ArtifactError
+from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts import disk
 from sidecar.artifacts.disk import Quota, SizeIndex
 from sidecar.artifacts.layout import StoreLayout, open_layout
@@ -298,3 +298,12 @@ def test_what_is_measured_once_is_not_measured_again(layout, monkeypatch):
         pass
     assert index.used_bytes() == 9
     assert len(measured) == 2
+
+
+@pytest.mark.parametrize(("size_bytes", "reason"), [(16 << 30, "store_full"), ((16 << 30) + 1, "too_large")])
+async def test_weights_have_16_gib_at_most_unless_more_is_allowed(open_store, size_bytes, reason):
+    """R16: judged before a byte of it comes, and before it is asked whether there is room."""
+    store = open_store(budget_bytes=1)
+    with store._ingest.incoming("key", Stop()) as arriving, pytest.raises(ArtifactError) as refused:
+        arriving.take("adapter_model.safetensors", size_bytes, iter([b"x"]))
+    assert refused.value.reason == reason

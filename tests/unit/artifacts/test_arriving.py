@@ -145,3 +145,48 @@ def test_the_disk_is_looked_at_again_while_files_arrive(arriving, monkeypatch):
     monkeypatch.setattr(arriving._reservation, "check_disk", lambda left, name: asked.append((left, name)))
     arriving.take(WEIGHTS, 27, iter([b"x" * 6] * 5))
     assert asked == [(15, WEIGHTS), (3, WEIGHTS), (0, WEIGHTS)]
+
+
+def test_the_disk_is_looked_at_for_each_32_mib_that_arrive(arriving, monkeypatch):
+    """R16, fault 25: others may fill it while a large file comes."""
+    asked: list[int] = []
+
+    class Drained:
+        """Takes all that comes, and keeps nothing of it."""
+
+        size_bytes = 0
+
+        def __init__(self, _: int) -> None:
+            """Nothing came yet."""
+
+        def take(self, chunks: Iterator[bytes]) -> str:
+            self.size_bytes = sum(map(len, chunks))
+            return "0" * 64
+
+    mib, size_bytes = b"x" * (1 << 20), 96 << 20
+    monkeypatch.setattr(ingest, "Writing", Drained)
+    monkeypatch.setattr(arriving._reservation, "admit", lambda *_: None)
+    monkeypatch.setattr(arriving._reservation, "check_disk", lambda left, _: asked.append(left >> 20))
+    monkeypatch.setitem(arriving._caps, WEIGHTS, size_bytes)
+    arriving.take(WEIGHTS, size_bytes, iter([mib] * 96))
+    assert asked == [64, 32, 0]
+
+
+@pytest.mark.parametrize("error", [OSError(16, "Device or resource busy"), ZeroDivisionError()], ids=["busy", "ours"])
+def test_a_directory_that_resists_is_left_to_the_next_holder_of_the_lock(layout, quota, monkeypatch, error):
+    """R8, R12: what was refused is told as it is; only a fault of ours is told instead."""
+    rmtree = ingest.shutil.rmtree
+
+    def resisting(_: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(ingest.shutil, "rmtree", resisting)
+    told = ConnectionError if isinstance(error, OSError) else ZeroDivisionError
+    with pytest.raises(told), incoming(layout, "key", 5000, quota, Stop()) as arriving:
+        raise ConnectionError("the source is gone")
+    assert arriving.directory.is_dir()
+    monkeypatch.setattr(ingest.shutil, "rmtree", rmtree)
+    with incoming(layout, "key", 5000, quota, Stop()) as following:
+        assert not arriving.directory.exists()
+        assert following.directory.is_dir()
+    assert not list((layout.root / "tmp").iterdir())

@@ -9,7 +9,7 @@ import signal
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from io import BytesIO
+from io import BufferedWriter, BytesIO, RawIOBase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,17 +96,35 @@ def exits(monkeypatch) -> list[int]:
     return codes
 
 
+class Pipe(RawIOBase):
+    """The other end of the answers: what has come through it, and not what is still held back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.content = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self.content += bytes(content)
+        return len(content)
+
+
 class Child:
     """The program of a child, in this process: its pipes, what it did in which order, and whom it watches."""
 
     def __init__(self, monkeypatch, *requests: bytes) -> None:
-        self.out, self.did, self.threads = BytesIO(), list[object](), list[dict[str, Any]]()
-        streams = {"stdin": BytesIO(b"".join(requests)), "stdout": self.out}
+        self.out, self.did, self.threads = Pipe(), list[object](), list[dict[str, Any]]()
+        streams: dict[str, Any] = {
+            "stdin": BytesIO(b"".join(requests)),
+            "stdout": BufferedWriter(self.out, buffer_size=1 << 20),
+        }
         for name, stream in streams.items():
             monkeypatch.setattr(examination.sys, name, SimpleNamespace(buffer=stream, fileno=lambda: 77))
         monkeypatch.setattr(examination.signal, "signal", lambda *what: self.did.append(what))
         monkeypatch.setattr(examination, "limit", lambda *what: self.did.append(what))
-        monkeypatch.setattr(examination, "not_finite", lambda *_: self.did.append("warm"))
+        monkeypatch.setattr(examination, "import_module", self.did.append)
         monkeypatch.setattr(examination.threading, "Thread", self._thread)
         monkeypatch.setattr(examination.Examining, "answer", self._answer)
 
@@ -120,7 +138,7 @@ class Child:
         return ExaminationAnswer(failure=(5, asked.directory))
 
     def answers(self) -> list[str]:
-        found, content = list[str](), self.out.getvalue()
+        found, content = list[str](), self.out.content
         while content:
             (size,) = struct.unpack(">I", content[:4])
             failure = ExaminationAnswer.model_validate_json(content[4 : 4 + size]).failure
@@ -138,7 +156,7 @@ def test_a_child_answers_one_after_another_until_nobody_asks(monkeypatch, exits)
     child = Child(monkeypatch, *map(frame, asked), b"\0\0")
     examination.main()
     assert child.answers() == ["a", "b"]
-    assert child.did == [(signal.SIGINT, signal.SIG_IGN), "warm", (0, 9), "a", (1, 9), "b"]
+    assert child.did == [(signal.SIGINT, signal.SIG_IGN), "numpy", (0, 9), "a", (1, 9), "b"]
     assert [(one["target"], one["args"], one["daemon"]) for one in child.threads] == [
         (examination._end_with, (77,), True)
     ]
@@ -192,15 +210,32 @@ def test_a_child_ends_when_whoever_asks_has_and_not_because_something_was_asked(
     os.close(ours)
 
 
+class Pieces:
+    """The reading end of a pipe through which at most so many bytes come in one go."""
+
+    def __init__(self, descriptor: int, at_once: int) -> None:
+        self._file, self._at_once = os.fdopen(descriptor, "rb", buffering=0), at_once
+        self.wanted: list[int] = []
+        self.fileno, self.close = self._file.fileno, self._file.close
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    def read(self, size_bytes: int) -> bytes | None:
+        self.wanted.append(size_bytes)
+        return self._file.read(min(size_bytes, self._at_once))
+
+
 class PlayedProcess:
     """A child without a process: `answers` stand in its pipe already; what it is asked can be read."""
 
-    def __init__(self, answers: bytes, *, status: int = -9, is_closed: bool = True) -> None:
+    def __init__(self, answers: bytes, *, status: int = -9, is_closed: bool = True, at_once: int = 1 << 20) -> None:
         self.returncode, self.status = None, status
         asked, self.stdin = self._pipe()
         self._asked = os.fdopen(asked, "rb", buffering=0)
         answered, given = os.pipe()
-        self.stdout = os.fdopen(answered, "rb", buffering=0)
+        self.stdout = Pieces(answered, at_once)
         os.write(given, answers)
         self._given = None if is_closed else given
         if is_closed:
@@ -302,19 +337,64 @@ def test_a_child_is_asked_with_its_limits_and_told_a_base_once(played, adapter, 
     assert (how["env"]["OPENBLAS_NUM_THREADS"], how["bufsize"]) == ("1", 0)
 
 
-def test_what_is_asked_has_the_directory_the_policy_and_the_limits(played, adapter):
+@pytest.mark.parametrize(
+    ("limits", "size_bytes", "told"),
+    [
+        (LIMITS, 250, (5, 32)),
+        (None, 299_999_999, (1024 * MIB, 32)),
+        (None, 300_000_000, (1024 * MIB, 33)),
+    ],
+    ids=["its own", "below 300 MB", "300 MB"],
+)
+def test_what_is_asked_has_the_directory_the_policy_and_the_limits(played, adapter, limits, size_bytes, told):
+    """R16, docs/sources.md: usually 30 seconds, one more for each 100 MB, and 1 GiB."""
+    os.truncate(adapter / "adapter_model.safetensors", size_bytes)
     process = played.add(OK)
     policy = Policy(remap="off") if "remap" in Policy().as_dict() else Policy()
-    Examiner(LIMITS).examine(adapter, None, policy, Stop())
+    Examiner(limits).examine(adapter, None, policy, Stop())
     (asked,) = process.asked()
     assert (asked.directory, asked.policy) == (str(adapter), policy.as_dict())
-    assert (asked.memory_bytes, asked.processor_seconds) == (5, 32)
+    assert (asked.memory_bytes, asked.processor_seconds) == told
 
 
-def test_the_usual_limits_are_those_of_the_page():
-    """docs/sources.md: 30 seconds, one more for each 100 MB, 1 GiB."""
-    usual = ExaminationLimits()
-    assert (usual.memory_bytes, usual.processor_seconds, usual.bytes_per_second) == (1024 * MIB, 30, 100_000_000)
+@pytest.mark.parametrize("at_once", [1, 3, 7, 100])
+def test_answers_are_told_apart_however_they_come_through_the_pipe(played, adapter, at_once):
+    """R14: not a byte of the next one is read with one, nor is one cut short."""
+    played.add(OK * 3, at_once=at_once)
+    one = Examiner(LIMITS)
+    assert [one.examine(adapter, None, Policy(), Stop()) for _ in range(3)] == [FOUND] * 3
+    assert len(played.starts) == 1
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(5, "bad pipe"), ZeroDivisionError()])
+def test_a_child_that_hears_nothing_has_ended_and_another_failure_is_told(played, adapter, monkeypatch, error):
+    """R8: the next child is asked where one has ended, and in no other case."""
+    played.add(b"")
+    played.add(OK)
+    one, write = Examiner(LIMITS), os.write
+
+    def failing(descriptor: int, content: bytes) -> int:
+        if played.made[0].returncode is None:
+            raise error
+        return write(descriptor, content)
+
+    monkeypatch.setattr(examiner.os, "write", failing)
+    if isinstance(error, BrokenPipeError):
+        assert one.examine(adapter, None, Policy(), Stop()) == FOUND
+    else:
+        with pytest.raises(type(error)):
+            one.examine(adapter, None, Policy(), Stop())
+    assert len(played.starts) == (2 if isinstance(error, BrokenPipeError) else 1)
+    assert played.made[0].returncode is not None, "whatever it was, it is ended"
+    assert one._busy == 0
+
+
+def test_a_request_is_sent_to_its_last_byte(played, adapter, monkeypatch):
+    """R14: however little of it a pipe takes at once."""
+    process, write = played.add(OK), os.write
+    monkeypatch.setattr(examiner.os, "write", lambda descriptor, content: write(descriptor, content[:5]))
+    Examiner(LIMITS).examine(adapter, None, Policy(), Stop())
+    assert [asked.directory for asked in process.asked()] == [str(adapter)]
 
 
 @pytest.mark.parametrize("is_permanent", [True, False])
@@ -349,6 +429,15 @@ def test_a_child_that_ends_at_a_limit_is_not_asked_for_again_and_another_is_once
     assert (refused.value.reason, refused.value.permanent) == ("examination_failed", True)
     assert len(played.starts) == starts
     assert all(one.stdin.closed and one.stdout.closed for one in played.made[:starts])
+
+
+@pytest.mark.parametrize(("size_bytes", "is_read"), [(128 * MIB, True), (128 * MIB + 1, False)])
+def test_an_answer_has_128_mib_at_most(played, adapter, size_bytes, is_read):
+    """R16, X2: what follows of a larger one is never asked for."""
+    process = played.add(struct.pack(">I", size_bytes))
+    played.add(OK)
+    assert Examiner(LIMITS).examine(adapter, None, Policy(), Stop()) == FOUND
+    assert process.stdout.wanted == [4, size_bytes][: 1 + is_read]
 
 
 @pytest.mark.parametrize(("size_bytes", "starts"), [(128 * MIB + 1, 2), (100, 1)])

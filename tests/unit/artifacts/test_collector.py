@@ -235,6 +235,8 @@ def test_a_use_that_cannot_be_noted_costs_nothing(store, monkeypatch):
     mark_used(store.layout, A, seconds_ago=30.0)
     assert store.layout.lock(A).stat().st_mtime == pytest.approx(store.now - 30.0, abs=0.001)
     assert store.layout.lock(A).stat().st_atime == pytest.approx(store.now - 30.0, abs=0.001)
+    mark_used(store.layout, A)
+    assert store.layout.lock(A).stat().st_mtime == pytest.approx(store.now, abs=0.001)
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError
@@ -355,6 +357,38 @@ def test_what_cannot_be_read_waits_a_day_and_is_told(scrubbed):
     assert scrubbed.step() == []
 
 
+def test_what_goes_while_it_is_read_hinders_nothing(scrubbed):
+    """R8: its report went with it, so that there is nothing on which the look could be noted."""
+    scrubbed.put(A)
+    scrubbed.put(B)
+    scrubbed.read_ago(A, 2 * DAY)
+
+    def prove(artifact: str, *_: object, **__: object) -> ProofOutcome:
+        scrubbed.collector.take_out(artifact)
+        return ProofOutcome.UNKNOWN
+
+    scrubbed.proofs.prove = prove
+    scrubbed.scrub.step(Stop())
+    assert scrubbed.here == {B}
+
+
+def test_that_a_look_cannot_be_noted_is_no_failure_and_a_fault_of_ours_is(scrubbed, monkeypatch):
+    """R8, R12: a store that nobody can write to is still read."""
+    scrubbed.put(A)
+    scrubbed.read_ago(A, 2 * DAY)
+    for error in (PermissionError(13, "Permission denied"), ZeroDivisionError()):
+
+        def failing(*_: object, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(maintenance.os, "utime", failing)
+        if isinstance(error, OSError):
+            assert scrubbed.step() == [A]
+        else:
+            with pytest.raises(ZeroDivisionError):
+                scrubbed.step()
+
+
 @pytest.mark.parametrize("is_leased", [True, False])
 def test_what_is_damaged_goes_or_is_marked_and_is_told_either_way(scrubbed, is_leased):
     """R4, R7: it goes once no engine reads it."""
@@ -397,6 +431,15 @@ def test_a_round_writes_leases_sweeps_makes_room_and_says_what_is_there(scrubbed
     (layout.root / "tmp" / "x.dead").mkdir()
     (layout.damaged / A).touch()
     quota = Quota(layout.root, scrubbed.index, 20, lambda _: None)
+    excess_bytes = quota.excess_bytes
+
+    def noting() -> int:
+        assert not list((layout.root / "tmp").iterdir()), "what the dead left has gone before room is made"
+        assert (layout.leases / "r1").read_text() == f"{A}\n", "and what was let go of may go"
+        order.append("room")
+        return excess_bytes()
+
+    quota.excess_bytes = noting  # type: ignore[method-assign]
     if not is_readable:
         (layout.leases / "r2").write_bytes(b"?\n")
     one = Maintenance(
@@ -404,7 +447,7 @@ def test_a_round_writes_leases_sweeps_makes_room_and_says_what_is_there(scrubbed
         before=lambda: order.append((layout.leases / "r1").read_text().replace("\n", "")),  # type: ignore[func-returns-value]
     )
     found = one.round(Stop())
-    assert order == [A + B], "first what the operator changed"
+    assert order == [A + B, "room"], "first what the operator changed"
     assert (layout.leases / "r1").read_text() == f"{A}\n"
     assert not list((layout.root / "tmp").iterdir())
     left = {A, C} if is_readable else {A, B, C}

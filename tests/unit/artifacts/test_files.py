@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -226,6 +227,21 @@ def test_a_folder_in_which_no_file_can_be_made_is_an_unusable_store(mine, monkey
     monkeypatch.setattr(layout.tempfile, "TemporaryFile", failing)
     with pytest.raises(StoreError, match="Read-only file system: /where"):
         open_layout(mine, "r1")
+
+
+def test_a_folder_that_cannot_be_made_is_an_unusable_store_and_a_fault_of_ours_is_told(mine, monkeypatch):
+    """R13: that it is there already is the only refusal that is none."""
+    mkdir = Path.mkdir
+    for error in (PermissionError(13, "Permission denied", "/where"), ZeroDivisionError()):
+
+        def failing(path: Path, *how: Any, error: Exception = error, **more: Any) -> None:
+            if path == mine / "pins":
+                raise error
+            mkdir(path, *how, **more)
+
+        monkeypatch.setattr(Path, "mkdir", failing)
+        with pytest.raises(StoreError if isinstance(error, OSError) else ZeroDivisionError):
+            open_layout(mine, "r1")
 
 
 def test_what_is_in_the_way_of_a_folder_is_set_aside(mine):

@@ -14,6 +14,7 @@ from sidecar.artifacts import ingest
 from sidecar.artifacts.ingest import Writing
 
 MIB = 1 << 20
+USUAL_BYTES = ingest.PIECE_BYTES
 CHUNKS = st.lists(st.binary(max_size=300), max_size=20)
 
 
@@ -102,7 +103,7 @@ def noted_writes(monkeypatch, most: int = 1 << 30) -> list[int]:
 )
 def test_small_chunks_are_written_a_mebibyte_at_a_time(tmp_path, monkeypatch, chunks, writes):
     """R19: each call of the system lets other threads go first, and one has often longer to wait than to write."""
-    monkeypatch.setattr(ingest, "PIECE_BYTES", MIB)
+    monkeypatch.setattr(ingest, "PIECE_BYTES", USUAL_BYTES)
     sizes = noted_writes(monkeypatch)
     with _file(tmp_path).open("wb", buffering=0) as file:
         Writing(file.fileno()).take(bytes(size) for size in chunks)

@@ -82,19 +82,20 @@ def test_only_what_changed_is_written(file, monkeypatch):
     assert written == [f"{B}\n".encode()]
 
 
-def test_what_could_not_be_written_is_written_the_next_time(file, monkeypatch):
-    """R7, fault 25."""
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_what_could_not_be_written_is_written_the_next_time(file, monkeypatch, error):
+    """R7, fault 25: whatever ended it."""
     leases = opened(file)
     leases.add(A)
     leases.let_go({A})
 
     def failing(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "write_atomic", failing)
         for _ in range(2):
-            with pytest.raises(OSError, match="No space"):
+            with pytest.raises(type(error)):
                 write(leases, file)
     write(leases, file)
     assert file.read_bytes() == b""
@@ -267,6 +268,15 @@ def test_the_oldest_of_what_was_seen_goes_first(monkeypatch):
     for name in ("one", "two", "one", "three"):
         seen.put(key(name), staged(A))
     assert [seen.get(key(name)) is not None for name in ("one", "two", "three")] == [False, True, True]
+
+
+def test_more_is_remembered_than_an_engine_holds():
+    """R16 bounded: 65,536 of them, whatever they were asked for by."""
+    seen, one = Remembered(), staged(A)
+    for number in range(65_537):
+        seen.put((number, None), one)  # type: ignore[arg-type]
+    assert len(seen) == 65_536
+    assert seen.get((0, None)) is None  # type: ignore[arg-type]
 
 
 def test_the_lock_of_whoever_writes_is_the_file_s(file):

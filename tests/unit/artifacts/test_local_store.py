@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -133,8 +135,7 @@ class Played:
 
 @pytest.fixture
 def played(open_store, monkeypatch) -> Played:
-    store = open_store(grace_seconds=600.0)
-    return Played(store, monkeypatch)
+    return Played(open_store(), monkeypatch)
 
 
 def stage(played: Played, ref: ArtifactRef = REF) -> Staged:
@@ -182,13 +183,21 @@ def test_what_nothing_proves_is_compared_with_its_source(played):
 
 
 @pytest.mark.parametrize("found", [ProofOutcome.UNKNOWN, ProofOutcome.DAMAGED, ProofOutcome.CHANGED])
-def test_what_is_not_what_it_has_to_be_is_marked_and_fetched_as_a_copy(played, found):
+def test_what_is_not_what_it_has_to_be_is_marked_and_fetched_as_a_copy(played, monkeypatch, found):
     """R4, R7, R21: all sidecars of the store know; the lease of what our engine does not read is given up."""
     played.vouches = False
+    forget, marked = played.store._seen.forget, list[bool]()
+
+    def forgetting(artifacts: Any) -> None:
+        marked.append(played.store._damage.is_marked(played.id))
+        forget(artifacts)
+
+    monkeypatch.setattr(played.store._seen, "forget", forgetting)
     copy = copy_after(played.id)
     played.found = [found, played.staged(copy)]
     assert stage(played) == played.staged(copy)
     assert played.store._damage.ids == {played.id}
+    assert marked[0], "before it is forgotten, so that nobody recalls it in between"
     assert ("forgotten", played.id) in played.did
     assert played.store.leased() == {copy}
     assert (("receive", "source", "arriving", DIGEST) in played.did) is (found is ProofOutcome.UNKNOWN)
@@ -209,6 +218,7 @@ def test_what_another_sidecar_marked_in_the_meantime_is_not_looked_at(played):
     played.found = [played.staged(copy_after(played.id))]
     assert played.store._stage(order, Stop()).id == copy_after(played.id)
     assert played.did == ["allowed", ("find", True), "signature"]
+    assert played.store.leased() == {copy_after(played.id)}, "only the copy is"
 
 
 def test_where_every_copy_is_damaged_that_is_told(played, monkeypatch):
@@ -416,10 +426,18 @@ def served(played) -> Played:
         (ProofOutcome.CHANGED, True, True),
     ],
 )
-def test_what_the_engine_served_is_proven_while_nobody_waits(served, outcome, adopts, is_doubted):
+def test_what_the_engine_served_is_proven_while_nobody_waits(served, monkeypatch, outcome, adopts, is_doubted):
     """R13, R21: at 100 MiB a second; what nothing proves is compared with its source."""
     served.outcomes[served.id], served.adopts = outcome, adopts
+    forget, doubted = served.store._seen.forget, list[bool]()
+
+    def forgetting(artifacts: Any) -> None:
+        doubted.append(served.id in served.store._doubted)
+        forget(artifacts)
+
+    monkeypatch.setattr(served.store._seen, "forget", forgetting)
     served.store._prove_seen(Stop())
+    assert doubted == [True] * is_doubted, "before it is forgotten, so that nobody recalls it in between"
     assert served.did[0] == ("prove", served.id, DIGEST, 100 << 20)
     assert ("adopt" in served.did) is (outcome is ProofOutcome.SOURCE)
     assert (served.id in served.store._doubted) is is_doubted
@@ -518,10 +536,16 @@ def test_a_replica_that_takes_over_knows_what_the_last_one_left(played):
     assert len(played.store._seen) == 0
 
 
-def test_the_end_closes_what_is_kept_and_lets_no_more_begin(played):
-    """R16."""
+def test_the_end_closes_what_is_kept_and_lets_no_more_begin(played, monkeypatch):
+    """R16, R12: what waits for a worker is not begun any more."""
     assert played.store._workers._max_workers == 16, "four quick and four long, for eager and for lazy ones"
+    monkeypatch.setattr(played.store, "_workers", ThreadPoolExecutor(1))
+    is_dropped = Event()
+    working = played.store._workers.submit(lambda: is_dropped.wait(60) and not played.did)
+    waiting = played.store._workers.submit(played.did.append, "begun")
+    waiting.add_done_callback(lambda _: is_dropped.set())
     played.store.close()
+    assert (working.result(), waiting.cancelled()) == (True, True), "and sources are closed after both"
     assert played.did == ["closed"]
     with pytest.raises(RuntimeError):
         played.store._workers.submit(int)

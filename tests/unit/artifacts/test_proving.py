@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 from dataclasses import replace
@@ -96,6 +97,41 @@ def test_bytes_are_compared_with_what_was_written_and_else_with_the_source(layou
     assert (A in proofs, proofs.is_intact(A)) == (is_proven, is_proven)
 
 
+@pytest.mark.parametrize("outcome", list(ProofOutcome), ids=lambda one: one.name.lower())
+def test_what_is_not_what_it_has_to_be_is_in_the_log_and_nothing_else(layout, monkeypatch, capsys, outcome):
+    """R4: with what was found and what was expected; bytes of the source are no damage."""
+    found = put(layout)
+    proofs = Proofs(layout, Told({A: report("source", "prepared")}))  # type: ignore[arg-type]
+    monkeypatch.setattr(proof, "_outcome", lambda *_: outcome)
+    assert proofs.prove(A, "source", Stop()) is outcome
+    said = capsys.readouterr().out
+    is_told = outcome not in {ProofOutcome.PROVEN, ProofOutcome.SOURCE}
+    assert ("artifact_damaged" in said, found in said, "prepared" in said, outcome.value in said) == (is_told,) * 4
+
+
+def test_a_fault_of_ours_is_no_artifact_that_is_not_as_we_left_it(layout, monkeypatch):
+    """R21: what cannot be looked at is proven by nothing."""
+    put(layout)
+    proofs = Proofs(layout, Told())  # type: ignore[arg-type]
+    proofs.note(A)
+    lstat = os.lstat
+    for error in (OSError(5, "bad sector"), ZeroDivisionError()):
+
+        def failing(path: str, error: Exception = error, **how: object) -> os.stat_result:
+            if str(path).startswith(str(layout.adapters)):
+                raise error
+            return lstat(path, **how)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(proof.os, "lstat", failing)
+            if isinstance(error, OSError):
+                assert not proofs.is_intact(A)
+            else:
+                with pytest.raises(ZeroDivisionError):
+                    proofs.is_intact(A)
+    assert proofs.is_intact(A)
+
+
 @pytest.mark.parametrize("change", ["touched", "replaced", "gone", "a link"])
 def test_what_was_touched_since_is_not_intact(layout, change):
     """R21: whatever its bytes are now."""
@@ -174,10 +210,12 @@ def test_an_identity_has_the_size_of_both_files(layout):
 def test_hashing_takes_the_time_that_it_is_given_and_can_be_stopped(layout, monkeypatch):
     """R19: a mebibyte at a time; without a pace it does not wait."""
     digest = put(layout, weights=b"w" * (2 * MIB + 512))
-    stop, waits = Stop(), list[float]()
+    stop, waits, told = Stop(), list[float](), list[object]()
+    monkeypatch.setattr(proof.os, "posix_fadvise", lambda _, *how: told.append(how))
     monkeypatch.setattr(stop, "check", waits.append)
     assert hash_directory(layout.adapter(A), stop, bytes_per_second=1024.0) == digest
     assert waits == [2 / 1024, 1024.0, 1024.0, 0.5]
+    assert told == [(0, 0, os.POSIX_FADV_SEQUENTIAL)] * 2, "the kernel reads ahead, from the first byte to the last"
     waits.clear()
     assert hash_directory(layout.adapter(A), stop) == digest
     assert waits == [0.0] * 4
@@ -293,6 +331,17 @@ def test_no_more_of_a_file_of_keys_is_read_than_some(tmp_path, monkeypatch):
     assert read_keys(file) == {"team": "key one"}
 
 
+def test_a_mebibyte_of_a_file_of_keys_is_read(tmp_path, monkeypatch):
+    """R16 bounded."""
+    read: list[bytes] = []
+    monkeypatch.setattr(yaml, "safe_load", read.append)
+    for size_bytes in (MIB - 1, MIB, MIB + 1, 3 * MIB):
+        (tmp_path / "keys.yaml").write_bytes(b"x" * size_bytes)
+        with pytest.raises(StoreError, match="one or more public keys"):
+            read_keys(tmp_path / "keys.yaml")
+    assert [len(content) for content in read] == [MIB - 1, MIB, MIB, MIB]
+
+
 @pytest.mark.parametrize(("size_bytes", "is_quick"), [(512 << 10, True), ((512 << 10) + 1, False)])
 @pytest.mark.parametrize("which", [CONFIG, WEIGHTS])
 def test_half_a_mebibyte_is_read_in_the_event_loop(layout, size_bytes, is_quick, which):
@@ -312,8 +361,13 @@ def test_a_report_is_read_only_of_the_artifact_that_it_is_of(layout, monkeypatch
     assert kept.read(A) is None
     layout.report(A).rmdir()
     layout.report(A).touch()
-    os.truncate(layout.report(A), (64 << 20) + 1)
-    assert kept.read(A) is None
+    parsed: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(reports, "parse_report", lambda content: parsed.append(len(content)))
+        for size_bytes in (64 * MIB, 64 * MIB + 1):
+            os.truncate(layout.report(A), size_bytes)
+            assert kept.read(A) is None
+    assert parsed == [64 * MIB], "nothing larger is read"
     for error in (OSError(5, "bad sector"), ZeroDivisionError()):
 
         def failing(*_: object, error: Exception = error, **__: object) -> bytes:
@@ -485,6 +539,16 @@ def test_a_pin_that_says_no_digest_says_nothing(layout, content):
     assert pins.digest(replace(ref, digest="sha256:" + "2" * 64)) == "sha256:" + "2" * 64
     assert pins.digest(replace(ref, uri="file:///b")) is None
     assert pins.digest(replace(ref, pin_key="p/a@2")) is None
+
+
+def test_a_pin_stands_as_later_releases_read_it(layout):
+    """R4, R12: in a file of its reference's name, and nothing beside it."""
+    ref, digest = ArtifactRef("file:///a", None, pin_key="p/a@1"), "sha256:" + "1" * 64
+    Pins(layout).put(ref, digest)
+    [file] = (layout.root / "pins").iterdir()
+    assert json.loads(file.read_bytes()) == {"schema": 1, "pin_key": "p/a@1", "digest": digest}
+    assert (file.name, Pins(layout).digest(ref)) == (f"{pin_name(ref)}.json", digest)
+    assert not list((layout.root / "tmp").iterdir())
 
 
 def test_a_pin_that_cannot_be_read_is_told(layout, monkeypatch):

@@ -51,10 +51,12 @@ async def test_a_staging_that_takes_too_long_is_given_up_and_leaves_nothing(open
     adapter = write_adapter(sources / "a")
     store = open_store(timeout_seconds=0.05)
     hanging = handling(lambda point: point is Point.RECEIVING and hangs.wait())
-    with hanging, pytest.raises(ArtifactError) as refused:
-        await store.ensure(pinned(adapter))
+    try:
+        with hanging, pytest.raises(ArtifactError) as refused:
+            await store.ensure(pinned(adapter))
+    finally:
+        hangs.set()
     assert (refused.value.reason, refused.value.permanent) == ("staging_timeout", False)
-    hangs.set()
     store.close()
     assert not contents(tmp_path / "store" / "tmp")
     assert not contents(tmp_path / "store" / "adapters")

@@ -336,3 +336,19 @@ def test_a_change_costs_nothing_for_what_it_does_not_concern(monkeypatch):
     informer.apply(3, [put("all", 3), put("x", 3, placement=placed_at("all", zone="x"))])
     sharing.find(informer.state, without(members, gone))
     assert "all" not in cost()[0]
+
+
+def test_the_room_of_replicas_counts_by_what_all_who_match_serve():
+    """R3: who lives may be the same, and some of them have less room than before."""
+    members = {**fleet("r1", "r2", capacity=10, zone="x"), **fleet("r3", capacity=10, zone="y")}
+    cache, nothing, in_x = PlacementCache(POOL), {}, {frozenset({("zone", "x")}): 5}
+    assert cache.meet(members, nothing)
+    among = cache.among
+    assert not cache.meet(members, nothing), "the same, said once more"
+    assert not cache.meet(dict(members), {}), "nor is there a difference"
+    assert cache.among == among
+    assert cache.meet(members, in_x), "r3 has more room than the others"
+    assert (cache.among.members, cache.among.weights != among.weights) == (among.members, True)
+    assert not cache.meet(members, in_x)
+    assert cache.meet({**members, **fleet("r4", capacity=10, zone="y")}, in_x)
+    assert cache.among.members != among.members

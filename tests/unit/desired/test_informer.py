@@ -33,6 +33,13 @@ def test_an_unpinned_source_is_pinned_by_pool_name_and_generation():
     assert state.adapters["pinned"].ref.pin_key == ""
 
 
+@pytest.mark.parametrize(("name", "key"), [("sql", "sql"), ("acme/sql", "acme%2Fsql"), ("Acme/SQL-x", "acme%2Fsql-x")])
+def test_an_adapter_has_the_name_of_its_record_and_the_key_of_etcd(name, key):
+    """R9: by the one requests ask for it, by the other it is told from its twins."""
+    [(found, adapter)] = informer(kv(name, 1)).state.adapters.items()
+    assert (found, adapter.key, adapter.name) == (key, key, name)
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [

@@ -115,6 +115,7 @@ async def test_the_newest_record_is_in_force_and_found_after_a_restart(told):
 async def test_a_pool_that_there_is_not_is_known_not_to_be(told):
     """R13: until then nothing is planned, for adapters would be compared with no base."""
     assert told.in_force == (False, None)
+    assert told.watcher.confirmed_revision == 0, "nor is any list vouched for"
     assert told.watcher.settled(told.mailbox.snapshot) is told.mailbox.snapshot
     await told.hear(listed())
     assert (told.in_force, told.written) == ((True, None), [None])

@@ -19,8 +19,9 @@ def test_who_comes_is_counted_and_who_goes_leaves_nothing():
 
 
 def test_one_for_another_changes_nothing():
-    one = NO_TALLY.after([], [None])
-    assert one.after([None], [None]).everywhere is one.everywhere
+    for one in (NO_TALLY, NO_TALLY.after([], [None])):
+        for many in ([None], [None, None]):
+            assert one.after(many, many).everywhere is one.everywhere
 
 
 X = frozenset({("zone", "x")})
@@ -42,6 +43,7 @@ X = frozenset({("zone", "x")})
 def test_each_kind_of_placement_is_counted_as_what_it_asks_for(one, everywhere, with_terms, by_members):
     """R3: room is kept on whoever matches; and the live replicas are followed only if somebody has to know them."""
     terms = desired(one).adapters["a"].terms
+    assert terms is None or len({terms, terms}) == 1, "alike ones are found by what they are"
     tally = NO_TALLY.after([], [terms])
     assert (dict(tally.everywhere), tally.with_terms, tally.by_members) == (everywhere, with_terms, by_members)
     three = tally.after([], [terms, terms])

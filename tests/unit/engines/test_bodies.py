@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from sidecar.engines import transport
 from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.transport import MAX_METRICS_BYTES, MetricLines, fields_of, json_of
 from sidecar.engines.vllm.http import MAX_AT_ONCE_METRICS_BYTES, metric_lines
@@ -78,3 +79,31 @@ async def test_large_metrics_are_looked_through_beside_the_event_loop(monkeypatc
     monkeypatch.setattr(MetricLines, "of", lambda _, page: f"{is_free.wait(60)} {len(page)}")
     size_bytes = MAX_AT_ONCE_METRICS_BYTES + 1
     assert await metric_lines(b"x" * size_bytes, LINES, "http://e") == f"True {size_bytes}"
+
+
+@pytest.mark.parametrize(("size_bytes", "is_beside"), [(256 << 10, False), ((256 << 10) + 1, True)])
+async def test_256_kib_of_metrics_are_looked_through_at_once(monkeypatch, size_bytes, is_beside):
+    """R19: that takes less time than to hand them to a thread."""
+    to_thread, handed = asyncio.to_thread, list[int]()
+
+    async def noting(function, page):
+        handed.append(len(page))
+        return await to_thread(function, page)
+
+    monkeypatch.setattr(asyncio, "to_thread", noting)
+    assert await metric_lines(b"b 1\n".ljust(size_bytes, b"x"), LINES, "http://e") == "b 1\n"
+    assert handed == [size_bytes] * is_beside
+
+
+async def test_a_fault_of_our_own_is_no_body_that_cannot_be_read(monkeypatch):
+    """R12: it is told, and nothing is concluded of the engine."""
+
+    def fault(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(transport, "read_json", fault)
+    with pytest.raises(ZeroDivisionError):
+        json_of(b"{}")
+    monkeypatch.setattr(MetricLines, "of", fault)
+    with pytest.raises(ZeroDivisionError):
+        await metric_lines(b"b 1", LINES, "http://e")

@@ -55,3 +55,14 @@ async def test_an_engine_that_says_it_is_asked_no_more_and_one_that_does_not_is_
 async def test_a_plugin_that_cannot_tell_is_not_asked():
     for about in (None, About()):
         assert (await asked(lambda _: JSONResponse(TOLD), about))[1] == 0
+
+
+async def test_a_fault_of_our_own_is_no_engine_that_cannot_say():
+    """R12: it is told."""
+
+    class Http:
+        async def find(self, *_: object) -> bytes:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await with_evidence(Http(), VllmProcess("e1", "0.32.0", About()), 30)  # type: ignore[arg-type]

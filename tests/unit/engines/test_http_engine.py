@@ -27,6 +27,7 @@ from sidecar.engines.observed import (
     Unknown,
 )
 from sidecar.engines.others.axolotl import CLEAR, HEALTH, MODELS, AxolotlEngine
+from sidecar.engines.others.dynamo import Dynamo
 from sidecar.engines.others.http_engine import HttpEngine
 from sidecar.engines.others.pegainfer import Pegainfer
 from sidecar.engines.others.sglang import Sglang
@@ -234,8 +235,19 @@ async def test_a_look_tells_the_process_the_adapters_and_what_it_was_started_wit
         "pipelined",
     )
     assert (facts.limits.max_cpu_loras, facts.limits.max_lora_rank, facts.limits.target_modules) == (3, 64, ("q_proj",))
+    assert (facts.resolves, facts.evidence, facts.hazards, facts.proves, facts.expects) == (
+        False,
+        None,
+        (),
+        False,
+        False,
+    )
     assert (found.base_models, dict(found.adapters), dict(found.past)) == (("base",), {"x": "/a"}, {})
+    server.pages["/get_server_info"] = page(version="0.5", enable_lora=True, max_loaded_loras=5, max_lora_rank=None)
+    limits = (await engine.observe()).facts.limits
+    assert (limits.max_cpu_loras, limits.max_lora_rank) == (5, 8)
     assert await engine.incarnation() == "p1"
+    assert server.sent[-1] == (GetRequest("/v1/models"),), "one page is enough to tell that it is there"
     server.on_call = lambda: process.append("p2")
     for look in (engine.observe, engine.incarnation):
         process[:] = ["p1"]
@@ -367,6 +379,17 @@ async def test_a_load_that_would_say_nothing_is_not_sent(server, process, tmp_pa
     assert isinstance(await engine.load("z", "/a", request_id="r"), EngineGone)
     server.pages["/v1/models"] = Reply(404, b"")
     assert isinstance(await engine.load("z", "/a", request_id="r"), Transient)
+
+
+@pytest.mark.parametrize("name", ["x", "base", "there"])
+async def test_dynamo_is_asked_for_no_name_that_it_has(server, process, tmp_path, name):
+    """R4: its answer would say success, whatever the path; what it has by others is its own."""
+    engine = HttpEngine(Dynamo(["base"]), URL, state=tmp_path)
+    engine._http._exchange = server  # type: ignore[assignment]
+    server.pages["/v1/loras"] = page(status="success", loras={"there": 1})
+    outcome = await engine.load(name, "/a", request_id="r")
+    assert isinstance(outcome, Unknown if name == "x" else AlreadyThere), "its answer names no adapter here"
+    assert len(server.changes) == (name == "x")
 
 
 OK = page(status="ok")

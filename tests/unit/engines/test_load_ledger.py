@@ -225,3 +225,6 @@ async def test_a_fault_of_our_own_is_no_full_disk(tmp_path, monkeypatch):
     for call in calls:
         with pytest.raises(ZeroDivisionError):
             await call
+    monkeypatch.setattr(module, "read_file", fault)
+    with pytest.raises(ZeroDivisionError):
+        LoadLedger(tmp_path).of("p1")

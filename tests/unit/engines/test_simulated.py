@@ -117,6 +117,7 @@ def test_it_tells_what_is_missing_from_what_is_refused(tmp_path):
         ("0.23.0", False, (500, "InternalServerError"), True),
         ("0.30.2", False, (500, "InternalServerError"), True),
         ("0.31.0", False, (500, "InternalServerError"), False),
+        ("0.31", False, (500, "InternalServerError"), False),
     ],
 )
 async def test_it_plays_releases(tmp_path, version, is_flat, refused, remembers):
@@ -265,3 +266,26 @@ async def test_one_that_ends_breaks_its_connections_as_a_killed_process_does():
         assert await half[0].read() == b""
     for _, writer in (half, other):
         writer.close()
+
+
+async def test_a_fault_of_its_own_is_no_answer_of_a_vllm(tmp_path, monkeypatch):
+    """R12: neither at a load, nor at one that a request brings about, nor within a step."""
+    folder = written(tmp_path / "a")
+
+    def fault(*_: object) -> str:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("sidecar.engines.simulated.engine.read_weights", fault)
+    engine = SimulatedVllm(Options())
+    with pytest.raises(ZeroDivisionError):
+        await engine.load("x", folder)
+    with pytest.raises(ZeroDivisionError):
+        await engine.generate(Card("x", folder, 7), "p", 1)
+    assert not engine.dead.is_set()
+
+    async def resolved(_: str) -> Card:
+        return Card("x", folder, 7)
+
+    monkeypatch.setattr(engine, "resolve", resolved)
+    with pytest.raises(ZeroDivisionError):
+        await engine.card_of("x")

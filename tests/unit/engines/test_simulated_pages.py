@@ -291,3 +291,18 @@ async def test_it_is_paused_and_sleeps_as_it_is_told(told, is_sleeping, is_pause
     metrics = await way.ask("GET", "/metrics")
     assert isinstance(metrics, Reply)
     assert (b'sleep_state="awake"} 0.0' in metrics.body) is engine.sleeps
+
+
+async def test_a_key_guards_requests_only():
+    """A server tells its application that it begins, and asks for no page by that."""
+    told: list[str] = []
+
+    async def send(message: Any) -> None:
+        told.append(message["type"])
+
+    async def receive() -> Any:
+        return {"type": "lifespan.shutdown" if told else "lifespan.startup"}
+
+    app = make_app(SimulatedVllm(replace(PLAIN, api_key="secret")))
+    await app({"type": "lifespan", "asgi": {"version": "3.0"}, "app": None, "state": {}}, receive, send)
+    assert told == ["lifespan.startup.complete", "lifespan.shutdown.complete"]

@@ -62,6 +62,9 @@ def test_a_number_that_no_engine_takes_says_nothing():
     kept = {"kind": "active", "number": 7, "name": "x", "path": "/a"}
     value = {"schema": 1, "incarnation": "p", "last_number": 9, "content": kept}
     assert read_slot(json.dumps(value).encode()) == SingleSlot("p", 9, Active(7, "x", "/a"))
+    for number in (0, (1 << 31) - 1):
+        whole = value | {"last_number": number, "content": kept | {"number": number}}
+        assert read_slot(json.dumps(whole).encode()) == SingleSlot("p", number, Active(number, "x", "/a"))
     for number in (-1, 1 << 31):
         assert read_slot(json.dumps(value | {"last_number": number}).encode()) == UNTOUCHED
         odd = json.dumps(value | {"content": kept | {"number": number}}).encode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sidecar.engines.observed import DrainEvidence
-from sidecar.engines.vllm.swap_risk import MAX_NAMES, QUEUE_SECONDS, LastThere, reload_risk, swap_risk
+from sidecar.engines.vllm.swap_risk import QUEUE_SECONDS, LastThere, reload_risk, swap_risk
 
 
 def evidence(waiting: int = 0, running: int = 0, adapters: frozenset[str] | None = frozenset()) -> DrainEvidence:
@@ -64,10 +64,13 @@ def test_what_an_engine_had_is_known_of_one_process_and_of_so_many_names():
     there.note("1", ["a", "b"], 1.0)
     there.note("1", ["a"], 3.0)
     assert (there.seconds_since("a", 5.0), there.seconds_since("b", 5.0), there.seconds_since("c", 5.0)) == (2, 4, None)
-    there.note("1", (f"n{number}" for number in range(MAX_NAMES - 1)), 6.0)
+    there.note("1", (f"n{number}" for number in range(10_000 - 1)), 6.0)
     assert (there.seconds_since("a", 7.0), there.seconds_since("b", 7.0)) == (4, None)
+    assert there.seconds_since("n0", 7.0) == 1
+    there.note("1", ["one more"], 7.0)
+    assert there.seconds_since("a", 7.0) is None, "it was there last before all others"
     there.note("2", ["c"], 8.0)
-    assert (there.seconds_since("a", 9.0), there.seconds_since("c", 9.0)) == (None, 1)
+    assert (there.seconds_since("n9998", 9.0), there.seconds_since("c", 9.0)) == (None, 1)
 
 
 @pytest.mark.parametrize(

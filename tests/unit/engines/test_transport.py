@@ -164,3 +164,77 @@ async def test_without_a_connection_nothing_was_sent_and_no_secret_is_told():
     assert isinstance(found, NotSent)
     assert f"127.0.0.1:{port}" in found.message
     assert "secret" not in found.message
+
+
+class Line:
+    """The writing end of a connection, which notes what is done with it in which order."""
+
+    def __init__(self, did: list[object]) -> None:
+        self.did = did
+
+    def write(self, content: bytes) -> None:
+        self.did.append(content.count(b"HTTP/1.1\r\n"))
+
+    async def drain(self) -> None:
+        self.did.append("drained")
+
+    def close(self) -> None:
+        self.did.append("closed")
+
+
+def connected(monkeypatch) -> tuple[asyncio.StreamReader, list[object]]:
+    """A connection in memory: what comes through it, and what was done with it."""
+    reader, did = asyncio.StreamReader(), list[object]()
+
+    async def connect(*_: object, **__: object) -> tuple[asyncio.StreamReader, Line]:
+        return reader, Line(did)
+
+    monkeypatch.setattr(asyncio, "open_connection", connect)
+    return reader, did
+
+
+async def test_all_is_on_its_way_before_that_is_told_and_the_end_is_a_closed_connection(monkeypatch):
+    """R6, R9: whoever hears it counts what may be carried out from then on."""
+    reader, did = connected(monkeypatch)
+    reader.feed_data(OK + NO)
+    reader.feed_data(OK)
+    answers = await Transport("http://e").send(ALL, {}, timeout_seconds=60, on_sent=lambda: did.append("told"))
+    assert answers == [Reply(200, b"ok"), Reply(404, b""), Reply(200, b"ok")]
+    assert did == [3, "drained", "told", "closed"]
+
+
+async def test_a_connection_that_breaks_loses_what_did_not_come_and_a_fault_of_ours_is_told(monkeypatch):
+    """R6, R12."""
+    reader, did = connected(monkeypatch)
+    reader.set_exception(ConnectionResetError("reset by peer"))
+    assert (
+        await Transport("http://e").send(ALL, {}, timeout_seconds=60)
+        == [Lost("the connection broke: reset by peer")] * 3
+    )
+
+    def fault() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await Transport("http://e").send(ALL, {}, timeout_seconds=60, on_sent=fault)
+    assert did == [3, "drained", "closed"] * 2
+
+
+async def test_a_fault_of_ours_is_no_missing_connection(monkeypatch):
+    """R12: nothing is concluded from it, not even that nothing was sent."""
+
+    async def fault(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(asyncio, "open_connection", fault)
+    with pytest.raises(ZeroDivisionError):
+        await Transport("http://e").send(ALL, {}, timeout_seconds=60)
+
+
+@pytest.mark.parametrize(("size_bytes", "is_kept"), [(256 << 10, True), ((256 << 10) + 1, False)])
+async def test_an_answer_has_256_kib_at_most(monkeypatch, size_bytes, is_kept):
+    """R16 bounded: unless more is asked for."""
+    reader, _ = connected(monkeypatch)
+    reader.feed_data(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size_bytes + b"x" * size_bytes)
+    [answer] = await Transport("http://e").send([GetRequest("/a")], {}, timeout_seconds=60)
+    assert isinstance(answer, Reply if is_kept else Lost)

@@ -72,6 +72,7 @@ async def test_a_plugin_tells_more(a):
     first = await driver.observe()
     assert (driver.swaps_alone, driver.is_concurrent) == (False, True)
     assert (first.facts.swap, first.facts.proves, first.facts.expects) == ("plugin", True, True)
+    assert first.facts.resolves is False, "it has no socket to ask at"
     assert first.facts.limits == EngineLimits(5, 9, 16)
     await driver.load("x", a, request_id="r")
     await engine.generate(await engine.card_of("x"), "p", 1)

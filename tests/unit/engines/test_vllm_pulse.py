@@ -145,6 +145,22 @@ async def test_of_what_nobody_looked_at_or_counts_nothing_there_is_no_pulse():
     assert (await driver.pulse(), way.asked) == (None, [])
 
 
+def test_with_the_plugin_one_without_statistics_has_a_pulse_too():
+    """R18: its core is asked, whatever its metrics say."""
+
+    async def body() -> None:
+        engine = SimulatedVllm(WITH_PLUGIN)
+        driver, way = driver_of(engine)
+        page = f"process_start_time_seconds {engine.started_at!r}\n".encode()
+        way.instead["/metrics"].extend([Reply(200, page)] * 3)
+        await driver.observe()
+        await asyncio.sleep(5.0)
+        way.asked.clear()
+        assert (await driver.pulse(), paths(way)) == (True, [STATE])
+
+    played(body)
+
+
 def test_one_that_is_paused_has_no_pulse_also_while_its_page_still_changes():
     """R18: it is asked whether it goes on, before progress of an earlier moment counts."""
 
@@ -272,7 +288,7 @@ def fault() -> None:
 
 
 @pytest.mark.parametrize("options", [PLAIN, WITH_PLUGIN], ids=["plain", "plugin"])
-def test_a_fault_of_our_own_is_never_taken_for_a_state_of_the_engine(options):
+def test_a_fault_of_our_own_is_never_taken_for_a_state_of_the_engine(options, monkeypatch):
     """R12: what is not foreseen ends the part in which it happens, and is told; nothing is concluded from it."""
 
     async def body() -> None:
@@ -296,6 +312,11 @@ def test_a_fault_of_our_own_is_never_taken_for_a_state_of_the_engine(options):
         if options is PLAIN:
             with pytest.raises(FaultOfOurs):
                 await driver.swap("x", "/a", "/b", request_id="r")
+            way.before = {}
+            with monkeypatch.context() as patch:
+                patch.setattr(VllmEngine, "_read_drain", lambda *_: fault())
+                with pytest.raises(FaultOfOurs):
+                    await driver.swap("x", "/a", "/b", request_id="r")
         engine.started_at += 1
         for path in ("/is_sleeping", "/v1/loraplane/plugin"):
             way.before = {path: fault}

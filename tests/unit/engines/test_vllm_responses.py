@@ -135,7 +135,8 @@ def test_numbers_of_thousands_of_digits_are_not_known():
 def test_any_body_is_told_in_one_short_line(body):
     outcome = answers.load_outcome(Reply(500, body))
     assert isinstance(outcome, Refused)
-    assert 0 < len(outcome.message) <= answers.MAX_MESSAGE_LENGTH
+    assert 0 < len(outcome.message) <= 500
+    assert len(outcome.message) == 500 or len(body) < 10_000, "as much of it as there is room for"
     assert "\n" not in outcome.message
 
 
@@ -301,6 +302,9 @@ def test_metrics_of_no_process_tell_whose_they_are(end, reason, remedy):
     with pytest.raises(EngineUnusable, match=remedy) as told:
         answers.read_metrics(text, "http://e")
     assert told.value.reason == reason
+    with pytest.raises(EngineUnusable, match="has no process_start_time_seconds") as told:
+        answers.read_metrics(text.replace("vllm:", "other:"), "http://e")
+    assert told.value.reason not in {"rust_frontend", "several_api_servers"}
 
 
 @pytest.mark.parametrize(

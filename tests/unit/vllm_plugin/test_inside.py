@@ -116,6 +116,12 @@ def test_nothing_is_said_against_vllm_as_it_was_read():
     assert list(complaints(Engine(), models(), kind, RequestState)) == []
 
 
+class NoSignature:
+    """A class of which Python cannot tell what it is made with."""
+
+    __init__ = type.__call__
+
+
 def _without(name: str):
     """The parts, one of which is not as it was."""
     kind, engine, served = request_class(), Engine(), models()
@@ -126,6 +132,7 @@ def _without(name: str):
         "add_lora": lambda: setattr(engine, "add_lora", lambda name, path: True),
         "request_states": lambda: setattr(engine, "output_processor", None),
         "lora_request": lambda: parts.update(state_class=object),
+        "state of a request": lambda: parts.update(state_class=NoSignature),
         "told apart": lambda: parts.update(request_class=request_class()),
         "base_model_name": lambda: parts.update(request_class=no_name),
         "lock": lambda: setattr(served, "lora_resolver_lock", {}),
@@ -138,7 +145,17 @@ def _without(name: str):
 
 @pytest.mark.parametrize(
     "changed",
-    ["add_lora", "request_states", "lora_request", "told apart", "base_model_name", "lock", "ids", "lora_requests"],
+    [
+        "add_lora",
+        "request_states",
+        "lora_request",
+        "state of a request",
+        "told apart",
+        "base_model_name",
+        "lock",
+        "ids",
+        "lora_requests",
+    ],
 )
 def test_each_part_that_changed_is_named(changed):
     """It declines rather than to guess."""

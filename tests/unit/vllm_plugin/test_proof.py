@@ -274,6 +274,27 @@ async def test_an_engine_that_cannot_be_asked_is_not_to_be_asked_later(tmp_path)
     assert server.calls == []
 
 
+async def test_what_was_put_off_waits_while_the_engine_cannot_be_asked(tmp_path):
+    """R22: and is asked once it can be."""
+    server, path = server_of(BASE), adapter(tmp_path / "a")
+    prover, prober = Prover(server), server.prober
+    prover.prove_later(path)
+    server.load("x", path)
+    server.prober = None
+    prover.look_later()
+    await asyncio.sleep(0)
+    assert (server.calls, prover.without_effect) == ([], [])
+    server.prober = prober
+    await eventually(lambda: prover.look_later() or prover.without_effect == [path])
+
+
+def test_of_what_nobody_asked_no_deviation_is_known():
+    """R22: an adapter without expectations answers as expected."""
+    prover = Prover(server_of(BASE))
+    assert (prover.deviation("/a", ""), prover.deviation("/a", "{}")) == ("", "")
+    assert (prover.as_expected, prover.unexpected) == ([], {})
+
+
 async def test_a_proof_that_takes_long_holds_no_load_up(tmp_path, monkeypatch):
     """R18, R19: it goes on, and is told of when it ends; meanwhile no other begins."""
     gate = asyncio.Event()
@@ -346,6 +367,7 @@ async def test_what_was_found_of_five_hundred_adapters_is_remembered(tmp_path):
         ({"q.lora_B.weight": (0, 4)}, b"\0\0\0\1", True),
         ({"q.lora_A.weight": (0, 4), "q.lora_B.weight": (4, 8)}, b"\1" * 4 + bytes(4), False),
         ({"q.lora_A.weight": (4, 8), "q.lora_B.weight": (0, 4)}, bytes(4) + b"\1" * 4, False),
+        ({"q.lora_A.weight": (12, 16), "q.lora_B.weight": (4, 8)}, bytes(8) + b"\1" * 8, False),
         ({"q.lora_B.weight": (0, 0)}, b"", False),
         ({"q.lora_B.weight": (0, 3 << 20)}, bytes((3 << 20) - 1) + b"\1", True),
         ({"q.lora_B.weight": (0, (1 << 20) + 7)}, bytes((1 << 20) + 6) + b"\1", True),
@@ -501,3 +523,16 @@ async def test_engines_that_compute_nothing_are_not_asked():
     server = SimulatedServer(SimulatedVllm(Options()))
     assert (server.prober, server.is_full) == (None, False)
     assert await SerialEngine().prove("/a", request_id="r") == Done()
+
+
+@pytest.mark.parametrize(("most_bytes", "is_read"), [(0, True), (-1, False)], ids=["just within", "too long"])
+def test_a_header_that_is_too_long_is_not_read(tmp_path, monkeypatch, most_bytes, is_read):
+    """X2, R16: in the server of an engine."""
+    header = json.dumps({"q.lora_B.weight": {"data_offsets": (0, 4)}}).encode()
+    (tmp_path / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\1" * 4)
+    monkeypatch.setattr(module, "_MAX_HEADER_BYTES", len(header) + most_bytes)
+    if is_read:
+        assert has_products(tmp_path)
+    else:
+        with pytest.raises(ValueError, match="too long"):
+            has_products(tmp_path)

@@ -159,7 +159,10 @@ def test_what_may_be_expected_at_most(change, is_taken):
 
 
 def test_what_is_expected_is_told_only_to_who_is_to_prove_it():
-    assert b"expect" not in write_answer(Resolved("/a", expect="{}"))
+    assert write_answer(Resolved("/a", expect="{}")) == b'{"schema":1,"path":"/a"}\n'
+    assert write_answer(Resolved("/a", prove=True)) == b'{"schema":1,"path":"/a","prove":true}\n'
+    told = write_answer(Resolved("/a", prove=True, expect="{}"))
+    assert told == b'{"schema":1,"path":"/a","prove":true,"expect":"{}"}\n'
     assert read_answer(b'{"schema":1,"path":"/a","prove":true,"expect":3}\n') == Resolved("/a", prove=True)
 
 

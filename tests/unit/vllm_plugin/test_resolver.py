@@ -12,6 +12,7 @@ from sidecar.vllm_plugin import resolver as module
 from sidecar.vllm_plugin.adapters import Adapters, SidecarResolver
 from sidecar.vllm_plugin.protocol import MAX_NAME_LENGTH, Resolved, is_askable, read_answer
 from sidecar.vllm_plugin.resolver import ResolverClient, TtlSet, socket_problem
+from tests.support.engine_in_memory import played
 from tests.support.resolving import PlayedSidecar, found, missing
 from tests.support.waiting import eventually
 from tests.unit.vllm_plugin.played import PlayedServer
@@ -113,6 +114,20 @@ async def test_no_sidecar_and_a_silent_one_are_no_error(sidecar, caplog):
     assert await ResolverClient("/" + "p" * 200).find("x", "/base") is None
     kinds = [record.message.split(", ")[1].split(":")[0] for record in caplog.records]
     assert kinds == ["deadline", "unreachable", "unreachable"]
+
+
+def test_a_sidecar_has_half_a_minute_to_answer(monkeypatch, caplog):
+    """R16: it may have to fetch what it is asked for; a request of a client waits meanwhile."""
+
+    async def silent(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    async def body() -> None:
+        assert await ResolverClient("/socket").find("x", "/base") is None
+        assert "deadline: /socket: no answer within 30 s" in caplog.text
+
+    monkeypatch.setattr(asyncio, "open_unix_connection", silent)
+    assert played(body) == pytest.approx(30.0)
 
 
 async def test_a_question_that_would_be_too_long_is_not_put(sidecar, caplog):

@@ -10,6 +10,7 @@ import pytest
 from sidecar.vllm_plugin import routes
 from sidecar.vllm_plugin.routes import MAX_BODY_BYTES, read_fields
 from sidecar.vllm_plugin.server import DeadlinePassed, InvalidRequest
+from tests.support.engine_in_memory import played
 
 
 async def test_a_body_that_does_not_come_is_given_up(monkeypatch):
@@ -22,6 +23,22 @@ async def test_a_body_that_does_not_come_is_given_up(monkeypatch):
     monkeypatch.setattr(routes, "BODY_SECONDS", 0.0)
     with pytest.raises(DeadlinePassed, match="did not come"):
         await read_fields(silent(), "lora_name")
+
+
+def test_a_body_is_waited_for_ten_seconds():
+    """X2: those of one connection are not waited for without end."""
+
+    async def slow(seconds: float) -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(seconds)
+        yield b'"lora_name": "a"}'
+
+    async def body() -> None:
+        assert await read_fields(slow(9.9), "lora_name") == {"lora_name": "a"}
+        with pytest.raises(DeadlinePassed, match="within 10 s"):
+            await read_fields(slow(99.0), "lora_name")
+
+    assert played(body) == pytest.approx(19.9)
 
 
 @pytest.mark.parametrize(("size_bytes", "is_taken"), [(MAX_BODY_BYTES, True), (MAX_BODY_BYTES + 1, False)])

@@ -1,0 +1,96 @@
+"""What is no state of an engine, and no file of an adapter, but a fault of our own: it is told as what it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
+
+import pytest
+
+from sidecar.engines import listeners
+from sidecar.engines.listeners import listener_identity
+from sidecar.engines.others import single_slot
+from sidecar.engines.simulated import weights
+from sidecar.engines.simulated.weights import read_weights
+from sidecar.engines.vllm import plugin_calls
+from sidecar.engines.vllm.http import VllmHttp
+from sidecar.engines.vllm.process import VllmProcess, says_paused
+from tests.support.adapters import write_adapter
+
+TOLD = {"schema": 1, "architecture": "A", "applied": ["q"], "taken": [], "renames": [{}, {}, {}]}
+
+
+class FaultOfOurs(Exception):
+    """What no engine and no file can bring about."""
+
+
+def fault(*_: object, **__: object) -> NoReturn:
+    raise FaultOfOurs
+
+
+def nth(number: int, otherwise: Callable[..., object]) -> Callable[..., object]:
+    """A function that is broken at its call of that number."""
+    calls = 0
+
+    def called(*what: object, **more: object) -> object:
+        nonlocal calls
+        calls += 1
+        return fault() if calls == number else otherwise(*what, **more)
+
+    return called
+
+
+def test_of_a_file_that_is_remembered(monkeypatch):
+    """R12: what one slot was told is not forgotten for it."""
+    monkeypatch.setattr(single_slot, "read_json", fault)
+    with pytest.raises(FaultOfOurs):
+        single_slot.read_slot(b"{}")
+
+
+def test_of_what_a_plugin_says(monkeypatch):
+    """R22."""
+    body = json.dumps(TOLD).encode()
+    assert plugin_calls.read_coverage(body, "1") is not None
+    monkeypatch.setattr(plugin_calls, "check_patterns", fault)
+    with pytest.raises(FaultOfOurs):
+        plugin_calls.read_coverage(body, "1")
+
+
+@pytest.mark.parametrize("what", ["ip_address", "_text"])
+def test_of_who_listens(monkeypatch, what):
+    """R9: an engine without a process is another matter."""
+    monkeypatch.setattr(listeners, what, fault)
+    with pytest.raises(FaultOfOurs):
+        listener_identity("http://127.0.0.1:8000")
+
+
+async def test_of_whether_it_is_paused():
+    """R18: that it does not say so is another matter."""
+    process = VllmProcess("e1", "0.32.0", None, pause_pages=("/is_paused",))
+    with pytest.raises(FaultOfOurs):
+        await says_paused(SimpleNamespace(get=fault), process)  # type: ignore[arg-type]
+
+
+async def test_of_a_file_with_a_key(tmp_path, monkeypatch):
+    """X1, R9: nor is it an engine that cannot be driven."""
+    (tmp_path / "key").write_text("key")
+    monkeypatch.setattr(Path, "read_text", fault)
+    with pytest.raises(FaultOfOurs):
+        await VllmHttp("http://e", tmp_path / "key").get(["/metrics"], 1.0)
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["configuration", "weights"])
+def test_of_files_that_a_simulated_engine_loads(tmp_path, monkeypatch, number):
+    """A test of a refusal must not be fooled."""
+    folder = str(write_adapter(tmp_path / "a").directory)
+    assert read_weights(folder, 64)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", nth(number, Path.read_bytes))
+        with pytest.raises(FaultOfOurs):
+            read_weights(folder, 64)
+    monkeypatch.setattr(weights, "json", SimpleNamespace(loads=nth(number, json.loads)))
+    with pytest.raises(FaultOfOurs):
+        read_weights(folder, 64)
