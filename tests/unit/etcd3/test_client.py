@@ -124,6 +124,24 @@ def test_each_member_says_how_it_is_and_one_that_is_down_is_part_of_the_answer()
     play(scene, members=3)
 
 
+def test_a_member_that_hangs_says_nothing_for_as_long_as_a_call_may_take():
+    """R16 bounded: that of the options, if nobody says otherwise."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        client = etcd.client()
+        assert all(isinstance(one, MemberStatus) for one in await client.status())
+        etcd.links["m1"].set_way(Way.HUNG)
+        for seconds, taken in ((None, client.options.call_timeout_seconds), (2.0, 2.0)):
+            begun = now()
+            first, hung = await client.status(timeout_seconds=seconds)
+            assert now() - begun == pytest.approx(taken, abs=0.1)
+            assert isinstance(first, MemberStatus)
+            assert isinstance(hung, MemberDown)
+            assert isinstance(hung.error, Timeout)
+
+    play(scene, members=2)
+
+
 def test_the_life_of_a_lease():
     async def scene(etcd: PlayedEtcd) -> None:
         client = etcd.client()
