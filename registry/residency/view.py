@@ -208,8 +208,7 @@ def _records(view: PoolView, values: PoolValues) -> Mapping[str, AdapterEntry]:
         if kv is None:
             new.pop(key, None)
         else:
-            is_same = before is not None and before.kv == kv
-            new[key] = before if before is not None and is_same else _entry(view.snapshot.pool, key, kv, before)
+            new[key] = _entry(view.snapshot.pool, key, kv, before) if before is None or before.kv != kv else before
     is_same = len(new) == len(old) and all(new.get(key) is old.get(key) for key in map(last_part, keys))
     return old if is_same else new
 

@@ -206,7 +206,7 @@ def _put_draft(
         method=method,
         compare=compare,
         success=() if same else put,
-        audit=() if same else (change,),
+        audit=(change,),
         reply=ChangeReply(pool=wanted, etag=state.revision if same else None),
     )
 
@@ -259,7 +259,7 @@ def plan_confirm_removals(change: ConfirmRemovals, view: ReadSet, context: Conte
         method="ConfirmRemovals",
         compare=(mod_is(context.keys.pool(wanted.name), state.revision),),
         success=() if same else (put_record(context.keys.pool(wanted.name), wanted.to_bytes(), field="pool"),),
-        audit=() if same else (audit,),
+        audit=(audit,),
         reply=ChangeReply(pool=wanted, etag=state.revision if same else None),
     )
     return finish(draft, view, context)
@@ -289,7 +289,7 @@ def plan_drain(change: DrainReplica, view: ReadSet, context: Context) -> Planned
             mod_is(key, before.mod_revision if before is not None else 0),
         ),
         success=() if same else (Put(key, order.to_bytes(), presence.lease),),
-        audit=() if same else (told,),
+        audit=(told,),
         reply=ChangeReply(etag=presence.mod_revision if same else None),
     )
     return finish(draft, view, context)

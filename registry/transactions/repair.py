@@ -143,7 +143,7 @@ def _draft(
         method="RepairTenant",
         compare=(mod_is(key, state.revision), *still_so),
         success=() if is_right else (*retired, put_record(key, wanted.to_bytes(), field="name")),
-        audit=() if is_right else tuple(deleted or [counted]),
+        audit=tuple(deleted or [counted]),
         reply=ChangeReply(
             adapters=[AdapterOutcome(outcome="deleted", name=one.name, record=one, etag=None) for one in taken],
             tenant=wanted,

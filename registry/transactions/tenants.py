@@ -100,7 +100,7 @@ def _tenant_draft(state: Present[TenantRecord] | Absent, wanted: TenantRecord, c
         method="SetTenant",
         compare=(mod_is(key, state.revision),),
         success=() if same else (put_record(key, wanted.to_bytes(), field="tenant"),),
-        audit=() if same else (change,),
+        audit=(change,),
         reply=ChangeReply(tenant=wanted, etag=state.revision if same else None),
     )
 

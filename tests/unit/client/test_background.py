@@ -138,3 +138,13 @@ def test_it_is_closed_once_and_takes_nothing_more(loop):
     assert ends == ["last"]
     with pytest.raises(RuntimeError, match="closed"):
         loop.run(last)
+
+
+def test_closing_ends_a_generator_that_nobody_waits_for():
+    """R16 bounded: a router that keeps one while it works on what it was told; its stream would stay open."""
+    loop, numbers = BackgroundLoop(), Numbers(5)
+    items = loop.each(numbers.count())
+    assert next(items) == 0
+    loop.close()
+    assert numbers.ended.is_set()
+    items.close()

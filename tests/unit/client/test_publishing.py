@@ -127,3 +127,13 @@ async def test_so_does_one_of_a_program_with_an_event_loop(admin):
                 await registry.wait_served(published)
     assert [one.filename for one in (*publishing, *waiting)] == [__file__] * 2
     assert len(admin.asked("WatchRollout")) == 2
+
+
+def test_a_fault_of_ours_is_not_told_as_one_of_the_folder(registry, admin, tmp_path, monkeypatch):
+    def broken(_folder: Path) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("registry.lora.directory.check_files", broken)
+    with pytest.raises(ZeroDivisionError):
+        registry.publish(tmp_path, "a", "p")
+    assert admin.asked("ApplyAdapters") == []

@@ -66,6 +66,9 @@ ROWS = [
     ("UNAVAILABLE", "etcdserver: leader changed", EtcdUnavailable, True),
     ("UNAVAILABLE", "etcdserver: request timed out", EtcdUnavailable, True),
     ("UNAVAILABLE", "Socket closed", EtcdUnavailable, True),
+    # What etcd says only begins with its sentence: a proxy that quotes it knows no more of what became of a write.
+    ("UNAVAILABLE", "upstream: etcdserver: no leader", EtcdUnavailable, True),
+    ("UNAVAILABLE", "Socket closed; before: failed to connect to all addresses", EtcdUnavailable, True),
     ("UNAVAILABLE", TLS, TlsFailed, False),
     ("UNAVAILABLE", REFUSED_US, TlsFailed, True),
     ("UNAVAILABLE", HOST, TlsFailed, False),

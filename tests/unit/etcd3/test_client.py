@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ import pytest
 
 from registry.etcd3.calls import Login
 from registry.etcd3.channel import MemberConnection, call_metadata, translated
-from registry.etcd3.client import MemberDown, MemberStatus
+from registry.etcd3.client import Client, MemberDown, MemberStatus
 from registry.etcd3.errors import EtcdError, EtcdInvalidArgument, EtcdUnavailable, LeaseExpired, NoSpace, Timeout
 from registry.etcd3.ops import Put, Range, Txn, prefix_end
 from registry.etcd3.options import ClientOptions
@@ -122,6 +123,22 @@ def test_each_member_says_how_it_is_and_one_that_is_down_is_part_of_the_answer()
         assert (last.endpoint, last.member_id) == ("m2", 3)
 
     play(scene, members=3)
+
+
+def test_a_member_that_hangs_says_nothing_for_as_long_as_a_call_may_take():
+    """R16 bounded: that of the options, if nobody says otherwise."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        client = Client(ClientOptions(tuple(etcd.links), call_timeout_seconds=0.5), rng=random.Random(0))
+        etcd.links["m1"].set_way(Way.HUNG)
+        for seconds, taken in ((None, 0.5), (1.0, 1.0)):
+            begun = now()
+            first, hung = await client.status(timeout_seconds=seconds)
+            assert now() - begun == pytest.approx(taken, abs=0.1)
+            assert isinstance(first, MemberStatus)
+            assert isinstance(hung, MemberDown)
+
+    play(scene, members=2)
 
 
 def test_the_life_of_a_lease():

@@ -186,3 +186,10 @@ def test_what_a_broken_call_of_each_method_may_have_done():
     assert [one.path for one in methods if one.streams] == [codec.LEASE_KEEPALIVE.path]
     assert len(methods) == 9
     assert codec.READ_TXN.path == codec.TXN.path
+
+
+@pytest.mark.parametrize("target", SortTarget)
+def test_a_range_is_sorted_by_what_etcd_calls_so(target):
+    request = codec.range_request(Range(b"a", b"b", limit=1, descending_by=target))
+    assert rpc.RangeRequest.SortTarget.Name(request.sort_target) == target.name
+    assert rpc.RangeRequest.SortOrder.Name(request.sort_order) == "DESCEND"

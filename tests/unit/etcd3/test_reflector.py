@@ -13,7 +13,15 @@ from typing import Any, ClassVar
 import pytest
 
 from registry.etcd3 import rpc_pb2 as rpc
-from registry.etcd3.errors import EtcdError, EtcdPermissionDenied, EtcdUnauthenticated, EtcdUnavailable, Timeout
+from registry.etcd3.errors import (
+    Compacted,
+    EtcdError,
+    EtcdPermissionDenied,
+    EtcdUnauthenticated,
+    EtcdUnavailable,
+    Timeout,
+)
+from registry.etcd3.listing import Listing
 from registry.etcd3.ops import prefix_end
 from registry.etcd3.options import ClientOptions
 from registry.etcd3.reflector import Reflector
@@ -126,6 +134,9 @@ def test_a_state_that_etcd_cannot_go_on_from_is_replaced_by_a_whole_one(resume, 
         heard = Heard(etcd, resume=resume)
         await asyncio.sleep(5)
         assert (heard.causes, values(heard.of(Listed))) == ([cause], [(4, [b"/p/a"])])
+        kinds = [type(one) for one in heard.of(Listed, Connected, Disconnected)]
+        early = [Connected] if cause is ListCause.COMPACTED else []  # it is the same store, which refuses only then
+        assert kinds == [*early, Listed, Connected]
 
     play(scene)
 
@@ -366,6 +377,39 @@ def test_a_store_that_is_away_is_asked_ever_more_slowly_up_to_every_three_second
     told = [one for _, one in heard_of(client, Longest(), 9)]
     assert told == [Disconnected("no way")] * 9
     assert client.pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.0, 3.0, 3.0]
+
+
+class Compacting(Guarded):
+    """What is asked for is compacted meanwhile, each time."""
+
+    async def list_range(self, _key: bytes, _range_end: bytes, *, page_size: int) -> Listing:
+        assert page_size > 0
+        self.asked.append((now(), None))
+        if len(self.asked) > 7:
+            return Listing(5, (), 1, 1)
+        raise Compacted("compacted", compact_revision=9)
+
+    @asynccontextmanager
+    async def watch(self, _endpoint: str, *, refused_token: str | None = None) -> AsyncIterator[PlayedStream]:
+        self.asked.append((now(), refused_token))
+        yield Overtaken("t", None)
+
+
+class Overtaken(PlayedStream):
+    """What is to be watched from is gone."""
+
+    async def receive(self, _patience: float = 1.0) -> rpc.WatchResponse:
+        raise Compacted("compacted", compact_revision=9)
+
+
+def test_what_is_compacted_again_and_again_is_asked_for_ever_more_slowly():
+    """R16 bounded: a large list that is begun anew without a pause would keep etcd from all else."""
+    client = Compacting([])
+    [(_, listed)] = heard_of(client, Longest(), 1)
+    assert isinstance(listed, Listed)
+    assert (listed.revision, listed.cause) == (5, ListCause.COMPACTED)
+    at = [when for when, _ in client.asked]
+    assert [round(after - before, 6) for before, after in pairwise(at)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.0, 3.0]
 
 
 def test_silence_is_borne_twice_as_long_each_time_it_comes_up_to_eight_times(monkeypatch):

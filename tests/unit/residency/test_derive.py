@@ -119,8 +119,14 @@ def test_adapters_that_stand_alike_are_derived_once(world, monkeypatch):
     for name in ("r1", "r2"):
         found = [Found(name="loose", generation=1, digest=name)]
         world.says(name, failed=failed("a3"), found=found, lazy=Lazy(count=1, servable=True))
-    world.put("new")
+    for name in ("new", "new2"):
+        world.put(name)
     world.look()
+    assert derived_for_counts(world, monkeypatch) == ["a0", "a3", "lazy", "loose", "new"]
+
+
+def derived_for_counts(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The adapters that are derived while all are counted."""
     derived: list[str] = []
 
     def noted(view: PoolView, adapter: AdapterView) -> DerivedResidency:
@@ -128,10 +134,30 @@ def test_adapters_that_stand_alike_are_derived_once(world, monkeypatch):
         return residency_of(view, adapter)
 
     residency_of = derive._residency
-    monkeypatch.setattr(derive, "_residency", noted)
-    found = dict(counted(world.view, sorted(world.view.records)))
-    assert derived == ["a0", "a3", "lazy", "loose", "new"]
+    with monkeypatch.context() as during:
+        during.setattr(derive, "_residency", noted)
+        found = dict(counted(world.view, sorted(world.view.records)))
     assert all(one is not None and one.name == key for key, one in found.items())
+    return derived
+
+
+def test_adapters_that_were_changed_stand_alike_once_all_replicas_know_it(world, monkeypatch):
+    """R16 bounded: only what some replica knows as it was before is derived for itself."""
+    world.alive("r1", "r2")
+    names = [f"a{number}" for number in range(5)]
+    for name in names:
+        world.put(name)
+    for replica in ("r1", "r2"):
+        world.says(replica)
+    world.look()
+    for name in names:
+        world.update(name, 2, source="v2")
+    world.look()
+    assert derived_for_counts(world, monkeypatch) == names
+    for replica in ("r1", "r2"):
+        world.says(replica)
+    world.look()
+    assert derived_for_counts(world, monkeypatch) == ["a0"]
 
 
 def test_what_was_changed_is_counted_by_what_each_replica_knew_before(world):
@@ -198,6 +224,19 @@ def test_a_status_of_a_later_revision(world):
     world.revision += 1
     assert world.states("a") == {"r1": (SERVING, "")}
     assert not is_held_back(world.view, world.values)
+
+
+def test_one_status_that_is_held_back_is_looked_at_again_whatever_the_others_say(world):
+    """R9: or a router would not hear of it until something else happens."""
+    world.alive("r1", "r2")
+    world.put("a")
+    for name in ("r1", "r2"):
+        world.says(name)
+    world.look()
+    assert not is_held_back(world.view, world.values)
+    world.says("r2", world.revision + 1)
+    world.look()
+    assert is_held_back(world.view, world.values)
 
 
 def test_the_first_status_of_a_later_revision(world):

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from registry.etcd3.informer import SharedInformer, SharedInformerFactory
-from registry.etcd3.ops import KeyValue, prefix_end
+from registry.etcd3.ops import KeyValue, Range, RangeResult, prefix_end
 from registry.etcd3.stream import ListCause, Listed
 from registry.model.errors import Unavailable
 from registry.model.names import name_key
+from registry.residency import hub
 from registry.residency.derive import residency
 from registry.residency.hub import LINGER_SECONDS, ResidencyHub, ResidencyUpdate, Subscription, _FollowedRange
+from registry.residency.view import PoolView
+from registry.rollout.pool import PoolValues
 from tests.simulation.links import Way
 from tests.support.played_etcd import PlayedEtcd, play
 from tests.support.records import KEYS, POOL, record
@@ -33,7 +36,13 @@ class Board:
         self.replicas = Replicas(self._client, KEYS)
         client, rng = etcd.client(), random.Random(0)
         self.informers = SharedInformerFactory(client, rng=rng)
+        self.reads: list[Range] = []
         self.hub = ResidencyHub(client, KEYS, self.informers)
+        self._range, client.range = client.range, self._noted  # type: ignore[method-assign] # which is what is tried
+
+    async def _noted(self, op: Range, **options: Any) -> RangeResult:
+        self.reads.append(op)
+        return await self._range(op, **options)
 
     def put(self, name: str, generation: int = 1) -> int:
         return self.etcd.store.put(KEYS.adapter(POOL, name), record(name, generation).to_bytes())
@@ -248,5 +257,97 @@ def test_who_still_looks_is_told_when_the_service_stops():
             with pytest.raises(Unavailable):
                 await anext(updates)
         await board.hub.aclose()
+
+    play(scene)
+
+
+def test_a_router_that_polls_each_half_minute_finds_the_pool_followed():
+    async def scene(etcd: PlayedEtcd) -> None:
+        board = Board(etcd)
+        await board.served("a")
+        seen = list[Subscription]()
+        for _ in range(4):
+            async with board.hub.look(POOL) as one:
+                await one.look()
+                seen.append(one)
+            await asyncio.sleep(30)
+        assert all(one is seen[0] for one in seen)
+
+    play(scene)
+
+
+def test_who_comes_after_a_pool_was_left_is_told_what_stands_then():
+    """R9: and not what was known when it was followed last."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        board = Board(etcd)
+        await board.served("a")
+        async with board.hub.look(POOL) as one:
+            await one.look()
+        await asyncio.sleep(LINGER_SECONDS + 1)
+        board.put("b")
+        async with board.hub.look(POOL) as one, asyncio.timeout(10):
+            assert told(await one.look()) == (("a", "b"), True)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("change", ["deletion", "creation", "change"])
+def test_nothing_is_told_before_the_records_are_known_as_far_as_they_are_read(change):
+    """R9: the first view is whole and of one revision; etcd is asked for it ten times a second at most."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        board = Board(etcd)
+        await board.served("b", "a")
+        async with board.informers.look(ADAPTERS, prefix_end(ADAPTERS), asyncio.Event()):
+            await asyncio.sleep(1)
+            [adapters] = [watch for watch in etcd.links["m0"].member.watches if watch.whose[1] == ADAPTERS]
+            unmute = adapters.mute()
+            if change == "deletion":
+                etcd.store.delete(KEYS.adapter(POOL, "b"))
+            else:
+                board.put("c" if change == "creation" else "b", 2)
+            async with board.hub.look(POOL) as one:
+                looking = asyncio.create_task(one.look())
+                await asyncio.sleep(2)
+                assert not looking.done()
+                assert 10 <= len(board.reads) <= 25
+                unmute()
+                async with asyncio.timeout(10):
+                    update = await looking
+                keys = {"deletion": ("a",), "creation": ("a", "b", "c"), "change": ("a", "b")}[change]
+                assert told(update) == (keys, True)
+
+    play(scene)
+
+
+def test_what_is_understood_at_once_costs_no_read_and_no_further_look(monkeypatch):
+    """R16 bounded: only a status that speaks of what is not known yet is a reason to ask, and for no values."""
+    looks: list[PoolView] = []
+    advanced = hub._advanced
+
+    def noted(view: PoolView, values: PoolValues) -> tuple[PoolView, frozenset[str]]:
+        looks.append(view)
+        return advanced(view, values)
+
+    monkeypatch.setattr(hub, "_advanced", noted)
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        board = Board(etcd)
+        await board.served("a")
+        async with board.hub.look(POOL) as one:
+            await one.look()
+            await asyncio.sleep(5)
+            board.reads.clear()
+            looks.clear()
+            for number in range(5):
+                board.put(f"b{number}")
+                await asyncio.sleep(5)
+            assert (board.reads, 5 <= len(looks) <= 10) == ([], True)
+            revision = etcd.store.put(b"/of/others", b"")
+            await board.replicas.says("r1", revision)
+            await asyncio.sleep(5)
+            assert board.reads
+            assert all(read.keys_only and read.limit == 1 for read in board.reads)
 
     play(scene)

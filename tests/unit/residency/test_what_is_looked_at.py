@@ -10,10 +10,11 @@ import pytest
 from registry.model.errors import Unavailable
 from registry.model.placement import Member
 from registry.model.records import Canary, CanaryRollout, Placement, Strategy
+from registry.model.replica_state import Expectation, ReplicaState, StatusReading, Verdict
 from registry.model.status import Failed, Found, Kept, Lazy, Leaving, Pending, Resident, Warned
 from registry.residency import derive
 from registry.residency.hub import Subscription
-from tests.support.records import record
+from tests.support.records import kv, record
 from tests.support.residency_world import World, among, engine_status, members
 
 EVERY = {"a", "b", "lazy", "placed", "tried"}
@@ -298,3 +299,49 @@ def test_what_comes_or_goes_while_others_are_missed_is_told(world):
     world.drop("a")
     world.put("c")
     assert {"a", "b", "c"} <= world.look()
+
+
+def test_of_one_replicas_news_no_other_replica_is_looked_at(world, monkeypatch):
+    """R16 bounded: of an adapter that is pinned and on all replicas, whose parts do not depend on each other."""
+    before = world.view
+    says(world, pending=[Pending(name="a", generation=1, reason="staging")])
+    world.look()
+    read: list[object] = []
+    evaluate = derive.evaluate
+
+    def noted(reading: StatusReading, expected: Expectation) -> Verdict:
+        read.append(reading)
+        return evaluate(reading, expected)
+
+    monkeypatch.setattr(derive, "evaluate", noted)
+    assert derive.changed(before, world.view) == {"a"}
+    assert read == [view.replicas["r1"].reading for view in (before, world.view)]
+
+
+def test_a_record_that_cannot_be_read_stands_in_nobodys_way(world):
+    """R9: what is placed by room is told anew beside it."""
+    broken = kv("broken", world.revision, b"?")
+    world.records[broken.key] = broken
+    world.look()
+    world.put("c")
+    assert world.look() >= {"c"}
+    world.alive("r3")
+    assert world.look() >= {"a"}
+
+
+@pytest.mark.parametrize(
+    ("stable", "tried", "state"),
+    [(True, False, ReplicaState.FAILED), (False, True, ReplicaState.SERVING)],
+    ids=["canaries that are not pinned", "canaries that are pinned"],
+)
+def test_what_canaries_found_is_compared_where_their_own_generation_is_not_pinned(stable, tried, state):
+    """W6 one-digest: whatever is known of the files that all others serve."""
+    world = World()
+    world.alive("r1", "r2", "r3")
+    rollout = CanaryRollout(stable_generation=1, stable_spec=record("a", pinned=stable).spec)
+    world.put("a", 2, rollout, source="v2", pinned=tried, strategy=Strategy(canary=Canary(replicas=2)))
+    for number, name in enumerate(("r1", "r2", "r3")):
+        found = [Found(name="a", generation=2, digest=f"sha256:{number}" + "0" * 63)]
+        world.says(name, found=found, **among(members("r1", "r2", "r3")))
+    canaries = [one for one in world.where("a").replicas if one.generation == 2]
+    assert [one.state for one in canaries] == [state] * 2

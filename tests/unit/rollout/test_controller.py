@@ -6,10 +6,12 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 
+import pytest
+
 from registry.admin.health import AdminMetrics
 from registry.etcd3.errors import Compacted, EtcdError, EtcdPermissionDenied
 from registry.etcd3.ops import KeyValue
-from registry.model.errors import Conflict, InvalidArgument, Reason, RegistryError
+from registry.model.errors import Conflict, InvalidArgument, Reason, Unavailable
 from registry.model.records import Canary, ChangeReply, Strategy
 from registry.model.status import Pending, Presence
 from registry.rollout.controller import PoolController, Shared
@@ -54,7 +56,7 @@ class PlayedWriter:
     """Refuses what it is asked for as it is told; then what is asked for is done, and no rollout is left."""
 
     running: OpenRollouts
-    refusals: list[RegistryError] = field(default_factory=list)
+    refusals: list[Exception] = field(default_factory=list)
     asked: list[tuple[type[Change], str]] = field(default_factory=list)
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -68,10 +70,15 @@ class PlayedWriter:
         return Settled(ChangeReply(), 51)
 
 
-def conducted(*errors: EtcdError, told: bytes = SERVED, refusals: tuple[RegistryError, ...] = ()):
-    """What a conductor asked for within ten minutes of a pool with one rollout; `told` is what etcd has as statuses."""
+def conducted(
+    *errors: EtcdError,
+    told: bytes = SERVED,
+    refusals: tuple[Exception, ...] = (),
+    due: tuple[KeyValue, ...] = (DUE,),
+):
+    """What a conductor asked for within ten minutes of a pool with rollouts; `told` is what etcd has as statuses."""
     loop, running = VirtualLoop(), OpenRollouts(KEYS.all_adapters())
-    running.listed([DUE])
+    running.listed(due)
     writer = PlayedWriter(running, list(refusals))
     client = Forgetful(*errors, kvs=(DUE, *PRESENCES, *statuses(told)))
     conductor = PoolController(
@@ -129,3 +136,25 @@ def test_what_cannot_be_read_is_asked_for_ever_more_rarely():
     assert conducted(*[EtcdPermissionDenied("not yours")] * 1000) == ["and never came to an end"]
     [(change, _)] = conducted(*[EtcdPermissionDenied("not yours")] * 20)
     assert change is PromoteRollout
+
+
+class Defect(Exception):
+    """A fault of our own."""
+
+
+def test_a_fault_of_ours_is_no_refusal():
+    """R8: whoever keeps the task hears of it, and begins anew."""
+    with pytest.raises(Defect):
+        conducted(refusals=(Defect(),))
+
+
+def test_while_it_is_not_known_what_became_of_one_change_no_other_is_begun():
+    """R13: a store that does not answer would be asked by all rollouts, each for its whole time."""
+    made = canaried(Strategy(canary=Canary(replicas=2), soak_seconds=0)).model_copy(update={"name": "acme/z"})
+    second = kv("acme/z", 50, made.to_bytes())
+    due = (DUE, second)
+    refused = Conflict(Reason.ETAG_MISMATCH, "somebody was faster")
+    [(_, first), (_, last)] = conducted(refusals=(refused,), due=due)
+    assert first != last, "one that is refused keeps nobody waiting"
+    [first, again, other] = conducted(refusals=(Unavailable(Reason.ETCD_UNAVAILABLE, "no answer"),), due=due)
+    assert first == again != other, "with the same request id, by which it is known"

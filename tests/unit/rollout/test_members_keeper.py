@@ -288,3 +288,18 @@ def test_what_another_admin_service_noted_meanwhile_is_not_written_over():
         assert kept.told == {POOL: 1}
 
     play(scene)
+
+
+def test_a_pool_in_which_nothing_happens_is_looked_at_every_five_minutes():
+    """R16 bounded: who was gone for a day is forgotten within minutes, and etcd has an hour's rest else."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        kept = Kept(etcd, POOL)
+        await kept.replicas.alive("r1")
+        await asyncio.sleep(WHILE)
+        before = kept.looks
+        await asyncio.sleep(3600)
+        assert 11 <= kept.looks - before <= 13
+        kept.task.cancel()
+
+    play(scene)

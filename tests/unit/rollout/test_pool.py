@@ -8,9 +8,9 @@ from registry.etcd3.errors import Compacted, EtcdError, FutureRevision
 from registry.etcd3.ops import KeyValue, Range, RangeResult
 from registry.model.errors import FailedPrecondition
 from registry.model.placement import Placement
-from registry.model.records import AdapterSpec, SourceSpec
+from registry.model.records import AdapterRecord, AdapterSpec, SourceSpec
 from registry.rollout import pool
-from registry.rollout.pool import Assignments, PoolRoom, PoolSnapshot
+from registry.rollout.pool import Assignments, PoolRoom, PoolSnapshot, PoolValues
 from registry.rollout.pool_reader import read_pool
 from registry.runtime.clock import Deadline
 from tests.support.records import KEYS, POOL, kv
@@ -74,3 +74,49 @@ def test_who_serves_what_is_found_once_for_the_same_replicas_and_kept_for_some_o
         assert found.inputs(f"d{number}", live, None).members == f"d{number}"
         assert len(found.find(POOL, ("b", number), spec, inputs[0]).serving) == 2
         assert (len(found._inputs) <= 3, len(found._assigned) <= 3) == (True, True)
+
+
+def test_all_inputs_that_replicas_may_know_are_kept_at_once():
+    """R16 bounded: eight sets of replicas with eight rooms, and with none, are what one snapshot can be asked for."""
+    found, live = Assignments(), members("r1", "r2")
+    asked = [(f"d{number}", room) for number in range(8) for room in (None, *(PoolRoom(at, {}) for at in range(8)))]
+    first = [found.inputs(digest, live, room) for digest, room in asked]
+    assert all(found.inputs(digest, live, room) is one for (digest, room), one in zip(asked, first, strict=True))
+
+
+def test_of_a_pool_that_nobody_looked_at_no_revision_is_known():
+    assert (PoolSnapshot(POOL).revision, PoolValues({}, {}).revision) == (0, 0)
+
+
+def values(*records: KeyValue, changed: frozenset[bytes] | None = None) -> PoolValues:
+    """A pool without replicas, in which these records stand."""
+    return PoolValues({}, {}, {one.key: one for one in records}, changed, revision=50)
+
+
+def test_a_record_as_nearly_all_have_it_is_not_parsed_to_know_its_room(monkeypatch):
+    """R16 bounded: of 20,000 that would take seconds; they take room on all replicas."""
+
+    def parse(*_told: object) -> AdapterRecord:
+        raise AssertionError("it was parsed")
+
+    monkeypatch.setattr(pool, "read_adapter", parse)
+    found = pool.renew(PoolSnapshot(POOL), values(kv("a", 11), kv("acme/B", 12)))
+    assert found.rooms[-1].everywhere == {frozenset(): 2}
+
+
+def test_only_records_that_changed_are_parsed_again(monkeypatch):
+    """R16 bounded: all others take the room that they took."""
+    read: list[bytes] = []
+    parse = pool.read_adapter
+
+    def noted(of: str, found: KeyValue) -> AdapterRecord:
+        read.append(found.key)
+        return parse(of, found)
+
+    monkeypatch.setattr(pool, "read_adapter", noted)
+    zone = Placement(selector={"zone": "a"})
+    first, other, second = (kv(name, at, placement=zone) for name, at in (("a", 11), ("b", 12), ("a", 13)))
+    before = pool.renew(PoolSnapshot(POOL), values(first, other))
+    read.clear()
+    after = pool.renew(before, values(second, other, changed=frozenset({second.key})))
+    assert (read, after.rooms, after.revision) == ([second.key], before.rooms, 50)

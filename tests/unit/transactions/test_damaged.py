@@ -10,7 +10,7 @@ from registry.model.errors import FailedPrecondition, Reason
 from registry.model.records import MAX_GENERATION, AuditRecord, PoolLimits
 from registry.model.stored import MAX_RECORD_BYTES
 from registry.transactions.builder import Unchanged
-from registry.transactions.changes import DeletePool, Remove, SetTenant, UpdatePool
+from registry.transactions.changes import DeletePool, Remove, RollbackAdapter, SetTenant, UpdatePool
 from tests.support.changes import ALICE, KEYS, POOL, applying, upsert
 from tests.unit.transactions.conftest import record, refused
 
@@ -151,3 +151,17 @@ def test_unknown_fields_survive(author):
         },
     )
     assert json.loads(author.etcd.kvs[KEYS.tenant("acme")].value)["new"] == 1
+
+
+def test_a_rollback_has_no_field_that_the_earlier_generation_had_not(author):
+    """W6: what a later release said of the newest weights is nothing that it said of these."""
+    author.change(applying(upsert("acme/a")))
+    before = json.loads(author.etcd.kvs[KEYS.adapter(POOL, "acme/a")].value)["spec"]
+    author.change(applying(upsert("acme/a", "v2")))
+    document = json.loads(author.etcd.kvs[KEYS.adapter(POOL, "acme/a")].value)
+    document["spec"]["new"] = 1
+    document["spec"]["source"]["new"] = 2
+    author.etcd.put(KEYS.adapter(POOL, "acme/a"), json.dumps(document).encode())
+    author.change(RollbackAdapter(POOL, "acme/a"))
+    after = json.loads(author.etcd.kvs[KEYS.adapter(POOL, "acme/a")].value)
+    assert (after["generation"], after["spec"]) == (3, before)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from registry.etcd3.ops import Compare, Delete, Range, none_between, prefix_end
@@ -222,6 +224,10 @@ def test_the_record_of_a_backup_goes_into_history_as_deleted():
     other.change(RestoreHistory(POOL, "a", (), last), "q")
     kept = RetiredRecord.parse(other.etcd.kvs[KEYS.history(POOL, "a", 1)].value)
     assert (kept.generation, kept.deleted, kept.retired_by_request, kept.spec) == (1, True, "q", last.spec)
+    written = json.loads(other.etcd.kvs[KEYS.history(POOL, "a", 1)].value)
+    assert {key: told for key, told in written.items() if key not in {"deleted", "retired_by_request"}} == json.loads(
+        last.to_bytes()
+    )
     other.change(applying(upsert("a")))
     assert record(other, "a").generation == 2
     assert refused(other, RestoreHistory(POOL, "a", (), last)).reason is Reason.ADAPTER_EXISTS

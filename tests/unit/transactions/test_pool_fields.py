@@ -116,6 +116,19 @@ def test_no_part_of_what_cannot_be_read_is_kept(whole):
     }
 
 
+@pytest.mark.parametrize(
+    ("engine", "names", "is_told"),
+    [("", "", ("vllm", "plain")), ("axolotl", "", ("axolotl", "plain")), ("", "versioned", ("vllm", "versioned"))],
+)
+def test_a_pool_that_cannot_be_read_becomes_what_is_said(whole, engine, names, is_told):
+    """Of another kind of engine, adapters would be refused that it has, or taken that it has not."""
+    whole.etcd.put(KEYS.pool(POOL), b"?")
+    engines = {name: told for name, told in (("engine", engine), ("engine_names", names)) if told}
+    whole.change(validate.make_update_pool(POOL, ["base"], {}, "", engines=engines))
+    found = json.loads(whole.etcd.kvs[KEYS.pool(POOL)].value)
+    assert (found["engine"], found["engine_names"]) == is_told
+
+
 def test_a_pool_may_ask_for_digests(whole):
     """W6 one-digest, R4: what has none is refused, also by a rollback; what has one, and a deletion, is not."""
     whole.change(applying(upsert("a", "v1"), upsert("b", "v1")))

@@ -448,3 +448,13 @@ def test_a_refusal_says_what_to_write():
         upsert(load="now")
     assert "now" not in told.value.message
     assert told.value.message == AdapterSpec.model_fields["load"].description
+
+
+def test_of_a_part_that_nothing_describes_the_whole_says_what_to_write():
+    """And that is the field which is named."""
+    with pytest.raises(InvalidArgument) as told:
+        upsert(strategy={"canary": 3})
+    assert (told.value.field, told.value.message) == (
+        "changes[0].upsert.spec.strategy",
+        AdapterSpec.model_fields["strategy"].description,
+    )

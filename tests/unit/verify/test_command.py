@@ -39,6 +39,35 @@ def test_an_export_is_read_as_it_was_written(author):
         list(decode([next(encode(steps)), "{}"]))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("?", "5", "[]", '"base"', "null", "{}", '{"base": null}', '{"base": 1}', '{"base": 1, "kvs": 3}'),
+        *(
+            '{"base": 1, "kvs": [[]]}',
+            '{"base": 1, "kvs": [{}]}',
+            '{"revision": "x"}',
+            '{"revision": 1, "events": [7]}',
+        ),
+    ],
+)
+def test_a_line_that_is_none_of_an_export_is_told_by_its_number(line):
+    """X2 unbreakable: whatever stands in the file."""
+    good = next(encode([Revision(7, (Event(b"/t/x", 7, None),))]))
+    with pytest.raises(ValueError, match=r"^line 2 of the history is none of an export"):
+        list(decode([good, line]))
+
+
+@pytest.mark.parametrize("line", ["5", "[1]", '"plan_made"', "null", "true"])
+def test_a_line_of_a_log_that_is_no_object_is_passed_over(line, author, tmp_path, capsys):
+    """As a traceback is: the lines around it count."""
+    history, log = tmp_path / "h.jsonl", tmp_path / "r1.log"
+    history.write_text("\n".join(encode(steps_of(author))))
+    log.write_text(f'{line}\n{{"event": "plan_made", "revision": 2, "state_hash": "x"}}\n')
+    assert run("verify", "--history", str(history), "--prefix", "/t", "--pool", "p", "--log", str(log)) == 1
+    assert "6 changes, 1 plans, 0 loads, 0 statuses, 0 removals: 1 findings" in capsys.readouterr().out
+
+
 def run(*arguments: str) -> int:
     return app(args=arguments, standalone_mode=False) or 0
 

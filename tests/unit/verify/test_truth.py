@@ -184,3 +184,15 @@ def test_a_status_whose_looks_are_not_known_is_not_judged(fault):
             story.lines[-1]["updated_at"] = "2026-01-01T00:00:01.000Z"
     story.lines.append({"level": "info"})
     assert story.check() == ([], {})
+
+
+def test_what_is_placed_on_some_and_called_served_without_being_listed_is_found():
+    """R9: which claim has the hash is known of all records, also of those that need not be everywhere."""
+    story = Story()
+    at = story.write(pinned("a", "1"), pinned("some", "2", placement=Placement(replicas=1)))
+    story.start()
+    story.look(whole=True, a="1")
+    story.say(at, served=served(("a", 1, "1")))
+    assert (story.found(), story.check()[1]["statuses"]) == ([], 1)
+    story.say(at, served=served(("a", 1, "1"), ("some", 1, "2")))
+    assert [(one.guarantee, "'some' is called served" in str(one)) for one in story.found()] == [("R9", True)]
