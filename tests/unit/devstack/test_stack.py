@@ -21,7 +21,7 @@ from registry.tools.devstack import stack as stacks
 from registry.tools.devstack import stack_parts
 from registry.tools.devstack import stack_verbs as verbs
 from registry.tools.devstack.engine_environment import EngineNotFound, vllm_command
-from registry.tools.devstack.processes import Process, find_marked, remember
+from registry.tools.devstack.processes import Process, find_marked, remember, wait_until
 from registry.tools.devstack.stack import Stack, is_ready, last_words
 from registry.tools.devstack.stack_file import EngineKind, StackError, load, make_layout, pid_file, save
 from registry.tools.devstack.stack_parts import MAX_SOCKET_PATH_BYTES, Command, Folder, Role, StackPart
@@ -199,6 +199,8 @@ def test_a_part_is_started_once_and_ended(played, tmp_path):
     first = played.process("etcd")
     played.start("etcd")
     assert played.process("etcd") == first is not None
+    # Its environment cannot be read in the moment in which its program takes the place of ours.
+    assert wait_until(lambda: find_marked(stacks._MARK, f"{tmp_path / 's'}:etcd") is not None, 60)
     pid_file(tmp_path / "s", "etcd").unlink()
     played.start("etcd")
     assert played.process("etcd") == first, "it is known by its mark"
