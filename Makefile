@@ -78,9 +78,9 @@ docs: install ## Write the pages of docs/ that are made from the code
 	$(BIN)/loraplane schema > docs/manifest.schema.json
 	$(BIN)/python -m tests.faults.battery
 
-# Three at once on two cores: most tests wait for other processes. WORKERS=0 runs one after another. Files keep the order
+# Four at once on two cores: most tests wait for other processes. WORKERS=0 runs one after another. Files keep the order
 # of tests/conftest.py: by themselves, workers would leave those of few tests to the end, which take longest.
-WORKERS ?= 3
+WORKERS ?= 4
 
 .PHONY: test
 test: install engine .venv-oldest/.installed ## Run every test that CI runs, on real parts (WORKERS=n at once)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import signal
 import sys
 from collections import defaultdict
@@ -130,6 +131,9 @@ def _answered(question: dict[str, Any], items: Mapping[str, pytest.Item], functi
         code = _FAILED
         try:
             os.setsid()
+            # Ends what loops for ever also where whoever waits for it has been killed.
+            most = int(question["seconds"]) + 2
+            resource.setrlimit(resource.RLIMIT_CPU, (most, most))
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             code = _ask(question, items, functions)
         finally:
