@@ -181,7 +181,8 @@ Timeout = Annotated[
         "--timeout",
         metavar="S",
         min=0.1,
-        help="Seconds until giving up, repetitions included (default: 30, or 300 where a rollout is waited for).",
+        help="Seconds until giving up, repetitions included "
+        "(default: 10 to read, 30 to change, 300 to wait for a rollout).",
     ),
 ]
 RequestId = Annotated[
