@@ -121,7 +121,7 @@ mutants: install ## Put deliberate bugs into copies of the code, show which test
 
 .PHONY: mutate
 mutate: install ## Change the code at random, count what no test notices (ROOM=sidecar/plan, SINCE=commit, ONLY=id,id, COUNT=n, SEED=n, SECONDS=n, WORKERS=n)
-	$(BIN)/python -m tests.support.mutation $(if $(SINCE)$(ONLY),,--page) --workers $(WORKERS) $(if $(ROOM),--room $(ROOM)) $(if $(SINCE),--since $(SINCE)) $(if $(ONLY),--only $(ONLY)) \
+	$(BIN)/python -m tests.support.mutation $(if $(SINCE)$(ONLY),,--page) $(if $(filter file,$(origin WORKERS)),,--workers $(WORKERS)) $(if $(ROOM),--room $(ROOM)) $(if $(SINCE),--since $(SINCE)) $(if $(ONLY),--only $(ONLY)) \
 		$(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(TESTS),--tests "$(TESTS)")
 
 .PHONY: architectures

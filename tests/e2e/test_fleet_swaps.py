@@ -21,9 +21,9 @@ from registry.v1 import registry_pb2 as pb
 from sidecar.engines.observed import Done, Outcome
 from tests.conftest import EtcdForTest
 from tests.support.admin import Admin, admin_inside, make_pool, wait_ready
-from tests.support.engines import BASE_MODEL, Asker, RealVllm, VllmFlags
+from tests.support.engines import BASE_MODEL, RealVllm, VllmFlags
 from tests.support.fleet import POOL, Sidecar
-from tests.support.stopped_engine import is_told_and_served, replica, serves, write
+from tests.support.stopped_engine import is_told_and_served, serving_one
 from tests.support.swap_load import SwapLoad, versions_of
 from tests.support.tiny import Tiny
 from tests.support.waiting import eventually
@@ -130,11 +130,6 @@ async def test_no_request_to_either_replica_fails_or_mixes_versions(engines, tin
 @pytest.mark.timeout(900)
 async def test_a_stopped_engine_is_told_of_and_served_again_when_it_goes_on(engines, tiny, etcd, etcd_client, tmp_path):
     """R18 readiness-follows, R3, with the plugin; without it: test_plain_engine.py."""
-    keys, vllm = Keys(etcd.prefix), await started(engines, "r1")
-    asker = Asker(vllm.url)
-    await asker.clear()
-    await asker.client.aclose()
-    await write(etcd_client, keys, tiny, "a")
-    async with replica(tmp_path, etcd.endpoints, keys, vllm, tiny) as sidecar:
-        await eventually(lambda: serves(sidecar, 1), timeout_seconds=180)
-        await is_told_and_served(etcd_client, keys, tiny, vllm, sidecar)
+    vllm = await started(engines, "r1")
+    async with serving_one(tmp_path, etcd_client, Keys(etcd.prefix), tiny, vllm) as (hand, sidecar):
+        await is_told_and_served(hand, vllm, sidecar)

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from registry.model.keys import Keys
-from tests.support.engines import BASE_MODEL, Asker, RealVllm, VllmFlags
-from tests.support.fleet import Sidecar
-from tests.support.stopped_engine import is_told_and_served, replica, seconds_until_told, serves, write
+from tests.support.engines import RealVllm, VllmFlags
+from tests.support.fleet import Hand, Sidecar
+from tests.support.stopped_engine import is_told_and_served, seconds_until_told, serves, serving_one
 from tests.support.swap_load import SwapLoad, by_driver, versions_of
 from tests.support.waiting import eventually
 
@@ -94,25 +93,17 @@ async def test_a_stopped_engine_is_told_of_and_served_again_when_it_goes_on(
     vllm, flags, around, tiny, etcd, etcd_client, tmp_path
 ):
     """R18 readiness-follows, R17 heals, R12, R3: stopped, out of memory for a while, killed amid a load."""
-    keys = Keys(etcd.prefix)
     await vllm.ensure(flags)
-    asker = Asker(vllm.url)
-    await asker.clear()
-    await asker.text(BASE_MODEL, "x", tokens=1)
-    await asker.client.aclose()
-    await write(etcd_client, keys, tiny, "a")
-    async with replica(tmp_path, etcd.endpoints, keys, vllm, tiny) as sidecar:
-        await eventually(lambda: serves(sidecar, 1), timeout_seconds=180)
-        await is_told_and_served(etcd_client, keys, tiny, vllm, sidecar)
-        put = partial(write, etcd_client, keys, tiny)
-        await refuses_and_is_well(sidecar, put, around / "refuse")
-        await dies_amid_a_load(sidecar, put, vllm)
+    async with serving_one(tmp_path, etcd_client, Keys(etcd.prefix), tiny, vllm) as (hand, sidecar):
+        await is_told_and_served(hand, vllm, sidecar)
+        await refuses_and_is_well(hand, sidecar, around / "refuse")
+        await dies_amid_a_load(hand, sidecar, vllm)
 
 
-async def refuses_and_is_well(sidecar: Sidecar, put: Callable[[str], Awaitable[None]], flag: Path) -> None:
+async def refuses_and_is_well(hand: Hand, sidecar: Sidecar, flag: Path) -> None:
     """R17 heals: it has no memory for one more, and later it has."""
     await asyncio.to_thread(flag.touch)
-    await put("c")
+    await hand.put(hand.record("c", "c"))
 
     async def is_refused() -> bool:
         return (await sidecar.failed()).get("c") == "engine_refused"
@@ -123,9 +114,9 @@ async def refuses_and_is_well(sidecar: Sidecar, put: Callable[[str], Awaitable[N
     await eventually(lambda: serves(sidecar, 3), timeout_seconds=180)
 
 
-async def dies_amid_a_load(sidecar: Sidecar, put: Callable[[str], Awaitable[None]], vllm: RealVllm) -> None:
+async def dies_amid_a_load(hand: Hand, sidecar: Sidecar, vllm: RealVllm) -> None:
     """R12, R3: kill -9 as soon as a load is planned; the next process gets all of them."""
-    await put("d")
+    await hand.put(hand.record("d", "d"))
     await eventually(lambda: any("Load d" in line.get("calls", ()) for line in sidecar.program.logged()))
     vllm.signal(signal.SIGKILL)
     await seconds_until_told(sidecar, 10.0)

@@ -8,7 +8,8 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 # They ask the session's one real vLLM. Only where the flags change it is started anew, and that takes as long as most
-# tests of it: the plugin with all its settings, the plugin that asks a sidecar, and vLLM by itself up to the end.
+# tests of it: the plugin with all its settings, the plugin that asks a sidecar and proves, and vLLM by itself up to
+# the end. The second begins with test_proof.py, which needs an engine that has served no adapter yet.
 _ON_ONE_ENGINE = (
     "tests/contract/engine/test_plugin.py",
     "tests/contract/engine/test_proof.py",

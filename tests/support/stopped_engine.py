@@ -9,11 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from registry.etcd3.client import Client
-from registry.etcd3.ops import Put, Txn
 from registry.model.keys import Keys
-from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, SourceSpec
 from tests.support.engines import BASE_MODEL, Asker, RealVllm
-from tests.support.fleet import POOL, Sidecar
+from tests.support.fleet import Hand, Sidecar
 from tests.support.tiny import Tiny
 from tests.support.waiting import eventually
 
@@ -23,31 +21,24 @@ SLACK_SECONDS = 30.0
 RUNNING = 4
 
 
-async def write(client: Client, keys: Keys, tiny: Tiny, name: str) -> None:
-    record = AdapterRecord(
-        name=name,
-        pool=POOL,
-        tenant="default",
-        generation=1,
-        spec=AdapterSpec(source=SourceSpec(uri=Path(tiny.adapter(name)).as_uri())),
-        updated_at="2026-01-01T00:00:00.000Z",
-        updated_by="test",
-    )
-    pool = PoolSpec(name=POOL, base_models=[BASE_MODEL])
-    puts = (Put(keys.pool(POOL), pool.to_bytes()), Put(keys.adapter(POOL, name), record.to_bytes()))
-    await client.txn(Txn((), puts))
-
-
 @asynccontextmanager
-async def replica(
-    folder: Path, etcd: tuple[str, ...], keys: Keys, vllm: RealVllm, tiny: Tiny
-) -> AsyncIterator[Sidecar]:
-    """A sidecar that is ready beside the engine."""
-    sidecar = Sidecar(folder, etcd, keys.prefix, vllm.url, sources=tiny.folder / "adapters")
+async def serving_one(
+    folder: Path, client: Client, keys: Keys, tiny: Tiny, vllm: RealVllm
+) -> AsyncIterator[tuple[Hand, Sidecar]]:
+    """A replica whose engine runs and serves `a` alone, and who has `b`, `c` and `d` to add."""
+    asker = Asker(vllm.url)
+    await asker.clear()
+    await asker.client.aclose()
+    for name in ("a", "b", "c", "d"):
+        tiny.adapter(name)
+    hand = Hand(client, keys, tiny.folder / "adapters")
+    await hand.pool(BASE_MODEL)
+    await hand.put(hand.record("a", "a"))
+    sidecar = Sidecar(folder, client.options.endpoints, keys.prefix, vllm.url, sources=hand.sources)
     sidecar.program.start()
     try:
-        await eventually(sidecar.is_ready, timeout_seconds=120)
-        yield sidecar
+        await eventually(lambda: serves(sidecar, 1), timeout_seconds=180)
+        yield hand, sidecar
     finally:
         sidecar.program.kill()
 
@@ -69,16 +60,16 @@ async def seconds_until_told(sidecar: Sidecar, at_most: float) -> float:
     return loop.time() - start
 
 
-async def is_told_and_served(client: Client, keys: Keys, tiny: Tiny, vllm: RealVllm, sidecar: Sidecar) -> None:
+async def is_told_and_served(hand: Hand, vllm: RealVllm, sidecar: Sidecar) -> None:
     """R18 readiness-follows, R3: all of it under a pending change, then its core alone, beside which HTTP goes on.
 
-    The engine serves `a` alone; in the end it serves `b` too.
+    In the end it serves `b` too.
     """
     asker = Asker(vllm.url)
     running = [asyncio.create_task(asker.complete("a", "x", tokens=64)) for _ in range(RUNNING)]
     await asyncio.wait(running, timeout=0.2)
     vllm.signal(signal.SIGSTOP)
-    await write(client, keys, tiny, "b")
+    await hand.put(hand.record("b", "b"))
     frozen = await seconds_until_told(sidecar, 10.0)
     vllm.signal(signal.SIGCONT)
     await eventually(lambda: serves(sidecar, 2), timeout_seconds=180)

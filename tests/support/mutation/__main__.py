@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import re
 import signal
@@ -41,7 +42,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, default=float("inf"), help="none is begun later than this after the start"
     )
-    parser.add_argument("--workers", type=int, default=2, help="how many at once")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="how many at once")
     parser.add_argument(
         "--tests", default="", help="what is measured, and asked; with --since, the unit tests of its rooms"
     )

@@ -17,6 +17,8 @@ from registry.transactions.plan import plan_change
 from tests.support.changes import KEYS, POOL, Author, applying, creating, upsert
 from tests.support.history_check import check_history
 
+pytestmark = pytest.mark.no_cover  # each line of a plan runs thousands of times here, and once elsewhere
+
 CHANGES: dict[str, Change] = {
     "make": applying(upsert("acme/new")),
     "make two": applying(upsert("acme/new", "v2"), upsert("acme/more")),
