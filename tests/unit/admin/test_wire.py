@@ -68,9 +68,14 @@ def test_too_many_fields_are_refused_before_they_are_parsed(request_):
 )
 @pytest.mark.parametrize("filling", [b"", b"\x80", b"\x0b\x0c", b"\xff"])
 def test_bytes_that_are_no_request_are_refused(start, filling):
-    """X2 unbreakable: also numbers without end, whose reading would grow with the square."""
+    """X2 unbreakable."""
     for raw in (start + filling * 2 * SMALL_BYTES, filling * 2 * SMALL_BYTES + start):
         assert refused(apply, raw).reason in {Reason.INVALID_FIELD, Reason.TOO_LARGE, Reason.TOO_MANY_CHANGES}
+
+
+def test_a_number_without_end_is_not_read_to_its_end():
+    """X2 unbreakable, R16: that would take time that grows with the square."""
+    assert refused(apply, b"\xff" * 1_000_000).reason is Reason.INVALID_FIELD
 
 
 @given(st.binary(max_size=200))

@@ -270,6 +270,14 @@ def test_diff_shows_changed_lines_and_changes_nothing(cli, admin, manifest):
     ]
 
 
+@pytest.mark.parametrize("form", ["table", "json", "name"])
+def test_diff_of_what_the_service_refuses_is_no_difference(cli, admin, manifest, form):
+    """Whoever asks before a change is told that it would be refused, and not that there is nothing to do."""
+    admin.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")]
+    ran = cli("-o", form, "diff", "-f", manifest("a"))
+    assert (ran.code, ran.out) == (4, "")
+
+
 def test_diff_shows_what_is_new_and_leaves_out_what_is_equal(cli, admin, manifest):
     equal = pb.AdapterResult(outcome=pb.AdapterResult.UNCHANGED, adapter=pb.Adapter(name="b", pool="dev"))
 
