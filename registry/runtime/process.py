@@ -65,7 +65,7 @@ def configure_logging() -> None:
             _TRACEBACKS,
             *renderers,
         ],
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
 

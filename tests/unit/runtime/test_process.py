@@ -118,6 +118,16 @@ def configured(monkeypatch: pytest.MonkeyPatch, *, on_terminal: bool) -> Termina
     return written
 
 
+def test_a_line_of_a_log_is_written_with_its_end(monkeypatch):
+    """R12 crash-only: where nothing is buffered, a kill between the two would put the next process's line behind it."""
+    written, pieces = configured(monkeypatch, on_terminal=False), list[str]()
+    monkeypatch.setattr(written, "write", pieces.append)
+    structlog.get_logger().info("one")
+    structlog.get_logger().info("two")
+    assert [json.loads(piece)["event"] for piece in pieces] == ["one", "two"]
+    assert all(piece.endswith("}\n") for piece in pieces)
+
+
 HOSTILE = "a\nb\x1b[2J\u202egnp"
 
 
