@@ -9,7 +9,7 @@ import logging
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from importlib import metadata
 
@@ -95,12 +95,22 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def as_before() -> Iterator[None]:
-    """Python's logs and ours are set up again as they were."""
+def configured(monkeypatch) -> Iterator[Callable[[Terminal], Terminal]]:
+    """Sets logs up as of a process that writes there, and returns it.
+
+    Python's logs and ours are set up again as they were.
+    """
     handlers, level, ours = [*logging.root.handlers], logging.root.level, structlog.get_config()
     was_configured = structlog.is_configured()
     logging.root.handlers.clear()
-    yield
+
+    def configure(written: Terminal) -> Terminal:
+        monkeypatch.setattr(sys, "stderr", written)
+        logging.root.addHandler(logging.NullHandler())  # of a library that was there first
+        configure_logging()
+        return written
+
+    yield configure
     logging.captureWarnings(capture=False)
     logging.root.handlers[:] = handlers
     logging.root.setLevel(level)
@@ -109,18 +119,9 @@ def as_before() -> Iterator[None]:
         structlog.configure(**ours)
 
 
-def configured(monkeypatch: pytest.MonkeyPatch, *, on_terminal: bool) -> Terminal:
-    """Where lines stand from now on."""
-    written = Terminal(is_one=on_terminal)
-    monkeypatch.setattr(sys, "stderr", written)
-    logging.root.addHandler(logging.NullHandler())  # of a library that was there first
-    configure_logging()
-    return written
-
-
-def test_a_line_of_a_log_is_written_with_its_end(monkeypatch):
+def test_a_line_of_a_log_is_written_with_its_end(configured, monkeypatch):
     """R12 crash-only: where nothing is buffered, a kill between the two would put the next process's line behind it."""
-    written, pieces = configured(monkeypatch, on_terminal=False), list[str]()
+    written, pieces = configured(Terminal(is_one=False)), list[str]()
     monkeypatch.setattr(written, "write", pieces.append)
     structlog.get_logger().info("one")
     structlog.get_logger().info("two")
@@ -136,10 +137,9 @@ def sending(token: str) -> None:
     raise ValueError(f"it broke with {len(token)}")
 
 
-@pytest.mark.usefixtures("as_before")
-def test_a_line_of_a_log_is_json_with_its_time_in_utc(monkeypatch):
+def test_a_line_of_a_log_is_json_with_its_time_in_utc(configured):
     """X1, X2: no variable of a broken function, no end of a line in the words of others."""
-    written = configured(monkeypatch, on_terminal=False)
+    written = configured(Terminal(is_one=False))
     log = structlog.get_logger()
     with structlog.contextvars.bound_contextvars(replica="r1"):
         log.warning("engine_call", name=HOSTILE, inside=[HOSTILE])
@@ -166,9 +166,8 @@ def test_a_line_of_a_log_is_json_with_its_time_in_utc(monkeypatch):
     assert "secretCANARY" not in second
 
 
-@pytest.mark.usefixtures("as_before")
-def test_a_log_on_a_terminal_is_for_people(monkeypatch):
-    written = configured(monkeypatch, on_terminal=True)
+def test_a_log_on_a_terminal_is_for_people(configured):
+    written = configured(Terminal(is_one=True))
     structlog.get_logger().warning("engine_call", name=HOSTILE, count=3)
     [line] = written.getvalue().splitlines()
     assert "engine_call" in line
@@ -176,7 +175,6 @@ def test_a_log_on_a_terminal_is_for_people(monkeypatch):
     assert not line.startswith("{")
 
 
-@pytest.mark.usefixtures("as_before")
 @pytest.mark.parametrize(
     ("level", "told"),
     [
@@ -187,9 +185,9 @@ def test_a_log_on_a_terminal_is_for_people(monkeypatch):
         (logging.CRITICAL, "error"),
     ],
 )
-def test_what_libraries_say_is_a_line_of_ours(monkeypatch, level, told):
+def test_what_libraries_say_is_a_line_of_ours(configured, level, told):
     """Instead of one between ours; what is not worth it is left out."""
-    written = configured(monkeypatch, on_terminal=False)
+    written = configured(Terminal(is_one=False))
     logging.getLogger("a.library").log(level, "said %s", "so")
     lines = [json.loads(line) for line in written.getvalue().splitlines()]
     assert [(one["event"], one["logger"], one["message"], one["level"]) for one in lines] == (
@@ -207,7 +205,6 @@ class Raising:
         raise self._error
 
 
-@pytest.mark.usefixtures("as_before")
 @pytest.mark.parametrize(
     ("message", "arguments"),
     [
@@ -219,17 +216,16 @@ class Raising:
         ("%s", (Raising(LookupError()),)),
     ],
 )
-def test_a_library_s_line_whose_arguments_do_not_fit_is_told_without_them(monkeypatch, message, arguments):
+def test_a_library_s_line_whose_arguments_do_not_fit_is_told_without_them(configured, monkeypatch, message, arguments):
     """X2: a mistake of a library ends nothing."""
-    written = configured(monkeypatch, on_terminal=False)
+    written = configured(Terminal(is_one=False))
     monkeypatch.setattr(logging, "raiseExceptions", False)
     logging.getLogger("a.library").warning(message, *arguments)
     assert json.loads(written.getvalue())["message"] == message
 
 
-@pytest.mark.usefixtures("as_before")
-def test_warnings_of_python_are_lines_of_ours_and_nothing_stands_twice(monkeypatch):
-    written = configured(monkeypatch, on_terminal=False)
+def test_warnings_of_python_are_lines_of_ours_and_nothing_stands_twice(configured):
+    written = configured(Terminal(is_one=False))
     assert len(logging.root.handlers) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("always")
