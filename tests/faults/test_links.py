@@ -108,9 +108,7 @@ async def test_without_any_member_nothing_is_unloaded_and_the_sidecar_idles(one,
 
 def _cpu_seconds(sidecar: Sidecar) -> float:
     """What the process has used so far, by itself and in the kernel."""
-    process = sidecar.program._process
-    assert process is not None
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    fields = Path(f"/proc/{sidecar.program.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

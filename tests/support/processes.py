@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.forked import Fork
+
 END_SECONDS = 60
 
 
@@ -38,7 +40,7 @@ class Program:
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     before: Sequence[str] = ()
-    _process: subprocess.Popen[bytes] | None = None
+    _process: subprocess.Popen[bytes] | Fork | None = None
 
     @property
     def pid(self) -> int:
@@ -54,8 +56,15 @@ class Program:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("LORAPLANE_")} | dict(self.environment)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
-            command = [*self.before, sys.executable, "-m", self.module, *self.arguments]
-            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            if self._is_forked():
+                self._process = Fork(self.module, self.arguments, environment, log)
+            else:
+                command = [*self.before, sys.executable, "-m", self.module, *self.arguments]
+                self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    def _is_forked(self) -> bool:
+        """Not what begins otherwise, nor what an interpreter or a loader reads at its start."""
+        return not self.before and not any(name.startswith(("LD_", "PYTHON")) for name in self.environment)
 
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None

@@ -5,6 +5,7 @@ A pid alone may belong to somebody else by now; together with the start time fro
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import json
 import os
@@ -71,6 +72,12 @@ _TRIES = 1_000
 # addresses as servers do, gets it all the same. So it is nobody else's before its server listens, or while it restarts.
 _MAX_HELD = 64
 _held: deque[socket.socket] = deque()
+
+
+@atexit.register
+def _let_go() -> None:
+    for one in _held:
+        one.close()
 
 
 def free_ports(count: int, taken: Collection[int] = ()) -> list[int]:
