@@ -13,6 +13,7 @@ from registry.tools.devstack.engine_environment import find_engine_python, refer
 from tests.corpus.drafts import LLAMA, Architecture
 from tests.corpus.torchvision_stub import write_stub
 from tests.support.engines import VllmFlags
+from tests.support.with_torch import script
 
 FOLDER = Path(__file__).parent
 NAMES = ("llama", "qwen2", "qwen2_5_vl")
@@ -40,18 +41,18 @@ class EngineModel:
 
     def answers(self, adapter: Path, prompt: str) -> Answers:
         """What PEFT answers, of the base model under the empty name and of the adapter under ``a``."""
+        answers: Answers
         if self.name == "qwen2_5_vl":
-            script = str(FOLDER / "vision_reference.py")
-            arguments = ("--model", str(self.directory), "--adapter", str(adapter), "--prompt", prompt)
-            command = [str(find_engine_python()), "-P", script, *arguments]
+            command = [str(find_engine_python()), "-P", str(FOLDER / "vision_reference.py")]
+            command += ["--model", str(self.directory), "--adapter", str(adapter), "--prompt", prompt]
+            answers = json.loads(ran(command, self.imports))
         else:
-            command = reference_command(find_engine_python(), self.directory, {"a": adapter}, [prompt])
-        answers: Answers = json.loads(ran(command, self.imports))
+            answers = script(reference_command(find_engine_python(), self.directory, {"a": adapter}, [prompt])).json
         return answers
 
 
 def ran(command: list[str], imports: Path) -> str:
-    """What a script of the engine environment prints."""
+    """What a script prints that has these imports beside those of the engine environment."""
     environment = os.environ | {"PYTHONPATH": str(imports)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -60,6 +61,6 @@ def ran(command: list[str], imports: Path) -> str:
 
 def make_models(folder: Path, llama: Path) -> dict[str, EngineModel]:
     """All three, of which the Llama is there already."""
-    imports, script = write_stub(folder / "imports"), str(FOLDER / "models.py")
-    ran([str(find_engine_python()), "-P", script, "--llama", str(llama), "--out", str(folder)], imports)
+    imports, models = write_stub(folder / "imports"), str(FOLDER / "models.py")
+    ran([str(find_engine_python()), "-P", models, "--llama", str(llama), "--out", str(folder)], imports)
     return {name: EngineModel(name, llama if name == "llama" else folder / name, imports) for name in NAMES}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from sidecar.artifacts.types import ArtifactRef
 from tests.corpus.goods import SPELLINGS
 from tests.support.engines import Asker
 from tests.support.tiny import Tiny
+from tests.support.with_torch import script
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 SCRIPT = Path(__file__).with_name("peft_adapters.py")
@@ -54,13 +54,11 @@ class World:
 def world(tmp_path_factory, tiny) -> World:
     out = tmp_path_factory.mktemp("peft")
     command = [str(find_engine_python()), "-P", str(SCRIPT), "--model", str(tiny.model), "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = script(command)
+    assert done.code == 0, done.err[-2000:]
     paths = {name: out / name for name in ACCEPTED}
     asked = reference_command(find_engine_python(), tiny.model, paths, [PROMPT])
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return World(tiny, out, json.loads(done.stdout))
+    return World(tiny, out, script(asked).json)
 
 
 @pytest.fixture

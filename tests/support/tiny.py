@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ from typing import Any
 from registry.tools.devstack.engine_environment import find_engine_python, reference_command
 from registry.tools.devstack.tiny_adapters import write_adapter
 from registry.tools.devstack.tiny_model import write_model
-
-REFERENCE_SECONDS = 240
+from tests.support.with_torch import script
 
 
 @dataclass(frozen=True)
@@ -44,9 +42,7 @@ class Tiny:
         """Greedy tokens with logprobs by transformers and PEFT: by adapter ("" is the base model), then by prompt."""
         paths = {name: Path(self.adapter(name)) for name in adapters}
         command = reference_command(find_engine_python(), self.model, paths, prompts)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=REFERENCE_SECONDS, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        answers: dict[str, dict[str, list[dict[str, float]]]] = json.loads(done.stdout)
+        answers: dict[str, dict[str, list[dict[str, float]]]] = script(command).json
         return answers
 
 

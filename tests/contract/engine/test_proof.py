@@ -20,10 +20,10 @@ from sidecar.engines.vllm.driver import VllmEngine
 from sidecar.vllm_plugin.protocol import ExpectedAnswers, PromptedAnswer, expected_key, write_expected
 from tests.support.adapters import permuted, without
 from tests.support.engines import BASE_MODEL, PATIENT, Asker
-from tests.support.publishing import loraplane_with_torch
 from tests.support.resolving import PlayedSidecar, found
 from tests.support.rig import Rig, running
 from tests.support.waiting import eventually
+from tests.support.with_torch import loraplane
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 6
 
@@ -134,9 +134,8 @@ async def test_what_answers_otherwise_than_expected_is_refused_before_a_name_is_
 async def test_real_vllm_answers_as_loraplane_expect_says(real_vllm, asking_flags, tiny, tmp_path):
     """R22 applied-whole: PEFT's own answers, within a thousandth; other adapters answer otherwise."""
     await real_vllm.ensure(asking_flags)
-    with loraplane_with_torch() as cli:
-        arguments = [tiny.adapter("a"), "--base-model", str(tiny.model), "--tolerance", "0.001", "--tokens", "16"]
-        told = cli.run("-o", "json", "expect", *arguments).json
+    arguments = [tiny.adapter("a"), "--base-model", str(tiny.model), "--tolerance", "0.001", "--tokens", "16"]
+    told = loraplane("-o", "json", "expect", *arguments).json
     assert (len(told["expect"]["answers"]), told["warnings"]) == (4, [])
     spec = AdapterSpec.model_validate({"source": {"uri": "file:///a"}, "expect": told["expect"]})
     expect = ref_of("p", "a", 1, spec).expect

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from registry.tools.devstack.engine_environment import find_engine_python, reference_command
-from tests.support.publishing import LoraplaneWithTorch, Ran, loraplane_with_torch
+from tests.support.with_torch import Ran, loraplane, script
 
 PROMPTS = ["The quick brown", "SELECT"]
 Answers = dict[str, dict[str, list[dict[str, float]]]]
@@ -23,16 +20,13 @@ class Trained:
 
     models: dict[str, Path]
     adapters: Path
-    cli: LoraplaneWithTorch
 
     def adapter(self, model: str, name: str) -> Path:
         return self.adapters / model / name
 
     def answers(self, model: str, **adapters: Path) -> Answers:
         """What PEFT answers with each adapter, with logprobs; the base model's are under the empty name."""
-        answers: Answers = json.loads(
-            _ran(reference_command(find_engine_python(), self.models[model], adapters, PROMPTS))
-        )
+        answers: Answers = script(reference_command(find_engine_python(), self.models[model], adapters, PROMPTS)).json
         return answers
 
     def errors(self, model: str, pairs: dict[Path, Path]) -> list[dict[str, float]]:
@@ -40,37 +34,31 @@ class Trained:
         arguments = ["--model", str(self.models[model])]
         for wanted, made in pairs.items():
             arguments += ["--pair", str(wanted), str(made)]
-        errors: list[dict[str, float]] = json.loads(_ran(_script("measure.py", *arguments)))
+        errors: list[dict[str, float]] = _ran("measure.py", *arguments).json
         return errors
 
     def publish(self, model: str, name: str, target: object, *more: str) -> Ran:
         """Publishes an adapter, compared with its own base."""
         source, base = str(self.adapter(model, name)), str(self.models[model])
-        return self.cli.run("-o", "json", "publish", source, str(target), "--base-model", base, *more)
+        return loraplane("-o", "json", "publish", source, str(target), "--base-model", base, *more)
 
     def cast(self, source: Path, out: Path) -> Path:
         """A copy in bfloat16, made by torch alone."""
-        _ran(_script("measure.py", "--cast", str(source), "--out", str(out)))
+        assert _ran("measure.py", "--cast", str(source), "--out", str(out)).code == 0
         return out
 
 
-def _script(name: str, *arguments: str) -> list[str]:
-    return [str(find_engine_python()), "-P", str(Path(__file__).with_name(name)), *arguments]
-
-
-def _ran(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1000, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+def _ran(name: str, *arguments: str) -> Ran:
+    return script([str(find_engine_python()), "-P", str(Path(__file__).with_name(name)), *arguments])
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory, tiny) -> Iterator[Trained]:
+def trained(tmp_path_factory, tiny) -> Trained:
     llama, out = tiny.model, tmp_path_factory.mktemp("trained")
-    _ran(_script("train.py", "--llama", str(llama), "--out", str(out)))
-    with loraplane_with_torch() as cli:
-        models = {"llama": llama, "qwen": out / "qwen", "lora_ga": out / "lora_ga"}
-        yield Trained(models, out / "adapters", cli)
+    made = _ran("train.py", "--llama", str(llama), "--out", str(out))
+    assert made.code == 0, made.err[-2000:]
+    models = {"llama": llama, "qwen": out / "qwen", "lora_ga": out / "lora_ga"}
+    return Trained(models, out / "adapters")
 
 
 def distance(one: dict[str, list[dict[str, float]]], other: dict[str, list[dict[str, float]]]) -> float:

@@ -8,6 +8,7 @@ import pytest
 
 from registry.lora.directory import digest_of, open_directory
 from tests.integration.convert.conftest import distance
+from tests.support.with_torch import loraplane
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 TOLERANCE = 1e-4
@@ -91,7 +92,7 @@ def test_what_cannot_be_converted_is_refused_by_name(trained, tmp_path):
     refused = trained.publish("llama", "pissa_dora", tmp_path / "out")
     assert (refused.code, "use_dora" in refused.err) == (4, True)
     source = str(trained.adapter("llama", "dora"))
-    without = trained.cli.run("publish", source, str(tmp_path / "out"), "--base-model", str(tmp_path))
+    without = loraplane("publish", source, str(tmp_path / "out"), "--base-model", str(tmp_path))
     assert without.code == 4
     assert not (tmp_path / "out").exists()
 
@@ -100,7 +101,7 @@ def test_weights_of_a_base_of_another_name_are_told(trained, tmp_path):
     """R4: nothing else tells them from those that the adapter was trained on."""
     other = shutil.copytree(trained.models["llama"], tmp_path / "another")
     source = str(trained.adapter("llama", "olora"))
-    found = trained.cli.run("-o", "json", "publish", source, str(tmp_path / "out"), "--base-model", str(other)).json
+    found = loraplane("-o", "json", "publish", source, str(tmp_path / "out"), "--base-model", str(other)).json
     assert [one["reason"] for one in found["warnings"]] == ["base_name_differs"]
 
 
