@@ -24,6 +24,7 @@ from tests.corpus.engine_models import EngineModel, make_models
 from tests.corpus.goods import GOODS, SPELLINGS
 from tests.corpus.hostile import FOLDERS, NAMES
 from tests.support.engines import Asker, RealVllm
+from tests.support.http_client import http_client
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 KEPT = Path(__file__).with_name("verdicts.json")
@@ -171,7 +172,7 @@ async def test_a_pipe_in_the_place_of_a_configuration_holds_the_engine(model, vl
         pytest.skip("once is enough")
     hostile = next(one for one in FOLDERS if one.name == "fifo_adapter_config.json")
     hostile.write(tmp_path / "a", drafted(model))
-    async with httpx.AsyncClient(base_url=vllm.url, timeout=httpx.Timeout(60, read=10)) as client:
+    async with http_client(base_url=vllm.url, timeout=httpx.Timeout(60, read=10)) as client:
         with pytest.raises(httpx.ReadTimeout):
             await client.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": str(tmp_path / "a")})
         with pytest.raises(httpx.ReadTimeout):

@@ -25,6 +25,7 @@ from tests.support.adapters import digest_of, write_adapter
 from tests.support.admin import Admin, admin_inside, change_set, drop, make_pool, put, refused, wait_ready
 from tests.support.etcd import Cluster, Member
 from tests.support.fleet import POOL, Sidecar, SimulatedEngine
+from tests.support.http_client import http_client
 from tests.support.waiting import eventually
 
 PREFIX = "/faults"
@@ -271,7 +272,7 @@ async def _check_etcd_itself(cluster: Cluster, revision: int) -> None:
 
     async def members_agree() -> bool:
         try:
-            async with httpx.AsyncClient(timeout=60) as client:
+            async with http_client(timeout=60) as client:
                 told = [(await client.post(url, json={"revision": revision})).json().get("hash") for url in urls]
         except httpx.TransportError as error:
             raise AssertionError(f"a member does not answer: {error!r}") from error

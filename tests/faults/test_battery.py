@@ -16,6 +16,7 @@ from tests.faults.battery import MOMENTS, PAGE, SECONDS, broken, play, table
 from tests.faults.behaviours import BEHAVIOURS, BY_NAME, Behaviour
 from tests.faults.strange_engine import HEALTH, ORDER
 from tests.support.fleet import Hand, Sidecar
+from tests.support.http_client import http_client
 from tests.support.waiting import eventually
 
 # Else each behaviour is played at each moment, for each time once: which goes with which differs from one to the next.
@@ -64,13 +65,13 @@ class Strange:
 
     async def answers(self) -> bool:
         try:
-            async with httpx.AsyncClient(base_url=self.url, timeout=60) as client:
+            async with http_client(base_url=self.url, timeout=60) as client:
                 return (await client.get(HEALTH)).status_code == 200
         except httpx.TransportError:
             return False
 
     async def behave(self, name: str = "") -> None:
-        async with httpx.AsyncClient(base_url=self.url, timeout=60) as client:
+        async with http_client(base_url=self.url, timeout=60) as client:
             (await client.post(ORDER, json={"name": name})).raise_for_status()
 
     def kill(self) -> None:

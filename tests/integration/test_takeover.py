@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
-import httpx
 import pytest
 
 from registry.etcd3.client import Client
@@ -25,6 +24,7 @@ from sidecar.engines.load_ledger import PAST_FILE, LoadLedger
 from tests.support.admin import Admin, admin_inside, drop, put, refusal, wait_ready
 from tests.support.etcd import Cluster, commit
 from tests.support.fleet import POOL, Sidecar, SimulatedEngine, settled
+from tests.support.http_client import http_client
 from tests.support.make_sample import PREFIX, ROOT, deletion, sample_cluster
 from tests.support.waiting import eventually
 
@@ -62,7 +62,7 @@ class World:
         return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in found}
 
     async def ask(self, name: str) -> int:
-        async with httpx.AsyncClient(base_url=self.engine.url, timeout=60) as client:
+        async with http_client(base_url=self.engine.url, timeout=60) as client:
             body = {"model": name, "prompt": "x", "max_tokens": 1}
             return (await client.post("/v1/completions", json=body)).status_code
 

@@ -25,6 +25,7 @@ from registry.tools.devstack.processes import free_ports
 from sidecar.engines.driver import Deadlines
 from sidecar.vllm_plugin.entry import PROVE_ON_CPU_VARIABLE
 from sidecar.vllm_plugin.guard import CONTROL_HEADER, STORE_VARIABLE, TOKEN_VARIABLE, WITHOUT_TOKEN
+from tests.support.http_client import http_client
 from tests.support.waiting import eventually
 
 BASE_MODEL = "tiny"
@@ -154,7 +155,7 @@ class RealVllm:
         if self._process.poll() is not None:
             raise RuntimeError(f"vLLM ended at its start:\n{self.log()[-4000:]}")
         try:
-            async with httpx.AsyncClient(timeout=30) as client:
+            async with http_client(timeout=30) as client:
                 return (await client.get(f"{self.url}/health")).status_code == 200
         except httpx.TransportError:
             return False
@@ -169,7 +170,7 @@ class Asker:
 
     def __post_init__(self) -> None:
         headers = {CONTROL_HEADER: WITHOUT_TOKEN}
-        self.client = httpx.AsyncClient(base_url=self.url, timeout=120, limits=FRESH_CONNECTIONS, headers=headers)
+        self.client = http_client(base_url=self.url, timeout=120, limits=FRESH_CONNECTIONS, headers=headers)
 
     async def load(self, name: object, path: object) -> httpx.Response:
         return await self.client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path})

@@ -30,6 +30,7 @@ from sidecar.engines.simulated.options import Options
 from tests.support.adapters import write_adapter
 from tests.support.admin import Admin
 from tests.support.etcd import PATIENCE_SECONDS, commit
+from tests.support.http_client import http_client
 from tests.support.metrics import read_metrics
 from tests.support.processes import Program
 from tests.support.residency_world import assigned
@@ -77,7 +78,7 @@ class SimulatedEngine:
         return (await self._request("POST", "/v1/unload_lora_adapter", json={"lora_name": name})).status_code
 
     async def _request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
-        async with httpx.AsyncClient(base_url=self.url, timeout=PATIENCE_SECONDS) as client:
+        async with http_client(base_url=self.url, timeout=PATIENCE_SECONDS) as client:
             return await client.request(method, path, **kwargs)
 
 
@@ -117,7 +118,7 @@ class Sidecar:
     async def get(self, path: str) -> tuple[int, dict[str, Any]]:
         """Status and JSON of one of its pages; status 0 while it does not answer."""
         try:
-            async with httpx.AsyncClient(base_url=self.http, timeout=PATIENCE_SECONDS) as client:
+            async with http_client(base_url=self.http, timeout=PATIENCE_SECONDS) as client:
                 reply = await client.get(path)
         except httpx.TransportError:
             return 0, {}

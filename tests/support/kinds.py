@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import httpx
 from starlette.applications import Starlette
 
 from sidecar.engines.driver import Engine
@@ -19,6 +18,7 @@ from sidecar.engines.others.sglang import Sglang
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.vllm.driver import VllmEngine
 from tests.support.engines import BASE_MODEL, PATIENT
+from tests.support.http_client import http_client
 from tests.support.other_engines.axolotl import SimulatedAxolotl
 from tests.support.other_engines.dynamo import SimulatedDynamo
 from tests.support.other_engines.pegainfer import SimulatedPegainfer
@@ -74,7 +74,7 @@ class Played:
 
     async def text(self, name: str) -> str:
         """The answer to a request for an adapter, named as this kind wants it."""
-        async with httpx.AsyncClient(base_url=self.url, timeout=30) as client:
+        async with http_client(base_url=self.url, timeout=30) as client:
             if self.kind == "axolotl":
                 body = {"model": name, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8}
                 answer = (await client.post("/v1/chat/completions", json=body)).json()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-import httpx
+from tests.support.http_client import http_client
 
 
 async def read_metrics(url: str) -> dict[str, float]:
     """Values as ``name{label="value"}``, and of each name those of all labels added up."""
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with http_client(base_url=url, timeout=60) as client:
         page = (await client.get("/metrics")).text
     found: defaultdict[str, float] = defaultdict(float)
     for line in page.splitlines():

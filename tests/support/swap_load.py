@@ -16,6 +16,7 @@ import httpx
 from sidecar.engines.observed import Done, EngineGone, Outcome, Unknown
 from sidecar.engines.vllm.driver import VllmEngine
 from tests.support.engines import PATIENT, Asker
+from tests.support.http_client import http_client
 from tests.support.swap_verdict import Answer, Era, Sequenced, Verdict, judge
 from tests.support.tiny import Tiny
 
@@ -129,7 +130,7 @@ class SwapLoad:
         # A connection that is kept may be closed by the server as the next request is sent on it.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with AsyncExitStack() as stack:
-            clients = [httpx.AsyncClient(base_url=url, timeout=REQUEST_SECONDS, limits=limits) for url in self.urls]
+            clients = [http_client(base_url=url, timeout=REQUEST_SECONDS, limits=limits) for url in self.urls]
             for client in clients:
                 await stack.enter_async_context(client)
             await self._refer(clients[0])
@@ -146,10 +147,10 @@ class SwapLoad:
         """What each version answers, asked of it alone, under a name that nobody swaps."""
         for path in itertools.chain.from_iterable(self.versions.values()):
             await _post(client, "load", {"lora_name": REFERENCE, "lora_path": path})
-            for prompt in PROMPTS:
-                said = (await self._asked(client, REFERENCE, prompt, is_stream=True)).said
-                assert said is not None
-                self.references[path, prompt] = said
+            asked = [self._asked(client, REFERENCE, prompt, is_stream=True) for prompt in PROMPTS]
+            for answer in await asyncio.gather(*asked):
+                assert answer.said is not None
+                self.references[path, answer.prompt] = answer.said
             await _post(client, "unload", {"lora_name": REFERENCE})
         assert len({said.tokens for said in self.references.values()}) == len(self.references)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import httpx
 import pytest
 
 from sidecar.engines.driver import EngineUnusable
@@ -12,6 +11,7 @@ from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options, OrderedAnswer
 from sidecar.engines.vllm.driver import VllmEngine
 from tests.support.engines import BASE_MODEL, PATIENT
+from tests.support.http_client import http_client
 
 
 async def test_a_paused_engine_gets_no_call_and_every_one_once_it_goes_on(engine, asker, tiny):
@@ -87,7 +87,7 @@ async def test_no_weights_are_replaced_where_a_connector_may_answer_from_the_old
     async with serving(SimulatedVllm(options)) as url:
         engine = VllmEngine(url, deadlines=PATIENT)
         await engine.observe()
-        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        async with http_client(base_url=url, timeout=60) as client:
             await client.post("/v1/completions", json={"model": BASE_MODEL, "prompt": "x", "max_tokens": 1})
         facts = (await engine.observe()).facts
         assert (facts.swap, [one.reason for one in facts.hazards]) == ("refused", ["kv_connector"])

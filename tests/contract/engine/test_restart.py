@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import httpx
 import pytest
 
 from registry.tools.devstack.processes import free_ports
@@ -13,6 +12,7 @@ from sidecar.engines.simulated.options import Options
 from sidecar.engines.vllm.driver import VllmEngine
 from sidecar.vllm_plugin.guard import CONTROL_HEADER
 from tests.support.engines import PATIENT, RealVllm, VllmFlags
+from tests.support.http_client import http_client
 
 KEY = "canary-key"
 
@@ -85,12 +85,12 @@ async def test_the_key_guards_the_plugin(tmp_path):
     async with serving(SimulatedVllm(Options(api_key=KEY, plugin=True))) as url:
         assert await plugin_status(url, None) == await plugin_status(url, "wrong") == 401
         assert await plugin_status(url, KEY) == 200
-        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        async with http_client(base_url=url, timeout=60) as client:
             for path in ("swap", "unload"):
                 assert (await client.post(f"/v1/loraplane/{path}", json={"lora_name": "x"})).status_code == 401
 
 
 async def plugin_status(url: str, key: str | None) -> int:
     headers = {CONTROL_HEADER: "test"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with http_client(timeout=60) as client:
         return (await client.get(f"{url}/v1/loraplane/plugin", headers=headers)).status_code

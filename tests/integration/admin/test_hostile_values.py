@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import grpc
-import httpx
 import pytest
 
 from registry.etcd3.ops import Put, Range, Txn
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, put
 from tests.support.hostile import spoiled
+from tests.support.http_client import http_client
 from tests.support.residency_world import Replicas
 from tests.support.waiting import eventually
 
@@ -77,7 +77,7 @@ async def test_one_bad_value_is_one_bad_value(ledger, admin, kind):
     await client.txn(Txn((), (Put(key, good.value, good.lease),)))
 
     async def is_well() -> bool:
-        async with httpx.AsyncClient(timeout=PAGE_SECONDS) as http:
+        async with http_client(timeout=PAGE_SECONDS) as http:
             page = await http.get(f"{admin.http}/v1/residency", params={"pool": "p"})
             ready = (await http.get(f"{admin.http}/readyz")).json()
         assert ready["failing"] == []

@@ -17,13 +17,14 @@ from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
 from tests.support.admin import AdminProgram, admin_program, change_set, put
 from tests.support.etcd import make_cluster
+from tests.support.http_client import http_client
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
 
 async def ready(service: AdminProgram) -> bool:
     """Whether /readyz says 200."""
-    async with httpx.AsyncClient(base_url=service.http, timeout=60) as http:
+    async with http_client(base_url=service.http, timeout=60) as http:
         try:
             return (await http.get("/readyz")).status_code == 200
         except httpx.TransportError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import httpx
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 from grpc import StatusCode
@@ -16,6 +15,7 @@ from registry.model.status import Failed, Pending
 from registry.residency import hub
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import admin_inside, change_set, drop, put, refusal
+from tests.support.http_client import http_client
 from tests.support.proxy import Proxy
 from tests.support.records import record
 from tests.support.residency_world import Replicas, among, members
@@ -146,7 +146,7 @@ async def test_engines_that_a_pool_does_not_allow(admin, replicas, monkeypatch):
         )
         await router.until({"a": {"r1": state}})
         assert router.adapters["a"].replicas[0].engine_url == url
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with http_client(timeout=60) as client:
             page = (await client.get(f"{admin.http}/v1/residency", params={"pool": "p"})).json()
         assert page["adapters"][0]["replicas"][0]["engine_url"] == url
     router.call.cancel()
@@ -301,7 +301,7 @@ async def test_etcd_away_and_back(etcd, ledger, admin, replicas):
         await replicas.says("r1", later)
 
         async def is_away() -> bool:
-            async with httpx.AsyncClient(timeout=60) as client:
+            async with http_client(timeout=60) as client:
                 return (await client.get(f"{one.http}/v1/residency?pool=p")).status_code == 503
 
         await eventually(is_away)

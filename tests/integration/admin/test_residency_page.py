@@ -10,6 +10,7 @@ from registry.cli.views.residency_view import residency_dict
 from registry.model.status import Failed, Lazy, Leaving, Pending, Resident
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, put
+from tests.support.http_client import http_client
 from tests.support.residency_world import Replicas, among, members
 from tests.support.waiting import eventually
 
@@ -26,7 +27,7 @@ def _in_time_however_slow_the_machine(monkeypatch) -> None:
 
 async def page(admin, etag: str = "", **query: str) -> httpx.Response:
     headers = {"If-None-Match": etag} if etag else {}
-    async with httpx.AsyncClient(timeout=120) as client:
+    async with http_client(timeout=120) as client:
         return await client.get(f"{admin.http}/v1/residency", params=query or {"pool": "p"}, headers=headers)
 
 

@@ -21,6 +21,7 @@ from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA
 from tests.support.admin import admin_inside, change_set, drop, make_pool, put, refusal, wait_ready
 from tests.support.etcd import make_cluster
+from tests.support.http_client import http_client
 from tests.support.metrics import read_metrics
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
@@ -33,7 +34,7 @@ async def test_health_follows_etcd(etcd):
     async with (
         Proxy(etcd.cluster.members[0].client_port) as proxy,
         admin_inside([proxy.endpoint], etcd.prefix) as admin,
-        httpx.AsyncClient(base_url=admin.http, timeout=60) as http,
+        http_client(base_url=admin.http, timeout=60) as http,
     ):
         await wait_ready(admin)
         await eventually(lambda: _is(http, 200))
@@ -57,7 +58,7 @@ async def test_etcd_down_at_start(tmp_path, answers_early):
     cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
     try:
         async with admin_inside(cluster.endpoints, "/t") as admin:
-            async with httpx.AsyncClient(base_url=admin.http, timeout=60) as http:
+            async with http_client(base_url=admin.http, timeout=60) as http:
                 assert await _is(http, 503)
             request = pb.CreatePoolRequest(pool=pb.Pool(name="p", base_models=["b"]))
             told = await refusal(admin.stub.CreatePool(request))

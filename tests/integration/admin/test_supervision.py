@@ -11,6 +11,7 @@ import httpx
 
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, put
+from tests.support.http_client import http_client
 from tests.support.residency_world import Replicas, among, members
 from tests.support.waiting import eventually
 
@@ -29,12 +30,12 @@ def broken(target: str) -> Iterator[None]:
 
 
 async def failing(admin) -> set[str]:
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with http_client(timeout=60) as client:
         return set((await client.get(f"{admin.http}/readyz")).json()["failing"])
 
 
 async def residency(admin) -> httpx.Response:
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with http_client(timeout=60) as client:
         return await client.get(f"{admin.http}/v1/residency", params={"pool": "p"})
 
 

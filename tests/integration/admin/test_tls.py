@@ -12,7 +12,6 @@ from pathlib import Path
 from ssl import PEM_cert_to_DER_cert, get_server_certificate
 
 import grpc
-import httpx
 import pytest
 from grpc import StatusCode
 from structlog.testing import capture_logs
@@ -26,6 +25,7 @@ from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
 from tests.support.admin import admin_inside, change_set, put, refusal
 from tests.support.etcd import make_cluster
+from tests.support.http_client import http_client
 from tests.support.tls import Authority, server_flags
 from tests.support.waiting import eventually
 
@@ -247,6 +247,6 @@ async def test_files_for_etcd_that_are_being_replaced(authority, tmp_path, caplo
 
 async def is_said(http: str, reason: str) -> bool:
     """Whether /readyz begins its reason with this; without one it is ready."""
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with http_client(timeout=60) as client:
         said = (await client.get(f"{http}/readyz")).json()["reason"]
     return said.startswith(reason) if reason else not said

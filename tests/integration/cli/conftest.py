@@ -25,6 +25,7 @@ from registry.model.keys import Keys
 from registry.tools.devstack.processes import free_ports
 from tests.conftest import EtcdForTest
 from tests.support.etcd import make_cluster
+from tests.support.http_client import CONTEXT
 from tests.support.processes import Program, child
 from tests.support.waiting import eventually
 
@@ -58,7 +59,7 @@ class Admin:
 
     def is_ready(self) -> bool:
         try:
-            return httpx.get(f"{self.http}/readyz", timeout=60).status_code == 200
+            return httpx.get(f"{self.http}/readyz", timeout=60, verify=CONTEXT).status_code == 200
         except httpx.TransportError:
             return False
 

@@ -23,6 +23,7 @@ from registry.tools.devstack.processes import free_ports
 from tests.integration.compose.compose_file import Service, alert_metrics, services, targets
 from tests.support.adapters import write_adapter
 from tests.support.etcd import Cluster, make_cluster
+from tests.support.http_client import http_client
 from tests.support.waiting import eventually
 
 SERVICES = services()
@@ -164,7 +165,7 @@ async def is_ready(machine: Machine, sidecar: str) -> bool:
 async def answers(machine: Machine, engine: Service, model: str) -> bool:
     """True if the engine serves a request for that model."""
     url = f"http://127.0.0.1:{machine.port(engine.name, '8000')}/v1/completions"
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with http_client(timeout=60) as client:
         return (await client.post(url, json={"model": model, "prompt": "x", "max_tokens": 1})).status_code == 200
 
 
@@ -182,5 +183,5 @@ async def exported(machine: Machine) -> set[str]:
 
 
 async def fetch(port: int, path: str) -> httpx.Response:
-    async with httpx.AsyncClient() as client:
+    async with http_client() as client:
         return await client.get(f"http://127.0.0.1:{port}{path}", timeout=60)

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import pytest
 
 from registry.lora.base import BaseModules, compress
@@ -15,6 +14,7 @@ from registry.tools.devstack.processes import free_ports
 from tests.integration.sidecar.test_reconcile import settled
 from tests.support.adapters import MODULES
 from tests.support.fleet import BASE, Hand, Sidecar
+from tests.support.http_client import http_client
 from tests.support.other_engines.axolotl import SimulatedAxolotl
 from tests.support.other_engines.server import serving
 from tests.support.waiting import eventually
@@ -42,7 +42,7 @@ class Server:
 
     async def answer(self) -> list[int]:
         """What any request is answered with."""
-        async with httpx.AsyncClient(base_url=self.url, timeout=30) as client:
+        async with http_client(base_url=self.url, timeout=30) as client:
             reply = await client.post("/generate/", json={"prompts": ["x"], "max_tokens": 8})
         return list(reply.json()["completion_ids"][0])
 

@@ -22,6 +22,7 @@ from registry.v1 import registry_pb2 as pb
 from tests.support.admin import Admin, admin_inside, refusal, wait_ready
 from tests.support.etcd import PATIENCE_SECONDS
 from tests.support.fleet import POOL, Hand, Sidecar, SimulatedEngine
+from tests.support.http_client import http_client
 from tests.support.waiting import eventually
 
 ON_ALL = [f"all-{number}" for number in range(3)]
@@ -72,7 +73,7 @@ class Router:
         """Asks for an adapter again and again."""
         # No connection is kept: the server ends one that rests, also under a request that just came.
         limits = httpx.Limits(max_keepalive_connections=0)
-        async with httpx.AsyncClient(timeout=PATIENCE_SECONDS, limits=limits) as client:
+        async with http_client(timeout=PATIENCE_SECONDS, limits=limits) as client:
             while True:
                 failure = await self._ask(client, name)
                 self.sent += 1

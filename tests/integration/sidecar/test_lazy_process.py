@@ -7,10 +7,10 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.support.fleet import Hand, Sidecar, SimulatedEngine
+from tests.support.http_client import http_client
 from tests.support.waiting import eventually
 
 
@@ -45,7 +45,7 @@ async def sidecar(etcd, engine, tmp_path: Path, socket: Path) -> AsyncIterator[S
 
 
 async def request(engine: SimulatedEngine, name: str) -> int:
-    async with httpx.AsyncClient(base_url=engine.url, timeout=60) as client:
+    async with http_client(base_url=engine.url, timeout=60) as client:
         body = {"model": name, "prompt": "x", "max_tokens": 1}
         return (await client.post("/v1/completions", json=body)).status_code
 

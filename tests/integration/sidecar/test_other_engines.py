@@ -10,6 +10,7 @@ import pytest
 
 from registry.tools.devstack.processes import free_ports
 from tests.support.fleet import BASE, Sidecar, settled
+from tests.support.http_client import http_client
 from tests.support.processes import Program
 from tests.support.waiting import eventually
 
@@ -46,7 +47,7 @@ class OtherEngine:
         assert reply.status_code == 200
 
     async def ask(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
-        async with httpx.AsyncClient(base_url=self.url, timeout=60) as client:
+        async with http_client(base_url=self.url, timeout=60) as client:
             return await client.request(method, path, **kwargs)
 
     async def text(self, name: str) -> str:

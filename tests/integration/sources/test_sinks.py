@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from registry.etcd3.ops import Put
 from registry.model.keys import Keys
 from registry.model.records import AdapterRecord, AdapterSpec, SourceSpec
 from tests.support.fleet import POOL, Hand, Sidecar, SimulatedEngine
+from tests.support.http_client import http_client
 from tests.support.waiting import eventually
 from tests.support.web import Site
 
@@ -120,7 +120,7 @@ async def test_no_secret_is_written_anywhere(etcd, etcd_client, tmp_path, web, s
 
 async def told_by(sidecar: Sidecar) -> dict[str, str]:
     """All that a sidecar says and keeps on this host; it is ended, since files of one that runs come and go."""
-    async with httpx.AsyncClient(base_url=sidecar.http, timeout=60) as client:
+    async with http_client(base_url=sidecar.http, timeout=60) as client:
         pages = [(await client.get(path)).text for path in ("/status", "/readyz", "/metrics", "/livez")]
     argv = arguments(sidecar.program.pid)
     sidecar.program.kill()

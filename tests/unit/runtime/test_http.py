@@ -7,7 +7,6 @@ import signal
 import socket
 from typing import Any
 
-import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -16,6 +15,7 @@ from starlette.routing import Route
 
 from registry.runtime.http import CannotListen, HttpServer, listen, listen_as_told
 from registry.runtime.settings import Address
+from tests.support.http_client import http_client
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ async def test_a_page_is_served_until_it_is_told_to_stop_and_then_its_socket_is_
     port, before = listener.getsockname()[1], signal.getsignal(signal.SIGINT)
     server = HttpServer(Starlette(routes=[Route("/page", _slow)]), listener)
     running = asyncio.create_task(server.run())
-    async with asyncio.timeout(60), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+    async with asyncio.timeout(60), http_client(base_url=f"http://127.0.0.1:{port}") as client:
         assert (await client.get("/page")).text == "here"
         assert signal.getsignal(signal.SIGINT) is before
         server.stop()

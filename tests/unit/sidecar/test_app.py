@@ -32,6 +32,7 @@ from sidecar.plan.readiness import ReadyRule
 from sidecar.plan.types import RoundReport
 from sidecar.resolver.server import SocketUnusable
 from sidecar.settings import SidecarSettings
+from tests.support.http_client import http_client
 from tests.support.waiting import eventually
 from tests.unit.report.test_status import plan, situation
 
@@ -63,7 +64,7 @@ class Started:
     async def get(self, path: str) -> int:
         """The HTTP status of a page; 0 while nobody answers."""
         with contextlib.suppress(httpx.TransportError):
-            async with httpx.AsyncClient(base_url=self.url, timeout=60) as client:
+            async with http_client(base_url=self.url, timeout=60) as client:
                 return (await client.get(path)).status_code
         return 0
 
