@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import random
 import runpy
 import select
 import selectors
@@ -35,9 +34,9 @@ class Fork:
 
     def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], log: BinaryIO) -> None:
         """Starts it as ``python -m`` would; both outputs go to the log."""
+        self._told, theirs = _packets()
         request = json.dumps([str(Path.cwd()), list(arguments), dict(environment)]).encode()
         assert len(request) < _MAX_REQUEST_BYTES
-        self._told, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(_parent_of(module), [request], [log.fileno(), theirs.fileno()])
         self.pid = int(self._read())
@@ -72,10 +71,15 @@ class Fork:
         return said
 
 
+def _packets() -> tuple[socket.socket, socket.socket]:
+    """A pair on which what is sent apart is read apart."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
 @cache
 def _parent_of(module: str) -> socket.socket:
     """Where to ask for a program; each has a parent of its own, where nothing else is imported."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = _packets()
     with theirs:
         command = [sys.executable, "-m", "tests.support.forked", module]
         process = subprocess.Popen(command, cwd=_ROOT, stdin=theirs.fileno())
@@ -133,7 +137,6 @@ class _Parent:
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environment)
-        random.seed()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         return arguments
 

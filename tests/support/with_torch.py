@@ -11,12 +11,11 @@ import os
 import subprocess
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from registry.tools.devstack.engine_environment import find_engine_python
+from tests.support.ran import Ran
 
 PROJECT = Path(__file__).parents[2]
 # What both environments have is the engine's.
@@ -28,7 +27,7 @@ def script(arguments):
     sys.argv = arguments
     try:
         runpy.run_path(arguments[0], run_name="__main__")
-    except Exception:
+    except (Exception, SystemExit):
         traceback.print_exc()
         return 1
     return 0
@@ -39,21 +38,6 @@ for line in sys.stdin:
         code = script(arguments) if is_script else run(arguments)
     print(json.dumps([int(code), out.getvalue(), err.getvalue()]), flush=True)
 """
-
-
-@dataclass(frozen=True)
-class Ran:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """What it printed."""
-        assert self.code == 0, self.err[-2000:]
-        return json.loads(self.out)
 
 
 def loraplane(*arguments: str) -> Ran:

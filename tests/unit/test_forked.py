@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import select
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.support.forked import Fork, _parent_of
 from tests.support.processes import Program
+from tests.support.waiting import eventually
 
 LOOK = """
 import os, sys
@@ -57,6 +61,21 @@ def test_the_next_one_knows_nothing_of_the_last(tmp_path):
     assert one != other
 
 
+def test_what_was_set_when_its_parent_began_is_not_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.support.forked._parent_of", _parent_of.__wrapped__)  # one of this test's own
+    monkeypatch.setenv("LORAPLANE_OURS", "1")
+    program = running("import os; print(os.environ.get('LORAPLANE_OURS'))", tmp_path)
+    assert program.wait() == 0
+    assert program.log.read_text().startswith("None")
+
+
+def test_it_is_not_said_to_have_been_imported_before(tmp_path):
+    program = Program("json.tool", ["--help"], tmp_path / "log")
+    program.start()
+    assert program.wait() == 0
+    assert program.log.read_text().startswith("usage:")
+
+
 def test_how_it_ended_is_told(tmp_path):
     program = running("import os; os._exit(7)", tmp_path)
     assert (program.wait(), program.is_running, program.wait()) == (7, False, 7)
@@ -66,6 +85,31 @@ def test_how_it_ended_is_told(tmp_path):
     assert program.wait() == -signal.SIGKILL
     with pytest.raises(ProcessLookupError):
         os.kill(program.pid, 0)
+    program.signal(signal.SIGKILL)  # to nobody, as with `subprocess`
+
+
+def test_what_ends_before_it_is_heard_of_is_told_apart(tmp_path, monkeypatch):
+    """Its id and its exit code are two messages, however late they are read."""
+    read = Fork._read
+
+    def late(fork: Fork) -> bytes:
+        hangs_up = select.poll()
+        hangs_up.register(fork._told, select.POLLRDHUP)
+        assert hangs_up.poll(60_000)
+        return read(fork)
+
+    monkeypatch.setattr(Fork, "_read", late)
+    program = running("import os; print(os.getpid(), flush=True); os._exit(7)", tmp_path)
+    assert program.wait() == 7
+    assert program.log.read_text().split() == [str(program.pid)]
+
+
+def test_it_can_be_interrupted(tmp_path):
+    program = running("import time; print('here', flush=True); time.sleep(600)", tmp_path)
+    asyncio.run(eventually(lambda: "here" in program.log.read_text()))
+    program.signal(signal.SIGINT)
+    assert program.wait() == 1
+    assert "KeyboardInterrupt" in program.log.read_text()
 
 
 def test_whoever_waits_too_long_is_told(tmp_path, monkeypatch):

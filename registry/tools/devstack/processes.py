@@ -76,6 +76,7 @@ _held: deque[socket.socket] = deque()
 
 @atexit.register
 def _let_go() -> None:
+    """Else Python tells of each at the end, where it is asked to tell of what was left open."""
     for one in _held:
         one.close()
 

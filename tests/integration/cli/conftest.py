@@ -27,26 +27,10 @@ from tests.conftest import EtcdForTest
 from tests.support.etcd import make_cluster
 from tests.support.http_client import CONTEXT
 from tests.support.processes import Program, child
+from tests.support.ran import Ran
 from tests.support.waiting import eventually
 
 MAX_TXN_OPS = 64
-
-
-@dataclass(frozen=True)
-class Ran:
-    """What a command left behind."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def error(self) -> Any:
-        return json.loads(self.err)["error"]
 
 
 @dataclass

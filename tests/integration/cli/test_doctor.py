@@ -16,9 +16,10 @@ from registry.model.keys import Keys
 from registry.model.status import Failed
 from registry.tools.devstack.processes import free_ports, wait_until
 from tests.conftest import EtcdForTest
-from tests.integration.cli.conftest import Cli, Ran, make_admin, with_pool
+from tests.integration.cli.conftest import Cli, make_admin, with_pool
 from tests.support.etcd import PATIENCE_SECONDS
 from tests.support.fleet import Sidecar, SimulatedEngine
+from tests.support.ran import Ran
 from tests.support.residency_world import Replicas, engine_status
 from tests.support.waiting import eventually
 

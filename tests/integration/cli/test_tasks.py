@@ -18,9 +18,10 @@ from registry.cli.doctor import collect
 from registry.model.placement import Member
 from registry.model.records import AdapterSpec, Placement, SourceSpec
 from tests.conftest import EtcdForTest
-from tests.integration.cli.conftest import Cli, Ran, make_admin
+from tests.integration.cli.conftest import Cli, make_admin
 from tests.support.adapters import write_adapter
 from tests.support.fleet import BASE, POOL, Sidecar, SimulatedEngine
+from tests.support.ran import Ran
 from tests.support.residency_world import assigned
 from tests.support.waiting import eventually
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from registry.tools.devstack.engine_environment import find_engine_python, reference_command
-from tests.support.with_torch import Ran, loraplane, script
+from tests.support.ran import Ran
+from tests.support.with_torch import loraplane, script
 
 PROMPTS = ["The quick brown", "SELECT"]
 Answers = dict[str, dict[str, list[dict[str, float]]]]

@@ -14,7 +14,7 @@ from registry.cli.session import GlobalOptions, session_from
 from registry.cli.views.output import Format, Output
 from registry.client.address import Tls
 from registry.v1 import registry_pb2 as pb
-from tests.unit.cli.conftest import Ran
+from tests.support.ran import Ran
 from tests.unit.cli.fake_admin import FakeAdmin, applied, served
 from tests.unit.cli.test_sets import Terminal
 

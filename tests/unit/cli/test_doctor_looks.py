@@ -30,8 +30,9 @@ from registry.cli.main import run
 from registry.cli.views.replica_view import ReplicaView
 from registry.v1 import registry_pb2 as pb
 from registry.v1.registry_pb2_grpc import add_AdapterRegistryServicer_to_server
+from tests.support.ran import Ran
 from tests.support.residency_world import engine_status, replica_status
-from tests.unit.cli.conftest import Cli, Ran
+from tests.unit.cli.conftest import Cli
 from tests.unit.cli.fake_admin import Refusal
 from tests.unit.cli.test_diagnosis import NOW, adapter, far, member, near, pool, ranked, raw, replica, started_for
 
