@@ -31,7 +31,7 @@ from tests.support.waiting import eventually
 # How many adapters of a batch each has room for: fewer than there are versions, and more.
 SLOTS = {"r1": 3, "r2": 8}
 SWAPS = int(os.environ.get("SWAPS", "18"))
-RATE = float(os.environ.get("RATE", "8"))
+RATE = float(os.environ.get("RATE", "5"))
 SWAPS_PER_SECOND = 2.0
 SERVED_SECONDS = 120
 # Each so-many-th time a version comes back, it is by a rollback.

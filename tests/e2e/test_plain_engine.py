@@ -20,7 +20,7 @@ from tests.support.swap_load import SwapLoad, by_driver, versions_of
 from tests.support.waiting import eventually
 
 SWAPS = 18
-REQUESTS_PER_SECOND = 8.0
+REQUESTS_PER_SECOND = 5.0
 SWAPS_PER_SECOND = 1.5
 SLOTS = 8  # more than there are versions
 # Around vLLM's own routes: no memory is left for an adapter while there is a file of that name beside it.

@@ -15,10 +15,10 @@ from tests.simulation.simulation import Outcome, simulate
 # What has to happen within so few seeds, as their traces tell it.
 SEEDS_LOOKED_AT = range(12)
 # The others; `make soak` plays thousands.
-SEEDS = range(12, 84)
+SEEDS = range(12, 60)
 # In so small pieces that each has time enough on a slow machine that has much else to do.
-PIECE = 36
-SEEDS_WITHOUT_NETS = range(24)
+PIECE = 24
+SEEDS_WITHOUT_NETS = range(16)
 PLAYED = (
     r"rollout_conducted .*'verb': 'promote'",
     r"rollout_conducted .*'verb': 'halt'",

@@ -44,7 +44,7 @@ class RealAndModels:
     def play_many(self) -> None:
         """Plays what hypothesis draws. Raises AssertionError: they are not alike; the shortest such steps are shown."""
 
-        @settings(max_examples=30, deadline=None)
+        @settings(max_examples=20, deadline=None)
         @given(sequences)
         def play(steps: list[Step]) -> None:
             asyncio.run(self.play(steps))

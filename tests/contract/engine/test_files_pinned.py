@@ -26,7 +26,7 @@ from tests.support.waiting import eventually
 
 NAMES = [f"n{number}" for number in range(MAX_CPU_LORAS + 4)]
 PROMPT = "The quick brown fox"
-CALLERS, CHANGES = 6, 8
+CALLERS, CHANGES = 4, 5
 LONG = 400
 EAGER = Keeping(grace_seconds=0.3, pause_seconds=0.05)
 

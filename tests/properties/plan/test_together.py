@@ -228,7 +228,7 @@ def settle(fleet: Fleet) -> None:
             fleet.round(name, 3)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(st.sampled_from(["plain", "versioned"]), st.sampled_from([None, 2, 3]), st.lists(steps, max_size=40))
 def test_whatever_happens_at_once_nothing_leaves_service_and_all_come_to_rest(way, room, script):
     """R3, R4, R6, R9, R11, R14: with all features together, in any order."""
