@@ -67,7 +67,10 @@ class Proxy:
         self._replies.clear()
 
     def hold_replies(self) -> None:
-        """Requests arrive, and nothing comes back."""
+        """Requests arrive, and nothing comes back.
+
+        Whoever sees by another way that a request was carried out waits for `held` too: its reply may be on its way.
+        """
         self._order("held")
         self._replies.clear()
 

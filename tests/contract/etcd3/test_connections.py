@@ -78,6 +78,7 @@ async def test_a_connection_that_breaks_after_the_commit_is_ambiguous_and_never_
         proxy.hold_replies()
         async with _running(client.txn(put((etcd.key("a"), b"1")))) as write:
             await eventually(lambda: _count(etcd_client, etcd.key("a")))
+            await eventually(lambda: proxy.held)
             proxy.cut()
             with pytest.raises(EtcdUnavailable) as caught:
                 await write
@@ -118,7 +119,7 @@ async def test_a_dead_connection_is_not_used_again(proxy, proxied_client, etcd):
     await proxied_client.range(Range(etcd.key("a")))
     proxy.strand()
     with pytest.raises((Timeout, EtcdUnavailable)):
-        await proxied_client.txn(put((etcd.key("a"), b"1")), timeout_seconds=0.5)
+        await proxied_client.txn(put((etcd.key("a"), b"1")), timeout_seconds=2)
     assert (await proxied_client.txn(put((etcd.key("a"), b"1")))).succeeded
 
 
@@ -128,6 +129,7 @@ async def test_a_caller_that_is_cancelled_is_cancelled(proxy, proxied_client, et
     proxy.hold_replies()
     async with _running(proxied_client.txn(put((etcd.key("a"), b"1")), timeout_seconds=60)) as write:
         await eventually(lambda: _is_sent(etcd, etcd.key("a")))
+        await eventually(lambda: proxy.held)
         write.cancel()
         await asyncio.wait([write])
         assert write.cancelled()
@@ -140,6 +142,7 @@ async def test_a_client_that_is_closed_ends_its_calls_as_ambiguous(proxy, etcd):
     proxy.hold_replies()
     async with _running(client.txn(put((etcd.key("a"), b"1")), timeout_seconds=60)) as write:
         await eventually(lambda: _is_sent(etcd, etcd.key("a")))
+        await eventually(lambda: proxy.held)
         await client.aclose()
         with pytest.raises(EtcdUnavailable) as caught:
             await write
@@ -150,7 +153,7 @@ async def test_a_client_that_is_closed_while_it_connects_has_sent_nothing(proxy,
     proxy.hold()
     client = Client(etcd.options(endpoints=(proxy.endpoint,)))
     async with _running(client.txn(put((etcd.key("a"), b"1")))) as write:
-        await eventually(lambda: proxy.accepted)
+        await eventually(lambda: proxy.held)
         await client.aclose()
         with pytest.raises((EtcdUnavailable, Timeout)) as caught:
             await write
@@ -163,7 +166,7 @@ async def test_a_transaction_that_only_reads_is_never_ambiguous(proxy, proxied_c
     await proxied_client.range(Range(etcd.key("a")))
     proxy.hold_replies()
     with pytest.raises((Timeout, EtcdUnavailable)) as caught:
-        await proxied_client.txn(Txn((absent(etcd.key("a")),), (Range(etcd.key("a")),)), timeout_seconds=0.5)
+        await proxied_client.txn(Txn((absent(etcd.key("a")),), (Range(etcd.key("a")),)), timeout_seconds=2)
     assert caught.value.certainly_not_applied
 
 

@@ -49,6 +49,7 @@ async def test_a_lost_reply_is_settled(ledger, proxied, proxy):
         return await ledger.revision() > before
 
     await eventually(applied)
+    await eventually(lambda: proxy.held)
     proxy.cut()
     proxy.pass_on()
     reply = await call

@@ -103,6 +103,7 @@ async def test_killed_between_commit_and_reply(etcd, ledger, admin, tmp_path):
             return await ledger.revision() > before
 
         await eventually(is_committed)
+        await eventually(lambda: proxy.held)
         service.program.kill()
         assert await call.code() is grpc.StatusCode.UNAVAILABLE
     committed = await ledger.revision()
