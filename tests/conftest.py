@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 from hypothesis import HealthCheck, settings
+from pytest_cov.engine import CovController
 from xdist.remote import Producer
 
 from registry.etcd3.client import Client
@@ -55,13 +56,40 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cov-pure", action="store_true", help="with --cov: only of tests of the pure rooms")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """See `tests.support.order`; what needs no coverage runs without it."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """See `tests.support.order`."""
     sort(items)
-    if config.getoption("--cov-pure"):
-        for item in items:
-            if not item.nodeid.startswith(_MEASURED) or item.get_closest_marker("engine"):
-                item.add_marker("no_cover")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Ends what measures beside pytest-cov's own measuring in a worker, and would not pause with that.
+
+    A worker is given the arguments of its master, so pytest-cov begins there as in a master, before it learns better.
+    """
+    if hasattr(config, "workerinput") and (controller := _coverage(config)):
+        controller.cov.stop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """What needs no coverage runs without it, its fixtures too."""
+    controller = _coverage(item.config)
+    if not controller or not item.config.getoption("--cov-pure") or _is_measured(item):
+        return (yield)
+    controller.pause()
+    try:
+        return (yield)
+    finally:
+        controller.resume()
+
+
+def _is_measured(item: pytest.Item) -> bool:
+    unmeasured = ("engine", "no_cover")
+    return item.nodeid.startswith(_MEASURED) and not any(map(item.get_closest_marker, unmeasured))
+
+
+def _coverage(config: pytest.Config) -> CovController | None:
+    return getattr(config.pluginmanager.getplugin("_cov"), "cov_controller", None)
 
 
 @pytest.hookimpl(optionalhook=True)
