@@ -65,10 +65,9 @@ class Place:
         assert any(line["event"] == "list_held" and line["level"] == "error" for line in self.sidecar.program.logged())
         return status
 
-    async def confirm(self, revision: int) -> int:
-        """Returns the revision at which that is said."""
+    async def confirm(self, revision: int) -> None:
         spec = PoolSpec(name=POOL, base_models=[BASE], removals_confirmed_revision=revision)
-        return await self.hand.commit(Put(self.hand.keys.pool(POOL), spec.to_bytes()))
+        await self.hand.commit(Put(self.hand.keys.pool(POOL), spec.to_bytes()))
 
     def revision_to_confirm(self, status: dict[str, Any]) -> int:
         return int(status["held"].rpartition("--revision ")[2])
@@ -167,11 +166,11 @@ async def test_a_restored_store_is_followed_back_in_time_only_when_confirmed(pla
     status = await place.held(f"below {later}")
     assert status["observed_revision"] == later
     assert await place.engine.listing() == newer
-    confirmed = await place.confirm(place.revision_to_confirm(status))
+    await place.confirm(place.revision_to_confirm(status))
 
     async def is_back() -> bool:
         status = await place.sidecar.status()
-        return not status["held"] and status["observed_revision"] in {revision, confirmed}
+        return not status["held"] and status["observed_revision"] in {revision, later}
 
     await eventually(is_back)
     (line,) = [line for line in place.sidecar.program.logged() if line["event"] == "removals_confirmed"]
