@@ -19,6 +19,7 @@ Shape = tuple[int, int]
 MAX_MODULES = 200_000
 _RANGES = re.compile(r"\{([0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*)\}", re.ASCII)
 _WEIGHT = ".weight"
+_CACHED = "models--"
 Value = TypeVar("Value")
 
 
@@ -93,6 +94,21 @@ def _tied_heads(modules: Mapping[str, Shape]) -> dict[str, Shape]:
     embedding = "model.embed_tokens"
     ends = {name: name.removesuffix(embedding) for name in modules if name.endswith(embedding)}
     return {f"{prefix}lm_head": modules[name] for name, prefix in ends.items() if prefix in {"", "language_model."}}
+
+
+def hub_name(name: str) -> str:
+    """A model's name; of a path into a hub's cache, ``…/models--ORGANISATION--NAME/snapshots/COMMIT``, that of the hub.
+
+    Whoever trained on another system wrote its paths, so that both kinds of slashes part them.
+    """
+    parts = [part for part in name.replace("\\", "/").split("/") if part]
+    cached = [part.removeprefix(_CACHED) for part in parts if part.startswith(_CACHED)]
+    return cached[-1].replace("--", "/") if cached else "/".join(parts)
+
+
+def model_name(name: str) -> str:
+    """The last part of a model's name, in lower case: what is left of it wherever it is stored."""
+    return hub_name(name).rpartition("/")[2].lower()
 
 
 def fingerprint(modules: Mapping[str, Shape]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from registry.lora.base import BaseModules, Shape, modules_of
+from registry.lora.base import BaseModules, Shape, model_name, modules_of
 from registry.lora.directory import read_header_of
 from registry.lora.findings import UnfitAdapter
 from registry.lora.json_files import json_object
@@ -159,11 +159,9 @@ def names_of(directory: Path) -> frozenset[str]:
         OSError, ValueError, UnfitAdapter: its config.json cannot be read.
     """
     place = directory.resolve()
-    # A hub's cache has models--ORGANISATION--NAME/snapshots/COMMIT.
-    cached = [part.rpartition("--")[2] for part in place.parts if part.startswith("models--")]
     config = _json(place / "config.json") if (place / "config.json").exists() else {}
-    origin = str(config.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
-    return frozenset(name.lower() for name in (place.name, origin, *cached) if name)
+    origin = str(config.get("_name_or_path") or "")
+    return frozenset({place.name.lower(), model_name(str(place)), model_name(origin)} - {""})
 
 
 def _from_weights(directory: Path) -> dict[str, Shape]:

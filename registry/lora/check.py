@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from registry.lora.base import BaseModules
+from registry.lora.base import BaseModules, model_name
 from registry.lora.config import AdapterConfig, config_findings
 from registry.lora.coverage.findings import coverage_findings, patterns_of, placed_modules, unknown_coverage
 from registry.lora.coverage.table import ends_with
@@ -243,14 +243,11 @@ def _limits(modules: Mapping[str, Module], config: AdapterConfig, limits: Adapte
 def _base_name(config: AdapterConfig, base: BaseModules | None) -> list[Finding]:
     """Another base of the same shapes cannot be told by its shapes; where the pool lists names, one must be right."""
     name = config.base_model_name_or_path
-    if base is None or not base.names or (name is not None and _last(name) in {_last(one) for one in base.names}):
+    known = {model_name(one) for one in base.names} if base else set()
+    if base is None or not known or (name is not None and model_name(name) in known):
         return []
     remedy = "serve it in a pool of its own base model, or add the name to those that the pool knows"
     return [Finding("other_base", "base_model_name_or_path", shown(name), " or ".join(base.names[:8]), remedy)]
-
-
-def _last(name: str) -> str:
-    return name.rstrip("/").rpartition("/")[2].lower()
 
 
 def _new_keys(kept: Sequence[TensorName], renames: Mapping[str, str], policy: Policy) -> dict[str, str]:

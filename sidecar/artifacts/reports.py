@@ -18,7 +18,7 @@ from typing import Annotated
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from registry.lora.base import compress, expand
+from registry.lora.base import compress, expand, hub_name
 from registry.lora.coverage.findings import coverage_findings, prepared_modules, unknown_coverage
 from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE, canonical_json
 from registry.lora.directory import open_directory
@@ -260,7 +260,7 @@ def damaged(directory: Path) -> ArtifactError:
 
 def _name_warnings(base_model: str | None, registry_base_model: str | None) -> tuple[AdapterWarning, ...]:
     """What to say where the registry and the adapter call the base by different names. The adapter decides."""
-    if registry_base_model is None or registry_base_model == base_model:
+    if registry_base_model is None or hub_name(registry_base_model) == hub_name(base_model or ""):
         return ()
     message = f"the record says base model {registry_base_model!r}, the adapter's own configuration {base_model!r}"
     return (AdapterWarning("base_name_differs", f"{message}, which decides"),)

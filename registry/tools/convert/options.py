@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from math import isnan
 from typing import Literal
 
-from registry.lora.base import BaseModules
+from registry.lora.base import BaseModules, model_name
 from registry.lora.check import AdapterVerdict, examine
 from registry.lora.config import AdapterConfig
 from registry.lora.directory import Opened
@@ -150,7 +150,7 @@ def base_doubts(task: Task, opened: Opened, names: Collection[str]) -> list[Adap
     Only names tell two bases of the same shapes apart, and with the weights of another it is another adapter.
     """
     named = opened.config.base_model_name_or_path
-    if not task.needs_base or named is None or named.rstrip("/").rpartition("/")[2].lower() in names:
+    if not task.needs_base or named is None or model_name(named) in names:
         return []
     message = (
         f"the adapter's own configuration says base model {shown(named)}, the weights that it is converted with are of "

@@ -126,6 +126,7 @@ def test_an_artifact_without_a_report_is_told_by_its_files(layout):
     staged = look(layout, order, SOURCE)
     assert (staged.path, staged.digest, staged.rank, staged.warnings) == (str(directory), SOURCE, 4, ())
     assert staged.targets == {"q_proj", "v_proj"}
+    assert look(layout, order_of(None, calls_base="/hub/models--acme--base/snapshots/abc"), SOURCE).warnings == ()
     (told,) = look(layout, order_of(None, calls_base="acme/other"), SOURCE).warnings
     assert told.reason == "base_name_differs"
 

@@ -185,6 +185,7 @@ def test_errors_are_bounded_and_the_remedy_is_named():
     [
         ("meta-llama/Llama-3.1-8B", {"llama-3.1-8b"}, False),
         ("/models/Llama-3.1-8B/", {"snapshot", "llama-3.1-8b"}, False),
+        ("/hub/models--meta-llama--Llama-3.1-8B/snapshots/abc", {"llama-3.1-8b"}, False),
         (None, {"llama-3.1-8b"}, False),
         ("meta-llama/Llama-3.1-8B-Instruct", {"llama-3.1-8b"}, True),
     ],

@@ -361,3 +361,5 @@ def test_a_base_is_called_as_its_place_or_its_origin(tmp_path):
     assert names_of(cached) == {"abc", "tiny-1b"}
     (cached / "config.json").write_text('{"_name_or_path": "org/Older-1B/"}')
     assert names_of(cached) == {"abc", "tiny-1b", "older-1b"}
+    (cached / "config.json").write_text('{"_name_or_path": "/old/models--org--Older-1B/snapshots/def"}')
+    assert names_of(cached) == {"abc", "tiny-1b", "older-1b"}

@@ -66,7 +66,18 @@ def test_a_fused_module_is_served_where_one_of_its_parts_is():
 
 
 @pytest.mark.parametrize(
-    ("name", "right"), [("org/Llama", True), ("/models/llama/", True), ("qwen", False), (None, False)]
+    ("name", "right"),
+    [
+        ("org/Llama", True),
+        ("/models/llama/", True),
+        ("/cache/hub/models--org--Llama/snapshots/0123abcd", True),
+        ("/cache/hub/models--org--Llama/snapshots/0123abcd/", True),
+        ("models--llama/snapshots/0123abcd", True),
+        (r"C:\cache\hub\models--org--Llama\snapshots\0123abcd", True),
+        ("/cache/hub/models--org--Other/snapshots/llama", False),
+        ("qwen", False),
+        (None, False),
+    ],
 )
 def test_another_base_of_the_same_shapes_is_told_by_its_name(name, right):
     draft = LLAMA.draft()
@@ -74,6 +85,8 @@ def test_another_base_of_the_same_shapes_is_told_by_its_name(name, right):
     found = findings(draft, BaseModules(LLAMA.modules, ("meta/llama",)))
     assert ("other_base" not in found) is right
     assert not findings(draft, BaseModules(LLAMA.modules))
+    cached = BaseModules(LLAMA.modules, ("/hub/models--meta--Llama/snapshots/4567",))
+    assert ("other_base" not in findings(draft, cached)) is right
 
 
 def test_modules_that_fit_in_two_places_are_not_guessed():
