@@ -7,16 +7,13 @@ under a flood of changes fewer rounds lose nothing and leave time to take it in.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 
 import structlog
 
-from registry.model.names import name_key
 from registry.model.records import BaseShapes, PoolSpec
 from registry.runtime.clock import Clock
 from sidecar.artifacts.staging import Staging
@@ -29,7 +26,8 @@ from sidecar.engines.observed import Done, Observed, Use
 from sidecar.loop.executor import Attempt, Executor
 from sidecar.loop.observer import RESYNC_SECONDS, EngineObserver, EngineProbes, OwnNames, ServedGenerations
 from sidecar.loop.retries import RetryTracker
-from sidecar.metrics import PROPAGATION_SECONDS, RECONCILE_SECONDS
+from sidecar.loop.rounds import Backlog, Propagation, RateLimiter
+from sidecar.metrics import RECONCILE_SECONDS
 from sidecar.ownership import Ownership
 from sidecar.plan.handoff import Handoff, HandoffVerdict
 from sidecar.plan.names import key_of, names_of
@@ -51,10 +49,6 @@ from sidecar.plan.types import (
 from sidecar.resolver.demand import ResidentSet
 
 _log = structlog.get_logger()
-# So many rounds in so long are a flood; from then on each waits a little.
-FLOOD_ROUNDS = 50
-FLOOD_SECONDS = 0.5
-REST_SECONDS = 0.02
 # While the outcome of a call is unknown, or none may be made, the engine is asked again after this time.
 UNSETTLED_SECONDS = 2.0
 # After calls that the engine says it carried out it is looked at this much later, if nothing else comes before: others
@@ -68,72 +62,6 @@ Round = Callable[[], Awaitable[float]]
 
 async def _unsupervised(round_: Round) -> float:
     return await round_()
-
-
-class RateLimiter:
-    """Remembers when the latest rounds were."""
-
-    def __init__(self) -> None:
-        self._at: deque[float] = deque(maxlen=FLOOD_ROUNDS)
-
-    def rest_seconds(self, now: float) -> float:
-        """How long to wait before a round that is due now; notes the round."""
-        is_flood = len(self._at) == FLOOD_ROUNDS and now - self._at[0] < FLOOD_SECONDS + FLOOD_ROUNDS * REST_SECONDS
-        rest = REST_SECONDS if is_flood else 0.0
-        self._at.append(now + rest)
-        return rest
-
-
-class Propagation:
-    """Watches names from pending to served. Changes from before `started` are not counted: nobody waited here."""
-
-    def __init__(self, started: datetime) -> None:
-        self._started = started
-        self._pending: dict[str, int] = {}
-
-    def follow(self, plan: Plan, adapters: Mapping[str, DesiredAdapter], now: datetime) -> None:
-        """Takes note of one plan; `adapters` are the desired ones by name key, `now` is UTC."""
-        if self._pending:
-            served = {adapter.name: adapter.generation for adapter in plan.served}
-            for key, generation in self._pending.items():
-                adapter = adapters.get(key)
-                if adapter is not None and served.get(adapter.name) == generation:
-                    self._observe(adapter.updated_at, now)
-        self._pending = {name_key(entry.name): entry.generation for entry in plan.pending if not entry.is_settled}
-
-    def _observe(self, updated_at: str, now: datetime) -> None:
-        try:
-            committed = datetime.fromisoformat(updated_at)
-        except ValueError:
-            return
-        if committed.tzinfo is not None and committed >= self._started:
-            PROPAGATION_SECONDS.observe(max(0.0, (now - committed).total_seconds()))
-
-
-class Backlog:
-    """Remembers what order is kept by where an engine has much to load: what is news to it, and what was used last.
-
-    Attributes:
-        since: revision that was desired when its process was first planned for.
-        used_at: monotonic seconds of the last use by name key, also in processes of the engine that are gone.
-    """
-
-    def __init__(self) -> None:
-        self.since = 0
-        self.used_at: dict[str, float] = {}
-        self._seen: Observed | None = None
-
-    def look(self, observed: Observed, desired: DesiredState, now: float) -> None:
-        """Takes in a look at the engine, once."""
-        if observed is self._seen:
-            return
-        if self._seen is None or self._seen.facts.incarnation != observed.facts.incarnation:
-            self.since = desired.revision
-        self._seen = observed
-        used = {key_of(name): now - seconds for name, seconds in observed.last_used.items()}
-        if used:
-            kept = {key: at for key, at in self.used_at.items() if key in desired.adapters}
-            self.used_at = {**kept, **used}
 
 
 @dataclass(frozen=True, slots=True)

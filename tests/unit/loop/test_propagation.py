@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from sidecar.desired.informer import DesiredAdapter
-from sidecar.loop.reconciler import Propagation
+from sidecar.loop.rounds import Propagation
 from sidecar.plan.types import FailedAdapter, PendingAdapter, Plan, ServedAdapter
 from tests.support.records import kv
 from tests.support.worlds import desired

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.loop.reconciler import FLOOD_ROUNDS, REST_SECONDS, RateLimiter
+from sidecar.loop.rounds import FLOOD_ROUNDS, REST_SECONDS, RateLimiter
 
 
 def test_single_changes_are_looked_at_at_once():

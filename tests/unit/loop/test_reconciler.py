@@ -30,7 +30,8 @@ from sidecar.engines.driver import USUAL, EngineUnreachable
 from sidecar.engines.observed import AlreadyThere, Done, EngineFacts, Observed, Outcome, Unknown, Use
 from sidecar.loop.executor import Attempt
 from sidecar.loop.observer import EngineProbes
-from sidecar.loop.reconciler import Backlog, Notice, Reconciler
+from sidecar.loop.reconciler import Notice, Reconciler
+from sidecar.loop.rounds import Backlog
 from sidecar.ownership import Ownership
 from sidecar.plan.types import RoundReport
 from sidecar.resolver.demand import ResidentSet

@@ -20,8 +20,8 @@ from sidecar.desired.informer import DesiredAdapter, DesiredState
 from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.engines.observed import AlreadyThere, Done, NotThere, Observed, Outcome, Refused, Transient, Unknown
 from sidecar.loop.observer import EngineProbes
-from sidecar.loop.reconciler import RateLimiter
 from sidecar.loop.retries import RetryTracker
+from sidecar.loop.rounds import RateLimiter
 from sidecar.plan.backoff import Failure
 from sidecar.plan.handoff import Handoff, HandoffVerdict, Stuck, Taken, Waiting
 from sidecar.plan.readiness import ReadyRule
