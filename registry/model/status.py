@@ -239,6 +239,7 @@ class ReplicaStatus(Stored):
     `kept` are the pending and failed names that the engine answers to all the same.
     `found` are the first `MAX_FOUND` of the names whose records have no digest, which replicas can disagree about;
     `found_omitted` counts the others.
+    `removing` counts the names that the engine lists, or may list yet, and that are on their way out.
     `leaving` are the first `MAX_LEAVING` of the names that the replica serves although they are not its own any more.
     `members` is the digest of the live replicas (see `registry.model.placement`) among which the replica found its own
     share; empty: it did not look at them, since no adapter of the pool is placed by number. `weights` is the digest of
@@ -269,6 +270,7 @@ class ReplicaStatus(Stored):
     serves: list[tuple[str, Number]] | None = None
     found: list[Found] = []
     found_omitted: Number = 0
+    removing: Number = 0
     leaving: list[Leaving] = []
     lazy: Lazy = Lazy()
     members: str = ""

@@ -26,6 +26,7 @@ from sidecar.plan.limits import deviation_of, rejection_of
 from sidecar.plan.names import engine_name, key_of, overlap_of
 from sidecar.plan.readiness import EngineRefusals, refusals_among
 from sidecar.plan.selection import (
+    count_removing,
     decide_unload,
     lost_by_engine,
     ours_leaving,
@@ -74,7 +75,9 @@ def make_plan(
     kept = still_kept(leaving, known)
     overlap = overlap_of(chosen.wanted, chosen.limits.names, observed, chosen.staged, known.owns)
     no_more = (*_taken(observed, known), *_disproven(chosen, observed, known))
-    gone = () if observed.paused else (*no_more, *superfluous(desired, chosen, kept, overlap, known))
+    too_many = tuple(superfluous(desired, chosen, kept, overlap, known))
+    free = (one for one in too_many if name_key(one.name) not in known.in_progress.keys)
+    gone = () if observed.paused else (*no_more, *free)
     unloads = [decide_unload(one, observed, known, now) for one in gone]
     eager = [_decide(adapter, chosen, observed, known, now) for adapter in chosen.adapters]
     residents = [_decide_resident(adapter, chosen, observed, known, now) for adapter in chosen.lazy.residents]
@@ -100,6 +103,7 @@ def make_plan(
         leaving=leaving,
         still_served=leftover,
         kept=_kept(desired, chosen, observed, known, [*_of_kind(decided, ServedAdapter), *leftover], gone),
+        removing=count_removing((*no_more, *too_many), desired, chosen, known),
         among=known.share.among if known.share else NOBODY,
         is_out=known.share is not None and known.share.is_out,
         refusals=_refusals(chosen, eager, observed, known),

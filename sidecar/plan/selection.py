@@ -196,17 +196,25 @@ def _generation_of(adapter: DesiredAdapter | LazyAdapter, use: Use, chosen: Sele
 def superfluous(
     desired: DesiredState, chosen: Selection, kept: Iterable[Handoff], handover: NameOverlap, known: PlanContext
 ) -> Iterator[Unload]:
-    """What the engine has from us and is not to have."""
+    """What the engine has from us and is not to have; also what a call is out for."""
     keep = handover.keep | handover.held | {one.name for one in kept}
     waiting = {key for _, key in chosen.undecided} | chosen.lazy.asked
     for name, path in handover.ours.items():
         key = key_of(name)
-        if name in keep or key in waiting or name_key(name) in known.in_progress.keys:
+        if name in keep or key in waiting:
             continue
         # A record that cannot be read says nothing about what should be served; what is loaded stays.
         if key in desired.refused and desired.of(key) is None:
             continue
         yield Unload(name, path, known.request_id)
+
+
+def count_removing(gone: Collection[Unload], desired: DesiredState, chosen: Selection, known: PlanContext) -> int:
+    """How many names the engine has, or may get yet by calls that were made, though nothing desires them any more."""
+    going = {one.name for one in gone}
+    may_come = {key_of(name) for name in known.in_progress.loads} | known.unsettled | chosen.lazy.asked
+    undesired = {key for key in may_come if desired.of(key) is None}
+    return len(going) + len(undesired - {key_of(name) for name in going})
 
 
 def decide_unload(

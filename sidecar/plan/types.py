@@ -231,6 +231,7 @@ class Plan:
         leaving: what is listed and others are to serve, also what is let go of since they do.
         still_served: what of that is kept until they do, and is of a generation that is known.
         kept: what the engine answers to although it is not as desired, with the generation; 0: that is not known.
+        removing: how many names the engine has, or may get yet, that nothing desires here.
         among: the live replicas that this replica's share was found among.
         is_out: it is none of them, since it leaves.
         refusals: of what it is to hold, what the engine refused.
@@ -253,6 +254,7 @@ class Plan:
     leaving: tuple[Handoff, ...] = ()
     still_served: tuple[ServedAdapter, ...] = ()
     kept: tuple[KeptAdapter, ...] = ()
+    removing: int = 0
     among: MembershipDigest = NOBODY
     is_out: bool = False
     is_awaiting: bool = False

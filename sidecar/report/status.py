@@ -96,6 +96,7 @@ def derive_status(
         kept=[_kept(entry) for entry in plan.kept] if plan else [],
         found=[_found(entry) for entry in nsmallest(MAX_FOUND, unpinned, key=lambda one: one.name)],
         found_omitted=max(0, len(unpinned) - MAX_FOUND),
+        removing=plan.removing if plan else 0,
         leaving=[_leaving(entry) for entry in nsmallest(MAX_LEAVING, still_served, key=lambda one: one.name)],
         lazy=_lazy(replica, situation, moment),
         members=plan.among.members if plan else "",

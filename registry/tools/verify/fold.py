@@ -107,6 +107,7 @@ class Fold:
         hashes: pool to (revision, hash of its records), a pair for each revision that changed it.
         replaced: (revision, key) to the revision of what was replaced or deleted there.
         adapters: (pool, name key) to (revision, record or None), a pair for each revision that changed it.
+        retired: the same names to what stood of them before the history begins, by generation, as far as that is kept.
         pools: the same of pools, by name.
         statuses: revision to the status that a replica wrote there.
     """
@@ -121,6 +122,7 @@ class Fold:
         self.requests: dict[str, tuple[int, Document]] = {}
         self.hashes: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.adapters: dict[tuple[str, str], Story] = defaultdict(list)
+        self.retired: dict[tuple[str, str], dict[int, Document]] = defaultdict(dict)
         self.pools: dict[str, Story] = defaultdict(list)
         self.statuses: dict[int, bytes] = {}
         self.replaced: dict[tuple[int, str], int] = {}
@@ -152,6 +154,7 @@ class Fold:
                 # What was replaced, and not deleted, was followed by a generation more.
                 followed = int(kind == "history" and record.get("deleted") is False)
                 self._knows_generation((rest[0], rest[1]), count_of(record, "generation") + followed)
+                self.retired[rest[0], rest[1]][count_of(record, "generation")] = record
             if kind == "tenants":
                 self._removals.off_at_start[rest[0]] += count_of(document(kv.value), "adapters")
             if kind == "requests":
@@ -180,6 +183,17 @@ class Fold:
         """The state hash of a pool at a revision: sum of sha256(key, revision, value) over its records."""
         at = bisect_right(self.hashes[pool], revision, key=itemgetter(0))
         return self.hashes[pool][at - 1][1] if at else 0
+
+    def covers(self, revision: int) -> bool:
+        """Whether it is known what stood at a revision."""
+        return self.first_revision <= revision <= self.revision
+
+    def records(self, pool: str, key: str) -> tuple[list[Document], bool]:
+        """All records of a name that are known, and whether there was no other in the whole history of the store."""
+        retired = self.retired.get((pool, key), {})
+        written = [record for _, record in self.adapters.get((pool, key), []) if record]
+        known = {*retired, *(count_of(record, "generation") for record in written)}
+        return [*retired.values(), *written], not self.first_revision or len(known) >= max(known, default=0)
 
     def knows(self, pool: str, key: str) -> bool:
         """Whether that name was ever in the pool. Of one that went before the history begins, its history tells."""

@@ -41,7 +41,8 @@ def check_replicas(
         refused, loads = check_retries(fold, pool, where, lines)
         findings += [*check_log(fold, pool, where, lines), *refused]
         counts += loads
-    return findings + check_listings(fold, pool, listings), counts + Counter({"looks": len(listings)})
+    looks = sum(fold.covers(listing.revision) for listing in listings)
+    return findings + check_listings(fold, pool, listings), counts + Counter({"looks": looks})
 
 
 def check_seen(

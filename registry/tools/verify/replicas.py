@@ -19,6 +19,7 @@ class EngineListing(Part):
 
     Attributes:
         settled: nothing was pending then: what is listed under the store is what was desired at that revision.
+        removing: names that were listed besides, and on their way out, as the status said.
         unservable: names that the status said to have failed.
         at: unix seconds when it was asked for; None: it is not known, and nothing that depends on time is judged by it.
         incarnation: of the engine, as the status said before and after.
@@ -28,6 +29,7 @@ class EngineListing(Part):
     revision: int
     adapters: Mapping[str, str]
     settled: bool = False
+    removing: int = 0
     unservable: list[str] = []
     at: float | None = None
     incarnation: str = ""
@@ -45,22 +47,23 @@ def check_log(fold: Fold, pool: str, where: str, lines: Iterable[Document]) -> l
             case "plan_made":
                 findings += _check_plan(fold, pool, where, line, mark)
                 mark = max(mark, revision)
-            case "engine_call" if line.get("call") == "unload" and not _is_ours(fold, pool, line["name"]):
+            case "engine_call" if line.get("call") == "unload" and not _is_ours(fold, pool, line["name"], mark):
                 message = f"{line['name']!r} was unloaded, and was never in pool {pool!r}"
                 findings.append(Violation("R11", mark, where, message))
     return findings
 
 
-def _is_ours(fold: Fold, pool: str, name: str) -> bool:
-    """Also of what is loaded for a moment, under a name that no adapter has, to see whether it can be."""
-    return name.startswith(PROOF_PREFIX) or fold.knows(pool, key_of(name))
+def _is_ours(fold: Fold, pool: str, name: str, mark: int) -> bool:
+    """Also of what is loaded for a moment, under a name that no adapter has, to see whether it can be; of what was
+    unloaded before the history begins, nothing is known."""
+    return name.startswith(PROOF_PREFIX) or fold.knows(pool, key_of(name)) or 0 < mark < fold.first_revision
 
 
 def _check_plan(fold: Fold, pool: str, where: str, line: Document, mark: int) -> list[Violation]:
     revision = line["revision"]
     if revision < mark:
         return [Violation("R1", revision, where, f"a plan was made from this revision after one from {mark}")]
-    if not fold.first_revision <= revision <= fold.revision:
+    if not fold.covers(revision):
         return []
     expected = f"{fold.hash_at(pool, revision):064x}"
     if line["state_hash"] == expected:
@@ -70,20 +73,38 @@ def _check_plan(fold: Fold, pool: str, where: str, line: Document, mark: int) ->
     ]
 
 
+@dataclass
+class _SeenBefore:
+    """What earlier looks showed.
+
+    Attributes:
+        absent: replica and name key to the revision at which what is deleted was first gone.
+        going: replica, process of its engine and name key to when what is deleted was first listed still.
+        possible: artifact to the digests that it can have been made of.
+    """
+
+    absent: dict[tuple[str, str], int] = field(default_factory=dict)
+    going: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    possible: dict[str, set[str]] = field(default_factory=dict)
+
+
 def check_listings(fold: Fold, pool: str, listings: Iterable[EngineListing]) -> list[Violation]:
-    """Samples of engines' listings, each replica's in the order in which they were taken."""
+    """Samples of engines' listings, each replica's in the order in which they were taken.
+
+    Those of a time that the history does not cover are passed over: what was desired then is not known.
+    """
     findings: list[Violation] = []
-    absent: dict[tuple[str, str], int] = {}
-    possible: dict[str, set[str]] = {}
-    for listing in listings:
+    seen = _SeenBefore()
+    for listing in (one for one in listings if fold.covers(one.revision)):
         ours = {name: artifact for name, path in listing.adapters.items() if (artifact := artifact_of(path))}
         for name, digest in ours.items():
-            findings += _check_digest(fold, pool, listing, name, digest, possible)
-            findings += _check_return(fold, pool, listing, name, absent)
+            findings += _check_digest(fold, pool, listing, name, digest, seen.possible)
+            findings += _check_return(fold, pool, listing, name, seen.absent)
         findings += _check_bases(fold, pool, listing, ours)
-        _note_absent(fold, pool, listing, ours, absent)
+        _note_absent(fold, pool, listing, ours, seen.absent)
+        late = _late(fold, pool, listing, ours, seen.going)
         if listing.settled:
-            findings += _check_settled(fold, pool, listing, ours)
+            findings += [*late, *_check_settled(fold, pool, listing, ours)]
     return findings
 
 
@@ -94,10 +115,10 @@ def _check_digest(
 
     An artifact is named by its content as it was prepared, so its name tells of no digest by itself.
     """
-    written = _written(fold, pool, listing, key_of(name))
+    written, is_whole = _written(fold, pool, listing, key_of(name))
     records = [*written, *filter(None, map(_stable, written))]
     pinned = {digest for record in records if (digest := pinned_digest(record)) is not None}
-    if not records or len(pinned) < len({repr(_source(record)) for record in records}):
+    if not (records and is_whole) or len(pinned) < len({repr(_source(record)) for record in records}):
         return []  # it may be of a record that is not pinned, or that went before the history begins
     left = possible.get(artifact, pinned) & pinned
     if left:
@@ -107,13 +128,16 @@ def _check_digest(
     return [Violation("R4", listing.revision, listing.replica, message)]
 
 
-def _written(fold: Fold, pool: str, listing: EngineListing, key: str) -> list[Document]:
-    """The records of which something may be listed: of a settled replica the one that stood then, else all."""
+def _written(fold: Fold, pool: str, listing: EngineListing, key: str) -> tuple[list[Document], bool]:
+    """The records of which something may be listed: of a settled replica the one that stood then, else all.
+
+    Also whether these are all that there may be.
+    """
     now = fold.adapter_at(pool, key, listing.revision)
     is_kept = key in {key_of(name) for name in listing.unservable}
-    if listing.settled and now and not is_kept and is_everywhere(now):
-        return [now]
-    return [record for _, record in fold.adapters.get((pool, key), []) if record]
+    if listing.settled and not listing.removing and now and not is_kept and is_everywhere(now):
+        return [now], True
+    return fold.records(pool, key)
 
 
 def _stable(record: Document) -> Document | None:
@@ -162,26 +186,52 @@ def _note_absent(
             absent.pop((listing.replica, key), None)
 
 
+# Within this time of a look that showed it, what is deleted has left a replica with which nothing else is pending.
+GONE_SECONDS = 60.0
+
+
+def _late(
+    fold: Fold, pool: str, listing: EngineListing, ours: Mapping[str, str], going: dict[tuple[str, str, str], float]
+) -> list[Violation]:
+    """R6: what is on its way out arrives there."""
+    if listing.at is None:
+        return []
+    of_engine = (listing.replica, listing.incarnation)
+    deleted = {key for key in map(key_of, ours) if fold.adapter_at(pool, key, listing.revision) is None}
+    refused = {key_of(name) for name in listing.unservable}
+    for replica, incarnation, key in list(going):
+        if (replica, incarnation) == of_engine and key not in deleted:
+            del going[replica, incarnation, key]
+    late = []
+    for key in sorted(deleted - refused):
+        seconds = listing.at - going.setdefault((*of_engine, key), listing.at)
+        if seconds > GONE_SECONDS:
+            message = f"{key!r} is not desired, and listed for {seconds:.0f} s since that is known"
+            late.append(Violation("R6", listing.revision, listing.replica, message))
+    return late
+
+
 def _check_settled(fold: Fold, pool: str, listing: EngineListing, ours: Mapping[str, str]) -> list[Violation]:
     wanted = {
         key: record
         for of_pool, key in fold.adapters
-        if of_pool == pool
-        and (record := fold.adapter_at(pool, key, listing.revision))
-        and part_of(record, "spec").get("load") != "lazy"
+        if of_pool == pool and (record := fold.adapter_at(pool, key, listing.revision))
     }
-    everywhere = {key for key, record in wanted.items() if is_everywhere(record)}
+    everywhere = {
+        key for key, record in wanted.items() if is_everywhere(record) and part_of(record, "spec").get("load") != "lazy"
+    }
     refused = {key_of(name) for name in listing.unservable}
     listed = {key_of(name) for name in ours}
-    gone = [
+    gone = sorted(listed - wanted.keys() - refused)
+    excess = [
         Violation("R6", listing.revision, listing.replica, f"{key!r} is listed and not desired")
-        for key in sorted(listed - wanted.keys() - refused)
+        for key in (gone if len(gone) > listing.removing else ())
     ]
     missing = [
         Violation("R3", listing.revision, listing.replica, f"{key!r} is desired and not listed")
         for key in sorted(everywhere - listed - refused)
     ]
-    return gone + missing
+    return excess + missing
 
 
 def is_everywhere(record: Document) -> bool:

@@ -124,7 +124,7 @@ class _Trials:
 
     def _record(self, key: str) -> int | None:
         """When what is desired under a name was written; None: what that is for this replica may change without it."""
-        if not self.fold.first_revision <= self.revision <= self.fold.revision:
+        if not self.fold.covers(self.revision):
             return None
         record = self.fold.adapter_at(self.pool, key, self.revision) or {}
         is_eager = part_of(record, "spec").get("load") == "eager"

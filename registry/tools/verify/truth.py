@@ -11,6 +11,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from registry.model.errors import RegistryError
 from registry.model.names import name_key
@@ -49,18 +50,20 @@ class Claims:
         self._fold = fold
         self._pool = pool
         self._records: tuple[int, dict[str, Document]] = (-1, {})
+        self._told: dict[str, tuple[Claim, ...]] = {}
 
     def of(self, status: ReplicaStatus, listed: Iterable[str]) -> tuple[Claim, ...] | None:
         """What it says is served; None: it cannot be told.
 
         `listed`: what its engine was seen to list, by which what is not for all replicas is guessed.
         """
-        known = range(self._fold.first_revision, self._fold.revision + 1)
-        if status.stale or status.observed_revision not in known:
+        if status.stale or not self._fold.covers(status.observed_revision):
             return None  # it may follow a store that was replaced since, or a record from before the history
-        for claims in self._guesses(status, {key_of(name) for name in listed}):
+        # What is told while the engine cannot be looked at is of an earlier revision.
+        earlier = [self._told[status.served.hash]] if status.served.hash in self._told else []
+        for claims in chain(earlier, self._guesses(status, {key_of(name) for name in listed})):
             if len(claims) == status.served.count and hash_of(claims) == status.served.hash:
-                return claims
+                return self._told.setdefault(status.served.hash, claims)
         return None
 
     def _guesses(self, status: ReplicaStatus, listed: set[str]) -> Iterator[tuple[Claim, ...]]:
@@ -143,9 +146,13 @@ def _names(looks: Looks, write: Write) -> set[str]:
 def _untrue(
     looks: Looks, write: Write, status: ReplicaStatus, claimed: Sequence[Claim], made_of: Mapping[str, str]
 ) -> str:
-    """What is wrong with a status; empty: one look of the engine's process that it names showed all that it claims."""
+    """What is wrong with a status; empty: one look of the engine's process that it names showed all that it claims.
+
+    What it says that was served then, where there is no process to look at, the last looks must have shown.
+    """
     engine = status.engine
-    seen = [number for number in write.looks if looks.incarnations[number] == engine.incarnation]
+    is_past = bool(status.served.seen_at)  # of an engine that is out of reach now, whose process it does not name
+    seen = [number for number in write.looks if is_past or looks.incarnations[number] == engine.incarnation]
     if claimed and not seen:
         return f"it says that {len(claimed)} are served, and no look had shown incarnation {engine.incarnation!r}"
     least: list[str] | None = None

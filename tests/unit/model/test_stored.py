@@ -181,6 +181,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
         "serves": None,
         "found": [],
         "found_omitted": 0,
+        "removing": 0,
         "leaving": [],
         "lazy": {"count": 0, "servable": False, "reason": "", "resident": []},
         "members": "",

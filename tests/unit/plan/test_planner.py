@@ -385,6 +385,26 @@ def test_what_an_earlier_call_is_under_way_for_is_left_alone_and_waited_for():
     assert not replace(done, is_awaiting=True).is_settled
 
 
+def removing(state: DesiredState, listed: dict[str, str], **more: Any) -> int:
+    return plan(state, observed(listed), replace(known(state, "v1"), **more)).removing
+
+
+def test_what_is_on_its_way_out_is_counted_until_it_is_gone():
+    """R6: also while its unload is out or was refused, and what a call may bring yet that nobody desires any more."""
+    state, listed = wants({"a": "v1"}), {"a": "v1", "x": "v1", "theirs": "/elsewhere"}
+    assert removing(state, {"a": "v1", "theirs": "/elsewhere"}) == 0
+    assert removing(state, listed) == 1
+    assert removing(state, {**listed, "a": "v2"}) == 1, "another version of what is desired is swapped"
+    assert removing(state, listed, in_progress=InProgress(frozenset({"x"}))) == 1
+    assert removing(state, listed, in_progress=InProgress(frozenset({"a", "x", "y"}), frozenset({"a", "y"}))) == 2
+    assert removing(state, {"a": "v1"}, unsettled=frozenset({"a", "y"})) == 1
+    assert removing(state, listed, lazy=LazyCandidates(asked=frozenset({"x", "a"}))) == 1
+    refused = Failure(None, "e1", "engine_refused", "no", 1, 99.0)
+    assert removing(state, listed, failures={"x": refused}) == 1
+    paused = replace(observed(listed), paused="it sleeps")
+    assert plan(state, paused, known(state, "v1")).removing == 1
+
+
 def test_a_load_under_way_takes_room_beside_what_is_held():
     """R16: as long as the engine does not list it."""
     state = desired(kv("a", 1, generation=2), kv("b", 1, generation=2), kv("c", 1, generation=2))

@@ -109,6 +109,7 @@ def test_what_a_plan_was_made_from_and_what_is_borne_is_told_as_it_is():
     made = plan(
         among=MembershipDigest("m", "w"),
         kept=(KeptAdapter("k", 3, is_counted=True), KeptAdapter("l", 4, is_counted=False)),
+        removing=3,
         warnings=(WarnedAdapter("a", 2, "no_digest", "m" * 900),),
     )
     bears = replace(REPLICA, http="10.0.0.1:7602")
@@ -116,10 +117,12 @@ def test_what_a_plan_was_made_from_and_what_is_borne_is_told_as_it_is():
     assert (status.members, status.weights, status.http) == ("m", "w", "10.0.0.1:7602")
     assert (status.held, status.degraded, status.last_request_id) == ("12 would go", "d" * 500, "q")
     assert [(one.name, one.generation, one.counted) for one in status.kept] == [("k", 3, True), ("l", 4, False)]
+    assert status.removing == 3
     warned = [(one.name, one.generation, one.reason, one.message) for one in status.warnings]
     assert warned == [("a", 2, "no_digest", "m" * 500)]
     nothing = derive_status(REPLICA, situation(), MOMENT)
     assert (nothing.members, nothing.weights, nothing.http, nothing.kept, nothing.warnings) == ("", "", "", [], [])
+    assert nothing.removing == 0
 
 
 def test_the_served_hash_depends_on_the_set_alone():

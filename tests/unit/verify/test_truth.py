@@ -50,6 +50,34 @@ def test_a_status_that_says_what_was_seen_is_true():
     assert (findings, counts["statuses"]) == ([], 5)
 
 
+@pytest.mark.parametrize("again", ["e1", "e2"], ids=["it froze", "it restarted"])
+def test_what_an_engine_served_when_it_was_last_seen_is_told_with_its_time(again):
+    """R9: an engine that dies while it serves is no lie of its sidecar's, also of records that changed since."""
+    story, at = of_two()
+    everything = served(("a", 1, "1"), ("b", 1, "2"))
+    then, nothing = everything.model_copy(update={"seen_at": "2026-01-01T00:00:00.000Z"}), engine("")
+    story.look(whole=True, a="1", b="2")
+    story.say(at, served=everything)
+    story.say(at, served=then, engine=nothing)
+    later = story.write(pinned("a", "3"))
+    story.say(later, served=then, engine=nothing)
+    story.look(again, whole=True, a="3", b="2")
+    story.say(later, served=served(("a", 2, "3"), ("b", 1, "2")), engine=engine(again))
+    assert (story.found(), story.check()[1]["statuses"]) == ([], 4)
+
+
+@pytest.mark.parametrize("shown", [None, {}, {"a": "1"}, {"a": "1", "b": "9"}])
+def test_what_an_engine_never_served_is_not_told_of_it_later(shown):
+    """R9: neither of one that is out of reach."""
+    story, at = of_two()
+    story.log("artifact_staged", name="x", artifact="9" * 64, digest="sha256:" + "9" * 64)
+    if shown is not None:
+        story.look(whole=True, **shown)
+    then = served(("a", 1, "1"), ("b", 1, "2")).model_copy(update={"seen_at": "2026-01-01T00:00:00.000Z"})
+    story.say(at, served=then, engine=engine(""))
+    assert [one.guarantee for one in story.found()] == ["R9"]
+
+
 MADE = "sha256:777777777777…"
 
 
