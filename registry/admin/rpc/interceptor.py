@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Never, TypeVar
+from typing import Any, Never, Protocol, TypeVar
 
 import grpc
 import structlog
@@ -108,7 +108,13 @@ Unary = Callable[[Request, CallContext], Awaitable[Reply]]
 Stream = Callable[[Request, CallContext], AsyncGenerator[Reply, None]]
 Parse = Callable[[bytes], Request]
 Prepare = Callable[[Request, CallContext], Awaitable[None]]
-RawRequests = AsyncIterator[bytes]
+
+
+class RawRequests(Protocol):
+    """The requests of a call as grpc.aio hands them out."""
+
+    def __aiter__(self) -> AsyncGenerator[bytes, None]: ...  # noqa: PYI058 - they are closed once they are read
+
 
 MAX_UNARY_SECONDS = 10.0
 # Kept of the client's time for the way of the answer back.
@@ -195,8 +201,9 @@ async def _admitted(
 async def _received(requests: RawRequests, deadline: Deadline) -> bytes:
     """The one request of a call. Raises InvalidArgument: there is none; Unavailable: it does not come."""
     try:
-        async with asyncio.timeout(deadline.spend()):
-            raw = await anext(aiter(requests), None)
+        # Left open it would end in the event loop one day, and keep what a refused call had until a full collection.
+        async with asyncio.timeout(deadline.spend()), aclosing(aiter(requests)) as messages:
+            raw = await anext(messages, None)
     except TimeoutError as error:
         raise Unavailable(Reason.DEADLINE_EXCEEDED, "the request did not arrive in time; nothing was done") from error
     if raw is None:
