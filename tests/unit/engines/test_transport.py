@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -144,6 +146,86 @@ async def test_what_has_no_whole_answer_is_lost_from_there_on(pieces, whole):
         answers = await Transport(f"http://127.0.0.1:{port}").send(ALL, {}, timeout_seconds=60, max_reply_bytes=8)
     assert not isinstance(answers, NotSent)
     assert [type(one) for one in answers] == [Reply] * whole + [Lost] * (3 - whole)
+
+
+CLOSING = (
+    b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok",
+    b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
+    b"HTTP/1.0 200 OK\r\n\r\nok",
+)
+
+
+@pytest.mark.parametrize("piece", CLOSING, ids=str)
+async def test_where_connections_end_with_each_answer_requests_go_one_by_one(piece):
+    """R17: all are carried out, in order, each on a connection of its own."""
+    async with answering(piece) as (port, seen):
+        transport = Transport(f"http://127.0.0.1:{port}")
+        for _ in range(2):
+            assert await transport.send(ALL, {}, timeout_seconds=60) == [Reply(200, b"ok")] * 3
+    assert [one.count(b"HTTP/1.1\r\n") for one in seen] == [3, 1, 1, 1, 1, 1]
+    assert [one.split()[0] for one in seen] == [b"GET", b"POST", b"DELETE"] * 2
+
+
+async def test_a_server_that_keeps_connections_again_gets_all_at_once_again(monkeypatch):
+    """R6: a proxy was exchanged for another."""
+    connect = asyncio.open_connection
+    async with answering(CLOSING[0]) as (port, _), answering(OK, OK, OK) as (other, seen):
+        transport = Transport(f"http://127.0.0.1:{port}")
+        await transport.send(ALL, {}, timeout_seconds=60)
+        monkeypatch.setattr(asyncio, "open_connection", lambda host, _, ssl: connect(host, other, ssl=ssl))
+        await transport.send([ALL[0]], {}, timeout_seconds=60)
+        await transport.send(ALL, {}, timeout_seconds=60)
+    assert [one.count(b"HTTP/1.1\r\n") for one in seen] == [1, 3]
+
+
+async def test_a_connection_that_cannot_be_made_again_loses_the_rest(monkeypatch):
+    """R17: what was answered is known; of the rest a look tells."""
+    async with answering(CLOSING[0]) as (port, _):
+        transport = Transport(f"http://127.0.0.1:{port}")
+        connect, count = asyncio.open_connection, iter(range(9))
+
+        async def once(*where: object, **how: object) -> object:
+            if next(count):
+                raise ConnectionRefusedError("refused")
+            return await connect(*where, **how)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(asyncio, "open_connection", once)
+        answers = await transport.send(ALL, {}, timeout_seconds=60)
+    assert not isinstance(answers, NotSent)
+    assert [type(one) for one in answers] == [Reply, Lost, Lost]
+
+
+def encoded(name: str, body: bytes) -> bytes:
+    return f"HTTP/1.1 200 OK\r\nContent-Encoding: {name}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize(
+    ("piece", "found"),
+    [
+        (encoded("gzip", gzip.compress(b"ok")), "ok"),
+        (encoded("X-Gzip", gzip.compress(b"ok")), "ok"),
+        (encoded("deflate", zlib.compress(b"ok")), "ok"),
+        (encoded("identity", b"ok"), "ok"),
+        (encoded("br", b""), ""),
+        (encoded("br", b"??"), "encoded by 'br', which nobody asked for"),
+        (encoded("gzip, br", b"??"), "encoded by 'gzip, br', which nobody asked for"),
+        (encoded("gzip", b"ok"), "not encoded as it says, by gzip"),
+        (encoded("gzip", gzip.compress(b"ok")[:-1]), "not encoded as it says, by gzip"),
+        (encoded("gzip", gzip.compress(b"ok") * 2), "not encoded as it says, by gzip"),
+        (encoded("gzip", gzip.compress(b"0" * 1_000_000)), "more than 100 bytes"),
+        (encoded("gzip", gzip.compress(b"") * 9), "more than 100 bytes"),
+    ],
+    ids=str,
+)
+async def test_encodings_that_nobody_asked_for_are_undone_or_named(piece, found):
+    """R17, X2: within the bounds of a plain body, however much it says to be."""
+    async with answering(piece) as (port, seen):
+        transport = Transport(f"http://127.0.0.1:{port}")
+        answers = await transport.send([GetRequest("/a")], {}, timeout_seconds=60, max_reply_bytes=100)
+    assert not isinstance(answers, NotSent)
+    (answer,) = answers
+    assert b"accept-encoding: identity" in seen[0].lower()
+    assert found in (answer.body.decode() if isinstance(answer, Reply) else answer.message)
 
 
 async def test_an_answer_that_does_not_come_is_waited_for_no_longer_than_it_may_take():
