@@ -64,7 +64,7 @@ class Observed:
     Attributes:
         facts: which process it was.
         base_models: names under which it serves the base model.
-        adapters: name to path, exactly as the engine lists them.
+        adapters: name to path, as the engine lists them, but for slashes and dots that mean nothing.
         last_used: name to seconds since a request for it came in or was seen to run; without what was never used, and
             empty where the engine does not say.
         past: name to the path that this process ever had under it, where other weights under it would be answered with

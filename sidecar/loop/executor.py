@@ -9,7 +9,7 @@ from typing import Any, assert_never
 
 import structlog
 
-from registry.model.names import name_key
+from registry.model.names import PROOF_PREFIX, name_key
 from registry.runtime.clock import Clock
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.desired.mailbox import Mailbox
@@ -65,6 +65,16 @@ class Attempt:
         """
         listed = observed.adapters.get(self.name)
         return listed == self.path or (listed not in (None, self.before) and isinstance(self.outcome, AlreadyThere))
+
+    def listed_as(self, observed: Observed) -> str:
+        """Another name of no adapter's proof under which the listing has the same files; empty: none.
+
+        What is to be replaced by a swap, or is served by another name as well, says nothing.
+        """
+        if self.path is None or self.name in observed.adapters:
+            return ""
+        others = (name for name, path in observed.adapters.items() if path == self.path)
+        return min((name for name in others if not name.startswith(PROOF_PREFIX)), default="")
 
 
 def _attempt(call: Call, incarnation: str, outcome: Outcome) -> Attempt:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -207,6 +209,47 @@ PULSE_SECONDS = 5.0
 STALLED = "the engine answers but generates nothing; restart it if that lasts"
 
 
+# Several engines answer where processes came back so often within so long; and one, after so long without another.
+RETURNS, ALONE_SECONDS = 2, 10.0
+MOST_INCARNATIONS = 16
+
+
+class Incarnations:
+    """Those that answered of late. A process that is over does not come back: one that does was there all the time.
+
+    Attributes:
+        several: why it is not known who answers; empty: it is one engine, or one after the other.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._seen: tuple[str, ...] = ()
+        self._returned_at: deque[float] = deque([-math.inf] * RETURNS, RETURNS)
+        self._changed_at = -math.inf
+        self.several = ""
+
+    def see(self, incarnation: str, now: float) -> bool:
+        """Takes in who answered at `now`, in monotonic seconds. True: the one before has ended, and this is another."""
+        is_other = bool(self._seen) and incarnation != self._seen[-1]
+        if is_other:
+            self._changed_at = now
+        if is_other and incarnation in self._seen:
+            self._returned_at.append(now)
+            if not self.several and now - self._returned_at[0] <= ALONE_SECONDS:
+                self.several = self._told(incarnation, self._seen[-1])
+        if now - self._changed_at >= ALONE_SECONDS:
+            self.several = ""
+        self._seen = (*self._seen[-MOST_INCARNATIONS:], incarnation) if is_other or not self._seen else self._seen
+        return is_other and not self.several
+
+    def _told(self, *incarnations: str) -> str:
+        _log.warning("several_engines", url=self._url, incarnations=incarnations)
+        return (
+            f"two engines or more answer at {self._url} in turn ({' and '.join(sorted(incarnations))}), so nothing is "
+            "loaded: give each sidecar the address of one engine, not of a load balancer"
+        )
+
+
 class EngineProbes:
     """Probes one engine beside all calls to it, so that none of them can hide that it stopped.
 
@@ -220,6 +263,7 @@ class EngineProbes:
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine = engine
         self._clock = clock
+        self._incarnations = Incarnations(engine.url)
         self.incarnation = ""
         self.away = ""
         self.stalled = ""
@@ -228,14 +272,19 @@ class EngineProbes:
     @property
     def problem(self) -> str:
         """Why a replica with this engine cannot be ready; empty: the probes are well."""
-        return self.away or self.paused or self.stalled
+        return self.several or self.away or self.paused or self.stalled
+
+    @property
+    def several(self) -> str:
+        """See `Incarnations.several`: nothing that is seen or called is of one engine."""
+        return self._incarnations.several
 
     async def watch(self, on_change: Callable[[], None]) -> None:
         """Calls `on_change` when the engine's incarnation changes, or it stops or starts to answer or to take calls.
 
         Never returns.
         """
-        known, failing_since = "", None
+        failing_since = None
         while True:
             asked_at = self._clock.monotonic()
             current, problem = await self._probe()
@@ -244,13 +293,13 @@ class EngineProbes:
             is_news = current != self.incarnation or is_away != bool(self.away) or self.paused != self._engine.paused
             self.paused = self._engine.paused
             self.incarnation, self.away = current, (self.away or problem) if is_away else ""
-            if current and known and current != known:
+            was_mixed = bool(self.several)
+            if current and self._incarnations.see(current, asked_at):
                 self.stalled = ""  # that was another process
                 ENGINE_RESTARTS.inc()
                 _log.warning("engine_restarted", url=self._engine.url, incarnation=current)
-            if is_news:
+            if is_news or was_mixed != bool(self.several):
                 on_change()
-            known = current or known
             await asyncio.sleep(PROBE_SECONDS if current else PROBE_AWAY_SECONDS)
 
     async def _probe(self) -> tuple[str, str]:

@@ -137,12 +137,13 @@ class Reconciler:
         self._logged: tuple[int, int, int, int] | None = None
 
     def _may_call(self, call: Call) -> bool:
-        """Not for a replica that is another's, nor while its engine is paused, nor for a name that the engine asks
-        about: it would await the answer.
+        """Not for a replica that is another's, nor while its engine is paused or they are several, nor for a name that
+        the engine asks about: it would await the answer.
 
         Nor if the engine would be given bytes that were touched since they were proven: they are looked at anew.
         """
-        if self._ownership.refusal or self._engine.paused or self._demand.is_asked(key_of(call.name)):
+        hindered = self._ownership.refusal or self._probes.several or self._engine.paused
+        if hindered or self._demand.is_asked(key_of(call.name)):
             return False
         path = call.path if isinstance(call, Load) else call.new if isinstance(call, Swap) else None
         is_sound = path is None or self._store.is_intact(path)
@@ -205,7 +206,7 @@ class Reconciler:
             self._observer.distrust()
 
     async def _look(self) -> Observed | None:
-        if self._ownership.refusal:
+        if self._ownership.refusal or self._probes.several:
             return None
         is_expecting = self._demand.is_expecting or self._is_hindered
         return await self._observer.look(has_unsettled=bool(self._retries.unsettled), is_expecting=is_expecting)
@@ -346,7 +347,7 @@ class Reconciler:
         self._publish(report)
 
     def _why_not_ready(self, snapshot: Snapshot, plan: Plan | None) -> str:
-        if problem := self._ownership.refusal or self._observer.problem or self._probes.problem:
+        if problem := self._ownership.refusal or self._probes.several or self._observer.problem or self._probes.problem:
             return problem
         if self._observer.hangs and not (plan is not None and plan.paused):
             return "the engine answers but generates nothing since a call that timed out; restart it"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from urllib.parse import urlsplit
@@ -15,12 +15,12 @@ from sidecar.desired.informer import DesiredAdapter
 from sidecar.engines.observed import EngineGone, EnginePaused, Observed
 from sidecar.loop.executor import Attempt
 from sidecar.plan.backoff import (
-    REFUSED_PACE_SECONDS,
+    NOT_LISTED,
     Failure,
     after_call,
     after_staging,
-    is_paced,
     not_borne_out,
+    pace_of,
 )
 
 # Where an engine cannot be asked to generate, a load whose answer was lost has ended after so long, its own deadline.
@@ -44,6 +44,8 @@ class RetryTracker:
         self._attempts: dict[str, Attempt] = {}
         self._taken_up_at: dict[str, float] = {}
         self._paced_until = 0.0
+        self._contradictions = 0
+        self._missed: dict[str, Attempt] = {}
         self.failures: dict[str, Failure] = {}
 
     @property
@@ -61,22 +63,49 @@ class RetryTracker:
         `turns`: False: the engine generates nothing, so that what is under way inside it may yet happen. None: whether
         it does cannot be told, and time has to tell.
         """
-        incarnation, loaded, recovered = observed.facts.incarnation, 0, 0
+        done, missing = self._listed_late(observed), list[Attempt]()
         for key, attempt in list(self._attempts.items()):
-            if attempt.is_borne_out(observed):
-                loaded += attempt.ref is not None
-                recovered += self._recover(key, attempt) and attempt.ref is not None
-            elif attempt.incarnation == incarnation:
-                if attempt.is_unsettled and not self._has_ended(key, turns):
-                    continue
-                self.failures[key] = not_borne_out(
-                    attempt.ref, incarnation, self.failures.get(key), now=self._now(), uniform=self._clock.rng.uniform
-                )
+            is_done, is_here = attempt.is_borne_out(observed), attempt.incarnation == observed.facts.incarnation
+            if is_here and not is_done and attempt.is_unsettled and not self._has_ended(key, turns):
+                continue
+            (done if is_done else missing if is_here else list[Attempt]()).append(attempt)
             del self._attempts[key], self._taken_up_at[key]
-        if loaded:
-            self._release({key for key, one in self.failures.items() if one.is_engines}, recovered)
+        if any(one.ref is not None for one in done):
+            self._contradictions = 0
+        for attempt in missing:
+            self._miss(attempt, observed)
+        self._bear_out(done)
+
+    def _listed_late(self, observed: Observed) -> list[Attempt]:
+        """Loads that were given up, and are listed by now."""
+        failures = self.failures
+        self._missed = {
+            key: one for key, one in self._missed.items() if key in failures and failures[key].reason == NOT_LISTED
+        }
+        return [one for one in self._missed.values() if observed.adapters.get(one.name) == one.path]
+
+    def _bear_out(self, done: Sequence[Attempt]) -> None:
+        """Drops what these mended. Where others load, what failed is tried again sooner."""
+        recovered = [one for one in done if self._recover(one.key, one) and one.ref is not None]
+        if any(one.ref is not None for one in done):
+            self._release({key for key, one in self.failures.items() if one.is_engines}, len(recovered))
         if recovered:
             self._paced_until = self._now()
+
+    def _miss(self, attempt: Attempt, observed: Observed) -> None:
+        """Notes that the engine does not list what it was told to, whatever it said of that."""
+        self._contradictions += attempt.ref is not None and not attempt.is_unsettled
+        failure = not_borne_out(
+            attempt.ref,
+            observed.facts.incarnation,
+            self.failures.get(attempt.key),
+            now=self._now(),
+            uniform=self._clock.rng.uniform,
+            listed_as=attempt.listed_as(observed),
+        )
+        self.failures[attempt.key] = self._paced(failure)
+        if attempt.ref is not None:
+            self._missed[attempt.key] = attempt
 
     def _recover(self, key: str, attempt: Attempt) -> bool:
         """Drops the failure that an attempt mended; True if there was one. An unload mends none of a load."""
@@ -126,10 +155,11 @@ class RetryTracker:
                 self._attempts[attempt.key], self._taken_up_at[attempt.key] = attempt, self._now()
 
     def _paced(self, failure: Failure) -> Failure:
-        """With a place of its own among what is refused again and again."""
-        if failure.retry_at is None or not is_paced(failure):
+        """With a place of its own among what is refused again and again, or is not listed."""
+        pace_seconds = pace_of(failure, self._contradictions)
+        if failure.retry_at is None or not pace_seconds:
             return failure
-        self._paced_until = max(self._paced_until, self._now()) + REFUSED_PACE_SECONDS
+        self._paced_until = max(self._paced_until, self._now()) + pace_seconds
         return replace(failure, retry_at=max(failure.retry_at, self._paced_until))
 
     def staging_failed(self, stage: Stage, error: ArtifactError) -> None:

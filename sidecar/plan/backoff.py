@@ -25,6 +25,7 @@ from sidecar.engines.observed import (
 )
 
 ENGINE_REFUSED = "engine_refused"
+NOT_LISTED = "not_listed"
 NO_EFFECT = "no_effect"
 NOT_AS_EXPECTED = "not_as_expected"
 EXPECT_HINT = (
@@ -42,6 +43,9 @@ REFUSED_LONGEST_SECONDS = 300.0
 # Whatever number of adapters is refused, an engine gets one such load in so long once each was tried a few times.
 REFUSED_PACE_SECONDS = 2.0
 TRIES_UNPACED = 3
+# An engine that lists nothing of so many loads that it said to have done contradicts itself: what it lists or what it
+# does is not as it says. It gets a load ever more rarely, until one is listed.
+CONTRADICTIONS_UNPACED = 8
 # A replica does not wait longer than this many tries of one adapter before it calls itself ready.
 TRIES_UNTIL_READY = 3
 # A rollout waits for so long too before it takes a refusal for an answer: engines that warm up refuse for a while.
@@ -139,14 +143,28 @@ def after_call(
 
 
 def not_borne_out(
-    ref: ArtifactRef | None, incarnation: str, previous: Failure | None, *, now: float, uniform: Uniform
+    ref: ArtifactRef | None,
+    incarnation: str,
+    previous: Failure | None,
+    *,
+    now: float,
+    uniform: Uniform,
+    listed_as: str = "",
 ) -> Failure:
-    """The failure of a call that was acknowledged, or timed out, and that the engine's listing does not show."""
+    """The failure of a call that was acknowledged, or timed out, and that the engine's listing does not show.
+
+    `listed_as`: the name that the listing has for the same files; empty: none.
+    """
     if ref is None:
         reason, message = "still_listed", "the engine still lists the adapter after its unload"
     else:
-        reason = "not_listed"
+        reason = NOT_LISTED
         message = "the engine does not list the adapter as it was loaded; something else may drive the engine too"
+        if listed_as:
+            message = (
+                f"the engine lists its files under the name {listed_as!r}, under which nobody asks for it: have the "
+                "engine, and what stands before it, leave names as they are"
+            )
     return _retried(Failure(ref, incarnation, reason, message, 1, None, since=now), previous, now=now, uniform=uniform)
 
 
@@ -167,6 +185,15 @@ def _again(previous: Failure | None, failure: Failure) -> Failure:
     return replace(failure, attempts=attempts, since=since, others_succeed=previous.others_succeed)
 
 
-def is_paced(failure: Failure) -> bool:
-    """True if its next try has to keep `REFUSED_PACE_SECONDS` from those of all others."""
-    return failure.reason == ENGINE_REFUSED and failure.ref is not None and failure.attempts >= TRIES_UNPACED
+def pace_of(failure: Failure, contradictions: int) -> float:
+    """Seconds that its next try has to keep from those of all others; 0: none.
+
+    `contradictions`: so many loads in a row were said to be done and are not listed.
+    """
+    if failure.ref is None:
+        return 0.0
+    if failure.reason == ENGINE_REFUSED and failure.attempts >= TRIES_UNPACED:
+        return REFUSED_PACE_SECONDS
+    if failure.reason == NOT_LISTED and contradictions > CONTRADICTIONS_UNPACED:
+        return min(RETRY.cap_seconds, REFUSED_PACE_SECONDS * 2.0 ** min(contradictions - CONTRADICTIONS_UNPACED, 10))
+    return 0.0

@@ -89,6 +89,8 @@ def make_plan(
     actions = overlap.within(planned, chosen.limits.capacity, going=len(gone) + coming)
     failures = _of_kind(decided, FailedAdapter)
     leftover = tuple(still_served(desired, kept, observed, chosen, known))
+    served = [*_of_kind(decided, ServedAdapter), *leftover]
+    answered = _kept(desired, chosen, observed, known, served, gone)
     return Plan(
         revision=desired.revision,
         stage=tuple(action for action in actions if isinstance(action, Stage)),
@@ -102,11 +104,11 @@ def make_plan(
         residents=_of_kind(residents, ServedAdapter),
         leaving=leaving,
         still_served=leftover,
-        kept=_kept(desired, chosen, observed, known, [*_of_kind(decided, ServedAdapter), *leftover], gone),
+        kept=answered,
         removing=count_removing((*no_more, *too_many), desired, chosen, known),
         among=known.share.among if known.share else NOBODY,
         is_out=known.share is not None and known.share.is_out,
-        refusals=_refusals(chosen, eager, observed, known),
+        refusals=_refusals(chosen, eager, known, serves=bool(served or answered)),
         is_awaiting=bool(known.in_progress.keys),
         paused=observed.paused,
         chosen=chosen,
@@ -129,11 +131,10 @@ def _kept(
 
 
 def _refusals(
-    chosen: Selection, decided: Iterable[tuple[Condition, Action | None]], observed: Observed, known: PlanContext
+    chosen: Selection, decided: Iterable[tuple[Condition, Action | None]], known: PlanContext, *, serves: bool
 ) -> EngineRefusals:
     keys = [one.key for one, (said, _) in zip(chosen.adapters, decided, strict=True) if isinstance(said, FailedAdapter)]
     failures = [known.failures[key] for key in keys if key in known.failures]
-    serves = any(known.owns(path) is not None for path in observed.adapters.values())
     return refusals_among(len(chosen.adapters), failures, serves=serves)
 
 

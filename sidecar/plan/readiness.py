@@ -25,7 +25,7 @@ class EngineRefusals:
         desired: how many eager adapters it is to hold.
         count: how many of these are refused.
         unexplained: how many of them since no other has been loaded, so that the fault may well be the engine's.
-        serves: it lists something of ours, be it of an earlier generation.
+        serves: it lists something that is asked for under the name that it has, be it of an earlier generation.
         message: what it said of one of them.
     """
 
@@ -64,7 +64,7 @@ class ReadyRule:
         """Why the replica is degraded; empty: it is not."""
         if refusals.count <= self.share * refusals.desired:
             return ""
-        return f"the engine refuses {refusals.count} of {refusals.desired} adapters, and said: {refusals.message}"
+        return f"the engine does not serve {refusals.count} of {refusals.desired} adapters: {refusals.message}"
 
     def may_begin(self, refusals: EngineRefusals, *, was_serving: bool) -> bool:
         """True if a replica may become ready. `was_serving`: before this sidecar began, so that it was ready then."""

@@ -10,12 +10,13 @@ from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from registry.model.names import name_key
+from registry.model.names import PROOF_PREFIX, name_key
 from registry.model.records import EngineNames, PoolSpec
 from sidecar.desired.assignment import Share, everything
 from sidecar.desired.informer import DesiredAdapter, DesiredState, LazyAdapter
 from sidecar.desired.placement import NOBODY
 from sidecar.engines.observed import Observed, Use
+from sidecar.plan.backoff import NOT_LISTED
 from sidecar.plan.handoff import Handoff, Taken
 from sidecar.plan.limits import limits_of
 from sidecar.plan.names import SEPARATOR, NameOverlap, engine_name, key_of
@@ -197,7 +198,7 @@ def superfluous(
     desired: DesiredState, chosen: Selection, kept: Iterable[Handoff], handover: NameOverlap, known: PlanContext
 ) -> Iterator[Unload]:
     """What the engine has from us and is not to have; also what a call is out for."""
-    keep = handover.keep | handover.held | {one.name for one in kept}
+    keep = handover.keep | handover.held | _misspelt(chosen, handover, known) | {one.name for one in kept}
     waiting = {key for _, key in chosen.undecided} | chosen.lazy.asked
     for name, path in handover.ours.items():
         key = key_of(name)
@@ -215,6 +216,21 @@ def count_removing(gone: Collection[Unload], desired: DesiredState, chosen: Sele
     may_come = {key_of(name) for name in known.in_progress.loads} | known.unsettled | chosen.lazy.asked
     undesired = {key for key in may_come if desired.of(key) is None}
     return len(going) + len(undesired - {key_of(name) for name in going})
+
+
+def _misspelt(chosen: Selection, handover: NameOverlap, known: PlanContext) -> AbstractSet[str]:
+    """Names under which the engine may list what it was told to load under others.
+
+    They stay while the others are loaded and not listed: to unload one might take away what answers, and it would be
+    back with the next try.
+    """
+    absent: set[str] = set()
+    for adapter in chosen.wanted:
+        failure, staged = known.failures.get(adapter.key), chosen.staged.get(adapter.ref)
+        is_missed = failure is not None and failure.reason == NOT_LISTED
+        if is_missed and staged is not None and engine_name(adapter, chosen.limits.names) not in handover.ours:
+            absent.add(staged.path)
+    return {name for name, path in handover.ours.items() if path in absent and not name.startswith(PROOF_PREFIX)}
 
 
 def decide_unload(

@@ -11,6 +11,7 @@ from traceback import clear_frames
 from sidecar.vllm_plugin.coverage import merged
 from sidecar.vllm_plugin.draining import SWEEP_SECONDS, Drain
 from sidecar.vllm_plugin.proof import AGAINST, Prover
+from sidecar.vllm_plugin.protocol import plain_path
 from sidecar.vllm_plugin.resolver import ResolverClient
 from sidecar.vllm_plugin.server import (
     ApiServer,
@@ -99,9 +100,9 @@ class Adapters:
             PluginError: it was not done.
         """
         current = self._registered(name)
-        if current.lora_path == path:
+        if (listed := plain_path(current.lora_path)) == plain_path(path):
             return
-        if current.lora_path != expected:
+        if listed != plain_path(expected):
             raise NameConflict(f"{name!r} has {current.lora_path!r}, not {expected!r}: list, and decide anew")
         if len(self._drain) >= MAX_RETIRED:
             raise Busy(f"{MAX_RETIRED} earlier versions are still in use")

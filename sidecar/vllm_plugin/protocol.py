@@ -1,4 +1,4 @@
-"""Protocol of the resolver's socket, and form of expected answers. Pure.
+"""Protocol of the resolver's socket, and form of answers and paths. Pure.
 
 On the socket there is one line of JSON each way: the plugin writes questions and reads answers inside vLLM, the sidecar
 reads questions and writes answers.
@@ -52,6 +52,13 @@ class Unresolved:
 
 
 Answer = Resolved | Unresolved
+
+
+def plain_path(path: str) -> str:
+    """An absolute path without what means nothing: a slash behind, doubled slashes, single dots."""
+    if not path.startswith("/"):
+        return path
+    return "/" + "/".join(part for part in path.split("/") if part not in {"", "."})
 
 
 def is_askable(name: str) -> bool:

@@ -6,12 +6,16 @@ As a program: ``python -m tests.faults.behaviours PORT`` is that engine.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import math
 import sys
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
+from registry.model.names import PROOF_PREFIX
 from tests.faults.strange_engine import (
     COMPLETIONS,
     HEALTH,
@@ -38,6 +42,8 @@ HTML = Answer(200, b"<html><body>It works!</body></html>", "text/html")
 # Within so long a replica says that its engine is out of reach, refuses everything, or generates nothing (R18).
 AWAY, STALLED = 10.0, 30.0
 ALWAYS, NEVER = math.inf, 0.0
+# Of five adapters, within a minute: each is tried again ever later (R8).
+MOST_CALLS = 120
 
 
 def _nothing(_: StrangeEngine) -> None:
@@ -57,6 +63,8 @@ class Behaviour:
         told: the replica is not ready from so long after its beginning until its end; None: it may be.
         heals: so long after its end everything is served as it should be, and the replica says so.
         is_ours: a replica may begin to be ready without what fails by it, which is as if it were the adapters' fault.
+        serves: so long after its beginning everything is served as it should be although it lasts; None: it need not.
+        calls: no more loads and unloads than these are made from its beginning until all is well again.
     """
 
     name: str
@@ -68,6 +76,8 @@ class Behaviour:
     told: float | None = None
     heals: float = 20.0
     is_ours: bool = False
+    serves: float | None = None
+    calls: int = MOST_CALLS
 
     def start(self, engine: StrangeEngine) -> None:
         """From now on the engine misbehaves so."""
@@ -145,6 +155,62 @@ def _with(told: list[dict[str, object]], **fields: object) -> list[dict[str, obj
 
 def _without(text: str, word: str) -> str:
     return "\n".join(line for line in text.splitlines() if word not in line) + "\n"
+
+
+def _renamed(told: list[dict[str, object]], change: Callable[[str], str]) -> object:
+    return [*told[:1], *(one | {"id": change(str(one["id"]))} for one in told[1:])]
+
+
+def _rooted(change: Callable[[str], str]) -> Rule:
+    """A listing whose paths are spelled otherwise, and mean the same directories."""
+
+    def lie(engine: StrangeEngine, _: Answer) -> Answer:
+        told = cards({name: change(path) for name, path in engine.adapters.items()})
+        return Answer(200, json.dumps({"object": "list", "data": told}).encode())
+
+    return on(MODELS, lie=lie)
+
+
+async def _loads_as_capitals(engine: StrangeEngine, request: Request) -> Answer | None:
+    if request.path != LOAD or not request.field("lora_name"):
+        return None
+    engine.calls.append(("load", request.field("lora_name")))
+    engine.adapters[request.field("lora_name").upper()] = request.field("lora_path")
+    return Answer(200, b"Success")
+
+
+def _give_names_back(engine: StrangeEngine) -> None:
+    engine.adapters = {name.lower(): path for name, path in engine.adapters.items()}
+
+
+def _leave_proofs(engine: StrangeEngine) -> None:
+    """Forgets the names, and has what is left of proofs of the same files."""
+    engine.adapters = {f"{PROOF_PREFIX}{place:012x}": path for place, path in enumerate(engine.adapters.values())}
+
+
+def _double(engine: StrangeEngine) -> None:
+    """Another engine at the same address."""
+    twin = StrangeEngine()
+    twin.process, twin.calls, twin.on_listed = engine.process + 50, engine.calls, engine.on_listed
+    engine.twin = twin
+
+
+def _be_one(engine: StrangeEngine) -> None:
+    engine.twin = None
+
+
+def _encoded(name: str, encode: Callable[[bytes], bytes]) -> Rule:
+    """Bodies as nobody asked for them."""
+
+    def lie(_: StrangeEngine, right: Answer) -> Answer:
+        return replace(right, body=encode(right.body), headers={"Content-Encoding": name})
+
+    return on(lie=lie)
+
+
+def _closing(**fields: Any) -> Rule:
+    """One answer on each connection, whatever else was asked on it."""
+    return on(lie=lambda _, right: replace(right, end=Cut(), **fields))
 
 
 def _other_base(told: list[dict[str, object]]) -> object:
@@ -269,11 +335,20 @@ def _refuse_first(name: str) -> Rule:
 
 # Nothing takes longer to heal than a refusal's longest pause, or a call without an answer takes to be given up.
 PAUSE, DEADLINE, LOOK, QUICK = 35.0, 65.0, 20.0, 5.0
+# Until it is believed that one engine alone answers where several did.
+ALONE = 15.0
 # How a page that cannot be read looks from outside: a look is at most 15 s old, and is borne with for 3 s.
 UNREAD = {"stays": 0.1, "told": LOOK, "heals": LOOK}
 # What the engine's process is known by is asked for each second.
 UNKNOWN = {"stays": 0.1, "told": AWAY, "heals": QUICK}
 SILENT = {"stays": 0.1, "told": AWAY, "heals": LOOK}
+
+
+# So many loads and unloads are a few for each of the adapters.
+FEW = 40
+MISSPELT = {"stays": 0.1, "told": LOOK, "heals": LOOK, "calls": FEW}
+# It is no matter at all.
+AS_EVER = {"serves": QUICK, "heals": QUICK, "calls": 12}
 
 
 def _calls(*statuses: int, heals: float) -> tuple[Behaviour, ...]:
@@ -310,6 +385,15 @@ _NO_ANSWERS = {
     "bytes that are no HTTP": GARBAGE,
 }
 
+
+def _capitals(told: list[dict[str, object]]) -> object:
+    return _renamed(told, str.upper)
+
+
+def _prefixed(told: list[dict[str, object]]) -> object:
+    return _renamed(told, lambda name: f"lora/{name}")
+
+
 BEHAVIOURS: tuple[Behaviour, ...] = (
     *_calls(400, 401, 403, 404, 408, 425, 429, 501, 502, 503, 504, heals=LOOK),
     *_calls(409, 413, 422, 500, heals=PAUSE),
@@ -343,6 +427,12 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     Behaviour(
         "listing: other files under our names", listed(lambda told: [*told[:1], *_with(told[1:], root="/x")]), stays=0.1
     ),
+    Behaviour("listing: our names in capitals", listed(_capitals), **MISSPELT),
+    Behaviour("listing: our names behind a prefix", listed(_prefixed), **MISSPELT),
+    Behaviour("loads: under our names in capitals", _loads_as_capitals, end=_give_names_back, told=None, calls=FEW),
+    Behaviour("listing: our paths with a slash behind", _rooted(lambda path: f"{path}/"), **AS_EVER),
+    Behaviour("listing: our paths with two slashes", _rooted(lambda path: path.replace("/", "//")), **AS_EVER),
+    Behaviour("listing: our paths with dots", _rooted(lambda path: path.replace("/", "/./")), **AS_EVER),
     Behaviour("listing: another base model", listed(_other_base), heals=QUICK),
     Behaviour("listing: of a while ago", _stale, end=_forget),
     Behaviour("listing: never answered", on(MODELS, answer=HANGS), stays=0.1, told=STALLED, heals=PAUSE),
@@ -366,12 +456,19 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     Behaviour("restarts once", begin=_restart, stays=NEVER, heals=QUICK),
     Behaviour("restarts every 3 s", begin=_restart, every=3.0, stays=NEVER, heals=QUICK),
     Behaviour("loses all adapters, and is still the same", begin=_unload_all),
+    Behaviour("loses all adapters but for proofs of them", begin=_leave_proofs),
+    Behaviour("is two engines in turn", begin=_double, end=_be_one, stays=NEVER, told=AWAY, heals=ALONE, calls=FEW),
     Behaviour("somebody unloads one every second", begin=_unload_one, every=1.0),
     Behaviour("somebody puts other files behind our names", begin=_replace_files, end=_give_back, every=5.0),
     Behaviour("somebody loads another adapter", begin=_load_theirs, heals=QUICK),
     Behaviour("sleeps", begin=_sleep, end=_wake, stays=NEVER, told=AWAY, heals=QUICK),
     Behaviour("is full of requests", begin=_be_busy, end=_be_idle),
     *(Behaviour(f"everything: {name}", on(answer=answer), **UNKNOWN) for name, answer in _NO_ANSWERS.items()),
+    Behaviour("everything: HTTP/1.0", _closing(version="1.0"), **AS_EVER),
+    Behaviour("everything: Connection: close", _closing(headers={"Connection": "close"}), **AS_EVER),
+    Behaviour("everything: gzip that nobody asked for", _encoded("gzip", gzip.compress), **AS_EVER),
+    Behaviour("everything: deflate that nobody asked for", _encoded("deflate", zlib.compress), **AS_EVER),
+    Behaviour("everything: an encoding that nobody knows", _encoded("br", bytes), **UNKNOWN),
     Behaviour("everything: never answered", on(answer=HANGS), **SILENT),
     Behaviour("everything: answered after 1 s", on(after=1.0)),
     Behaviour(

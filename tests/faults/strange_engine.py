@@ -81,7 +81,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """A reply. `raw`: these bytes instead of a well-formed one, after which `end` is raised."""
+    """A reply, after which `end` is raised. `raw`: these bytes instead of a well-formed one."""
 
     status: int = 200
     body: bytes = b""
@@ -89,6 +89,7 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
     raw: bytes | None = None
     end: Exception | None = None
+    version: str = "1.1"
 
     def wire(self) -> bytes:
         """The bytes on the wire."""
@@ -96,7 +97,7 @@ class Answer:
             return self.raw
         fields = {"Content-Type": self.kind, "Content-Length": str(len(self.body)), **self.headers}
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-        return f"HTTP/1.1 {self.status} Odd\r\n{lines}\r\n".encode() + self.body
+        return f"HTTP/{self.version} {self.status} Odd\r\n{lines}\r\n".encode() + self.body
 
 
 def error(status: int, kind: str, message: str) -> Answer:
@@ -128,6 +129,7 @@ class StrangeEngine:
         stands: clear while all of it stands still, as by SIGSTOP.
         core: clear while its core makes no step, though its pages answer.
         gone: connections are refused.
+        twin: another engine behind the same address, which has every second connection.
         on_listed: is told its process and each listing that it gives.
         on_order: is told each name of an `ORDER`.
     """
@@ -144,6 +146,8 @@ class StrangeEngine:
         self.stands.set()
         self.core.set()
         self.gone = False
+        self.twin: StrangeEngine | None = None
+        self._connections = 0
         self.asleep = False
         self.busy = 0
         self.tokens = 0
@@ -162,6 +166,10 @@ class StrangeEngine:
 
     async def serve(self, reader: Reader, writer: Writer) -> None:
         """Answers the requests of one connection in order, until it is closed."""
+        self._connections += 1
+        if self.twin is not None and self._connections % 2:
+            await self.twin.serve(reader, writer)
+            return
         try:
             while (request := await _read(reader)) is not None:
                 await self._answer(request, writer)

@@ -23,6 +23,7 @@ from sidecar.engines.observed import (
 )
 from sidecar.engines.transport import Lost, NotSent, PostRequest, Reply, json_of
 from sidecar.engines.vllm.responses import said
+from sidecar.vllm_plugin.protocol import plain_path
 
 ABOUT_PATH = "/v1/loraplane/plugin"
 STATE_PATH = "/v1/loraplane/state"
@@ -263,7 +264,7 @@ def read_paths_in_use(body: bytes) -> frozenset[str]:
 def _path(row: object) -> str:
     match row:
         case {"path": str(path)}:
-            return path
+            return plain_path(path)
         case _:
             raise EngineUnreachable(f"{STATE_PATH} cannot be read in full: a row has no path")
 

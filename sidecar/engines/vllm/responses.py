@@ -25,6 +25,7 @@ from sidecar.engines.observed import (
     Unknown,
 )
 from sidecar.engines.transport import Lost, MetricLines, NotSent, Reply, json_of
+from sidecar.vllm_plugin.protocol import plain_path
 from sidecar.vllm_plugin.server import Forbidden
 
 MINIMUM_VERSION = (0, 10)
@@ -107,7 +108,7 @@ class VllmMetrics:
 
 @dataclass(frozen=True, slots=True)
 class ModelsListing:
-    """What /v1/models lists: names of the base model, and each adapter's path."""
+    """What /v1/models lists: names of the base model, and each adapter's path, see `plain_path`."""
 
     base_models: tuple[str, ...]
     adapters: dict[str, str]
@@ -275,7 +276,7 @@ def read_listing(body: bytes) -> ModelsListing:
             case {"id": str(name), "parent": None, "root": _}:
                 bases[name] = None
             case {"id": str(name), "parent": str(), "root": str(root)} if root and name not in adapters:
-                adapters[name] = root
+                adapters[name] = plain_path(root)
             case _:
                 raise _unreadable(f"a card is not understood, or stands twice: {str(card)[:200]}")
     if not bases or bases.keys() & adapters.keys():

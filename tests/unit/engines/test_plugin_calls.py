@@ -198,7 +198,7 @@ def test_both_sides_mean_the_same_routes_and_schema():
 
 def test_every_path_of_a_state_is_in_use():
     """R7 files-pinned: a state that cannot be read in full proves nothing."""
-    state = {"schema": 1, "adapters": [{"path": "/a"}, {"path": "/b", "requests": 0}]}
+    state = {"schema": 1, "adapters": [{"path": "/a"}, {"path": "//b/", "requests": 0}]}
     assert plugin.read_paths_in_use(json.dumps(state).encode()) == {"/a", "/b"}
     for bad in ({"schema": 2, "adapters": []}, {"schema": 1, "adapters": [{}]}, {}, 3):
         with pytest.raises(EngineUnreachable):

@@ -255,6 +255,23 @@ def test_a_listing_tells_bases_and_adapters():
 
 
 @pytest.mark.parametrize(
+    ("root", "path"),
+    [
+        ("/store/a/", "/store/a"),
+        ("//store//a", "/store/a"),
+        ("/./store/./a/.", "/store/a"),
+        ("/store/x/../a", "/store/x/../a"),
+        ("org/a/", "org/a/"),
+        ("/", "/"),
+    ],
+)
+def test_paths_in_a_listing_are_the_same_however_they_are_spelt(root, path):
+    """R3 converge, R11: what is left of a link's target decides, and a name that is no path stays as it is."""
+    told = json.dumps({"data": [BASE_CARD, CARD | {"root": root}]}).encode()
+    assert answers.read_listing(told).adapters == {"a": path}
+
+
+@pytest.mark.parametrize(
     "odd",
     [
         {},

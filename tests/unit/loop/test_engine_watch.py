@@ -12,7 +12,15 @@ import pytest
 
 from registry.runtime.clock import Clock
 from sidecar.engines.driver import EngineUnreachable
-from sidecar.loop.observer import PATIENCE_SECONDS, STALLED, EngineProbes, watch_changes
+from sidecar.loop.observer import (
+    ALONE_SECONDS,
+    MOST_INCARNATIONS,
+    PATIENCE_SECONDS,
+    STALLED,
+    EngineProbes,
+    Incarnations,
+    watch_changes,
+)
 from sidecar.metrics import ENGINE_RESTARTS
 from tests.simulation.loop import VirtualLoop
 
@@ -68,6 +76,33 @@ def test_a_restart_is_told_at_once_and_so_is_silence(monkeypatch, identities, ch
     with closing(VirtualLoop()) as loop:
         loop.run_until_complete(watched())
     assert len(told) == changes
+
+
+def seen(*pairs: tuple[float, str]) -> tuple[list[bool], list[bool]]:
+    """Of each answer, whether it is of another process than before, and whether several answer."""
+    incarnations, others, several = Incarnations("http://engine"), [], []
+    for at, incarnation in pairs:
+        others.append(incarnations.see(incarnation, at))
+        several.append(bool(incarnations.several))
+    return others, several
+
+
+def test_a_process_that_comes_back_again_and_again_is_one_of_several():
+    """R18: no restart is told then, and nothing is said of one engine that is true of another."""
+    pairs = [(float(at), "ab"[at % 2]) for at in range(6)]
+    assert seen(*pairs) == ([False, True, True, False, False, False], [False, False, False, True, True, True])
+
+
+def test_several_are_one_again_when_no_other_answered_for_a_while():
+    pairs = [(0.0, "a"), (1.0, "b"), (2.0, "a"), (3.0, "b"), (ALONE_SECONDS + 2.0, "b"), (ALONE_SECONDS + 3.0, "b")]
+    assert seen(*pairs)[1] == [False, False, False, True, True, False]
+
+
+def test_processes_one_after_the_other_are_never_several():
+    """As is one that was seen once more by mistake."""
+    pairs = [(float(at), f"e{at}") for at in range(2 * MOST_INCARNATIONS)]
+    assert seen(*pairs) == ([False, *[True] * (len(pairs) - 1)], [False] * len(pairs))
+    assert seen((0.0, "a"), (1.0, "b"), (2.0, "a"), (30.0, "b"))[1] == [False] * 4
 
 
 class Changing:

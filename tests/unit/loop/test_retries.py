@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from registry.model.names import PROOF_PREFIX
 from registry.model.records import AskedRetry
 from registry.runtime.clock import Clock
 from registry.sources.base import ArtifactError
@@ -18,7 +19,7 @@ from sidecar.engines.driver import USUAL
 from sidecar.engines.observed import Done, EngineFacts, EngineGone, EnginePaused, Observed, Outcome, Refused, Unknown
 from sidecar.loop.executor import Attempt
 from sidecar.loop.retries import RELEASED_FOR_EACH, UNTOLD_SECONDS, RetryTracker
-from sidecar.plan.backoff import REFUSED_PACE_SECONDS, TRIES_UNPACED
+from sidecar.plan.backoff import CONTRADICTIONS_UNPACED, REFUSED_PACE_SECONDS, TRIES_UNPACED
 
 MANY = 100
 
@@ -115,6 +116,52 @@ def test_an_unload_does_not_have_what_would_not_load_tried_at_once():
         assert due(tracker, held.now) == set()
     load(tracker, "a")
     assert tracker.failures == {}
+
+
+def miss(tracker: RetryTracker, names: Iterable[str], seen: Observed) -> None:
+    tracker.take_up([attempt(name, Done()) for name in names], "e1")
+    tracker.settle(seen, turns=True)
+
+
+def test_an_engine_that_lists_nothing_of_what_it_did_is_asked_ever_more_rarely():
+    """R8: by the replica, however many adapters there are; one that is listed ends it."""
+    held, names = Held(), [f"a{number}" for number in range(MANY)]
+    tracker = RetryTracker(Time(held))
+    miss(tracker, names, observed())
+    assert len(due(tracker, 60.0)) <= CONTRADICTIONS_UNPACED + 5
+    load(tracker, "new")
+    assert due(tracker, held.now) == set(names)
+
+
+def test_what_is_listed_late_is_mended_and_has_the_others_tried():
+    """R17: nobody has to load it once more for that."""
+    held, names = Held(), [f"a{number}" for number in range(MANY)]
+    tracker = RetryTracker(Time(held))
+    miss(tracker, names, observed())
+    load(tracker, "new")
+    miss(tracker, names, observed())
+    assert due(tracker, held.now) == set()
+    tracker.settle(observed("a0"), turns=True)
+    assert "a0" not in tracker.failures
+    assert len(due(tracker, held.now)) == RELEASED_FOR_EACH
+    assert tracker.failures["a1"].attempts == 2
+
+
+@pytest.mark.parametrize(
+    ("listed", "named"),
+    [
+        ({"A": "/a"}, "'A'"),
+        ({"x/a": "/a", "b": "/b"}, "'x/a'"),
+        ({f"{PROOF_PREFIX}0": "/a"}, "something else may drive"),
+        ({"a": "/b", "A": "/a"}, "something else may drive"),
+        ({"b": "/b"}, "something else may drive"),
+    ],
+)
+def test_another_name_for_the_same_files_is_named(listed, named):
+    """R9: whoever reads it knows where to look."""
+    tracker = RetryTracker(Time(Held()))
+    miss(tracker, ["a"], Observed(EngineFacts("vllm", "1", "u", "e1"), ("base",), listed))
+    assert named in tracker.failures["a"].message
 
 
 def test_what_our_own_checks_refuse_is_not_tried_at_news_of_others():

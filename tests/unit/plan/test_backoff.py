@@ -23,6 +23,7 @@ from sidecar.engines.observed import (
     Unknown,
 )
 from sidecar.plan.backoff import (
+    CONTRADICTIONS_UNPACED,
     REFUSED_PACE_SECONDS,
     RETRY,
     SETTLED_SECONDS,
@@ -31,8 +32,8 @@ from sidecar.plan.backoff import (
     Failure,
     after_call,
     after_staging,
-    is_paced,
     not_borne_out,
+    pace_of,
 )
 
 REF = ArtifactRef("file:///a", None)
@@ -108,9 +109,20 @@ def test_what_is_refused_again_and_again_is_paced():
     failure = None
     for attempts in range(1, 6):
         failure = refused(0.0, failure)
-        assert is_paced(failure) == (attempts >= TRIES_UNPACED)
-    assert not is_paced(refused(ref=None))
-    assert not is_paced(after_call(Transient("m"), REF, "e1", failure, now=0.0, uniform=longest))
+        assert pace_of(failure, 99) == (REFUSED_PACE_SECONDS if attempts >= TRIES_UNPACED else 0.0)
+    assert pace_of(refused(ref=None), 99) == 0.0
+    passing = after_call(Transient("m"), REF, "e1", failure, now=0.0, uniform=longest)
+    assert passing is not None
+    assert pace_of(passing, 99) == 0.0
+
+
+def test_an_engine_that_lists_nothing_of_what_it_did_gets_ever_fewer_loads():
+    """R8: whichever adapter it is; what loads elsewhere is no contradiction."""
+    failure = not_borne_out(REF, "e1", None, now=0.0, uniform=longest, listed_as="A")
+    assert "'A'" in failure.message
+    paces = [pace_of(failure, count) for count in range(CONTRADICTIONS_UNPACED - 1, CONTRADICTIONS_UNPACED + 30)]
+    assert paces[:5] == [0.0, 0.0, 4.0, 8.0, 15.0]
+    assert paces[-1] == 15.0
 
 
 def test_an_unload_is_tried_for_ever_and_not_waited_for():
@@ -197,7 +209,7 @@ def test_the_numbers_that_operators_are_told():
     failures = [refused(0.0)]
     for _ in range(9):
         failures.append(refused(0.0, failures[-1]))
-    assert [one.attempts for one in failures if is_paced(one)] == list(range(3, 11))
+    assert [one.attempts for one in failures if pace_of(one, 0)] == list(range(3, 11))
     assert [one.attempts for one in failures if one.is_settled()] == list(range(3, 11))
     assert {one.final_at for one in failures if one.is_settled()} == {60.0}
     assert REFUSED_PACE_SECONDS == 2.0

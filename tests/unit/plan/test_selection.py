@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from registry.model.names import PROOF_PREFIX
 from sidecar.desired.assignment import Share
 from sidecar.desired.informer import DesiredState
 from sidecar.plan.backoff import Failure
@@ -148,6 +149,22 @@ def test_an_unload_that_is_put_off_is_told_as_that():
     assert made.is_settled
     due = make_plan(wants({}), pool(), observed({"Old": "v1"}), known(wants({}), failures={"old": failure}), now=1030.0)
     assert due.calls == (Unload("Old", path_of("v1")),)
+
+
+@pytest.mark.parametrize("reason", [None, "not_listed", "engine_refused"])
+def test_a_name_for_files_that_are_loaded_under_another_and_not_listed_stays(reason):
+    """R6, R8: the engine may spell our names otherwise; else it is another adapter's, which goes."""
+    state = wants({"a": "v1"})
+    failure = Failure(state.adapters["a"].ref, "e1", f"{reason}", "m", 1, 1000.0)
+    failures = {"a": failure} if reason else {}
+    engine = observed({"x/a": "v1", "y": "v2", f"{PROOF_PREFIX}0": "v1"})
+    made = plan(state, engine, known(state, "v1", failures=failures))
+    gone = {call.name for call in made.calls if isinstance(call, Unload)}
+    assert gone == {"y", f"{PROOF_PREFIX}0"} | (set() if reason == "not_listed" else {"x/a"})
+    assert made.refusals.serves is False
+    served = plan(state, observed({"x/a": "v1", "a": "v1"}), known(state, "v1", failures=failures))
+    assert [call.name for call in served.calls] == ["x/a"]
+    assert served.refusals.serves
 
 
 def test_a_load_that_failed_puts_off_no_unload_of_the_same_name():

@@ -72,6 +72,15 @@ async def test_a_swap_that_is_done_already_asks_the_engine_for_nothing(server, e
     assert (server.paths(), server.calls) == ({"x": "/old"}, [])
 
 
+@pytest.mark.parametrize("expected", ["/old/", "//old", "/./old"])
+async def test_a_path_is_the_same_however_it_is_spelt(server, new, expected):
+    """R3 converge: whoever loaded it may have written a slash more than we do."""
+    await Adapters(server).swap("x", expected, "/another")
+    assert server.paths() == {"x": "/old"}
+    await Adapters(server).swap("x", new, expected)
+    assert server.paths() == {"x": new}
+
+
 async def test_a_refusal_leaves_the_old_version_and_removes_what_may_have_been_loaded(server, new):
     """R8 isolation."""
     server.fails = RuntimeError("rank")
