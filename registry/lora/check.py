@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from registry.lora.base import BaseModules, model_name
-from registry.lora.config import AdapterConfig, config_findings
+from registry.lora.config import AdapterConfig, config_findings, config_warnings, left_to_save
 from registry.lora.coverage.findings import coverage_findings, patterns_of, placed_modules, unknown_coverage
 from registry.lora.coverage.table import ends_with
 from registry.lora.findings import AdapterWarning, Finding, shown
@@ -81,7 +81,7 @@ def examine(
     kept, sifted, warnings = _sift(entries, config, policy)
     modules, findings = modules_by_name(kept)
     patterns = pattern_findings(config, len(modules))
-    findings += [*config_findings(config), *patterns, *sifted]
+    findings += [*config_findings(config, policy.drop), *patterns, *sifted]
     renames, misplaced = _place(modules, base, policy)
     ranks = Patterns(config.rank_pattern, config.r) if not patterns else None
     findings += [*misplaced, *_content(modules, renames, ranks, base)]
@@ -97,10 +97,10 @@ def examine(
     changes = Changes(
         renamed=_new_keys(kept, renames, policy),
         dropped=tuple(sorted({entry.tensor.name for entry in entries} - {entry.tensor.name for entry in kept})),
-        config=_new_config(config, modules, renames) if not patterns else {},
+        config=_new_config(config, modules, renames, policy) if not patterns else {},
         rotary=rotary,
     )
-    warnings += [*_base_layers(kept), *unknown_coverage(base)]
+    warnings += [*_base_layers(kept), *config_warnings(config), *unknown_coverage(base)]
     return AdapterVerdict(tuple(_unique(findings)), tuple(warnings), changes, config.highest_rank)
 
 
@@ -169,9 +169,17 @@ def _foreign(entries: Sequence[TensorName]) -> list[Finding]:
             reasons.setdefault(
                 entry.part, Finding("unknown_tensor", name, "a tensor of another kind", "LoRA weights", remedy)
             )
+        if entry.part is TensorPart.WHOLE:
+            reasons.setdefault(entry.part, _whole(name, entries))
         if entry.part is TensorPart.BIAS:
             reasons.setdefault(entry.part, Finding("bias_not_supported", name, "a bias", "none", remedy))
     return list(reasons.values())
+
+
+def _whole(name: str, entries: Sequence[TensorName]) -> Finding:
+    ends = sorted({entry.module.rpartition(".")[2] for entry in entries if entry.part is TensorPart.WHOLE})
+    remedy = f"train it without them, or set prepare.drop to [{', '.join(ends[:8])}] and lose what they learned"
+    return Finding("unknown_tensor", name, "a whole matrix of the model itself", "LoRA weights", remedy)
 
 
 def _place(
@@ -183,7 +191,7 @@ def _place(
     linear = {
         name: module
         for name, module in modules.items()
-        if TensorPart.BIAS not in module.parts and TensorPart.UNKNOWN not in module.parts
+        if not module.parts.keys() & {TensorPart.BIAS, TensorPart.UNKNOWN, TensorPart.WHOLE}
     }
     mapped = map_modules(linear, base, may_rename=policy.remap == "auto")
     names = Counter(mapped.renames.get(name, name) for name in modules)
@@ -257,8 +265,13 @@ def _new_keys(kept: Sequence[TensorName], renames: Mapping[str, str], policy: Po
     return {old: new for old, new in pairs.items() if old != new}
 
 
-def _new_config(config: AdapterConfig, modules: Mapping[str, Module], renames: Mapping[str, str]) -> dict[str, object]:
-    changes: dict[str, object] = {"use_dora": False} if config.use_dora else {}
+def _new_config(
+    config: AdapterConfig, modules: Mapping[str, Module], renames: Mapping[str, str], policy: Policy
+) -> dict[str, object]:
+    changes = {**config.rewritten, **({"use_dora": False} if config.use_dora else {})}
+    left = left_to_save(config, policy.drop)
+    if left != (config.modules_to_save or []):
+        changes["modules_to_save"] = left or None
     if renames:
         names = {name: renames.get(name, name) for name in modules}
         patterns = {

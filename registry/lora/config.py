@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing_extensions import TypeIs
 
 from registry.lora.digest import CONFIG_FILE
-from registry.lora.findings import Finding, UnfitAdapter, shown
+from registry.lora.findings import AdapterWarning, Finding, UnfitAdapter, shown
 from registry.lora.json_files import SAVE_AGAIN, json_object
+from registry.lora.text import printable
 
 MAX_CONFIG_BYTES = 1 << 20
 _MAX_PATTERNS = 4096
@@ -27,6 +30,16 @@ UNAPPLIED = (
     "use_qalora",
     "velora_config",
 )
+# What PEFT and trainers that stand on it write beside the fields of `AdapterConfig`, and what changes no answer.
+_HARMLESS = frozenset(
+    {
+        *("auto_mapping", "corda_config", "enable_lora", "ensure_weight_tying", "eva_config", "exclude_modules"),
+        *("fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout"),
+        *("lora_dtype", "lora_ga_config", "lorap_lr_ratio", "megatron_config", "megatron_core", "merge_weights"),
+        *("peft_type", "peft_version", "qalora_group_size", "revision", "runtime_config", "task_type"),
+    }
+)
+_MAX_TOLD = 8
 _MODULES_TO_SAVE = {"classifier", "score"}
 # These only say how the weights began. The others changed the base's weights, at each load or, as LoRA-GA, once when
 # the training began: PEFT and engines load what that left as if it were plain, and answer otherwise than the training.
@@ -42,6 +55,8 @@ class AdapterConfig(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
 
+    # Fields that are not written as every engine takes them, as they are to be.
+    rewritten: Annotated[dict[str, object], Field(exclude=True)] = {}
     r: Rank
     lora_alpha: Alpha
     target_modules: str | Modules
@@ -80,9 +95,38 @@ def read_config(content: bytes) -> AdapterConfig:
             [Finding("wrong_peft_type", "peft_type", shown(kind), "'LORA'", "train, or convert it to, a LoRA adapter")]
         )
     try:
-        return AdapterConfig.model_validate(fields)
+        whole = _whole_ranks(fields)
+        return AdapterConfig.model_validate({**fields, **whole, "rewritten": whole})
     except ValidationError as error:
         raise UnfitAdapter(_complaints(error, fields)) from error
+
+
+def _whole_ranks(fields: dict[str, Any]) -> dict[str, object]:
+    """The fields with ranks that trainers saved as 8.0, in whole numbers."""
+    rank, pattern = fields.get("r"), fields.get("rank_pattern")
+    found: dict[str, object] = {"r": int(rank)} if _is_whole_float(rank) else {}
+    if isinstance(pattern, dict) and any(map(_is_whole_float, pattern.values())):
+        found["rank_pattern"] = {key: int(one) if _is_whole_float(one) else one for key, one in pattern.items()}
+    return found
+
+
+def _is_whole_float(value: object) -> TypeIs[float]:
+    return isinstance(value, float) and value.is_integer()
+
+
+def config_warnings(config: AdapterConfig) -> list[AdapterWarning]:
+    """Fields in use that neither PEFT has, up to 0.21, nor a trainer that is known here."""
+    used = {name: value for name, value in (config.model_extra or {}).items() if value}
+    unknown = sorted(used.keys() - _HARMLESS - set(UNAPPLIED))
+    if not unknown:
+        return []
+    told = ", ".join(f"{shown(name)[1:-1]}={shown(used[name])}" for name in unknown[:_MAX_TOLD])
+    more = f" and {len(unknown) - _MAX_TOLD} more" if len(unknown) > _MAX_TOLD else ""
+    message = (
+        f"adapter_config.json has fields that are not known: {told}{more}; engines pass over them, so if one of them "
+        "changes what is computed, answers differ from training"
+    )
+    return [AdapterWarning("unknown_field", printable(message))]
 
 
 def _complaints(error: ValidationError, fields: dict[str, Any]) -> list[Finding]:
@@ -95,9 +139,14 @@ def _complaints(error: ValidationError, fields: dict[str, Any]) -> list[Finding]
     return list(found.values())
 
 
-def config_findings(config: AdapterConfig) -> list[Finding]:
-    """What a configuration asks for that engines do not do, or do wrongly. DoRA is a matter of policy, not here."""
-    return [*_bias(config), *_features(config), *_init(config), *_saved(config), *_alphas(config)]
+def config_findings(config: AdapterConfig, dropped: Iterable[str] = ()) -> list[Finding]:
+    """What a configuration asks for that engines do not do, or do wrongly. DoRA is a matter of policy, not here.
+
+    Args:
+        config: as it was read.
+        dropped: ends of names of modules that are left out.
+    """
+    return [*_bias(config), *_features(config), *_init(config), *_saved(config, dropped), *_alphas(config)]
 
 
 def _bias(config: AdapterConfig) -> list[Finding]:
@@ -127,11 +176,23 @@ def _init(config: AdapterConfig) -> list[Finding]:
     ]
 
 
-def _saved(config: AdapterConfig) -> list[Finding]:
-    others = sorted(set(config.modules_to_save or ()) - _MODULES_TO_SAVE)
-    remedy = "train it without modules_to_save, or merge those modules into a base of their own"
+def left_to_save(config: AdapterConfig, dropped: Iterable[str]) -> list[str]:
+    """The names in ``modules_to_save`` that an engine takes, or that `dropped` leaves in the file."""
+    without = {end.rpartition(".")[2] for end in dropped} - _MODULES_TO_SAVE
+    return [name for name in config.modules_to_save or () if name.rpartition(".")[2] not in without]
+
+
+def _saved(config: AdapterConfig, dropped: Iterable[str]) -> list[Finding]:
+    others = sorted(set(left_to_save(config, dropped)) - _MODULES_TO_SAVE)
+    remedy = "train it without modules_to_save, or merge those modules into a base of their own; "
     return [
-        Finding("unsupported_modules_to_save", "modules_to_save", shown(name), "classifier or score", remedy)
+        Finding(
+            "unsupported_modules_to_save",
+            "modules_to_save",
+            shown(name),
+            "classifier or score",
+            f"{remedy}prepare.drop: [{shown(name)[1:-1]}] serves it with the base's, and loses what they learned",
+        )
         for name in others
     ]
 

@@ -46,7 +46,10 @@ WarningReason = Literal[
     "dora_stripped",
     "engine_coverage_unknown",
     "modules_dropped",
+    "modules_missing",
+    "unknown_field",
     "vision_dropped",
+    "without_effect",
 ]
 _LONGEST = 200
 

@@ -123,7 +123,8 @@ def renamed_pattern(values: Mapping[str, Value] | None, renames: Mapping[str, st
     return {re.escape(name): value for name in ordered if (value := found[name]) is not None}
 
 
-DTYPES = ("F32", "F16", "BF16")
+# All engines cast to their own type as they read; what would not fit there is `registry.lora.safetensors.not_finite`'s.
+DTYPES = ("F32", "F16", "BF16", "F64")
 _PAIRS = {TensorPart.A, TensorPart.B, TensorPart.EMBEDDING_A, TensorPart.EMBEDDING_B}
 
 

@@ -150,12 +150,21 @@ def _incomplete(file: str, found: int, expected: int) -> UnfitAdapter:
 
 # As much as stays in a processor's own cache from one step to the next.
 CHUNK_BYTES = 1 << 18
-# Of each type: how its bits are read, and those of the exponent, which are all set in NaN and infinity alone.
-_EXPONENTS = {"F32": ("<u4", 0x7F80_0000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
+# Of each type: how its bits are read, those that are looked at, and from which number on they are NaN, infinity, or,
+# of a double, what float32 rounds to infinity.
+_BOUNDS = {
+    "F64": ("<u8", 0x7FFF_FFFF_FFFF_FFFF, 0x47EF_FFFF_F000_0000),
+    "F32": ("<u4", 0x7F80_0000, 0x7F80_0000),
+    "F16": ("<u2", 0x7C00, 0x7C00),
+    "BF16": ("<u2", 0x7F80, 0x7F80),
+}
+
+
+_FOUND = {"F64": "NaN, infinity, or more than float32 holds"}
 
 
 def not_finite(file: BufferedIOBase, start: int, tensors: Iterable[Tensor]) -> list[Finding]:
-    """The tensors that hold a NaN or an infinity; those of other types are passed over.
+    """The tensors that hold a NaN, an infinity, or what becomes one in an engine; other types are passed over.
 
     Args:
         file: safetensors file, readable from any position.
@@ -167,9 +176,9 @@ def not_finite(file: BufferedIOBase, start: int, tensors: Iterable[Tensor]) -> l
     """
     remedy = "look at the training, which has diverged; or fetch the file again"
     return [
-        Finding("not_finite", tensor.name, "NaN or infinity", "finite numbers", remedy)
+        Finding("not_finite", tensor.name, _FOUND.get(dtype, "NaN or infinity"), "finite numbers", remedy)
         for dtype, one_type in groupby(tensors, lambda tensor: tensor.dtype)
-        if dtype in _EXPONENTS
+        if dtype in _BOUNDS
         for tensor in _guilty(file, start, list(one_type), dtype)
     ]
 
@@ -184,16 +193,16 @@ def _guilty(file: BufferedIOBase, start: int, tensors: Sequence[Tensor], dtype: 
 def _is_finite(file: BufferedIOBase, begin: int, end: int, dtype: str) -> bool:
     import numpy as np  # noqa: PLC0415 - 12 MB that a process which examines nothing has no use for
 
-    kind, exponent = _EXPONENTS[dtype]
+    kind, mask, bound = _BOUNDS[dtype]
     width = np.dtype(kind).itemsize
     chunk = memoryview(bytearray(min(CHUNK_BYTES, end - begin)))
-    exponents = np.empty(len(chunk) // width, kind)
+    masked = np.empty(len(chunk) // width, kind)
     file.seek(begin)
     while begin < end:
         got = file.readinto(chunk[: min(CHUNK_BYTES, end - begin)])
         numbers = np.frombuffer(chunk[: got - got % width], dtype=kind)
-        highest = np.bitwise_and(numbers, exponent, out=exponents[: len(numbers)]).max(initial=0)
-        if highest == exponent:
+        highest = np.bitwise_and(numbers, mask, out=masked[: len(numbers)]).max(initial=0)
+        if highest >= bound:
             return False
         if not got:  # cut off since its size was looked at; whoever hashes it will see
             return True

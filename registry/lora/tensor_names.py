@@ -20,6 +20,8 @@ _PART = re.compile(
     re.ASCII,
 )
 _SAVED = re.compile(r"(?P<module>(?:.+\.)?(?:score|classifier))(?:\.modules_to_save\.[^.]+)?\.(?P<leaf>weight|bias)")
+# A matrix of the base itself, whole, as PEFT saves it with save_embedding_layers or modules_to_save.
+_WHOLE = re.compile(r"(?P<module>(?:(?!\.lora_).)+?)(?:\.modules_to_save\.[^.]+)?\.weight")
 # Modules of the part that sees or hears, which engines serve adapters of only if they are told to.
 _VISION = re.compile(
     r"(?:^|\.)(?:visual|vision|vision_tower|vision_model|vision_encoder|vision_embed_tokens|image_encoder|vit"
@@ -39,6 +41,7 @@ class TensorPart(StrEnum):
     MAGNITUDE = "lora_magnitude_vector"
     BASE_LAYER = "base_layer"
     SAVED = "saved"
+    WHOLE = "whole"
     BIAS = "bias"
     UNKNOWN = "unknown"
 
@@ -73,6 +76,8 @@ def entry_of(tensor: Tensor) -> TensorName:
     if match := _SAVED.fullmatch(name):
         return TensorName(tensor, match["module"], TensorPart.SAVED, match["leaf"])
     match = _PART.fullmatch(name)
+    if match is None and (whole := _WHOLE.fullmatch(name)):
+        return TensorName(tensor, whole["module"], TensorPart.WHOLE)
     if match is None:
         return TensorName(tensor, name, TensorPart.UNKNOWN)
     if match["bias"]:

@@ -9,6 +9,7 @@ from tests.corpus.edits import (
     BF16,
     F16,
     F32,
+    F64,
     HTML,
     LFS,
     TWICE,
@@ -38,6 +39,7 @@ from tests.corpus.edits import (
     twin,
     typed,
     vision,
+    whole_embedding,
     without,
 )
 
@@ -73,7 +75,7 @@ DEFECTS: tuple[Defect, ...] = (
         Defect(f"peft_{kind}", "wrong_peft_type", config(peft_type=kind))
         for kind in ("ADALORA", "IA3", "LOHA", "VERA", None)
     ),
-    *(Defect(f"rank_{value}", "invalid_config", config(r=value)) for value in (0, -4, "4", 4.0, True, None, 1 << 40)),
+    *(Defect(f"rank_{value}", "invalid_config", config(r=value)) for value in (0, -4, "4", 4.5, True, None, 1 << 40)),
     *(Defect(f"no_{name}", "invalid_config", without(name)) for name in ("r", "lora_alpha", "target_modules")),
     *(
         Defect(f"alpha_{value}", "invalid_config", config(lora_alpha=value))
@@ -131,7 +133,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect("name_too_long", "not_an_adapter", long_name),
     Defect("no_tensors", "no_tensors", emptied),
     # The tensors.
-    *(Defect(f"dtype_{dtype}", "dtype_not_supported", typed(dtype)) for dtype in ("I8", "F8_E4M3", "F64")),
+    *(Defect(f"dtype_{dtype}", "dtype_not_supported", typed(dtype)) for dtype in ("I8", "F8_E4M3")),
     Defect("only_a", "unpaired_tensor", dropped("B")),
     Defect("only_b", "unpaired_tensor", dropped("A")),
     Defect("b_of_one_row", "shape_mismatch", reshaped("B", lambda shape: (1, shape[1]))),
@@ -143,6 +145,8 @@ DEFECTS: tuple[Defect, ...] = (
     Defect("inf_f32", "not_finite", F32(b"\0\0\x80\xff")),
     Defect("nan_f16", "not_finite", F16(b"\x01\x7c")),
     Defect("inf_f16", "not_finite", F16(b"\0\xfc")),
+    Defect("inf_f64", "not_finite", F64(b"\0\0\0\0\0\0\xf0\x7f")),
+    Defect("large_inf_f64", "not_finite", F64(b"\0\0\0\0\0\0\xf0\x47")),
     Defect("nan_bf16", "not_finite", BF16(b"\xc0\x7f")),
     Defect("inf_bf16", "not_finite", BF16(b"\x80\x7f")),
     Defect("more_layers", "too_many_layers", more_layers),
@@ -154,6 +158,7 @@ DEFECTS: tuple[Defect, ...] = (
         prepare={"remap": "off"},
     ),
     Defect("of_another_kind", "unknown_tensor", tensor("base_model.model.model.layers.0.self_attn.q_proj.hada_w1_a")),
+    Defect("whole_embedding", "unknown_tensor", whole_embedding),
     Defect("stranger", "unknown_tensor", tensor("optimizer_state")),
     Defect("twin", "duplicate_module", twin),
     Defect("two_beginnings", "duplicate_module", moved_twin),

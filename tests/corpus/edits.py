@@ -179,4 +179,10 @@ def long_name(draft: Draft, _: Architecture) -> None:
     draft.rename("self_attn", "self_attn" * 99)
 
 
-F32, F16, BF16 = (partial(number, one) for one in ("F32", "F16", "BF16"))
+def whole_embedding(draft: Draft, architecture: Architecture) -> None:
+    """As PEFT saves it beside LoRA where the vocabulary was resized."""
+    shape = architecture.modules["model.embed_tokens"]
+    draft.tensors["base_model.model.model.embed_tokens.weight"] = Values("F32", shape, bytes(4 * shape[0] * shape[1]))
+
+
+F64, F32, F16, BF16 = (partial(number, one) for one in ("F64", "F32", "F16", "BF16"))

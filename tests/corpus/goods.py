@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.corpus.drafts import RANK, Architecture, Draft, Values
-from tests.corpus.edits import Edit, config, dora, key, vision
+from tests.corpus.edits import Edit, config, dora, key, vision, whole_embedding
 
 LAYERS = "base_model.model.model.layers."
 
@@ -17,7 +18,7 @@ class Good:
 
     name: str
     edit: Edit
-    prepare: dict[str, str] = field(default_factory=dict)
+    prepare: dict[str, Any] = field(default_factory=dict)
 
 
 def spelled(prefix: str) -> Edit:
@@ -72,6 +73,12 @@ def in_bf16(draft: Draft, _: Architecture) -> None:
         values.data = b"".join(struct.pack("<f", number)[2:] for number in floats)
 
 
+def in_f64(draft: Draft, _: Architecture) -> None:
+    for values in draft.tensors.values():
+        floats = struct.unpack(f"<{len(values.data) // 4}f", values.data)
+        values.dtype, values.data = "F64", struct.pack(f"<{len(floats)}d", *floats)
+
+
 def with_base_layer(draft: Draft, architecture: Architecture) -> None:
     shape = architecture.modules["model.embed_tokens"]
     name = "base_model.model.model.embed_tokens.base_layer.weight"
@@ -104,6 +111,14 @@ GOODS: tuple[Good, ...] = (
     Good("patterns", higher_rank_of_one),
     Good("patterns_renamed", patterns_under_another_name),
     Good("bf16", in_bf16),
+    Good("f64", in_f64),
+    Good("rank_4.0", config(r=4.0, rank_pattern={"q_proj": 4.0})),
+    Good("embedding_dropped", whole_embedding, {"drop": ["embed_tokens"]}),
+    Good(
+        "saved_embedding_dropped",
+        both(whole_embedding, config(modules_to_save=["embed_tokens"])),
+        {"drop": ["embed_tokens"]},
+    ),
     Good("bf16_renamed", both(in_bf16, spelled("base_model.model."))),
     Good(
         "without_defaults", lambda draft, _: [draft.config.pop(name) for name in ("bias", "use_dora", "alpha_pattern")]

@@ -16,7 +16,7 @@ from registry.lora.digest import canonical_json
 from registry.lora.directory import read_header_of
 from registry.lora.safetensors import LENGTH_BYTES, Tensor
 
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _NAMES = {kind: name for name, kind in DTYPES.items()}
 
 

@@ -120,7 +120,7 @@ def test_what_cannot_be_computed_is_said(tmp_path, config, key):
     [
         (None, {}, LLAMA.targets[0], "no magnitude"),
         (Values("F32", (1,), bytes(4)), {}, LLAMA.targets[0], "a magnitude of F32 [1]"),
-        (Values("F64", LLAMA.modules[LLAMA.targets[0]][:1], b""), {}, LLAMA.targets[0], "a magnitude of F64"),
+        (Values("I64", LLAMA.modules[LLAMA.targets[0]][:1], b""), {}, LLAMA.targets[0], "a magnitude of I64"),
         (Values("F32", (1,), bytes(4)), {"use_dora": False}, "use_dora", "not set, and 8 magnitudes"),
     ],
     ids=["none", "one_for_all", "of_another_type", "denied"],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from registry.lora.config import AdapterConfig, config_findings, read_config
+from registry.lora.config import AdapterConfig, config_findings, config_warnings, read_config
 from registry.lora.directory import open_directory
 from registry.lora.findings import Finding, UnfitAdapter, shown, summary
 from registry.lora.json_files import json_object
@@ -30,17 +30,17 @@ def complaints(**fields: Any) -> list[tuple[str, str]]:
 
 
 TAKEN: dict[str, list[Any]] = {
-    "r": [1, 1 << 20],
+    "r": [1, 1 << 20, 4.0],
     "lora_alpha": [-1e9, 0, 0.5, 1e9],
     "target_modules": ["all-linear", []],
-    "rank_pattern": [{"q": 1}, {"q": 1 << 20}],
+    "rank_pattern": [{"q": 1}, {"q": 1 << 20}, {"q": 2.0}],
     "alpha_pattern": [{"q": -1e9}, {"q": 1e9}],
 }
 REFUSED: dict[str, list[Any]] = {
-    "r": [0, (1 << 20) + 1, True, 4.0, "4"],
+    "r": [0, (1 << 20) + 1, True, 4.5, 0.0, 1e300, float("inf"), "4"],
     "lora_alpha": [-1e9 - 0.5, 1e9 + 0.5, float("nan"), float("inf")],
     "target_modules": [5, [1]],
-    "rank_pattern": [{"q": 0}, {"q": (1 << 20) + 1}],
+    "rank_pattern": [{"q": 0}, {"q": (1 << 20) + 1}, {"q": 2.5}, {"q": True}, [2.0]],
     "alpha_pattern": [{"q": -1e9 - 0.5}, {"q": float("nan")}],
 }
 
@@ -154,6 +154,49 @@ def test_a_name_of_any_length_is_told_in_few_characters():
 def test_a_rank_pattern_may_raise_the_highest_rank():
     assert read(rank_pattern={"q": 3, "v": 9}).highest_rank == 9
     assert read(rank_pattern={"q": 3}).highest_rank == CONFIG_FIELDS["r"]
+
+
+def test_a_rank_that_was_saved_with_a_point_is_the_whole_number():
+    """Trainers that reckon a rank save 8.0. Engines take no pattern of such numbers, so that all are written anew."""
+    told = read(r=8.0, rank_pattern={"q": 4, "v": 2.0})
+    assert (told.r, told.rank_pattern, told.highest_rank) == (8, {"q": 4, "v": 2}, 8)
+    assert json.dumps(told.rewritten) == '{"r": 8, "rank_pattern": {"q": 4, "v": 2}}'
+    assert read(r=8, rank_pattern={"q": 4}).rewritten == {}
+
+
+NOT_KNOWN = ("use_magic", True), ("magic_config", {"a": 1}), ("magic", "fast"), ("steps", [0])
+
+
+@pytest.mark.parametrize(("field", "value"), NOT_KNOWN, ids=str)
+def test_a_field_in_use_that_nobody_knows_is_a_warning(field, value):
+    """R5: what a later release of a trainer may compute otherwise, engines pass over in silence."""
+    (warning,) = config_warnings(read(**{field: value}))
+    assert (warning.reason, f"{field}={value!r}" in warning.message) == ("unknown_field", True)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        *({"use_magic": value} for value in (None, False, 0, "", [], {})),
+        {"peft_version": "0.21.2", "megatron_core": "megatron.core", "lora_dropout": 0.1, "inference_mode": True},
+        {"task_type": "CAUSAL_LM", "auto_mapping": {"a": "b"}, "revision": "main", "fan_in_fan_out": True},
+        {"loftq_config": {"a": 1}, "eva_config": {"rho": 2.0}, "exclude_modules": ["a"], "layers_to_transform": [1]},
+        {"lora_dtype": "AUTO", "lorap_lr_ratio": 16.0, "ensure_weight_tying": True, "qalora_group_size": 16},
+        {"use_qalora": True},
+    ],
+    ids=str,
+)
+def test_a_field_that_is_known_or_not_in_use_is_none(fields):
+    """What is refused is told as that, and not twice."""
+    assert config_warnings(read(**fields)) == []
+
+
+def test_unknown_fields_are_told_in_few_characters():
+    """R16 bounded: they are repeated in a status."""
+    (warning,) = config_warnings(read(**{f"{'x' * 99}{n}": "y" * 9999 for n in range(99)}))
+    assert len(warning.message) < 3000
+    assert "and 91 more" in warning.message
 
 
 @pytest.mark.parametrize("kind", ["LOHA", "lora", "", None, ["LORA"]], ids=str)

@@ -73,8 +73,8 @@ def test_a_module_fits_where_nothing_that_is_known_speaks_against_it(shape, fits
         (module(A=(4, 32, 1), B=(16, 4)), [("shape_mismatch", "A", "shape [4, 32, 1]")]),
         (module(A=(4, 32), B=(16,)), [("shape_mismatch", "B", "shape [16]")]),
         (
-            module(A=(4, 32), B=(16, 4), dtype="F64"),
-            [("dtype_not_supported", "A", "F64"), ("dtype_not_supported", "B", "F64")],
+            module(A=(4, 32), B=(16, 4), dtype="I8"),
+            [("dtype_not_supported", "A", "I8"), ("dtype_not_supported", "B", "I8")],
         ),
         (module(A=(4, 32), B=(16, 4), dtype="F16"), []),
         (module(A=(4, 32), B=(16, 4), dtype="BF16"), []),

@@ -189,7 +189,9 @@ PARTS = {
     f"{LAYER}.lora_magnitude_vector.default.weight": (LAYER, TensorPart.MAGNITUDE, "weight"),
     f"{LAYER}.base_layer.weight": (LAYER, TensorPart.BASE_LAYER, "weight"),
     f"{LAYER}.lora_A.one.two.weight": (f"{LAYER}.lora_A.one.two.weight", TensorPart.UNKNOWN, "weight"),
-    f"{LAYER}.weight": (f"{LAYER}.weight", TensorPart.UNKNOWN, "weight"),
+    f"{LAYER}.weight": (LAYER, TensorPart.WHOLE, "weight"),
+    "model.embed_tokens.weight": ("model.embed_tokens", TensorPart.WHOLE, "weight"),
+    "model.embed_tokens.modules_to_save.default.weight": ("model.embed_tokens", TensorPart.WHOLE, "weight"),
     "score.weight": ("score", TensorPart.SAVED, "weight"),
     "model.classifier.modules_to_save.default.bias": ("model.classifier", TensorPart.SAVED, "bias"),
 }
@@ -214,7 +216,12 @@ def test_new_weights_are_described_as_the_old_ones_were():
 
 
 FINITE = b"\0" * 4
-BAD = {"F32": struct.pack("<f", float("nan")), "F16": b"\0\x7c", "BF16": b"\x80\xff"}
+BAD = {
+    "F64": struct.pack("<d", float("-inf")),
+    "F32": struct.pack("<f", float("nan")),
+    "F16": b"\0\x7c",
+    "BF16": b"\x80\xff",
+}
 
 
 @pytest.mark.parametrize("dtype", BAD)
@@ -240,6 +247,17 @@ def test_only_the_bytes_of_what_is_asked_are_looked_at():
     assert not_finite(content, 0, tensors) == []
     largest = struct.pack("<f", 3.4028234663852886e38)
     assert not_finite(io.BytesIO(largest), 0, [Tensor("a", "F32", (1,), 0, 4)]) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "is_found"),
+    [(3.4028234663852886e38, False), (3.4028235677973362e38, False), (3.4028235677973366e38, True), (-1e300, True)],
+)
+def test_a_double_that_no_engine_can_keep_is_found(number, is_found):
+    """R5: engines cast to their own type, where it would be infinite. The bound is where float32 rounds up to that."""
+    content = io.BytesIO(struct.pack("<d", number))
+    found = not_finite(content, 0, [Tensor("a", "F64", (1,), 0, 8)])
+    assert [one.reason for one in found] == ["not_finite"] * is_found
 
 
 def test_what_follows_a_large_tensor_is_none_of_its_numbers():
