@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 from registry.lora.coverage.table import Coverage, Unapplied, coverage_of
 from registry.lora.digest import sha256_of
 from registry.lora.safetensors import Tensor
-from registry.lora.tensor_names import split_module
+from registry.lora.tensor_names import is_vision, split_module
 
 # A module's shape: (outputs, inputs); of an embedding (entries, width).
 Shape = tuple[int, int]
@@ -45,6 +45,7 @@ class BaseModules:
         coverage: what such an engine applies of an adapter; None: nothing is known.
         served: `modules`, and the head of a tied base.
         by_tail: tail of a served module's name to its prefixes, see `split_module`.
+        usual: prefix and tail of those that an adapter of all its modules has: no experts, towers or draft layers.
     """
 
     modules: Mapping[str, Shape]
@@ -58,6 +59,7 @@ class BaseModules:
     coverage: Coverage | None = field(init=False, compare=False, repr=False)
     served: Mapping[str, Shape] = field(init=False, compare=False, repr=False)
     by_tail: Mapping[str, Mapping[str, Shape]] = field(init=False, compare=False, repr=False)
+    usual: tuple[tuple[str, str], ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         coverage = coverage_of(self.architecture, self.engine)
@@ -71,6 +73,7 @@ class BaseModules:
         object.__setattr__(self, "coverage", coverage)
         object.__setattr__(self, "served", served)
         object.__setattr__(self, "by_tail", by_tail)
+        object.__setattr__(self, "usual", tuple(_usual(by_tail)))
 
     def unapplied(self, module: str, *, is_embedding: bool) -> Unapplied | None:
         """Why engines do not apply an adapter's module of that name; None: nothing is known against it."""
@@ -87,6 +90,20 @@ class BaseModules:
         """What of the base decides the bytes of a prepared adapter."""
         is_ordered = self.coverage is not None and self.coverage.rotary
         return f"{self.fingerprint} rotary {self.head_size}" if is_ordered else self.fingerprint
+
+
+# Layers of a checkpoint that predict further tokens have it; transformers leaves them out.
+_DRAFT_PART = ".eh_proj"
+
+
+def _usual(by_tail: Mapping[str, Iterable[str]]) -> Iterable[tuple[str, str]]:
+    drafts = tuple(tail.removesuffix(_DRAFT_PART[1:]) for tail in by_tail if tail.endswith(_DRAFT_PART))
+    for tail, prefixes in by_tail.items():
+        if ".experts." in tail or (drafts and tail.startswith(drafts)):
+            continue
+        for prefix in prefixes:
+            if not is_vision(prefix + tail):
+                yield prefix, tail
 
 
 def _tied_heads(modules: Mapping[str, Shape]) -> dict[str, Shape]:

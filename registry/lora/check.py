@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from registry.lora.base import BaseModules, model_name
 from registry.lora.config import AdapterConfig, config_findings, config_warnings, left_to_save
 from registry.lora.coverage.findings import coverage_findings, patterns_of, placed_modules, unknown_coverage
+from registry.lora.coverage.shortfall import missing_modules
 from registry.lora.coverage.table import ends_with
 from registry.lora.findings import AdapterWarning, Finding, shown
 from registry.lora.modules import (
@@ -25,11 +26,12 @@ from registry.lora.modules import (
     rank_findings,
     renamed_pattern,
     shape_findings,
+    wrapped_pattern_findings,
 )
 from registry.lora.policy import AdapterLimits, Policy, is_served
 from registry.lora.remap import map_modules
 from registry.lora.safetensors import Tensor
-from registry.lora.tensor_names import TensorName, TensorPart, entry_of, is_vision
+from registry.lora.tensor_names import PAIR_PARTS, TensorName, TensorPart, entry_of, is_vision
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def examine(
     modules, findings = modules_by_name(kept)
     patterns = pattern_findings(config, len(modules))
     findings += [*config_findings(config, policy.drop), *patterns, *sifted]
-    renames, misplaced = _place(modules, base, policy)
+    renames, misplaced = _place(modules, config, base, policy)
     ranks = Patterns(config.rank_pattern, config.r) if not patterns else None
     findings += [*misplaced, *_content(modules, renames, ranks, base)]
     findings += [*_limits(modules, config, limits), *_base_name(config, base)]
@@ -100,7 +102,9 @@ def examine(
         config=_new_config(config, modules, renames, policy) if not patterns else {},
         rotary=rotary,
     )
-    warnings += [*_base_layers(kept), *config_warnings(config), *unknown_coverage(base)]
+    pairs = {entry.module for entry in entries if entry.part in PAIR_PARTS}
+    warnings += [*_base_layers(kept), *config_warnings(config), *missing_modules(config, pairs, renames, base)]
+    warnings += unknown_coverage(base)
     return AdapterVerdict(tuple(_unique(findings)), tuple(warnings), changes, config.highest_rank)
 
 
@@ -183,7 +187,7 @@ def _whole(name: str, entries: Sequence[TensorName]) -> Finding:
 
 
 def _place(
-    modules: Mapping[str, Module], base: BaseModules | None, policy: Policy
+    modules: Mapping[str, Module], config: AdapterConfig, base: BaseModules | None, policy: Policy
 ) -> tuple[dict[str, str], list[Finding]]:
     """New names of modules that the base calls otherwise."""
     if base is None:
@@ -196,7 +200,8 @@ def _place(
     mapped = map_modules(linear, base, may_rename=policy.remap == "auto")
     names = Counter(mapped.renames.get(name, name) for name in modules)
     twice = sorted({name for name in mapped.renames.values() if names[name] > 1})
-    return mapped.renames, [*mapped.findings, *(duplicate(name, f"module {name}") for name in twice)]
+    unsure = wrapped_pattern_findings(config, mapped.unwrapped)
+    return mapped.renames, [*mapped.findings, *unsure, *(duplicate(name, f"module {name}") for name in twice)]
 
 
 def _content(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import BinaryIO
@@ -12,11 +12,13 @@ from typing import BinaryIO
 from registry.lora.base import BaseModules
 from registry.lora.check import AdapterVerdict, examine
 from registry.lora.config import MAX_CONFIG_BYTES, AdapterConfig, read_config
+from registry.lora.coverage.shortfall import without_effect
 from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE, FileEntry, manifest_digest
 from registry.lora.findings import Finding, UnfitAdapter
 from registry.lora.json_files import not_an_adapter
 from registry.lora.policy import AdapterLimits, Policy
-from registry.lora.safetensors import LENGTH_BYTES, Header, header_length, not_finite, read_header
+from registry.lora.safetensors import LENGTH_BYTES, Header, all_zeros, header_length, not_finite, read_header
+from registry.lora.tensor_names import entry_of
 
 # Opens one of an adapter's files by its name.
 OpenFile = Callable[[str], BufferedReader | BytesIO]
@@ -71,9 +73,12 @@ def examine_files(open_file: OpenFile, base: BaseModules | None, limits: Adapter
         header, start = read_header_of(file, WEIGHTS_FILE)
         verdict = examine(config, header.tensors, base, limits, policy)
         findings = [*verdict.findings, *not_finite(file, start, header.tensors)]
-    if findings:
-        raise UnfitAdapter(findings)
-    return Examined(Opened(config, header, start), verdict)
+        if findings:
+            raise UnfitAdapter(findings)
+        dropped = set(verdict.changes.dropped)
+        served = [one for one in header.tensors if one.name not in dropped]
+        idle = without_effect(map(entry_of, served), all_zeros(file, start, served))
+    return Examined(Opened(config, header, start), replace(verdict, warnings=(*verdict.warnings, *idle)))
 
 
 def open_directory(directory: Path) -> Opened:

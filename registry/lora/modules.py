@@ -17,7 +17,7 @@ from registry.lora.base import Shape
 from registry.lora.config import AdapterConfig
 from registry.lora.findings import Finding
 from registry.lora.safetensors import Tensor
-from registry.lora.tensor_names import TensorName, TensorPart
+from registry.lora.tensor_names import PAIR_PARTS, TensorName, TensorPart
 
 Value = TypeVar("Value", bound=float)
 _MAX_KEY_CHARACTERS = 256
@@ -108,6 +108,18 @@ class Patterns(Generic[Value]):
         return self._default if own is None else own
 
 
+def wrapped_pattern_findings(config: AdapterConfig, unwrapped: Mapping[str, str]) -> list[Finding]:
+    """Patterns that mean another module once wrappers are left out of its name: nobody knows which was trained."""
+    findings = []
+    for field, values in (("rank_pattern", config.rank_pattern), ("alpha_pattern", config.alpha_pattern)):
+        patterns: Patterns[float] = Patterns(values, 0)
+        if any(patterns.own(name) != patterns.own(inner) for name, inner in unwrapped.items()):
+            found, expected = "expressions that mean others with the wrapper amid the names", "the same modules"
+            remedy = "take the wrapper out of the tensors' names, and look whether the pattern means those"
+            findings.append(Finding("unsupported_pattern", field, found, expected, remedy))
+    return findings
+
+
 def renamed_pattern(values: Mapping[str, Value] | None, renames: Mapping[str, str]) -> dict[str, Value]:
     """The same values for modules under new names: a key for each, longer names first, since the first match wins.
 
@@ -125,7 +137,6 @@ def renamed_pattern(values: Mapping[str, Value] | None, renames: Mapping[str, st
 
 # All engines cast to their own type as they read; what would not fit there is `registry.lora.safetensors.not_finite`'s.
 DTYPES = ("F32", "F16", "BF16", "F64")
-_PAIRS = {TensorPart.A, TensorPart.B, TensorPart.EMBEDDING_A, TensorPart.EMBEDDING_B}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +191,11 @@ def duplicate(key: str, what: str) -> Finding:
 
 def pair_findings(module: Module) -> list[Finding]:
     """What is wrong with a module's pair of tensors in itself."""
-    if not _PAIRS & module.parts.keys():
+    if not PAIR_PARTS & module.parts.keys():
         return []
     findings = [_dtype(tensor) for part, tensor in module.parts.items() if tensor.dtype not in DTYPES]
     findings += [
-        _flat(module.parts[part]) for part in _PAIRS & module.parts.keys() if len(module.parts[part].shape) != 2
+        _flat(module.parts[part]) for part in PAIR_PARTS & module.parts.keys() if len(module.parts[part].shape) != 2
     ]
     if module.down is None or module.up is None:
         there, missing = ("lora_B", "lora_A") if module.down is None else ("lora_A", "lora_B")

@@ -5,13 +5,16 @@ Every engine maps those to its own names.
 Wrappers of other libraries, and other releases of transformers, change what stands before the numbered blocks. So
 all unknown modules that share a beginning are moved together, to the one beginning of the base's where each is found
 in the right shape; where there is none or more than one, nothing is guessed.
+
+Wrappers of trainers also stand amid names, as ``_checkpoint_wrapped_module``. What is surely one is left out. Any other
+part that the base has nowhere may make it a module of another model, and is only told.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from registry.lora.base import BaseModules
@@ -28,10 +31,63 @@ class Mapped:
 
     renames: dict[str, str] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+    # Names of modules without the wrappers that stood amid them.
+    unwrapped: dict[str, str] = field(default_factory=dict)
 
 
 def map_modules(modules: Mapping[str, Module], base: BaseModules, *, may_rename: bool) -> Mapped:
     """Finds each module in the base."""
+    mapped = _mapped(modules, base, may_rename=may_rename)
+    if not mapped.findings or not may_rename:
+        return mapped
+    own = {part for name in base.served for part in name.split(".")}
+    wrapped = {name: _without(name, own, _is_wrapper) for name in modules if name not in base.served}
+    inner = {name: short for name, short in wrapped.items() if short not in {name, ""}}
+    if inner:
+        return _unwrapped(modules, inner, base)
+    strange = _common_parts(wrapped, own)
+    bare = {name: _without(name, own, strange.__contains__) for name in wrapped}
+    if strange and "" not in bare.values() and not _unwrapped(modules, bare, base).findings:
+        return Mapped(findings=[_amid(sorted(strange), list(wrapped))])
+    return mapped
+
+
+def _is_wrapper(part: str) -> bool:
+    """FSDP's, torch.compile's and others' begin with an underscore; DDP and PEFT have these two."""
+    return part.startswith("_") or part in {"module", "base_layer"}
+
+
+def _without(name: str, own: Collection[str], is_left_out: Callable[[str], bool]) -> str:
+    """The name without such parts as the base has nowhere."""
+    return ".".join(part for part in name.split(".") if part in own or part.isdecimal() or not is_left_out(part))
+
+
+def _common_parts(names: Iterable[str], own: Collection[str]) -> set[str]:
+    """Parts that stand in all of the names, and nowhere in the base."""
+    several = [{part for part in name.split(".") if part not in own and not part.isdecimal()} for name in names]
+    return set.intersection(*several) if several else set()
+
+
+def _unwrapped(modules: Mapping[str, Module], inner: Mapping[str, str], base: BaseModules) -> Mapped:
+    """The same for modules under their inner names. Two of one name are the caller's matter."""
+    shorts = {name: inner.get(name, name) for name in modules}
+    found = _mapped(
+        {shorts[name]: replace(one, name=shorts[name]) for name, one in modules.items()}, base, may_rename=True
+    )
+    outer = {short: name for name, short in inner.items()}
+    new = {name: found.renames.get(short, short) for name, short in shorts.items()}
+    findings = [replace(one, key=outer.get(one.key, one.key)) for one in found.findings]
+    return Mapped({name: one for name, one in new.items() if one != name}, findings, dict(inner))
+
+
+def _amid(parts: Sequence[str], names: Sequence[str]) -> Finding:
+    called = " and ".join(map(repr, parts[:4]))
+    found = f"{called} amid the names of {len(names)} modules, which are the base's without it"
+    remedy = "save the adapter from the model without that wrapper, or take the part out of its tensors' names"
+    return Finding("no_such_module", names[0], found, "the base's own names", remedy)
+
+
+def _mapped(modules: Mapping[str, Module], base: BaseModules, *, may_rename: bool) -> Mapped:
     mapped, absences = Mapped(), _Absences(base)
     known_prefixes = {split_module(name)[0] for name in modules if name in base.served}
     groups: dict[str, list[Module]] = {}

@@ -150,6 +150,7 @@ def _incomplete(file: str, found: int, expected: int) -> UnfitAdapter:
 
 # As much as stays in a processor's own cache from one step to the next.
 CHUNK_BYTES = 1 << 18
+_FIRST_LOOK_BYTES = 1 << 12
 # Of each type: how its bits are read, those that are looked at, and from which number on they are NaN, infinity, or,
 # of a double, what float32 rounds to infinity.
 _BOUNDS = {
@@ -158,8 +159,6 @@ _BOUNDS = {
     "F16": ("<u2", 0x7C00, 0x7C00),
     "BF16": ("<u2", 0x7F80, 0x7F80),
 }
-
-
 _FOUND = {"F64": "NaN, infinity, or more than float32 holds"}
 
 
@@ -181,6 +180,28 @@ def not_finite(file: BufferedIOBase, start: int, tensors: Iterable[Tensor]) -> l
         if dtype in _BOUNDS
         for tensor in _guilty(file, start, list(one_type), dtype)
     ]
+
+
+def all_zeros(file: BufferedIOBase, start: int, tensors: Iterable[Tensor]) -> frozenset[str]:
+    """The names of the tensors that hold nothing but zeros, given as `not_finite` takes them. Raises OSError."""
+    return frozenset(tensor.name for tensor in tensors if tensor.dtype in _BOUNDS and _is_zero(file, start, tensor))
+
+
+def _is_zero(file: BufferedIOBase, start: int, tensor: Tensor) -> bool:
+    import numpy as np  # noqa: PLC0415 - see `_is_finite`
+
+    kind, _, _ = _BOUNDS[tensor.dtype]
+    width, left = np.dtype(kind).itemsize, tensor.end - tensor.begin
+    file.seek(start + tensor.begin)
+    size_bytes = _FIRST_LOOK_BYTES  # most tensors have another number soon
+    while left:
+        content = file.read(min(size_bytes, left))
+        numbers = np.frombuffer(content[: len(content) - len(content) % width], dtype=kind)
+        # A zero may have a sign, which is lost by the shift.
+        if not content or np.left_shift(numbers, 1).any():
+            return False
+        left, size_bytes = left - len(content), CHUNK_BYTES
+    return True
 
 
 def _guilty(file: BufferedIOBase, start: int, tensors: Sequence[Tensor], dtype: str) -> Sequence[Tensor]:

@@ -46,6 +46,9 @@ class TensorPart(StrEnum):
     UNKNOWN = "unknown"
 
 
+PAIR_PARTS = frozenset({TensorPart.A, TensorPart.B, TensorPart.EMBEDDING_A, TensorPart.EMBEDDING_B})
+
+
 @dataclass(frozen=True, slots=True)
 class TensorName:
     """A tensor, its module's name without PEFT's prefix, what it is to it, and the leaf of a saved module."""

@@ -41,6 +41,7 @@ from tests.corpus.edits import (
     vision,
     whole_embedding,
     without,
+    wrapped_twin,
 )
 
 
@@ -162,6 +163,8 @@ DEFECTS: tuple[Defect, ...] = (
     Defect("stranger", "unknown_tensor", tensor("optimizer_state")),
     Defect("twin", "duplicate_module", twin),
     Defect("two_beginnings", "duplicate_module", moved_twin),
+    Defect("wrapped_twin", "duplicate_module", wrapped_twin),
+    Defect("foreign_part", "no_such_module", renamed("self_attn.", "self_attn.adapted.")),
     Defect("vision", "vision_modules", vision),
     Defect("linear_embedding", "shape_mismatch", linear_embedding),
     Defect("resized_embedding", "shape_mismatch", resized_embedding),

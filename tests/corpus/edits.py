@@ -138,6 +138,12 @@ def moved_twin(draft: Draft, _: Architecture) -> None:
     draft.tensors |= copies
 
 
+def wrapped_twin(draft: Draft, architecture: Architecture) -> None:
+    """The same modules twice, and once amid a wrapper."""
+    copies = {name.replace("_proj.", "_proj.base_layer."): one for name, one in draft.tensors.items()}
+    draft.tensors |= copies
+
+
 def dora(draft: Draft, _: Architecture) -> None:
     name = key("A").replace("lora_A.weight", "lora_magnitude_vector")
     draft.tensors[name] = Values("F32", (8,), bytes(32))

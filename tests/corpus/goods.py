@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.corpus.drafts import RANK, Architecture, Draft, Values
-from tests.corpus.edits import Edit, config, dora, key, vision, whole_embedding
+from tests.corpus.edits import Edit, config, dora, key, renamed, vision, whole_embedding
 
 LAYERS = "base_model.model.model.layers."
 
@@ -101,10 +101,21 @@ SPELLINGS = {
     "decoder": "base_model.model.model.decoder.",
     "wrapped_bare": "wrapper.transformer.",
 }
+WRAPPERS = {
+    "_checkpoint_wrapped_module": (".self_attn", "._checkpoint_wrapped_module.self_attn"),
+    "_orig_mod": ("base_model.model.model.layers.1.", "base_model.model._orig_mod.model.layers.1._orig_mod."),
+    "_fsdp_wrapped_module": ("_proj.", "_proj._fsdp_wrapped_module."),
+    "module": ("layers.", "layers.module."),
+    "base_layer": ("_proj.", "_proj.base_layer."),
+}
 GOODS: tuple[Good, ...] = (
     Good("plain", lambda draft, _: None),
     Good("remap_off", lambda draft, _: None, {"remap": "off"}),
     *(Good(f"spelled_{name}", spelled(prefix)) for name, prefix in SPELLINGS.items()),
+    *(Good(f"wrapped_in_{name}", renamed(old, new)) for name, (old, new) in WRAPPERS.items()),
+    Good(
+        "wrapped_elsewhere", both(renamed("_proj.", "_proj.module."), spelled("base_model.model.module.transformer."))
+    ),
     Good("default_keys", adapter_named("default")),
     Good("default_keys_elsewhere", both(adapter_named("sql"), spelled("base_model.model.transformer."))),
     Good("rslora", config(use_rslora=True)),

@@ -107,7 +107,8 @@ async def test_what_we_make_of_every_good_row_is_served_as_peft_computes_it(mode
     wanted, base = ([(int(one["token"]), one["logprob"]) for one in answers[name][PROMPT]] for name in ("a", ""))
     assert is_same(await answer(asker, "tiny"), base)
     assert not is_same(wanted, base)
-    for name in ("plain", *(f"spelled_{spelling}" for spelling in SPELLINGS), "default_keys", "vision_dropped"):
+    others = ("default_keys", "vision_dropped", "f64", "rank_4.0", "embedding_dropped", "wrapped_elsewhere")
+    for name in ("plain", *(f"spelled_{spelling}" for spelling in SPELLINGS), *others):
         good = next(one for one in GOODS if one.name == name)
         draft = drafted(model)
         good.edit(draft, model.architecture)

@@ -65,10 +65,14 @@ def _fate(
     if any(name in changes.rotary for name in names):
         return "reordered", "the rows of lora_B, as the engine orders the base's"
     if served != module:
-        return "renamed", f"{split_module(module)[0]!r} becomes {split_module(served)[0]!r}"
+        return "renamed", _rename(split_module(module), split_module(served))
     if any(name in changes.renamed for name in names):
         return "renamed", "the keys of its tensors, as engines read them"
     return "applied", ""
+
+
+def _rename(old: tuple[str, str], new: tuple[str, str]) -> str:
+    return f"{old[0]!r} becomes {new[0]!r}" if old[1] == new[1] else "without the wrapper amid its name"
 
 
 def _served_name(tensor: str, verdict: AdapterVerdict) -> str:

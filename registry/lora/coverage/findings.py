@@ -13,11 +13,10 @@ from registry.lora.base import BaseModules, compress, expand
 from registry.lora.coverage.table import Unapplied, UnappliedReason
 from registry.lora.findings import AdapterWarning, Finding
 from registry.lora.modules import Module
-from registry.lora.tensor_names import TensorName, TensorPart
+from registry.lora.tensor_names import PAIR_PARTS, TensorName, TensorPart
 
 _MAX_PATTERNS = 8
 _EMBEDDING_PARTS = {TensorPart.EMBEDDING_A, TensorPart.EMBEDDING_B}
-_PAIR_PARTS = {TensorPart.A, TensorPart.B, *_EMBEDDING_PARTS}
 
 
 def placed_modules(modules: Mapping[str, Module], renames: Mapping[str, str]) -> dict[str, bool]:
@@ -25,14 +24,14 @@ def placed_modules(modules: Mapping[str, Module], renames: Mapping[str, str]) ->
     return {
         renames.get(name, name): module.is_embedding
         for name, module in modules.items()
-        if not _PAIR_PARTS.isdisjoint(module.parts)
+        if not PAIR_PARTS.isdisjoint(module.parts)
     }
 
 
 def prepared_modules(entries: Iterable[TensorName]) -> dict[str, bool]:
     """The same of an adapter that is prepared."""
     modules: dict[str, bool] = {}
-    for entry in (one for one in entries if one.part in _PAIR_PARTS):
+    for entry in (one for one in entries if one.part in PAIR_PARTS):
         modules[entry.module] = modules.get(entry.module, False) or entry.part in _EMBEDDING_PARTS
     return modules
 

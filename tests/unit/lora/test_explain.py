@@ -99,6 +99,13 @@ def test_keys_of_an_earlier_release_are_told():
         assert told == {("renamed", "the keys of its tensors, as engines read them")}
 
 
+def test_a_wrapper_amid_a_name_is_said_to_be_left_out():
+    draft = LLAMA.draft()
+    draft.rename("self_attn", "_orig_mod.self_attn")
+    found = {one.module: (one.fate, one.note) for one in fates(draft, base())}
+    assert found["model.layers.{0-1}._orig_mod.self_attn.q_proj"] == ("renamed", "without the wrapper amid its name")
+
+
 def test_what_a_finding_names_or_the_base_lacks_is_refused():
     draft = LLAMA.draft()
     tensor = draft.tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"]

@@ -19,6 +19,7 @@ from registry.lora.modules import (
     rank_findings,
     renamed_pattern,
     shape_findings,
+    wrapped_pattern_findings,
 )
 from registry.lora.remap import map_modules
 from registry.lora.safetensors import Tensor
@@ -326,6 +327,63 @@ def test_a_tower_is_never_taken_for_the_language_model():
         [],
     )
     assert mapped(base("visual.blocks.0.q"), "y.blocks.0.q")[0] == {}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["model.layers.0._checkpoint_wrapped_module.q", "model.layers.2.v"],
+        ["_fsdp_wrapped_module.model.layers.0._fsdp_wrapped_module.q", "module.model.layers.2.v"],
+        ["x.layers._orig_mod.0.q.base_layer", "x.layers.2._x.module.v"],
+        ["model.layers.0.q.base_layer", "lm_head.base_layer"],
+    ],
+    ids=str,
+)
+def test_wrappers_amid_names_are_left_out(names):
+    """R5: at any depth, around some of the modules or all, and below another beginning."""
+    renames, told = mapped(LAYERS, *names)
+    assert (told, {renames.get(name, name) for name in names} <= LAYERS.modules.keys()) == ([], True)
+    absent = [name for name in names if name not in LAYERS.modules]
+    refused = mapped(LAYERS, *names, may_rename=False)
+    assert (refused[0], [one[1] for one in refused[1]]) == ({}, absent)
+
+
+def test_what_is_missing_without_its_wrapper_is_told_as_it_is_called():
+    assert mapped(LAYERS, "model.layers.9._x.q", "model.layers.0._x.q") == (
+        {"model.layers.9._x.q": "model.layers.9.q", "model.layers.0._x.q": "model.layers.0.q"},
+        [("too_many_layers", "model.layers.9._x.q", "layers.9", "at most layers.2, the base's last")],
+    )
+
+
+def test_a_part_that_the_base_has_is_no_wrapper():
+    """R4: its modules are others."""
+    known = base("model.layers.0.q", "model.layers.0.module.k", "model.layers.0._x.k")
+    for name in ("model.layers.0.module.q", "model.layers.0._x.q"):
+        assert [one[:2] for one in mapped(known, name)[1]] == [("no_such_module", name)]
+
+
+def test_another_part_that_the_base_lacks_is_told_and_not_left_out():
+    """R4, R14: it may be a module of another model; if not, who trained it can say so."""
+    known = base("model.layers.0.q", "model.layers.1.q", "lm_head")
+    names = ("model.layers.0.inner.q", "model.layers.1.inner.q")
+    renames, (finding,) = mapped(known, *names)
+    assert (renames, finding[:2]) == ({}, ("no_such_module", names[0]))
+    assert finding[2] == "'inner' amid the names of 2 modules, which are the base's without it"
+    for others in (("model.layers.0.inner.q", "model.layers.1.other.q"), ("inner",), ("model.layers.0.inner.v",)):
+        assert "amid" not in mapped(known, *others)[1][0][2]
+
+
+def test_patterns_that_a_wrapper_changes_are_not_guessed():
+    """R4: the training matched them before it wrapped its modules, or afterwards."""
+    names = {"layers.0._x.q": "layers.0.q"}
+    fits = {"q": 2, "layers.0.*q": 2}
+    assert wrapped_pattern_findings(config(rank_pattern=fits, alpha_pattern=fits), names) == []
+    found = wrapped_pattern_findings(config(rank_pattern={"layers.0.q": 2}, alpha_pattern={"_x.q": 2}), names)
+    assert [(one.reason, one.key) for one in found] == [
+        ("unsupported_pattern", "rank_pattern"),
+        ("unsupported_pattern", "alpha_pattern"),
+    ]
+    assert wrapped_pattern_findings(config(rank_pattern={"layers.0.q": 2}), {}) == []
 
 
 @pytest.mark.parametrize(
