@@ -37,7 +37,7 @@ MAX_WEIGHTS_BYTES = 16 << 30
 FETCH_SECONDS = 600.0
 _AT_ONCE = 4
 # What a source sends is the same for everybody; whether it sends anything is not.
-_SAME_FOR_ALL = {"bad_archive", "weights_not_safetensors"}
+_SAME_FOR_ALL = {"bad_archive", "other_format", "weights_not_safetensors"}
 
 
 class Arrival:
@@ -71,11 +71,11 @@ class Arrival:
 
 def _check_size(name: str, size_bytes: int) -> None:
     if size_bytes == 0:
-        raise ArtifactError("source_incomplete", f"{name} is empty; publish it again", permanent=False)
+        raise ArtifactError("source_incomplete", f"{name} is empty; publish it again")
     most = MAX_CONFIG_BYTES if name == CONFIG_FILE else MAX_WEIGHTS_BYTES
     if size_bytes > most:
         message = f"{name} has {size_bytes} bytes, at most {most} are taken; publish less"
-        raise ArtifactError("too_large", message, permanent=True)
+        raise ArtifactError("too_large", message)
 
 
 class SourceReader:
@@ -137,7 +137,7 @@ def _prefix(uri: str) -> str:
         parsed = parse_source(uri)
     except SourceUriError as error:
         message = f"{without_secrets(uri)!r} names no source: {error}"
-        raise ArtifactError("invalid_source", message, permanent=True) from None
+        raise ArtifactError("invalid_source", message) from None
     _check_address(parsed)
     return f"{parsed.scheme}://" + "/".join((parsed.authority, *parsed.path))
 
@@ -148,7 +148,7 @@ def _check_address(parsed: SourceUri) -> None:
     name = urlsplit(host).hostname or ""
     if is_literal(name) and not (Reach.NAMED.allows(name) or Reach.LOCALHOST.allows(name)):
         message = f"{name} is an address that only this machine itself should ask; name another host"
-        raise ArtifactError("address_not_allowed", message, permanent=True)
+        raise ArtifactError("address_not_allowed", message)
 
 
 def known_credentials(file: Path | None) -> Credentials:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import TypeIs
 
-from registry.lora.digest import CONFIG_FILE
+from registry.lora.digest import CONFIG_FILE, OF_MLX
 from registry.lora.findings import AdapterWarning, Finding, UnfitAdapter, shown
 from registry.lora.json_files import SAVE_AGAIN, json_object
 from registry.lora.text import printable
@@ -82,14 +82,21 @@ class AdapterConfig(BaseModel):
         return [name for name in UNAPPLIED if extra.get(name)]
 
 
+# Fields of MLX's configuration.
+_MLX = frozenset({"fine_tune_type", "lora_parameters"})
+
+
 def read_config(content: bytes) -> AdapterConfig:
     """The configuration that a file holds.
 
     Raises:
-        UnfitAdapter: ``not_an_adapter``, ``wrong_peft_type`` or ``invalid_config``.
+        UnfitAdapter: ``not_an_adapter``, ``other_format``, ``wrong_peft_type`` or ``invalid_config``.
     """
     fields = json_object(CONFIG_FILE, content)
     kind = fields.get("peft_type")
+    if kind is None and not _MLX.isdisjoint(fields):
+        found = f"no peft_type, and {shown(sorted(_MLX.intersection(fields)))}, as of {OF_MLX.what}"
+        raise UnfitAdapter([Finding("other_format", CONFIG_FILE, found, "peft_type 'LORA'", OF_MLX.remedy)])
     if kind != "LORA":
         raise UnfitAdapter(
             [Finding("wrong_peft_type", "peft_type", shown(kind), "'LORA'", "train, or convert it to, a LoRA adapter")]

@@ -13,7 +13,15 @@ from registry.lora.base import BaseModules
 from registry.lora.check import AdapterVerdict, examine
 from registry.lora.config import MAX_CONFIG_BYTES, AdapterConfig, read_config
 from registry.lora.coverage.shortfall import without_effect
-from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE, FileEntry, manifest_digest
+from registry.lora.digest import (
+    CONFIG_FILE,
+    FILES,
+    OTHER_FILES,
+    WEIGHTS_FILE,
+    FileEntry,
+    instead_of_weights,
+    manifest_digest,
+)
 from registry.lora.findings import Finding, UnfitAdapter
 from registry.lora.json_files import not_an_adapter
 from registry.lora.policy import AdapterLimits, Policy
@@ -23,7 +31,6 @@ from registry.lora.tensor_names import entry_of
 # Opens one of an adapter's files by its name.
 OpenFile = Callable[[str], BufferedReader | BytesIO]
 _CHUNK_BYTES = 1 << 20
-_OTHER_WEIGHTS = ("adapter_model.bin", "adapter_model.pt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +126,10 @@ def _absence(directory: Path, name: str) -> Finding | None:
         return None
     if (directory / name).exists():
         return Finding("not_an_adapter", name, "something that is no regular file", "a file", "put a copy there")
-    other = next((other for other in _OTHER_WEIGHTS if (directory / other).exists()), None)
+    other = instead_of_weights([one for one in OTHER_FILES if (directory / one).exists()])
     if name == WEIGHTS_FILE and other is not None:
-        return Finding(
-            "weights_not_safetensors", other, "weights that can hold code", name, "convert it to safetensors"
-        )
+        found = OTHER_FILES[other]
+        return Finding(found.reason, other, found.what, name, found.remedy)
     remedy = f"name the directory that holds {' and '.join(FILES)}"
     return Finding("source_incomplete", name, f"no such file in {directory}", "one", remedy, permanent=False)
 

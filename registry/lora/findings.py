@@ -23,6 +23,7 @@ FindingReason = Literal[
     "not_finite",
     "not_taken_by_engine",
     "other_base",
+    "other_format",
     "rank_mismatch",
     "rank_too_high",
     "shape_mismatch",
@@ -97,6 +98,11 @@ class UnfitAdapter(Exception):
     def __init__(self, findings: Sequence[Finding]) -> None:
         super().__init__(summary(findings))
         self.findings = tuple(findings)
+
+
+def leading(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings, those that are for good first."""
+    return sorted(findings, key=lambda one: not one.permanent)
 
 
 def summary(findings: Sequence[Finding]) -> str:

@@ -84,21 +84,21 @@ class AllowedSources:
         if not separator or scheme not in SCHEMES:
             known = ", ".join(f"{name}://" for name in SCHEMES)
             message = f"the scheme {scheme[:40]!r} is not known here; use one of {known}"
-            raise ArtifactError("unsupported_scheme", message, permanent=True)
+            raise ArtifactError("unsupported_scheme", message)
         if scheme == "file":
             return FileSource.at(uri, self._roots)
         try:
             parsed = parse_source(uri)
         except SourceUriError as error:
             message = f"{without_secrets(uri)!r} names no source: {error}"
-            raise ArtifactError("invalid_source", message, permanent=True) from None
+            raise ArtifactError("invalid_source", message) from None
         self._check_allowed(parsed, uri)
         return self._remote(parsed, self._credentials.hold(credentials, parsed))
 
     def _check_allowed(self, source: SourceUri, uri: str) -> None:
         if not any(prefix.covers(source.scheme, source.authority, source.path) for prefix in self._named):
             message = f"{without_secrets(uri)} is not below a prefix that this host allows; see --allow-source"
-            raise ArtifactError("source_not_allowed", message, permanent=True)
+            raise ArtifactError("source_not_allowed", message)
 
     def _remote(self, source: SourceUri, held: HeldCredential | None) -> Source:
         if source.scheme in {"hf", "https", "http"}:

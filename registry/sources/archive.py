@@ -12,8 +12,8 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from registry.lora.digest import FILES, WEIGHTS_FILE
-from registry.sources.base import ArtifactError, Receive
+from registry.lora.digest import FILES, OTHER_FILES, instead_of_weights
+from registry.sources.base import ArtifactError, Receive, other_format
 
 BLOCK_BYTES = 512
 MAX_HEADERS = 10_000
@@ -71,7 +71,7 @@ class ArchiveReader:
         chunk = next(self._chunks, None)
         if chunk is None:
             message = "the archive ends in the middle; it is tried again, in case it is still being written"
-            raise ArtifactError("source_incomplete", message, permanent=False)
+            raise ArtifactError("source_incomplete", message)
         self._left_bytes -= len(chunk)
         if self._left_bytes < 0:
             raise _too_large()
@@ -80,7 +80,7 @@ class ArchiveReader:
 
 def _too_large() -> ArtifactError:
     message = "the archive unpacks to more than is taken; pack the two files of the adapter alone"
-    return ArtifactError("too_large", message, permanent=True)
+    return ArtifactError("too_large", message)
 
 
 def next_member(reader: ArchiveReader) -> ArchiveMember | None:
@@ -159,14 +159,13 @@ def _member(header: tarfile.TarInfo, extended: dict[str, str]) -> ArchiveMember:
 def bad_archive(found: str) -> ArtifactError:
     """An archive that is not read any further."""
     message = f"the archive is refused: {found}; make it with `tar -C DIRECTORY -czf adapter.tar.gz .`"
-    return ArtifactError("bad_archive", message, permanent=True)
+    return ArtifactError("bad_archive", message)
 
 
 CHUNK_BYTES = 1 << 20
 # Of the whole archive unpacked: the largest adapter that is taken, and as much again for what lies beside it.
 MAX_UNPACKED_BYTES = 32 << 30
 _GZIP = 16 + zlib.MAX_WBITS
-_OTHER_WEIGHTS = frozenset({"adapter_model.bin", "adapter_model.pt"})
 
 
 def receive_archive(
@@ -179,18 +178,18 @@ def receive_archive(
             `chunks` or `receive` raise.
     """
     reader = ArchiveReader(_gunzip(chunks) if is_gzipped else chunks, max_bytes)
-    missing, folder, other = set(FILES), None, ""
+    missing, folder, others = set(FILES), None, set[str]()
     while missing:
         member = next_member(reader)
         if member is None:
-            raise _absent(missing, other)
+            raise _absent(missing, others)
         parent, name = _place(member)
         if name in missing and folder in {None, parent}:
             folder = parent
             missing.remove(name)
             receive(name, member.size_bytes, reader.chunks(member.size_bytes))
         else:
-            other = name if name in _OTHER_WEIGHTS else other
+            others.add(name)
             reader.skip(member.size_bytes)
         reader.skip(-member.size_bytes % BLOCK_BYTES)
 
@@ -200,7 +199,7 @@ def _place(member: ArchiveMember) -> tuple[str, str]:
     parts = [part for part in member.name.split("/") if part not in {"", "."}]
     if member.name.startswith("/") or ".." in parts:
         raise bad_archive(f"it has the member {member.name[:200]!r}, whose name leads out of it")
-    if not 1 <= len(parts) <= 2 or parts[-1] not in _OTHER_WEIGHTS.union(FILES):
+    if not 1 <= len(parts) <= 2 or parts[-1] not in {*FILES, *OTHER_FILES}:
         return "", ""
     if not member.is_file:
         raise bad_archive(f"its member {member.name[:200]!r} is not a regular file")
@@ -225,9 +224,8 @@ def _gunzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
                 unpacker = zlib.decompressobj(_GZIP)
 
 
-def _absent(missing: set[str], other: str) -> ArtifactError:
-    if other and WEIGHTS_FILE in missing:
-        message = f"the archive has {other}, which can hold code; expected safetensors: convert it"
-        return ArtifactError("weights_not_safetensors", message, permanent=True)
+def _absent(missing: set[str], others: set[str]) -> ArtifactError:
+    if (other := instead_of_weights({*FILES} - missing | others)) is not None:
+        return other_format("the archive", other)
     message = f"the archive has no {min(missing)} at its top or in its one directory; it is tried again"
-    return ArtifactError("source_incomplete", message, permanent=False)
+    return ArtifactError("source_incomplete", message)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Literal, Protocol
 
-from registry.lora.findings import Finding, FindingReason, summary
+from registry.lora.digest import OTHER_FILES, WEIGHTS_FILE
+from registry.lora.findings import Finding, FindingReason, leading, summary
 from registry.lora.signatures import SignatureReason
+from registry.model.replica_reasons import RetryClass, retry_rule
 
 # Stable names of why an artifact could not be staged. Programs may depend on them, not on the sentences beside them.
 SourceReason = Literal[
@@ -25,6 +28,7 @@ SourceReason = Literal[
     "internal_error",
     "invalid_source",
     "not_a_regular_file",
+    "rate_limited",
     "redirect_not_allowed",
     "source_changed",
     "source_denied",
@@ -47,23 +51,61 @@ ArtifactReason = SourceReason | FindingReason | SignatureReason
 
 
 class ArtifactError(Exception):
-    """An artifact could not be staged. `reason` is stable, `permanent`: repeating cannot help.
+    """An artifact could not be staged. `reason` is stable, and decides when it is tried again: see `RETRY_RULES`.
 
     The message says what was found, what was expected, and what to do; never a secret, nor where a path of this host
     leads: whoever may write a record reads it in a status. That is in `detail`, for this host's own log.
+
+    `pause_seconds`: nothing is worth trying before. `version`: of the source whose files were refused, see
+    `Source.version`; empty: it is not known.
     """
 
-    def __init__(self, reason: ArtifactReason, message: str, *, permanent: bool, detail: str = "") -> None:
+    def __init__(self, reason: ArtifactReason, message: str, *, detail: str = "", pause_seconds: float = 0.0) -> None:
         super().__init__(message)
         self.reason: ArtifactReason = reason
         self.message = message
-        self.permanent = permanent
         self.detail = detail
+        self.version = ""
+        self.pause_seconds = pause_seconds
+
+    @property
+    def permanent(self) -> bool:
+        """True if repeating cannot help: something has to change first."""
+        return retry_rule(self.reason).retry is RetryClass.CHANGE
+
+
+class SourceUnchanged(Exception):
+    """A source still has the files that were refused, as it was looked at for a change of them."""
 
 
 def unfit(findings: Sequence[Finding]) -> ArtifactError:
     """An adapter that cannot be served: the first finding's reason, and how many there are beside it."""
-    return ArtifactError(findings[0].reason, summary(findings), permanent=any(one.permanent for one in findings))
+    found = leading(findings)
+    return ArtifactError(found[0].reason, summary(found))
+
+
+# What is asked for at other hosts where the weights are missing: each is a request.
+ASKED_FOR = ("adapter_model.bin", "adapters.safetensors", "pytorch_lora_weights.safetensors")
+
+
+def other_format(place: str, name: str) -> ArtifactError:
+    """A place has a file of `OTHER_FILES` and no weights as they are expected."""
+    found = OTHER_FILES[name]
+    message = f"{place} has {name}, {found.what}; expected {WEIGHTS_FILE}: {found.remedy}"
+    return ArtifactError(found.reason, message)
+
+
+def explained(error: ArtifactError, name: str, place: str, has: Callable[[str], bool]) -> ArtifactError:
+    """The error of one file; where it says that the weights are missing, what is there instead, if anything is.
+
+    `has`: whether a file is there, as far as the source can be asked.
+    """
+    if name != WEIGHTS_FILE or error.reason != "source_missing":
+        return error
+    with suppress(ArtifactError):
+        other = next((one for one in ASKED_FOR if has(one)), None)
+        return error if other is None else other_format(place, other)
+    return error
 
 
 class StoreError(Exception):
@@ -86,7 +128,7 @@ class Stop:
             ArtifactError: ``staging_stopped``, at once when `set` is called.
         """
         if self._event.wait(wait_seconds) if wait_seconds else self._event.is_set():
-            raise ArtifactError("staging_stopped", "the staging was stopped before its end", permanent=False)
+            raise ArtifactError("staging_stopped", "the staging was stopped before its end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +168,14 @@ class Source(Protocol):
         """
         ...
 
+    def version(self, stop: Stop) -> str:
+        """What changes when one of the files does, without reading them; empty: the source does not tell.
+
+        Raises:
+            ArtifactError: the source cannot be asked.
+        """
+        ...
+
 
 def version_of(path: Path) -> tuple[int, ...]:
     """Changes when a file is replaced or written to. Look before reading it, so that no change is missed."""
@@ -134,6 +184,11 @@ def version_of(path: Path) -> tuple[int, ...]:
     except OSError:
         return ()
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def joined_versions(versions: Sequence[str]) -> str:
+    """The version of several files; empty where one of them does not tell its own."""
+    return " ".join(versions) if all(versions) else ""
 
 
 class TrustedAuthorities:

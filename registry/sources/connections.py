@@ -24,7 +24,7 @@ from typing import Any
 import httpcore
 
 from registry.sources.base import ArtifactError, SourceLimits, Stop
-from registry.sources.urls import Reach, is_literal
+from registry.sources.urls import Reach
 
 MAX_ADDRESSES = 4
 STOP_SECONDS = 0.5  # after which a stopped staging waits no more
@@ -139,7 +139,7 @@ def _not_allowed(host: str, address: str, reach: Reach) -> ArtifactError:
     else:
         why = "which no name may lead to; a source on the machine itself takes its address, or localhost, in its URI"
     message = f"{host[:200]} leads to {address}, {why}"
-    return ArtifactError("address_not_allowed", message, permanent=is_literal(host))
+    return ArtifactError("address_not_allowed", message)
 
 
 def check_leads(host: str, port: int) -> None:

@@ -185,7 +185,7 @@ class HeldCredential:
     def unavailable(self, why: str) -> ArtifactError:
         """The error that says why the secret cannot be used; `why` is nothing secret."""
         message = f"the credential {self.name!r} cannot be used: {why}; see --credentials"
-        return ArtifactError("credential_unavailable", message, permanent=False)
+        return ArtifactError("credential_unavailable", message)
 
     def _fetch(self) -> None:
         self._fetched += 1
@@ -216,11 +216,11 @@ class Credentials:
         entry = self._entries.get(name)
         if entry is None:
             message = f"no credential {name!r} is known here; add it to the file of --credentials, which is read again"
-            raise ArtifactError("unknown_credential", message, permanent=True)
+            raise ArtifactError("unknown_credential", message)
         if not any(prefix.covers(source.scheme, source.authority, source.path) for prefix in entry.prefixes):
             message = (
                 f"the credential {name!r} is not bound to {source.scheme}://{source.authority}; "
                 "add a prefix to it in the file of --credentials, if that place may see it"
             )
-            raise ArtifactError("credential_not_bound", message, permanent=True)
+            raise ArtifactError("credential_not_bound", message)
         return HeldCredential(name, entry)

@@ -26,14 +26,14 @@ class Passing(ArtifactError):
     """A failure that a repetition within the same staging may cure."""
 
     def __init__(self, reason: ArtifactReason, message: str) -> None:
-        super().__init__(reason, message, permanent=False)
+        super().__init__(reason, message)
 
 
 class StartOver(ArtifactError):
     """What arrived so far cannot be continued; within the same staging the whole may be had anew."""
 
     def __init__(self, reason: ArtifactReason, message: str) -> None:
-        super().__init__(reason, message, permanent=False)
+        super().__init__(reason, message)
 
 
 def retries(stop: Stop) -> Retrying:
@@ -67,7 +67,7 @@ def connecting(place: str) -> Iterator[None]:
         yield
     except httpcore.TimeoutException:
         message = f"{place} did not answer in time; it is tried again"
-        raise ArtifactError("source_timeout", message, permanent=False) from None
+        raise ArtifactError("source_timeout", message) from None
     except httpcore.ConnectError as error:
         if isinstance(error.__context__, ssl.SSLError):
             raise _untrusted(place, error.__context__) from None
@@ -91,30 +91,31 @@ def receiving(place: str) -> Iterator[None]:
         raise Passing("source_incomplete", f"{place} broke off before the end; it is tried again") from None
 
 
-def status_error(status: int, place: str) -> ArtifactError:
-    """What an HTTP status other than success means."""
+def status_error(status: int, place: str, name: str = "") -> ArtifactError:
+    """What an HTTP status other than success means. `name`: of the file; empty: it is not to be told."""
     if status in PASSING_STATUSES:
         return Passing("source_io", f"{place} answered {status}; it is tried again")
     if status in MISSING_STATUSES:
-        return ArtifactError("source_missing", f"{place} answered {status}; it is tried again", permanent=False)
+        message = f"{place} answered {status}{name and f' for {name}'}; put it there, it is tried again"
+        return ArtifactError("source_missing", message)
     if status in DENIED_STATUSES:
         return denied(f"{place} answered {status}")
     message = f"{place} answered {status}, expected 200; check the source's URI. It is tried again"
-    return ArtifactError("source_io", message, permanent=False)
+    return ArtifactError("source_io", message)
 
 
 def denied(found: str) -> ArtifactError:
     """The source did not accept the credential, or wants one."""
     message = f"{found}; check the credential that spec.credentials names, and that it may read this source"
-    return ArtifactError("source_denied", message, permanent=False)
+    return ArtifactError("source_denied", message)
 
 
 def _untrusted(place: str, error: ssl.SSLError) -> ArtifactError:
     message = f"{place} has a TLS certificate that is not trusted ({error.reason}); SSL_CERT_FILE names the authorities"
-    return ArtifactError("source_untrusted", message, permanent=False)
+    return ArtifactError("source_untrusted", message)
 
 
 def no_authorities(error: OSError) -> ArtifactError:
     """No certificate can be judged here, whatever the source."""
     message = f"the authorities that SSL_CERT_FILE or SSL_CERT_DIR names cannot be read: {error.strerror}"
-    return ArtifactError("source_untrusted", message, permanent=False)
+    return ArtifactError("source_untrusted", message)

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
+from registry.lora.digest import CONFIG_FILE, FILES, OTHER_FILES, instead_of_weights
 from registry.model.source_uri import without_secrets
-from registry.sources.base import ArtifactError, Receive, Stop
+from registry.sources.base import ArtifactError, Receive, Stop, other_format
 
 CHUNK_BYTES = 1 << 20
-_OTHER_WEIGHTS = ("adapter_model.bin", "adapter_model.pt")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK the opening of a FIFO would wait for a writer.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -93,6 +92,12 @@ class FileSource:
             if before != self._states(directory):
                 raise self._changed()
 
+    def version(self, stop: Stop) -> str:
+        """See `Source.version`."""
+        stop.check()
+        directory = self.root.joinpath(*self.below)
+        return f"{directory} {[_looks(directory / name) for name in ('', *FILES)]}"
+
     def _open_directory(self, stack: ExitStack) -> int:
         try:
             directory = _opened(self.root, _DIRECTORY, None, stack)
@@ -100,10 +105,10 @@ class FileSource:
                 directory = _opened(name, _DIRECTORY, directory, stack)
         except FileNotFoundError as error:
             message = f"there is no directory at {self.uri}; it is tried again"
-            raise ArtifactError("source_missing", message, permanent=False, detail=self._detail) from error
+            raise ArtifactError("source_missing", message, detail=self._detail) from error
         except NotADirectoryError as error:
             message = f"{self.uri} is not a directory; name the one that holds {CONFIG_FILE}"
-            raise ArtifactError("not_an_adapter", message, permanent=True, detail=self._detail) from error
+            raise ArtifactError("not_an_adapter", message, detail=self._detail) from error
         except OSError as error:
             raise self._unreadable(error) from error
         return directory
@@ -148,24 +153,23 @@ class FileSource:
             raise self._changed() from error
 
     def _absent(self, directory: int, name: str) -> ArtifactError:
-        other = next((other for other in _OTHER_WEIGHTS if _exists(directory, other)), None)
-        if name == WEIGHTS_FILE and other is not None:
-            message = f"{self.uri} has {other}, which can hold code; expected {name}: convert it to safetensors"
-            return ArtifactError("weights_not_safetensors", message, permanent=True)
+        present = {name for name in (*FILES, *OTHER_FILES) if _exists(directory, name)}
+        if (other := instead_of_weights(present)) is not None:
+            return other_format(self.uri, other)
         message = f"{self.uri} has no {name}; it is tried again, in case it is still being written"
-        return ArtifactError("source_incomplete", message, permanent=False, detail=self._detail)
+        return ArtifactError("source_incomplete", message, detail=self._detail)
 
     def _not_regular(self, name: str) -> ArtifactError:
         message = f"{name} at {self.uri} is not a regular file; put a copy there (cp -L follows symlinks)"
-        return ArtifactError("not_a_regular_file", message, permanent=True, detail=self._detail)
+        return ArtifactError("not_a_regular_file", message, detail=self._detail)
 
     def _changed(self) -> ArtifactError:
         message = f"the files at {self.uri} changed while they were read; it is tried again"
-        return ArtifactError("source_changed", message, permanent=False)
+        return ArtifactError("source_changed", message)
 
     def _unreadable(self, error: OSError) -> ArtifactError:
         message = f"{self.uri} cannot be read: {error.strerror}; check its disk and that this user may read it"
-        return ArtifactError("source_io", message, permanent=False, detail=self._detail)
+        return ArtifactError("source_io", message, detail=self._detail)
 
 
 def _resolved(path: Path) -> str:
@@ -191,6 +195,15 @@ def _state(found: os.stat_result) -> _State:
     return _State(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
+def _looks(path: Path) -> tuple[int, ...]:
+    """What changes when something else stands there, or in it; empty: nothing does."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return ()
+    return found.st_mode, *_state(found), found.st_ctime_ns
+
+
 def _opened(path: Path | str, flags: int, directory: int | None, stack: ExitStack) -> int:
     descriptor = os.open(path, flags, dir_fd=directory)
     stack.callback(os.close, descriptor)
@@ -206,4 +219,4 @@ def _exists(directory: int, name: str) -> bool:
 
 
 def _not_allowed(message: str, *, detail: str = "") -> ArtifactError:
-    return ArtifactError("source_not_allowed", message, permanent=True, detail=detail)
+    return ArtifactError("source_not_allowed", message, detail=detail)

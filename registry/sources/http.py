@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import httpcore
@@ -20,11 +20,20 @@ import httpx
 from registry.lora.digest import FILES
 from registry.model.source_uri import SourcePrefix, SourceUri
 from registry.sources.archive import receive_archive
-from registry.sources.base import ArtifactError, Receive, SourceLimits, Stop, TrustedAuthorities
+from registry.sources.base import (
+    ArtifactError,
+    Receive,
+    SourceLimits,
+    Stop,
+    TrustedAuthorities,
+    explained,
+    joined_versions,
+)
 from registry.sources.connections import ConnectionPool, SourceRequests
 from registry.sources.credentials import HeldCredential
 from registry.sources.failures import (
     DENIED_STATUSES,
+    MISSING_STATUSES,
     Passing,
     StartOver,
     connecting,
@@ -123,7 +132,7 @@ class Getter:
             url = url.redirected(location)
             check_redirect(url, self._named)
         message = f"{start.place} redirects more than {MAX_REDIRECTS} times"
-        raise ArtifactError("redirect_not_allowed", message, permanent=True)
+        raise ArtifactError("redirect_not_allowed", message)
 
     def _send(self, url: WebUrl, start: WebUrl, headers: Headers) -> SourceResponse:
         fields = (("Host", url.authority), *_PLAIN, *headers, *self._authorization(url, start))
@@ -181,7 +190,7 @@ class Download:
         answer = self._getter.get(self._url)
         if answer.status != 200:
             answer.close()
-            raise status_error(answer.status, answer.url.place)
+            raise status_error(answer.status, answer.url.place, self._url.name)
         return answer
 
 
@@ -250,7 +259,7 @@ def _length(answer: SourceResponse) -> int:
         raise _unusable(f"{place} sends it compressed, though that was not asked for")
     if answer.header("content-type").lower().startswith("text/html"):
         message = f"{place} sends a page of HTML, expected a file; perhaps it wants a login. It is tried again"
-        raise ArtifactError("source_is_html", message, permanent=False)
+        raise ArtifactError("source_is_html", message)
     length = answer.header("content-length")
     if not length.isascii() or not length.isdigit() or len(length) > 18:
         raise _unusable(f"{place} does not say how long it is (Content-Length)")
@@ -259,7 +268,29 @@ def _length(answer: SourceResponse) -> int:
 
 def _unusable(found: str) -> ArtifactError:
     message = f"{found}; serve the file as it is, statically. It is tried again"
-    return ArtifactError("source_io", message, permanent=False)
+    return ArtifactError("source_io", message)
+
+
+# A HEAD request would say the same, but an address that was signed for a GET takes none.
+_BEGINNING: Headers = (("Range", "bytes=0-0"),)
+_THERE = frozenset({200, 206})
+
+
+def _version(getter: Getter, url: WebUrl) -> str:
+    """What a server's headers say of the version of a file; empty: nothing.
+
+    Raises:
+        ArtifactError: it cannot be asked.
+    """
+    answer = getter.get(url, _BEGINNING)
+    answer.close()
+    if answer.status in MISSING_STATUSES:
+        return "missing"
+    if answer.status not in _THERE:
+        raise status_error(answer.status, url.place)
+    tag = answer.header("etag") or answer.header("last-modified")
+    size = answer.header("content-range").rpartition("/")[2] or answer.header("content-length")
+    return f"{tag} {size}" if tag else ""
 
 
 GZIPPED = (".tar.gz", ".tgz")
@@ -323,9 +354,26 @@ class WebSource:
         with _getter(self.web, stop, self.named, self.held, self.may_see) as getter:
             if self.is_directory:
                 for name in FILES:
-                    receive_file(getter, parse_url(f"{self.url}{name}"), name, receive, stop)
+                    self._receive(getter, name, receive, stop)
             else:
                 retries_from_start(stop)(self._unpack, getter, receive, stop)
+
+    def _receive(self, getter: Getter, name: str, receive: Receive, stop: Stop) -> None:
+        try:
+            receive_file(getter, parse_url(f"{self.url}{name}"), name, receive, stop)
+        except ArtifactError as error:
+            raise explained(error, name, self.url.place, partial(self._has, getter)) from None
+
+    def _has(self, getter: Getter, name: str) -> bool:
+        answer = getter.get(parse_url(f"{self.url}{name}"), _BEGINNING)
+        answer.close()
+        return answer.status in _THERE
+
+    def version(self, stop: Stop) -> str:
+        """See `Source.version`."""
+        urls = [parse_url(f"{self.url}{name}") for name in FILES] if self.is_directory else [self.url]
+        with _getter(self.web, stop, self.named, self.held, self.may_see) as getter:
+            return joined_versions([_version(getter, url) for url in urls])
 
     def _unpack(self, getter: Getter, receive: Receive, stop: Stop) -> None:
         _, chunks = Download(getter, self.url, stop).content()

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -27,7 +28,7 @@ from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 
 from registry.lora.digest import FILES
 from registry.model.source_uri import SourceUri
-from registry.sources.base import ArtifactError, Receive, SourceLimits, Stop
+from registry.sources.base import ArtifactError, Receive, SourceLimits, Stop, explained, joined_versions
 from registry.sources.connections import Forwarder, check_leads
 from registry.sources.credentials import HeldCredential
 from registry.sources.credentials_file import Secret, SecretError, StoreOptions, as_header
@@ -144,7 +145,7 @@ def _check_base_url(url: str) -> None:
 def _azure(container: str, options: StoreOptions, fields: _Fields, client: ClientConfig) -> AzureStore:
     if options.account is None:
         message = "az:// needs a credential (of kind none, if it is public) whose store names the account"
-        raise ArtifactError("credential_unavailable", message, permanent=True)
+        raise ArtifactError("credential_unavailable", message)
     config: AzureConfig = {"account_name": options.account, "skip_signature": fields is None}
     if options.endpoint is not None:
         config["endpoint"] = options.endpoint
@@ -254,7 +255,34 @@ class ObjectSource:
         bucket = _Bucket(self.stores, self.uri, self.held, stop)
         for name in FILES:
             key = "/".join((*self.uri.path, name))
-            retries_from_start(stop)(_receive, bucket, key, name, receive, self.range_bytes)
+            try:
+                retries_from_start(stop)(_receive, bucket, key, name, receive, self.range_bytes)
+            except ArtifactError as error:
+                place = bucket.shown("/".join(self.uri.path))
+                raise explained(error, name, place, partial(self._has, bucket)) from None
+
+    def _has(self, bucket: _Bucket, name: str) -> bool:
+        return _version(bucket, "/".join((*self.uri.path, name))) != "missing"
+
+    def version(self, stop: Stop) -> str:
+        """See `Source.version`."""
+        bucket = _Bucket(self.stores, self.uri, self.held, stop)
+        return joined_versions([_version(bucket, "/".join((*self.uri.path, name))) for name in FILES])
+
+
+def _version(bucket: _Bucket, key: str) -> str:
+    """What a store says of the version of an object; empty: nothing.
+
+    Raises:
+        ArtifactError: it cannot be asked.
+    """
+    try:
+        found = bucket.read(key, 0, 1, None)
+    except ArtifactError as error:
+        if error.reason != "source_missing":
+            raise
+        return "missing"
+    return f"{found.tag} {found.size_bytes}" if found.tag else ""
 
 
 def object_source(stores: Stores, uri: SourceUri, held: HeldCredential | None) -> ObjectSource:
@@ -292,12 +320,12 @@ class _Bucket:
             return retries(self._stop)(self._get, key, start, end, tag)
         except (PermissionDeniedError, UnauthenticatedError):
             if self._held is None or not self._held.renew():
-                raise denied(f"{self._shown(key)} may not be read") from None
+                raise denied(f"{self.shown(key)} may not be read") from None
         self._store = self._stores.reopened(self._uri, self._held)
         try:
             return retries(self._stop)(self._get, key, start, end, tag)
         except (PermissionDeniedError, UnauthenticatedError):
-            raise denied(f"{self._shown(key)} may not be read, not with a new secret either") from None
+            raise denied(f"{self.shown(key)} may not be read, not with a new secret either") from None
 
     def _get(self, key: str, start: int, end: int, tag: str | None) -> _Range:
         options: GetOptions = {"range": (start, end)}
@@ -309,15 +337,15 @@ class _Bucket:
         except (PermissionDeniedError, UnauthenticatedError):
             raise
         except FileNotFoundError:  # as the client says it
-            message = f"{self._shown(key)} is not there; it is tried again"
-            raise ArtifactError("source_missing", message, permanent=False) from None
+            message = f"{self.shown(key)} is not there; it is tried again"
+            raise ArtifactError("source_missing", message) from None
         except PreconditionError:
-            message = f"{self._shown(key)} changed while it was read; it is tried again"
+            message = f"{self.shown(key)} changed while it was read; it is tried again"
             raise StartOver("source_changed", message) from None
         except (BaseError, OSError):
-            raise Passing("source_io", f"{self._shown(key)} cannot be read; it is tried again") from None
+            raise Passing("source_io", f"{self.shown(key)} cannot be read; it is tried again") from None
 
-    def _shown(self, key: str) -> str:
+    def shown(self, key: str) -> str:
         return f"{self._uri.scheme}://{self._uri.authority}/{key}"
 
 

@@ -111,6 +111,11 @@ class WebUrl:
         host, colon, port = self.authority.rpartition(":")
         return host if colon and not port.endswith("]") else self.authority
 
+    @property
+    def name(self) -> str:
+        """The last part of the path, which may be said of it too."""
+        return self.target.partition("?")[0].rpartition("/")[2]
+
     def __str__(self) -> str:
         return self.place + self.target
 
@@ -143,7 +148,7 @@ class WebUrl:
             return parse_url(urljoin(str(self), location))
         except ValueError:
             message = f"{self.place} redirects to what is no URL that may be followed"
-            raise ArtifactError("redirect_not_allowed", message, permanent=True) from None
+            raise ArtifactError("redirect_not_allowed", message) from None
 
 
 def parse_url(url: str) -> WebUrl:
@@ -168,4 +173,4 @@ def check_redirect(target: WebUrl, named: Sequence[SourcePrefix]) -> None:
         return
     if target.scheme != "https" or target.host != target.authority:
         message = f"a redirect leads to {target.place}, expected https at port 443, or a URL that --allow-source names"
-        raise ArtifactError("redirect_not_allowed", message, permanent=True)
+        raise ArtifactError("redirect_not_allowed", message)

@@ -218,7 +218,6 @@ class Quota:
                 "store_full",
                 f"{name} has {size_bytes} bytes, the store's {self._index.used_bytes()} are in use and its "
                 f"budget is {self._budget_bytes}; raise --store-budget, or serve fewer adapters",
-                permanent=False,
             )
         self.check_disk(size_bytes, name)
 
@@ -234,7 +233,6 @@ class Quota:
                 "disk_full",
                 f"{name} needs {size_bytes} bytes more, {free_bytes} are free in {self._root}, of which "
                 f"{reserve_bytes} are kept free; make room there",
-                permanent=False,
             )
 
     def _over_budget(self) -> int:

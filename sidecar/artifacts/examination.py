@@ -27,7 +27,7 @@ from registry.lora.check import Changes
 from registry.lora.coverage.findings import prepared_modules
 from registry.lora.digest import CONFIG_FILE
 from registry.lora.directory import Examined, examine_directory
-from registry.lora.findings import AdapterWarning, FindingReason, UnfitAdapter, summary
+from registry.lora.findings import AdapterWarning, FindingReason, UnfitAdapter, leading, summary
 from registry.lora.policy import AdapterLimits, policy_of
 from registry.lora.prepare import WeightsLayout, new_config, new_weights
 from registry.lora.safetensors import Tensor
@@ -121,7 +121,6 @@ class Objection(BaseModel):
 
     reason: FindingReason
     message: str
-    permanent: bool
 
 
 class ExaminationAnswer(BaseModel):
@@ -151,11 +150,8 @@ class Examining:
             examined = examine_directory(directory, base, AdapterLimits(), policy_of(request.policy))
             return ExaminationAnswer(examination=_examination(directory, examined))
         except UnfitAdapter as error:
-            is_permanent = any(one.permanent for one in error.findings)
-            objection = Objection(
-                reason=error.findings[0].reason, message=summary(error.findings), permanent=is_permanent
-            )
-            return ExaminationAnswer(objection=objection)
+            found = leading(error.findings)
+            return ExaminationAnswer(objection=Objection(reason=found[0].reason, message=summary(found)))
         except OSError as error:
             return ExaminationAnswer(failure=(error.errno or 0, str(error)))
 

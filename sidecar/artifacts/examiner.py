@@ -181,7 +181,7 @@ class Examiner:
         answer = self._answer(directory, base, policy, stop)
         if answer.objection is not None:
             objection = answer.objection
-            raise ArtifactError(objection.reason, objection.message, permanent=objection.permanent)
+            raise ArtifactError(objection.reason, objection.message)
         if answer.examination is None:
             raise OSError(*(answer.failure or (0, "the examination gave no answer")))
         return answer.examination
@@ -202,7 +202,7 @@ class Examiner:
         used = f"more than {limits.processor_seconds} s of a processor or {limits.memory_bytes >> 20} MiB"
         found = f"its examination took {used}" if is_limit else "the process that examined it broke off, twice"
         message = f"{found}, as no adapter does that PEFT saved; look at where the files come from"
-        return ArtifactError("examination_failed", message, permanent=True)
+        return ArtifactError("examination_failed", message)
 
     @contextmanager
     def _child(self, *, is_new: bool) -> Iterator[_Child]:
@@ -234,7 +234,7 @@ class Examiner:
                 child = _Child()
             except OSError as error:
                 message = f"no process could be started to examine it: {error.strerror}; it is tried again"
-                raise ArtifactError("store_io", message, permanent=False) from error
+                raise ArtifactError("store_io", message) from error
             self._busy += 1
             return child
 

@@ -130,7 +130,7 @@ class Pace:
             f"{self._name} of {self._size_bytes} bytes comes at {found:.0f} bytes a second, expected at least "
             f"{self.bytes_per_second:.0f}; it is tried again, put it where it can be read faster"
         )
-        return ArtifactError("source_timeout", message, permanent=False)
+        return ArtifactError("source_timeout", message)
 
 
 DEFAULT_MAX_WEIGHTS_BYTES = 16 << 30
@@ -196,10 +196,10 @@ class Incoming:
     def _check_size(self, name: str, size_bytes: int) -> None:
         if size_bytes == 0:
             message = f"{name} is empty; it is tried again, in case it is still being written"
-            raise ArtifactError("source_incomplete", message, permanent=False)
+            raise ArtifactError("source_incomplete", message)
         if size_bytes > self._caps[name]:
             message = f"{name} has {size_bytes} bytes, at most {self._caps[name]} are taken; publish less"
-            raise ArtifactError("too_large", message, permanent=True)
+            raise ArtifactError("too_large", message)
 
     def digest(self) -> str:
         """The manifest digest of what arrived."""

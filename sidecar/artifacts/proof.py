@@ -238,7 +238,7 @@ class Signatures:
         """
         found = objection(digest, ref.signature, self._keys, is_required=self.are_required)
         if found is not None:
-            raise ArtifactError(found[0], found[1], permanent=True)
+            raise ArtifactError(found[0], found[1])
 
 
 def read_keys(file: Path) -> PublicKeys:

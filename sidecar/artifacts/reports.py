@@ -255,7 +255,7 @@ def damaged(directory: Path) -> ArtifactError:
         f"{directory} was damaged since it was written, as were the copies of it that were fetched since; "
         "check the disk, and who writes to the store"
     )
-    return ArtifactError("artifact_damaged", message, permanent=False)
+    return ArtifactError("artifact_damaged", message)
 
 
 def _name_warnings(base_model: str | None, registry_base_model: str | None) -> tuple[AdapterWarning, ...]:

@@ -15,7 +15,7 @@ from registry.lora.digest import canonical_json, prepared_id
 from registry.lora.policy import Policy, policy_of
 from registry.model.stored import read_json
 from registry.runtime.local_files import NotAFile, read_file
-from registry.sources.base import ArtifactError
+from registry.sources.base import ArtifactError, Source, SourceUnchanged, Stop
 from sidecar.artifacts.files import write_atomic
 from sidecar.artifacts.layout import StoreLayout
 from sidecar.artifacts.types import ArtifactRef
@@ -109,14 +109,36 @@ def stage_request_of(
     try:
         return StageRequest(ref, policy_of(read_json(ref.prepare or "{}")), base, damaged)
     except ValueError as error:
-        raise ArtifactError("unsupported_policy", f"{error}; upgrade this sidecar", permanent=True) from error
+        raise ArtifactError("unsupported_policy", f"{error}; upgrade this sidecar") from error
+
+
+def other_version(source: Source, refused: str, stop: Stop) -> str:
+    """The version that a source has now, whose files were refused at another; empty: it does not tell.
+
+    It is asked for before they are fetched, so that no change is missed.
+
+    Raises:
+        SourceUnchanged: it is the same, or cannot be told now.
+        ArtifactError: ``staging_stopped``.
+    """
+    try:
+        version = source.version(stop)
+    except ArtifactError as error:
+        stop.check()
+        raise SourceUnchanged from error
+    if version and version == refused:
+        raise SourceUnchanged
+    return version
 
 
 def mismatch(ref: ArtifactRef, found: str, expected: str) -> ArtifactError:
     """What it is when a source holds other files than those that a reference means; both are digests."""
     if ref.digest is not None:
-        remedy = "put the right files there, or apply the digest of those that are"
+        remedy = (
+            "put the right files there, which is tried again by itself, or at once with loraplane retry adapter NAME; "
+            "or apply the digest of those that are"
+        )
     else:
         remedy = "the source changed after this generation was first read here; apply the new digest to serve it"
     message = f"the files have the digest {found}, expected {expected}; {remedy}"
-    return ArtifactError("digest_mismatch", message, permanent=True)
+    return ArtifactError("digest_mismatch", message)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import structlog
 
 from registry.model.names import tenant_of
-from registry.sources.base import ArtifactError
+from registry.sources.base import ArtifactError, SourceUnchanged
 from sidecar.artifacts.types import ArtifactRef, ArtifactStore, Stage
 from sidecar.metrics import STAGE_SECONDS
 
@@ -185,7 +185,7 @@ class Staging:
         store: ArtifactStore,
         tasks: asyncio.TaskGroup,
         *,
-        on_failure: Callable[[Stage, ArtifactError], None],
+        on_failure: Callable[[Stage, ArtifactError | SourceUnchanged], None],
         on_end: Callable[[], None],
         on_success: Callable[[Stage], None] = _unheard,
     ) -> None:
@@ -229,16 +229,18 @@ class Staging:
     async def _run(self, turn: Turn) -> None:
         stage = turn.stage
         try:
-            staged = await self._store.ensure(stage.ref)
+            staged = await self._store.ensure(stage.ref, stage.refused)
             about = {"name": stage.name, "artifact": staged.id, "digest": staged.digest}
             _log.info("artifact_staged", **about, request_id=stage.request_id)
             self._on_success(stage)
+        except SourceUnchanged as error:
+            self._on_failure(stage, error)
         except ArtifactError as error:
             self._on_failure(stage, error)
             about = {"name": stage.name, "reason": error.reason, "message": error.message, "detail": error.detail}
             _log.warning("artifact_failed", **about, request_id=stage.request_id)
         except Exception:  # noqa: BLE001 - the supervisor of one staging: what somebody's files made us do ends no other
-            self._on_failure(stage, ArtifactError("internal_error", _BROKEN, permanent=False))
+            self._on_failure(stage, ArtifactError("internal_error", _BROKEN))
             _log.exception("staging_broke", name=stage.name, request_id=stage.request_id)
         self._end(turn)
 

@@ -44,7 +44,7 @@ from sidecar.artifacts.maintenance import Maintenance, Scrub
 from sidecar.artifacts.preparation import Bases
 from sidecar.artifacts.proof import BACKGROUND_BYTES_PER_SECOND, DamagedArtifacts, ProofOutcome, Proofs, Signatures
 from sidecar.artifacts.reports import Reports, damaged
-from sidecar.artifacts.requests import Pins, StageRequest, pin_name, stage_request_of
+from sidecar.artifacts.requests import Pins, StageRequest, other_version, pin_name, stage_request_of
 from sidecar.artifacts.staging import LONG_SLOTS, QUICK_SLOTS
 from sidecar.artifacts.stored import StoredArtifacts
 from sidecar.artifacts.types import GRACE_SECONDS, ArtifactRef, Staged
@@ -279,7 +279,7 @@ class LocalStore:
             staged = see(order, digest) if is_locked and artifact not in self._doubted else None
             return self._remember(order, staged) if staged else None
 
-    async def ensure(self, ref: ArtifactRef) -> Staged:
+    async def ensure(self, ref: ArtifactRef, refused: str | None = None) -> Staged:
         """See `ArtifactStore.ensure`. When cancelled, the copying ends soon after and leaves nothing behind."""
         staged = self.lookup(ref)
         if staged is not None and staged.is_proven:
@@ -287,7 +287,7 @@ class LocalStore:
         order = self._order(ref)
         # Of what other replicas staged there may be hundreds: everybody else has his turn between two of them.
         await asyncio.sleep(0)
-        return self._join(order) or await self._staged(order)
+        return self._join(order) or await self._staged(order, refused)
 
     def _join(self, order: StageRequest) -> Staged | None:
         """Leases and sees what another replica of the host staged, which takes less time than the way to a worker.
@@ -314,15 +314,15 @@ class LocalStore:
                 self._leases.let_go({artifact})
         return staged
 
-    async def _staged(self, order: StageRequest) -> Staged:
+    async def _staged(self, order: StageRequest, refused: str | None) -> Staged:
         """What a worker thread finds or fetches."""
         stop, loop = Stop(), asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                return await loop.run_in_executor(self._workers, self._stage, order, stop)
+                return await loop.run_in_executor(self._workers, self._stage, order, stop, refused)
         except TimeoutError as error:
             message = f"it was not staged within {self._timeout_seconds:g} s; it is tried again"
-            raise ArtifactError("staging_timeout", message, permanent=False) from error
+            raise ArtifactError("staging_timeout", message) from error
         finally:
             stop.set()
 
@@ -331,13 +331,17 @@ class LocalStore:
         self._workers.shutdown(cancel_futures=True)
         self._allowed.close()
 
-    def _stage(self, order: StageRequest, stop: Stop) -> Staged:
+    def _stage(self, order: StageRequest, stop: Stop, refused: str | None = None) -> Staged:
         source = self._allowed.source(order.ref.uri, order.ref.credentials)
+        version = "" if refused is None else other_version(source, refused, stop)
         try:
             digest = self._pins.digest(order.ref)
             if digest is None:
                 return self._discover(source, order, stop)
             return self._obtain(source, order, digest, stop)
+        except ArtifactError as error:
+            error.version = version
+            raise
         except OSError as error:
             raise store_failure(error, self._layout.root) from error
 

@@ -66,11 +66,14 @@ class ArtifactStore(Protocol):
         """
         ...
 
-    async def ensure(self, ref: ArtifactRef) -> Staged:
+    async def ensure(self, ref: ArtifactRef, refused: str | None = None) -> Staged:
         """Fetches, verifies and stages; what is there is only proven. One download per host at a time and ref.
 
+        `refused`: see `Stage`.
+
         Raises:
-            ArtifactError: it cannot be had; `permanent` tells whether it is worth repeating.
+            ArtifactError: it cannot be had; its reason tells whether it is worth repeating.
+            SourceUnchanged: the source has the version that was refused.
         """
         ...
 
@@ -101,8 +104,13 @@ GRACE_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Bring an artifact into the store."""
+    """Bring an artifact into the store.
+
+    `refused`: the version of the source whose files were refused, which are not fetched again; empty: that is not
+    known; None: they were not refused.
+    """
 
     name: str
     ref: ArtifactRef
     request_id: str
+    refused: str | None = None

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from registry.model.names import name_key
 from registry.runtime.clock import Clock
-from registry.sources.base import ArtifactError
+from registry.sources.base import ArtifactError, SourceUnchanged
 from sidecar.artifacts.types import ArtifactRef, Stage
 from sidecar.desired.informer import DesiredAdapter
 from sidecar.engines.observed import EngineGone, EnginePaused, Observed
@@ -162,12 +162,14 @@ class RetryTracker:
         self._paced_until = max(self._paced_until, self._now()) + pace_seconds
         return replace(failure, retry_at=max(failure.retry_at, self._paced_until))
 
-    def staging_failed(self, stage: Stage, error: ArtifactError) -> None:
-        """Notes that files could not be had, or are not fit."""
+    def staging_failed(self, stage: Stage, error: ArtifactError | SourceUnchanged) -> None:
+        """Notes that files could not be had, are not fit, or are still those that were not."""
         key = name_key(stage.name)
-        self.failures[key] = after_staging(
+        failure = after_staging(
             error, stage.ref, self.failures.get(key), now=self._now(), uniform=self._clock.rng.uniform
         )
+        if failure is not None:
+            self.failures[key] = failure
 
     def staged(self, stage: Stage) -> None:
         """Notes that files were brought in: others from the same place may be there, too."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from registry.etcd3.backoff import Backoff, Uniform
-from registry.sources.base import ArtifactError
+from registry.model.replica_reasons import LONGEST_PAUSE_SECONDS, RetryClass, retry_rule
+from registry.sources.base import ArtifactError, SourceUnchanged
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.engines.observed import (
     AlreadyThere,
@@ -34,12 +35,16 @@ EXPECT_HINT = (
 )
 # For causes that pass by themselves: files that come, sources and engines that come back.
 RETRY = Backoff(base_seconds=1.0, cap_seconds=15.0)
+# What has lasted long is tried so much rarer, up to `LONGEST_PAUSE_SECONDS`: a source that was away for a minute is
+# asked within seconds, one that has been for an hour within minutes.
+SHARE_OF_AGE = 0.1
+# Where refused files may have been replaced is looked at so often at first: a directory, and another host.
+LOOK_SECONDS = 15.0
+LOOK_AWAY_SECONDS = 120.0
 # vLLM answers 500 for what is wrong with the files as well as for a shortage that passes, so a refusal is never final.
 # A refused load costs an engine something: the longer it lasts, the rarer, at first at most so long apart, then a share
 # of the time that it has lasted, and never further apart than the last.
 REFUSED_CAP_SECONDS = 60.0
-REFUSED_SHARE_OF_AGE = 0.1
-REFUSED_LONGEST_SECONDS = 300.0
 # Whatever number of adapters is refused, an engine gets one such load in so long once each was tried a few times.
 REFUSED_PACE_SECONDS = 2.0
 TRIES_UNPACED = 3
@@ -62,10 +67,12 @@ class Failure:
         reason: stable.
         message: one sentence for people.
         attempts: how often it was tried.
-        retry_at: monotonic seconds; None: not before `ref` or `incarnation` change.
+        retry_at: monotonic seconds; None: not before `ref` or `incarnation` change, or the files do.
         since: monotonic seconds of the first of these tries.
         others_succeed: since then another adapter was loaded, or brought from the same place, so that the fault is
             likely to be its own.
+        look_at: monotonic seconds when the source is looked at for other files; None: it is not.
+        version: of the source, whose files were refused; empty: it is not known.
     """
 
     ref: ArtifactRef | None
@@ -76,6 +83,18 @@ class Failure:
     retry_at: float | None
     since: float = 0.0
     others_succeed: bool = False
+    look_at: float | None = None
+    version: str = ""
+
+    @property
+    def due_at(self) -> float | None:
+        """When it is tried, or looked at, again; None: not by itself."""
+        return self.look_at if self.retry_at is None else self.retry_at
+
+    @property
+    def refused(self) -> str | None:
+        """The version of the source whose files were refused, see `Stage`; None: they were not."""
+        return None if self.look_at is None else self.version
 
     def is_about(self, ref: ArtifactRef | None, incarnation: str) -> bool:
         """True if it is of this ref, and of this engine if an engine had part in it."""
@@ -83,7 +102,7 @@ class Failure:
 
     def forbids(self, ref: ArtifactRef | None, incarnation: str, now: float) -> bool:
         """True while this ref must not be tried again on this engine."""
-        return self.is_about(ref, incarnation) and (self.retry_at is None or now < self.retry_at)
+        return self.is_about(ref, incarnation) and (self.due_at is None or now < self.due_at)
 
     @property
     def is_engines(self) -> bool:
@@ -92,25 +111,52 @@ class Failure:
 
     def is_settled(self) -> bool:
         """True if waiting for it would not be worth a replica's readiness."""
-        return self.retry_at is None or self.attempts >= TRIES_UNTIL_READY
+        is_answer = self.retry_at is None or retry_rule(self.reason).is_answer
+        return is_answer or self.attempts >= TRIES_UNTIL_READY
 
     @property
     def final_at(self) -> float:
         """From when on a rollout takes it for an answer although it is tried again."""
-        if self.retry_at is None:
+        if self.retry_at is None or retry_rule(self.reason).is_answer:
             return self.since
         is_refused = self.reason == ENGINE_REFUSED and self.is_settled()
         return self.since + SETTLED_SECONDS if is_refused else math.inf
 
 
 def after_staging(
-    error: ArtifactError, ref: ArtifactRef, previous: Failure | None, *, now: float, uniform: Uniform
-) -> Failure:
-    """The failure that a failed staging leaves."""
+    error: ArtifactError | SourceUnchanged,
+    ref: ArtifactRef,
+    previous: Failure | None,
+    *,
+    now: float,
+    uniform: Uniform,
+) -> Failure | None:
+    """The failure that a failed staging leaves; None: none, since what was looked at is judged by other terms now."""
+    if isinstance(error, SourceUnchanged):
+        return _looked_at(previous, now, uniform) if previous is not None and previous.ref == ref else None
     failure = _again(previous, Failure(ref, None, error.reason, error.message, 1, None, since=now))
-    if error.permanent:
-        return failure
-    return replace(failure, retry_at=now + RETRY.delay(failure.attempts, uniform))
+    match retry_rule(error.reason).retry:
+        case RetryClass.CHANGE:
+            return _looked_at(replace(failure, version=error.version), now, uniform)
+        case RetryClass.LATER:
+            pause = replace(RETRY, cap_seconds=_cap(RETRY.cap_seconds, failure, now)).delay(failure.attempts, uniform)
+        case RetryClass.AT_ONCE:
+            pause = RETRY.delay(failure.attempts, uniform)
+        case never:
+            assert_never(never)
+    return replace(failure, retry_at=now + pause + error.pause_seconds)
+
+
+def _looked_at(failure: Failure, now: float, uniform: Uniform) -> Failure:
+    """A failure whose source is looked at again after a while."""
+    is_here = failure.ref is not None and failure.ref.uri.startswith("file:")
+    pause = _cap(LOOK_SECONDS if is_here else LOOK_AWAY_SECONDS, failure, now)
+    return replace(failure, look_at=now + uniform(pause / 2, pause))
+
+
+def _cap(at_first: float, failure: Failure, now: float) -> float:
+    """The longest pause, given how long it has lasted."""
+    return min(max(at_first, SHARE_OF_AGE * (now - failure.since)), LONGEST_PAUSE_SECONDS)
 
 
 def after_call(
@@ -172,8 +218,7 @@ def _retried(failure: Failure, previous: Failure | None, *, now: float, uniform:
     failure = _again(previous, failure)
     backoff = RETRY
     if failure.reason == ENGINE_REFUSED and failure.ref is not None:  # what is deleted has to go (guarantee R6)
-        cap = max(REFUSED_CAP_SECONDS, REFUSED_SHARE_OF_AGE * (now - failure.since))
-        backoff = replace(RETRY, cap_seconds=min(cap, REFUSED_LONGEST_SECONDS))
+        backoff = replace(RETRY, cap_seconds=_cap(REFUSED_CAP_SECONDS, failure, now))
     return replace(failure, retry_at=now + backoff.delay(failure.attempts, uniform))
 
 

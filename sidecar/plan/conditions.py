@@ -43,6 +43,7 @@ def failed(adapter: DesiredAdapter, failure: Failure) -> FailedAdapter:
         request_id=adapter.request_id,
         is_settled=failure.is_settled(),
         final_at=failure.final_at,
+        look_at=failure.look_at,
     )
 
 

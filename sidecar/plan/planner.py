@@ -140,7 +140,7 @@ def _refusals(
 
 def _wake_at(failures: Iterable[FailedAdapter], now: float) -> float | None:
     """When something is tried again, or becomes final for rollouts."""
-    times = [at for one in failures for at in (one.retry_at, one.final_at) if at is not None]
+    times = [at for one in failures for at in (one.retry_at, one.look_at, one.final_at) if at is not None]
     return min((at for at in times if now < at < math.inf), default=None)
 
 
@@ -238,8 +238,7 @@ def _decide(
     if failure is not None and failure.forbids(adapter.ref, observed.facts.incarnation, now):
         return failed(adapter, failure), None
     if staged is None or not staged.is_proven:
-        stage = None if adapter.ref in known.staging else Stage(adapter.name, adapter.ref, adapter.request_id)
-        return pending(adapter, "staging"), stage
+        return _stage(adapter, failure, known)
     if adapter.key in known.unsettled:
         return pending(adapter, "outcome_unknown"), None
     # While it is tried again it stays failed: a status that changed with each try would say nothing new.
@@ -251,6 +250,15 @@ def _decide(
         return again or pending(adapter, "loading"), load
     swap = Swap(name, current, staged.path, adapter.ref, adapter.request_id, chosen.limits.proves)
     return again or pending(adapter, "swapping"), swap
+
+
+def _stage(adapter: DesiredAdapter, failure: Failure | None, known: PlanContext) -> tuple[Condition, Stage | None]:
+    """Bring its files in; what of them failed before is said until they are there."""
+    refused = failure.refused if failure is not None else None
+    stage = None if adapter.ref in known.staging else Stage(adapter.name, adapter.ref, adapter.request_id, refused)
+    if failure is None or failure.is_engines:
+        return pending(adapter, "staging"), stage
+    return failed(adapter, failure), stage
 
 
 def _hindrance(

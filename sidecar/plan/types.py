@@ -101,6 +101,7 @@ class FailedAdapter:
     """A name that is not served as desired, and will not be until `retry_at` (monotonic; None: until a change).
 
     `is_settled`: nothing should wait for it. `final_at`: from when on (monotonic) rollouts take it for an answer.
+    `look_at`: when its source is looked at for a change; None: it is not.
     """
 
     name: str
@@ -112,6 +113,7 @@ class FailedAdapter:
     request_id: str
     is_settled: bool
     final_at: float = math.inf
+    look_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from registry.model.status import (
 from registry.model.stored import MAX_STATUS_BYTES
 from registry.runtime.clock import Moment, rfc3339
 from sidecar.engines.observed import EngineFacts
+from sidecar.plan.backoff import TRIES_UNTIL_READY
 from sidecar.plan.conditions import MAX_OVER_CAPACITY_LISTED
 from sidecar.plan.handoff import OVER_CAPACITY
 from sidecar.plan.types import (
@@ -125,13 +126,18 @@ def _omitted_reason(whole: ReplicaStatus, fitting: ReplicaStatus, plan: Plan) ->
 
 
 def says_the_same(one: ReplicaStatus, other: ReplicaStatus) -> bool:
-    """True if the two differ in nothing but the time of writing, the store's room, and in tries of what is settled."""
+    """True if the two differ in nothing but the time of writing, the store's room, and tries of what failed before."""
     return _essence(one) == _essence(other)
 
 
 def _essence(status: ReplicaStatus) -> ReplicaStatus:
     """What is worth telling everybody at once: one more try of what was refused before is not."""
-    failed = [one.model_copy(update={"attempts": 0, "retry_at": ""}) if one.settled else one for one in status.failed]
+    failed = [
+        one.model_copy(update={"attempts": 0, "retry_at": ""})
+        if one.settled or one.attempts > TRIES_UNTIL_READY
+        else one
+        for one in status.failed
+    ]
     return status.model_copy(update={"updated_at": "", "store": None, "failed": failed})
 
 

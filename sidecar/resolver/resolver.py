@@ -14,7 +14,7 @@ import structlog
 
 from registry.model.names import name_key
 from registry.runtime.clock import Clock
-from registry.sources.base import ArtifactError
+from registry.sources.base import ArtifactError, SourceUnchanged
 from sidecar.artifacts.staging import Staging
 from sidecar.artifacts.types import ArtifactStore, Stage
 from sidecar.desired.informer import DesiredAdapter
@@ -198,7 +198,7 @@ class Resolver:
         staging.start([Stage(adapter.name, adapter.ref, adapter.request_id)])
         return _NotYet("staging")
 
-    def _staging_failed(self, stage: Stage, error: ArtifactError) -> None:
+    def _staging_failed(self, stage: Stage, error: ArtifactError | SourceUnchanged) -> None:
         key = name_key(stage.name)
         failure = after_staging(
             error,
@@ -207,7 +207,8 @@ class Resolver:
             now=self._clock.monotonic(),
             uniform=self._clock.rng.uniform,
         )
-        self._demand.note_trouble(key, failure)
+        if failure is not None:
+            self._demand.note_trouble(key, failure)
 
     def _staged(self) -> None:
         """Something was staged, or has failed: whoever waits looks, and the status may have changed."""

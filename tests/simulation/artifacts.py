@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 
 from registry.model.records import PoolSpec
-from registry.sources.base import ArtifactError, Stop
+from registry.sources.base import ArtifactError, SourceUnchanged, Stop
 from sidecar.artifacts.leases import ArtifactLeases, read_leases
 from sidecar.artifacts.maintenance import Holdings
 from sidecar.artifacts.types import ArtifactRef, Staged
@@ -22,6 +22,7 @@ ROOT = "file:///a/"
 # Under this are the stores of all replicas; nothing of it is on a disk.
 STORES = "/store/"
 # What a source is good for stands in its name. What is picky is refused by the engine of one replica alone.
+VERSION = "1"
 GOOD, MISSING, REFUSED, HIGH_RANK, PICKY = "good", "missing", "refused", "high", "picky"
 _CHOOSY = "r0"
 MAX_RANK = 16
@@ -107,18 +108,26 @@ class SimStore:
         """Whether the engine finds files at that path."""
         return any(staged.path == path for staged in self.staged.values())
 
-    async def ensure(self, ref: ArtifactRef) -> Staged:
+    async def ensure(self, ref: ArtifactRef, refused: str | None = None) -> Staged:
         await asyncio.sleep(self.rng.choice((0.001, 0.02, 0.3)))
         source = ref.uri.removeprefix(ROOT)
         if source.startswith(MISSING):
-            raise ArtifactError("source_missing", "there is nothing", permanent=True)
+            raise self._refusal(refused)
         if self.is_out:
-            raise ArtifactError("source_io", "the source is out of reach", permanent=False)
+            raise ArtifactError("source_io", "the source is out of reach")
         staged = self._staged(source)
         with self.leases.held(staged.id):
             await asyncio.sleep(self.rng.choice((0.0, 0.02)))
             self.staged[ref] = staged
         return staged
+
+    def _refusal(self, refused: str | None) -> Exception:
+        """Files that are wrong for good, and stay there."""
+        if refused == VERSION:
+            return SourceUnchanged()
+        error = ArtifactError("weights_not_safetensors", "there are others")
+        error.version = "" if refused is None else VERSION
+        return error
 
     def put(self, source: str) -> None:
         """Has a source at once; no lease protects it."""

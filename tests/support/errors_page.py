@@ -12,6 +12,7 @@ from registry.cli.failure import EXIT_OF, Exit
 from registry.client.errors import KIND_OF
 from registry.model import errors
 from registry.model.errors import Reason
+from registry.model.replica_reasons import RETRY_RULES, RetryClass, RetryRule
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "errors.md"
@@ -73,6 +74,76 @@ MEANING: Mapping[Reason, str] = {
 }
 
 
+def _again(retry: RetryClass, waits_for: str, command: str, *reasons: Reason) -> dict[Reason, RetryRule]:
+    return dict.fromkeys(reasons, RetryRule(retry, waits_for, command))
+
+
+_HELP = "`loraplane COMMAND --help`, `loraplane explain PATH`"
+# Whether it helps whoever called to call again, and what has to be so before.
+AGAIN: Mapping[Reason, RetryRule] = {
+    **_again(
+        *(RetryClass.CHANGE, "another request", _HELP),
+        *(Reason.INVALID_NAME, Reason.RESERVED_NAME, Reason.NAME_IS_BASE_MODEL, Reason.INVALID_FIELD),
+        *(Reason.INVALID_MANIFEST, Reason.INVALID_PAGE_TOKEN, Reason.INVALID_FILTER, Reason.DUPLICATE_NAME),
+        *(Reason.REQUEST_ID_REUSED, Reason.TOO_MANY_CHANGES, Reason.TOO_LARGE, Reason.USAGE, Reason.CANARY_TOO_LARGE),
+        *(Reason.CANNOT_PUBLISH, Reason.DESTINATION_TAKEN, Reason.SOURCE_REFUSED),
+    ),
+    **_again(RetryClass.CHANGE, "a later release", "`loraplane doctor`", Reason.UNSUPPORTED, Reason.FUTURE_SCHEMA),
+    **_again(
+        *(RetryClass.CHANGE, "what it names to be there", "`loraplane get adapters|replicas|pools|tenants`"),
+        *(Reason.ADAPTER_NOT_FOUND, Reason.POOL_NOT_FOUND, Reason.REPLICA_NOT_FOUND, Reason.TENANT_NOT_FOUND),
+    ),
+    **_again(RetryClass.CHANGE, "another generation", "`loraplane history NAME`", Reason.GENERATION_NOT_FOUND),
+    **_again(
+        *(RetryClass.CHANGE, "what is in its way to be gone", "`loraplane get adapters|replicas|pools`"),
+        *(Reason.REPLICA_LIVES, Reason.POOL_EXISTS, Reason.ADAPTER_EXISTS, Reason.POOL_NOT_EMPTY, Reason.POOL_FULL),
+    ),
+    **_again(RetryClass.CHANGE, "other files", "`loraplane check URI --pool P`", Reason.ADAPTER_UNFIT),
+    **_again(
+        *(RetryClass.CHANGE, "the digest of the files", "`loraplane digest URI`"),
+        *(Reason.DIGEST_REQUIRED, Reason.DIGEST_MISMATCH),
+    ),
+    **_again(
+        *(RetryClass.CHANGE, "a decision on what is so now", "`loraplane get adapters NAME`"),
+        *(Reason.ETAG_MISMATCH, Reason.GENERATION_MISMATCH, Reason.NO_ROLLOUT),
+    ),
+    **_again(RetryClass.CHANGE, "an upsert, update or delete of it", "`loraplane apply`", Reason.UNREADABLE_RECORD),
+    **_again(
+        *(RetryClass.CHANGE, "fewer adapters, or another quota", "`loraplane get tenants`"),
+        *(Reason.QUOTA_EXCEEDED, Reason.QUOTA_BELOW_USE),
+    ),
+    **_again(RetryClass.CHANGE, "a present revision", "the same command without it", Reason.REVISION_COMPACTED),
+    **_again(
+        RetryClass.CHANGE, "room, or a right, in etcd", "`loraplane doctor --etcd HOST:PORT`", Reason.ETCD_NO_SPACE
+    ),
+    **_again(RetryClass.CHANGE, "a right in etcd", "`loraplane doctor --etcd HOST:PORT`", Reason.ETCD_PERMISSION),
+    **_again(
+        *(
+            RetryClass.CHANGE,
+            "what its replicas say",
+            "`loraplane describe adapter NAME`; `loraplane retry adapter NAME`",
+        ),
+        Reason.ROLLOUT_FAILED,
+    ),
+    **_again(
+        *(RetryClass.CHANGE, "a stack of your own", "`loraplane dev up`"),
+        *(Reason.STACK_NOT_FOUND, Reason.STACK_NOT_TRUSTED),
+    ),
+    **_again(
+        *(RetryClass.LATER, "the service to answer; clients repeat it until their time is up", "`loraplane doctor`"),
+        *(Reason.ETCD_UNAVAILABLE, Reason.ADMIN_UNAVAILABLE, Reason.SIDECAR_UNAVAILABLE, Reason.DEADLINE_EXCEEDED),
+    ),
+    **_again(
+        *(RetryClass.LATER, "the place to be reached", "the same command again"),
+        *(Reason.SOURCE_UNREADABLE, Reason.UPLOAD_UNFINISHED),
+    ),
+    **_again(RetryClass.LATER, "its parts to come up", "`loraplane dev status`", Reason.STACK_NOT_READY),
+    **_again(RetryClass.AT_ONCE, "nothing", "the same command again", Reason.LOST_RACE),
+    **_again(RetryClass.AT_ONCE, "nothing", "the same with `--request-id ID`", Reason.OUTCOME_UNKNOWN),
+    **_again(RetryClass.AT_ONCE, "nothing; please report it", "`loraplane doctor`", Reason.INTERNAL),
+}
+
+
 def _raised_with() -> dict[str, set[str]]:
     """For each reason the names of the error classes and exit codes that it is written beside."""
     found: dict[str, set[str]] = defaultdict(set)
@@ -104,7 +175,19 @@ def _row(reason: Reason, beside: set[str]) -> str:
         kinds = sorted({*kinds, errors.Unavailable}, key=list(CODES).index)
     codes = ", ".join(CODES[kind].name for kind in kinds) or "-"
     exits = {EXIT_OF[kind] for kind in kinds} | {Exit[name] for name in beside if name in Exit.__members__}
-    return f"| `{reason}` | {codes} | {', '.join(str(int(one)) for one in sorted(exits))} | {MEANING[reason]} |"
+    exit_codes = ", ".join(str(int(one)) for one in sorted(exits))
+    return f"| `{reason}` | {codes} | {exit_codes} | {MEANING[reason]} | {_rule(AGAIN[reason])} |"
+
+
+def _rule(rule: RetryRule) -> str:
+    return f"{rule.retry} | {rule.waits_for.replace('|', '&#124;')} | {rule.command.replace('|', '&#124;')}"
+
+
+def _by_rule() -> str:
+    """The reasons of replicas, those with the same rule together."""
+    rules = dict.fromkeys(sorted(RETRY_RULES.values(), key=lambda rule: [*RetryClass].index(rule.retry)))
+    named = {rule: ", ".join(f"`{one}`" for one in sorted(RETRY_RULES) if RETRY_RULES[one] == rule) for rule in rules}
+    return "\n".join(f"| {reasons} | {_rule(rule)} |" for rule, reasons in named.items())
 
 
 def page() -> str:
@@ -121,11 +204,31 @@ and ends with the exit code. Names in `code` are keys of the error's metadata.
 
 A reply that says "nothing was changed" is true. Only UNAVAILABLE with `OUTCOME_UNKNOWN` leaves the outcome open.
 
-| reason | gRPC status | exit code | meaning and remedy |
-|---|---|---|---|
+Whether it helps to call again is in the last three columns: once something has changed, later, or at once.
+
+| reason | gRPC status | exit code | meaning and remedy | again | waits for | command |
+|---|---|---|---|---|---|---|
 {rows}
 
 Statuses without a reason come from gRPC itself; `loraplane` maps them: {_statuses()}.
+
+## Reasons of replicas
+A status names what a replica does not serve, with one of these reasons. Each is of one class, and sidecars go by it:
+
+- *waits for a change*: of the record, the base, a policy, or the files. Where files are at fault, the place that they
+  are in is looked at from time to time: a directory after 15 seconds and then ever more rarely, another host after two
+  minutes, both at least every five minutes. Looking reads no file: it is a `stat`, or the headers of a server. What is
+  there then in place of the refused files is taken. `retry_at` is empty.
+- *tried again*: after a pause that grows, at first to 15 seconds, then to a tenth of the time that it has lasted, at most
+  to five minutes, and never ends. A source that asks for a longer pause (`Retry-After`) gets up to ten minutes.
+  `digest_mismatch` is an answer for whoever waits for a rollout all the same.
+- *at once*: what is ours or under way; pauses grow to 15 seconds.
+
+`loraplane retry adapter NAME` has any of them tried at once, and so has a `publish` of what replicas refuse.
+
+| reasons | again | waits for | command |
+|---|---|---|---|
+{_by_rule()}
 """
 
 

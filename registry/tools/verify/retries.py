@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from registry.model.errors import RegistryError
+from registry.model.replica_reasons import LONGEST_ASKED_SECONDS, LONGEST_PAUSE_SECONDS, RetryClass, retry_rule
 from registry.model.status import Failed, ReplicaStatus
 from registry.tools.verify.fold import Fold
 from registry.tools.verify.history import Document, Violation, key_of, part_of
 from registry.tools.verify.logs import seconds_of
 from registry.tools.verify.replicas import is_everywhere
 
-# No retry is put off for longer than this; of what the engine refused, than the other.
+# No retry is put off for longer than this, where there is no rule that lets it wait longer.
 CAP_SECONDS = 15.0
-REFUSED_CAP_SECONDS = 300.0
 REFUSED_REASON = "engine_refused"
 # What an engine refused so often in a row is tried again so rarely, all such adapters taken together.
 REFUSALS_UNPACED = 3
@@ -48,11 +48,12 @@ def check_waits(fold: Fold) -> list[Violation]:
 
 
 def _longest_seconds(status: ReplicaStatus, failed: Failed) -> float:
-    """What is refused waits for its turn, too."""
+    """By the rule of its reason, and of what a source may ask for; what an engine refuses waits for its turn, too."""
     if failed.reason != REFUSED_REASON:
-        return CAP_SECONDS
+        is_slow = retry_rule(failed.reason).retry is RetryClass.LATER
+        return LONGEST_PAUSE_SECONDS + LONGEST_ASKED_SECONDS if is_slow else CAP_SECONDS
     refused = sum(one.reason == REFUSED_REASON for one in status.failed) + status.omitted
-    return max(REFUSED_CAP_SECONDS, PACE_SECONDS * (refused + 1))
+    return max(LONGEST_PAUSE_SECONDS, PACE_SECONDS * (refused + 1))
 
 
 def _wait_seconds(status: ReplicaStatus, failed: Failed) -> float:

@@ -144,8 +144,8 @@ def redirecting(location: str):
         (redirecting("https://169.254.169.254/latest/meta-data/"), "address_not_allowed", True),
         (redirecting("https://[::ffff:169.254.169.254]/"), "address_not_allowed", True),
         (redirecting("https://10.0.0.1/"), "address_not_allowed", True),
-        (redirecting("https://127.1/"), "address_not_allowed", False),
-        (redirecting("https://localhost/"), "address_not_allowed", False),
+        (redirecting("https://127.1/"), "address_not_allowed", True),
+        (redirecting("https://localhost/"), "address_not_allowed", True),
     ],
 )
 async def test_a_bad_answer_is_refused_with_its_reason(web, open_store, answer, reason, permanent):

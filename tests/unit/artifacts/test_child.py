@@ -397,10 +397,10 @@ def test_a_request_is_sent_to_its_last_byte(played, adapter, monkeypatch):
     assert [asked.directory for asked in process.asked()] == [str(adapter)]
 
 
-@pytest.mark.parametrize("is_permanent", [True, False])
-def test_an_objection_and_a_failure_reach_whoever_asked(played, adapter, is_permanent):
+@pytest.mark.parametrize(("reason", "is_permanent"), [("not_finite", True), ("source_incomplete", False)])
+def test_an_objection_and_a_failure_reach_whoever_asked(played, adapter, reason, is_permanent):
     """R14, R8."""
-    objection = Objection(reason="not_finite", message="a number is none", permanent=is_permanent)
+    objection = Objection(reason=reason, message="a number is none")
     answers = (
         ExaminationAnswer(objection=objection),
         ExaminationAnswer(failure=(5, "bad sector")),
@@ -410,7 +410,7 @@ def test_an_objection_and_a_failure_reach_whoever_asked(played, adapter, is_perm
     one = Examiner(LIMITS)
     with pytest.raises(ArtifactError, match="a number is none") as refused:
         one.examine(adapter, None, Policy(), Stop())
-    assert (refused.value.reason, refused.value.permanent) == ("not_finite", is_permanent)
+    assert (refused.value.reason, refused.value.permanent) == (reason, is_permanent)
     with pytest.raises(OSError, match="bad sector") as failed:
         one.examine(adapter, None, Policy(), Stop())
     assert failed.value.errno == 5

@@ -184,7 +184,7 @@ def test_a_child_that_did_not_do_what_it_was_asked_is_ended_once(examiner, start
     """R16: whatever broke off, also the staging itself."""
     with suppress(ArtifactError), examiner._child(is_new=False) as child:
         child.is_ready = False
-        raise ArtifactError("staging_stopped", "", permanent=False)
+        raise ArtifactError("staging_stopped", "")
     with examiner._child(is_new=False):
         pass
     assert [one.times_ended for one in started] == [1, 0]

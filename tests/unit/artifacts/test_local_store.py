@@ -27,7 +27,7 @@ from sidecar.artifacts.types import ArtifactRef, Staged
 DIGEST = "sha256:" + "1" * 64
 REF = ArtifactRef("file:///allowed/a", DIGEST)
 FREE = ArtifactRef("file:///allowed/a", None, pin_key="p/a@1")
-UNFIT = ArtifactError("not_finite", "a number is none", permanent=True)
+UNFIT = ArtifactError("not_finite", "a number is none")
 
 
 class Played:
@@ -344,7 +344,7 @@ async def test_what_is_proven_is_told_without_a_look_and_what_is_not_is_looked_a
     timeout = asyncio.timeout
     monkeypatch.setattr(module.asyncio, "timeout", lambda seconds: limits.append(seconds) or timeout(seconds))
 
-    def stage_one(_order: StageRequest, stop: Stop) -> Staged:
+    def stage_one(_order: StageRequest, stop: Stop, _refused: str | None) -> Staged:
         stop.check()
         stops.append(stop)
         return played.store._remember(_order, played.staged())

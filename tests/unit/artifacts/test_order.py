@@ -20,7 +20,7 @@ from sidecar.artifacts.stored import StoredArtifacts
 from sidecar.artifacts.types import ArtifactRef, Staged
 
 SOURCE = "sha256:" + "1" * 64
-REFUSED = ArtifactError("signature_missing", "nobody vouches for it", permanent=True)
+REFUSED = ArtifactError("signature_missing", "nobody vouches for it")
 
 
 def order_of(digest: str | None = SOURCE) -> StageRequest:
@@ -219,7 +219,7 @@ def test_a_source_that_stands_there_is_adopted_if_it_would_be_taken_as_it_is(par
 
 def test_what_cannot_be_served_is_not_adopted_and_who_is_stopped_says_nothing_of_it(parts):
     """R21, R12: what is our own fault, or the disk's, is told."""
-    parts.errors["examine"] = ArtifactError("not_finite", "", permanent=True)
+    parts.errors["examine"] = ArtifactError("not_finite", "")
     assert not parts.ingest().adopt(order_of(), SOURCE, Stop())
     stopped = Stop()
     stopped.set()

@@ -593,6 +593,6 @@ def test_an_order_is_of_its_policy_and_base():
 def test_other_files_than_were_meant_are_told_with_the_remedy():
     for digest, remedy in (("sha256:1", "put the right files there"), (None, "the source changed after")):
         told = mismatch(ArtifactRef("file:///a", digest), "found", "wanted")
-        assert (told.reason, told.permanent) == ("digest_mismatch", True)
+        assert (told.reason, told.permanent) == ("digest_mismatch", False)
         assert "the digest found, expected wanted" in told.message
         assert remedy in told.message

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from registry.runtime.failpoints import Point, handling
-from registry.sources.base import ArtifactError
+from registry.sources.base import ArtifactError, SourceUnchanged, Stop
+from registry.sources.file import FileSource
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import adapter_config, adapter_weights, write_adapter, write_files
@@ -64,7 +65,7 @@ async def test_another_digest_than_the_pinned_one_is_refused_and_both_are_named(
     adapter = write_adapter(sources / "a", seed=1)
     found = write_adapter(sources / "a", seed=2)
     error = await refusal(store, pinned(adapter))
-    assert (error.reason, error.permanent) == ("digest_mismatch", True)
+    assert (error.reason, error.permanent) == ("digest_mismatch", False)
     assert adapter.digest in error.message
     assert found.digest in error.message
     assert is_clean(tmp_path / "store")
@@ -180,3 +181,34 @@ def fill_up(path: Path) -> None:
     with path.open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(b"x" * 4096)
+
+
+@pytest.mark.parametrize("look", ["unpinned", "unknown", "known"])
+async def test_a_folder_that_was_refused_is_taken_once_its_files_are_others(store, sources, look):
+    """R8: and is not read again before."""
+    (sources / "a").mkdir()
+    (sources / "a" / "adapter_config.json").write_bytes(adapter_config())
+    (sources / "a" / "adapter_model.bin").write_bytes(b"pickle")
+    ref = ArtifactRef((sources / "a").as_uri(), None, pin_key="p/a@1")
+    error = await refusal(store, ref)
+    assert (error.reason, error.version) == ("weights_not_safetensors", "")
+    if look != "unpinned":
+        with pytest.raises(ArtifactError) as again:
+            await store.ensure(ref, "")
+        assert again.value.version
+        with pytest.raises(SourceUnchanged):
+            await store.ensure(ref, again.value.version)
+    write_adapter(sources / "a")
+    assert (await store.ensure(ref, again.value.version if look == "known" else "")).rank
+
+
+async def test_a_source_that_cannot_be_asked_now_is_taken_to_be_as_it_was(store, sources, monkeypatch):
+    """R8, R9: what was refused stays refused, whatever becomes of the place meanwhile."""
+    ref = unpinned(write_adapter(sources / "a"))
+
+    def away(_source: FileSource, _stop: Stop) -> str:
+        raise ArtifactError("source_io", "it is away")
+
+    monkeypatch.setattr(FileSource, "version", away)
+    with pytest.raises(SourceUnchanged):
+        await store.ensure(ref, "one")

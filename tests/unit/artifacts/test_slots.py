@@ -38,7 +38,7 @@ class TimedStore:
     begun: list[tuple[float, str]] = field(default_factory=list)
     done: dict[str, float] = field(default_factory=dict)
 
-    async def ensure(self, ref: ArtifactRef) -> Staged:
+    async def ensure(self, ref: ArtifactRef, refused: str | None = None) -> Staged:
         loop = asyncio.get_running_loop()
         self.begun.append((loop.time(), ref.uri))
         self.at_once.append(ref.uri)
@@ -232,7 +232,7 @@ def test_a_staging_that_ends_although_it_was_put_back_ends_nothing_else():
     """R8: it was at its end when its turn was over; its next turn finds what is there."""
 
     class Stubborn(TimedStore):
-        async def ensure(self, ref: ArtifactRef) -> Staged:
+        async def ensure(self, ref: ArtifactRef, refused: str | None = None) -> Staged:
             try:
                 return await super().ensure(ref)
             except asyncio.CancelledError:
@@ -253,14 +253,14 @@ def test_a_staging_that_ends_although_it_was_put_back_ends_nothing_else():
 def test_each_end_of_a_staging_is_told_once_with_its_time_and_makes_room():
     """R8, R9: success, what the store says, and a fault of our own, which ends nothing else."""
     ends: list[tuple[object, ...]] = []
-    refused = ArtifactError("too_large", "it is", permanent=True)
+    unfit = ArtifactError("too_large", "it is")
     fine, bad, broken = (stage(f"https://{name}.example/a", name) for name in ("fine", "bad", "broken"))
 
     class Store(TimedStore):
-        async def ensure(self, ref: ArtifactRef) -> Staged:
+        async def ensure(self, ref: ArtifactRef, refused: str | None = None) -> Staged:
             await asyncio.sleep(1.5)
             if ref == bad.ref:
-                raise refused
+                raise unfit
             if ref == broken.ref:
                 raise ZeroDivisionError
             return Staged("id", "/path", "sha256:0", 8)

@@ -131,7 +131,7 @@ async def test_a_pinned_meaning_whose_copy_is_gone_is_not_replaced_by_another(op
     shutil.rmtree(staged.path)
     with pytest.raises(ArtifactError) as refused:
         await open_store().ensure(unpinned(adapter))
-    assert (refused.value.reason, refused.value.permanent) == ("digest_mismatch", True)
+    assert (refused.value.reason, refused.value.permanent) == ("digest_mismatch", False)
     assert adapter.digest in refused.value.message
     assert changed.digest in refused.value.message
 

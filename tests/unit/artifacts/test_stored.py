@@ -16,7 +16,7 @@ from sidecar.artifacts.types import ArtifactRef, Staged
 DIGEST = "sha256:" + "1" * 64
 ORDER = stage_request_of(ArtifactRef("file:///a", DIGEST), None)
 ID = ORDER.artifact(DIGEST)
-UNSIGNED = ArtifactError("signature_missing", "it has none", permanent=True)
+UNSIGNED = ArtifactError("signature_missing", "it has none")
 
 
 class Parts:

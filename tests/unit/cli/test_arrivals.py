@@ -145,8 +145,8 @@ def test_the_hub_is_that_of_the_flag_or_of_the_environment(monkeypatch, given, e
 @pytest.mark.parametrize(
     ("error", "code", "reason", "told"),
     [
-        (ArtifactError("not_found", "no", permanent=True), Exit.REFUSED, "SOURCE_REFUSED", "not_found: no"),
-        (ArtifactError("away", "no", permanent=False), Exit.UNAVAILABLE, "SOURCE_UNREADABLE", "away: no"),
+        (ArtifactError("bad_archive", "no"), Exit.REFUSED, "SOURCE_REFUSED", "bad_archive: no"),
+        (ArtifactError("away", "no"), Exit.UNAVAILABLE, "SOURCE_UNREADABLE", "away: no"),
         (
             OSError(28, "No space left"),
             Exit.USAGE,
@@ -166,7 +166,7 @@ def test_what_a_source_did_is_told_as_a_command_does(allowed, error, code, reaso
 
 def test_a_source_that_cannot_be_read_keeps_its_secrets():
     """X1 secret-free."""
-    failure = unreadable("https://kim:secret@h/a/?token=t", ArtifactError("away", "no", permanent=False)).failure
+    failure = unreadable("https://kim:secret@h/a/?token=t", ArtifactError("away", "no")).failure
     assert (failure.metadata, "secret" in failure.line()) == ({"finding": "away"}, False)
 
 

@@ -162,7 +162,7 @@ FAILURES = [
     (publish.CannotPublish("no torch"), Exit.REFUSED, "CANNOT_PUBLISH", "no torch"),
     (publish.DestinationTaken("s3://b/d"), Exit.CONFLICT, "DESTINATION_TAKEN", "s3://b/d is there with other content"),
     (publish.Unfinished("half"), Exit.UNAVAILABLE, "UPLOAD_UNFINISHED", "half"),
-    (publish.ArtifactError("away", "no", permanent=False), Exit.UNAVAILABLE, "SOURCE_UNREADABLE", "away: no"),
+    (publish.ArtifactError("away", "no"), Exit.UNAVAILABLE, "SOURCE_UNREADABLE", "away: no"),
     (
         OSError(13, "Permission denied", "there/x"),
         Exit.USAGE,

@@ -223,7 +223,7 @@ def test_what_another_host_sends_and_no_replica_would_serve_is_refused(cli, admi
 
 @pytest.mark.parametrize("reason", ["bad_archive", "weights_not_safetensors"])
 def test_what_is_wrong_with_a_source_for_everybody_is_refused_here(cli, admin, pool, arrives, reason):
-    arrives(error=ArtifactError(reason, "no such thing", permanent=True))
+    arrives(error=ArtifactError(reason, "no such thing"))
     ran = cli("-o", "json", *REMOTE)
     assert (ran.code, ran.error["reason"], ran.error["field"]) == (4, "ADAPTER_UNFIT", "add: spec.source.uri")
     assert (ran.error["metadata"], sent(admin)) == ({"finding": reason, "findings": "1"}, [])
@@ -233,9 +233,9 @@ def test_what_is_wrong_with_a_source_for_everybody_is_refused_here(cli, admin, p
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (ArtifactError("not_found", "no files\nat all", permanent=True), "not_found: no files at all"),
+        (ArtifactError("not_found", "no files\nat all"), "not_found: no files at all"),
         (
-            ArtifactError("staging_stopped", "stopped", permanent=False),
+            ArtifactError("staging_stopped", "stopped"),
             "there was no time to read it; see --look-seconds",
         ),
         (

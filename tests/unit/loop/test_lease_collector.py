@@ -203,7 +203,7 @@ async def test_what_the_engine_lists_is_leased_whatever_the_file_said():
 async def test_a_store_that_fails_is_looked_after_again_later():
     """R12, R8: and it is told how much there is."""
     keeper = Rig()
-    keeper.upkeeps = [OSError(5, "Input/output error"), ArtifactError("store_io", "no", permanent=False)]
+    keeper.upkeeps = [OSError(5, "Input/output error"), ArtifactError("store_io", "no")]
     running = asyncio.create_task(keeper.lease_collector.run())
     await eventually(lambda: keeper.rounds >= 4)
     running.cancel()

@@ -88,7 +88,9 @@ def test_what_answers_while_the_newest_generation_cannot_be_had_is_told_with_its
             mailbox.post(replace(mailbox.snapshot, desired=newer(bad, 2)))
             await asyncio.sleep(5.0)
             plan = reports[-1].situation.plan
-            assert [(one.name, one.generation, one.reason) for one in plan.failed] == [("good-a", 2, "source_missing")]
+            assert [(one.name, one.generation, one.reason) for one in plan.failed] == [
+                ("good-a", 2, "weights_not_safetensors")
+            ]
             assert [(one.name, one.generation) for one in plan.kept] == [("good-a", 1)]
             assert engine.adapters == {"good-a": A}
 
@@ -100,9 +102,10 @@ def test_files_that_were_refused_are_looked_at_anew_by_other_terms_and_by_no_oth
     fetched: list[str] = []
     ensure, taken = SimStore.ensure, 0
 
-    async def noting(store: SimStore, ref: ArtifactRef) -> Staged:
-        fetched.append(ref.uri)
-        return await ensure(store, ref)
+    async def noting(store: SimStore, ref: ArtifactRef, refused: str | None = None) -> Staged:
+        if refused is None:  # else it is but looked at for a change
+            fetched.append(ref.uri)
+        return await ensure(store, ref, refused)
 
     monkeypatch.setattr(SimStore, "ensure", noting)
     monkeypatch.setattr(SimStore, "files_taken", property(lambda _: taken))

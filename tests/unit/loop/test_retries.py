@@ -12,14 +12,14 @@ import pytest
 from registry.model.names import PROOF_PREFIX
 from registry.model.records import AskedRetry
 from registry.runtime.clock import Clock
-from registry.sources.base import ArtifactError
+from registry.sources.base import ArtifactError, SourceUnchanged
 from sidecar.artifacts.types import ArtifactRef, Stage
 from sidecar.desired.informer import DesiredAdapter
 from sidecar.engines.driver import USUAL
 from sidecar.engines.observed import Done, EngineFacts, EngineGone, EnginePaused, Observed, Outcome, Refused, Unknown
 from sidecar.loop.executor import Attempt
 from sidecar.loop.retries import RELEASED_FOR_EACH, UNTOLD_SECONDS, RetryTracker
-from sidecar.plan.backoff import CONTRADICTIONS_UNPACED, REFUSED_PACE_SECONDS, TRIES_UNPACED
+from sidecar.plan.backoff import CONTRADICTIONS_UNPACED, LOOK_SECONDS, REFUSED_PACE_SECONDS, TRIES_UNPACED
 
 MANY = 100
 
@@ -169,9 +169,25 @@ def test_what_our_own_checks_refuse_is_not_tried_at_news_of_others():
     held = Held()
     tracker = RetryTracker(Time(held))
     stage = Stage("bad", ArtifactRef("file:///bad", None), "")
-    tracker.staging_failed(stage, ArtifactError("digest_mismatch", "m", permanent=True))
+    tracker.staging_failed(stage, ArtifactError("not_finite", "m"))
     load(tracker, "new")
     assert tracker.failures["bad"].retry_at is None
+
+
+def test_files_that_were_refused_are_looked_at_and_are_the_same_refusal_until_they_change():
+    """R8: a look is no try, and what is asked for meanwhile is judged anew."""
+    held, ref = Held(), ArtifactRef("file:///a", None)
+    tracker = RetryTracker(Time(held))
+    error = ArtifactError("not_finite", "m")
+    error.version = "one"
+    tracker.staging_failed(Stage("a", ref, ""), error)
+    before = tracker.failures["a"]
+    held.now = 100.0
+    tracker.staging_failed(Stage("a", ref, "", "one"), SourceUnchanged())
+    assert tracker.failures["a"] == replace(before, look_at=100.0 + LOOK_SECONDS)
+    tracker.failures.clear()
+    tracker.staging_failed(Stage("a", ref, "", "one"), SourceUnchanged())
+    assert tracker.failures == {}
 
 
 @pytest.mark.parametrize(
@@ -193,7 +209,7 @@ def test_what_is_applied_or_asked_for_again_is_tried_at_once(generation, retry, 
     asked = replace(desired, generation=generation, retry=retry)
 
     def fail() -> None:
-        tracker.staging_failed(Stage("a", ref, ""), ArtifactError("digest_mismatch", "m", permanent=True))
+        tracker.staging_failed(Stage("a", ref, ""), ArtifactError("not_finite", "m"))
 
     fail()
     tracker.ask_again(lambda _key: desired)
@@ -270,8 +286,8 @@ def test_the_first_that_comes_has_others_from_the_same_place_fetched_at_once():
         return Stage(name, ArtifactRef(f"{place}/{name}", None), "")
 
     for name, place in (("a", "s3://ours"), ("b", "s3://ours"), ("c", "s3://theirs"), ("d", "https://ours")):
-        tracker.staging_failed(stage(name, place), ArtifactError("source_io", "m", permanent=False))
-    tracker.staging_failed(stage("e", "s3://ours"), ArtifactError("source_missing", "m", permanent=True))
+        tracker.staging_failed(stage(name, place), ArtifactError("source_io", "m"))
+    tracker.staging_failed(stage("e", "s3://ours"), ArtifactError("bad_archive", "m"))
     tracker.staged(stage("a", "s3://ours"))
     assert due(tracker, held.now) == {"b"}
     assert "a" not in tracker.failures
@@ -296,7 +312,7 @@ def test_what_was_found_of_files_is_forgotten_and_what_the_engine_said_is_not():
     """R8: a pool that asks for other terms has them looked at anew."""
     tracker = RetryTracker(Time(Held()))
     refuse(tracker, ["a"])
-    tracker.staging_failed(Stage("b", ArtifactRef("file:///b", None), ""), ArtifactError("r", "m", permanent=True))
+    tracker.staging_failed(Stage("b", ArtifactRef("file:///b", None), ""), ArtifactError("r", "m"))
     tracker.forget_staging()
     assert set(tracker.failures) == {"a"}
 
@@ -386,12 +402,12 @@ def test_files_that_come_mend_nothing_that_the_engine_said():
     tracker = RetryTracker(Time(held))
     stages = {name: Stage(name, ArtifactRef(f"s3://ours/{name}", None), "") for name in "abcdef"}
     for name in "abcde":
-        tracker.staging_failed(stages[name], ArtifactError("source_io", "m", permanent=False))
+        tracker.staging_failed(stages[name], ArtifactError("source_io", "m"))
     tracker.staged(stages["f"])
     assert due(tracker, held.now) == set("abcde")
     held.now = 5.0
     for name in "abcde":
-        tracker.staging_failed(stages[name], ArtifactError("source_io", "m", permanent=False))
+        tracker.staging_failed(stages[name], ArtifactError("source_io", "m"))
     tracker.staged(stages["f"])
     assert due(tracker, held.now) == set(), "none of them recovered"
     tracker.staged(stages["a"])

@@ -286,3 +286,11 @@ def test_a_policy_has_the_form_that_prepared_ids_are_made_of():
 def test_a_module_is_served_where_it_its_whole_or_a_part_of_that_is_named(module, targets, is_right):
     """R5: engines that fuse modules apply adapters of all of them, or of none."""
     assert is_served(module, targets) is is_right
+
+
+@pytest.mark.parametrize("fields", [{"fine_tune_type": "lora"}, {"lora_parameters": {"rank": 8}, "num_layers": 2}])
+def test_the_configuration_of_another_program_is_called_by_its_name(fields):
+    """R14: what to do about it is not what to do about a broken one."""
+    with pytest.raises(UnfitAdapter, match="MLX") as refused:
+        read_config(json.dumps(fields).encode())
+    assert [one.reason for one in refused.value.findings] == ["other_format"]

@@ -79,6 +79,8 @@ def test_all_that_is_wrong_is_said_at_once():
         ([], [("source_incomplete", CONFIG, False), ("source_incomplete", WEIGHTS, False)]),
         ([CONFIG, "adapter_model.bin"], [("weights_not_safetensors", "adapter_model.bin", True)]),
         ([CONFIG, "adapter_model.pt"], [("weights_not_safetensors", "adapter_model.pt", True)]),
+        ([CONFIG, "adapters.safetensors"], [("other_format", "adapters.safetensors", True)]),
+        ([CONFIG, "model.safetensors"], [("not_an_adapter", "model.safetensors", True)]),
         ([CONFIG, WEIGHTS, "adapter_model.bin"], []),
         (["adapter_model.bin", WEIGHTS], [("source_incomplete", CONFIG, False)]),
         ([f"{CONFIG}/", WEIGHTS], [("not_an_adapter", CONFIG, True)]),

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from registry.sources.base import ArtifactError
+from registry.model.replica_reasons import LONGEST_PAUSE_SECONDS
+from registry.sources.base import ArtifactError, SourceUnchanged
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.engines.observed import (
     AlreadyThere,
@@ -24,6 +25,8 @@ from sidecar.engines.observed import (
 )
 from sidecar.plan.backoff import (
     CONTRADICTIONS_UNPACED,
+    LOOK_AWAY_SECONDS,
+    LOOK_SECONDS,
     REFUSED_PACE_SECONDS,
     RETRY,
     SETTLED_SECONDS,
@@ -135,14 +138,68 @@ def test_an_unload_is_tried_for_ever_and_not_waited_for():
     assert not failure.is_engines
 
 
-def test_staging_failures_hold_whatever_the_engine():
-    permanent = after_staging(ArtifactError("r", "m", permanent=True), REF, None, now=0.0, uniform=longest)
-    assert permanent.retry_at is None
-    assert permanent.forbids(REF, "any", 0.0)
-    assert permanent.is_settled()
-    assert permanent.final_at == permanent.since
-    passing = after_staging(ArtifactError("r", "m", permanent=False), REF, permanent, now=0.0, uniform=longest)
-    assert (passing.attempts, passing.retry_at) == (2, 2.0)
+def staging_failed(reason: str, at: float, previous: Failure | None = None, ref: ArtifactRef = REF) -> Failure:
+    failure = after_staging(ArtifactError(reason, "m"), ref, previous, now=at, uniform=longest)
+    assert failure is not None
+    return failure
+
+
+@pytest.mark.parametrize(("uri", "seconds"), [("file:///a", LOOK_SECONDS), ("s3://b/a", LOOK_AWAY_SECONDS)])
+def test_files_that_are_wrong_for_good_are_looked_at_for_a_change(uri, seconds):
+    """R8: whatever the engine; at once an answer for rollouts, and nothing for a replica to wait for."""
+    ref, error = ArtifactRef(uri, None), ArtifactError("not_finite", "m")
+    error.version = "1"
+    first = after_staging(error, ref, None, now=10.0, uniform=longest)
+    assert first is not None
+    assert (first.retry_at, first.look_at, first.refused) == (None, 10.0 + seconds, "1")
+    assert first.forbids(ref, "any", first.look_at - 0.1)
+    assert not first.forbids(ref, "any", first.look_at)
+    assert first.is_settled()
+    assert first.final_at == first.since == 10.0
+    later = after_staging(SourceUnchanged(), ref, first, now=1e6, uniform=longest)
+    assert later == replace(first, look_at=1e6 + LONGEST_PAUSE_SECONDS)
+    for previous in (None, replace(first, ref=REF)):
+        other = ArtifactRef("https://other/", None)
+        assert after_staging(SourceUnchanged(), other, previous, now=0.0, uniform=longest) is None
+
+
+def test_what_may_pass_is_tried_for_ever_with_pauses_that_grow_to_minutes():
+    """R8: within seconds while it is new, and a tenth as often as it has lasted."""
+    failure, at, pauses = None, 0.0, []
+    for _ in range(60):
+        failure = staging_failed("source_io", at, failure)
+        assert failure.retry_at is not None
+        assert failure.refused is None
+        pauses.append(failure.retry_at - at)
+        at = failure.retry_at
+    assert pauses[:6] == [1.0, 2.0, 4.0, 8.0, 15.0, 15.0]
+    assert pauses[-1] == pytest.approx(LONGEST_PAUSE_SECONDS)
+    assert max(pauses) < LONGEST_PAUSE_SECONDS + 0.1
+    assert (failure.final_at, failure.is_settled()) == (math.inf, True)
+
+
+def test_bytes_that_are_not_those_meant_are_tried_again_and_an_answer_all_the_same():
+    """R8: nobody who waits for a rollout waits until somebody corrects a cache."""
+    failure = staging_failed("digest_mismatch", 5.0)
+    assert (failure.retry_at, failure.look_at, failure.final_at) == (6.0, None, 5.0)
+    assert failure.is_settled()
+
+
+def test_what_is_ours_is_tried_at_once_however_long_it_has_lasted():
+    """R8."""
+    failure = None
+    for _ in range(9):
+        failure = staging_failed("internal_error", 0.0, failure)
+    assert failure.retry_at == RETRY.cap_seconds
+    assert staging_failed("internal_error", 1e6, failure).retry_at == 1e6 + RETRY.cap_seconds
+
+
+def test_a_source_that_asks_for_a_pause_gets_it():
+    """R8: and a little of our own, so that not all come back together."""
+    error = ArtifactError("rate_limited", "m", pause_seconds=60.0)
+    failure = after_staging(error, REF, None, now=0.0, uniform=longest)
+    assert failure is not None
+    assert failure.retry_at == 61.0
 
 
 def test_what_the_listing_does_not_bear_out_is_retried_with_growing_delays():
@@ -184,7 +241,7 @@ def test_what_is_tried_again_is_counted_on_while_it_is_the_same():
     assert (second.attempts, second.since, second.others_succeed) == (2, 10.0, True)
     for other in (refused(30.0, second, ref=replace(REF, uri="file:///b")), refused(30.0, second, ref=None)):
         assert (other.attempts, other.since, other.others_succeed) == (1, 30.0, False)
-    staged = after_staging(ArtifactError("r", "m", permanent=False), REF, second, now=40.0, uniform=longest)
+    staged = staging_failed("source_io", 40.0, second)
     assert (staged.attempts, staged.since, staged.retry_at) == (1, 40.0, 41.0)
 
 

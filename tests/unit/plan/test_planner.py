@@ -292,6 +292,32 @@ def test_what_is_tried_again_stays_failed_until_it_is_served(listed):
     assert (due.wake_at, due.failed[0].final_at) == (1040.0, 1040.0)
 
 
+@pytest.mark.parametrize(
+    ("failure", "refused"),
+    [
+        ({"reason": "source_io", "retry_at": 1000.0}, None),
+        ({"reason": "not_finite", "retry_at": None, "look_at": 1000.0, "version": "1"}, "1"),
+    ],
+)
+def test_files_that_are_tried_or_looked_at_again_stay_failed_until_they_are_there(failure, refused):
+    """R8, R16."""
+    state = wants({"a": "v1"})
+    failed = Failure(ref_of(state, "a"), None, message="no", attempts=3, since=900.0, **failure)
+    facts = known(state, failures={"a": failed})
+    before = make_plan(state, pool(), observed(), facts, now=999.0)
+    assert (before.stage, before.wake_at) == ((), 1000.0)
+    due = make_plan(state, pool(), observed(), facts, now=1000.0)
+    assert ([one.refused for one in due.stage], due.pending) == ([refused], ())
+    assert reasons(due.failed) == reasons(before.failed) == {"a": failure["reason"]}
+
+
+def test_files_that_are_gone_from_the_store_are_fetched_whatever_the_engine_said_of_them():
+    state = wants({"a": "v1"})
+    refused = Failure(ref_of(state, "a"), "e1", "engine_refused", "no", 3, 1000.0, since=900.0)
+    made = make_plan(state, pool(), observed(), known(state, failures={"a": refused}), now=1000.0)
+    assert (len(made.stage), reasons(made.pending)) == (1, {"a": "staging"})
+
+
 def test_a_call_whose_outcome_is_unknown_is_not_made_again():
     state = wants({"a": "v1"})
     made = plan(state, observed(), known(state, "v1", unsettled={"a"}))

@@ -40,7 +40,7 @@ class Store:
     def is_intact(self, _path: str) -> bool:
         return True
 
-    async def ensure(self, ref: ArtifactRef) -> Staged:
+    async def ensure(self, ref: ArtifactRef, refused: str | None = None) -> Staged:
         self.asked += 1
         source = ref.uri.rsplit("/", 1)[-1]
         if source in self.gates:
@@ -233,13 +233,13 @@ async def test_what_is_deleted_or_replaced_while_it_is_brought_in_is_not_told():
 async def test_a_permanent_failure_is_refused_and_remembered_and_a_passing_one_tried_again():
     scene = Scene()
     scene.store.errors = {
-        "of-a": [ArtifactError("not_found", "no files", permanent=True)],
-        "of-b": [ArtifactError("source_unavailable", "not now", permanent=False)],
+        "of-a": [ArtifactError("not_an_adapter", "no files")],
+        "of-b": [ArtifactError("source_io", "not now")],
     }
     async with scene.open():
         assert await scene.resolver.ask("a") == Unresolved("refused")
         assert await scene.resolver.ask("a") == Unresolved("refused")
-        assert scene.demand.trouble("a").reason == "not_found"
+        assert scene.demand.trouble("a").reason == "not_an_adapter"
         assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))
         assert scene.store.asked == 3
         assert scene.demand.trouble("b") is None

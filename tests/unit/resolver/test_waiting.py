@@ -21,7 +21,7 @@ from tests.support.waiting import eventually
 from tests.support.worlds import observed, path_of, pool, review
 from tests.unit.resolver.test_resolver import Scene
 
-PASSING = ArtifactError("source_io", "not now", permanent=False)
+PASSING = ArtifactError("source_io", "not now")
 
 
 def play(script: Callable[[Scene], Awaitable[None]]) -> None:
@@ -197,7 +197,7 @@ async def test_what_somebody_touched_in_the_store_is_proven_again_before_it_is_t
         scene.store.is_intact = lambda path: path not in touched  # type: ignore[method-assign]
         ensure = scene.store.ensure
 
-        async def proving(ref: ArtifactRef) -> Staged:
+        async def proving(ref: ArtifactRef, _refused: str | None) -> Staged:
             assert scene.told == [], "the engine was told of it before"
             touched.clear()
             return await ensure(ref)
@@ -236,7 +236,7 @@ async def test_what_anybody_can_ask_is_not_logged_and_what_is_decided_is():
     """X2: no question of a stranger fills a disk."""
     async with Scene().open() as scene:
         await staged(scene, "a")
-        scene.store.errors = {"of-b": [ArtifactError("not_found", "no files", permanent=True)]}
+        scene.store.errors = {"of-b": [ArtifactError("not_an_adapter", "no files")]}
         with capture_logs() as logged:
             for name in ("nobody", "e", "a", "b"):
                 await scene.resolver.ask(name)

@@ -24,7 +24,7 @@ from registry.sources.failures import (
 )
 
 PASSING, ANEW = Passing("source_io", "it broke"), StartOver("source_changed", "it is another")
-FACT = ArtifactError("source_missing", "it is not there", permanent=False)
+FACT = ArtifactError("source_missing", "it is not there")
 
 
 @pytest.fixture(autouse=True)

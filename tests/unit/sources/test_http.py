@@ -393,3 +393,54 @@ def test_each_kind_of_redirect_is_followed_and_one_without_a_place_is_an_answer(
     assert refusal(web, site).reason == "source_io"
     site.answers[NAMES[1]] = lambda exchange: exchange.send(300, Location="/team/w")
     assert refusal(web, site).reason == "source_io"
+
+
+def source_at(web: Web, uri: str):
+    return web_source(web, parse_source(uri), [parse_prefix(uri)], None)
+
+
+def test_the_version_of_a_source_changes_with_its_files_and_takes_none_of_them(site, web):
+    """R8: what is refused for good is looked at, whatever its size."""
+    source = source_at(web, f"{site.url}/team/a/")
+    first = source.version(Stop())
+    assert first
+    assert first == source.version(Stop())
+    assert {headers["Range"] for _, headers in site.seen} == {"bytes=0-0"}
+    site.files[NAMES[1]] = WEIGHTS[::-1]
+    second = source.version(Stop())
+    del site.files[NAMES[1]]
+    assert len({first, second, source.version(Stop())}) == 3
+    site.has_tags = False
+    assert source.version(Stop()) == "", "a server that tells nothing is asked for the files"
+    site.answers[NAMES[0]] = lambda exchange: exchange.send(500)
+    with pytest.raises(ArtifactError, match="answered 500"):
+        source.version(Stop())
+
+
+def test_the_version_of_an_archive_is_its_own(site, web):
+    site.files["/a.tar"] = b"some"
+    assert '"' in source_at(web, f"{site.url}/a.tar").version(Stop())
+    assert site.paths == ["/a.tar"]
+
+
+@pytest.mark.parametrize(
+    ("other", "reason", "said"),
+    [
+        ("adapter_model.bin", "weights_not_safetensors", "before 2024"),
+        ("adapters.safetensors", "other_format", "MLX"),
+        ("pytorch_lora_weights.safetensors", "other_format", "diffusers"),
+        ("readme.md", "source_missing", "404 for adapter_model.safetensors"),
+    ],
+)
+def test_weights_that_are_missing_are_named_and_what_is_there_instead(site, web, other, reason, said):
+    """R8: what can never be had by waiting is not waited for."""
+    site.files[f"/team/a/{other}"] = site.files.pop(NAMES[1])
+    error = refusal(web, site)
+    assert (error.reason, error.permanent) == (reason, reason != "source_missing")
+    assert said in error.message
+
+
+def test_a_source_that_fails_when_it_is_asked_for_more_is_said_as_it_was(site, web):
+    del site.files[NAMES[1]]
+    site.answers["/team/a/adapter_model.bin"] = lambda exchange: exchange.send(302, Location="http://10.0.0.1/")
+    assert refusal(web, site).reason == "source_missing"

@@ -215,7 +215,7 @@ def test_azure_needs_an_account_to_be_asked(tmp_path):
     uri = parse_source("az://container/a")
     with pytest.raises(ArtifactError) as refused:
         open_store(uri, None)
-    assert (refused.value.reason, refused.value.permanent) == ("credential_unavailable", True)
+    assert (refused.value.reason, refused.value.permanent) == ("credential_unavailable", False)
     file = tmp_path / "credentials.yaml"
     file.write_text("team: {kind: none, prefixes: ['az://container/'], store: {account: acme}}\n")
     held = Credentials(read_credentials(file)).hold("team", uri)
@@ -245,3 +245,30 @@ def test_a_store_is_kept_for_who_comes_with_the_same_secret(tmp_path, monkeypatc
     assert store("a", "two") is second
     stores.close()
     assert store("a", "two") is not second
+
+
+def test_the_version_of_a_source_changes_with_its_objects(stores):
+    """R8: what is refused for good is looked at, whatever its size."""
+    source = ObjectSource(stores, parse_source(URI), None)  # type: ignore[arg-type]
+    first = source.version(Stop())
+    assert "t1" in first
+    assert [(start, end) for _, _, start, end, _ in stores.asked] == [(0, 1)] * 2
+    stores.tag = "t2"
+    second = source.version(Stop())
+    del stores.objects["team/a/adapter_model.safetensors"]
+    assert len({first, second, source.version(Stop())}) == 3
+    stores.tag = None
+    assert source.version(Stop()) == ""
+    stores.faults = [GenericError("no")] * 9
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        source.version(Stop())
+
+
+def test_weights_that_are_missing_are_named_and_what_is_there_instead(stores):
+    """R8: what can never be had by waiting is not waited for."""
+    weights = stores.objects.pop("team/a/adapter_model.safetensors")
+    error = refusal(stores)
+    assert (error.reason, error.permanent) == ("source_missing", False)
+    assert "adapter_model.safetensors" in error.message
+    stores.objects["team/a/adapter_model.bin"] = weights
+    assert refusal(stores).reason == "weights_not_safetensors"

@@ -88,7 +88,7 @@ def test_what_anybody_may_read_is_asked_for_without_a_signature(hold, scheme, ki
 def test_a_container_needs_the_name_of_its_account(hold):
     for held in (None, hold(None), hold('{"token": "t"}')):
         error = refusal("az", held)
-        assert (error.reason, error.permanent) == ("credential_unavailable", True)
+        assert (error.reason, error.permanent) == ("credential_unavailable", False)
     assert opened("az", hold(None, account="acme")).config == {"account_name": "acme", "skip_signature": True}
 
 
@@ -253,7 +253,7 @@ def test_a_name_that_leads_to_the_machine_opens_nothing(stores, ways, hold, monk
     proxy_of(stores, held)
 
     def refused(*_: object) -> None:
-        raise ArtifactError("address_not_allowed", "", permanent=False)
+        raise ArtifactError("address_not_allowed", "")
 
     monkeypatch.setattr(module, "check_leads", refused)
     with pytest.raises(ArtifactError) as error:

@@ -10,7 +10,6 @@ from registry.tools.verify.retries import (
     CAP_SECONDS,
     PACE_SECONDS,
     REFUSALS_UNPACED,
-    REFUSED_CAP_SECONDS,
     REFUSED_REASON,
 )
 from sidecar.plan import backoff
@@ -22,7 +21,6 @@ REFUSED = "Refused(message='no')"
 
 def test_the_rules_are_the_sidecars_own():
     assert backoff.RETRY.cap_seconds == CAP_SECONDS
-    assert backoff.REFUSED_LONGEST_SECONDS == REFUSED_CAP_SECONDS
     assert backoff.REFUSED_PACE_SECONDS == PACE_SECONDS
     assert (backoff.TRIES_UNPACED, backoff.ENGINE_REFUSED) == (REFUSALS_UNPACED, REFUSED_REASON)
 
@@ -70,7 +68,7 @@ def test_a_line_without_a_time_is_not_judged():
         lambda story: load(story, "Transient(message='busy')"),
         lambda story: load(story, "Done()", name="another"),
         lambda story: load(story, "Done()", call="unload"),
-        lambda story: story.log("artifact_failed", name="a", reason="x"),
+        lambda story: story.log("artifact_failed", name="a", reason="internal_error"),
         lambda story: story.look("e2", whole=True),
         lambda story: (story.start(), story.look(whole=True)),
         lambda story: story.log("removals_confirmed", revision=2),
@@ -120,21 +118,21 @@ def test_what_may_have_changed_unseen_is_not_judged(fault):
     assert [one.guarantee for one in story.found()] == ([] if fault else ["R8", "R8"])
 
 
-def waits(seconds_after: str | None, reason: str = "x") -> Failed:
+def waits(seconds_after: str | None, reason: str = "internal_error") -> Failed:
     return Failed(name="a", generation=1, reason=reason, message="", attempts=9, retry_at=seconds_after)
 
 
 @pytest.mark.parametrize(
     ("retry_at", "reason", "omitted", "found"),
     [
-        (None, "x", 0, []),
-        ("2026-01-01T00:00:15.000Z", "x", 0, []),
-        ("2026-01-01T00:00:16.000Z", "x", 0, ["R8"]),
+        (None, "internal_error", 0, []),
+        ("2026-01-01T00:00:15.000Z", "internal_error", 0, []),
+        ("2026-01-01T00:00:16.000Z", "internal_error", 0, ["R8"]),
         ("2026-01-01T00:05:00.000Z", REFUSED_REASON, 0, []),
         ("2026-01-01T00:05:01.000Z", REFUSED_REASON, 0, ["R8"]),
         ("2026-01-01T00:05:01.000Z", REFUSED_REASON, 999, []),
-        ("2026-01-01T00:01:01", "x", 0, []),
-        ("soon", "x", 0, []),
+        ("2026-01-01T00:01:01", "internal_error", 0, []),
+        ("soon", "internal_error", 0, []),
     ],
 )
 def test_a_retry_is_never_further_away_than_the_cap(retry_at, reason, omitted, found):
@@ -150,7 +148,7 @@ def test_a_retry_is_never_further_away_than_the_cap(retry_at, reason, omitted, f
     [
         lambda story: load(story, "Done()", call="unload", name="another"),
         lambda story: load(story, REFUSED, name="another"),
-        lambda story: story.log("artifact_failed", name="another", reason="x"),
+        lambda story: story.log("artifact_failed", name="another", reason="internal_error"),
         lambda story: story.log("staging_broke", name="another"),
         lambda story: story.look(b="2"),
         lambda story: story.log("anything"),
@@ -203,9 +201,9 @@ def test_the_distance_is_two_seconds_but_for_what_is_rounded(seconds, found):
 @pytest.mark.parametrize(
     ("retry_at", "reason", "omitted", "told"),
     [
-        ("2026-01-01T00:00:15.010Z", "x", 0, ""),
-        ("2026-01-01T00:00:15.011Z", "x", 0, "15 s; the longest back-off is 15"),
-        ("2026-01-01T00:00:15.011Z", "x", 999, "15 s; the longest back-off is 15"),
+        ("2026-01-01T00:00:15.010Z", "internal_error", 0, ""),
+        ("2026-01-01T00:00:15.011Z", "internal_error", 0, "15 s; the longest back-off is 15"),
+        ("2026-01-01T00:00:15.011Z", "internal_error", 999, "15 s; the longest back-off is 15"),
         ("2026-01-01T00:05:00.011Z", REFUSED_REASON, 148, "300 s; the longest back-off is 300"),
         ("2026-01-01T00:05:02.010Z", REFUSED_REASON, 149, ""),
         ("2026-01-01T00:05:02.011Z", REFUSED_REASON, 149, "302 s; the longest back-off is 302"),
@@ -217,3 +215,10 @@ def test_what_many_refused_adapters_wait_for_is_their_turn(retry_at, reason, omi
     at = story.say(1, failed=[waits(None), waits(retry_at, reason)], omitted=omitted)
     whole = f"R8 at revision {at}, r1: 'a' is tried again in {told}"
     assert [str(one) for one in story.found()] == ([whole] if told else [])
+
+
+def test_what_may_pass_waits_for_minutes_and_for_what_its_source_asks():
+    """R8."""
+    story = told()
+    story.say(1, failed=[waits("2026-01-01T00:10:00.000Z", "rate_limited")])
+    assert story.found() == []

@@ -1,0 +1,98 @@
+"""The one table of what is tried again and when: whole, and of nothing that no replica says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from registry.lora.coverage.table import UnappliedReason
+from registry.lora.findings import FindingReason
+from registry.lora.signatures import SignatureReason
+from registry.model.errors import Reason
+from registry.model.replica_reasons import RETRY_RULES, RetryClass, retry_rule
+from registry.sources.base import ArtifactError, SourceReason
+
+ROOT = Path(__file__).parents[3]
+ROOMS = ("sidecar/plan", "sidecar/loop", "sidecar/resolver")
+# What makes a condition of an adapter, and takes its reason.
+SAYING = {"Failure", "FailedAdapter", "PendingAdapter", "_hopeless", "pending"}
+# Of records that cannot be read: see `Informer`.
+OF_RECORDS = {Reason.FUTURE_SCHEMA, Reason.UNREADABLE_RECORD, Reason.INVALID_NAME, Reason.RESERVED_NAME}
+OF_RECORDS |= {Reason.INVALID_FIELD}
+
+
+def told_in(path: Path) -> Iterator[str]:
+    """The reasons that a module gives for adapters, as words or as constants."""
+    tree = ast.parse(path.read_text())
+    names = dict(constants(tree))
+    for room in ROOMS:
+        for other in (ROOT / room).glob("*.py"):
+            names |= dict(constants(ast.parse(other.read_text())))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SAYING:
+            yield from words([*node.args, *(one.value for one in node.keywords if one.arg == "reason")], names)
+        elif isinstance(node, ast.Assign) and any(mentions(one, "reason") for one in node.targets):
+            yield from words([node.value], names)
+
+
+def constants(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield from ((one.id, node.value.value) for one in node.targets if isinstance(one, ast.Name))
+
+
+def mentions(target: ast.AST, name: str) -> bool:
+    return any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(target))
+
+
+def words(nodes: list[ast.expr], names: dict[str, str]) -> Iterator[str]:
+    parts = [part for one in nodes for part in (one.elts if isinstance(one, ast.Tuple) else [one])]
+    for node in parts:
+        text = names.get(node.id) if isinstance(node, ast.Name) else getattr(node, "value", None)
+        if isinstance(text, str) and re.fullmatch(r"[a-z]+(_[a-z]+)*", text):
+            yield text
+
+
+def all_reasons() -> set[str]:
+    """Every reason that a status can carry for an adapter."""
+    closed = (SourceReason, FindingReason, SignatureReason, UnappliedReason)
+    found = {reason for one in closed for reason in get_args(one)}
+    found |= {one.lower() for one in OF_RECORDS} | {"key_mismatch"}
+    return found | {reason for room in ROOMS for path in (ROOT / room).glob("*.py") for reason in told_in(path)}
+
+
+def test_every_reason_of_a_replica_has_one_rule_and_every_rule_a_reason():
+    """R8 isolation."""
+    assert set(RETRY_RULES) == all_reasons()
+
+
+@pytest.mark.parametrize("reason", sorted(RETRY_RULES))
+def test_a_rule_says_what_it_waits_for_and_what_helps(reason):
+    """R8: and an error says by its reason whether repeating it can help."""
+    rule = RETRY_RULES[reason]
+    assert rule.waits_for
+    assert rule.command
+    assert rule.is_answer or rule.retry is not RetryClass.CHANGE
+    error = ArtifactError(reason, "m")  # type: ignore[arg-type]
+    assert error.permanent == (rule.retry is RetryClass.CHANGE)
+
+
+def test_the_reason_of_a_later_release_is_tried_again():
+    assert retry_rule("of_tomorrow").retry is RetryClass.LATER
+
+
+def test_only_what_may_be_whole_later_is_found_for_the_time_being():
+    """R8: `Finding.permanent` says no other than the table."""
+    passing = []
+    for path in (ROOT / "registry/lora").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and any(one.arg == "permanent" for one in node.keywords):
+                passing += list(words(node.args[:1], {}))
+    assert set(passing) == {
+        reason for reason in get_args(FindingReason) if retry_rule(reason).retry is RetryClass.LATER
+    }
